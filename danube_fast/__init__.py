@@ -1,0 +1,1 @@
+"""danube-fast: a publish/subscribe message broker for one big host."""

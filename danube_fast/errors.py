@@ -1,0 +1,132 @@
+"""Every error that danube-fast raises, and its code on the wire.
+
+    DanubeError
+    +-- InvalidArgument      3   the request can never succeed as it is
+    +-- DeadlineExceeded     4   the time was up; the outcome may be unknown
+    +-- NotFound             5   no such topic, subscription, offset, ...
+    +-- AlreadyExists        6   it is there already, or was accepted before
+    +-- PermissionDenied     7   the caller may not do this
+    +-- ResourceExhausted    8   a quota, a disk, a window is full
+    +-- FailedPrecondition   9   right request, wrong state
+    |   +-- TopicDeleted    35   the topic went away under a producer or consumer
+    |   +-- ProducerFenced  34   a newer producer of the same name took over
+    +-- Internal            13   a fault in the broker or below it
+    +-- Unavailable         14   cannot be reached just now; try again
+    +-- DataLoss            15   bytes that were there are not
+
+Codes are those of gRPC where gRPC has one. Each message says what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "AlreadyExists",
+    "DanubeError",
+    "DataLoss",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "Internal",
+    "InvalidArgument",
+    "NotFound",
+    "PermissionDenied",
+    "ProducerFenced",
+    "ResourceExhausted",
+    "TopicDeleted",
+    "Unavailable",
+    "error_from_code",
+]
+
+
+class DanubeError(Exception):
+    """Base of every error here. `code` is the number that stands on the wire."""
+
+    code: ClassVar[int] = 2
+
+
+class InvalidArgument(DanubeError):
+    """The request can never succeed as it is; change it."""
+
+    code = 3
+
+
+class DeadlineExceeded(DanubeError, TimeoutError):
+    """The time was up. What was asked for may or may not have happened."""
+
+    code = 4
+
+
+class NotFound(DanubeError):
+    """The thing that was named does not exist."""
+
+    code = 5
+
+
+class AlreadyExists(DanubeError):
+    """The thing exists already, or the message was accepted too long ago to name its offset."""
+
+    code = 6
+
+
+class PermissionDenied(DanubeError):
+    """The caller may not do this."""
+
+    code = 7
+
+
+class ResourceExhausted(DanubeError):
+    """A limit was reached; the text names it and what frees it."""
+
+    code = 8
+
+
+class FailedPrecondition(DanubeError):
+    """The request is right but the state is not."""
+
+    code = 9
+
+
+class TopicDeleted(FailedPrecondition):
+    """The topic was deleted while this producer or consumer was open."""
+
+    code = 35
+
+
+class ProducerFenced(FailedPrecondition):
+    """A newer producer of the same name took over."""
+
+    code = 34
+
+
+class Internal(DanubeError):
+    """A fault in the broker or in what it stands on."""
+
+    code = 13
+
+
+class Unavailable(DanubeError, ConnectionError):
+    """The broker, or the part of it that is needed, cannot be reached just now."""
+
+    code = 14
+
+
+class DataLoss(DanubeError):
+    """Bytes that were there are gone or damaged."""
+
+    code = 15
+
+
+def _tree(root: type[DanubeError]) -> list[type[DanubeError]]:
+    return [root, *(kind for child in root.__subclasses__() for kind in _tree(child))]
+
+
+_BY_CODE = {kind.code: kind for kind in _tree(DanubeError)}
+
+
+def error_from_code(code: int, text: str) -> DanubeError:
+    """The error for a code that came over the wire; an unknown code becomes `Internal`."""
+    kind = _BY_CODE.get(code)
+    if kind is None:
+        return Internal(f"{text} (unknown error code {code}; the broker is newer than this client)")
+    return kind(text)

@@ -1,0 +1,73 @@
+"""How kernels are declared, cached and called.
+
+`@kernel("int64(int64,int64)")` compiles at import from a cache. Numba's own cache looks only at the
+file that defines a function, so a kernel would keep a stale copy of a callee from another file; here
+the cache folder's name is a hash of every kernel source in the package, so any edit starts afresh.
+
+`direct(f)` is the compiled entry point: a call costs 31 to 56 ns instead of the dispatcher's 81 to
+122, but it checks nothing: pass exactly as many ints (or arrays) as the signature has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numba.core.config
+
+__all__ = ["address_of", "direct", "kernel"]
+
+_KERNEL_FOLDERS = ("frame", "ring", "wal", "broker", "client")
+
+
+def _cache_folder() -> Path:
+    """The folder for compiled kernels; made if missing, in a temporary place if it must be."""
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256(numba.__version__.encode())
+    for folder in _KERNEL_FOLDERS:
+        for source in sorted((package / folder).glob("*.py")):
+            text = source.read_bytes()
+            if b"@kernel(" in text or b"@intrinsic" in text:
+                digest.update(source.name.encode() + b"\0" + text)
+    name = f"kernels-{digest.hexdigest()[:16]}"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for parent in (base / "danube-fast", Path(tempfile.gettempdir()) / f"danube-fast-{os.getuid()}"):
+        try:
+            (parent / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(parent / name, os.W_OK):
+            return parent / name
+    return Path(tempfile.mkdtemp(prefix="danube-fast-kernels-"))
+
+
+if not os.environ.get("NUMBA_CACHE_DIR"):
+    numba.core.config.CACHE_DIR = str(_cache_folder())
+
+
+def kernel(signature: str, *, nogil: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Compile for exactly one signature, cached on disk. `nogil` releases the GIL while it runs."""
+    decorate = numba.njit(signature, cache=True, nogil=nogil, error_model="numpy")
+
+    def apply(function: Callable[..., Any]) -> Any:
+        return decorate(function)
+
+    return apply
+
+
+def direct(function: Any) -> Callable[..., Any]:
+    """The unchecked entry point of a compiled kernel."""
+    (overload,) = function.overloads.values()
+    return overload.entry_point  # type: ignore[no-any-return]
+
+
+def address_of(buffer: Any) -> int:
+    """Address of the first byte of a bytes-like object. The caller keeps the object alive."""
+    import numpy as np
+
+    return int(np.frombuffer(buffer, dtype=np.uint8).ctypes.data)

@@ -1,0 +1,211 @@
+"""The frame and the bundle: every byte of them, drawn and proved at import.
+
+A frame carries one or more messages of one partition. The same bytes travel in a ZeroMQ part, lie
+in a shared-memory ring, stand in the write-ahead log and in a history object.
+
+      0        8        16       24       32       40       48       56      64
+      +--------+--------+--------+--------+--------+--------+--------+-------+
+  0   | magic  | bytes  | raw    | producer_id     | publish_time_ns | schema|  client half
+      | v c fl | count  | crc    |        | base_seq|        |epoch,id|version|
+      +--------+--------+--------+--------+--------+--------+--------+-------+
+  64  | log_id | log_pos| base_of| append_t| synced | part,ep| span    | crc  |  broker half
+      +--------+--------+--------+--------+--------+--------+--------+-------+
+  128 | body: buffer directory, then the buffers, each padded with zeros to 8 bytes |
+
+The client half is written by whoever packs the frame and is covered, with the body, by
+`body_crc32c`. The broker half is stamped by the partition's owner; `header_crc32c` covers bytes
+0 to 123. All integers are little-endian. A frame is always a multiple of 8 bytes long.
+
+Body (of the uncompressed frame):
+
+    u32 buffer_count | u32 reserved
+    buffer_count x ( u16 buffer_id | u16 reserved | u32 buffer_bytes )   ascending buffer_id
+    buffers in the same order; each starts at a multiple of 8 and is padded with zeros
+
+so the place of a buffer is a prefix sum over the directory: buffers cannot overlap or lie outside
+the body. With codec lz4 or zstd the whole body is compressed; `body_padding` says how many of the
+frame's last bytes are padding.
+
+A bundle is a directory and frames back to back:
+
+    u32 magic | u32 frame_count
+    frame_count x ( u32 partition_id | u32 frame_bytes )
+    frames
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+__all__ = [
+    "BUNDLE_ENTRY_BYTES",
+    "BUNDLE_HEADER_BYTES",
+    "BUNDLE_MAGIC",
+    "CONTROL_PARTITION_ID",
+    "FRAME_ALIGNMENT",
+    "FRAME_BYTES_CAP",
+    "FRAME_MAGIC",
+    "FRAME_VERSION",
+    "HEADER_BYTES",
+    "HEADER_DTYPE",
+    "BufferId",
+    "Codec",
+    "Flag",
+    "padded",
+]
+
+FRAME_MAGIC = 0x4652_4644  # b"DFRF" in the file
+FRAME_VERSION = 1
+HEADER_BYTES = 128
+FRAME_ALIGNMENT = 8
+FRAME_BYTES_CAP = 256 * 1024
+"""Largest frame that carries more than one message, bytes. One message alone may be larger."""
+
+BUNDLE_MAGIC = 0x4E42_4644  # b"DFBN"
+BUNDLE_HEADER_BYTES = 8
+BUNDLE_ENTRY_BYTES = 8
+
+CONTROL_PARTITION_ID = 0
+"""The reserved partition of every log: its frames are the log's own state."""
+
+
+class Codec(enum.IntEnum):
+    """Compression of a frame's body."""
+
+    NONE = 0
+    LZ4 = 1
+    ZSTD = 2
+
+
+class Flag(enum.IntFlag):
+    """Bits of the header's `flags`. A client may set none of them."""
+
+    SPLIT = 1
+    """Made by the broker from another frame: carries offset deltas, crc of the body by the broker."""
+    CONTROL = 2
+    """A frame of the reserved partition; its payloads are msgpack records."""
+    PAD = 4
+    """Fills the log up to the next group; message_count is 0, the body is not read."""
+
+
+class BufferId(enum.IntEnum):
+    """Buffers of a body, in the order in which they stand. Each is an Arrow buffer."""
+
+    PAYLOAD_VALIDITY = 1
+    PAYLOAD_OFFSETS = 2
+    PAYLOAD_DATA = 3
+    KEY_VALIDITY = 4
+    KEY_OFFSETS = 5
+    KEY_DATA = 6
+    KEY_HASH = 7
+    ATTRIBUTE_OFFSETS = 8
+    ATTRIBUTE_KEY_OFFSETS = 9
+    ATTRIBUTE_KEY_DATA = 10
+    ATTRIBUTE_VALUE_OFFSETS = 11
+    ATTRIBUTE_VALUE_DATA = 12
+    EVENT_TIME_VALIDITY = 13
+    EVENT_TIME = 14
+    DELIVER_AT_VALIDITY = 15
+    DELIVER_AT = 16
+    OFFSET_DELTA = 17
+    SEQUENCE_DELTA = 18
+    REDELIVERY_COUNT = 19
+
+
+BUFFER_DIRECTORY_BYTES = 8
+BUFFER_ENTRY_BYTES = 8
+BUFFER_ID_MAX = max(BufferId)
+
+HEADER_DTYPE = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("version", "u1"),
+        ("codec", "u1"),
+        ("flags", "<u2"),
+        ("frame_bytes", "<u4"),
+        ("message_count", "<u4"),
+        ("raw_body_bytes", "<u4"),
+        ("body_crc32c", "<u4"),
+        ("producer_id", "<u8"),
+        ("base_sequence", "<u8"),
+        ("publish_time_ns", "<i8"),
+        ("producer_epoch", "<u4"),
+        ("schema_id", "<u4"),
+        ("schema_version", "<u2"),
+        ("body_padding", "u1"),
+        ("reserved_a", "u1", (5,)),
+        ("log_id", "<u8"),
+        ("log_position", "<u8"),
+        ("base_offset", "<u8"),
+        ("append_time_ns", "<i8"),
+        ("synced_position", "<u8"),
+        ("partition_id", "<u4"),
+        ("epoch", "<u4"),
+        ("offset_span", "<u4"),
+        ("reserved_b", "<u4"),
+        ("reserved_c", "<u4"),
+        ("header_crc32c", "<u4"),
+    ]
+)
+
+
+def _at(field: str) -> int:
+    fields = HEADER_DTYPE.fields
+    if fields is None or field not in fields:
+        raise ImportError(f"frame header has no field {field!r}")
+    return int(fields[field][1])
+
+
+# Offsets for kernels: module-level ints, so that Numba freezes them as constants.
+AT_MAGIC = _at("magic")
+AT_VERSION = _at("version")
+AT_CODEC = _at("codec")
+AT_FLAGS = _at("flags")
+AT_FRAME_BYTES = _at("frame_bytes")
+AT_MESSAGE_COUNT = _at("message_count")
+AT_RAW_BODY_BYTES = _at("raw_body_bytes")
+AT_BODY_CRC32C = _at("body_crc32c")
+AT_PRODUCER_ID = _at("producer_id")
+AT_BASE_SEQUENCE = _at("base_sequence")
+AT_PUBLISH_TIME_NS = _at("publish_time_ns")
+AT_PRODUCER_EPOCH = _at("producer_epoch")
+AT_SCHEMA_ID = _at("schema_id")
+AT_SCHEMA_VERSION = _at("schema_version")
+AT_BODY_PADDING = _at("body_padding")
+AT_LOG_ID = _at("log_id")
+AT_LOG_POSITION = _at("log_position")
+AT_BASE_OFFSET = _at("base_offset")
+AT_APPEND_TIME_NS = _at("append_time_ns")
+AT_SYNCED_POSITION = _at("synced_position")
+AT_PARTITION_ID = _at("partition_id")
+AT_EPOCH = _at("epoch")
+AT_OFFSET_SPAN = _at("offset_span")
+AT_HEADER_CRC32C = _at("header_crc32c")
+
+CLIENT_HALF_BYTES = 64
+
+
+def padded(byte_count: int) -> int:
+    """`byte_count` rounded up to the frame alignment of 8."""
+    return (byte_count + FRAME_ALIGNMENT - 1) & -FRAME_ALIGNMENT
+
+
+def _prove() -> None:
+    expected = {
+        "magic": 0, "version": 4, "codec": 5, "flags": 6, "frame_bytes": 8, "message_count": 12,
+        "raw_body_bytes": 16, "body_crc32c": 20, "producer_id": 24, "base_sequence": 32,
+        "publish_time_ns": 40, "producer_epoch": 48, "schema_id": 52, "schema_version": 56,
+        "body_padding": 58, "log_id": 64, "log_position": 72, "base_offset": 80,
+        "append_time_ns": 88, "synced_position": 96, "partition_id": 104, "epoch": 108,
+        "offset_span": 112, "header_crc32c": 124,
+    }  # fmt: skip
+    for field, offset in expected.items():
+        if _at(field) != offset:
+            raise ImportError(f"frame header field {field} is at {_at(field)}, not at {offset}")
+    if HEADER_DTYPE.itemsize != HEADER_BYTES:
+        raise ImportError(f"frame header is {HEADER_DTYPE.itemsize} bytes, not {HEADER_BYTES}")
+
+
+_prove()

@@ -1,0 +1,117 @@
+"""Raw memory for kernels: plain loads, stores and copies on integer addresses.
+
+Every function here is a Numba intrinsic over an int64 address. They use alignment 1, because a
+message that ZeroMQ received may start at any address, and they promise nothing about ordering:
+memory shared between threads or processes goes through `ring/atomics.py`.
+
+All values are int64 on the Numba side. Mixing uint64 and int64 in a kernel gives float64, so no
+kernel in this project ever sees an unsigned scalar.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+__all__ = [
+    "load_i32",
+    "load_i64",
+    "load_u8",
+    "load_u16",
+    "load_u32",
+    "memory_compare",
+    "memory_copy",
+    "memory_zero",
+    "store_u8",
+    "store_u16",
+    "store_u32",
+    "store_u64",
+]
+
+_I8 = ir.IntType(8)
+_I64 = ir.IntType(64)
+
+
+def _make_load(name: str, bits: int, *, signed: bool) -> Any:
+    """Build the intrinsic `name(address) -> int64` that loads `bits` bits, unaligned."""
+    element = ir.IntType(bits)
+
+    def load(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], element.as_pointer())
+            value = builder.load(pointer, align=1)
+            if bits == 64:
+                return value
+            return builder.sext(value, _I64) if signed else builder.zext(value, _I64)
+
+        return types.int64(types.int64), generate
+
+    load.__name__ = name
+    return intrinsic(load)
+
+
+def _make_store(name: str, bits: int) -> Any:
+    """Build the intrinsic `name(address, value)` that stores the low `bits` bits, unaligned."""
+    element = ir.IntType(bits)
+
+    def store(typing_context: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], element.as_pointer())
+            stored = arguments[1] if bits == 64 else builder.trunc(arguments[1], element)
+            builder.store(stored, pointer, align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    store.__name__ = name
+    return intrinsic(store)
+
+
+load_u8 = _make_load("load_u8", 8, signed=False)
+load_u16 = _make_load("load_u16", 16, signed=False)
+load_u32 = _make_load("load_u32", 32, signed=False)
+load_i32 = _make_load("load_i32", 32, signed=True)
+load_i64 = _make_load("load_i64", 64, signed=True)
+store_u8 = _make_store("store_u8", 8)
+store_u16 = _make_store("store_u16", 16)
+store_u32 = _make_store("store_u32", 32)
+store_u64 = _make_store("store_u64", 64)
+
+
+@intrinsic
+def memory_copy(typing_context: Any, destination: Any, source: Any, byte_count: Any) -> Any:
+    """memcpy: copy `byte_count` bytes from address `source` to address `destination`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _I8.as_pointer()
+        cgutils.raw_memcpy(
+            builder,
+            builder.inttoptr(arguments[0], pointer),
+            builder.inttoptr(arguments[1], pointer),
+            arguments[2],
+            1,
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def memory_zero(typing_context: Any, destination: Any, byte_count: Any) -> Any:
+    """memset: write `byte_count` zero bytes at address `destination`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], _I8.as_pointer())
+        cgutils.memset(builder, pointer, arguments[1], 0)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+memory_compare = types.ExternalFunction(
+    "memcmp", types.int32(types.int64, types.int64, types.int64)
+)

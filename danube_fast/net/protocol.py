@@ -1,0 +1,312 @@
+"""The wire protocol: every command, its op code and its fields. The prose is in docs/protocol.md.
+
+A command is one msgpack array `[op, field, ...]` in a ZeroMQ part of its own. PUBLISH and DELIVER
+carry bundles (see `frame/layout.py`) in the parts behind it. A client speaks DEALER, the broker
+ROUTER. A command with a `request` is answered by exactly one reply with the same number, in any
+order; `request` 0 in a reply means that nobody asked.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Ack",
+    "Admin",
+    "Bye",
+    "ClientCommand",
+    "CloseConsumer",
+    "CloseProducer",
+    "ConsumerEvent",
+    "Deliver",
+    "Error",
+    "EventKind",
+    "Flow",
+    "Hello",
+    "Lookup",
+    "Nack",
+    "OpenProducer",
+    "Ping",
+    "Pong",
+    "ProducerNames",
+    "Publish",
+    "Published",
+    "Result",
+    "Seek",
+    "ServerCommand",
+    "Status",
+    "Subscribe",
+    "Welcome",
+    "decode_client_command",
+    "decode_server_command",
+    "encode",
+]
+
+PROTOCOL_VERSION = 1
+
+
+class Status(enum.IntEnum):
+    """Outcome of one frame of a PUBLISH. Codes of `errors.py` appear here too."""
+
+    OK = 0
+    """Accepted; the offset is that of the frame's first message."""
+    DUPLICATE = 1
+    """Accepted before; the offset is the original one."""
+    OUT_OF_SEQUENCE = 32
+    """An earlier frame of this producer is missing; send from that one on again."""
+    NO_SESSION = 33
+    """The broker does not know this connection; say HELLO first."""
+    FENCED = 34
+    """A newer producer of the same name took over."""
+    TOPIC_DELETED = 35
+    """The topic was deleted."""
+    NOT_OWNER = 36
+    """This worker does not own the partition; look the topic up again."""
+
+
+class EventKind(enum.StrEnum):
+    """What a CONSUMER_EVENT tells."""
+
+    CLOSED = "closed"
+    """The consumer is gone; `code` and `text` say why."""
+    GAP = "gap"
+    """Offsets `first` to `last` will never be delivered; `reason` says why."""
+
+
+class _Command(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="op"):
+    pass
+
+
+# ---------------------------------------------------------------- client to broker
+
+
+class Hello(_Command, tag=1):
+    """Opens or resumes a session. Must be the first command on a connection.
+
+    `host_id` tells whether client and broker share a host; `session` and `token` are 0 and empty
+    for a new session, those of WELCOME to resume one.
+    """
+
+    request: int
+    protocol_version: int
+    client_name: str
+    auth: dict[str, Any] = {}
+    host_id: str = ""
+    process_id: int = 0
+    session: int = 0
+    token: bytes = b""
+
+
+class Ping(_Command, tag=2):
+    """Keeps the session alive; answered by PONG."""
+
+    request: int
+
+
+class Bye(_Command, tag=3):
+    """Ends the session: consumers leave, producers close. Answered by RESULT nil."""
+
+    request: int
+
+
+class Lookup(_Command, tag=4):
+    """Where a topic's partitions are (bootstrap endpoint only).
+
+    `create` is nil, or a map of topic options: create the topic if it is missing.
+    `wait_ms` > 0: if the topic is missing, answer when it appears, at the latest then.
+    RESULT is a map, see docs/protocol.md.
+    """
+
+    request: int
+    topic: str
+    create: dict[str, Any] | None = None
+    wait_ms: int = 0
+
+
+class Admin(_Command, tag=5):
+    """An administrative operation by name (bootstrap endpoint only). RESULT is its answer."""
+
+    request: int
+    operation: str
+    arguments: dict[str, Any] = {}
+
+
+class OpenProducer(_Command, tag=10):
+    """Registers a producer on one partition.
+
+    RESULT is `{"producer_id", "producer_epoch", "next_sequence"}`. An older session with the same
+    name is fenced, unless it is this session.
+    """
+
+    request: int
+    partition_id: int
+    name: str
+
+
+class Publish(_Command, tag=11):
+    """One bundle in the next part. Answered by PUBLISHED."""
+
+    request: int
+
+
+class CloseProducer(_Command, tag=12):
+    """Gives a producer up. RESULT nil."""
+
+    request: int
+    partition_id: int
+    producer_id: int
+
+
+class Subscribe(_Command, tag=20):
+    """Attaches a consumer to one partition's subscription.
+
+    `consumer_id` is chosen by the client, unique in its session. `flow_id` names the credit that
+    the consumer draws on, likewise. `type` is exclusive, shared or reader (a reader has no
+    subscription and acks nothing). `position` is "earliest", "latest" or an offset. RESULT is
+    `{"next_offset", "end_offset", "first_offset"}`.
+    """
+
+    request: int
+    consumer_id: int
+    flow_id: int
+    partition_id: int
+    subscription: str
+    type: str
+    position: str | int = "latest"
+    consumer_name: str = ""
+    options: dict[str, Any] = {}
+
+
+class Flow(_Command, tag=21):
+    """Grants credit. No reply."""
+
+    flow_id: int
+    byte_count: int
+    message_count: int
+
+
+class Ack(_Command, tag=22):
+    """Acknowledges offsets: per consumer a flat list of [start, end) pairs.
+
+    Offsets that the consumer does not hold are ignored. With `request` > 0, RESULT nil comes when
+    these acks and all before them are durable.
+    """
+
+    request: int
+    entries: list[tuple[int, list[int]]]
+
+
+class Nack(_Command, tag=23):
+    """Gives messages back for redelivery: per consumer a flat list of [start, end) pairs."""
+
+    entries: list[tuple[int, list[int]]]
+    delay_ms: int = 0
+    reason: str = ""
+
+
+class Seek(_Command, tag=24):
+    """Moves a subscription: "earliest", "latest" or an offset. RESULT `{"next_offset"}`."""
+
+    request: int
+    consumer_id: int
+    position: str | int
+
+
+class CloseConsumer(_Command, tag=25):
+    """Detaches a consumer; what it holds goes to others. RESULT nil."""
+
+    request: int
+    consumer_id: int
+
+
+# ---------------------------------------------------------------- broker to client
+
+
+class Welcome(_Command, tag=64):
+    """The session is open. `limits` holds byte and time limits the client must keep to."""
+
+    request: int
+    session: int
+    token: bytes
+    protocol_version: int
+    server_version: str
+    host_id: str
+    resumed: bool
+    limits: dict[str, int]
+
+
+class Pong(_Command, tag=65):
+    """Answers PING."""
+
+    request: int
+
+
+class Error(_Command, tag=66):
+    """A request failed: `code` as in errors.py or Status, `text` says what to do next."""
+
+    request: int
+    code: int
+    text: str
+    detail: dict[str, Any] = {}
+
+
+class Result(_Command, tag=67):
+    """A request succeeded."""
+
+    request: int
+    value: Any = None
+
+
+class Published(_Command, tag=68):
+    """Outcome of PUBLISH commands: `[request, [status, offset, status, offset, ...]]`, one pair
+    per frame of the bundle in order. `texts` explains each status that is an error."""
+
+    entries: list[tuple[int, list[int]]]
+    texts: dict[int, str] = {}
+
+
+class Deliver(_Command, tag=69):
+    """Frames for consumers in the bundles behind it: one consumer id per frame, in order."""
+
+    consumer_ids: list[int]
+
+
+class ConsumerEvent(_Command, tag=70):
+    """Something happened to a consumer, see `EventKind`."""
+
+    consumer_id: int
+    kind: str
+    detail: dict[str, Any] = {}
+
+
+class ProducerNames(_Command, tag=71):
+    """Names of producers whose frames follow, once per consumer: producer_id -> name."""
+
+    partition_id: int
+    names: dict[int, str]
+
+
+ClientCommand = (
+    Hello | Ping | Bye | Lookup | Admin | OpenProducer | Publish | CloseProducer | Subscribe
+    | Flow | Ack | Nack | Seek | CloseConsumer
+)  # fmt: skip
+ServerCommand = (
+    Welcome | Pong | Error | Result | Published | Deliver | ConsumerEvent | ProducerNames
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_client_decoder = msgspec.msgpack.Decoder(ClientCommand)
+_server_decoder = msgspec.msgpack.Decoder(ServerCommand)
+
+encode = _encoder.encode
+"""Command -> bytes of its ZeroMQ part."""
+
+decode_client_command = _client_decoder.decode
+"""Bytes -> client command. Raises msgspec.DecodeError or ValidationError on anything else."""
+
+decode_server_command = _server_decoder.decode
+"""Bytes -> broker command. Raises msgspec.DecodeError or ValidationError on anything else."""

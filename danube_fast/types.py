@@ -1,0 +1,86 @@
+"""Names that every layer shares: dispatch, durability, subscription types, topic names.
+
+Glossary, used everywhere with one meaning each:
+  offset     number of a message in its partition; dense, never reused
+  position   byte address in a log; absolute, never restarts
+  index      place in a list or array
+  count      how many things; size and bytes: how many bytes
+  sequence   number of a message among those of one producer on one partition
+  epoch      how often an owner of something has changed
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+from danube_fast.errors import InvalidArgument
+
+__all__ = [
+    "Dispatch",
+    "Durability",
+    "SubscriptionType",
+    "TopicName",
+    "parse_topic",
+    "partition_topic",
+]
+
+
+class Dispatch(enum.StrEnum):
+    """How a topic treats its messages; fixed when the topic is created."""
+
+    RELIABLE = "reliable"
+    NON_RELIABLE = "non_reliable"
+
+
+class Durability(enum.StrEnum):
+    """When a publish to a reliable topic is acknowledged."""
+
+    MEMORY = "memory"
+    OS = "os"
+    FSYNC = "fsync"
+    OBJECT = "object"
+
+
+class SubscriptionType(enum.StrEnum):
+    """How the consumers of one subscription share its messages."""
+
+    EXCLUSIVE = "exclusive"
+    SHARED = "shared"
+    FAILOVER = "failover"
+    KEY_SHARED = "key_shared"
+
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+
+
+class TopicName(str):
+    """A topic name that has been checked: `/namespace/topic`."""
+
+    __slots__ = ()
+
+    @property
+    def namespace(self) -> str:
+        """The part between the slashes."""
+        return self.split("/")[1]
+
+    @property
+    def topic(self) -> str:
+        """The part behind the second slash."""
+        return self.split("/")[2]
+
+
+def parse_topic(name: str) -> TopicName:
+    """Check `name` and return it. Raises InvalidArgument that says what a name looks like."""
+    parts = name.split("/") if isinstance(name, str) else []
+    if len(parts) != 3 or parts[0] or not all(_SEGMENT.match(part) for part in parts[1:]):
+        raise InvalidArgument(
+            f"{name!r} is not a topic name; write /namespace/topic, each of 1 to 128 letters, "
+            "digits, '_', '.' or '-'"
+        )
+    return TopicName(name)
+
+
+def partition_topic(topic: str, index: int, partitions: int) -> str:
+    """Name of one partition: the topic itself if it is not partitioned (`partitions` 0)."""
+    return f"{topic}-part-{index}" if partitions else topic
