@@ -116,7 +116,34 @@ class BufferId(enum.IntEnum):
 
 BUFFER_DIRECTORY_BYTES = 8
 BUFFER_ENTRY_BYTES = 8
-BUFFER_ID_MAX = max(BufferId)
+BUFFER_ID_MAX = int(max(BufferId))
+
+AT_BUFFER_COUNT = 0
+"""Inside the body: number of entries of the buffer directory, u32."""
+AT_BUFFER_RESERVED = 4
+AT_ENTRY_ID = 0
+"""Inside a directory entry: buffer id, u16."""
+AT_ENTRY_RESERVED = 2
+AT_ENTRY_BYTES = 4
+
+AT_BUNDLE_FRAME_COUNT = 4
+"""Inside a bundle: number of frames, u32; the magic stands before it."""
+AT_BUNDLE_ENTRY_PARTITION_ID = 0
+AT_BUNDLE_ENTRY_FRAME_BYTES = 4
+
+OFFSET_BYTES = 4
+"""One entry of an Arrow offsets buffer: int32."""
+HASH_BYTES = 8
+TIME_BYTES = 8
+DELTA_BYTES = 4
+
+BODY_BYTES_MAX = 0x7FFF_FF00
+"""Largest uncompressed body, bytes: Arrow offsets are int32."""
+COMPRESSED_BODY_BYTES_MAX = 128 * 1024 * 1024
+"""Largest uncompressed body of a compressed frame, bytes: bounds what a reader may be made to
+allocate by a short frame."""
+SEQUENCE_MAX = (1 << 62) - 1
+"""Sequences and offsets stay below 2**62, so that kernels may add counts to them in int64."""
 
 HEADER_DTYPE = np.dtype(
     [
@@ -184,7 +211,38 @@ AT_EPOCH = _at("epoch")
 AT_OFFSET_SPAN = _at("offset_span")
 AT_HEADER_CRC32C = _at("header_crc32c")
 
+AT_RESERVED_A = _at("reserved_a")
+AT_RESERVED_B = _at("reserved_b")
+AT_RESERVED_C = _at("reserved_c")
+
 CLIENT_HALF_BYTES = 64
+
+# The same for the enums: Numba takes plain ints without asking.
+CODEC_NONE = int(Codec.NONE)
+CODEC_LZ4 = int(Codec.LZ4)
+CODEC_ZSTD = int(Codec.ZSTD)
+FLAG_SPLIT = int(Flag.SPLIT)
+FLAG_CONTROL = int(Flag.CONTROL)
+FLAG_PAD = int(Flag.PAD)
+ID_PAYLOAD_VALIDITY = int(BufferId.PAYLOAD_VALIDITY)
+ID_PAYLOAD_OFFSETS = int(BufferId.PAYLOAD_OFFSETS)
+ID_PAYLOAD_DATA = int(BufferId.PAYLOAD_DATA)
+ID_KEY_VALIDITY = int(BufferId.KEY_VALIDITY)
+ID_KEY_OFFSETS = int(BufferId.KEY_OFFSETS)
+ID_KEY_DATA = int(BufferId.KEY_DATA)
+ID_KEY_HASH = int(BufferId.KEY_HASH)
+ID_ATTRIBUTE_OFFSETS = int(BufferId.ATTRIBUTE_OFFSETS)
+ID_ATTRIBUTE_KEY_OFFSETS = int(BufferId.ATTRIBUTE_KEY_OFFSETS)
+ID_ATTRIBUTE_KEY_DATA = int(BufferId.ATTRIBUTE_KEY_DATA)
+ID_ATTRIBUTE_VALUE_OFFSETS = int(BufferId.ATTRIBUTE_VALUE_OFFSETS)
+ID_ATTRIBUTE_VALUE_DATA = int(BufferId.ATTRIBUTE_VALUE_DATA)
+ID_EVENT_TIME_VALIDITY = int(BufferId.EVENT_TIME_VALIDITY)
+ID_EVENT_TIME = int(BufferId.EVENT_TIME)
+ID_DELIVER_AT_VALIDITY = int(BufferId.DELIVER_AT_VALIDITY)
+ID_DELIVER_AT = int(BufferId.DELIVER_AT)
+ID_OFFSET_DELTA = int(BufferId.OFFSET_DELTA)
+ID_SEQUENCE_DELTA = int(BufferId.SEQUENCE_DELTA)
+ID_REDELIVERY_COUNT = int(BufferId.REDELIVERY_COUNT)
 
 
 def padded(byte_count: int) -> int:

@@ -1,0 +1,426 @@
+"""Is this a frame? The one gate between bytes that anyone may have written and code that trusts them.
+
+`check_frame` reads nothing outside the bytes it is given, whatever they say, and never overflows:
+every length is a u32, at most 19 of them are added, and nothing is followed before it was compared
+with what is left. What it has accepted, `FrameView`, `split_frame` and the Arrow view read without
+looking again.
+
+    header  ->  directory, one entry at a time  ->  which buffers stand together
+                  size right for its id?
+                  offsets: start at 0, never fall, end at the size of the data behind them?
+
+Faults are negative numbers, because a kernel does not raise.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from danube_fast.frame.crc import crc32c_extend
+from danube_fast.frame.kernel import kernel
+from danube_fast.frame.layout import (
+    AT_BASE_SEQUENCE,
+    AT_BODY_CRC32C,
+    AT_BODY_PADDING,
+    AT_BUFFER_COUNT,
+    AT_BUFFER_RESERVED,
+    AT_CODEC,
+    AT_ENTRY_BYTES,
+    AT_ENTRY_ID,
+    AT_ENTRY_RESERVED,
+    AT_FLAGS,
+    AT_FRAME_BYTES,
+    AT_HEADER_CRC32C,
+    AT_MAGIC,
+    AT_MESSAGE_COUNT,
+    AT_OFFSET_SPAN,
+    AT_RAW_BODY_BYTES,
+    AT_RESERVED_A,
+    AT_VERSION,
+    BUFFER_DIRECTORY_BYTES,
+    BUFFER_ENTRY_BYTES,
+    BUFFER_ID_MAX,
+    CLIENT_HALF_BYTES,
+    CODEC_NONE,
+    CODEC_ZSTD,
+    COMPRESSED_BODY_BYTES_MAX,
+    DELTA_BYTES,
+    FLAG_PAD,
+    FLAG_SPLIT,
+    FRAME_ALIGNMENT,
+    FRAME_MAGIC,
+    FRAME_VERSION,
+    HASH_BYTES,
+    HEADER_BYTES,
+    ID_ATTRIBUTE_KEY_DATA,
+    ID_ATTRIBUTE_KEY_OFFSETS,
+    ID_ATTRIBUTE_OFFSETS,
+    ID_ATTRIBUTE_VALUE_DATA,
+    ID_ATTRIBUTE_VALUE_OFFSETS,
+    ID_DELIVER_AT,
+    ID_DELIVER_AT_VALIDITY,
+    ID_EVENT_TIME,
+    ID_EVENT_TIME_VALIDITY,
+    ID_KEY_DATA,
+    ID_KEY_HASH,
+    ID_KEY_OFFSETS,
+    ID_KEY_VALIDITY,
+    ID_OFFSET_DELTA,
+    ID_PAYLOAD_DATA,
+    ID_PAYLOAD_OFFSETS,
+    ID_PAYLOAD_VALIDITY,
+    ID_REDELIVERY_COUNT,
+    ID_SEQUENCE_DELTA,
+    OFFSET_BYTES,
+    SEQUENCE_MAX,
+    TIME_BYTES,
+)
+from danube_fast.frame.memory import load_i32, load_i64, load_u8, load_u16, load_u32
+
+__all__ = [
+    "Fault",
+    "body_crc",
+    "check_body",
+    "check_frame",
+    "check_header",
+    "check_header_crc",
+    "describe_fault",
+]
+
+
+class Fault(enum.IntEnum):
+    """Why bytes are not a frame or not a bundle. Negative, so that kernels can return them."""
+
+    TRUNCATED = -1
+    MAGIC = -2
+    VERSION = -3
+    CODEC = -4
+    FLAGS = -5
+    FRAME_BYTES = -6
+    MESSAGE_COUNT = -7
+    RAW_BODY_BYTES = -8
+    BODY_PADDING = -9
+    RESERVED = -10
+    SEQUENCE = -11
+    BODY_CRC = -12
+    DIRECTORY = -13
+    BUFFER_BYTES = -14
+    OFFSETS = -15
+    NULLS = -16
+    COLUMNS = -17
+    DELTAS = -18
+    BUNDLE_MAGIC = -30
+    BUNDLE_FRAME_COUNT = -31
+    BUNDLE_FRAME_BYTES = -32
+    BUNDLE_SUM = -33
+
+
+_TEXTS = {
+    Fault.TRUNCATED: "fewer bytes are there than the frame needs",
+    Fault.MAGIC: "the bytes do not begin with the frame magic",
+    Fault.VERSION: "the frame has a format version that this program does not read; upgrade it",
+    Fault.CODEC: "the frame names a compression that this program does not know",
+    Fault.FLAGS: "the frame sets flags that are not allowed here",
+    Fault.FRAME_BYTES: "frame_bytes is not a multiple of 8 of at least 128",
+    Fault.MESSAGE_COUNT: "message_count does not fit the frame",
+    Fault.RAW_BODY_BYTES: "raw_body_bytes does not fit the frame or is over the limit",
+    Fault.BODY_PADDING: "body_padding is out of range",
+    Fault.RESERVED: "reserved bytes of the client half are not zero",
+    Fault.SEQUENCE: "base_sequence is over 2**62 - 1",
+    Fault.BODY_CRC: "body_crc32c is wrong: the frame was damaged on its way",
+    Fault.DIRECTORY: "the buffer directory is not ascending or does not fill the body exactly",
+    Fault.BUFFER_BYTES: "a buffer has a size that does not fit message_count",
+    Fault.OFFSETS: "an offsets buffer does not start at 0, falls, or does not end at its data",
+    Fault.NULLS: "a null has a length other than 0",
+    Fault.COLUMNS: "a buffer is missing, or stands where it may not",
+    Fault.DELTAS: "offset deltas are not ascending or not below offset_span",
+    Fault.BUNDLE_MAGIC: "the bytes do not begin with the bundle magic",
+    Fault.BUNDLE_FRAME_COUNT: "the bundle's directory is empty or longer than the bundle",
+    Fault.BUNDLE_FRAME_BYTES: "a frame of the bundle is not a multiple of 8 of at least 128 bytes",
+    Fault.BUNDLE_SUM: "the frames do not fill the bundle exactly",
+}
+
+
+def describe_fault(code: int) -> str:
+    """One sentence for a negative code of the kernels here."""
+    try:
+        fault = Fault(code)
+    except ValueError:
+        return f"unknown fault {code}"
+    return f"{fault.name}: {_TEXTS[fault]}"
+
+
+# Plain ints for the kernels.
+_TRUNCATED = int(Fault.TRUNCATED)
+_MAGIC = int(Fault.MAGIC)
+_VERSION = int(Fault.VERSION)
+_CODEC = int(Fault.CODEC)
+_FLAGS = int(Fault.FLAGS)
+_FRAME_BYTES = int(Fault.FRAME_BYTES)
+_MESSAGE_COUNT = int(Fault.MESSAGE_COUNT)
+_RAW_BODY_BYTES = int(Fault.RAW_BODY_BYTES)
+_BODY_PADDING = int(Fault.BODY_PADDING)
+_RESERVED = int(Fault.RESERVED)
+_SEQUENCE = int(Fault.SEQUENCE)
+_BODY_CRC = int(Fault.BODY_CRC)
+_DIRECTORY = int(Fault.DIRECTORY)
+_BUFFER_BYTES = int(Fault.BUFFER_BYTES)
+_OFFSETS = int(Fault.OFFSETS)
+_NULLS = int(Fault.NULLS)
+_COLUMNS = int(Fault.COLUMNS)
+_DELTAS = int(Fault.DELTAS)
+
+_RESERVED_A_WORD = CLIENT_HALF_BYTES - 8  # the word whose upper bytes are reserved
+_RESERVED_A_SHIFT = 8 * (AT_RESERVED_A - _RESERVED_A_WORD)
+_CRC_BYTES = 4
+_KIND_VALIDITY = 1
+_KIND_OFFSETS = 2
+_KIND_DATA = 3
+_KIND_ATTRIBUTE_OFFSETS = 4
+_KIND_WORDS = 5
+_KIND_HALVES = 6
+_KIND_DELTAS = 7
+
+
+def _kinds() -> tuple[int, ...]:
+    kinds = dict.fromkeys(range(BUFFER_ID_MAX + 1), 0)
+    for buffer_id in (
+        ID_PAYLOAD_VALIDITY, ID_KEY_VALIDITY, ID_EVENT_TIME_VALIDITY, ID_DELIVER_AT_VALIDITY,
+    ):  # fmt: skip
+        kinds[buffer_id] = _KIND_VALIDITY
+    for buffer_id in (ID_PAYLOAD_OFFSETS, ID_KEY_OFFSETS, ID_ATTRIBUTE_OFFSETS):
+        kinds[buffer_id] = _KIND_OFFSETS
+    for buffer_id in (
+        ID_PAYLOAD_DATA, ID_KEY_DATA, ID_ATTRIBUTE_KEY_DATA, ID_ATTRIBUTE_VALUE_DATA,
+    ):  # fmt: skip
+        kinds[buffer_id] = _KIND_DATA
+    for buffer_id in (ID_ATTRIBUTE_KEY_OFFSETS, ID_ATTRIBUTE_VALUE_OFFSETS):
+        kinds[buffer_id] = _KIND_ATTRIBUTE_OFFSETS
+    for buffer_id in (ID_KEY_HASH, ID_EVENT_TIME, ID_DELIVER_AT):
+        kinds[buffer_id] = _KIND_WORDS
+    for buffer_id in (ID_SEQUENCE_DELTA, ID_REDELIVERY_COUNT):
+        kinds[buffer_id] = _KIND_HALVES
+    kinds[ID_OFFSET_DELTA] = _KIND_DELTAS
+    return tuple(kinds.values())
+
+
+_KINDS = _kinds()
+
+
+def _bits(*buffer_ids: int) -> int:
+    return sum(1 << buffer_id for buffer_id in buffer_ids)
+
+
+_PAYLOAD = _bits(ID_PAYLOAD_OFFSETS, ID_PAYLOAD_DATA)
+_KEYS = _bits(ID_KEY_OFFSETS, ID_KEY_DATA)
+_KEYS_ANY = _KEYS | _bits(ID_KEY_VALIDITY, ID_KEY_HASH)
+_ATTRIBUTES = _bits(
+    ID_ATTRIBUTE_OFFSETS, ID_ATTRIBUTE_KEY_OFFSETS, ID_ATTRIBUTE_KEY_DATA,
+    ID_ATTRIBUTE_VALUE_OFFSETS, ID_ATTRIBUTE_VALUE_DATA,
+)  # fmt: skip
+_EVENT_TIME = _bits(ID_EVENT_TIME)
+_EVENT_TIME_VALIDITY = _bits(ID_EVENT_TIME_VALIDITY)
+_DELIVER_AT = _bits(ID_DELIVER_AT)
+_DELIVER_AT_VALIDITY = _bits(ID_DELIVER_AT_VALIDITY)
+_OFFSET_DELTA = _bits(ID_OFFSET_DELTA)
+_SPLIT_ONLY = _bits(ID_OFFSET_DELTA, ID_SEQUENCE_DELTA, ID_REDELIVERY_COUNT)
+
+
+@kernel("int64(int64,int64)")
+def _check_offsets(place: int, count: int) -> int:
+    """Last of `count` + 1 int32 offsets if they start at 0 and never fall, else a fault."""
+    previous = load_i32(place)
+    if previous != 0:
+        return _OFFSETS
+    fallen = 0
+    for index in range(1, count + 1):
+        following = load_i32(place + OFFSET_BYTES * index)
+        fallen |= following - previous  # negative once anything fell: no branch in the loop
+        previous = following
+    return _OFFSETS if fallen < 0 else previous
+
+
+@kernel("int64(int64,int64,int64)")
+def _check_nulls(validity: int, offsets: int, count: int) -> int:
+    """0 if every null is 0 bytes long."""
+    for index in range(count):
+        if (load_u8(validity + (index >> 3)) >> (index & 7)) & 1 == 0:
+            place = offsets + OFFSET_BYTES * index
+            if load_i32(place) != load_i32(place + OFFSET_BYTES):
+                return _NULLS
+    return 0
+
+
+@kernel("int64(int64,int64,int64)")
+def _check_deltas(place: int, count: int, offset_span: int) -> int:
+    """0 if the u32 deltas rise strictly and stay below `offset_span`."""
+    previous = -1
+    for index in range(count):
+        delta = load_u32(place + DELTA_BYTES * index)
+        if delta <= previous or delta >= offset_span:
+            return _DELTAS
+        previous = delta
+    return 0
+
+
+@kernel("int64(int64,int64,int64,int64,int64,int64)")
+def _check_buffer(
+    kind: int, place: int, byte_count: int, count: int, attribute_count: int, data_bytes: int
+) -> int:
+    """Size and content of one buffer. Returns the last offset of an offsets buffer, else 0."""
+    if kind == _KIND_DATA:
+        return 0 if byte_count == data_bytes else _OFFSETS
+    if kind == _KIND_OFFSETS:
+        if byte_count != OFFSET_BYTES * (count + 1):
+            return _BUFFER_BYTES
+        return _check_offsets(place, count)
+    if kind == _KIND_ATTRIBUTE_OFFSETS:
+        if byte_count != OFFSET_BYTES * (attribute_count + 1):
+            return _BUFFER_BYTES
+        return _check_offsets(place, attribute_count)
+    if kind == _KIND_VALIDITY:
+        expected = (count + 7) >> 3
+    elif kind == _KIND_WORDS:
+        expected = TIME_BYTES * count
+    else:
+        expected = DELTA_BYTES * count
+    return 0 if byte_count == expected else _BUFFER_BYTES
+
+
+@kernel("int64(int64,int64)")
+def _check_present(present: int, flags: int) -> int:
+    """0 if the buffers whose bits are set may stand together."""
+    if present & _PAYLOAD != _PAYLOAD:
+        return _COLUMNS
+    if present & _KEYS_ANY != 0 and present & _KEYS != _KEYS:
+        return _COLUMNS
+    if present & _ATTRIBUTES != 0 and present & _ATTRIBUTES != _ATTRIBUTES:
+        return _COLUMNS
+    if present & _EVENT_TIME_VALIDITY != 0 and present & _EVENT_TIME == 0:
+        return _COLUMNS
+    if present & _DELIVER_AT_VALIDITY != 0 and present & _DELIVER_AT == 0:
+        return _COLUMNS
+    if flags & FLAG_SPLIT != 0:
+        return 0 if present & _OFFSET_DELTA != 0 else _COLUMNS
+    return 0 if present & _SPLIT_ONLY == 0 else _COLUMNS
+
+
+@kernel("int64(int64,int64,int64,int64,int64)")
+def check_body(body: int, body_bytes: int, count: int, flags: int, offset_span: int) -> int:
+    """Check an uncompressed body of `body_bytes` bytes that holds `count` messages: 0 or a fault."""
+    if body_bytes < BUFFER_DIRECTORY_BYTES:
+        return _DIRECTORY
+    buffers = load_u32(body + AT_BUFFER_COUNT)
+    end = body + body_bytes
+    place = body + BUFFER_DIRECTORY_BYTES + BUFFER_ENTRY_BYTES * buffers
+    if buffers > BUFFER_ID_MAX or place > end or load_u32(body + AT_BUFFER_RESERVED) != 0:
+        return _DIRECTORY
+    entry = body + BUFFER_DIRECTORY_BYTES
+    present, previous, data_bytes, attributes, nulls = 0, 0, 0, 0, 0
+    for _ in range(buffers):
+        buffer_id = load_u16(entry + AT_ENTRY_ID)
+        byte_count = load_u32(entry + AT_ENTRY_BYTES)
+        if buffer_id <= previous or buffer_id > BUFFER_ID_MAX:
+            return _DIRECTORY
+        if byte_count > end - place or load_u16(entry + AT_ENTRY_RESERVED) != 0:
+            return _DIRECTORY
+        kind = _KINDS[buffer_id]
+        code = _check_buffer(kind, place, byte_count, count, attributes, data_bytes)
+        if code == 0 and kind == _KIND_DELTAS:
+            code = _check_deltas(place, count, offset_span)
+        if code < 0:
+            return code
+        if nulls != 0 and kind == _KIND_OFFSETS and _check_nulls(nulls, place, count) != 0:
+            return _NULLS
+        if buffer_id == ID_ATTRIBUTE_OFFSETS:
+            attributes = code
+        data_bytes = code
+        nulls = place if kind == _KIND_VALIDITY else 0
+        present |= 1 << buffer_id
+        previous = buffer_id
+        place += (byte_count + FRAME_ALIGNMENT - 1) & -FRAME_ALIGNMENT
+        entry += BUFFER_ENTRY_BYTES
+    return _check_present(present, flags) if place == end else _DIRECTORY
+
+
+@kernel("int64(int64,int64,int64)")
+def check_header(address: int, available_bytes: int, allowed_flags: int) -> int:
+    """Check the client half of a header: frame_bytes if it is sound and all there, else a fault."""
+    if available_bytes < HEADER_BYTES:
+        return _TRUNCATED
+    if load_u32(address + AT_MAGIC) != FRAME_MAGIC:
+        return _MAGIC
+    if load_u8(address + AT_VERSION) != FRAME_VERSION:
+        return _VERSION
+    codec = load_u8(address + AT_CODEC)
+    if codec > CODEC_ZSTD:
+        return _CODEC
+    flags = load_u16(address + AT_FLAGS)
+    if flags & ~allowed_flags != 0:
+        return _FLAGS
+    frame_bytes = load_u32(address + AT_FRAME_BYTES)
+    if frame_bytes < HEADER_BYTES or frame_bytes & (FRAME_ALIGNMENT - 1) != 0:
+        return _FRAME_BYTES
+    if frame_bytes > available_bytes:
+        return _TRUNCATED
+    count = load_u32(address + AT_MESSAGE_COUNT)
+    if (count == 0) != (flags & FLAG_PAD != 0):
+        return _MESSAGE_COUNT
+    if load_i64(address + _RESERVED_A_WORD) >> _RESERVED_A_SHIFT != 0:
+        return _RESERVED
+    base_sequence = load_i64(address + AT_BASE_SEQUENCE)
+    if base_sequence < 0 or base_sequence > SEQUENCE_MAX:
+        return _SEQUENCE
+    return frame_bytes
+
+
+@kernel("int64(int64,int64)")
+def body_crc(address: int, frame_bytes: int) -> int:
+    """crc32c of the client half without the crc itself, and of the body."""
+    crc = crc32c_extend(0, address, AT_BODY_CRC32C)
+    rest = AT_BODY_CRC32C + _CRC_BYTES
+    crc = crc32c_extend(crc, address + rest, CLIENT_HALF_BYTES - rest)
+    return crc32c_extend(crc, address + HEADER_BYTES, frame_bytes - HEADER_BYTES)
+
+
+@kernel("int64(int64)")
+def check_header_crc(address: int) -> int:
+    """1 if header_crc32c of the 128 bytes at `address` is right, else 0."""
+    return 1 if crc32c_extend(0, address, AT_HEADER_CRC32C) == load_u32(
+        address + AT_HEADER_CRC32C
+    ) else 0
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def check_frame(
+    address: int, available_bytes: int, allowed_flags: int, check_body_crc: int
+) -> int:
+    """Check one frame of at most `available_bytes` bytes: frame_bytes if it is sound, else a fault.
+
+    `allowed_flags` are the `Flag` bits it may carry. `check_body_crc` 1 also compares body_crc32c;
+    header_crc32c is not looked at (see `check_header_crc`). Of a compressed body only the size is
+    checked, of a PAD frame only the header. The bytes must not change while this runs.
+    """
+    frame_bytes = check_header(address, available_bytes, allowed_flags)
+    if frame_bytes < 0:
+        return frame_bytes
+    flags = load_u16(address + AT_FLAGS)
+    if flags & FLAG_PAD != 0:
+        return frame_bytes
+    raw_bytes = load_u32(address + AT_RAW_BODY_BYTES)
+    padding = load_u8(address + AT_BODY_PADDING)
+    body_bytes = frame_bytes - HEADER_BYTES - padding
+    plain = load_u8(address + AT_CODEC) == CODEC_NONE
+    if padding >= FRAME_ALIGNMENT or body_bytes <= 0 or (plain and padding != 0):
+        return _BODY_PADDING
+    if raw_bytes != body_bytes if plain else raw_bytes > COMPRESSED_BODY_BYTES_MAX:
+        return _RAW_BODY_BYTES
+    if check_body_crc != 0 and body_crc(address, frame_bytes) != load_u32(address + AT_BODY_CRC32C):
+        return _BODY_CRC
+    if plain:
+        span = load_u32(address + AT_OFFSET_SPAN)
+        count = load_u32(address + AT_MESSAGE_COUNT)
+        fault = check_body(address + HEADER_BYTES, body_bytes, count, flags, span)
+        if fault != 0:
+            return fault
+    return frame_bytes
