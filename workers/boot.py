@@ -128,7 +128,12 @@ class Boot:
             os.close(outbound_fd)
             os.close(inbound_fd)
         self.mailbox: Mailbox = Mailbox(
-            config.process_index, config.epoch, links, self.doorbell, _ControlPeers(self.control)
+            config.process_index,
+            config.epoch,
+            links,
+            self.doorbell,
+            _ControlPeers(self.control),
+            self.clock,
         )
 
     def heartbeat(self) -> None:

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from danube_fast.clock import Clock
 from danube_fast.errors import (
     DanubeError,
     Internal,
@@ -230,7 +231,13 @@ class Mailbox:
     """All links of one process. Use from one thread; drive with `do_work`."""
 
     def __init__(
-        self, process_index: int, epoch: int, links: Sequence[Link], bell: Bell, peers: Peers
+        self,
+        process_index: int,
+        epoch: int,
+        links: Sequence[Link],
+        bell: Bell,
+        peers: Peers,
+        clock: Clock,
     ) -> None:
         self.process_index = process_index
         self.handlers: dict[str, Callable[[Request], None]] = {}
@@ -241,11 +248,12 @@ class Mailbox:
         self._links = {link.peer: link for link in links}
         self._bell = bell
         self._peers = peers
+        self._clock = clock
         self._calls: dict[int, _Call] = {}
         self._deadlines: list[tuple[int, int]] = []
         self._ended: list[tuple[_Call, Reply]] = []
         self._next_request = 1
-        self._now_ns = 0
+        self._now_ns = clock.monotonic_ns()
         self._asleep = False
         for link in links:
             link.epoch = peers.epoch(link.peer)
@@ -271,14 +279,12 @@ class Mailbox:
         on_reply: Callable[[Reply], None],
         timeout_ms: int = 5000,
     ) -> None:
-        """Ask a peer. `on_reply` is called exactly once, from a later `do_work`, never from here.
-
-        The time starts at the last `do_work`. What ends a call early is in its Reply.
-        """
+        """Ask a peer. `on_reply` is called exactly once, from a later `do_work`, never from here."""
         link = self._links[peer]
         request = self._next_request
         self._next_request += 1
-        call = _Call(peer, operation, self._now_ns + timeout_ms * 1_000_000, on_reply)
+        deadline_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
+        call = _Call(peer, operation, deadline_ns, on_reply)
         if self._peers.is_down(peer):
             self._ended.append((call, Reply(error=_down(peer))))
             return

@@ -82,16 +82,22 @@ class Pair:
         self.peers = FakePeers()
         self.ring_01, self.ring_10 = FakeRing(), FakeRing()
         self.bells = [FakeBell(), FakeBell()]
+        self.now_ns = SECOND_NS
         self.zero = self.make(0)
         self.one = self.make(1)
-        self.now_ns = SECOND_NS
         self.turn()
 
     def make(self, index: int) -> Mailbox:
         rings = [self.ring_01, self.ring_10]
         link = Link(1 - index, rings[index], rings[1 - index], self.bells[1 - index])
         epoch = self.peers.epoch(index)
-        return Mailbox(index, epoch, [link], self.bells[index], self.peers)
+        return Mailbox(index, epoch, [link], self.bells[index], self.peers, self)
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns
 
     def turn(self, count: int = 1) -> None:
         for _ in range(count):
