@@ -50,7 +50,6 @@ from danube_fast.frame.layout import (
     FRAME_ALIGNMENT,
     FRAME_MAGIC,
     FRAME_VERSION,
-    HASH_BYTES,
     HEADER_BYTES,
     ID_ATTRIBUTE_KEY_DATA,
     ID_ATTRIBUTE_KEY_OFFSETS,
@@ -386,15 +385,15 @@ def body_crc(address: int, frame_bytes: int) -> int:
 @kernel("int64(int64)")
 def check_header_crc(address: int) -> int:
     """1 if header_crc32c of the 128 bytes at `address` is right, else 0."""
-    return 1 if crc32c_extend(0, address, AT_HEADER_CRC32C) == load_u32(
-        address + AT_HEADER_CRC32C
-    ) else 0
+    return (
+        1
+        if crc32c_extend(0, address, AT_HEADER_CRC32C) == load_u32(address + AT_HEADER_CRC32C)
+        else 0
+    )
 
 
 @kernel("int64(int64,int64,int64,int64)")
-def check_frame(
-    address: int, available_bytes: int, allowed_flags: int, check_body_crc: int
-) -> int:
+def check_frame(address: int, available_bytes: int, allowed_flags: int, check_body_crc: int) -> int:
     """Check one frame of at most `available_bytes` bytes: frame_bytes if it is sound, else a fault.
 
     `allowed_flags` are the `Flag` bits it may carry. `check_body_crc` 1 also compares body_crc32c;

@@ -54,6 +54,9 @@ def _table_extend(crc: int, address: int, byte_count: int) -> int:
     return remainder ^ _MASK
 
 
+_call_table: Any = _table_extend
+
+
 def _library_entry() -> int | None:
     """Address of `crc32c_extend` in the wheel's C library; None if there is none."""
     if os.environ.get(_DISABLE_VARIABLE):
@@ -77,12 +80,12 @@ def _table_entry() -> int:
     """Address of the compiled fallback with the C signature."""
     signature = types.uint32(types.uint32, types.int64, types.int64)
 
-    @numba.cfunc(signature)  # type: ignore[untyped-decorator]
+    @numba.cfunc(signature)
     def entry(crc: Any, address: Any, byte_count: Any) -> Any:
-        return np.uint32(_table_extend(np.int64(crc), address, byte_count))
+        return np.uint32(_call_table(np.int64(crc), address, byte_count))
 
     _KEPT.append(entry)
-    return int(entry.address)
+    return int(entry.address or 0)
 
 
 _KEPT: list[Any] = []  # the compiled fallback must live as long as the process
@@ -91,7 +94,7 @@ HARDWARE_CRC = _entry is not None
 """Whether the C library is in use (a constant of the process)."""
 llvmlite.binding.add_symbol(_SYMBOL, _table_entry() if _entry is None else _entry)
 
-_extend = types.ExternalFunction(_SYMBOL, types.uint32(types.uint32, types.int64, types.int64))
+_extend: Any = types.ExternalFunction(_SYMBOL, types.uint32(types.uint32, types.int64, types.int64))
 
 
 @kernel("int64(int64,int64,int64)")
@@ -99,7 +102,7 @@ def crc32c_extend(crc: int, address: int, byte_count: int) -> int:
     """crc32c of what `crc` covers followed by `byte_count` bytes at `address`; start with 0."""
     if byte_count <= 0:
         return crc
-    return np.int64(_extend(np.uint32(crc), address, byte_count))
+    return np.int64(_extend(np.uint32(crc), address, byte_count))  # type: ignore[return-value]
 
 
 _call = direct(crc32c_extend)

@@ -15,12 +15,14 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 import numba.core.config
 
 __all__ = ["address_of", "direct", "kernel"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _KERNEL_FOLDERS = ("frame", "ring", "wal", "broker", "client")
 
@@ -46,16 +48,17 @@ def _cache_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="danube-fast-kernels-"))
 
 
+_configuration: Any = numba.core.config
 if not os.environ.get("NUMBA_CACHE_DIR"):
-    numba.core.config.CACHE_DIR = str(_cache_folder())
+    _configuration.CACHE_DIR = str(_cache_folder())
 
 
-def kernel(signature: str, *, nogil: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def kernel(signature: str, *, nogil: bool = False) -> Callable[[_Function], _Function]:
     """Compile for exactly one signature, cached on disk. `nogil` releases the GIL while it runs."""
-    decorate = numba.njit(signature, cache=True, nogil=nogil, error_model="numpy")
+    decorate: Any = numba.njit(signature, cache=True, nogil=nogil, error_model="numpy")
 
-    def apply(function: Callable[..., Any]) -> Any:
-        return decorate(function)
+    def apply(function: _Function) -> _Function:
+        return decorate(function)  # type: ignore[no-any-return]
 
     return apply
 

@@ -8,8 +8,10 @@ All values are int64 on the Numba side. Mixing uint64 and int64 in a kernel give
 kernel in this project ever sees an unsigned scalar.
 """
 
+# ruff: noqa: ARG001  the arguments of an intrinsic's generator are fixed by Numba
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -32,6 +34,8 @@ __all__ = [
     "store_u64",
 ]
 
+_intrinsic: Any = intrinsic  # typed by hand below: its own type describes the generator
+_external: Any = types.ExternalFunction
 _I8 = ir.IntType(8)
 _I64 = ir.IntType(64)
 
@@ -71,24 +75,22 @@ def _make_store(name: str, bits: int) -> Any:
     return intrinsic(store)
 
 
-load_u8 = _make_load("load_u8", 8, signed=False)
-load_u16 = _make_load("load_u16", 16, signed=False)
-load_u32 = _make_load("load_u32", 32, signed=False)
-load_i32 = _make_load("load_i32", 32, signed=True)
-load_i64 = _make_load("load_i64", 64, signed=True)
-store_u8 = _make_store("store_u8", 8)
-store_u16 = _make_store("store_u16", 16)
-store_u32 = _make_store("store_u32", 32)
-store_u64 = _make_store("store_u64", 64)
+load_u8: Callable[[int], int] = _make_load("load_u8", 8, signed=False)
+load_u16: Callable[[int], int] = _make_load("load_u16", 16, signed=False)
+load_u32: Callable[[int], int] = _make_load("load_u32", 32, signed=False)
+load_i32: Callable[[int], int] = _make_load("load_i32", 32, signed=True)
+load_i64: Callable[[int], int] = _make_load("load_i64", 64, signed=True)
+store_u8: Callable[[int, int], None] = _make_store("store_u8", 8)
+store_u16: Callable[[int, int], None] = _make_store("store_u16", 16)
+store_u32: Callable[[int, int], None] = _make_store("store_u32", 32)
+store_u64: Callable[[int, int], None] = _make_store("store_u64", 64)
 
 
-@intrinsic
-def memory_copy(typing_context: Any, destination: Any, source: Any, byte_count: Any) -> Any:
-    """memcpy: copy `byte_count` bytes from address `source` to address `destination`."""
+def _memory_copy(typing_context: Any, destination: Any, source: Any, byte_count: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = _I8.as_pointer()
-        cgutils.raw_memcpy(
+        cgutils.raw_memcpy(  # type: ignore[no-untyped-call]
             builder,
             builder.inttoptr(arguments[0], pointer),
             builder.inttoptr(arguments[1], pointer),
@@ -100,18 +102,20 @@ def memory_copy(typing_context: Any, destination: Any, source: Any, byte_count: 
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic
-def memory_zero(typing_context: Any, destination: Any, byte_count: Any) -> Any:
-    """memset: write `byte_count` zero bytes at address `destination`."""
+def _memory_zero(typing_context: Any, destination: Any, byte_count: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], _I8.as_pointer())
-        cgutils.memset(builder, pointer, arguments[1], 0)
+        cgutils.memset(builder, pointer, arguments[1], 0)  # type: ignore[no-untyped-call]
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
 
 
-memory_compare = types.ExternalFunction(
+memory_copy: Callable[[int, int, int], None] = _intrinsic(_memory_copy)
+"""memcpy(destination, source, byte_count)."""
+memory_zero: Callable[[int, int], None] = _intrinsic(_memory_zero)
+"""memset(destination, 0, byte_count)."""
+memory_compare: Callable[[int, int, int], int] = _external(
     "memcmp", types.int32(types.int64, types.int64, types.int64)
 )
