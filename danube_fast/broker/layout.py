@@ -1,0 +1,140 @@
+"""Tables of a worker's admission kernel: int64 words in numpy arrays, one row a thing.
+
+Written by the worker's loop only (Python between kernel calls, kernels during them). One process,
+one thread: no atomics here.
+
+    state block -> addresses of the tables, so that a kernel call has few arguments
+    slot_of[partition_id] -> row of `partitions`, or -1
+    partitions[slot]      where the next message goes
+    logs[slot]            where the next frame goes
+    producers[slot]       what a producer sent last; windows[slot] its last batches
+    hash[cell]            open addressing over (partition_id, producer_id) -> producer slot + 1
+    results[i]            outcome of the i-th frame of the open group
+"""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = [
+    "LogWord",
+    "Mode",
+    "PartitionWord",
+    "ProducerWord",
+    "ResultWord",
+    "StateWord",
+    "WindowWord",
+]
+
+INT64_MAX = (1 << 63) - 1
+
+
+class Mode(enum.IntEnum):
+    """What a partition's frames go through."""
+
+    CLOSED = 0
+    """Refuses with the partition's `refusal` status."""
+    LOGGED = 1
+    """Written to the log (durability os, fsync)."""
+    MEMORY = 2
+    """Kept in memory only (durability memory, or non_reliable)."""
+
+
+class PartitionWord(enum.IntEnum):
+    """Columns of `partitions`."""
+
+    PARTITION_ID = 0
+    NEXT_OFFSET = 1
+    APPEND_TIME_NS = 2
+    MODE = 3
+    REFUSAL = 4
+    LOG_SLOT = 5
+    RESERVED_UNTIL = 6
+    """Offsets from here on may not be given out before the log has reserved more."""
+    EPOCH = 7
+
+
+class LogWord(enum.IntEnum):
+    """Columns of `logs`."""
+
+    LOG_ID = 0
+    POSITION = 1
+    """Where the next frame of the open group goes; negative: the log refuses, minus the status."""
+    EPOCH = 2
+    SYNCED_POSITION = 3
+
+
+class ProducerWord(enum.IntEnum):
+    """Columns of `producers`."""
+
+    PARTITION_ID = 0
+    PRODUCER_ID = 1
+    EPOCH = 2
+    SESSION = 3
+    NEXT_SEQUENCE = 4
+    BATCH_COUNT = 5
+    """Batches ever accepted; the window holds the last DEDUP_BATCHES of them."""
+    LAST_USED_NS = 6
+
+
+class WindowWord(enum.IntEnum):
+    """Columns of one remembered batch."""
+
+    BASE_SEQUENCE = 0
+    MESSAGE_COUNT = 1
+    BASE_OFFSET = 2
+
+
+class ResultWord(enum.IntEnum):
+    """Columns of `results`."""
+
+    STATUS = 0
+    PARTITION_SLOT = 1
+    BASE_OFFSET = 2
+    MESSAGE_COUNT = 3
+    FRAME_START = 4
+    """Byte offset of the frame in its bundle."""
+    FRAME_BYTES = 5
+    LOG_POSITION = 6
+    """-1 when the frame does not go to a log."""
+    PRODUCER_SLOT = 7
+    BASE_SEQUENCE = 8
+    APPEND_TIME_NS = 9
+
+
+class StateWord(enum.IntEnum):
+    """The state block."""
+
+    PARTITIONS = 0
+    SLOT_OF = 1
+    SLOT_OF_COUNT = 2
+    LOGS = 3
+    PRODUCERS = 4
+    WINDOWS = 5
+    HASH = 6
+    HASH_MASK = 7
+    RESULTS = 8
+    RESULTS_MAX = 9
+    MESSAGE_BYTES_MAX = 10
+
+
+WORD_BYTES = 8
+PARTITION_WORDS = 8
+LOG_WORDS = 4
+PRODUCER_WORDS = 8
+WINDOW_WORDS = 3
+RESULT_WORDS = 10
+STATE_WORDS = 16
+DEDUP_BATCHES = 64
+"""Batches remembered per producer (FEATURES 3)."""
+
+for words, columns in (
+    (PARTITION_WORDS, PartitionWord),
+    (LOG_WORDS, LogWord),
+    (PRODUCER_WORDS, ProducerWord),
+    (WINDOW_WORDS, WindowWord),
+    (RESULT_WORDS, ResultWord),
+    (STATE_WORDS, StateWord),
+):
+    if max(columns) >= words:
+        raise ImportError(f"{columns.__name__} does not fit into {words} words")

@@ -1,0 +1,232 @@
+"""One partition on its worker: recent frames, what is visible, its subscriptions. IO-free.
+
+    first_offset ... | frames in the log or gone | tail (in memory) | visible | admitted, not durable
+                                                 ^ tail_first       ^
+
+A frame becomes visible when it has met its topic's durability. The tail keeps recent visible frames
+for consumers that are nearly up to date; older ones come from the log through `read_log`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+
+from danube_fast.broker.records import (
+    Cursor,
+    PartitionAssigned,
+    SubscriptionCreated,
+)
+from danube_fast.broker.subscription import Deliver, Gap, Stored, Subscription, SubscriptionKind
+from danube_fast.errors import FailedPrecondition, InvalidArgument
+from danube_fast.types import Dispatch, Durability
+
+__all__ = ["Partition", "ReadLog"]
+
+ReadLog = Callable[["Partition", int], "list[Stored] | Gap | None"]
+"""Frames of a partition from an offset on, read from the log; a gap; or None if nothing is there."""
+
+_COMPACT_AT = 256
+CURSOR_RANGES_MAX = 10_000
+"""Acked ranges above the cursor that one record carries; more are redelivered after a crash."""
+
+
+class Partition:
+    """State of one partition."""
+
+    def __init__(self, assigned: PartitionAssigned, log_slot: int, slot: int) -> None:
+        self.assigned = assigned
+        self.partition_id = assigned.partition_id
+        self.topic = assigned.topic
+        self.log_slot = log_slot
+        self.slot = slot
+        self.visible = 0
+        self.first_offset = assigned.first_offset
+        self.subscriptions: dict[str, Subscription] = {}
+        self.readers: list[Subscription] = []
+        self.producer_names: dict[int, str] = {}
+        self.reserve_block = 1 << 20
+        self._tail: list[Stored] = []
+        self._tail_bases: list[int] = []
+        self._head = 0
+        self.tail_bytes = 0
+        self.message_count = 0
+        self.byte_count = 0
+
+    @property
+    def dispatch_mode(self) -> Dispatch:
+        """The topic's dispatch mode."""
+        return Dispatch(self.assigned.dispatch)
+
+    @property
+    def durability(self) -> Durability:
+        """The topic's durability; it may change live."""
+        return Durability(self.assigned.durability)
+
+    @property
+    def reliable(self) -> bool:
+        """Messages are acked, redelivered and never dropped."""
+        return self.assigned.dispatch == Dispatch.RELIABLE.value
+
+    @property
+    def logged(self) -> bool:
+        """Messages are written to the log."""
+        return self.reliable and self.assigned.durability != Durability.MEMORY.value
+
+    # ------------------------------------------------------------ tail
+
+    def append(self, stored: Stored) -> None:
+        """A frame became visible."""
+        self._tail.append(stored)
+        self._tail_bases.append(stored.base_offset)
+        self.tail_bytes += stored.frame_bytes
+        self.visible = stored.end_offset
+        self.message_count += stored.message_count
+        self.byte_count += stored.frame_bytes
+
+    def evict(self) -> int:
+        """Drop the oldest frame of the tail; returns its bytes."""
+        stored = self._tail[self._head]
+        self._tail[self._head] = None  # type: ignore[call-overload]
+        self._head += 1
+        self.tail_bytes -= stored.frame_bytes
+        if not self.logged:
+            self.first_offset = max(self.first_offset, stored.end_offset)
+        if self._head >= _COMPACT_AT and 2 * self._head >= len(self._tail):
+            del self._tail[: self._head]
+            del self._tail_bases[: self._head]
+            self._head = 0
+        return stored.frame_bytes
+
+    @property
+    def tail_count(self) -> int:
+        """Frames in the tail."""
+        return len(self._tail) - self._head
+
+    def oldest_in_tail(self) -> Stored | None:
+        """The frame that `evict` would drop."""
+        return self._tail[self._head] if self._head < len(self._tail) else None
+
+    def _in_tail(self, offset: int) -> Stored | Gap | None:
+        """The frame of the tail that holds `offset`, a gap before one, or None: older or newer."""
+        tail = self._tail
+        if self._head >= len(tail):
+            return None
+        place = bisect_right(self._tail_bases, offset, self._head) - 1
+        if place < self._head:
+            return None
+        stored = tail[place]
+        if offset < stored.end_offset:
+            return stored
+        if place + 1 < len(tail):
+            return Gap(tail[place + 1].base_offset, "offsets were never used")
+        return None
+
+    def fetch(self, read_log: ReadLog, subscription: Subscription, offset: int) -> Stored | Gap | None:
+        """The frame that holds `offset` for a subscription; see `subscription.Fetch`."""
+        found = self._in_tail(offset)
+        if found is not None:
+            return found
+        ahead = subscription.ahead
+        while ahead and ahead[0].end_offset <= offset:
+            ahead.pop(0)
+        if ahead and ahead[0].base_offset <= offset:
+            return ahead[0]
+        oldest = self.oldest_in_tail()
+        if not self.logged:
+            if oldest is not None and offset < oldest.base_offset:
+                return Gap(oldest.base_offset, "the messages were kept in memory only and are gone")
+            return Gap(self.visible, "the messages were kept in memory only and are gone")
+        read = read_log(self, offset)
+        if isinstance(read, list):
+            subscription.ahead = read
+            first = read[0]
+            return first if first.base_offset <= offset else Gap(first.base_offset, "never used")
+        return read
+
+    # ------------------------------------------------------------ subscriptions
+
+    def position(self, wanted: str | int) -> int:
+        """Offset for "earliest", "latest" or an offset. Raises InvalidArgument on anything else."""
+        if wanted == "latest":
+            return self.visible
+        if wanted == "earliest":
+            return self.first_offset
+        if isinstance(wanted, int) and not isinstance(wanted, bool) and 0 <= wanted < 1 << 62:
+            return max(wanted, self.first_offset)
+        raise InvalidArgument(
+            f"position {wanted!r} is none of 'earliest', 'latest' or an offset of 0 or above"
+        )
+
+    def subscribe(self, name: str, kind: SubscriptionKind, wanted: str | int) -> tuple[Subscription, bool]:
+        """The subscription of that name, created at a position if it is new (then True).
+
+        Raises FailedPrecondition if it exists with another type.
+        """
+        existing = self.subscriptions.get(name)
+        if existing is not None:
+            if existing.kind is not kind:
+                raise FailedPrecondition(
+                    f"subscription {name!r} on {self.topic} is {existing.kind}; its type was fixed "
+                    f"when it was created: use type='{existing.kind}' or another name"
+                )
+            return existing, False
+        created = Subscription(
+            self.partition_id, name, kind, self.position(wanted), tracks=self.reliable
+        )
+        self.subscriptions[name] = created
+        return created, True
+
+    def new_reader(self, wanted: str | int) -> Subscription:
+        """A subscription without a name for one reader; it goes when the reader goes."""
+        reader = Subscription(
+            self.partition_id, "", SubscriptionKind.READER, self.position(wanted), tracks=False
+        )
+        self.readers.append(reader)
+        return reader
+
+    def all_subscriptions(self) -> list[Subscription]:
+        """Named ones and readers."""
+        return [*self.subscriptions.values(), *self.readers]
+
+    def dispatch(self, read_log: ReadLog, effects: list[Deliver]) -> list[tuple[Subscription, Gap]]:
+        """Let every subscription with consumers hand out what it can."""
+        gaps: list[tuple[Subscription, Gap]] = []
+
+        def fetch(subscription: Subscription, offset: int) -> Stored | Gap | None:
+            return self.fetch(read_log, subscription, offset)
+
+        for subscription in self.all_subscriptions():
+            if not subscription.consumers:
+                continue
+            for gap in subscription.dispatch(self.visible, fetch, effects):
+                gaps.append((subscription, gap))
+        return gaps
+
+    def oldest_needed(self) -> int:
+        """First offset that some named subscription still needs; `visible` if there is none."""
+        cursors = [sub.cursor for sub in self.subscriptions.values() if sub.tracks]
+        return min(cursors, default=self.visible)
+
+    # ------------------------------------------------------------ records
+
+    def cursor_records(self) -> list[Cursor]:
+        """A record for each cursor that moved since the last call."""
+        records = []
+        for sub in self.subscriptions.values():
+            if sub.cursor_dirty:
+                sub.cursor_dirty = False
+                flat = sub.acked.flat()[: 2 * CURSOR_RANGES_MAX]
+                records.append(Cursor(self.partition_id, sub.name, sub.cursor, flat))
+        return records
+
+    def subscription_records(self) -> list[SubscriptionCreated | Cursor]:
+        """Everything about the subscriptions, for a snapshot."""
+        records: list[SubscriptionCreated | Cursor] = []
+        for sub in self.subscriptions.values():
+            records.append(
+                SubscriptionCreated(self.partition_id, sub.name, sub.kind.value, sub.cursor)
+            )
+            flat = sub.acked.flat()[: 2 * CURSOR_RANGES_MAX]
+            records.append(Cursor(self.partition_id, sub.name, sub.cursor, flat))
+        return records

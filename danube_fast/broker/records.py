@@ -1,0 +1,148 @@
+"""State of a log's partitions as records: what is written into the reserved partition.
+
+Each record is one msgpack array `[tag, field, ...]` and one message of a CONTROL frame. A snapshot is
+a list of the same records, so there is one way to apply them. Replaying records and data frames from
+the newest snapshot on gives the state at the log's end.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = [
+    "Cursor",
+    "EpochStarted",
+    "PartitionAssigned",
+    "PartitionRemoved",
+    "PartitionState",
+    "ProducerExpired",
+    "ProducerOpened",
+    "ProducerState",
+    "Record",
+    "Reserved",
+    "SubscriptionCreated",
+    "SubscriptionDeleted",
+    "decode_record",
+    "decode_snapshot",
+    "encode_record",
+    "encode_snapshot",
+]
+
+
+class _Record(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="op"):
+    pass
+
+
+class EpochStarted(_Record, tag=1):
+    """A worker opened the log. `clean`: the end before it was orderly."""
+
+    epoch: int
+    wall_ns: int
+    boot_id: str
+    clean: bool
+
+
+class PartitionAssigned(_Record, tag=2):
+    """The partition lives in this log from here on; also written when its settings change."""
+
+    partition_id: int
+    topic: str
+    index: int
+    dispatch: str
+    durability: str
+    incarnation: int
+    first_offset: int = 0
+
+
+class PartitionRemoved(_Record, tag=3):
+    """The partition was deleted; its frames before this are garbage."""
+
+    partition_id: int
+
+
+class Reserved(_Record, tag=4):
+    """Offsets below `until` may have been given out."""
+
+    partition_id: int
+    until: int
+
+
+class ProducerOpened(_Record, tag=5):
+    """A producer registered; `epoch` fences the ones before."""
+
+    partition_id: int
+    producer_id: int
+    name: str
+    epoch: int
+
+
+class ProducerExpired(_Record, tag=6):
+    """A producer was forgotten after long disuse."""
+
+    partition_id: int
+    producer_id: int
+
+
+class SubscriptionCreated(_Record, tag=7):
+    """A named cursor began at `cursor`."""
+
+    partition_id: int
+    name: str
+    type: str
+    cursor: int
+
+
+class SubscriptionDeleted(_Record, tag=8):
+    """A named cursor went away."""
+
+    partition_id: int
+    name: str
+
+
+class Cursor(_Record, tag=9):
+    """All below `cursor` is acked, and the flat [start, end) pairs of `acked` above it."""
+
+    partition_id: int
+    name: str
+    cursor: int
+    acked: list[int] = []
+
+
+class PartitionState(_Record, tag=10):
+    """Snapshot only: where a partition stands."""
+
+    partition_id: int
+    next_offset: int
+    append_time_ns: int
+    first_offset: int
+    reserved_until: int
+
+
+class ProducerState(_Record, tag=11):
+    """Snapshot only: a producer's next sequence and last batches (flat base_sequence, count,
+    base_offset)."""
+
+    partition_id: int
+    producer_id: int
+    next_sequence: int
+    window: list[int]
+    last_used_ns: int
+
+
+Record = (
+    EpochStarted | PartitionAssigned | PartitionRemoved | Reserved | ProducerOpened
+    | ProducerExpired | SubscriptionCreated | SubscriptionDeleted | Cursor | PartitionState
+    | ProducerState
+)  # fmt: skip
+
+encode_record = msgspec.msgpack.Encoder().encode
+"""Record -> bytes."""
+
+decode_record = msgspec.msgpack.Decoder(Record).decode
+"""Bytes -> record. Raises msgspec.DecodeError or ValidationError on anything else."""
+
+encode_snapshot = msgspec.msgpack.Encoder().encode
+"""list[Record] -> bytes."""
+
+decode_snapshot = msgspec.msgpack.Decoder(list[Record]).decode
+"""Bytes -> list[Record]."""

@@ -1,0 +1,117 @@
+"""Sessions: who is connected, under which identity, and when they were last heard. IO-free.
+
+A session is opened by HELLO and lives until BYE or silence. Whoever shows its token on another
+connection replaces it: the old session is closed at once, so that what it held is free.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from typing import Any
+
+from danube_fast.errors import ResourceExhausted
+
+__all__ = ["Session", "Sessions"]
+
+IDLE_BEATS_MISSED_MAX = 3
+"""A session that holds nothing is dropped after this many idle heartbeats of silence."""
+TOKEN_BYTES = 16
+
+
+class Session:
+    """One client connection as the broker sees it."""
+
+    __slots__ = (
+        "client_name", "consumers", "flows", "holds", "identity", "last_seen_ns", "number",
+        "outbox", "principal", "published", "token",
+    )  # fmt: skip
+
+    def __init__(self, number: int, token: bytes, identity: bytes, client_name: str, principal: str):
+        self.number = number
+        self.token = token
+        self.identity = identity
+        self.client_name = client_name
+        self.principal = principal
+        self.last_seen_ns = 0
+        self.consumers: dict[int, Any] = {}
+        self.flows: dict[int, Any] = {}
+        self.outbox: list[list[Any]] = []
+        """Messages that found the peer's queue full, oldest first."""
+        self.published: list[tuple[int, list[int]]] = []
+        """Outcomes of PUBLISH that wait for the end of the turn."""
+        self.holds = 0
+        """Consumers that must be heard often."""
+
+
+class Sessions:
+    """All sessions of one endpoint."""
+
+    def __init__(
+        self,
+        *,
+        sessions_max: int,
+        session_timeout_ms: int,
+        heartbeat_idle_ms: int,
+        new_token: Callable[[], bytes],
+    ) -> None:
+        self._by_identity: dict[bytes, Session] = {}
+        self._by_number: dict[int, Session] = {}
+        self._next_number = 1
+        self._sessions_max = sessions_max
+        self._timeout_ns = session_timeout_ms * 1_000_000
+        self._idle_timeout_ns = heartbeat_idle_ms * 1_000_000 * IDLE_BEATS_MISSED_MAX
+        self._new_token = new_token
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def __iter__(self) -> Any:
+        return iter(list(self._by_number.values()))
+
+    def by_identity(self, identity: bytes) -> Session | None:
+        """The session of a connection."""
+        return self._by_identity.get(identity)
+
+    def by_number(self, number: int) -> Session | None:
+        """The session with that number."""
+        return self._by_number.get(number)
+
+    def resume(self, identity: bytes, number: int, token: bytes) -> tuple[Session | None, bool]:
+        """The session that `number` and `token` name, and whether it goes on as it is.
+
+        (session, True): same connection, nothing was lost. (session, False): it was on another
+        connection; the caller closes it and opens a new one. (None, False): unknown.
+        """
+        session = self._by_number.get(number)
+        if session is None or not hmac.compare_digest(session.token, token):
+            return None, False
+        return session, session.identity == identity
+
+    def open(self, identity: bytes, client_name: str, principal: str, now_ns: int) -> Session:
+        """A new session. Raises ResourceExhausted at `sessions_max`."""
+        if len(self._by_number) >= self._sessions_max:
+            raise ResourceExhausted(
+                f"{self._sessions_max} sessions are open; close some, or raise sessions_max"
+            )
+        session = Session(self._next_number, self._new_token(), identity, client_name, principal)
+        self._next_number += 1
+        session.last_seen_ns = now_ns
+        self._by_identity[identity] = session
+        self._by_number[session.number] = session
+        return session
+
+    def close(self, session: Session) -> None:
+        """Forget a session."""
+        self._by_number.pop(session.number, None)
+        if self._by_identity.get(session.identity) is session:
+            del self._by_identity[session.identity]
+
+    def silent(self, now_ns: int) -> list[Session]:
+        """Sessions that were not heard for too long; the caller closes them."""
+        dead = []
+        for session in self._by_number.values():
+            limit = self._timeout_ns if session.holds else self._idle_timeout_ns
+            if now_ns - session.last_seen_ns > limit:
+                dead.append(session)
+        return dead
