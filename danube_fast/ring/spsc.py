@@ -1,0 +1,293 @@
+"""SpscRing: records from one producer to one consumer through shared memory (see `layout.py`).
+
+    producer                          memory                         consumer
+    copy parts behind the tail   -->  [head ........ tail)      -->  copy the record out
+    store_release(tail)               pairs with                     load_acquire(tail)
+    load_acquire(head)                pairs with                     store_release(head)
+
+One process (and in it one thread at a time) pushes, one pops; either may die at any instant and be
+replaced by one that attaches to the same memory. What was published is whole; a record that was
+being written is not there; one that was popped but whose release was not reached is there again.
+
+Nobody trusts the peer: every position and length read from the memory is checked against a capacity
+kept outside it, so a peer that scribbles gets DataLoss for its own ring and nothing else. A length
+is read once, and what is handed out is a copy.
+
+A push of `bytes` objects is one kernel call that walks the argument tuple by its address, where the
+layout of CPython objects is the known one (checked at import); other buffers, and other
+interpreters, go through a memoryview, with the same bytes in the ring.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from danube_fast.errors import DataLoss, FailedPrecondition, InvalidArgument
+from danube_fast.ring import layout, spsc_kernel
+from danube_fast.ring.memory import address_of_memory, words_of, write_ring_header
+from danube_fast.ring.spsc_kernel import DAMAGED, EMPTY, FULL, NOT_BYTES, TOO_LARGE
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["SpscRing"]
+
+SCAN_RECORDS_MAX = 512
+"""Records that one kernel call of `pop_all` looks up; more take several calls."""
+
+_push_tuple = spsc_kernel.push_tuple
+_front = spsc_kernel.front
+_release = spsc_kernel.release
+_readable = spsc_kernel.readable
+_BYTES_TYPE = id(bytes)
+_AT_PAYLOAD = layout.RING_HEADER_BYTES + layout.RECORD_HEADER_BYTES
+_LENGTH_MASK = layout.RECORD_LENGTH_MASK
+
+
+def _objects_are_known() -> bool:
+    """Whether bytes, tuples and lists lie in memory as the kernels expect them."""
+    if sys.implementation.name != "cpython" or sys.maxsize != (1 << 63) - 1:
+        return False
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return False
+    probe = b"danube\x00\x01"
+    word_at = spsc_kernel.word_at
+    at_type, at_size = spsc_kernel.AT_TYPE, spsc_kernel.AT_SIZE
+    pair, records = (b"", probe), [b"", probe]
+    pair_items = id(pair) + spsc_kernel.AT_TUPLE_ITEMS
+    if word_at(id(pair) + at_size) != 2 or word_at(pair_items + layout.WORD_BYTES) != id(probe):
+        return False
+    if word_at(id(records) + at_size) != 2:
+        return False
+    if word_at(word_at(id(records) + spsc_kernel.AT_LIST_ITEMS) + layout.WORD_BYTES) != id(probe):
+        return False
+    return bool(
+        word_at(id(probe) + at_type) == _BYTES_TYPE
+        and word_at(id(probe) + at_size) == len(probe)
+        and word_at(id(probe) + spsc_kernel.AT_BYTES_DATA) == int.from_bytes(probe, "little")
+    )
+
+
+_FAST = _objects_are_known()
+
+
+class SpscRing:
+    """One direction of records between two processes. Made by `create` or `attach`.
+
+    The ring keeps its memory alive. `record_bytes_max` is the largest record, half the capacity.
+    """
+
+    __slots__ = ("_base", "_capacity", "_found", "_found_address", "_position", "_view")
+
+    def __init__(self, memory: Buffer) -> None:
+        """Attach to the ring at the start of `memory` (mmap, ndarray, ...; writable).
+
+        Raises FailedPrecondition if there is no ring, or one of another version.
+        """
+        self._view = memoryview(memory).cast("B")
+        self._base = address_of_memory(memory)
+        if self._base % layout.WORD_BYTES:
+            raise InvalidArgument("ring memory must start at a multiple of 8; use map_fd()")
+        if len(self._view) < layout.RING_HEADER_BYTES:
+            raise FailedPrecondition(f"{len(self._view)} bytes of memory cannot hold a ring")
+        found = spsc_kernel.version(self._base)
+        if found != layout.RING_VERSION_WORD:
+            raise FailedPrecondition(
+                f"no ring of version {layout.RING_VERSION} here (version word {found:#x}); create "
+                "it first, and run the same danube-fast on both sides"
+            )
+        # Read once, checked, and kept outside the shared memory from here on.
+        self._capacity = words_of(memory)[layout.AT_CAPACITY // layout.WORD_BYTES]
+        power_of_two = self._capacity > 0 and self._capacity & (self._capacity - 1) == 0
+        if not power_of_two or layout.ring_bytes(self._capacity) > len(self._view):
+            raise DataLoss(
+                f"ring capacity {self._capacity} does not fit its {len(self._view)} bytes of "
+                "memory; create the ring again"
+            )
+        self._found = np.zeros(SCAN_RECORDS_MAX + 1, dtype=np.int64)
+        self._found_address = int(self._found.ctypes.data)
+        self._position = EMPTY
+
+    @classmethod
+    def create(cls, memory: Buffer, capacity_bytes: int) -> SpscRing:
+        """Make an empty ring of `capacity_bytes` (a power of two) in `memory` and attach to it.
+
+        `memory` holds at least `ring_bytes(capacity_bytes)`. Raises InvalidArgument.
+        """
+        write_ring_header(memory, capacity_bytes)
+        spsc_kernel.seal_version(address_of_memory(memory), layout.RING_VERSION_WORD)
+        return cls(memory)
+
+    @classmethod
+    def attach(cls, memory: Buffer) -> SpscRing:
+        """Attach to a ring that exists. Raises FailedPrecondition or DataLoss if there is none."""
+        return cls(memory)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the data part."""
+        return self._capacity
+
+    @property
+    def record_bytes_max(self) -> int:
+        """Largest record that can be pushed, bytes."""
+        return layout.record_payload_bytes_max(self._capacity)
+
+    @property
+    def readable(self) -> bool:
+        """Whether `pop` would find a record. For the consumer."""
+        return bool(_readable(self._base))
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of published records, headers and pads that were not popped yet."""
+        return int(spsc_kernel.used(self._base))
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes not in use. A record takes 8 more than its payload, padded to 8, and never wraps:
+        it may need up to twice its size."""
+        return self._capacity - self.used_bytes
+
+    # ------------------------------------------------------------ producer
+
+    def try_push(self, *parts: Buffer) -> bool:
+        """Push one record made of all `parts`, in order. False if there is no room just now.
+
+        Raises InvalidArgument for a record over `record_bytes_max`, DataLoss for a damaged ring.
+        """
+        if _FAST:
+            code = _push_tuple(self._base, self._capacity, id(parts), _BYTES_TYPE)
+            if code >= 0:
+                return True
+            if code == FULL:
+                return False
+        return self._push_views([memoryview(part).cast("B") for part in parts])
+
+    def _push_views(self, views: list[memoryview]) -> bool:
+        """Push one record through memoryviews: any buffer, any interpreter."""
+        target = self.reserve(sum(map(len, views)))
+        if target is None:
+            return False
+        start = 0
+        for view in views:
+            target[start : start + len(view)] = view
+            start += len(view)
+        self.publish(start)
+        return True
+
+    def push_many(self, records: Sequence[Buffer]) -> int:
+        """Push each of `records` as a record of its own; how many went in before the ring was full.
+
+        The consumer sees them together. Raises as `try_push`, with the records before pushed.
+        """
+        done = 0
+        while done < len(records):
+            if _FAST and type(records) is list:
+                done = self._checked(
+                    spsc_kernel.push_list(
+                        self._base, self._capacity, id(records), done, _BYTES_TYPE
+                    )
+                )
+            # What stopped it: a full ring, another kind of buffer, or a record that is too large.
+            if done == len(records) or not self.try_push(records[done]):
+                break
+            done += 1
+        return done
+
+    def reserve(self, byte_count: int) -> memoryview | None:
+        """Room for one record of at most `byte_count`, to be filled in place; None if full.
+
+        Follow with `publish`; a second `reserve` forgets the first. Raises as `try_push`.
+        """
+        code = spsc_kernel.reserve(self._base, self._capacity, byte_count)
+        if code == FULL:
+            return None
+        self._position = self._checked(code, byte_count)
+        start = layout.RING_HEADER_BYTES + layout.RECORD_HEADER_BYTES
+        start += self._position & (self._capacity - 1)
+        return self._view[start : start + byte_count]
+
+    def publish(self, byte_count: int) -> None:
+        """Let the consumer see the record in `reserve`'s memory, cut to `byte_count` bytes."""
+        if self._position < 0:
+            raise FailedPrecondition("nothing is reserved; call reserve() first")
+        spsc_kernel.publish(self._base, self._capacity, self._position, byte_count)
+        self._position = EMPTY
+
+    # ------------------------------------------------------------ consumer
+
+    def pop(self) -> bytes | None:
+        """Take the oldest record, or None. Raises DataLoss if the ring is damaged."""
+        base, capacity = self._base, self._capacity
+        found = _front(base, capacity)
+        if found < 0:
+            if found == EMPTY:
+                return None
+            self._checked(found)
+        start = (found >> 32) + _AT_PAYLOAD
+        record = self._view[start : start + (found & _LENGTH_MASK)].tobytes()
+        _release(base, capacity, found)
+        return record
+
+    def pop_all(self, limit: int = SCAN_RECORDS_MAX) -> list[bytes]:
+        """Take up to `limit` records, oldest first. They are given back together."""
+        records: list[bytes] = []
+        view = self._view
+        while len(records) < limit:
+            wanted = min(limit - len(records), SCAN_RECORDS_MAX)
+            count = spsc_kernel.scan(self._base, self._capacity, self._found_address, wanted)
+            if count < 0 and records:
+                break
+            self._checked(count)
+            head, *found = self._found[: count + 1].tolist()
+            for packed in found:
+                start = (packed >> 32) + _AT_PAYLOAD
+                records.append(view[start : start + (packed & _LENGTH_MASK)].tobytes())
+            spsc_kernel.release_to(self._base, head)
+            if count < wanted:
+                break
+        return records
+
+    def peek(self) -> memoryview | None:
+        """The oldest record where it lies, or None. It stays the oldest until `release`.
+
+        The producer can still write to this memory: copy before trusting what it says.
+        """
+        found = self._checked_front()
+        if found == EMPTY:
+            return None
+        start = (found >> 32) + _AT_PAYLOAD
+        return self._view[start : start + (found & _LENGTH_MASK)]
+
+    def release(self) -> None:
+        """Give the record that `peek` showed back to the producer."""
+        found = self._checked_front()
+        if found == EMPTY:
+            raise FailedPrecondition("nothing to release; call peek() first")
+        _release(self._base, self._capacity, found)
+
+    def _checked_front(self) -> int:
+        found = int(_front(self._base, self._capacity))
+        return found if found == EMPTY else self._checked(found)
+
+    def _checked(self, code: int, byte_count: int = 0) -> int:
+        """`code` if it is none of the kernels' complaints, else the error for it."""
+        if code == DAMAGED:
+            raise DataLoss(
+                "the ring's positions or lengths cannot be right: the process on the other side "
+                "wrote where it must not; drop the ring, or discard() what it holds"
+            )
+        if code == TOO_LARGE:
+            raise InvalidArgument(
+                f"a record of {byte_count} bytes is over this ring's record_bytes_max of "
+                f"{self.record_bytes_max}; split it or make the ring larger"
+            )
+        if code == NOT_BYTES:
+            raise InvalidArgument("a record is made of bytes-like objects only")
+        return code

@@ -1,0 +1,304 @@
+"""Kernels of the SPSC ring: where a record goes, where the oldest lies, when the peer knows.
+
+`spsc.py` tells the story and calls them through the entry points at the end of this file. All take
+the ring's address and its capacity; the capacity is never read from the memory, which a peer may
+scribble over. A negative result is one of the codes below; none of them changes the ring.
+"""
+
+from __future__ import annotations
+
+from danube_fast.frame.kernel import direct, kernel
+from danube_fast.frame.memory import load_i64, memory_copy, store_u64
+from danube_fast.ring.atomics import load_acquire, load_relaxed, store_relaxed, store_release
+from danube_fast.ring.layout import (
+    AT_CACHED_HEAD,
+    AT_CACHED_TAIL,
+    AT_HEAD,
+    AT_TAIL,
+    AT_VERSION,
+    RECORD_DATA,
+    RECORD_HEADER_BYTES,
+    RECORD_KIND_SHIFT,
+    RECORD_LENGTH_MASK,
+    RECORD_PAD,
+    RING_HEADER_BYTES,
+)
+
+__all__ = [
+    "DAMAGED",
+    "EMPTY",
+    "FULL",
+    "NOT_BYTES",
+    "TOO_LARGE",
+    "front",
+    "publish",
+    "push_list",
+    "push_tuple",
+    "readable",
+    "release",
+    "release_to",
+    "reserve",
+    "scan",
+    "seal_version",
+    "used",
+    "version",
+    "word_at",
+]
+
+FULL = -1
+"""No room just now; the consumer must pop first."""
+EMPTY = -1
+"""No record just now."""
+DAMAGED = -2
+"""The peer wrote positions or lengths that cannot be; see `ring/repair.py`."""
+NOT_BYTES = -3
+"""An argument is not exactly `bytes`; push through the memoryview instead."""
+TOO_LARGE = -4
+"""The record can never fit; see `record_bytes_max`."""
+
+# Where CPython keeps things (64-bit, with GIL); proved by `spsc.py` at import.
+AT_TYPE = 8
+AT_SIZE = 16
+AT_TUPLE_ITEMS = 24
+AT_LIST_ITEMS = 24
+AT_BYTES_DATA = 32
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def _reserve(base: int, capacity: int, tail: int, need: int) -> int:
+    """Position at or behind `tail` of `need` contiguous free bytes, or FULL, or DAMAGED.
+
+    Writes the pad before it, if there is one. `tail` is a multiple of 8, not negative.
+    """
+    place = tail & (capacity - 1)
+    pad = 0
+    if place + need > capacity:
+        pad = capacity - place
+    end = tail + pad + need
+    used = end - load_relaxed(base + AT_CACHED_HEAD)
+    if used > capacity or used < need:
+        # Pairs with store_release in _release and _release_to: all before this head is done with.
+        head = load_acquire(base + AT_HEAD)
+        if head < 0 or tail < head or tail - head > capacity:
+            return DAMAGED
+        store_relaxed(base + AT_CACHED_HEAD, head)
+        if end - head > capacity:
+            return FULL
+    if pad > 0:
+        header = (pad - RECORD_HEADER_BYTES) | (RECORD_PAD << RECORD_KIND_SHIFT)
+        store_u64(base + RING_HEADER_BYTES + place, header)
+    return tail + pad
+
+
+@kernel("int64(int64)")
+def _own_tail(base: int) -> int:
+    """The tail as the producer reads it, or DAMAGED if no producer can have written it."""
+    tail = load_relaxed(base + AT_TAIL)
+    return DAMAGED if tail < 0 or tail & (RECORD_HEADER_BYTES - 1) != 0 else tail
+
+
+@kernel("int64(int64,int64,int64)")
+def _reserve_one(base: int, capacity: int, length: int) -> int:
+    """Position of a free stretch for a payload of `length` bytes, or a code."""
+    need = RECORD_HEADER_BYTES + ((length + 7) & -8)
+    if need > capacity >> 1:
+        return TOO_LARGE
+    tail = _own_tail(base)
+    return tail if tail < 0 else _reserve(base, capacity, tail, need)
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def _publish(base: int, capacity: int, position: int, length: int) -> int:
+    """Write the header of the record at `position` and let the consumer see it. The new tail."""
+    header = length | (RECORD_DATA << RECORD_KIND_SHIFT)
+    store_u64(base + RING_HEADER_BYTES + (position & (capacity - 1)), header)
+    tail = position + RECORD_HEADER_BYTES + ((length + 7) & -8)
+    # Pairs with load_acquire in _front and _scan: payload and header come before the tail.
+    store_release(base + AT_TAIL, tail)
+    return tail
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def _push_tuple(base: int, capacity: int, parts: int, bytes_type: int) -> int:
+    """Push one record made of the `bytes` objects of the tuple at address `parts`. Or a code."""
+    count = load_i64(parts + AT_SIZE)
+    length = 0
+    for index in range(count):
+        part = load_i64(parts + AT_TUPLE_ITEMS + index * 8)
+        if load_i64(part + AT_TYPE) != bytes_type:
+            return NOT_BYTES
+        length += load_i64(part + AT_SIZE)
+    position = _reserve_one(base, capacity, length)
+    if position < 0:
+        return position
+    destination = base + RING_HEADER_BYTES + (position & (capacity - 1)) + RECORD_HEADER_BYTES
+    for index in range(count):
+        part = load_i64(parts + AT_TUPLE_ITEMS + index * 8)
+        part_bytes = load_i64(part + AT_SIZE)
+        memory_copy(destination, part + AT_BYTES_DATA, part_bytes)
+        destination += part_bytes
+    return _publish(base, capacity, position, length)
+
+
+@kernel("int64(int64,int64,int64,int64,int64)")
+def _push_list(base: int, capacity: int, records: int, start: int, bytes_type: int) -> int:
+    """Push the `bytes` objects of the list at address `records` from index `start`, a record each.
+
+    Returns the index of the first one not pushed (ring full, not bytes, or too large), or DAMAGED.
+    The tail is published once, so the consumer's cache line is taken from it once.
+    """
+    tail = _own_tail(base)
+    if tail < 0:
+        return tail
+    count = load_i64(records + AT_SIZE)
+    items = load_i64(records + AT_LIST_ITEMS)
+    index = start
+    while index < count:
+        record = load_i64(items + index * 8)
+        length = load_i64(record + AT_SIZE)
+        need = RECORD_HEADER_BYTES + ((length + 7) & -8)
+        if load_i64(record + AT_TYPE) != bytes_type or need > capacity >> 1:
+            break
+        position = _reserve(base, capacity, tail, need)
+        if position < 0:
+            break
+        address = base + RING_HEADER_BYTES + (position & (capacity - 1))
+        store_u64(address, length | (RECORD_DATA << RECORD_KIND_SHIFT))
+        memory_copy(address + RECORD_HEADER_BYTES, record + AT_BYTES_DATA, length)
+        tail = position + need
+        index += 1
+    # Pairs with load_acquire in _front and _scan: payloads and headers come before the tail.
+    store_release(base + AT_TAIL, tail)
+    return index
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def _look(base: int, capacity: int, head: int, tail: int) -> int:
+    """Place << 32 | length of the data record at or behind `head`, or EMPTY, or DAMAGED."""
+    if head == tail:
+        return EMPTY
+    if head < 0 or tail < head or tail - head > capacity or (head | tail) & 7 != 0:
+        return DAMAGED
+    place = head & (capacity - 1)
+    header = load_i64(base + RING_HEADER_BYTES + place)
+    if header >> RECORD_KIND_SHIFT == RECORD_PAD:
+        head += capacity - place
+        if (header & RECORD_LENGTH_MASK) + RECORD_HEADER_BYTES + place != capacity or head >= tail:
+            return DAMAGED
+        place = 0
+        header = load_i64(base + RING_HEADER_BYTES)
+    length = header & RECORD_LENGTH_MASK
+    need = RECORD_HEADER_BYTES + ((length + 7) & -8)
+    if header >> RECORD_KIND_SHIFT != RECORD_DATA or need > tail - head or place + need > capacity:
+        return DAMAGED
+    return place << RECORD_KIND_SHIFT | length
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def _behind(capacity: int, head: int, place: int, length: int) -> int:
+    """Position behind the record that `_look` found from `head`."""
+    skipped = (place - head) & (capacity - 1)
+    return head + skipped + RECORD_HEADER_BYTES + ((length + 7) & -8)
+
+
+@kernel("int64(int64,int64)")
+def _front(base: int, capacity: int) -> int:
+    """Place << 32 | length of the oldest record, or EMPTY, or DAMAGED. Moves nothing."""
+    head = load_relaxed(base + AT_HEAD)
+    tail = load_relaxed(base + AT_CACHED_TAIL)
+    if head == tail:
+        # Pairs with store_release in _publish.
+        tail = load_acquire(base + AT_TAIL)
+        store_relaxed(base + AT_CACHED_TAIL, tail)
+    return _look(base, capacity, head, tail)
+
+
+@kernel("int64(int64,int64,int64)")
+def _release(base: int, capacity: int, found: int) -> int:
+    """Give the record `found` by `_front` back to the producer."""
+    head = load_relaxed(base + AT_HEAD)
+    place = found >> RECORD_KIND_SHIFT
+    head = _behind(capacity, head, place, found & RECORD_LENGTH_MASK)
+    # Pairs with load_acquire in _reserve: the copy out of the record comes before the head.
+    store_release(base + AT_HEAD, head)
+    return head
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def _scan(base: int, capacity: int, found_address: int, found_max: int) -> int:
+    """Look up to `found_max` records up without moving the head.
+
+    Writes the head behind them at `found_address`, then one place << 32 | length each. Returns
+    their count; DAMAGED only when the very first cannot be read.
+    """
+    head = load_relaxed(base + AT_HEAD)
+    tail = load_acquire(base + AT_TAIL)
+    store_relaxed(base + AT_CACHED_TAIL, tail)
+    count = 0
+    while count < found_max:
+        found = _look(base, capacity, head, tail)
+        if found < 0:
+            if found == DAMAGED and count == 0:
+                return DAMAGED
+            break
+        count += 1
+        store_u64(found_address + count * 8, found)
+        place = found >> RECORD_KIND_SHIFT
+        head = _behind(capacity, head, place, found & RECORD_LENGTH_MASK)
+    store_u64(found_address, head)
+    return count
+
+
+@kernel("int64(int64,int64)")
+def _release_to(base: int, head: int) -> int:
+    """Give everything before `head` back to the producer. Pairs with load_acquire in _reserve."""
+    store_release(base + AT_HEAD, head)
+    return head
+
+
+@kernel("int64(int64)")
+def _readable(base: int) -> int:
+    """1 if the consumer has something to pop."""
+    return 1 if load_acquire(base + AT_TAIL) != load_relaxed(base + AT_HEAD) else 0
+
+
+@kernel("int64(int64)")
+def _used(base: int) -> int:
+    """Bytes between head and tail."""
+    head = load_acquire(base + AT_HEAD)
+    return load_acquire(base + AT_TAIL) - head
+
+
+@kernel("int64(int64)")
+def _version(base: int) -> int:
+    """The version word; pairs with store_release in _seal_version."""
+    return load_acquire(base + AT_VERSION)
+
+
+@kernel("int64(int64,int64)")
+def _seal_version(base: int, word: int) -> int:
+    """Store the version word, last of all. Pairs with load_acquire in _version."""
+    store_release(base + AT_VERSION, word)
+    return word
+
+
+@kernel("int64(int64)")
+def _word_at(address: int) -> int:
+    """The word at `address`; only to prove the layout of CPython's objects."""
+    word: int = load_i64(address)
+    return word
+
+
+reserve = direct(_reserve_one)
+publish = direct(_publish)
+push_tuple = direct(_push_tuple)
+push_list = direct(_push_list)
+front = direct(_front)
+release = direct(_release)
+scan = direct(_scan)
+release_to = direct(_release_to)
+readable = direct(_readable)
+used = direct(_used)
+version = direct(_version)
+seal_version = direct(_seal_version)
+word_at = direct(_word_at)
