@@ -1,0 +1,153 @@
+"""What every test run shares: the `--benchmark` flag, the leak checks, the list of what was skipped.
+
+Without `--benchmark` the functions in bench/ run tiny, as tests; with it they run at full size, alone
+unless paths are given. A run gets a temporary folder of its own, so that leftovers can be told from
+those of another run on the same machine, and a mark in the environment, which every process that a
+test starts inherits: whatever still carries the mark at the end was leaked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+MARK = "DANUBE_TEST_RUN"
+LEAK_GRACE_SECONDS = 3.0
+SKIPS_ALLOWED = ROOT / "tests" / "skips_allowed.txt"
+
+_mark = f"{os.getpid()}-{uuid.uuid4().hex}"
+_skipped: dict[str, str] = {}
+_problems: list[str] = []
+_folder: Path | None = None
+_shm_before: set[str] = set()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--benchmark",
+        action="store_true",
+        help="run bench/ at full size with pytest-benchmark (default: tiny, as tests)",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    global _folder, _shm_before
+    if config.getoption("--benchmark"):
+        if config.args_source is not pytest.Config.ArgsSource.ARGS:
+            config.args = ["bench"]
+    else:
+        config.option.benchmark_disable = True
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ[MARK] = _mark
+    _folder = Path(tempfile.mkdtemp(prefix="df-"))  # short: Unix socket paths end at 107 bytes
+    os.environ["TMPDIR"] = tempfile.tempdir = str(_folder)
+    _shm_before = _shared_memory()
+
+
+@pytest.fixture(scope="session")
+def full_size(request: pytest.FixtureRequest) -> bool:
+    """True under `--benchmark`; a function in bench/ picks its sizes by it."""
+    return bool(request.config.getoption("--benchmark"))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _skipped[report.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _skipped[report.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
+
+
+def _shared_memory() -> set[str]:
+    try:
+        return {name for name in os.listdir("/dev/shm") if "danube" in name}
+    except OSError:
+        return set()
+
+
+def _marked_processes() -> dict[int, str]:
+    """Processes other than this one that carry the mark: pid -> command line."""
+    found = {}
+    needle = f"{MARK}={_mark}".encode()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            if needle not in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
+                continue
+            command = Path("/proc", entry, "cmdline").read_bytes()
+        except OSError:
+            continue
+        found[int(entry)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
+def _leaked_processes() -> dict[int, str]:
+    """What still runs after a grace period; each is killed, so that nothing outlives the run."""
+    deadline = time.monotonic() + LEAK_GRACE_SECONDS
+    left = _marked_processes()
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = _marked_processes()
+    for pid in left:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    return left
+
+
+def _allowed_skips() -> list[str]:
+    lines = (line.split("#", 1)[0].strip() for line in SKIPS_ALLOWED.read_text().splitlines())
+    return [line for line in lines if line]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if session.config.option.collectonly or _folder is None:
+        return
+    _problems.extend(
+        f"left running: {pid} {command[:200]}" for pid, command in _leaked_processes().items()
+    )
+    _problems.extend(f"left in /dev/shm: {x}" for x in sorted(_shared_memory() - _shm_before))
+    kernel_cache = f"danube-fast-{os.getuid()}"  # the documented place when ~ cannot be written
+    _problems.extend(
+        f"left in the temporary folder: {path.name}"
+        for path in sorted(_folder.glob("danube-fast*"))
+        if path.name != kernel_cache and not path.name.startswith("danube-fast-kernels-")
+    )
+    allowed = _allowed_skips()
+    _problems.extend(
+        f"skipped, but not listed in {SKIPS_ALLOWED.relative_to(ROOT)}: {test} ({reason})"
+        for test, reason in _skipped.items()
+        if not any(test == entry or test.startswith(f"{entry}[") for entry in allowed)
+    )
+    if _problems and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _problems:
+        terminalreporter.section("left behind", red=True, bold=True)
+        for problem in _problems:
+            terminalreporter.line(problem, red=True)
+    if not terminalreporter.config.option.collectonly:
+        terminalreporter.section(f"skipped: {len(_skipped)}")
+        for test, reason in sorted(_skipped.items()):
+            terminalreporter.line(f"{test}: {reason}")
+
+
+def pytest_unconfigure() -> None:
+    if _folder is not None:
+        shutil.rmtree(_folder, ignore_errors=True)

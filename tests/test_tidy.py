@@ -1,0 +1,250 @@
+"""The habits that make the tree readable, as tests: sizes, names, words, packaging."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PRODUCT = ("danube_fast", "workers", "spark", "pyspark_danube")
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+KERNEL_LINES_MAX = 40
+
+
+def tracked_files() -> list[Path]:
+    """Every file that git knows, or, outside a clone, every file that it would not ignore."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False, timeout=60
+    )
+    if listing.returncode == 0:
+        found = [ROOT / name for name in listing.stdout.decode().split("\0") if name]
+    else:
+        found = [
+            path
+            for path in ROOT.rglob("*")
+            if not any(
+                part in (".venv", "__pycache__") or part.startswith(".") for part in path.parts
+            )
+        ]
+    return [path for path in found if path.is_file() and not path.is_symlink()]
+
+
+def product_files() -> list[Path]:
+    return [
+        path
+        for path in tracked_files()
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in PRODUCT
+    ]
+
+
+def python_files() -> list[Path]:
+    return [path for path in tracked_files() if path.suffix == ".py"]
+
+
+def parsed(paths: list[Path]) -> Iterator[tuple[str, ast.Module]]:
+    for path in paths:
+        yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    names = {
+        call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+        for call in function.decorator_list
+        if isinstance(call, ast.Call)
+    }
+    return bool(names & {"kernel", "njit"})
+
+
+def test_files_stay_short() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in python_files()
+    }
+    too_long = {name: lines for name, lines in lengths.items() if lines > FILE_LINES_MAX}
+    assert not too_long, f"over {FILE_LINES_MAX} lines; split them: {too_long}"
+
+
+def test_functions_and_kernels_stay_short() -> None:
+    faults = []
+    for name, tree in parsed(product_files()):
+        for function in functions(tree):
+            lines = (function.end_lineno or 0) - function.lineno + 1
+            limit = KERNEL_LINES_MAX if is_kernel(function) else FUNCTION_LINES_MAX
+            if lines > limit:
+                faults.append(
+                    f"{name}:{function.lineno} {function.name}: {lines} lines, cap {limit}"
+                )
+    assert not faults, "\n".join(faults)
+
+
+def test_public_names_have_docstrings() -> None:
+    faults = []
+    for name, tree in parsed(product_files()):
+        if ast.get_docstring(tree) is None:
+            faults.append(f"{name}: no docstring that says why the file exists")
+        holders: list[tuple[str, ast.AST]] = [("", tree)]
+        while holders:
+            prefix, holder = holders.pop()
+            for node in ast.iter_child_nodes(holder):
+                kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+                if not isinstance(node, kinds) or node.name.startswith("_"):
+                    continue
+                repeats = any(
+                    (isinstance(mark, ast.Name) and mark.id in ("overload", "override"))
+                    or (isinstance(mark, ast.Attribute) and mark.attr == "setter")
+                    for mark in node.decorator_list
+                )
+                if ast.get_docstring(node) is None and not repeats:
+                    faults.append(f"{name}:{node.lineno} {prefix}{node.name}: no docstring")
+                if isinstance(node, ast.ClassDef):
+                    holders.append((f"{prefix}{node.name}.", node))
+    assert not faults, "\n".join(faults)
+
+
+def reading_order(name: str) -> tuple[object, ...]:
+    """CONSTANTS, then Classes, then functions, numbers inside names by value; as ruff sorts."""
+    kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
+    return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def test_dunder_all_is_sorted_and_true() -> None:
+    faults = []
+    for name, tree in parsed(product_files()):
+        for node in tree.body:
+            if not (
+                isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Name)
+                and node.targets[0].id == "__all__"
+            ):
+                continue
+            names = ast.literal_eval(node.value)
+            if names != sorted(names, key=reading_order):
+                faults.append(f"{name}: __all__ is not sorted")
+            if len(set(names)) != len(names):
+                faults.append(f"{name}: __all__ repeats a name")
+    assert not faults, "\n".join(faults)
+
+
+def test_package_doors_only_reexport() -> None:
+    """An `__init__.py` imports names and defines nothing but dunder names and `__getattr__`."""
+    faults = []
+    for path in product_files():
+        if path.name != "__init__.py":
+            continue
+        for node in ast.parse(path.read_text()).body:
+            fine = isinstance(node, ast.Import | ast.ImportFrom | ast.Expr | ast.If) or (
+                isinstance(node, ast.Assign | ast.AnnAssign)
+                and "__"
+                in ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+            )
+            if isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__"):
+                fine = True
+            if not fine:
+                faults.append(f"{path.relative_to(ROOT)}:{node.lineno} defines something")
+    assert not faults, "\n".join(faults)
+
+
+def test_product_code_never_asserts() -> None:
+    """`python -O` drops asserts; product code raises."""
+    faults = [
+        f"{name}:{node.lineno}"
+        for name, tree in parsed(product_files())
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+    ]
+    assert not faults, faults
+
+
+def test_nobody_imports_the_folders_by_their_bare_names() -> None:
+    faults = []
+    for name, tree in parsed(python_files()):
+        for node in ast.walk(tree):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [node.module or ""]
+            faults += [
+                f"{name}:{node.lineno} imports {module}"
+                for module in modules
+                if module.split(".")[0] in ("workers", "spark")
+            ]
+    assert not faults, faults
+
+
+def test_importing_the_product_loads_no_folder_twice() -> None:
+    code = (
+        "import pkgutil, sys, danube_fast, danube_fast.workers, danube_fast.spark\n"
+        "for x in pkgutil.walk_packages(danube_fast.workers.__path__, 'danube_fast.workers.'):\n"
+        "    __import__(x.name)\n"
+        "print(sorted({'workers', 'spark'} & set(sys.modules)))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "[]"
+
+
+# Words that have no place in a product: unfinished work, hosts of package indexes, homes of machines.
+# Written in pieces, so that this file does not find itself.
+BANNED = {
+    "unfinished work": re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX)\b"),
+    "an index host": re.compile("pythonhosted" + r"\.org|pypi" + r"\.org|registry\.npm" + "js"),
+    "a home folder": re.compile(
+        r"(?<![\w.~$])/(?:home|root|Users)" + r"/[a-z]|(?<![\w.])/work" + "/"
+    ),
+}
+
+
+def test_no_file_holds_words_that_do_not_belong() -> None:
+    faults = []
+    for path in tracked_files():
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        for why, pattern in BANNED.items():
+            faults += [
+                f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1} {why}: {match[0]}"
+                for match in pattern.finditer(text)
+            ]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.timeout(110)
+def test_a_wheel_built_from_the_sdist_holds_two_packages(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    result = subprocess.run(build, capture_output=True, text=True, check=False, timeout=100)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert top == {"danube_fast", "pyspark_danube"}
+    for folder in ("workers", "spark"):
+        sources = {
+            path.relative_to(ROOT).as_posix()
+            for path in product_files()
+            if path.relative_to(ROOT).parts[0] == folder
+        }
+        packaged = {name.removeprefix("danube_fast/") for name in names}
+        assert sources <= packaged, f"not in the wheel: {sources - packaged}"
+    assert "danube_fast/py.typed" in names
+    with tarfile.open(sdist) as archive:
+        assert any(name.endswith("/pyspark_danube/__init__.py") for name in archive.getnames())
