@@ -34,7 +34,8 @@ def _cache_folder() -> Path:
     for folder in _KERNEL_FOLDERS:
         for source in sorted((package / folder).glob("*.py")):
             text = source.read_bytes()
-            if b"@kernel(" in text or b"@intrinsic" in text:
+            # Intrinsics name numba; constants of layout.py are frozen into the compiled code.
+            if b"@kernel(" in text or b"numba" in text or source.name == "layout.py":
                 digest.update(source.name.encode() + b"\0" + text)
     name = f"kernels-{digest.hexdigest()[:16]}"
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
