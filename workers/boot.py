@@ -15,7 +15,6 @@ whole group and the supervisor orders the stop.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ctypes
 import os
 import signal
@@ -28,10 +27,11 @@ import msgspec
 from danube_fast.clock import SystemClock
 from danube_fast.config import Settings
 from danube_fast.errors import Internal
+from danube_fast.ring.control import ControlBlock, ProcessState
+from danube_fast.ring.counters import CounterBlock
+from danube_fast.ring.memory import map_fd, signal_eventfd
 
 if TYPE_CHECKING:
-    from danube_fast.ring.control import ControlBlock, ProcessState
-    from danube_fast.ring.counters import CounterBlock
     from danube_fast.workers.mailbox import Mailbox
 
 __all__ = ["COORDINATOR", "Boot", "BootConfig", "boot", "worker_of_log"]
@@ -61,15 +61,15 @@ class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
     control_fd: int
     counter_fd: int
     mailbox_fds: list[tuple[int, int, int]]
-    """(peer, outbound ring, inbound ring)"""
+    """(peer, outbound ring, inbound ring), made by `format_ring`"""
     doorbell_fds: list[int]
     """eventfd by process index"""
     liveness_fd: int
     tcp_host: str
     tcp_port: int
     """0 = let the system choose and report it with `set_state`."""
-    admin_host: str = ""
-    admin_port: int = 0
+    admin_fd: int = -1
+    """Listening socket of the admin port (coordinator only)."""
     advertise: str
     """Host that clients are told."""
     ipc_endpoints: list[str]
@@ -99,10 +99,7 @@ class Boot:
     """A child's hold on what it shares with the others."""
 
     def __init__(self, config: BootConfig) -> None:
-        from danube_fast.ring.control import ControlBlock
-        from danube_fast.ring.counters import CounterBlock
         from danube_fast.ring.doorbell import Doorbell
-        from danube_fast.ring.memory import map_fd
         from danube_fast.ring.spsc import SpscRing
         from danube_fast.workers.mailbox import Link, Mailbox
 
@@ -113,9 +110,11 @@ class Boot:
         self.stop_requested = False
         """True once the supervisor asked for a stop."""
         self.control: ControlBlock = ControlBlock.attach(config.control_fd)
-        self.counters: CounterBlock = CounterBlock.attach(config.counter_fd)
+        self.control.announce(config.process_index, ProcessState.STARTING, epoch=config.epoch)
+        self.counters: CounterBlock = CounterBlock.attach(config.counter_fd, config.process_index)
+        self.counters.clear()
         bells = [
-            Doorbell(fd, self.control.sleeping_address(process))
+            Doorbell(fd, self.control.doorbell_address(process))
             for process, fd in enumerate(config.doorbell_fds)
         ]
         self.doorbell = bells[config.process_index]
@@ -138,23 +137,27 @@ class Boot:
 
     def heartbeat(self) -> None:
         """Show life; call once a turn and at least once a second, also during long work."""
-        self.control.beat(self.process_index)
+        self.control.beat(self.process_index, self.clock.monotonic_ns())
 
     def set_state(self, state: ProcessState, port: int = 0) -> None:
-        """Tell the others this process's state and its tcp port, and wake them to see it."""
-        self.control.set_status(self.process_index, self.config.epoch, port, state)
+        """Tell the others this process's state (and its tcp port), and wake them to see it."""
+        if port:
+            self.control.announce(self.process_index, state, epoch=self.config.epoch, port=port)
+        else:
+            self.control.set_state(self.process_index, state)
         for bell in self._other_bells:
             bell.ring()
 
     def request_stop(self) -> None:
         """What SIGTERM does: record, and wake the loop."""
         self.stop_requested = True
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(self.doorbell.fileno(), 1)
+        signal_eventfd(self.doorbell.fileno())
 
 
 class _ControlPeers:
     """The control block as the mailbox wants it."""
+
+    _GONE = (ProcessState.STOPPED, ProcessState.FAILED)
 
     def __init__(self, control: ControlBlock) -> None:
         self._control = control
@@ -163,7 +166,7 @@ class _ControlPeers:
         return self._control.epoch(process)
 
     def is_down(self, process: int) -> bool:
-        return self._control.is_down(process)
+        return self._control.state(process) in self._GONE
 
 
 def read_config(boot_fd: int) -> BootConfig:

@@ -327,9 +327,7 @@ class Mailbox:
         try:
             link.send(*encode_message(head, body))
         except InvalidArgument as error:
-            head = Head(
-                Kind.ERROR, self._epoch, peer_epoch, request, "", str(error), error.code
-            )
+            head = Head(Kind.ERROR, self._epoch, peer_epoch, request, "", str(error), error.code)
             link.send(*encode_message(head, b""))
         except ResourceExhausted:
             _log.warning("an answer to process %d was dropped: its ring does not drain", peer)
