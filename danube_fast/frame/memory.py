@@ -8,7 +8,6 @@ All values are int64 on the Numba side. Mixing uint64 and int64 in a kernel give
 kernel in this project ever sees an unsigned scalar.
 """
 
-# ruff: noqa: ARG001  the arguments of an intrinsic's generator are fixed by Numba
 from __future__ import annotations
 
 from collections.abc import Callable

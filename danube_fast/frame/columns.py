@@ -1,0 +1,195 @@
+"""What a caller hands over for packing, brought into the form that the packers read.
+
+Payloads and keys stay the caller's lists: the packers read the `bytes` objects where they are.
+Attributes are flattened into two lists of UTF-8 bytes with running totals of pairs; times become
+int64 arrays with a u8 per message that says whether one is there.
+
+A `Columns` serves many frames: make it once for all messages, then call `pack_columns_into` until
+everything is packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from danube_fast.errors import InvalidArgument
+from danube_fast.frame.cpython import BYTES_TYPE, NONE
+from danube_fast.frame.pack_kernels import (
+    JOB_ATTRIBUTE_KEYS,
+    JOB_ATTRIBUTE_VALUES,
+    JOB_BYTES_TYPE,
+    JOB_COUNT,
+    JOB_DELIVER_AT,
+    JOB_DELIVER_AT_VALID,
+    JOB_EVENT_TIME_VALID,
+    JOB_EVENT_TIMES,
+    JOB_KEYS,
+    JOB_NONE,
+    JOB_PAIR_TOTALS,
+    JOB_PAYLOADS,
+    JOB_WORDS,
+)
+
+__all__ = ["Attributes", "Columns", "Times", "array_address", "as_items", "wrong_type"]
+
+Attributes = Sequence[Mapping[str, str] | None]
+"""Attributes per message; None and an empty mapping mean the same."""
+Times = Sequence[int | None]
+"""Nanoseconds since the Unix epoch per message (an int64 ndarray is taken as it is)."""
+
+_INT64 = np.dtype(np.int64)
+_WORD = 8
+
+
+def wrong_type(what: str, index: int, value: object, wanted: str) -> InvalidArgument:
+    """The error for a value of a type that cannot be packed."""
+    return InvalidArgument(f"{what} {index} is {type(value).__name__}; it must be {wanted}")
+
+
+def array_address(array: np.ndarray[Any, Any]) -> int:
+    """Address of the first element. The caller keeps the array alive."""
+    return int(array.__array_interface__["data"][0])
+
+
+def as_items(values: Any, what: str) -> list[Any]:
+    """A plain list of exact `bytes` and None: the caller's own list if it is one already.
+
+    Subclasses of bytes are copied into bytes. Raises InvalidArgument for any other type.
+    """
+    if type(values) is not list:
+        if isinstance(values, bytes | bytearray | memoryview | str):
+            raise InvalidArgument(f"{what}s are one {type(values).__name__}; give a list of bytes")
+        values = list(values)
+    if all(value is None or type(value) is bytes for value in values):
+        return list(values) if type(values) is not list else values
+    items = []
+    for index, value in enumerate(values):
+        if value is not None and not isinstance(value, bytes):
+            raise wrong_type(what, index, value, "bytes or None")
+        items.append(None if value is None else bytes(value))
+    return items
+
+
+def _flatten(attributes: Attributes, count: int) -> tuple[Any, list[bytes], list[bytes]]:
+    """(running totals of pairs, all keys, all values)."""
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    totals = np.zeros(count + 1, dtype=_INT64)
+    for index, pairs in enumerate(attributes):
+        if pairs:
+            try:
+                for key, value in pairs.items():
+                    keys.append(key.encode())
+                    values.append(value.encode())
+            except (AttributeError, UnicodeEncodeError):
+                raise InvalidArgument(
+                    f"attributes {index} must map str to str, both valid Unicode: {pairs!r:.200}"
+                ) from None
+        totals[index + 1] = len(keys)
+    return totals, keys, values
+
+
+def _times(times: Times | np.ndarray[Any, Any], what: str) -> tuple[Any, Any]:
+    """(int64 array, u8 array of what is there or None if all are)."""
+    if isinstance(times, np.ndarray):
+        if times.dtype != _INT64 or times.ndim != 1:
+            raise InvalidArgument(f"{what} as an array must be int64[n], not {times.dtype}")
+        return np.ascontiguousarray(times), None
+    for index, time in enumerate(times):
+        if time is not None and type(time) is not int:
+            raise wrong_type(what, index, time, "int (nanoseconds) or None")
+    try:
+        values = np.array([0 if time is None else time for time in times], dtype=_INT64)
+    except OverflowError:
+        raise InvalidArgument(f"{what} must be nanoseconds below 2**63") from None
+    valid = np.array([time is not None for time in times], dtype=np.uint8)
+    return values, None if valid.all() else valid
+
+
+class Columns:
+    """The columns of messages that are to be packed. Holds on to all it was given.
+
+    Raises InvalidArgument, naming index and type, for what cannot be packed.
+    """
+
+    __slots__ = (
+        "attribute_keys",
+        "attribute_values",
+        "count",
+        "deliver_at",
+        "deliver_at_valid",
+        "event_time_valid",
+        "event_times",
+        "job",
+        "job_address",
+        "keys",
+        "pair_totals",
+        "payloads",
+    )
+
+    def __init__(
+        self,
+        payloads: Sequence[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        attributes: Attributes | None = None,
+        event_times: Times | np.ndarray[Any, Any] | None = None,
+        deliver_at: Times | np.ndarray[Any, Any] | None = None,
+    ) -> None:
+        self.payloads = as_items(payloads, "payload")
+        self.count = len(self.payloads)
+        for what, column in (
+            ("keys", keys),
+            ("attributes", attributes),
+            ("event_times", event_times),
+            ("deliver_at", deliver_at),
+        ):
+            if column is not None and len(column) != self.count:
+                raise InvalidArgument(
+                    f"{what} has {len(column)} entries for {self.count} payloads; give one each"
+                )
+        self.keys = None if keys is None else as_items(keys, "key")
+        self.pair_totals: Any = None
+        self.attribute_keys: list[bytes] = []
+        self.attribute_values: list[bytes] = []
+        if attributes is not None:
+            flat = _flatten(attributes, self.count)
+            self.pair_totals, self.attribute_keys, self.attribute_values = flat
+        self.event_times: Any = None
+        self.event_time_valid: Any = None
+        if event_times is not None:
+            self.event_times, self.event_time_valid = _times(event_times, "event_time")
+        self.deliver_at: Any = None
+        self.deliver_at_valid: Any = None
+        if deliver_at is not None:
+            self.deliver_at, self.deliver_at_valid = _times(deliver_at, "deliver_at")
+        self.job = np.zeros(JOB_WORDS, dtype=_INT64)
+        self.job_address = array_address(self.job)
+        self._fill_job()
+
+    def _fill_job(self) -> None:
+        words = {
+            JOB_BYTES_TYPE: BYTES_TYPE,
+            JOB_NONE: NONE,
+            JOB_COUNT: self.count,
+            JOB_PAYLOADS: id(self.payloads),
+        }
+        if self.keys is not None:
+            words[JOB_KEYS] = id(self.keys)
+        if self.pair_totals is not None:
+            words[JOB_PAIR_TOTALS] = array_address(self.pair_totals)
+            words[JOB_ATTRIBUTE_KEYS] = id(self.attribute_keys)
+            words[JOB_ATTRIBUTE_VALUES] = id(self.attribute_values)
+        for word, array in (
+            (JOB_EVENT_TIMES, self.event_times),
+            (JOB_EVENT_TIME_VALID, self.event_time_valid),
+            (JOB_DELIVER_AT, self.deliver_at),
+            (JOB_DELIVER_AT_VALID, self.deliver_at_valid),
+        ):
+            if array is not None:
+                words[word] = array_address(array)
+        for word, value in words.items():
+            self.job[word // _WORD] = value

@@ -1,0 +1,81 @@
+"""Where CPython keeps the items of a list and the bytes of a bytes object.
+
+Packing and unpacking walk a `list[bytes]` inside a kernel, by address. That is right only if
+objects look like this (64-bit, with a GIL):
+
+    list    0 refcount | 8 type | 16 item count | 24 address of the items -> object addresses
+    bytes   0 refcount | 8 type | 16 byte count | 24 hash                 | 32 the bytes
+
+`OBJECTS_READABLE` says whether they do, found out at import by looking at a few objects. Where they
+do not, `plain.py` does the same work through Python, byte for byte.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+import sysconfig
+from typing import Any
+
+__all__ = [
+    "AT_BYTES_DATA",
+    "AT_ITEM_COUNT",
+    "AT_LIST_ITEMS",
+    "AT_TYPE",
+    "BYTES_TYPE",
+    "NONE",
+    "OBJECTS_READABLE",
+    "POINTER_BYTES",
+]
+
+AT_TYPE = 8
+AT_ITEM_COUNT = 16
+AT_LIST_ITEMS = 24
+AT_BYTES_DATA = 32
+POINTER_BYTES = 8
+
+BYTES_TYPE = id(bytes)
+"""Address of the type object `bytes`."""
+NONE = id(None)
+"""Address of `None`."""
+
+_DISABLE_VARIABLE = "DANUBE_PLAIN_FRAMES"
+
+
+def _word(address: int) -> int:
+    return int(ctypes.c_int64.from_address(address).value)
+
+
+def _bytes_look_right(probe: bytes) -> bool:
+    address = id(probe)
+    return (
+        _word(address + AT_TYPE) == BYTES_TYPE
+        and _word(address + AT_ITEM_COUNT) == len(probe)
+        and ctypes.string_at(address + AT_BYTES_DATA, len(probe)) == probe
+    )
+
+
+def _list_looks_right(probe: list[Any]) -> bool:
+    address = id(probe)
+    if _word(address + AT_TYPE) != id(list) or _word(address + AT_ITEM_COUNT) != len(probe):
+        return False
+    items = _word(address + AT_LIST_ITEMS)
+    return all(_word(items + POINTER_BYTES * i) == id(item) for i, item in enumerate(probe))
+
+
+def _objects_readable() -> bool:
+    if os.environ.get(_DISABLE_VARIABLE):
+        return False
+    if platform.python_implementation() != "CPython" or struct.calcsize("P") != POINTER_BYTES:
+        return False
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return False
+    return _bytes_look_right(b"some bytes, more than one word") and _list_looks_right(
+        [b"first", None, b"third"]
+    )
+
+
+OBJECTS_READABLE = _objects_readable()
+"""Whether kernels may walk lists of bytes in this process."""
