@@ -66,4 +66,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     mailbox_bytes: int = 1 * MIB
     stop_timeout_ms: int = 10_000
     worker_start_timeout_ms: int = 60_000
+    heartbeat_timeout_ms: int = 10_000
+    """A ready process that shows no life for this long is killed and started again."""
     restart_delay_ms: int = 100

@@ -30,11 +30,12 @@ from danube_fast.errors import Internal
 from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import CounterBlock
 from danube_fast.ring.memory import map_fd, signal_eventfd
+from danube_fast.workers import logs
 
 if TYPE_CHECKING:
     from danube_fast.workers.mailbox import Mailbox
 
-__all__ = ["COORDINATOR", "Boot", "BootConfig", "boot", "worker_of_log"]
+__all__ = ["COORDINATOR", "Boot", "BootConfig", "boot", "die_with_parent", "worker_of_log"]
 
 COORDINATOR = 0
 """Process index of the coordinator; workers are 1 to worker_count."""
@@ -181,8 +182,10 @@ def boot(arguments: list[str] | None = None) -> Boot:
     parser = argparse.ArgumentParser(description="internal: started by danube-fast serve")
     parser.add_argument("--boot-fd", type=int, required=True)
     config = read_config(parser.parse_args(arguments).boot_fd)
+    name = config.role if config.process_index == COORDINATOR else f"worker {config.worker_index}"
+    logs.configure(name, config.settings.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent(config.supervisor_pid)
+    die_with_parent(config.supervisor_pid)
     _watch_liveness(config.liveness_fd)
     booted = Boot(config)
 
@@ -193,7 +196,8 @@ def boot(arguments: list[str] | None = None) -> Boot:
     return booted
 
 
-def _die_with_parent(parent_pid: int) -> None:
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel for SIGKILL when the parent ends; end at once if it has ended already."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise Internal(f"prctl failed: {os.strerror(ctypes.get_errno())}; is this Linux?")

@@ -86,6 +86,10 @@ def is_compiled() -> bool:
 
 def main() -> int:
     """Import every module with kernels, which compiles them, and write the marker."""
+    if len(sys.argv) > 1:
+        from danube_fast.workers.boot import die_with_parent
+
+        die_with_parent(int(sys.argv[1]))
     marker = marker_path()  # before: a source edited meanwhile must not count as compiled
     modules = kernel_modules()
     for done, module in enumerate(modules):

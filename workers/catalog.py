@@ -1,0 +1,232 @@
+"""The partitions of one worker: made, removed, restored from a log, written into a snapshot.
+
+State comes from two places that must agree: records of the reserved partition (assignments,
+producers, cursors, reservations) and the data frames themselves (offsets, sequences). Replaying both
+from the newest snapshot on gives the state at the end of the log; the same records make a snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from danube_fast.broker import records as r
+from danube_fast.broker.layout import INT64_MAX, Mode, PartitionWord, ProducerWord
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription import SubscriptionKind
+from danube_fast.broker.tables import AdmissionTables, unsigned_64
+from danube_fast.errors import TopicDeleted
+from danube_fast.frame.layout import CONTROL_PARTITION_ID, Flag
+from danube_fast.frame.view import FrameView
+from danube_fast.types import Durability
+
+__all__ = ["Catalog"]
+
+_log = logging.getLogger(__name__)
+
+FIRST_RESERVATION = 1 << 20
+
+
+class Catalog:
+    """All partitions of one worker, by id and by slot."""
+
+    def __init__(self, tables: AdmissionTables) -> None:
+        self.tables = tables
+        self.by_id: dict[int, Partition] = {}
+        self.by_slot: dict[int, Partition] = {}
+        self._last_epoch: dict[int, r.EpochStarted] = {}
+
+    # ------------------------------------------------------------ assignments
+
+    def assign(self, assigned: r.PartitionAssigned, log_slot: int) -> Partition:
+        """Make a partition, or give an existing one new settings."""
+        partition = self.by_id.get(assigned.partition_id)
+        if partition is None:
+            slot = self.tables.add_partition(assigned.partition_id, log_slot, Mode.CLOSED)
+            partition = Partition(assigned, log_slot, slot)
+            partition.visible = assigned.first_offset
+            self.tables.partitions[slot, PartitionWord.NEXT_OFFSET] = assigned.first_offset
+            self.by_id[assigned.partition_id] = partition
+            self.by_slot[slot] = partition
+        partition.assigned = assigned
+        row = self.tables.partitions[partition.slot]
+        row[PartitionWord.MODE] = Mode.LOGGED if partition.logged else Mode.MEMORY
+        strict = partition.logged and partition.durability is not Durability.OS
+        if not strict and row[PartitionWord.RESERVED_UNTIL] == INT64_MAX:
+            row[PartitionWord.RESERVED_UNTIL] = row[PartitionWord.NEXT_OFFSET]
+        return partition
+
+    def remove(self, partition_id: int) -> Partition | None:
+        """Forget a partition; publishes to it are refused as TopicDeleted from here on."""
+        partition = self.by_id.pop(partition_id, None)
+        if partition is None:
+            return None
+        row = self.tables.partitions[partition.slot]
+        row[PartitionWord.MODE] = Mode.CLOSED
+        row[PartitionWord.REFUSAL] = TopicDeleted.code
+        return partition
+
+    # ------------------------------------------------------------ restoring
+
+    def apply(self, record: r.Record, log_slot: int) -> None:
+        """One record of a log or of its snapshot."""
+        if isinstance(record, r.EpochStarted):
+            self._last_epoch[log_slot] = record
+            return
+        if isinstance(record, r.PartitionAssigned):
+            self.assign(record, log_slot)
+            return
+        partition = self.by_id.get(record.partition_id)
+        if partition is None:
+            return
+        row = self.tables.partitions[partition.slot]
+        if isinstance(record, r.PartitionRemoved):
+            self.remove(record.partition_id)
+        elif isinstance(record, r.Reserved):
+            row[PartitionWord.RESERVED_UNTIL] = record.until
+        elif isinstance(record, r.PartitionState):
+            row[PartitionWord.NEXT_OFFSET] = record.next_offset
+            row[PartitionWord.APPEND_TIME_NS] = record.append_time_ns
+            row[PartitionWord.RESERVED_UNTIL] = record.reserved_until
+            partition.first_offset = record.first_offset
+        elif isinstance(record, r.ProducerOpened):
+            self.open_producer(partition, record.producer_id, record.name, record.epoch)
+        elif isinstance(record, r.ProducerState):
+            slot = self.tables.find_producer(record.partition_id, record.producer_id)
+            if slot >= 0:
+                self.tables.restore_window(slot, record.window, record.next_sequence)
+                self.tables.producers[slot, ProducerWord.LAST_USED_NS] = record.last_used_ns
+        elif isinstance(record, r.ProducerExpired):
+            slot = self.tables.find_producer(record.partition_id, record.producer_id)
+            if slot >= 0:
+                self.tables.remove_producers([slot])
+                partition.producer_names.pop(record.producer_id, None)
+        else:
+            self._apply_subscription(partition, record)
+
+    @staticmethod
+    def _apply_subscription(
+        partition: Partition, record: r.SubscriptionCreated | r.SubscriptionDeleted | r.Cursor
+    ) -> None:
+        if isinstance(record, r.SubscriptionCreated):
+            sub, _ = partition.subscribe(record.name, SubscriptionKind(record.type), 0)
+            sub.restore(record.cursor, ())
+        elif isinstance(record, r.SubscriptionDeleted):
+            partition.subscriptions.pop(record.name, None)
+        else:
+            existing = partition.subscriptions.get(record.name)
+            if existing is not None:
+                existing.restore(record.cursor, record.acked)
+
+    def apply_block(self, block: Any, log_slot: int) -> None:
+        """Rows of `Log.replay`: data frames move offsets and sequences, control frames are records."""
+        for row in block.rows.tolist():
+            fields = dict(zip(block.rows.dtype.names, row, strict=True))
+            if fields["partition_id"] == CONTROL_PARTITION_ID:
+                if fields["flags"] & Flag.PAD:
+                    continue
+                view = FrameView(block.view, fields["position"] - block.base_position)
+                for payload in view.payloads():
+                    self.apply(r.decode_record(payload or b""), log_slot)
+                continue
+            self._apply_frame(fields)
+
+    def _apply_frame(self, fields: dict[str, int]) -> None:
+        partition = self.by_id.get(fields["partition_id"])
+        if partition is None:
+            return
+        row = self.tables.partitions[partition.slot]
+        row[PartitionWord.NEXT_OFFSET] = fields["base_offset"] + fields["offset_span"]
+        row[PartitionWord.APPEND_TIME_NS] = fields["append_time_ns"]
+        slot = self.tables.find_producer(fields["partition_id"], fields["producer_id"])
+        if slot < 0:
+            return
+        self.tables.remember(
+            slot, fields["base_sequence"], fields["message_count"], fields["base_offset"]
+        )
+        self.tables.producers[slot, ProducerWord.LAST_USED_NS] = fields["append_time_ns"]
+
+    def finish_restore(self, log_slot: int, boot_id: str) -> None:
+        """Everything of a log was applied: put offsets where nothing can be given out twice.
+
+        After an unclean end, offsets that consumers may have seen without their being in the log
+        (memory and non_reliable; `os` when the host went down too) are skipped.
+        """
+        last = self._last_epoch.get(log_slot)
+        clean = last is None or last.clean
+        same_boot = last is None or last.boot_id == boot_id
+        for partition in self.by_id.values():
+            if partition.log_slot != log_slot:
+                continue
+            row = self.tables.partitions[partition.slot]
+            reserved = int(row[PartitionWord.RESERVED_UNTIL])
+            skip = not clean and not partition.logged
+            skip = skip or (
+                not same_boot and partition.logged and partition.durability is Durability.OS
+            )
+            if skip and reserved != INT64_MAX:
+                row[PartitionWord.NEXT_OFFSET] = max(int(row[PartitionWord.NEXT_OFFSET]), reserved)
+            partition.visible = int(row[PartitionWord.NEXT_OFFSET])
+            if not partition.logged:
+                partition.first_offset = partition.visible
+            for sub in partition.subscriptions.values():
+                if not sub.tracks:
+                    sub.cursor = sub.next_offset = partition.visible
+
+    def clean_epoch(self, log_slot: int) -> r.EpochStarted | None:
+        """The last epoch record that was applied for a log."""
+        return self._last_epoch.get(log_slot)
+
+    # ------------------------------------------------------------ producers
+
+    def open_producer(self, partition: Partition, producer_id: int, name: str, epoch: int) -> int:
+        """Enter a producer, or its new epoch; returns its slot."""
+        slot = self.tables.find_producer(partition.partition_id, producer_id)
+        if slot < 0:
+            slot = self.tables.add_producer(partition.partition_id, producer_id)
+        self.tables.producers[slot, ProducerWord.EPOCH] = epoch
+        partition.producer_names[producer_id] = name
+        return slot
+
+    # ------------------------------------------------------------ snapshots
+
+    def snapshot(self, log_slot: int, epoch: r.EpochStarted) -> list[r.Record]:
+        """Records that give the present state of a log's partitions."""
+        tables = self.tables
+        records: list[r.Record] = [epoch]
+        for partition in self._of_log(log_slot):
+            row = tables.partitions[partition.slot]
+            records.append(partition.assigned)
+            records.append(
+                r.PartitionState(
+                    partition.partition_id,
+                    int(row[PartitionWord.NEXT_OFFSET]),
+                    int(row[PartitionWord.APPEND_TIME_NS]),
+                    partition.first_offset,
+                    int(row[PartitionWord.RESERVED_UNTIL]),
+                )
+            )
+            records.extend(partition.subscription_records())
+        for slot in range(tables.producer_count):
+            producer = tables.producers[slot]
+            owner = self.by_id.get(int(producer[ProducerWord.PARTITION_ID]))
+            if owner is None or owner.log_slot != log_slot:
+                continue
+            producer_id = unsigned_64(int(producer[ProducerWord.PRODUCER_ID]))
+            name = owner.producer_names.get(producer_id, "")
+            epoch_number = int(producer[ProducerWord.EPOCH])
+            records.append(r.ProducerOpened(owner.partition_id, producer_id, name, epoch_number))
+            records.append(
+                r.ProducerState(
+                    owner.partition_id,
+                    producer_id,
+                    int(producer[ProducerWord.NEXT_SEQUENCE]),
+                    tables.window(slot),
+                    int(producer[ProducerWord.LAST_USED_NS]),
+                )
+            )
+        return records
+
+    def _of_log(self, log_slot: int) -> Iterable[Partition]:
+        return [p for p in self.by_id.values() if p.log_slot == log_slot]

@@ -1,0 +1,320 @@
+"""What each client command does on a shard worker. One method a command; PUBLISH is in intake.py.
+
+A handler answers at once, or leaves a callback with the journal and answers when its record is
+durable. Every command passes `authorize` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from danube_fast import __version__
+from danube_fast.broker import records as r
+from danube_fast.broker.layout import ProducerWord
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription import Consumer, Flow, SubscriptionKind
+from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument, NotFound
+from danube_fast.frame.layout import FRAME_BYTES_CAP
+from danube_fast.net import protocol as p
+from danube_fast.net.protocol import Status
+from danube_fast.net.session import Session
+from danube_fast.security.authorization import Permission, authorize
+
+if TYPE_CHECKING:
+    from danube_fast.workers.shard import ShardWorker
+
+__all__ = ["Commands"]
+
+NAME_BYTES_MAX = 256
+RESEND_NS = 1_000_000
+
+
+class _NotOwner(DanubeError):
+    code = Status.NOT_OWNER
+
+
+class Commands:
+    """Handlers of one worker."""
+
+    def __init__(self, worker: ShardWorker) -> None:
+        self._worker = worker
+        self._handlers: dict[type, Callable[[Session, Any], None]] = {
+            p.Ping: self._ping,
+            p.Bye: self._bye,
+            p.OpenProducer: self._open_producer,
+            p.CloseProducer: self._close_producer,
+            p.Subscribe: self._subscribe,
+            p.Flow: self._flow,
+            p.Ack: self._ack,
+            p.Nack: self._nack,
+            p.Seek: self._seek,
+            p.CloseConsumer: self._close_consumer,
+        }
+
+    def handle(self, identity: bytes, command: Any) -> None:
+        """Run one command of a connection."""
+        worker = self._worker
+        if isinstance(command, p.Hello):
+            self._hello(identity, command)
+            return
+        request = getattr(command, "request", 0)
+        session = worker.sessions.by_identity(identity)
+        if session is None:
+            text = "this connection has no session here (any more); send HELLO"
+            worker.delivery.reply(identity, p.Error(request, Status.NO_SESSION, text))
+            return
+        session.last_seen_ns = worker.now_ns
+        handler = self._handlers.get(type(command))
+        try:
+            if handler is None:
+                raise InvalidArgument(
+                    f"{type(command).__name__} is for the bootstrap endpoint, this is a worker"
+                )
+            handler(session, command)
+        except DanubeError as error:
+            self._fail(session, request, error)
+
+    def _fail(self, session: Session, request: int, error: DanubeError) -> None:
+        self._worker.delivery.send(session, [p.encode(p.Error(request, error.code, str(error)))])
+
+    def _result(self, session: Session, request: int, value: Any = None) -> None:
+        self._worker.delivery.send(session, [p.encode(p.Result(request, value))])
+
+    def _answer_when_durable(
+        self, session: Session, request: int, value: Callable[[], Any]
+    ) -> Callable[[DanubeError | None], None]:
+        """A journal callback that answers the request."""
+
+        def done(error: DanubeError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                self._result(session, request, value())
+            except DanubeError as failure:
+                self._fail(session, request, failure)
+
+        return done
+
+    def _partition(self, partition_id: int) -> Partition:
+        partition = self._worker.catalog.by_id.get(partition_id)
+        if partition is None:
+            raise _NotOwner(f"partition {partition_id} is not here; look the topic up again")
+        return partition
+
+    # ------------------------------------------------------------ sessions
+
+    def _hello(self, identity: bytes, command: p.Hello) -> None:
+        worker = self._worker
+        if command.protocol_version != p.PROTOCOL_VERSION:
+            text = (
+                f"this broker speaks protocol version {p.PROTOCOL_VERSION}, the client "
+                f"{command.protocol_version}; use a client of the broker's version"
+            )
+            worker.delivery.reply(identity, p.Error(command.request, FailedPrecondition.code, text))
+            return
+        session, goes_on = worker.sessions.resume(identity, command.session, command.token)
+        if session is not None and not goes_on:
+            worker.close_session(session)
+            session = None
+        if session is None:
+            leftover = worker.sessions.by_identity(identity)
+            if leftover is not None:
+                worker.close_session(leftover)
+            principal = str(command.auth.get("principal", "anonymous"))
+            try:
+                session = worker.sessions.open(
+                    identity, command.client_name[:NAME_BYTES_MAX], principal, worker.now_ns
+                )
+            except DanubeError as error:
+                worker.delivery.reply(identity, p.Error(command.request, error.code, str(error)))
+                return
+        session.last_seen_ns = worker.now_ns
+        settings = worker.settings
+        limits = {
+            "heartbeat_ms": settings.heartbeat_ms,
+            "heartbeat_idle_ms": settings.heartbeat_idle_ms,
+            "session_timeout_ms": settings.session_timeout_ms,
+            "frame_bytes_max": FRAME_BYTES_CAP,
+            "message_bytes_max": worker.message_bytes_max,
+            "bundle_bytes_max": worker.message_bytes_max,
+        }
+        welcome = p.Welcome(
+            command.request, session.number, session.token, p.PROTOCOL_VERSION, __version__,
+            worker.boot.config.host_id, goes_on, limits,
+        )  # fmt: skip
+        worker.delivery.send(session, [p.encode(welcome)])
+
+    def _ping(self, session: Session, command: p.Ping) -> None:
+        self._worker.delivery.send(session, [p.encode(p.Pong(command.request))])
+
+    def _bye(self, session: Session, command: p.Bye) -> None:
+        self._result(session, command.request)
+        self._worker.close_session(session)
+
+    # ------------------------------------------------------------ producers
+
+    def _open_producer(self, session: Session, command: p.OpenProducer) -> None:
+        worker = self._worker
+        partition = self._partition(command.partition_id)
+        authorize(session.principal, Permission.PRODUCE, partition.topic)
+        if not 0 < len(command.name.encode()) <= NAME_BYTES_MAX:
+            raise InvalidArgument(f"a producer name has 1 to {NAME_BYTES_MAX} bytes")
+        producer_id = xxhash.xxh64_intdigest(command.name.encode()) or 1
+        while partition.producer_names.get(producer_id, command.name) != command.name:
+            producer_id = (producer_id + 1) % (1 << 64) or 1
+        tables = worker.catalog.tables
+        slot = tables.find_producer(partition.partition_id, producer_id)
+        epoch = int(tables.producers[slot, ProducerWord.EPOCH]) + 1 if slot >= 0 else 1
+        slot = worker.catalog.open_producer(partition, producer_id, command.name, epoch)
+        tables.producers[slot, ProducerWord.SESSION] = session.number
+        tables.producers[slot, ProducerWord.LAST_USED_NS] = worker.now_wall_ns
+
+        def opened() -> dict[str, int]:
+            return {
+                "producer_id": producer_id,
+                "producer_epoch": epoch,
+                "next_sequence": int(tables.producers[slot, ProducerWord.NEXT_SEQUENCE]),
+            }
+
+        worker.journals[partition.log_slot].record(
+            r.ProducerOpened(partition.partition_id, producer_id, command.name, epoch),
+            self._answer_when_durable(session, command.request, opened),
+        )
+
+    def _close_producer(self, session: Session, command: p.CloseProducer) -> None:
+        tables = self._worker.catalog.tables
+        slot = tables.find_producer(command.partition_id, command.producer_id)
+        if slot >= 0 and tables.producers[slot, ProducerWord.SESSION] == session.number:
+            tables.producers[slot, ProducerWord.SESSION] = -1
+        self._result(session, command.request)
+
+    # ------------------------------------------------------------ consumers
+
+    def _subscribe(self, session: Session, command: p.Subscribe) -> None:
+        worker = self._worker
+        partition = self._partition(command.partition_id)
+        authorize(session.principal, Permission.CONSUME, partition.topic)
+        try:
+            kind = SubscriptionKind(command.type)
+        except ValueError:
+            raise InvalidArgument(
+                f"subscription type {command.type!r} is none of exclusive, shared, reader"
+            ) from None
+        old = session.consumers.get(command.consumer_id)
+        if old is not None:
+            worker.detach(session, old)
+        if kind is SubscriptionKind.READER:
+            sub, created = partition.new_reader(command.position), False
+        else:
+            if not 0 < len(command.subscription.encode()) <= NAME_BYTES_MAX:
+                raise InvalidArgument(f"a subscription name has 1 to {NAME_BYTES_MAX} bytes")
+            sub, created = partition.subscribe(command.subscription, kind, command.position)
+        if not sub.tracks and kind is not SubscriptionKind.READER and not sub.consumers:
+            sub.cursor = sub.next_offset = max(sub.cursor, partition.position("latest"))
+        flow = session.flows.setdefault(command.flow_id, Flow())
+        name = command.consumer_name or session.client_name
+        consumer = Consumer(sub, session.number, command.consumer_id, flow, name)
+        sub.attach(consumer)
+        session.consumers[command.consumer_id] = consumer
+        session.holds += 1
+        start = sub.redeliver.first if sub.redeliver else sub.next_offset
+
+        def subscribed() -> dict[str, int]:
+            worker.dirty[partition.partition_id] = partition
+            return {
+                "next_offset": start,
+                "end_offset": partition.visible,
+                "first_offset": partition.first_offset,
+            }
+
+        answer = self._answer_when_durable(session, command.request, subscribed)
+        if created:
+            record = r.SubscriptionCreated(
+                partition.partition_id, sub.name, sub.kind.value, sub.cursor
+            )
+            worker.journals[partition.log_slot].record(record, answer)
+        else:
+            answer(None)
+
+    def _consumer(self, session: Session, consumer_id: int) -> Consumer:
+        consumer: Consumer | None = session.consumers.get(consumer_id)
+        if consumer is None:
+            raise NotFound(f"consumer {consumer_id} is not attached on this session; subscribe")
+        return consumer
+
+    def _flow(self, session: Session, command: p.Flow) -> None:
+        flow: Flow = session.flows.setdefault(command.flow_id, Flow())
+        flow.byte_credit += max(0, command.byte_count)
+        flow.message_credit += max(0, command.message_count)
+        by_id = self._worker.catalog.by_id
+        for consumer in flow.users:
+            partition = by_id.get(consumer.subscription.partition_id)
+            if partition is not None:
+                self._worker.dirty[partition.partition_id] = partition
+
+    def _ack(self, session: Session, command: p.Ack) -> None:
+        worker = self._worker
+        touched = set()
+        for consumer_id, pairs in command.entries:
+            consumer = session.consumers.get(consumer_id)
+            if consumer is None:
+                continue
+            consumer.subscription.ack(consumer, pairs)
+            partition = worker.catalog.by_id.get(consumer.subscription.partition_id)
+            if partition is not None:
+                worker.moved_cursors[partition.partition_id] = partition
+                touched.add(partition.log_slot)
+        if command.request:
+            self._flush_acks(session, command.request)
+
+    def _flush_acks(self, session: Session, request: int) -> None:
+        """Answer when all cursors that moved are durable, on every log."""
+        worker = self._worker
+        worker.write_cursors()
+        left = len(worker.journals)
+
+        def done(error: DanubeError | None) -> None:
+            nonlocal left
+            left -= 1
+            if error is not None and left >= 0:
+                left = -1
+                self._fail(session, request, error)
+            elif left == 0:
+                self._result(session, request)
+
+        for journal in worker.journals:
+            journal.when_durable(done)
+
+    def _nack(self, session: Session, command: p.Nack) -> None:
+        worker = self._worker
+        due_ns = worker.now_ns + command.delay_ms * 1_000_000 if command.delay_ms > 0 else 0
+        for consumer_id, pairs in command.entries:
+            consumer = session.consumers.get(consumer_id)
+            if consumer is None:
+                continue
+            consumer.subscription.nack(consumer, pairs, due_ns)
+            partition = worker.catalog.by_id.get(consumer.subscription.partition_id)
+            if partition is None:
+                continue
+            if due_ns:
+                worker.delayed[partition.partition_id] = partition
+            else:
+                worker.dirty[partition.partition_id] = partition
+
+    def _seek(self, session: Session, command: p.Seek) -> None:
+        consumer = self._consumer(session, command.consumer_id)
+        sub = consumer.subscription
+        partition = self._partition(sub.partition_id)
+        sub.seek(partition.position(command.position))
+        self._worker.moved_cursors[partition.partition_id] = partition
+        self._worker.dirty[partition.partition_id] = partition
+        self._result(session, command.request, {"next_offset": sub.next_offset})
+
+    def _close_consumer(self, session: Session, command: p.CloseConsumer) -> None:
+        consumer = session.consumers.get(command.consumer_id)
+        if consumer is not None:
+            self._worker.detach(session, consumer)
+        self._result(session, command.request)

@@ -1,0 +1,140 @@
+"""The data directory: who holds it, which format it has, which logs are in it. Supervisor only.
+
+    data_dir/
+      LOCK          flock held as long as the server runs; holds its pid
+      FORMAT        one line with the format version, written once
+      metadata/     the coordinator's
+      logs/0000/    log 0; log i belongs to worker i % N while N workers run
+      logs/0001/    ...
+      history/      objects, when no other store is named
+
+A start makes logs until there are as many as workers and never removes one, so the number of
+workers may change from start to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from danube_fast.errors import DataLoss, FailedPrecondition, Unavailable
+
+__all__ = ["FORMAT_VERSION", "DataDirectory"]
+
+FORMAT_VERSION = 1
+"""Format that this version writes; it reads this one and the one before."""
+
+_FORMAT_PREFIX = "danube-fast data format "
+_PID_BYTES_MAX = 32
+_LOG_DIGITS = 4
+
+
+class DataDirectory:
+    """An open and locked data directory. Made by `open`, given back by `close`."""
+
+    def __init__(self, path: Path, lock_fd: int) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def open(cls, path: str) -> DataDirectory:
+        """Lock `path`, making it if it is missing.
+
+        Raises FailedPrecondition if another server holds it or a newer version wrote it,
+        Unavailable if it cannot be made or written.
+        """
+        root = Path(path).absolute()
+        try:
+            root.mkdir(mode=0o750, parents=True, exist_ok=True)
+            lock_fd = os.open(root / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise Unavailable(
+                f"cannot use the data directory {root}: {error.strerror}; choose another one with "
+                "--data-dir"
+            ) from error
+        try:
+            _lock(root, lock_fd)
+            _check_format(root)
+        except BaseException:
+            os.close(lock_fd)
+            raise
+        return cls(root, lock_fd)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._lock_fd)
+
+    @property
+    def metadata(self) -> Path:
+        """Directory of the coordinator's metadata."""
+        return self.path / "metadata"
+
+    def logs(self, worker_count: int) -> list[tuple[int, str]]:
+        """(id, directory) of every log, in order; at least as many as workers, made if missing."""
+        folder = self.path / "logs"
+        names = sorted(os.listdir(folder)) if folder.exists() else []
+        found = {int(name) for name in names if name.isdecimal() and (folder / name).is_dir()}
+        count = max(worker_count, *(log_id + 1 for log_id in found), 1)
+        missing = [log_id for log_id in range(max(found, default=-1)) if log_id not in found]
+        if missing:
+            raise DataLoss(
+                f"log {missing[0]} is missing in {folder} although log {max(found)} is there; put "
+                "it back from a backup"
+            )
+        logs = [(log_id, folder / f"{log_id:0{_LOG_DIGITS}}") for log_id in range(count)]
+        for _, directory in logs:
+            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        _sync_directory(folder)
+        _sync_directory(self.path)
+        return [(log_id, str(directory)) for log_id, directory in logs]
+
+
+def _lock(root: Path, lock_fd: int) -> None:
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        pid = os.pread(lock_fd, _PID_BYTES_MAX, 0).decode("ascii", "replace").strip()
+        raise FailedPrecondition(
+            f"the data directory {root} is in use by the server with pid {pid or 'unknown'}; stop "
+            "that one, or choose another directory with --data-dir"
+        ) from error
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+
+
+def _check_format(root: Path) -> None:
+    path = root / "FORMAT"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        _write_format(path)
+        return
+    version = text.removeprefix(_FORMAT_PREFIX).strip()
+    if not text.startswith(_FORMAT_PREFIX) or not version.isdecimal():
+        raise DataLoss(f"{path} is damaged; it should read {_FORMAT_PREFIX + str(FORMAT_VERSION)}")
+    if int(version) > FORMAT_VERSION:
+        raise FailedPrecondition(
+            f"the data in {root} has format {version} and this version reads up to "
+            f"{FORMAT_VERSION}; start the newer danube-fast that wrote it"
+        )
+
+
+def _write_format(path: Path) -> None:
+    partial = path.with_name("FORMAT.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(f"{_FORMAT_PREFIX}{FORMAT_VERSION}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot sync a directory
+            os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,219 @@
+"""Deliveries on their way out: effects of the subscriptions become DELIVER messages.
+
+    effects -> per session: pieces (frame or part of one) -> [command, bundle, bundle, ...]
+
+A bundle that came in and goes out whole, to one session, is sent as the very buffer that ZeroMQ
+received; everything else is copied into a new bundle. A message that finds the peer's queue full
+waits in the session's outbox; what waits is bounded by the credit that the peer granted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import zmq
+
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription import Consumer, Deliver, Stored
+from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.split import split_frame
+from danube_fast.frame.view import FrameView
+from danube_fast.net import protocol
+from danube_fast.net.server import PeerGone, Server, WouldBlock
+from danube_fast.net.session import Session, Sessions
+
+__all__ = ["Delivery", "frame_bytes_of"]
+
+PIECES_MAX = 4096
+"""Frames in one DELIVER."""
+WHOLE_BUNDLES_MAX = 16
+"""Bundle parts in one DELIVER."""
+
+Piece = tuple[Consumer, Stored, "bytearray | None"]
+
+
+def frame_bytes_of(stored: Stored) -> memoryview:
+    """The bytes of a stored frame, not copied."""
+    holder: Any = stored.holder
+    buffer = holder.buffer if isinstance(holder, zmq.Frame) else holder
+    return memoryview(buffer)[stored.start : stored.start + stored.frame_bytes]
+
+
+class Delivery:
+    """Outbound half of a worker. Used by its loop only."""
+
+    def __init__(self, server: Server, sessions: Sessions, delivery_bytes_max: int) -> None:
+        self._server = server
+        self._sessions = sessions
+        self._bytes_max = delivery_bytes_max
+        self._pieces: dict[int, list[Piece]] = {}
+        self._waiting: set[Session] = set()
+        self.gone: list[Session] = []
+        """Sessions whose connection turned out to be closed; the worker closes them."""
+        self.frames_out = 0
+        self.bytes_out = 0
+        self.messages_out = 0
+        self.redelivered = 0
+
+    # ------------------------------------------------------------ frames
+
+    def add(self, partitions: dict[int, Partition], effects: list[Deliver]) -> None:
+        """Take the effects of a turn."""
+        for effect in effects:
+            consumer, stored = effect.consumer, effect.stored
+            piece: bytearray | None = None
+            if effect.ranges is not None:
+                piece = self._part_of(effect)
+            if stored.producer_id not in consumer.announced:
+                self._announce(partitions.get(stored.partition_id), consumer, stored.producer_id)
+            self._pieces.setdefault(consumer.session, []).append((consumer, stored, piece))
+            self.messages_out += stored.message_count
+
+    def _part_of(self, effect: Deliver) -> bytearray:
+        """A SPLIT frame with the wanted offsets; puts the flow's byte credit right."""
+        ranges = effect.ranges or []
+        stored = effect.stored
+        rows = np.concatenate(
+            [
+                np.arange(low - stored.base_offset, high - stored.base_offset, dtype=np.int32)
+                for low, high in ranges
+            ]
+        )
+        counts = None
+        if effect.attempts:
+            counts = np.concatenate(
+                [np.full(high - low, count, np.uint32) for low, high, count in effect.attempts]
+            )
+            self.redelivered += int(np.count_nonzero(counts))
+        piece = split_frame(FrameView(frame_bytes_of(stored)), rows, counts)
+        estimate = stored.frame_bytes * len(rows) // stored.message_count
+        effect.consumer.flow.byte_credit += estimate - len(piece)
+        return piece
+
+    def _announce(self, partition: Partition | None, consumer: Consumer, producer_id: int) -> None:
+        consumer.announced.add(producer_id)
+        name = partition.producer_names.get(producer_id) if partition else None
+        session = self._sessions.by_number(consumer.session)
+        if name is None or partition is None or session is None:
+            return
+        names = protocol.ProducerNames(partition.partition_id, {producer_id: name})
+        self.send(session, [protocol.encode(names)])
+
+    def flush(self) -> int:
+        """Send what the turn collected; the number of messages that went out."""
+        sent = 0
+        if self._waiting:
+            self._retry()
+        if self._pieces:
+            pieces, self._pieces = self._pieces, {}
+            for number, items in pieces.items():
+                session = self._sessions.by_number(number)
+                if session is not None:
+                    sent += self._send_pieces(session, items)
+        return sent
+
+    def _send_pieces(self, session: Session, items: list[Piece]) -> int:
+        """Cut a session's pieces into DELIVER messages."""
+        sent = at = 0
+        while at < len(items):
+            ids: list[int] = []
+            parts: list[bytes | zmq.Frame] = []
+            copies: list[tuple[int, Any]] = []
+            size = 0
+            while at < len(items) and size < self._bytes_max and len(ids) < PIECES_MAX:
+                consumer, stored, piece = items[at]
+                whole = 0 if piece is not None else self._whole_bundle(items, at)
+                if whole:
+                    if copies:
+                        parts.append(bytes(make_bundle(copies)))
+                        copies = []
+                    if len(parts) >= WHOLE_BUNDLES_MAX:
+                        break
+                    parts.append(stored.holder)  # type: ignore[arg-type]
+                    for consumer, stored, _ in items[at : at + whole]:
+                        ids.append(consumer.consumer_id)
+                        size += stored.frame_bytes
+                    at += whole
+                    continue
+                data = piece if piece is not None else frame_bytes_of(stored)
+                copies.append((stored.partition_id, data))
+                ids.append(consumer.consumer_id)
+                size += len(data)
+                at += 1
+            if copies:
+                parts.append(bytes(make_bundle(copies)))
+            self.frames_out += len(ids)
+            self.bytes_out += size
+            self.send(session, [protocol.encode(protocol.Deliver(ids)), *parts])
+            sent += 1
+        return sent
+
+    @staticmethod
+    def _whole_bundle(items: list[Piece], at: int) -> int:
+        """How many pieces from `at` on are together one whole incoming bundle; 0 if they are not."""
+        first = items[at][1]
+        count = first.bundle_frames
+        if count == 1:
+            return 1
+        if count == 0 or first.index != 0 or at + count > len(items):
+            return 0
+        holder = first.holder
+        for i in range(1, count):
+            _, stored, piece = items[at + i]
+            if piece is not None or stored.holder is not holder or stored.index != i:
+                return 0
+        return count
+
+    # ------------------------------------------------------------ messages
+
+    def send(self, session: Session, parts: list[bytes | zmq.Frame]) -> None:
+        """Send in order, or put into the session's outbox."""
+        if session.outbox:
+            session.outbox.append(parts)
+            return
+        try:
+            self._server.send(session.identity, parts)
+        except WouldBlock:
+            session.outbox.append(parts)
+            self._waiting.add(session)
+        except PeerGone:
+            self.gone.append(session)
+
+    def reply(self, identity: bytes, command: Any) -> None:
+        """Answer a connection that may have no session; lost if its queue is full."""
+        session = self._sessions.by_identity(identity)
+        if session is not None:
+            self.send(session, [protocol.encode(command)])
+            return
+        try:
+            self._server.send(identity, [protocol.encode(command)])
+        except (WouldBlock, PeerGone):
+            return
+
+    @property
+    def waiting(self) -> bool:
+        """Some outbox is not empty: look again soon."""
+        return bool(self._waiting)
+
+    def _retry(self) -> None:
+        for session in list(self._waiting):
+            done = 0
+            try:
+                for parts in session.outbox:
+                    self._server.send(session.identity, parts)
+                    done += 1
+            except WouldBlock:
+                pass
+            except PeerGone:
+                done = len(session.outbox)
+                self.gone.append(session)
+            del session.outbox[:done]
+            if not session.outbox:
+                self._waiting.discard(session)
+
+    def forget(self, session: Session) -> None:
+        """A session is closed: drop what waits for it."""
+        self._waiting.discard(session)
+        self._pieces.pop(session.number, None)
+        session.outbox.clear()

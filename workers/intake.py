@@ -1,0 +1,240 @@
+"""PUBLISH on its way in: bundles through the admission kernel into the open groups.
+
+    bundle --kernel--> result rows --> logged frames: journal's open group
+                                   --> memory frames: visible at the end of the turn
+                                   --> refused frames: their status
+
+One call a bundle; the rows of all bundles of a turn stand one behind the other until every open
+group is written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zmq
+
+from danube_fast.broker import admission
+from danube_fast.broker.layout import INT64_MAX, Mode, PartitionWord, ProducerWord
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.records import Reserved
+from danube_fast.broker.subscription import Stored
+from danube_fast.broker.tables import AdmissionTables, unsigned_64
+from danube_fast.errors import InvalidArgument, ResourceExhausted
+from danube_fast.frame.check import describe_fault
+from danube_fast.frame.kernel import address_of, direct
+from danube_fast.types import Durability
+from danube_fast.workers.journal import Journal, Publication
+
+__all__ = ["Intake"]
+
+_admit = direct(admission.admit)
+
+RESERVE_BLOCK_MAX = 1 << 32
+OK = admission.STATUS_OK
+DUPLICATE = admission.STATUS_DUPLICATE
+
+
+class Intake:
+    """Admits bundles for one worker."""
+
+    def __init__(self, tables: AdmissionTables, journals: list[Journal]) -> None:
+        self.tables = tables
+        self.journals = journals
+        self.partitions_by_slot: dict[int, Partition] = {}
+        self.result_index = 0
+        self.memory_entries: list[tuple[Partition, Stored]] = []
+        """Frames that are visible at the end of this turn."""
+        self.answered: list[Publication] = []
+        """Publications that wait for nothing."""
+        self.texts: dict[int, str] = {}
+        """Explanations of this turn's error statuses."""
+        self.frames_in = 0
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.duplicates = 0
+        self.refused = 0
+
+    def begin_turn(self) -> None:
+        """Reuse the result rows if no group needs them any more."""
+        if not any(journal.has_open_group for journal in self.journals):
+            self.result_index = 0
+
+    def publish(self, session: int, request: int, part: zmq.Frame, now_ns: int) -> None:
+        """Admit one bundle."""
+        buffer = part.buffer
+        size = len(buffer)
+        for journal in self.journals:
+            journal.reserve(size)
+        publication = Publication(session, request)
+        skip = 0
+        while True:
+            count = _admit(
+                self.tables.address, address_of(buffer), size, session, self.result_index, skip,
+                now_ns,
+            )  # fmt: skip
+            if count < 0:
+                self._refuse_bundle(publication, count)
+                return
+            skip = self._sort(publication, part, size, count, skip)
+            if skip == count:
+                break
+        self.result_index += count
+        self.bytes_in += size
+        self._finish(publication)
+
+    def _refuse_bundle(self, publication: Publication, fault: int) -> None:
+        if fault == admission.TOO_MANY_FRAMES:
+            code = ResourceExhausted.code
+            limit = len(self.tables.results)
+            text = f"too many frames are in flight (at most {limit}); send fewer, larger frames"
+        else:
+            code = InvalidArgument.code
+            text = f"damaged bundle: {describe_fault(fault)}; see docs/protocol.md"
+        self.texts[code] = text
+        publication.statuses = [code, 0]
+        self.refused += 1
+        self._finish(publication)
+
+    def _sort(
+        self, publication: Publication, part: zmq.Frame, size: int, count: int, skip: int
+    ) -> int:
+        """Look at result rows from `skip` on; returns where admission has to go on, or `count`."""
+        first = self.result_index
+        rows = self.tables.results[first + skip : first + count].tolist()
+        statuses = publication.statuses
+        for index, row in enumerate(rows, skip):
+            status = row[0]
+            if status == OK:
+                self._accepted(publication, part, index, count, first + index, row)
+            elif status == DUPLICATE:
+                self.duplicates += 1
+                self._duplicate(publication, row)
+            elif status == admission.NEED_RESERVATION:
+                if self.reserve_offsets(self.partitions_by_slot[row[1]], urgent=True):
+                    return index
+                status = ResourceExhausted.code
+                self.texts[status] = "no more offsets could be reserved; the log has no room"
+            else:
+                self._explain(status, row)
+            statuses.append(status)
+            statuses.append(row[2] if status in (OK, DUPLICATE) else 0)
+        return count
+
+    def _accepted(
+        self,
+        publication: Publication,
+        part: zmq.Frame,
+        index: int,
+        count: int,
+        result_index: int,
+        row: list[int],
+    ) -> None:
+        _, slot, offset, messages, start, frame_bytes, position, producer_slot, _, _ = row
+        partition = self.partitions_by_slot[slot]
+        producer_id = int(self.tables.producers[producer_slot, ProducerWord.PRODUCER_ID])
+        stored = Stored(
+            partition.partition_id, offset, offset + messages, messages, frame_bytes,
+            unsigned_64(producer_id), part, start, index, count,
+        )  # fmt: skip
+        self.frames_in += 1
+        self.messages_in += messages
+        if position < 0:
+            self.memory_entries.append((partition, stored))
+            return
+        group = self.journals[partition.log_slot].open_group()
+        place = len(publication.statuses)
+        group.entries.append((partition, stored, result_index, publication, place))
+        buffers = group.buffers
+        end = start + frame_bytes
+        if buffers and buffers[-1][0] is part and buffers[-1][2] == start:
+            buffers[-1] = (part, buffers[-1][1], end)
+        else:
+            buffers.append((part, start, end))
+        group.byte_count += frame_bytes
+        if partition.assigned.durability == Durability.OS.value:
+            group.written_entries.append((partition, stored))
+            waiting = group.on_written
+        else:
+            group.synced_entries.append((partition, stored))
+            group.needs_sync = True
+            waiting = group.on_synced
+        if not waiting or waiting[-1] is not publication:
+            waiting.append(publication)
+            publication.pending += 1
+
+    def _duplicate(self, publication: Publication, row: list[int]) -> None:
+        """A duplicate is acked when what came before it on its log is durable."""
+        partition = self.partitions_by_slot[row[1]]
+        if not partition.logged:
+            return
+        group = self.journals[partition.log_slot].last_group()
+        if group is not None:
+            group.on_synced.append(publication)
+            publication.pending += 1
+
+    def _explain(self, status: int, row: list[int]) -> None:
+        self.refused += 1
+        if status == InvalidArgument.code:
+            text = f"damaged frame: {describe_fault(row[2])}; see docs/protocol.md"
+        elif status == ResourceExhausted.code:
+            slot = row[1]
+            partition = self.partitions_by_slot.get(slot)
+            journal = self.journals[partition.log_slot] if partition else None
+            text = (journal.refusal if journal else "") or "the topic's quota is reached"
+        elif status == admission.STATUS_TOO_OLD:
+            text = (
+                "accepted before, but too long ago to name its offset: only the last 64 batches of "
+                "a producer are remembered"
+            )
+        elif status == admission.STATUS_FENCED:
+            text = "the producer is not open on this session, or a newer one of its name took over"
+        elif status == admission.STATUS_NOT_OWNER:
+            text = "this worker does not own the partition; look the topic up again"
+        elif status == admission.STATUS_OUT_OF_SEQUENCE:
+            text = "an earlier batch of this producer is missing; send that one first"
+        else:
+            text = "refused"
+        self.texts[status] = text
+
+    def _finish(self, publication: Publication) -> None:
+        """Drop the hold that admission itself has on a publication."""
+        publication.pending -= 1
+        if publication.pending == 0:
+            self.answered.append(publication)
+
+    # ------------------------------------------------------------ offsets
+
+    def reserve_offsets(self, partition: Partition, *, urgent: bool = False) -> bool:
+        """Reserve the next block of a partition's offsets in the log.
+
+        With `urgent` the offsets can be used at once; otherwise when the record is durable. False
+        if the partition needs none.
+        """
+        words = self.tables.partitions[partition.slot]
+        until = int(words[PartitionWord.NEXT_OFFSET]) + partition.reserve_block
+        if int(words[PartitionWord.RESERVED_UNTIL]) == INT64_MAX:
+            return False
+        partition.reserve_block = min(2 * partition.reserve_block, RESERVE_BLOCK_MAX)
+        journal = self.journals[partition.log_slot]
+
+        def use(error: Any = None) -> None:
+            if error is None:
+                row = self.tables.partitions[partition.slot]
+                if row[PartitionWord.PARTITION_ID] == partition.partition_id:
+                    row[PartitionWord.RESERVED_UNTIL] = max(
+                        int(row[PartitionWord.RESERVED_UNTIL]), until
+                    )
+
+        journal.record(Reserved(partition.partition_id, until), None if urgent else use)
+        if urgent:
+            use()
+        return True
+
+    def needs_reservation(self, partition: Partition) -> bool:
+        """More than half of the last block is used."""
+        row = self.tables.partitions[partition.slot]
+        if row[PartitionWord.MODE] == Mode.CLOSED:
+            return False
+        left = int(row[PartitionWord.RESERVED_UNTIL]) - int(row[PartitionWord.NEXT_OFFSET])
+        return left < partition.reserve_block // 4

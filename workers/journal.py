@@ -1,0 +1,329 @@
+"""One log of a worker and the groups on their way through it.
+
+    admit -> open group -> write (one pwritev) -> queued for sync -> synced -> acks, deliveries
+             positions     `os` topics: visible                      `fsync` topics: visible
+             are given
+
+While a sync runs, a small open group waits and grows: it goes out with the next sync. A group that
+holds anything for an `os` topic never waits. Control records ride at the end of a group.
+Used by the worker's loop only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from danube_fast.broker.admission import STATUS_OK
+from danube_fast.broker.layout import LogWord, ResultWord
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.records import Record, encode_record
+from danube_fast.broker.subscription import Stored
+from danube_fast.broker.tables import AdmissionTables
+from danube_fast.config import Settings
+from danube_fast.errors import DanubeError, ResourceExhausted
+from danube_fast.frame.kernel import address_of, direct
+from danube_fast.frame.layout import CONTROL_PARTITION_ID, HEADER_BYTES, Flag
+from danube_fast.frame.pack import encode_frame
+from danube_fast.frame.stamp import stamp
+from danube_fast.wal.layout import RUN_DTYPE
+from danube_fast.wal.log import Log
+
+__all__ = ["Group", "Journal", "Publication"]
+
+_log = logging.getLogger(__name__)
+_stamp = direct(stamp)
+
+HOLD_BYTES_MAX = 256 * 1024
+"""An open group of this size no longer waits for the sync before it."""
+CONTROL_RECORD_OVERHEAD_BYTES = 16
+CONTROL_FRAME_OVERHEAD_BYTES = HEADER_BYTES + 256
+CONTROL_RECORDS_PER_FRAME_MAX = 4096
+
+Done = Callable[[DanubeError | None], None]
+"""Called when something is durable, or with the error that prevented it."""
+
+
+class Publication:
+    """One PUBLISH on its way: answered when every log it touched is done with it."""
+
+    __slots__ = ("pending", "request", "session", "statuses")
+
+    def __init__(self, session: int, request: int) -> None:
+        self.session = session
+        self.request = request
+        self.statuses: list[int] = []
+        self.pending = 1
+
+
+class Group:
+    """Frames and records that are written together."""
+
+    __slots__ = (
+        "buffers", "byte_count", "callbacks", "end_position", "entries", "needs_sync",
+        "on_synced", "on_written", "synced_entries", "written_entries",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.buffers: list[tuple[Any, int, int]] = []
+        """(holder, start, end): adjacent frames of one holder are one buffer."""
+        self.byte_count = 0
+        self.end_position = 0
+        self.entries: list[tuple[Partition, Stored, int, Publication, int]] = []
+        """(partition, frame, result index, publication, place of its status)."""
+        self.written_entries: list[tuple[Partition, Stored]] = []
+        """Visible once written."""
+        self.synced_entries: list[tuple[Partition, Stored]] = []
+        """Visible once synced."""
+        self.on_written: list[Publication] = []
+        self.on_synced: list[Publication] = []
+        self.callbacks: list[Done] = []
+        self.needs_sync = False
+
+
+class Journal:
+    """A log, its open group and its groups in flight."""
+
+    def __init__(
+        self, log: Log, log_slot: int, tables: AdmissionTables, settings: Settings
+    ) -> None:
+        self.log = log
+        self.log_slot = log_slot
+        self._tables = tables
+        self._settings = settings
+        self._group: Group | None = None
+        self._in_flight: deque[Group] = deque()
+        self._just_written: list[Group] = []
+        self._records: list[bytes] = []
+        self._record_bytes = 0
+        self._record_callbacks: list[Done] = []
+        self.refusal = ""
+        """Why the log takes no frames just now; empty when it does."""
+        self.last_write_ns = 0
+        self.marked = True
+        self.snapshot: tuple[int, bytes] | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Tell the kernel where the log stands; only while no group is open."""
+        log = self.log
+        self._tables.set_log(
+            self.log_slot,
+            log_id=log.log_id,
+            position=log.written_position,
+            epoch=log.epoch,
+            synced=log.synced_position,
+        )
+
+    # ------------------------------------------------------------ filling a group
+
+    def reserve(self, byte_count: int) -> None:
+        """Make room for up to `byte_count` more bytes of frames in the open group.
+
+        If the log has no room, the kernel is told to refuse frames for it, with ResourceExhausted.
+        """
+        needed = byte_count + self._control_bytes()
+        group = self._group
+        if group is not None and group.byte_count + needed > self.log.room_bytes:
+            self.write()
+            group = self._group
+        if group is not None:
+            return
+        try:
+            self.log.reserve(needed)
+        except DanubeError as error:
+            self.refusal = str(error)
+            self._tables.logs[self.log_slot, LogWord.POSITION] = -ResourceExhausted.code
+            return
+        self.refusal = ""
+        self.refresh()
+
+    def _control_bytes(self) -> int:
+        if not self._records:
+            return 0
+        frames = 1 + len(self._records) // CONTROL_RECORDS_PER_FRAME_MAX
+        per_record = CONTROL_RECORD_OVERHEAD_BYTES * len(self._records)
+        return self._record_bytes + per_record + frames * CONTROL_FRAME_OVERHEAD_BYTES
+
+    def open_group(self) -> Group:
+        """The group that takes the next frame."""
+        if self._group is None:
+            self._group = Group()
+        return self._group
+
+    def last_group(self) -> Group | None:
+        """The newest group that is not synced yet: a duplicate waits for it."""
+        if self._group is not None:
+            return self._group
+        if self._in_flight:
+            return self._in_flight[-1]
+        return None
+
+    def record(self, record: Record, done: Done | None = None) -> None:
+        """Write a state record with the next group; `done` when it is synced."""
+        data = encode_record(record)
+        self._records.append(data)
+        self._record_bytes += len(data)
+        if done is not None:
+            self._record_callbacks.append(done)
+
+    # ------------------------------------------------------------ writing
+
+    @property
+    def syncing(self) -> bool:
+        """A group is between write and sync."""
+        return bool(self._in_flight) and self._in_flight[-1].needs_sync
+
+    def commit(self, now_ns: int) -> None:
+        """End of a turn: write the open group unless it is better to let it grow."""
+        group = self._group
+        if group is None and not self._records:
+            return
+        if self.syncing and (
+            group is None or (not group.on_written and group.byte_count < HOLD_BYTES_MAX)
+        ):
+            return
+        self.write(now_ns)
+
+    def write(self, now_ns: int = 0) -> None:
+        """Write the open group and the records, and queue the sync."""
+        if self._group is None:
+            if not self._records:
+                return
+            try:
+                self.log.reserve(self._control_bytes(), control=True)
+            except DanubeError as error:
+                self._fail_records(error)
+                return
+            self.refresh()
+        group = self.open_group()
+        self._group = None
+        records = self._take_records(group)
+        views = [
+            memoryview(getattr(holder, "buffer", holder))[start:end]
+            for holder, start, end in group.buffers
+        ]
+        try:
+            self.log.append(views + records, group.byte_count, self._runs(group))
+        except DanubeError as error:
+            self._write_failed(group, error)
+            return
+        self.refresh()
+        group.end_position = self.log.written_position
+        self.last_write_ns = now_ns or self.last_write_ns
+        self.marked = False
+        self._in_flight.append(group)
+        self._just_written.append(group)
+        group.entries = []
+        if group.needs_sync:
+            self.log.sync()
+
+    def _take_records(self, group: Group) -> list[memoryview]:
+        """The waiting records as stamped control frames behind the group's frames."""
+        frames = []
+        while self._records:
+            some = self._records[:CONTROL_RECORDS_PER_FRAME_MAX]
+            del self._records[:CONTROL_RECORDS_PER_FRAME_MAX]
+            frame = encode_frame(some, flags=Flag.CONTROL)
+            row = self._tables.logs[self.log_slot]
+            position = int(row[LogWord.POSITION])
+            _stamp(
+                address_of(frame), self.log.log_id, position, 0, 0, self.log.synced_position,
+                CONTROL_PARTITION_ID, self.log.epoch, len(some),
+            )  # fmt: skip
+            row[LogWord.POSITION] = position + len(frame)
+            group.byte_count += len(frame)
+            group.needs_sync = True
+            frames.append(memoryview(frame))
+        self._record_bytes = 0
+        group.callbacks.extend(self._record_callbacks)
+        self._record_callbacks = []
+        return frames
+
+    def _runs(self, group: Group) -> Any:
+        """Index entries of the group's frames; adjacent frames of one partition are one run."""
+        if not group.entries:
+            return np.empty(0, RUN_DTYPE)
+        indexes = [entry[2] for entry in group.entries]
+        rows = self._tables.results[indexes]
+        runs = np.empty(len(rows), RUN_DTYPE)
+        runs["partition_id"] = [entry[0].partition_id for entry in group.entries]
+        runs["base_offset"] = rows[:, ResultWord.BASE_OFFSET]
+        runs["offset_span"] = rows[:, ResultWord.MESSAGE_COUNT]
+        runs["position"] = rows[:, ResultWord.LOG_POSITION]
+        runs["byte_count"] = rows[:, ResultWord.FRAME_BYTES]
+        runs["append_time_ns"] = rows[:, ResultWord.APPEND_TIME_NS]
+        return runs
+
+    def _fail_records(self, error: DanubeError) -> None:
+        self._records.clear()
+        self._record_bytes = 0
+        callbacks, self._record_callbacks = self._record_callbacks, []
+        for done in callbacks:
+            done(error)
+
+    def _write_failed(self, group: Group, error: DanubeError) -> None:
+        """Nothing of the group was written: give offsets and sequences back, tell everybody."""
+        self.refusal = str(error)
+        _log.error("write to log %d failed: %s", self.log.log_id, error)
+        for _, _, index, publication, place in reversed(group.entries):
+            if self._tables.results[index, ResultWord.STATUS] == STATUS_OK:
+                self._tables.undo(index, index + 1)
+            publication.statuses[place] = ResourceExhausted.code
+            publication.statuses[place + 1] = 0
+        self.refresh()
+        group.entries = []
+        group.written_entries = []
+        group.synced_entries = []
+        group.end_position = self.log.written_position
+        for done in group.callbacks:
+            done(error)
+        group.callbacks = []
+        group.needs_sync = False
+        self._in_flight.append(group)
+        self._just_written.append(group)
+
+    # ------------------------------------------------------------ completion
+
+    @property
+    def has_open_group(self) -> bool:
+        """Result rows of this turn or an earlier one are still needed."""
+        return self._group is not None
+
+    def just_written(self) -> list[Group]:
+        """Groups written since the last call."""
+        groups, self._just_written = self._just_written, []
+        return groups
+
+    def completed(self) -> list[Group]:
+        """Groups that are durable now, oldest first."""
+        if not self._in_flight:
+            return []
+        synced = self.log.synced_position
+        done = []
+        while self._in_flight:
+            group = self._in_flight[0]
+            if group.needs_sync and group.end_position > synced:
+                break
+            done.append(self._in_flight.popleft())
+        return done
+
+    def when_durable(self, done: Done) -> None:
+        """Call `done` when everything recorded so far is durable; at once if it is already."""
+        if self._records:
+            self._record_callbacks.append(done)
+            return
+        group = self.last_group()
+        if group is None or not group.needs_sync:
+            done(None)
+        else:
+            group.callbacks.append(done)
+
+    def sync_now(self) -> None:
+        """Make everything that is written durable, for a snapshot or before idling."""
+        if self.log.synced_position < self.log.written_position:
+            self.log.sync()

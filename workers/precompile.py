@@ -1,0 +1,71 @@
+"""The supervisor's side of `compile.py`: runs the compile child and shows how far it is."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+
+from danube_fast.clock import Clock
+from danube_fast.errors import Internal
+from danube_fast.workers import compile as kernel_compile
+from danube_fast.workers.spawn import child_environment
+
+__all__ = ["precompile"]
+
+QUIET_MS = 1000
+"""Nothing is shown while it takes less than this."""
+COMPILE_TIMEOUT_MS = 300_000
+LINE_BYTES_MAX = 4096
+
+
+def precompile(stop_fd: int, note: Callable[[str], None], clock: Clock) -> bool:
+    """Have all kernels compiled unless they are. False if `stop_fd` became readable meanwhile.
+
+    Raises Internal if the child fails or takes far too long.
+    """
+    if kernel_compile.is_compiled():
+        return True
+    with subprocess.Popen(
+        [sys.executable, "-m", "danube_fast.workers.compile", str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=child_environment(),
+        process_group=0,
+    ) as child:
+        try:
+            if not _follow(child, stop_fd, note, clock):
+                return False
+        finally:
+            child.kill()
+        code = child.wait()
+    if code != 0:
+        raise Internal(f"the kernels could not be compiled (exit code {code}); see the text above")
+    return True
+
+
+def _follow(
+    child: subprocess.Popen[bytes], stop_fd: int, note: Callable[[str], None], clock: Clock
+) -> bool:
+    """Show progress until the child ends; False if a stop was asked for."""
+    if child.stdout is None:
+        raise Internal("the compile child has no output")
+    began_ns = clock.monotonic_ns()
+    poller = select.poll()
+    poller.register(stop_fd, select.POLLIN)
+    poller.register(child.stdout, select.POLLIN)
+    while True:
+        waited_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
+        ready = dict(poller.poll(max(COMPILE_TIMEOUT_MS - waited_ms, 0)))
+        if stop_fd in ready:
+            return False
+        if not ready:
+            raise Internal("compiling the kernels took over 5 minutes; is this host overloaded?")
+        text = os.read(child.stdout.fileno(), LINE_BYTES_MAX)
+        if not text:
+            child.wait()
+            return True
+        if waited_ms > QUIET_MS:
+            note(f"compiling kernels, once: {text.decode().splitlines()[-1]}")

@@ -1,0 +1,390 @@
+"""A shard worker: owns logs and the partitions in them; sequencing, durability, dispatch.
+
+    clients --ROUTER--> commands, PUBLISH --> intake --> journal (log) --> sync thread
+            <---------- acks, DELIVER    <-- dispatch <----- written / synced
+
+One plain loop in one thread; `do_work` is one bounded turn and says how much it did. Besides it run
+one ZeroMQ I/O thread and one sync thread per log, neither of which needs the GIL. The loop never
+waits for a disk: it writes to the page cache and lets the sync thread tell when that is durable.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from danube_fast.broker import records as r
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription import Consumer, Deliver, Gap, Stored, SubscriptionKind
+from danube_fast.broker.tables import AdmissionTables
+from danube_fast.errors import Internal, InvalidArgument
+from danube_fast.net import protocol as p
+from danube_fast.net.server import Server
+from danube_fast.net.session import Session, Sessions
+from danube_fast.ring.control import ProcessState
+from danube_fast.ring.counters import Counter
+from danube_fast.wal.log import Log
+from danube_fast.workers.boot import COORDINATOR, Boot, boot
+from danube_fast.workers.catalog import Catalog
+from danube_fast.workers.commands import Commands
+from danube_fast.workers.delivery import Delivery
+from danube_fast.workers.intake import Intake
+from danube_fast.workers.journal import Group, Journal
+from danube_fast.workers.operations import Operations
+from danube_fast.workers.upkeep import Upkeep
+
+__all__ = ["ShardWorker", "main"]
+
+_log = logging.getLogger(__name__)
+
+MESSAGES_PER_TURN_MAX = 256
+IDLE_POLL_MS = 250
+BUSY_POLL_MS = 2
+TIMER_POLL_MS = 10
+READ_AHEAD_BYTES = 1024 * 1024
+BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
+
+
+class ShardWorker:
+    """One worker process without its process: `do_work` can be driven by a test."""
+
+    def __init__(self, boot: Boot, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.boot = boot
+        settings = self.settings = boot.settings
+        self.clock = boot.clock
+        self.now_ns = self.clock.monotonic_ns()
+        self.now_wall_ns = self.clock.wall_ns()
+        self.message_bytes_max = min(settings.message_bytes_max, settings.segment_bytes // 2)
+        self.tables = AdmissionTables(log_count=len(boot.config.logs))
+        self.catalog = Catalog(self.tables)
+        self.boot_id = BOOT_ID_PATH.read_text().strip()
+        self.logs = [self._open_log(log_id, path) for log_id, path in boot.config.logs]
+        self.journals = [
+            Journal(log, slot, self.tables, settings) for slot, log in enumerate(self.logs)
+        ]
+        self.intake = Intake(self.tables, self.journals)
+        self.intake.partitions_by_slot = self.catalog.by_slot
+        self.sessions = Sessions(
+            sessions_max=settings.sessions_max,
+            session_timeout_ms=settings.session_timeout_ms,
+            heartbeat_idle_ms=settings.heartbeat_idle_ms,
+            new_token=lambda: secrets.token_bytes(16),
+        )
+        self.server = Server(
+            context,
+            message_bytes_max=self.message_bytes_max,
+            handshake_timeout_ms=settings.handshake_timeout_ms,
+        )
+        self.delivery = Delivery(self.server, self.sessions, settings.delivery_bytes_max)
+        self.commands = Commands(self)
+        self.dirty: dict[int, Partition] = {}
+        """Partitions whose subscriptions may have something to hand out."""
+        self.moved_cursors: dict[int, Partition] = {}
+        self.delayed: dict[int, Partition] = {}
+        self.tail_bytes = 0
+        self._tail_order: list[Partition] = []
+        self._tail_head = 0
+        self.upkeep = Upkeep(self)
+        self.operations = Operations(self)
+        for slot in range(len(self.logs)):
+            self.catalog.finish_restore(slot, self.boot_id)
+            self._begin_epoch(slot)
+        self._poller = zmq.Poller()
+
+    # ------------------------------------------------------------ life
+
+    def _open_log(self, log_id: int, path: str) -> Log:
+        """Open and replay one log."""
+        slot = [entry[0] for entry in self.boot.config.logs].index(log_id)
+        log = Log.open(
+            Path(path), log_id=log_id, settings=self.settings, clock=self.clock,
+            wake_fd=self.boot.mailbox.fileno(),
+        )  # fmt: skip
+        if log.snapshot is not None:
+            for record in r.decode_snapshot(log.snapshot[1]):
+                self.catalog.apply(record, slot)
+        for block in log.replay():
+            self.boot.heartbeat()
+            self.catalog.apply_block(block, slot)
+        return log
+
+    def _begin_epoch(self, slot: int) -> None:
+        log = self.logs[slot]
+        started = r.EpochStarted(log.epoch + 1, self.now_wall_ns, self.boot_id, clean=False)
+        log.begin_epoch([r.encode_record(started)])
+        self.journals[slot].refresh()
+
+    def start(self) -> None:
+        """Bind, say ready, and ask the coordinator what else is ours."""
+        config = self.boot.config
+        port = self.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
+        self._poller.register(self.server.socket, zmq.POLLIN)
+        self._poller.register(self.boot.mailbox.fileno(), zmq.POLLIN)
+        self.operations.ask_assignments()
+        self.boot.mailbox.epoch_watchers.append(self._peer_restarted)
+        self.boot.set_state(ProcessState.READY, port)
+
+    def _peer_restarted(self, peer: int, epoch: int) -> None:
+        if peer == COORDINATOR:
+            self.operations.ask_assignments()
+
+    def run(self) -> None:
+        """The loop, until a stop is requested."""
+        while not self.boot.stop_requested:
+            if not self.do_work():
+                self._sleep()
+        self.stop()
+
+    def _sleep(self) -> None:
+        if self.delivery.waiting:
+            timeout_ms = BUSY_POLL_MS
+        elif self.upkeep.soon:
+            timeout_ms = TIMER_POLL_MS
+        else:
+            timeout_ms = IDLE_POLL_MS
+        if self.boot.mailbox.prepare_sleep():
+            self._poller.poll(timeout_ms)
+
+    def stop(self) -> None:
+        """Orderly end: everything written is synced, a clean snapshot says so."""
+        self.boot.set_state(ProcessState.STOPPING)
+        self.write_cursors()
+        for slot, journal in enumerate(self.journals):
+            journal.write(self.now_ns)
+            journal.snapshot = None
+            self.logs[slot].close(self.snapshot_state(slot, clean=True))
+        self.delivery.flush()
+        self.server.close()
+        self.boot.set_state(ProcessState.STOPPED)
+
+    # ------------------------------------------------------------ one turn
+
+    def do_work(self) -> int:
+        """One bounded turn; the number of things done."""
+        self.now_ns = self.clock.monotonic_ns()
+        self.now_wall_ns = self.clock.wall_ns()
+        self.intake.begin_turn()
+        work = self.boot.mailbox.do_work(self.now_ns)
+        work += self._complete()
+        work += self._receive()
+        self._commit()
+        self._dispatch()
+        self._answer()
+        work += self.upkeep.do_work(self.now_ns)
+        work += self.delivery.flush()
+        for session in self.delivery.gone:
+            self.close_session(session)
+        self.delivery.gone.clear()
+        return work
+
+    def _receive(self) -> int:
+        """Take what clients sent, up to one group."""
+        taken = size = 0
+        limit = self.settings.group_bytes_max
+        for identity, parts in self.server.receive(MESSAGES_PER_TURN_MAX):
+            taken += 1
+            try:
+                command = p.decode_client_command(parts[0].buffer)
+            except msgspec.DecodeError as error:
+                text = f"not a command: {error}; see docs/protocol.md"
+                self.delivery.reply(identity, p.Error(0, InvalidArgument.code, text))
+                continue
+            if type(command) is p.Publish and len(parts) == 2:
+                size += len(parts[1])
+                self._publish(identity, command, parts[1])
+                if size >= limit:
+                    break
+            else:
+                self.commands.handle(identity, command)
+        return taken
+
+    def _publish(self, identity: bytes, command: p.Publish, part: zmq.Frame) -> None:
+        session = self.sessions.by_identity(identity)
+        if session is None:
+            text = "this connection has no session here (any more); send HELLO"
+            self.delivery.reply(identity, p.Error(command.request, p.Status.NO_SESSION, text))
+            return
+        session.last_seen_ns = self.now_ns
+        self.intake.publish(session.number, command.request, part, self.now_wall_ns)
+
+    def _commit(self) -> None:
+        if self.moved_cursors and self.upkeep.cursors_due(self.now_ns):
+            self.write_cursors()
+        for journal in self.journals:
+            journal.commit(self.now_ns)
+            for group in journal.just_written():
+                self._show(group.written_entries)
+                for publication in group.on_written:
+                    self._release(publication)
+        entries, self.intake.memory_entries = self.intake.memory_entries, []
+        self._show(entries)
+
+    def _complete(self) -> int:
+        """Groups that became durable: show their frames, release their acks."""
+        done = 0
+        for slot, journal in enumerate(self.journals):
+            if self.logs[slot].sync_fault is not None:
+                raise Internal(
+                    f"log {self.logs[slot].log_id} cannot be made durable: "
+                    f"{self.logs[slot].sync_fault}; check the disk"
+                )
+            for group in journal.completed():
+                done += 1
+                self._finish(group)
+        return done
+
+    def _finish(self, group: Group) -> None:
+        self._show(group.synced_entries)
+        for publication in group.on_synced:
+            self._release(publication)
+        for callback in group.callbacks:
+            callback(None)
+
+    def _release(self, publication: Any) -> None:
+        publication.pending -= 1
+        if publication.pending == 0:
+            self.intake.answered.append(publication)
+
+    def _show(self, entries: list[tuple[Partition, Stored]]) -> None:
+        """Frames became visible to consumers."""
+        if not entries:
+            return
+        dirty = self.dirty
+        order = self._tail_order
+        for partition, stored in entries:
+            partition.append(stored)
+            dirty[partition.partition_id] = partition
+            self.tail_bytes += stored.frame_bytes
+            order.append(partition)
+
+    def _dispatch(self) -> None:
+        if self.dirty:
+            dirty, self.dirty = self.dirty, {}
+            effects: list[Deliver] = []
+            for partition in dirty.values():
+                for sub, gap in partition.dispatch(self._read_log, effects):
+                    self._tell_gap(partition, sub, gap)
+            if effects:
+                self.delivery.add(self.catalog.by_id, effects)
+        if self.tail_bytes > self.settings.tail_bytes_max:
+            self._evict()
+
+    def _evict(self) -> None:
+        """Keep the tails of all partitions together within bounds, oldest first."""
+        order = self._tail_order
+        limit = self.settings.tail_bytes_max
+        while self.tail_bytes > limit and self._tail_head < len(order):
+            partition = order[self._tail_head]
+            self._tail_head += 1
+            if partition.tail_count:
+                self.tail_bytes -= partition.evict()
+        if self._tail_head > 1024 and 2 * self._tail_head > len(order):
+            del order[: self._tail_head]
+            self._tail_head = 0
+
+    def _read_log(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
+        return self.upkeep.read_log(partition, offset, READ_AHEAD_BYTES)
+
+    def _tell_gap(self, partition: Partition, sub: Any, gap: Gap) -> None:
+        for consumer in sub.consumers:
+            session = self.sessions.by_number(consumer.session)
+            if session is not None:
+                detail = {"end": gap.end, "reason": gap.reason, "topic": partition.topic}
+                event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.GAP.value, detail)
+                self.delivery.send(session, [p.encode(event)])
+        if sub.cursor_dirty:
+            self.moved_cursors[partition.partition_id] = partition
+
+    def _answer(self) -> None:
+        """Outcomes of PUBLISH, coalesced by session."""
+        intake = self.intake
+        if not intake.answered:
+            return
+        answered, intake.answered = intake.answered, []
+        by_session: dict[int, list[tuple[int, list[int]]]] = {}
+        for publication in answered:
+            outcome = (publication.request, publication.statuses)
+            by_session.setdefault(publication.session, []).append(outcome)
+        texts = intake.texts
+        for number, entries in by_session.items():
+            session = self.sessions.by_number(number)
+            if session is not None:
+                self.delivery.send(session, [p.encode(p.Published(entries, texts))])
+        intake.texts = {}
+
+    # ------------------------------------------------------------ shared steps
+
+    def write_cursors(self) -> None:
+        """Record every cursor that moved."""
+        for partition in self.moved_cursors.values():
+            journal = self.journals[partition.log_slot]
+            for record in partition.cursor_records():
+                journal.record(record)
+        self.moved_cursors = {}
+        self.upkeep.cursors_written(self.now_ns)
+
+    def detach(self, session: Session, consumer: Consumer) -> None:
+        """A consumer leaves; what it held may go to others."""
+        sub = consumer.subscription
+        sub.detach(consumer)
+        if session.consumers.pop(consumer.consumer_id, None) is not None:
+            session.holds -= 1
+        partition = self.catalog.by_id.get(sub.partition_id)
+        if partition is not None:
+            if sub.kind is SubscriptionKind.READER and sub in partition.readers:
+                partition.readers.remove(sub)
+            self.dirty[partition.partition_id] = partition
+
+    def close_session(self, session: Session) -> None:
+        """A session ends: all its consumers leave."""
+        for consumer in list(session.consumers.values()):
+            self.detach(session, consumer)
+        self.delivery.forget(session)
+        self.sessions.close(session)
+
+    def snapshot_state(self, slot: int, *, clean: bool) -> bytes:
+        """State of a log's partitions at its written position."""
+        epoch = r.EpochStarted(self.logs[slot].epoch, self.now_wall_ns, self.boot_id, clean)
+        return r.encode_snapshot(self.catalog.snapshot(slot, epoch))
+
+    def publish_counters(self) -> None:
+        """Refresh this worker's counters in shared memory."""
+        counters = self.boot.counters
+        intake, delivery = self.intake, self.delivery
+        values = {
+            Counter.MESSAGES_IN: intake.messages_in,
+            Counter.BYTES_IN: intake.bytes_in,
+            Counter.FRAMES_IN: intake.frames_in,
+            Counter.MESSAGES_OUT: delivery.messages_out,
+            Counter.BYTES_OUT: delivery.bytes_out,
+            Counter.DUPLICATES: intake.duplicates,
+            Counter.REFUSED: intake.refused,
+            Counter.REDELIVERED: delivery.redelivered,
+            Counter.SESSIONS: len(self.sessions),
+            Counter.PARTITIONS: len(self.catalog.by_id),
+            Counter.LOG_BYTES: sum(log.bytes_on_disk for log in self.logs),
+        }
+        for counter, value in values.items():
+            counters.set(counter, value)
+
+
+def main() -> int:
+    """Process entry."""
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    booted = boot()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    worker = ShardWorker(booted, context)
+    worker.start()
+    worker.run()
+    context.destroy(linger=0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
