@@ -13,7 +13,9 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 def pages() -> list[Path]:
     """README, tuning.md and everything in docs/ and requirements/, in reading order."""
     found = [ROOT / "README.md", ROOT / "tuning.md"]
-    return found + sorted((ROOT / "docs").rglob("*.md")) + sorted((ROOT / "requirements").glob("*.md"))
+    return (
+        found + sorted((ROOT / "docs").rglob("*.md")) + sorted((ROOT / "requirements").glob("*.md"))
+    )
 
 
 def anchors(page: Path) -> set[str]:
@@ -46,7 +48,9 @@ def main() -> int:
     """Print the pages, then what is wrong with them; 1 if anything is."""
     faults = []
     for page in pages():
-        heading = next((x for x in page.read_text().splitlines() if x.startswith("# ")), "# (no title)")
+        heading = next(
+            (x for x in page.read_text().splitlines() if x.startswith("# ")), "# (no title)"
+        )
         if "--quiet" not in sys.argv:
             print(f"{page.relative_to(ROOT)!s:50} {heading[2:]}")
         faults += broken_links(page)
