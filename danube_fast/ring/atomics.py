@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "store_seq_cst",
 ]
 
+_I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _ALIGNMENT = 8
 
@@ -103,17 +105,23 @@ def _fence(typing_context: Any) -> Any:
     return types.void(), generate
 
 
-_PAUSE = {"x86_64": "pause", "AMD64": "pause", "aarch64": "isb", "arm64": "isb"}
-"""What a spinning loop says to the processor. On aarch64 `yield` does nothing, `isb` waits."""
+_PAUSE: dict[str, tuple[str, tuple[int, ...]]] = {
+    "x86_64": ("llvm.x86.sse2.pause", ()),
+    "aarch64": ("llvm.aarch64.isb", (15,)),
+}
+"""LLVM's name, and arguments, of what a spinning loop says to the processor. On aarch64 `yield`
+does nothing; an instruction barrier over the full system (15) waits a little."""
 
 
 def _pause(typing_context: Any) -> Any:
     """Tell the processor that this is a spinning loop; nothing where it cannot be told."""
-    instruction = _PAUSE.get(platform.machine(), "")
+    name, numbers = _PAUSE.get(platform.machine(), ("", ()))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if instruction:
-            builder.asm(ir.FunctionType(ir.VoidType(), []), instruction, "", (), True)
+        if name:
+            kind = ir.FunctionType(ir.VoidType(), [_I32] * len(numbers))
+            function = cgutils.get_or_insert_function(builder.module, kind, name)
+            builder.call(function, [_I32(number) for number in numbers])
         return context.get_dummy_value()
 
     return types.void(), generate

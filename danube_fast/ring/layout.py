@@ -158,3 +158,63 @@ def control_bytes(process_count: int) -> int:
 def counter_bytes(process_count: int) -> int:
     """Memory of a counter block for `process_count` processes."""
     return COUNTER_HEADER_BYTES + process_count * COUNTER_SLOT_BYTES
+
+
+# ---------------------------------------------------------------- proof
+
+_RING_WORDS = {
+    "version": (AT_VERSION, "creator"),
+    "capacity_bytes": (AT_CAPACITY, "creator"),
+    "tail": (AT_TAIL, "producer"),
+    "cached_head": (AT_CACHED_HEAD, "producer"),
+    "head": (AT_HEAD, "consumer"),
+    "cached_tail": (AT_CACHED_TAIL, "consumer"),
+}
+_SLOT_WORDS = {
+    "status": (AT_STATUS, "process"),
+    "pid": (AT_PID, "process"),
+    "heartbeats": (AT_HEARTBEAT, "process, any thread"),
+    "desired_state": (AT_DESIRED_STATE, "supervisor"),
+    "restarts": (AT_RESTARTS, "supervisor"),
+    "sleeping": (AT_SLEEPING, "process and peers"),
+    "sleep_count": (AT_SLEEP_COUNT, "process and peers"),
+}
+
+
+def _prove_words(name: str, words: dict[str, tuple[int, str]], byte_count: int) -> None:
+    writers: dict[int, str] = {}
+    taken: set[int] = set()
+    for word, (at, writer) in words.items():
+        if at % WORD_BYTES or at in taken or not 0 <= at <= byte_count - WORD_BYTES:
+            raise ImportError(f"{name} word {word} at {at} overlaps, is unaligned or lies outside")
+        taken.add(at)
+        if writers.setdefault(at // LINE_BYTES, writer) != writer:
+            raise ImportError(f"{name} word {word}: its line has another writer than {writer}")
+
+
+def _prove() -> None:
+    _prove_words("ring", _RING_WORDS, RING_HEADER_BYTES)
+    _prove_words("control slot", _SLOT_WORDS, CONTROL_SLOT_BYTES)
+    sizes = {
+        "ring header": RING_HEADER_BYTES,
+        "control header": CONTROL_HEADER_BYTES,
+        "control slot": CONTROL_SLOT_BYTES,
+        "counter header": COUNTER_HEADER_BYTES,
+        "counter slot": COUNTER_SLOT_BYTES,
+    }
+    for name, byte_count in sizes.items():
+        if byte_count % LINE_BYTES:
+            raise ImportError(f"{name} of {byte_count} bytes is no multiple of {LINE_BYTES}")
+    for capacity in (RING_CAPACITY_BYTES_MIN, RING_CAPACITY_BYTES_MAX):
+        largest = record_bytes(record_payload_bytes_max(capacity))
+        if capacity & (capacity - 1) or 2 * largest > capacity:
+            raise ImportError(f"ring capacity {capacity}: a record of {largest} and a pad can wrap")
+    if RECORD_HEADER_BYTES != RECORD_ALIGNMENT:
+        raise ImportError("a pad record must fit wherever a record does not")
+    if RING_CAPACITY_BYTES_MAX > RECORD_LENGTH_MASK >> 1:
+        raise ImportError("place and length of a record no longer fit one int64")
+    if len({RING_VERSION_WORD, CONTROL_VERSION_WORD, COUNTER_VERSION_WORD}) != 3:
+        raise ImportError("two kinds of shared memory have the same version word")
+
+
+_prove()
