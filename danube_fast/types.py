@@ -19,6 +19,7 @@ from danube_fast.errors import InvalidArgument
 __all__ = [
     "Dispatch",
     "Durability",
+    "Permission",
     "SubscriptionType",
     "TopicName",
     "parse_topic",
@@ -49,6 +50,19 @@ class SubscriptionType(enum.StrEnum):
     SHARED = "shared"
     FAILOVER = "failover"
     KEY_SHARED = "key_shared"
+
+
+class Permission(enum.StrEnum):
+    """What a principal may be allowed to do, on a topic, a namespace or the cluster."""
+
+    LOOKUP = "lookup"
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    MANAGE_NAMESPACE = "manage_namespace"
+    MANAGE_TOPIC = "manage_topic"
+    MANAGE_SCHEMA = "manage_schema"
+    MANAGE_BROKER = "manage_broker"
+    MANAGE_CLUSTER = "manage_cluster"
 
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
