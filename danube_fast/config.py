@@ -1,71 +1,273 @@
-"""The one Settings struct: what a user may tune. Components are passed in, never configured here.
+"""The one Settings struct, and where its values come from: what a user may tune, nothing else.
 
-Every field has its unit in its name. tuning.md explains each; `danube-fast config show` prints the
-values in force and where they came from.
+Components (clock, stores, transport) are passed in, never configured here. Every field has its unit in
+its name; tuning.md explains each. A value is taken from the first of these that gives it:
+
+    flag  >  DANUBE_* environment variable  >  TOML file  >  default
+
+and `danube-fast config show` prints each value with the place it came from.
 """
 
 from __future__ import annotations
 
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
 import msgspec
+from msgspec import Meta
 
-__all__ = ["Settings"]
+from danube_fast.errors import InvalidArgument, NotFound
 
-MIB = 1024 * 1024
+__all__ = ["LoadedSettings", "Settings", "load_settings", "split_address"]
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+TIB = 1024 * GIB
+HOUR_MS = 3600 * 1000
+YEAR_SECONDS = 366 * 24 * 3600
+
+PORT_MAX = 65535
+ENVIRONMENT_PREFIX = "DANUBE_"
+ENVIRONMENT_OTHERS = frozenset(
+    {
+        "DANUBE_CONFIG",
+        "DANUBE_PLAIN_CRC",
+        "DANUBE_PLAIN_FRAMES",
+        "DANUBE_TEST_RUN",
+        "DANUBE_URL",
+    }
+)
+"""Variables with our prefix that are no settings."""
+RESEMBLANCE_MIN = 0.75
+"""From here on an unknown DANUBE_* variable is taken for a misspelt setting."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a broker. Defaults are right for one host."""
 
     # where
-    data_dir: str = "danube-data"
+    data_dir: Annotated[str, Meta(min_length=1)] = "danube-data"
     listen: str = "127.0.0.1:6650"
     advertise: str = ""
     admin: str = ""
-    workers: int = 2
-    log_format: str = "text"
+    workers: Annotated[int, Meta(ge=1, le=256)] = 2
+    log_format: Annotated[str, Meta(pattern="^(text|json)$")] = "text"
 
     # log
-    segment_bytes: int = 128 * MIB
-    spare_segments: int = 2
-    wal_bytes_max: int = 0
+    segment_bytes: Annotated[int, Meta(ge=64 * KIB, le=16 * GIB, multiple_of=4096)] = 128 * MIB
+    spare_segments: Annotated[int, Meta(ge=0, le=64)] = 2
+    wal_bytes_max: Annotated[int, Meta(ge=0)] = 0
     """0 = the smaller of 100 GiB and half the free disk."""
-    group_bytes_max: int = 4 * MIB
-    idle_marker_ms: int = 100
-    retention_seconds_min: int = 24 * 3600
-    snapshot_bytes_max: int = 1024 * MIB
-    index_flush_entries: int = 4096
-    index_map_bytes: int = 64 * MIB
+    group_bytes_max: Annotated[int, Meta(ge=64 * KIB, le=64 * MIB)] = 4 * MIB
+    idle_marker_ms: Annotated[int, Meta(ge=1, le=HOUR_MS)] = 100
+    retention_seconds_min: Annotated[int, Meta(ge=0, le=100 * YEAR_SECONDS)] = 24 * 3600
+    snapshot_bytes_max: Annotated[int, Meta(ge=MIB, le=TIB)] = 1024 * MIB
+    index_flush_entries: Annotated[int, Meta(ge=1, le=10_000_000)] = 4096
+    index_map_bytes: Annotated[int, Meta(ge=MIB, le=16 * TIB)] = 64 * MIB
 
     # messages
-    message_bytes_max: int = 16 * MIB
+    message_bytes_max: Annotated[int, Meta(ge=KIB, le=GIB)] = 16 * MIB
     auto_create_topics: bool = True
-    partitions_per_topic_max: int = 4096
+    partitions_per_topic_max: Annotated[int, Meta(ge=1, le=65_536)] = 4096
 
     # sessions
-    handshake_timeout_ms: int = 5000
-    heartbeat_ms: int = 500
-    heartbeat_idle_ms: int = 5000
-    session_timeout_ms: int = 2500
-    sessions_max: int = 20_000
-    send_queue_messages_max: int = 1000
+    handshake_timeout_ms: Annotated[int, Meta(ge=100, le=HOUR_MS)] = 5000
+    heartbeat_ms: Annotated[int, Meta(ge=10, le=HOUR_MS)] = 500
+    heartbeat_idle_ms: Annotated[int, Meta(ge=10, le=HOUR_MS)] = 5000
+    session_timeout_ms: Annotated[int, Meta(ge=50, le=HOUR_MS)] = 2500
+    sessions_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
+    send_queue_messages_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
 
     # dedup
-    dedup_batches_max: int = 64
-    producers_max: int = 100_000
-    producer_expiry_seconds: int = 7 * 24 * 3600
+    dedup_batches_max: Annotated[int, Meta(ge=1, le=64)] = 64
+    producers_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
+    producer_expiry_seconds: Annotated[int, Meta(ge=1, le=100 * YEAR_SECONDS)] = 7 * 24 * 3600
 
     # delivery
-    tail_bytes_max: int = 64 * MIB
+    tail_bytes_max: Annotated[int, Meta(ge=0, le=TIB)] = 64 * MIB
     """Recent frames that a worker keeps in memory for consumers near the tail."""
-    memory_topic_bytes_max: int = 256 * MIB
-    ack_commit_ms: int = 100
-    delivery_bytes_max: int = 1 * MIB
+    memory_topic_bytes_max: Annotated[int, Meta(ge=64 * KIB, le=TIB)] = 256 * MIB
+    ack_commit_ms: Annotated[int, Meta(ge=1, le=HOUR_MS)] = 100
+    delivery_bytes_max: Annotated[int, Meta(ge=4 * KIB, le=GIB)] = 1 * MIB
     """Largest DELIVER, unless one frame alone is larger."""
 
     # processes
-    mailbox_bytes: int = 1 * MIB
-    stop_timeout_ms: int = 10_000
-    worker_start_timeout_ms: int = 60_000
-    heartbeat_timeout_ms: int = 10_000
+    mailbox_bytes: Annotated[int, Meta(ge=64 * KIB, le=GIB)] = 1 * MIB
+    stop_timeout_ms: Annotated[int, Meta(ge=100, le=HOUR_MS)] = 10_000
+    worker_start_timeout_ms: Annotated[int, Meta(ge=1000, le=HOUR_MS)] = 60_000
+    heartbeat_timeout_ms: Annotated[int, Meta(ge=500, le=HOUR_MS)] = 10_000
     """A ready process that shows no life for this long is killed and started again."""
-    restart_delay_ms: int = 100
+    restart_delay_ms: Annotated[int, Meta(ge=0, le=HOUR_MS)] = 100
+
+
+class LoadedSettings(NamedTuple):
+    """Settings, where each value came from, and the DANUBE_* variables that mean nothing here."""
+
+    settings: Settings
+    sources: dict[str, str]
+    """Field name -> "flag --workers", "DANUBE_WORKERS", a file's path, or "default"."""
+    ignored_variables: list[str]
+
+
+_TYPES: dict[str, type] = {
+    name: get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    for name, hint in get_type_hints(Settings, include_extras=True).items()
+}
+_RANGES: dict[str, Meta] = {
+    name: get_args(hint)[1]
+    for name, hint in get_type_hints(Settings, include_extras=True).items()
+    if get_origin(hint) is Annotated
+}
+_KINDS = {int: "a whole number", bool: "true or false", str: "a text"}
+_WORDS = {"true": True, "1": True, "yes": True, "on": True}
+_WORDS |= {"false": False, "0": False, "no": False, "off": False}
+
+
+def load_settings(
+    flags: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: str | Path | None = None,
+) -> LoadedSettings:
+    """Put settings together. A flag that is None was not given.
+
+    Raises InvalidArgument for an unknown name, a wrong type or a value out of range, naming the
+    place; NotFound when `file` cannot be read.
+    """
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(_TYPES, "default")
+    ignored: list[str] = []
+    if file is not None:
+        for name, value in _read_file(Path(file)).items():
+            values[name] = _typed(name, value, str(file))
+            sources[name] = str(file)
+    for variable, text in sorted((environment or {}).items()):
+        setting = _setting_of(variable)
+        if setting is not None:
+            values[setting] = _typed(setting, _parse(setting, text, variable), variable)
+            sources[setting] = variable
+        elif variable.startswith(ENVIRONMENT_PREFIX) and variable not in ENVIRONMENT_OTHERS:
+            ignored.append(variable)
+    for name, value in (flags or {}).items():
+        if name not in _TYPES:
+            raise InvalidArgument(_unknown(name, "a flag"))
+        if value is not None:
+            sources[name] = f"flag --{name.replace('_', '-')}"
+            values[name] = _typed(name, value, sources[name])
+    settings = Settings(**values)
+    _check_together(settings, sources)
+    return LoadedSettings(settings, sources, ignored)
+
+
+def split_address(text: str, what: str) -> tuple[str, int]:
+    """HOST:PORT as its two parts; an IPv6 host stands in brackets. `what` names it in the error."""
+    host, separator, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    sound = host and port.isascii() and port.isdigit() and (bracketed or ":" not in host)
+    if not separator or not sound or int(port) > PORT_MAX:
+        raise InvalidArgument(
+            f"{what} is {text!r}; write HOST:PORT with a port from 0 to {PORT_MAX}, for example "
+            "127.0.0.1:6650"
+        )
+    return (host[1:-1] if bracketed else host), int(port)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as opened:
+            content = tomllib.load(opened)
+    except OSError as error:
+        raise NotFound(
+            f"the configuration file {path} cannot be read ({error.strerror}); check its name"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} is not TOML: {error}; correct it there") from error
+    for name in content:
+        if name not in _TYPES:
+            raise InvalidArgument(_unknown(name, str(path)))
+    return content
+
+
+def _setting_of(variable: str) -> str | None:
+    """The setting that an environment variable names; None if it is none of ours."""
+    if not variable.startswith(ENVIRONMENT_PREFIX) or variable in ENVIRONMENT_OTHERS:
+        return None
+    name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+    if name in _TYPES:
+        return name
+    # Others use our prefix too (an orchestrator sets DANUBE_SERVICE_HOST for a service of that name), so
+    # only what looks like a slip of the pen is refused.
+    if difflib.get_close_matches(name, _TYPES, 1, RESEMBLANCE_MIN):
+        raise InvalidArgument(_unknown(name, f"the environment ({variable})"))
+    return None
+
+
+def _unknown(name: str, place: str) -> str:
+    near = difflib.get_close_matches(name, _TYPES, 1, 0.5)
+    remedy = f"did you mean {near[0]!r}?" if near else "`danube-fast config show` lists them all"
+    return f"there is no setting {name!r} (in {place}); {remedy}"
+
+
+def _parse(name: str, text: str, place: str) -> Any:
+    """The value that an environment variable spells."""
+    kind = _TYPES[name]
+    if kind is bool:
+        value = _WORDS.get(text.strip().lower())
+        if value is None:
+            raise InvalidArgument(_wrong_type(name, text, place))
+        return value
+    if kind is int:
+        try:
+            return int(text)
+        except ValueError:
+            raise InvalidArgument(_wrong_type(name, text, place)) from None
+    return text
+
+
+def _wrong_type(name: str, value: Any, place: str) -> str:
+    return f"{name} must be {_KINDS[_TYPES[name]]}, and {place} gives {value!r}; correct it there"
+
+
+def _typed(name: str, value: Any, place: str) -> Any:
+    """`value`, checked against the type and the range of the field."""
+    kind = _TYPES[name]
+    if type(value) is not kind:
+        raise InvalidArgument(_wrong_type(name, value, place))
+    meta = _RANGES.get(name)
+    if meta is not None:
+        try:
+            msgspec.convert(value, Annotated[kind, meta])
+        except msgspec.ValidationError:
+            raise InvalidArgument(
+                f"{name} must be {_range_text(meta)}, and {place} gives {value!r}; correct it there"
+            ) from None
+    return value
+
+
+def _range_text(meta: Meta) -> str:
+    if meta.pattern is not None:
+        return meta.pattern.strip("^$()").replace("|", " or ")
+    if meta.min_length is not None:
+        return "a text that is not empty"
+    text = f"from {meta.ge}" if meta.le is not None else f"at least {meta.ge}"
+    if meta.le is not None:
+        text += f" to {meta.le}"
+    if meta.multiple_of is not None:
+        text += f" and a multiple of {meta.multiple_of}"
+    return text
+
+
+def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
+    """Values that are right alone and wrong together."""
+    split_address(settings.listen, f"listen ({sources['listen']})")
+    if settings.admin:
+        split_address(settings.admin, f"admin ({sources['admin']})")
+    if settings.session_timeout_ms < 2 * settings.heartbeat_ms:
+        raise InvalidArgument(
+            f"session_timeout_ms ({settings.session_timeout_ms}, {sources['session_timeout_ms']}) "
+            f"must be at least twice heartbeat_ms ({settings.heartbeat_ms}, "
+            f"{sources['heartbeat_ms']}), or one late heartbeat ends a session; change one of them"
+        )
