@@ -40,6 +40,7 @@ from danube_fast.frame.layout import (
     BUFFER_DIRECTORY_BYTES,
     BUFFER_ENTRY_BYTES,
     BUFFER_ID_MAX,
+    BUFFER_KINDS,
     CLIENT_HALF_BYTES,
     CODEC_NONE,
     CODEC_ZSTD,
@@ -67,9 +68,14 @@ from danube_fast.frame.layout import (
     ID_OFFSET_DELTA,
     ID_PAYLOAD_DATA,
     ID_PAYLOAD_OFFSETS,
-    ID_PAYLOAD_VALIDITY,
     ID_REDELIVERY_COUNT,
     ID_SEQUENCE_DELTA,
+    KIND_ATTRIBUTE_OFFSETS,
+    KIND_DATA,
+    KIND_DELTAS,
+    KIND_OFFSETS,
+    KIND_VALIDITY,
+    KIND_WORDS,
     OFFSET_BYTES,
     SEQUENCE_MAX,
     TIME_BYTES,
@@ -172,38 +178,6 @@ _DELTAS = int(Fault.DELTAS)
 _RESERVED_A_WORD = CLIENT_HALF_BYTES - 8  # the word whose upper bytes are reserved
 _RESERVED_A_SHIFT = 8 * (AT_RESERVED_A - _RESERVED_A_WORD)
 _CRC_BYTES = 4
-_KIND_VALIDITY = 1
-_KIND_OFFSETS = 2
-_KIND_DATA = 3
-_KIND_ATTRIBUTE_OFFSETS = 4
-_KIND_WORDS = 5
-_KIND_HALVES = 6
-_KIND_DELTAS = 7
-
-
-def _kinds() -> tuple[int, ...]:
-    kinds = dict.fromkeys(range(BUFFER_ID_MAX + 1), 0)
-    for buffer_id in (
-        ID_PAYLOAD_VALIDITY, ID_KEY_VALIDITY, ID_EVENT_TIME_VALIDITY, ID_DELIVER_AT_VALIDITY,
-    ):  # fmt: skip
-        kinds[buffer_id] = _KIND_VALIDITY
-    for buffer_id in (ID_PAYLOAD_OFFSETS, ID_KEY_OFFSETS, ID_ATTRIBUTE_OFFSETS):
-        kinds[buffer_id] = _KIND_OFFSETS
-    for buffer_id in (
-        ID_PAYLOAD_DATA, ID_KEY_DATA, ID_ATTRIBUTE_KEY_DATA, ID_ATTRIBUTE_VALUE_DATA,
-    ):  # fmt: skip
-        kinds[buffer_id] = _KIND_DATA
-    for buffer_id in (ID_ATTRIBUTE_KEY_OFFSETS, ID_ATTRIBUTE_VALUE_OFFSETS):
-        kinds[buffer_id] = _KIND_ATTRIBUTE_OFFSETS
-    for buffer_id in (ID_KEY_HASH, ID_EVENT_TIME, ID_DELIVER_AT):
-        kinds[buffer_id] = _KIND_WORDS
-    for buffer_id in (ID_SEQUENCE_DELTA, ID_REDELIVERY_COUNT):
-        kinds[buffer_id] = _KIND_HALVES
-    kinds[ID_OFFSET_DELTA] = _KIND_DELTAS
-    return tuple(kinds.values())
-
-
-_KINDS = _kinds()
 
 
 def _bits(*buffer_ids: int) -> int:
@@ -267,19 +241,19 @@ def _check_buffer(
     kind: int, place: int, byte_count: int, count: int, attribute_count: int, data_bytes: int
 ) -> int:
     """Size and content of one buffer. Returns the last offset of an offsets buffer, else 0."""
-    if kind == _KIND_DATA:
+    if kind == KIND_DATA:
         return 0 if byte_count == data_bytes else _OFFSETS
-    if kind == _KIND_OFFSETS:
+    if kind == KIND_OFFSETS:
         if byte_count != OFFSET_BYTES * (count + 1):
             return _BUFFER_BYTES
         return _check_offsets(place, count)
-    if kind == _KIND_ATTRIBUTE_OFFSETS:
+    if kind == KIND_ATTRIBUTE_OFFSETS:
         if byte_count != OFFSET_BYTES * (attribute_count + 1):
             return _BUFFER_BYTES
         return _check_offsets(place, attribute_count)
-    if kind == _KIND_VALIDITY:
+    if kind == KIND_VALIDITY:
         expected = (count + 7) >> 3
-    elif kind == _KIND_WORDS:
+    elif kind == KIND_WORDS:
         expected = TIME_BYTES * count
     else:
         expected = DELTA_BYTES * count
@@ -323,18 +297,18 @@ def check_body(body: int, body_bytes: int, count: int, flags: int, offset_span: 
             return _DIRECTORY
         if byte_count > end - place or load_u16(entry + AT_ENTRY_RESERVED) != 0:
             return _DIRECTORY
-        kind = _KINDS[buffer_id]
+        kind = BUFFER_KINDS[buffer_id]
         code = _check_buffer(kind, place, byte_count, count, attributes, data_bytes)
-        if code == 0 and kind == _KIND_DELTAS:
+        if code == 0 and kind == KIND_DELTAS:
             code = _check_deltas(place, count, offset_span)
         if code < 0:
             return code
-        if nulls != 0 and kind == _KIND_OFFSETS and _check_nulls(nulls, place, count) != 0:
+        if nulls != 0 and kind == KIND_OFFSETS and _check_nulls(nulls, place, count) != 0:
             return _NULLS
         if buffer_id == ID_ATTRIBUTE_OFFSETS:
             attributes = code
         data_bytes = code
-        nulls = place if kind == _KIND_VALIDITY else 0
+        nulls = place if kind == KIND_VALIDITY else 0
         present |= 1 << buffer_id
         previous = buffer_id
         place += (byte_count + FRAME_ALIGNMENT - 1) & -FRAME_ALIGNMENT

@@ -89,7 +89,7 @@ def decompress_body(packed: Any, codec: int, raw_body_bytes: int) -> bytes:
         if codec == Codec.LZ4:
             if raw_body_bytes > _LZ4_RATIO_MAX * len(packed):
                 raise ValueError("more than lz4 can hold")
-            body = lz4.block.decompress(packed, uncompressed_size=raw_body_bytes)
+            body = bytes(lz4.block.decompress(packed, uncompressed_size=raw_body_bytes))
         else:
             body = _zstd_decompress(packed, raw_body_bytes)
     except (ValueError, RuntimeError, MemoryError, zstandard.ZstdError) as error:

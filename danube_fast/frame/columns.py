@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from danube_fast.errors import InvalidArgument
-from danube_fast.frame.cpython import BYTES_TYPE, NONE
+from danube_fast.frame.cpython import BYTES_TYPE, NONE, OBJECTS_READABLE
 from danube_fast.frame.pack_kernels import (
     JOB_ATTRIBUTE_KEYS,
     JOB_ATTRIBUTE_VALUES,
@@ -33,7 +33,7 @@ from danube_fast.frame.pack_kernels import (
     JOB_WORDS,
 )
 
-__all__ = ["Attributes", "Columns", "Times", "array_address", "as_items", "wrong_type"]
+__all__ = ["Attributes", "Columns", "Times", "array_address", "as_items", "as_list"]
 
 Attributes = Sequence[Mapping[str, str] | None]
 """Attributes per message; None and an empty mapping mean the same."""
@@ -44,7 +44,7 @@ _INT64 = np.dtype(np.int64)
 _WORD = 8
 
 
-def wrong_type(what: str, index: int, value: object, wanted: str) -> InvalidArgument:
+def _wrong_type(what: str, index: int, value: object, wanted: str) -> InvalidArgument:
     """The error for a value of a type that cannot be packed."""
     return InvalidArgument(f"{what} {index} is {type(value).__name__}; it must be {wanted}")
 
@@ -54,21 +54,27 @@ def array_address(array: np.ndarray[Any, Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+def as_list(values: Any, what: str) -> list[Any]:
+    """The caller's own list, or a new one of what it gave. Items are not looked at."""
+    if type(values) is list:
+        return values
+    if isinstance(values, bytes | bytearray | memoryview | str):
+        raise InvalidArgument(f"{what}s are one {type(values).__name__}; give a list of bytes")
+    return list(values)
+
+
 def as_items(values: Any, what: str) -> list[Any]:
     """A plain list of exact `bytes` and None: the caller's own list if it is one already.
 
     Subclasses of bytes are copied into bytes. Raises InvalidArgument for any other type.
     """
-    if type(values) is not list:
-        if isinstance(values, bytes | bytearray | memoryview | str):
-            raise InvalidArgument(f"{what}s are one {type(values).__name__}; give a list of bytes")
-        values = list(values)
+    values = as_list(values, what)
     if all(value is None or type(value) is bytes for value in values):
-        return list(values) if type(values) is not list else values
+        return values  # type: ignore[no-any-return]
     items = []
     for index, value in enumerate(values):
         if value is not None and not isinstance(value, bytes):
-            raise wrong_type(what, index, value, "bytes or None")
+            raise _wrong_type(what, index, value, "bytes or None")
         items.append(None if value is None else bytes(value))
     return items
 
@@ -100,7 +106,7 @@ def _times(times: Times | np.ndarray[Any, Any], what: str) -> tuple[Any, Any]:
         return np.ascontiguousarray(times), None
     for index, time in enumerate(times):
         if time is not None and type(time) is not int:
-            raise wrong_type(what, index, time, "int (nanoseconds) or None")
+            raise _wrong_type(what, index, time, "int (nanoseconds) or None")
     try:
         values = np.array([0 if time is None else time for time in times], dtype=_INT64)
     except OverflowError:
@@ -139,7 +145,7 @@ class Columns:
         event_times: Times | np.ndarray[Any, Any] | None = None,
         deliver_at: Times | np.ndarray[Any, Any] | None = None,
     ) -> None:
-        self.payloads = as_items(payloads, "payload")
+        self.payloads = as_list(payloads, "payload")
         self.count = len(self.payloads)
         for what, column in (
             ("keys", keys),
@@ -151,7 +157,7 @@ class Columns:
                 raise InvalidArgument(
                     f"{what} has {len(column)} entries for {self.count} payloads; give one each"
                 )
-        self.keys = None if keys is None else as_items(keys, "key")
+        self.keys = None if keys is None else as_list(keys, "key")
         self.pair_totals: Any = None
         self.attribute_keys: list[bytes] = []
         self.attribute_values: list[bytes] = []
@@ -168,6 +174,17 @@ class Columns:
             self.deliver_at, self.deliver_at_valid = _times(deliver_at, "deliver_at")
         self.job = np.zeros(JOB_WORDS, dtype=_INT64)
         self.job_address = array_address(self.job)
+        if OBJECTS_READABLE:
+            self._fill_job()
+        else:
+            self.verify()
+
+    def verify(self) -> None:
+        """Look at the type of every payload and key. Kernels do so themselves and call this when
+        they meet something else than bytes: subclasses are copied, the rest is InvalidArgument."""
+        self.payloads = as_items(self.payloads, "payload")
+        if self.keys is not None:
+            self.keys = as_items(self.keys, "key")
         self._fill_job()
 
     def _fill_job(self) -> None:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import numba
 import numba.core.config
+import numpy as np
 
 __all__ = ["address_of", "direct", "kernel"]
 
@@ -39,7 +40,10 @@ def _cache_folder() -> Path:
                 digest.update(source.name.encode() + b"\0" + text)
     name = f"kernels-{digest.hexdigest()[:16]}"
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for parent in (base / "danube-fast", Path(tempfile.gettempdir()) / f"danube-fast-{os.getuid()}"):
+    for parent in (
+        base / "danube-fast",
+        Path(tempfile.gettempdir()) / f"danube-fast-{os.getuid()}",
+    ):
         try:
             (parent / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError:
@@ -70,8 +74,18 @@ def direct(function: Any) -> Callable[..., Any]:
     return overload.entry_point  # type: ignore[no-any-return]
 
 
-def address_of(buffer: Any) -> int:
-    """Address of the first byte of a bytes-like object. The caller keeps the object alive."""
-    import numpy as np
+@kernel("int64(Array(uint8, 1, 'C', True))")
+def _array_address(array: Any) -> int:
+    return array.ctypes.data  # type: ignore[no-any-return]
 
-    return int(np.frombuffer(buffer, dtype=np.uint8).ctypes.data)
+
+_call_array_address = direct(_array_address)
+_BYTE = np.dtype(np.uint8)
+
+
+def address_of(buffer: Any) -> int:
+    """Address of the first byte of a contiguous bytes-like object (about 0.3 us).
+
+    The caller keeps the object alive.
+    """
+    return _call_array_address(np.frombuffer(buffer, _BYTE))  # type: ignore[no-any-return]

@@ -244,6 +244,45 @@ ID_OFFSET_DELTA = int(BufferId.OFFSET_DELTA)
 ID_SEQUENCE_DELTA = int(BufferId.SEQUENCE_DELTA)
 ID_REDELIVERY_COUNT = int(BufferId.REDELIVERY_COUNT)
 
+KIND_VALIDITY = 1
+"""Bitmap, ceil(n / 8) bytes."""
+KIND_OFFSETS = 2
+"""int32[n + 1] into the buffer behind it."""
+KIND_ATTRIBUTE_OFFSETS = 3
+"""int32[m + 1] into the data behind it, where m pairs are the last of ATTRIBUTE_OFFSETS."""
+KIND_DATA = 4
+"""As many bytes as the last offset before it says."""
+KIND_WORDS = 5
+"""8 bytes a message."""
+KIND_HALVES = 6
+"""4 bytes a message."""
+KIND_DELTAS = 7
+"""u32[n], strictly rising, below offset_span."""
+
+_KIND_OF = {
+    BufferId.PAYLOAD_VALIDITY: KIND_VALIDITY,
+    BufferId.PAYLOAD_OFFSETS: KIND_OFFSETS,
+    BufferId.PAYLOAD_DATA: KIND_DATA,
+    BufferId.KEY_VALIDITY: KIND_VALIDITY,
+    BufferId.KEY_OFFSETS: KIND_OFFSETS,
+    BufferId.KEY_DATA: KIND_DATA,
+    BufferId.KEY_HASH: KIND_WORDS,
+    BufferId.ATTRIBUTE_OFFSETS: KIND_OFFSETS,
+    BufferId.ATTRIBUTE_KEY_OFFSETS: KIND_ATTRIBUTE_OFFSETS,
+    BufferId.ATTRIBUTE_KEY_DATA: KIND_DATA,
+    BufferId.ATTRIBUTE_VALUE_OFFSETS: KIND_ATTRIBUTE_OFFSETS,
+    BufferId.ATTRIBUTE_VALUE_DATA: KIND_DATA,
+    BufferId.EVENT_TIME_VALIDITY: KIND_VALIDITY,
+    BufferId.EVENT_TIME: KIND_WORDS,
+    BufferId.DELIVER_AT_VALIDITY: KIND_VALIDITY,
+    BufferId.DELIVER_AT: KIND_WORDS,
+    BufferId.OFFSET_DELTA: KIND_DELTAS,
+    BufferId.SEQUENCE_DELTA: KIND_HALVES,
+    BufferId.REDELIVERY_COUNT: KIND_HALVES,
+}
+BUFFER_KINDS = (0, *(_KIND_OF[buffer_id] for buffer_id in BufferId))
+"""Kind of each buffer, by its id."""
+
 
 def padded(byte_count: int) -> int:
     """`byte_count` rounded up to the frame alignment of 8."""
@@ -262,6 +301,8 @@ def _prove() -> None:
     for field, offset in expected.items():
         if _at(field) != offset:
             raise ImportError(f"frame header field {field} is at {_at(field)}, not at {offset}")
+    if [int(buffer_id) for buffer_id in BufferId] != list(range(1, BUFFER_ID_MAX + 1)):
+        raise ImportError("buffer ids are not 1, 2, 3, ... in order; BUFFER_KINDS needs that")
     if HEADER_DTYPE.itemsize != HEADER_BYTES:
         raise ImportError(f"frame header is {HEADER_DTYPE.itemsize} bytes, not {HEADER_BYTES}")
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from danube_fast.errors import InvalidArgument
 from danube_fast.frame.codec import compress_frame
-from danube_fast.frame.columns import Attributes, Columns, Times, as_items, wrong_type
+from danube_fast.frame.columns import Attributes, Columns, Times, as_list
 from danube_fast.frame.cpython import BYTES_TYPE, NONE, OBJECTS_READABLE
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.layout import (
@@ -27,12 +27,7 @@ from danube_fast.frame.layout import (
     HEADER_BYTES,
     Codec,
 )
-from danube_fast.frame.pack_kernels import (
-    COLUMN_KEY,
-    COLUMN_SHIFT,
-    pack_columns,
-    pack_payloads,
-)
+from danube_fast.frame.pack_kernels import pack_columns, pack_payloads
 from danube_fast.frame.plain import plain_pack
 from danube_fast.frame.stamp import seal
 
@@ -43,16 +38,6 @@ _pack_columns = direct(pack_columns)
 _seal = direct(seal)
 _count_at = ctypes.c_uint32.from_address
 _CAPACITY_MAX = HEADER_BYTES + BODY_BYTES_MAX
-
-
-def _fault(code: int, columns: Columns) -> InvalidArgument:
-    """The error for a negative answer of `pack_columns`: a list changed after it was checked."""
-    column, index = divmod(-code - 1, 1 << COLUMN_SHIFT)
-    if column > COLUMN_KEY:
-        return InvalidArgument("a list became shorter while it was packed; do not change it")
-    items = columns.keys if column == COLUMN_KEY else columns.payloads
-    value = items[index] if items is not None and index < len(items) else None
-    return wrong_type("key" if column == COLUMN_KEY else "payload", index, value, "bytes or None")
 
 
 def pack_columns_into(
@@ -73,8 +58,11 @@ def pack_columns_into(
             return needed, count
         return needed, 0
     needed = _pack_columns(destination_address, capacity_bytes, columns.job_address, start)
-    if needed < 0:
-        raise _fault(needed, columns)
+    if needed <= 0:  # something else than bytes
+        columns.verify()
+        needed = _pack_columns(destination_address, capacity_bytes, columns.job_address, start)
+    if needed <= 0:
+        raise InvalidArgument("a list changed while it was packed; hand over one that stays")
     if not destination_address or needed > capacity_bytes:
         return needed, 0
     return needed, _count_at(destination_address + AT_MESSAGE_COUNT).value
@@ -108,13 +96,12 @@ def pack_into(
             deliver_at=deliver_at,
         )
         return pack_columns_into(destination_address, capacity_bytes, columns, start)
-    items = payloads if type(payloads) is list else as_items(payloads, "payload")
+    items = as_list(payloads, "payload")
     if not 0 <= start < len(items):
         raise InvalidArgument(f"start {start} is not one of {len(items)} messages")
     capacity_bytes = min(capacity_bytes, _CAPACITY_MAX)
     needed = _pack_payloads(destination_address, capacity_bytes, id(items), start, BYTES_TYPE, NONE)
-    if needed <= 0:  # something else than bytes: subclasses are copied, the rest is refused
-        items = as_items(items, "payload")
+    if needed <= 0:  # something else than bytes
         return pack_columns_into(destination_address, capacity_bytes, Columns(items), start)
     if not destination_address or needed > capacity_bytes:
         return needed, 0
@@ -147,7 +134,7 @@ def encode_frame(
     )
     needed, _ = pack_columns_into(0, _CAPACITY_MAX, columns)
     frame = bytearray(min(needed, _CAPACITY_MAX))
-    frame_bytes, count = pack_columns_into(address_of(frame), len(frame), columns)
+    _, count = pack_columns_into(address_of(frame), len(frame), columns)
     if count != columns.count:
         raise InvalidArgument(
             f"{columns.count} messages do not fit one frame of {_CAPACITY_MAX} bytes "

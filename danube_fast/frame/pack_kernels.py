@@ -96,12 +96,6 @@ _SUM_BYTES = _CURSOR - _PAYLOAD_BYTES
 
 _ITEM_NULL = -1
 _ITEM_WRONG = -2
-COLUMN_SHIFT = 48
-"""A wrong type is returned as -(1 + index + (column << COLUMN_SHIFT)), with the columns below."""
-COLUMN_PAYLOAD = 0
-COLUMN_KEY = 1
-COLUMN_LENGTHS = 2
-"""A list has become shorter than the payloads' since it was measured."""
 _ENTRY_SIZE_SHIFT = 32  # a directory entry as one word: u16 id | u16 zero | u32 size
 
 
@@ -205,7 +199,7 @@ def _write_items(
 def _measure(
     items: int, count: int, capacity: int, bytes_type: int, none: int
 ) -> tuple[int, int, int, int]:
-    """(how many fit, sum of their bytes, nulls, frame_bytes needed or a wrong type's code)."""
+    """(how many fit, sum of their bytes, nulls, frame_bytes needed or -1)."""
     fixed = HEADER_BYTES + BUFFER_DIRECTORY_BYTES
     data_bytes, nulls, needed = 0, 0, 0
     for index in range(count):
@@ -213,7 +207,7 @@ def _measure(
         null = 0
         if size < 0:
             if size == _ITEM_WRONG:
-                return (index, data_bytes, nulls, -1 - index)
+                return (index, data_bytes, nulls, -1)
             size, null = 0, 1
         larger = fixed + _bytes_column_size(index + 1, data_bytes + size, nulls + null)
         if larger > capacity:
@@ -231,7 +225,7 @@ def pack_payloads(
     """Pack payloads[start:] while they fit; `payloads` is the address of a list.
 
     Returns frame_bytes; the count stands in the header. If not even one fits, returns what one
-    needs (more than `capacity`) and writes nothing. A wrong type gives -(1 + its index - start).
+    needs (more than `capacity`) and writes nothing. -1 if an item is neither bytes nor None.
     With `destination` 0 nothing is written: what the messages that fit need.
     """
     items = load_i64(payloads + AT_LIST_ITEMS) + POINTER_BYTES * start
@@ -264,10 +258,10 @@ def _list_item(list_address: int, index: int) -> int:
 
 @kernel("int64(int64,int64,int64,int64,int64)")
 def _add_item(job: int, column: int, sums: int, index: int, sign: int) -> int:
-    """Add (sign 1) or take back (-1) one byte string: 0, or a column code if it is wrong."""
+    """Add (sign 1) or take back (-1) one byte string: 0, or -1 if it is missing or no bytes."""
     item = _list_item(load_i64(job + column), index)
     if item == 0:
-        return COLUMN_LENGTHS << COLUMN_SHIFT
+        return -1
     size = _item_bytes(item, load_i64(job + JOB_BYTES_TYPE), load_i64(job + JOB_NONE))
     if size == _ITEM_WRONG:
         return -1
@@ -280,7 +274,7 @@ def _add_item(job: int, column: int, sums: int, index: int, sign: int) -> int:
 
 @kernel("int64(int64,int64,int64)")
 def _add_pairs(job: int, index: int, sign: int) -> int:
-    """Add or take back the attributes of one message: 0, or a code if a list is too short."""
+    """Add or take back the attributes of one message: 0, or -1 if a list is too short."""
     totals = load_i64(job + JOB_PAIR_TOTALS) + _WORD * index
     keys = load_i64(job + JOB_ATTRIBUTE_KEYS)
     values = load_i64(job + JOB_ATTRIBUTE_VALUES)
@@ -288,7 +282,7 @@ def _add_pairs(job: int, index: int, sign: int) -> int:
     for pair in range(first, last):
         key, value = _list_item(keys, pair), _list_item(values, pair)
         if key == 0 or value == 0:
-            return COLUMN_LENGTHS << COLUMN_SHIFT
+            return -1
         _add(job, _ATTRIBUTE_KEY_BYTES, sign * load_i64(key + AT_ITEM_COUNT))
         _add(job, _ATTRIBUTE_VALUE_BYTES, sign * load_i64(value + AT_ITEM_COUNT))
     _add(job, _PAIRS, sign * (last - first))
@@ -305,16 +299,12 @@ def _add_time(job: int, valid_word: int, nulls_word: int, index: int, sign: int)
 
 @kernel("int64(int64,int64,int64)")
 def _add_message(job: int, index: int, sign: int) -> int:
-    """Add or take back message `index`: 0, or what is wrong with it."""
+    """Add or take back message `index`: 0, or less if something of it cannot be packed."""
     code = _add_item(job, JOB_PAYLOADS, _PAYLOAD_BYTES, index, sign)
-    if code != 0:
-        return code if code > 0 else (COLUMN_PAYLOAD << COLUMN_SHIFT) + index + 1
     if load_i64(job + JOB_KEYS):
-        code = _add_item(job, JOB_KEYS, _KEY_BYTES, index, sign)
-        if code != 0:
-            return code if code > 0 else (COLUMN_KEY << COLUMN_SHIFT) + index + 1
+        code += _add_item(job, JOB_KEYS, _KEY_BYTES, index, sign)
     if load_i64(job + JOB_PAIR_TOTALS):
-        code = _add_pairs(job, index, sign)
+        code += _add_pairs(job, index, sign)
     _add_time(job, JOB_EVENT_TIME_VALID, _EVENT_TIME_NULLS, index, sign)
     _add_time(job, JOB_DELIVER_AT_VALID, _DELIVER_AT_NULLS, index, sign)
     return code
@@ -430,16 +420,15 @@ def _write_columns(destination: int, job: int, start: int, count: int) -> None:
 
 @kernel("int64(int64,int64,int64,int64)")
 def pack_columns(destination: int, capacity: int, job: int, start: int) -> int:
-    """As `pack_payloads`, with the columns of a job. A fault is -(1 + index + column code)."""
+    """As `pack_payloads`, with the columns of a job. -1 if something cannot be packed."""
     memory_zero(job + _PAYLOAD_BYTES, _SUM_BYTES)
     available = min(
         load_i64(load_i64(job + JOB_PAYLOADS) + AT_ITEM_COUNT), load_i64(job + JOB_COUNT)
     )
     count, needed = 0, 0
     for index in range(start, available):
-        code = _add_message(job, index, 1)
-        if code != 0:
-            return -code
+        if _add_message(job, index, 1) != 0:
+            return -1
         larger = _frame_size(job, count + 1)
         if larger > capacity:
             if count == 0:

@@ -6,14 +6,15 @@ what the tests compare the kernels with.
 
 from __future__ import annotations
 
+import itertools
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
 from danube_fast.frame.layout import (
-    AT_FRAME_BYTES,
     BUFFER_DIRECTORY_BYTES,
     BUFFER_ENTRY_BYTES,
     DELTA_BYTES,
@@ -44,14 +45,14 @@ def _validity(present: list[bool]) -> bytes:
     return np.packbits(np.array(present, dtype=np.uint8), bitorder="little").tobytes()
 
 
-def _offsets(items: list[bytes | None]) -> bytes:
+def _offsets(items: Sequence[bytes | None]) -> bytes:
     """int32 offsets of items laid end to end."""
     ends = np.zeros(len(items) + 1, dtype="<i4")
     np.cumsum([len(item or b"") for item in items], out=ends[1:])
     return ends.tobytes()
 
 
-def _bytes_column(offsets_id: BufferId, items: list[bytes | None]) -> _Buffers:
+def _bytes_column(offsets_id: BufferId, items: Sequence[bytes | None]) -> _Buffers:
     """Validity (if there are nulls), offsets, data."""
     buffers: _Buffers = []
     if None in items:
@@ -88,10 +89,11 @@ def _buffers(columns: Columns, start: int, stop: int) -> _Buffers:
         first, last = int(totals[0]), int(totals[-1])
         offsets = (totals - first).astype("<i4").tobytes()
         buffers.append((BufferId.ATTRIBUTE_OFFSETS, offsets))
-        keys = list(columns.attribute_keys[first:last])
-        buffers += _bytes_column(BufferId.ATTRIBUTE_KEY_OFFSETS, keys)
-        values = list(columns.attribute_values[first:last])
-        buffers += _bytes_column(BufferId.ATTRIBUTE_VALUE_OFFSETS, values)
+        for offsets_id, strings in (
+            (BufferId.ATTRIBUTE_KEY_OFFSETS, columns.attribute_keys),
+            (BufferId.ATTRIBUTE_VALUE_OFFSETS, columns.attribute_values),
+        ):
+            buffers += _bytes_column(offsets_id, strings[first:last])
     for times_id, times, valid in (
         (BufferId.EVENT_TIME, columns.event_times, columns.event_time_valid),
         (BufferId.DELIVER_AT, columns.deliver_at, columns.deliver_at_valid),
@@ -154,7 +156,7 @@ def plain_unpack(
     """Items start to stop of one column of byte strings; None where the validity bit is 0."""
     ends = offsets[start : stop + 1].tolist()
     items: list[bytes | None] = [
-        bytes(data[first:last]) for first, last in zip(ends, ends[1:], strict=False)
+        bytes(data[first:last]) for first, last in itertools.pairwise(ends)
     ]
     if validity is not None:
         for index in range(start, stop):

@@ -53,7 +53,7 @@ from danube_fast.frame.memory import (
     store_u64,
 )
 
-__all__ = ["seal", "stamp", "write_pad"]
+__all__ = ["reseal", "seal", "stamp", "write_pad"]
 
 
 @kernel("void(int64,int64,int64,int64,int64,int64,int64)")
@@ -99,6 +99,13 @@ def stamp(
     store_u32(address + AT_OFFSET_SPAN, offset_span)
     store_u32(address + AT_RESERVED_B, 0)
     store_u32(address + AT_RESERVED_C, 0)
+    store_u32(address + AT_HEADER_CRC32C, crc32c_extend(0, address, AT_HEADER_CRC32C))
+
+
+@kernel("void(int64)")
+def reseal(address: int) -> None:
+    """Write both crcs of a frame that the broker made from another one."""
+    store_u32(address + AT_BODY_CRC32C, body_crc(address, load_u32(address + AT_FRAME_BYTES)))
     store_u32(address + AT_HEADER_CRC32C, crc32c_extend(0, address, AT_HEADER_CRC32C))
 
 
