@@ -181,7 +181,7 @@ class Intake:
             slot = row[1]
             partition = self.partitions_by_slot.get(slot)
             journal = self.journals[partition.log_slot] if partition else None
-            text = (journal.refusal if journal else "") or "the topic's quota is reached"
+            text = (partition.refusal if partition else "") or (journal.refusal if journal else "")
         elif status == admission.STATUS_TOO_OLD:
             text = (
                 "accepted before, but too long ago to name its offset: only the last 64 batches of "

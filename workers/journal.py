@@ -290,6 +290,11 @@ class Journal:
     # ------------------------------------------------------------ completion
 
     @property
+    def busy(self) -> bool:
+        """Something is on its way to the disk."""
+        return self._group is not None or bool(self._records) or bool(self._in_flight)
+
+    @property
     def has_open_group(self) -> bool:
         """Result rows of this turn or an earlier one are still needed."""
         return self._group is not None

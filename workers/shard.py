@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ IDLE_POLL_MS = 250
 BUSY_POLL_MS = 2
 TIMER_POLL_MS = 10
 READ_AHEAD_BYTES = 1024 * 1024
+WAL_BYTES_CEILING = 100 * 1024**3
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -96,6 +98,13 @@ class ShardWorker:
             self.catalog.finish_restore(slot, self.boot_id)
             self._begin_epoch(slot)
         self._poller = zmq.Poller()
+        self.wal_bytes_max = settings.wal_bytes_max or self._default_wal_bytes_max()
+
+    def _default_wal_bytes_max(self) -> int:
+        """The smaller of 100 GiB and half the free disk, shared by the logs of all workers."""
+        usage = shutil.disk_usage(self.boot.config.data_dir)
+        total = min(WAL_BYTES_CEILING, usage.free // 2)
+        return max(total // max(1, self.boot.config.worker_count), 2 * self.settings.segment_bytes)
 
     # ------------------------------------------------------------ life
 
@@ -260,8 +269,9 @@ class ShardWorker:
         for partition, stored in entries:
             partition.append(stored)
             dirty[partition.partition_id] = partition
-            self.tail_bytes += stored.frame_bytes
-            order.append(partition)
+            if not partition.keeps_memory:
+                self.tail_bytes += stored.frame_bytes
+                order.append(partition)
 
     def _dispatch(self) -> None:
         if self.dirty:
@@ -282,7 +292,7 @@ class ShardWorker:
         while self.tail_bytes > limit and self._tail_head < len(order):
             partition = order[self._tail_head]
             self._tail_head += 1
-            if partition.tail_count:
+            if partition.tail_count and not partition.keeps_memory:
                 self.tail_bytes -= partition.evict()
         if self._tail_head > 1024 and 2 * self._tail_head > len(order):
             del order[: self._tail_head]
@@ -340,6 +350,15 @@ class ShardWorker:
             if sub.kind is SubscriptionKind.READER and sub in partition.readers:
                 partition.readers.remove(sub)
             self.dirty[partition.partition_id] = partition
+
+    def forget_partition(self, partition: Partition) -> None:
+        """A partition was removed: nothing of it is kept."""
+        for pending in (self.dirty, self.moved_cursors, self.delayed):
+            pending.pop(partition.partition_id, None)
+        while partition.tail_count:
+            freed = partition.evict()
+            if not partition.keeps_memory:
+                self.tail_bytes -= freed
 
     def close_session(self, session: Session) -> None:
         """A session ends: all its consumers leave."""

@@ -111,14 +111,14 @@ _SPREAD = -7046029254386353131  # 2**64 / golden ratio, odd: multiplicative hash
 
 
 @kernel("int64(int64,int64,int64)")
-def _cell_of(mask, partition_id, producer_id):  # type: ignore[no-untyped-def]
+def _cell_of(mask: int, partition_id: int, producer_id: int) -> int:
     """First cell to look at for a producer."""
     mixed = (producer_id ^ (partition_id * 0x9E3779B1)) * _SPREAD
     return (mixed >> 20) & mask
 
 
 @kernel("int64(int64,int64,int64)")
-def find_producer(state, partition_id, producer_id):  # type: ignore[no-untyped-def]
+def find_producer(state: int, partition_id: int, producer_id: int) -> int:
     """Slot of a producer, or -1. The table is never full, so an empty cell ends the search."""
     table = load_i64(state + _S_HASH)
     mask = load_i64(state + _S_HASH_MASK)
@@ -138,7 +138,7 @@ def find_producer(state, partition_id, producer_id):  # type: ignore[no-untyped-
 
 
 @kernel("int64(int64,int64)")
-def insert_producer(state, slot):  # type: ignore[no-untyped-def]
+def insert_producer(state: int, slot: int) -> int:
     """Enter `producers[slot]`, which is filled in already, into the hash table."""
     table = load_i64(state + _S_HASH)
     mask = load_i64(state + _S_HASH_MASK)
@@ -151,7 +151,9 @@ def insert_producer(state, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel("int64(int64,int64,int64,int64,int64)")
-def remember_batch(state, slot, base_sequence, message_count, base_offset):  # type: ignore[no-untyped-def]
+def remember_batch(
+    state: int, slot: int, base_sequence: int, message_count: int, base_offset: int
+) -> int:
     """Put a batch into a producer's window and move its next sequence behind it."""
     row = load_i64(state + _S_PRODUCERS) + slot * _R_ROW
     batches = load_i64(row + _R_BATCHES)
@@ -165,7 +167,7 @@ def remember_batch(state, slot, base_sequence, message_count, base_offset):  # t
 
 
 @kernel("int64(int64,int64,int64)")
-def original_offset(state, slot, base_sequence):  # type: ignore[no-untyped-def]
+def original_offset(state: int, slot: int, base_sequence: int) -> int:
     """Offset that a duplicate's first message got, or -1 if its batch is no longer remembered."""
     row = load_i64(state + _S_PRODUCERS) + slot * _R_ROW
     batches = load_i64(row + _R_BATCHES)
@@ -180,7 +182,7 @@ def original_offset(state, slot, base_sequence):  # type: ignore[no-untyped-def]
 
 
 @kernel("int64(int64,int64,int64,int64,int64)")
-def _find_sender(state, frame, partition_row, session, result):  # type: ignore[no-untyped-def]
+def _find_sender(state: int, frame: int, partition_row: int, session: int, result: int) -> int:
     """Who sent the frame, and is it his turn: fills producer, sequence and, for a duplicate, the
     offset into `result`; returns a status."""
     partition_id = load_i64(partition_row + _P_ID)
@@ -191,9 +193,8 @@ def _find_sender(state, frame, partition_row, session, result):  # type: ignore[
     if slot < 0:
         return STATUS_FENCED
     row = load_i64(state + _S_PRODUCERS) + slot * _R_ROW
-    if (
-        load_i64(row + _R_SESSION) != session
-        or load_u32(frame + AT_PRODUCER_EPOCH) != load_i64(row + _R_EPOCH)
+    if load_i64(row + _R_SESSION) != session or load_u32(frame + AT_PRODUCER_EPOCH) != load_i64(
+        row + _R_EPOCH
     ):
         return STATUS_FENCED
     expected = load_i64(row + _R_NEXT)
@@ -207,7 +208,7 @@ def _find_sender(state, frame, partition_row, session, result):  # type: ignore[
 
 
 @kernel("int64(int64,int64,int64,int64,int64)")
-def _accept(state, frame, partition_row, result, now_ns):  # type: ignore[no-untyped-def]
+def _accept(state: int, frame: int, partition_row: int, result: int, now_ns: int) -> int:
     """Give the frame its offsets, its place and its broker half; returns a status."""
     count = load_u32(frame + AT_MESSAGE_COUNT)
     offset = load_i64(partition_row + _P_NEXT_OFFSET)
@@ -246,7 +247,9 @@ def _accept(state, frame, partition_row, result, now_ns):  # type: ignore[no-unt
 
 
 @kernel("int64(int64,int64,int64,int64,int64,int64)")
-def _admit_frame(state, frame, partition_id, session, result, now_ns):  # type: ignore[no-untyped-def]
+def _admit_frame(
+    state: int, frame: int, partition_id: int, session: int, result: int, now_ns: int
+) -> int:
     """One whole, checked frame; returns its status."""
     slot = -1
     if 0 < partition_id < load_i64(state + _S_SLOT_OF_COUNT):
@@ -264,7 +267,15 @@ def _admit_frame(state, frame, partition_id, session, result, now_ns):  # type: 
 
 
 @kernel("int64(int64,int64,int64,int64,int64,int64,int64)")
-def admit(state, bundle, bundle_bytes, session, result_index, skip, now_ns):  # type: ignore[no-untyped-def]
+def admit(
+    state: int,
+    bundle: int,
+    bundle_bytes: int,
+    session: int,
+    result_index: int,
+    skip: int,
+    now_ns: int,
+) -> int:
     """Admit every frame of a bundle, from frame number `skip` on.
 
     Writes result rows from `result_index` on, one a frame (rows before `skip` are left alone), and
@@ -306,7 +317,7 @@ def admit(state, bundle, bundle_bytes, session, result_index, skip, now_ns):  # 
 
 
 @kernel("int64(int64,int64)")
-def undo(state, result):  # type: ignore[no-untyped-def]
+def undo(state: int, result: int) -> int:
     """Take an accepted frame back (its write failed). Call in reverse order of admission."""
     row = load_i64(state + _S_PARTITIONS) + load_i64(result + _O_PARTITION) * _P_ROW
     store_u64(row + _P_NEXT_OFFSET, load_i64(result + _O_OFFSET))
@@ -318,7 +329,7 @@ def undo(state, result):  # type: ignore[no-untyped-def]
 
 
 @kernel("int64(int64,int64,int64)")
-def copy_rows(source, destination, count):  # type: ignore[no-untyped-def]
+def copy_rows(source: int, destination: int, count: int) -> int:
     """Copy `count` result rows."""
     memory_copy(destination, source, count * _O_ROW)
     return count

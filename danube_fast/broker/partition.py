@@ -46,6 +46,8 @@ class Partition:
         self.readers: list[Subscription] = []
         self.producer_names: dict[int, str] = {}
         self.reserve_block = 1 << 20
+        self.refusal = ""
+        """Why publishes are refused just now; empty when they are not."""
         self._tail: list[Stored] = []
         self._tail_bases: list[int] = []
         self._head = 0
@@ -72,6 +74,11 @@ class Partition:
     def logged(self) -> bool:
         """Messages are written to the log."""
         return self.reliable and self.assigned.durability != Durability.MEMORY.value
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Unacked messages live in memory only and must not be evicted."""
+        return self.reliable and not self.logged
 
     # ------------------------------------------------------------ tail
 
@@ -122,7 +129,9 @@ class Partition:
             return Gap(tail[place + 1].base_offset, "offsets were never used")
         return None
 
-    def fetch(self, read_log: ReadLog, subscription: Subscription, offset: int) -> Stored | Gap | None:
+    def fetch(
+        self, read_log: ReadLog, subscription: Subscription, offset: int
+    ) -> Stored | Gap | None:
         """The frame that holds `offset` for a subscription; see `subscription.Fetch`."""
         found = self._in_tail(offset)
         if found is not None:
@@ -158,7 +167,9 @@ class Partition:
             f"position {wanted!r} is none of 'earliest', 'latest' or an offset of 0 or above"
         )
 
-    def subscribe(self, name: str, kind: SubscriptionKind, wanted: str | int) -> tuple[Subscription, bool]:
+    def subscribe(
+        self, name: str, kind: SubscriptionKind, wanted: str | int
+    ) -> tuple[Subscription, bool]:
         """The subscription of that name, created at a position if it is new (then True).
 
         Raises FailedPrecondition if it exists with another type.

@@ -33,7 +33,7 @@ class _Record(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field=
     pass
 
 
-class EpochStarted(_Record, tag=1):
+class EpochStarted(_Record, tag=1, frozen=True):
     """A worker opened the log. `clean`: the end before it was orderly."""
 
     epoch: int
@@ -42,7 +42,7 @@ class EpochStarted(_Record, tag=1):
     clean: bool
 
 
-class PartitionAssigned(_Record, tag=2):
+class PartitionAssigned(_Record, tag=2, frozen=True):
     """The partition lives in this log from here on; also written when its settings change."""
 
     partition_id: int
@@ -54,20 +54,20 @@ class PartitionAssigned(_Record, tag=2):
     first_offset: int = 0
 
 
-class PartitionRemoved(_Record, tag=3):
+class PartitionRemoved(_Record, tag=3, frozen=True):
     """The partition was deleted; its frames before this are garbage."""
 
     partition_id: int
 
 
-class Reserved(_Record, tag=4):
+class Reserved(_Record, tag=4, frozen=True):
     """Offsets below `until` may have been given out."""
 
     partition_id: int
     until: int
 
 
-class ProducerOpened(_Record, tag=5):
+class ProducerOpened(_Record, tag=5, frozen=True):
     """A producer registered; `epoch` fences the ones before."""
 
     partition_id: int
@@ -76,14 +76,14 @@ class ProducerOpened(_Record, tag=5):
     epoch: int
 
 
-class ProducerExpired(_Record, tag=6):
+class ProducerExpired(_Record, tag=6, frozen=True):
     """A producer was forgotten after long disuse."""
 
     partition_id: int
     producer_id: int
 
 
-class SubscriptionCreated(_Record, tag=7):
+class SubscriptionCreated(_Record, tag=7, frozen=True):
     """A named cursor began at `cursor`."""
 
     partition_id: int
@@ -92,14 +92,14 @@ class SubscriptionCreated(_Record, tag=7):
     cursor: int
 
 
-class SubscriptionDeleted(_Record, tag=8):
+class SubscriptionDeleted(_Record, tag=8, frozen=True):
     """A named cursor went away."""
 
     partition_id: int
     name: str
 
 
-class Cursor(_Record, tag=9):
+class Cursor(_Record, tag=9, frozen=True):
     """All below `cursor` is acked, and the flat [start, end) pairs of `acked` above it."""
 
     partition_id: int
@@ -108,7 +108,7 @@ class Cursor(_Record, tag=9):
     acked: list[int] = []
 
 
-class PartitionState(_Record, tag=10):
+class PartitionState(_Record, tag=10, frozen=True):
     """Snapshot only: where a partition stands."""
 
     partition_id: int
@@ -118,7 +118,7 @@ class PartitionState(_Record, tag=10):
     reserved_until: int
 
 
-class ProducerState(_Record, tag=11):
+class ProducerState(_Record, tag=11, frozen=True):
     """Snapshot only: a producer's next sequence and last batches (flat base_sequence, count,
     base_offset)."""
 

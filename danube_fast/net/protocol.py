@@ -84,7 +84,7 @@ class _Command(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field
 # ---------------------------------------------------------------- client to broker
 
 
-class Hello(_Command, tag=1):
+class Hello(_Command, tag=1, frozen=True):
     """Opens or resumes a session. Must be the first command on a connection.
 
     `host_id` tells whether client and broker share a host; `session` and `token` are 0 and empty
@@ -101,19 +101,19 @@ class Hello(_Command, tag=1):
     token: bytes = b""
 
 
-class Ping(_Command, tag=2):
+class Ping(_Command, tag=2, frozen=True):
     """Keeps the session alive; answered by PONG."""
 
     request: int
 
 
-class Bye(_Command, tag=3):
+class Bye(_Command, tag=3, frozen=True):
     """Ends the session: consumers leave, producers close. Answered by RESULT nil."""
 
     request: int
 
 
-class Lookup(_Command, tag=4):
+class Lookup(_Command, tag=4, frozen=True):
     """Where a topic's partitions are (bootstrap endpoint only).
 
     `create` is nil, or a map of topic options: create the topic if it is missing.
@@ -127,7 +127,7 @@ class Lookup(_Command, tag=4):
     wait_ms: int = 0
 
 
-class Admin(_Command, tag=5):
+class Admin(_Command, tag=5, frozen=True):
     """An administrative operation by name (bootstrap endpoint only). RESULT is its answer."""
 
     request: int
@@ -135,7 +135,7 @@ class Admin(_Command, tag=5):
     arguments: dict[str, Any] = {}
 
 
-class OpenProducer(_Command, tag=10):
+class OpenProducer(_Command, tag=10, frozen=True):
     """Registers a producer on one partition.
 
     RESULT is `{"producer_id", "producer_epoch", "next_sequence"}`. An older session with the same
@@ -147,13 +147,13 @@ class OpenProducer(_Command, tag=10):
     name: str
 
 
-class Publish(_Command, tag=11):
+class Publish(_Command, tag=11, frozen=True):
     """One bundle in the next part. Answered by PUBLISHED."""
 
     request: int
 
 
-class CloseProducer(_Command, tag=12):
+class CloseProducer(_Command, tag=12, frozen=True):
     """Gives a producer up. RESULT nil."""
 
     request: int
@@ -161,7 +161,7 @@ class CloseProducer(_Command, tag=12):
     producer_id: int
 
 
-class Subscribe(_Command, tag=20):
+class Subscribe(_Command, tag=20, frozen=True):
     """Attaches a consumer to one partition's subscription.
 
     `consumer_id` is chosen by the client, unique in its session. `flow_id` names the credit that
@@ -181,7 +181,7 @@ class Subscribe(_Command, tag=20):
     options: dict[str, Any] = {}
 
 
-class Flow(_Command, tag=21):
+class Flow(_Command, tag=21, frozen=True):
     """Grants credit. No reply."""
 
     flow_id: int
@@ -189,7 +189,7 @@ class Flow(_Command, tag=21):
     message_count: int
 
 
-class Ack(_Command, tag=22):
+class Ack(_Command, tag=22, frozen=True):
     """Acknowledges offsets: per consumer a flat list of [start, end) pairs.
 
     Offsets that the consumer does not hold are ignored. With `request` > 0, RESULT nil comes when
@@ -200,7 +200,7 @@ class Ack(_Command, tag=22):
     entries: list[tuple[int, list[int]]]
 
 
-class Nack(_Command, tag=23):
+class Nack(_Command, tag=23, frozen=True):
     """Gives messages back for redelivery: per consumer a flat list of [start, end) pairs."""
 
     entries: list[tuple[int, list[int]]]
@@ -208,7 +208,7 @@ class Nack(_Command, tag=23):
     reason: str = ""
 
 
-class Seek(_Command, tag=24):
+class Seek(_Command, tag=24, frozen=True):
     """Moves a subscription: "earliest", "latest" or an offset. RESULT `{"next_offset"}`."""
 
     request: int
@@ -216,7 +216,7 @@ class Seek(_Command, tag=24):
     position: str | int
 
 
-class CloseConsumer(_Command, tag=25):
+class CloseConsumer(_Command, tag=25, frozen=True):
     """Detaches a consumer; what it holds goes to others. RESULT nil."""
 
     request: int
@@ -226,7 +226,7 @@ class CloseConsumer(_Command, tag=25):
 # ---------------------------------------------------------------- broker to client
 
 
-class Welcome(_Command, tag=64):
+class Welcome(_Command, tag=64, frozen=True):
     """The session is open. `limits` holds byte and time limits the client must keep to."""
 
     request: int
@@ -239,13 +239,13 @@ class Welcome(_Command, tag=64):
     limits: dict[str, int]
 
 
-class Pong(_Command, tag=65):
+class Pong(_Command, tag=65, frozen=True):
     """Answers PING."""
 
     request: int
 
 
-class Error(_Command, tag=66):
+class Error(_Command, tag=66, frozen=True):
     """A request failed: `code` as in errors.py or Status, `text` says what to do next."""
 
     request: int
@@ -254,14 +254,14 @@ class Error(_Command, tag=66):
     detail: dict[str, Any] = {}
 
 
-class Result(_Command, tag=67):
+class Result(_Command, tag=67, frozen=True):
     """A request succeeded."""
 
     request: int
     value: Any = None
 
 
-class Published(_Command, tag=68):
+class Published(_Command, tag=68, frozen=True):
     """Outcome of PUBLISH commands: `[request, [status, offset, status, offset, ...]]`, one pair
     per frame of the bundle in order. `texts` explains each status that is an error."""
 
@@ -269,13 +269,13 @@ class Published(_Command, tag=68):
     texts: dict[int, str] = {}
 
 
-class Deliver(_Command, tag=69):
+class Deliver(_Command, tag=69, frozen=True):
     """Frames for consumers in the bundles behind it: one consumer id per frame, in order."""
 
     consumer_ids: list[int]
 
 
-class ConsumerEvent(_Command, tag=70):
+class ConsumerEvent(_Command, tag=70, frozen=True):
     """Something happened to a consumer, see `EventKind`."""
 
     consumer_id: int
@@ -283,7 +283,7 @@ class ConsumerEvent(_Command, tag=70):
     detail: dict[str, Any] = {}
 
 
-class ProducerNames(_Command, tag=71):
+class ProducerNames(_Command, tag=71, frozen=True):
     """Names of producers whose frames follow, once per consumer: producer_id -> name."""
 
     partition_id: int

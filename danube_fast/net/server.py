@@ -25,11 +25,11 @@ PARTS_MAX = 64
 """Parts of one message that are looked at; a longer message is dropped."""
 
 
-class PeerGone(Exception):  # noqa: N818 - a signal, not an error
+class PeerGone(Exception):
     """The peer's connection is closed."""
 
 
-class WouldBlock(Exception):  # noqa: N818 - a signal, not an error
+class WouldBlock(Exception):
     """The peer's queue is full; try again when it has taken something."""
 
 

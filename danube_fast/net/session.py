@@ -27,7 +27,9 @@ class Session:
         "outbox", "principal", "published", "token",
     )  # fmt: skip
 
-    def __init__(self, number: int, token: bytes, identity: bytes, client_name: str, principal: str):
+    def __init__(
+        self, number: int, token: bytes, identity: bytes, client_name: str, principal: str
+    ):
         self.number = number
         self.token = token
         self.identity = identity

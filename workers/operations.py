@@ -1,0 +1,242 @@
+"""What the coordinator asks of a shard worker over the mailbox, and what the worker asks of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.broker import records as r
+from danube_fast.broker.layout import PartitionWord
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription import Subscription
+from danube_fast.errors import DanubeError, TopicDeleted
+from danube_fast.net import protocol as p
+from danube_fast.workers.boot import COORDINATOR
+from danube_fast.workers.mailbox import Reply, Request
+
+if TYPE_CHECKING:
+    from danube_fast.workers.shard import ShardWorker
+
+__all__ = ["Operations"]
+
+_log = logging.getLogger(__name__)
+
+
+class Operations:
+    """Mailbox handlers of one worker."""
+
+    def __init__(self, worker: ShardWorker) -> None:
+        self._worker = worker
+        worker.boot.mailbox.handlers.update(
+            {
+                "assign": self._assign,
+                "unassign": self._unassign,
+                "partition_stats": self._partition_stats,
+                "subscriptions": self._subscriptions,
+                "delete_subscription": self._delete_subscription,
+            }
+        )
+
+    # ------------------------------------------------------------ assignments
+
+    def ask_assignments(self) -> None:
+        """Ask the coordinator which partitions live in our logs; what we know is served anyway."""
+        log_ids = [log.log_id for log in self._worker.logs]
+
+        def got(reply: Reply) -> None:
+            if reply.error is not None:
+                _log.info("no assignments yet: %s", reply.error)
+                return
+            wanted = reply.value["partitions"]
+            for entry in wanted:
+                self._take(entry, None)
+            self._drop_others({entry["partition_id"] for entry in wanted})
+
+        self._worker.boot.mailbox.call(
+            COORDINATOR, "assignments", {"log_ids": log_ids}, on_reply=got
+        )
+
+    def _drop_others(self, wanted: set[int]) -> None:
+        """Partitions that were deleted while this worker was away."""
+        for partition_id in list(self._worker.catalog.by_id):
+            if partition_id not in wanted:
+                self._remove(partition_id, None)
+
+    def _take(self, entry: dict[str, Any], done: Any) -> bool:
+        """Enter one assignment; True if it needed a record."""
+        worker = self._worker
+        slots = {log.log_id: slot for slot, log in enumerate(worker.logs)}
+        slot = slots.get(entry["log_id"])
+        if slot is None:
+            return False
+        assigned = r.PartitionAssigned(
+            entry["partition_id"], entry["topic"], entry["index"], entry["dispatch"],
+            entry["durability"], entry["incarnation"],
+        )  # fmt: skip
+        known = worker.catalog.by_id.get(assigned.partition_id)
+        if known is not None and known.assigned == assigned:
+            return False
+        partition = worker.catalog.assign(assigned, slot)
+        worker.journals[slot].record(assigned, done)
+        worker.intake.reserve_offsets(partition, urgent=True)
+        return True
+
+    def _assign(self, request: Request) -> None:
+        """{"partitions": [...]} -> {} when all of them are durable."""
+        left = 0
+        failed: DanubeError | None = None
+
+        def done(error: DanubeError | None) -> None:
+            nonlocal left, failed
+            left -= 1
+            failed = failed or error
+            if left == 0:
+                if failed is not None:
+                    request.fail(failed)
+                else:
+                    request.reply({})
+
+        for entry in request.arguments["partitions"]:
+            left += self._take(entry, done)
+        if left == 0:
+            request.reply({})
+
+    def _unassign(self, request: Request) -> None:
+        """{"partition_ids": [...], "reason": text} -> {} when it is durable."""
+        ids = [
+            pid for pid in request.arguments["partition_ids"] if pid in self._worker.catalog.by_id
+        ]
+        left = len(ids)
+        if not left:
+            request.reply({})
+            return
+
+        def done(error: DanubeError | None) -> None:
+            nonlocal left
+            left -= 1
+            if error is not None:
+                request.fail(error)
+            elif left == 0:
+                request.reply({})
+
+        for partition_id in ids:
+            self._remove(partition_id, done)
+
+    def _remove(self, partition_id: int, done: Any) -> None:
+        worker = self._worker
+        partition = worker.catalog.by_id.get(partition_id)
+        if partition is None:
+            return
+        text = f"topic {partition.topic} was deleted; create it again to use its name"
+        for sub in partition.all_subscriptions():
+            for consumer in list(sub.consumers):
+                session = worker.sessions.by_number(consumer.session)
+                if session is not None:
+                    detail = {"code": TopicDeleted.code, "text": text}
+                    event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.CLOSED.value, detail)
+                    worker.delivery.send(session, [p.encode(event)])
+                    worker.detach(session, consumer)
+        worker.catalog.remove(partition_id)
+        worker.forget_partition(partition)
+        worker.journals[partition.log_slot].record(r.PartitionRemoved(partition_id), done)
+        worker.logs[partition.log_slot].drop_partition(partition_id)
+
+    # ------------------------------------------------------------ answers
+
+    def _wanted(self, request: Request) -> list[Partition]:
+        ids = request.arguments.get("partition_ids")
+        by_id = self._worker.catalog.by_id
+        if ids is None:
+            return list(by_id.values())
+        return [by_id[partition_id] for partition_id in ids if partition_id in by_id]
+
+    def _partition_stats(self, request: Request) -> None:
+        request.reply({"partitions": [self._stats(part) for part in self._wanted(request)]})
+
+    def _stats(self, partition: Partition) -> dict[str, Any]:
+        row = self._worker.tables.partitions[partition.slot]
+        return {
+            "partition_id": partition.partition_id,
+            "topic": partition.topic,
+            "dispatch": partition.assigned.dispatch,
+            "durability": partition.assigned.durability,
+            "log_id": self._worker.logs[partition.log_slot].log_id,
+            "first_offset": partition.first_offset,
+            "end_offset": partition.visible,
+            "next_offset": int(row[PartitionWord.NEXT_OFFSET]),
+            "messages_in": partition.message_count,
+            "bytes_in": partition.byte_count,
+            "producers": len(partition.producer_names),
+            "subscriptions": [
+                self._describe(partition, sub) for sub in partition.subscriptions.values()
+            ],
+            "readers": len(partition.readers),
+            "refusal": partition.refusal,
+        }
+
+    def _describe(self, partition: Partition, sub: Subscription) -> dict[str, Any]:
+        acked = sub.acked.count
+        return {
+            "subscription": sub.name,
+            "type": sub.kind.value,
+            "cursor": sub.cursor,
+            "lag_messages": max(0, partition.visible - sub.cursor - acked),
+            "unacked": sub.held_count,
+            "waiting_redelivery": sub.redeliver.count,
+            "redelivered": sub.redelivered_count,
+            "lost": sub.lost_count,
+            "consumers": [
+                {
+                    "name": consumer.name,
+                    "session": consumer.session,
+                    "unacked": consumer.held.count,
+                    "byte_credit": consumer.flow.byte_credit,
+                    "message_credit": consumer.flow.message_credit,
+                }
+                for consumer in sub.consumers
+            ],
+        }
+
+    def _subscriptions(self, request: Request) -> None:
+        entries = [
+            {
+                "partition_id": partition.partition_id,
+                "topic": partition.topic,
+                **self._describe(partition, sub),
+            }
+            for partition in self._wanted(request)
+            for sub in partition.subscriptions.values()
+        ]
+        request.reply({"subscriptions": entries})
+
+    def _delete_subscription(self, request: Request) -> None:
+        """{"partition_ids", "subscription"} -> {"deleted": n} when durable; consumers are closed."""
+        worker = self._worker
+        name = request.arguments["subscription"]
+        found = [part for part in self._wanted(request) if name in part.subscriptions]
+        left = len(found)
+        if not left:
+            request.reply({"deleted": 0})
+            return
+
+        def done(error: DanubeError | None) -> None:
+            nonlocal left
+            left -= 1
+            if error is not None:
+                request.fail(error)
+            elif left == 0:
+                request.reply({"deleted": len(found)})
+
+        for partition in found:
+            sub = partition.subscriptions.pop(name)
+            for consumer in list(sub.consumers):
+                session = worker.sessions.by_number(consumer.session)
+                if session is not None:
+                    text = f"subscription {name!r} was deleted"
+                    event = p.ConsumerEvent(
+                        consumer.consumer_id, p.EventKind.CLOSED.value, {"code": 5, "text": text}
+                    )
+                    worker.delivery.send(session, [p.encode(event)])
+                    worker.detach(session, consumer)
+            record = r.SubscriptionDeleted(partition.partition_id, name)
+            worker.journals[partition.log_slot].record(record, done)

@@ -1,0 +1,268 @@
+"""What a worker does by the clock: cursors, heartbeats, markers, snapshots, trimming, expiry.
+
+Also the reads that serve consumers behind the tail, since they belong to no single command. Each
+job has its own interval; one comparison a turn when nothing is due.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from danube_fast.broker.layout import Mode, PartitionWord
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription import Gap, Stored
+from danube_fast.errors import DanubeError, ResourceExhausted
+from danube_fast.frame.layout import HEADER_DTYPE
+
+if TYPE_CHECKING:
+    from danube_fast.workers.shard import ShardWorker
+
+__all__ = ["Upkeep"]
+
+_log = logging.getLogger(__name__)
+
+MS = 1_000_000
+CURSOR_INTERVAL_NS = 10 * MS
+"""Cursors are written at most this often (and at the latest after `ack_commit_ms`)."""
+TICK_NS = 10 * MS
+SLOW_TICK_NS = 250 * MS
+TRIM_TICK_NS = 1000 * MS
+
+
+class Upkeep:
+    """Timers of one worker."""
+
+    def __init__(self, worker: ShardWorker) -> None:
+        self._worker = worker
+        self._next_tick_ns = 0
+        self._next_slow_ns = 0
+        self._next_trim_ns = 0
+        self._cursors_at_ns = 0
+
+    @property
+    def soon(self) -> bool:
+        """Something is due within milliseconds: do not sleep long."""
+        worker = self._worker
+        return bool(
+            worker.moved_cursors
+            or worker.delayed
+            or any(not journal.marked or journal.snapshot for journal in worker.journals)
+        )
+
+    # ------------------------------------------------------------ timers
+
+    def do_work(self, now_ns: int) -> int:
+        """Run what is due; returns the number of jobs that did something."""
+        if now_ns < self._next_tick_ns:
+            return 0
+        self._next_tick_ns = now_ns + TICK_NS
+        worker = self._worker
+        worker.boot.heartbeat()
+        if worker.delayed:
+            self._release_delayed(now_ns)
+        for slot in range(len(worker.journals)):
+            self._mark(slot, now_ns)
+            self._snapshot(slot)
+        if now_ns >= self._next_slow_ns:
+            self._next_slow_ns = now_ns + SLOW_TICK_NS
+            self._slow(now_ns)
+        if now_ns >= self._next_trim_ns:
+            self._next_trim_ns = now_ns + TRIM_TICK_NS
+            for slot in range(len(worker.journals)):
+                self._trim(slot)
+        return 0
+
+    def _slow(self, now_ns: int) -> None:
+        worker = self._worker
+        for session in worker.sessions.silent(now_ns):
+            worker.close_session(session)
+        for partition in worker.catalog.by_id.values():
+            if worker.intake.needs_reservation(partition):
+                worker.intake.reserve_offsets(partition)
+            if partition.keeps_memory:
+                self.trim_memory(partition)
+        worker.publish_counters()
+
+    def _release_delayed(self, now_ns: int) -> None:
+        worker = self._worker
+        for partition_id, partition in list(worker.delayed.items()):
+            waiting = False
+            for sub in partition.subscriptions.values():
+                sub.release_due(now_ns)
+                waiting = waiting or bool(sub.delayed)
+            worker.dirty[partition_id] = partition
+            if not waiting:
+                del worker.delayed[partition_id]
+
+    # ------------------------------------------------------------ cursors
+
+    def cursors_due(self, now_ns: int) -> bool:
+        """Cursors that moved should ride with the next group."""
+        return now_ns - self._cursors_at_ns >= CURSOR_INTERVAL_NS
+
+    def cursors_written(self, now_ns: int) -> None:
+        """They were written."""
+        self._cursors_at_ns = now_ns
+
+    # ------------------------------------------------------------ log
+
+    def _mark(self, slot: int, now_ns: int) -> None:
+        """After a while of idleness, sync what is written and leave a marker that says so: then
+        damage to the last group can be told from a torn one."""
+        worker = self._worker
+        journal = worker.journals[slot]
+        idle_ns = worker.settings.idle_marker_ms * MS
+        if journal.marked or journal.busy or now_ns - journal.last_write_ns < idle_ns:
+            return
+        log = worker.logs[slot]
+        if log.synced_position < log.written_position:
+            journal.sync_now()
+            return
+        try:
+            log.write_marker()
+        except DanubeError as error:
+            _log.warning("no marker in log %d: %s", log.log_id, error)
+        journal.marked = True
+        journal.refresh()
+        log.sync()
+
+    def _snapshot(self, slot: int) -> None:
+        """Take a snapshot after a segment is full; hand it over once all it rests on is durable."""
+        worker = self._worker
+        journal, log = worker.journals[slot], worker.logs[slot]
+        if journal.snapshot is not None:
+            position, state = journal.snapshot
+            if log.synced_position >= position:
+                journal.snapshot = None
+                log.save_snapshot(position, state)
+            else:
+                journal.sync_now()
+        elif log.snapshot_due and not journal.has_open_group:
+            journal.snapshot = (log.written_position, worker.snapshot_state(slot, clean=False))
+
+    def _trim(self, slot: int) -> None:
+        """Give back segments whose messages nobody needs any more."""
+        worker = self._worker
+        log = worker.logs[slot]
+        if log.segment_count < 2 or log.snapshot_position == 0:
+            return
+        over = log.bytes_on_disk > worker.wal_bytes_max
+        keep_ns = 0 if over else worker.settings.retention_seconds_min * 1000 * MS
+        limit = log.position_before(worker.now_wall_ns - keep_ns)
+        pin: tuple[Partition, str] | None = None
+        for partition in worker.catalog.by_id.values():
+            if partition.log_slot != slot or not partition.logged:
+                continue
+            for sub in partition.subscriptions.values():
+                if limit <= log.oldest_position:
+                    break
+                run = log.find(partition.partition_id, sub.cursor)
+                if run is not None and run.position < limit:
+                    limit, pin = run.position, (partition, sub.name)
+        before = log.oldest_position
+        if limit > before:
+            log.trim(limit)
+        if log.oldest_position > before:
+            self._move_first_offsets(slot)
+        over = log.bytes_on_disk > worker.wal_bytes_max
+        self._limit(slot, pin if over else None)
+
+    def _move_first_offsets(self, slot: int) -> None:
+        worker = self._worker
+        log = worker.logs[slot]
+        for partition in worker.catalog.by_id.values():
+            if partition.log_slot == slot and partition.logged:
+                run = log.find(partition.partition_id, partition.first_offset)
+                first = run.base_offset if run is not None else partition.visible
+                partition.first_offset = max(partition.first_offset, first)
+
+    def _limit(self, slot: int, pin: tuple[Partition, str] | None) -> None:
+        """At `wal_bytes_max`, refuse the topic whose subscription pins the oldest segment."""
+        worker = self._worker
+        for partition in worker.catalog.by_id.values():
+            if partition.log_slot != slot or not partition.logged:
+                continue
+            refused = pin is not None and pin[0] is partition
+            if refused == bool(partition.refusal):
+                continue
+            row = worker.tables.partitions[partition.slot]
+            row[PartitionWord.MODE] = Mode.CLOSED if refused else Mode.LOGGED
+            row[PartitionWord.REFUSAL] = ResourceExhausted.code
+            partition.refusal = ""
+            if refused and pin is not None:
+                partition.refusal = (
+                    f"the log reached wal_bytes_max ({worker.wal_bytes_max} bytes) and "
+                    f"subscription {pin[1]!r} of {partition.topic} still needs its oldest segment; "
+                    "let it consume, or delete it: danube-fast subscriptions delete "
+                    f"{partition.topic} {pin[1]}"
+                )
+
+    def trim_memory(self, partition: Partition) -> None:
+        """Drop frames of a memory topic that everybody acked; refuse publishes above its quota."""
+        worker = self._worker
+        needed = partition.oldest_needed()
+        quota = worker.settings.memory_topic_bytes_max
+        oldest = partition.oldest_in_tail()
+        while oldest is not None and (
+            oldest.end_offset <= needed if partition.subscriptions else partition.tail_bytes > quota
+        ):
+            partition.evict()
+            oldest = partition.oldest_in_tail()
+        full = partition.tail_bytes > quota
+        if full != bool(partition.refusal):
+            row = worker.tables.partitions[partition.slot]
+            row[PartitionWord.MODE] = Mode.CLOSED if full else Mode.MEMORY
+            row[PartitionWord.REFUSAL] = ResourceExhausted.code
+            partition.refusal = (
+                f"{partition.topic} keeps {partition.tail_bytes} unacked bytes in memory, its limit "
+                f"is memory_topic_bytes_max ({quota}); let its subscriptions consume"
+                if full
+                else ""
+            )
+
+    # ------------------------------------------------------------ reads behind the tail
+
+    def read_log(
+        self, partition: Partition, offset: int, byte_limit: int
+    ) -> list[Stored] | Gap | None:
+        """Frames of a partition from `offset` on, about `byte_limit` bytes; or the gap there."""
+        log = self._worker.logs[partition.log_slot]
+        runs = log.runs(partition.partition_id, offset, byte_limit)
+        if not runs:
+            if offset < partition.visible:
+                return Gap(partition.visible, "the log no longer holds these messages")
+            return None
+        if runs[0].base_offset > offset:
+            return Gap(int(runs[0].base_offset), "these offsets were trimmed or never used")
+        frames: list[Stored] = []
+        for run in runs:
+            data = log.read_run(run)
+            frames.extend(_frames_of(partition.partition_id, data))
+        return [frame for frame in frames if offset < frame.end_offset <= partition.visible]
+
+
+def _frames_of(partition_id: int, data: Any) -> list[Stored]:
+    """The frames that stand back to back in `data`."""
+    frames = []
+    at = 0
+    while at < len(data):
+        header = np.frombuffer(data, HEADER_DTYPE, 1, at)[0]
+        base = int(header["base_offset"])
+        size = int(header["frame_bytes"])
+        frames.append(
+            Stored(
+                partition_id,
+                base,
+                base + int(header["offset_span"]),
+                int(header["message_count"]),
+                size,
+                int(header["producer_id"]),
+                data,
+                at,
+            )
+        )
+        at += size
+    return frames
