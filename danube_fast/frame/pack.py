@@ -22,7 +22,6 @@ from danube_fast.frame.columns import Attributes, Columns, Times, as_list
 from danube_fast.frame.cpython import BYTES_TYPE, NONE, OBJECTS_READABLE
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.layout import (
-    AT_FLAGS,
     AT_MESSAGE_COUNT,
     BODY_BYTES_MAX,
     HEADER_BYTES,
@@ -34,7 +33,6 @@ from danube_fast.frame.stamp import seal
 
 __all__ = ["encode_frame", "pack_columns_into", "pack_into"]
 
-_FLAGS_BYTES = 2
 _pack_payloads = direct(pack_payloads)
 _pack_columns = direct(pack_columns)
 _seal = direct(seal)
@@ -124,9 +122,8 @@ def encode_frame(
     schema_id: int = 0,
     schema_version: int = 0,
     codec: Codec = Codec.NONE,
-    flags: int = 0,
 ) -> bytearray:
-    """One sealed frame of all messages. Only the broker sets `flags`.
+    """One sealed frame of all messages.
 
     With a codec the body is compressed; if that does not make the frame smaller, or the body is
     over `COMPRESSED_BODY_BYTES_MAX`, it stays as it is. Raises InvalidArgument for what cannot be
@@ -145,7 +142,6 @@ def encode_frame(
         )
     if codec != Codec.NONE:
         frame = compress_frame(frame, codec)
-    frame[AT_FLAGS : AT_FLAGS + _FLAGS_BYTES] = flags.to_bytes(_FLAGS_BYTES, "little")
     _seal(
         address_of(frame),
         producer_id,

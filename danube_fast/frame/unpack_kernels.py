@@ -1,0 +1,78 @@
+"""Kernels that read a body which `check_body` has accepted.
+
+`find_buffer` walks the directory (at most 19 entries). `unpack_items` makes `bytes` objects straight
+from a column and puts them into a list; it calls the Python C API, so it runs under the GIL and only
+where `cpython.OBJECTS_READABLE`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+
+from danube_fast.frame.kernel import kernel
+from danube_fast.frame.layout import (
+    AT_BUFFER_COUNT,
+    AT_ENTRY_BYTES,
+    AT_ENTRY_ID,
+    BUFFER_DIRECTORY_BYTES,
+    BUFFER_ENTRY_BYTES,
+    FRAME_ALIGNMENT,
+    ID_KEY_OFFSETS,
+    ID_PAYLOAD_OFFSETS,
+    OFFSET_BYTES,
+)
+from danube_fast.frame.memory import load_i32, load_u8, load_u16, load_u32
+
+__all__ = ["find_buffer", "unpack_items"]
+
+_external: Any = types.ExternalFunction
+_new_bytes = _external("PyBytes_FromStringAndSize", types.int64(types.int64, types.int64))
+_set_item = _external("PyList_SetItem", types.int32(types.int64, types.int64, types.int64))
+
+
+@kernel("int64(int64,int64)")
+def find_buffer(body: int, buffer_id: int) -> int:
+    """Where a buffer lies, bytes from the start of the body; 0 if it is absent."""
+    buffers = load_u32(body + AT_BUFFER_COUNT)
+    entry = body + BUFFER_DIRECTORY_BYTES
+    place = BUFFER_DIRECTORY_BYTES + BUFFER_ENTRY_BYTES * buffers
+    for _ in range(buffers):
+        found = load_u16(entry + AT_ENTRY_ID)
+        if found >= buffer_id:
+            return place if found == buffer_id else 0
+        size = load_u32(entry + AT_ENTRY_BYTES)
+        place += (size + FRAME_ALIGNMENT - 1) & -FRAME_ALIGNMENT
+        entry += BUFFER_ENTRY_BYTES
+    return 0
+
+
+@kernel("int64(int64,int64,int64,int64,int64)")
+def unpack_items(body: int, offsets_id: int, start: int, stop: int, target: int) -> int:
+    """Items start to stop of a column of byte strings into the list object at `target`.
+
+    The list holds stop - start times None; nulls stay None. The data has the id behind
+    `offsets_id`, the validity bitmap of payloads and keys the one before it. Returns 0; 1 if the column is absent;
+    -1 if memory ran out (MemoryError is set).
+    """
+    offsets = find_buffer(body, offsets_id)
+    if offsets == 0:
+        return 1
+    nullable = offsets_id in (ID_PAYLOAD_OFFSETS, ID_KEY_OFFSETS)
+    validity = find_buffer(body, offsets_id - 1) if nullable else 0
+    data = body + find_buffer(body, offsets_id + 1)
+    offsets += body
+    first = load_i32(offsets + OFFSET_BYTES * start)
+    for index in range(start, stop):
+        last = load_i32(offsets + OFFSET_BYTES * (index + 1))
+        there = 1
+        if validity:
+            there = load_u8(body + validity + (index >> 3)) >> (index & 7) & 1
+        if there:
+            item = _new_bytes(data + first, last - first)
+            if item == 0:
+                return -1
+            _set_item(target, index - start, item)
+        first = last
+    return 0

@@ -1,0 +1,334 @@
+"""Reading a frame where it lies.
+
+A `FrameView` is a few words over a buffer: header fields are read when asked for, the body is opened
+(checked, decompressed) at the first use of a column. What was not accepted by `check_body` is never
+followed, so no content of a frame can make a reader leave the buffer. The buffer must not change
+while the view is in use: whoever reads memory that others write copies first.
+
+    view = FrameView(buffer)     128 bytes must be there
+    view.check()                 both that it is a frame and that its crc is right
+    view.payloads()              list of bytes
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, overload
+
+import numpy as np
+import xxhash
+
+from danube_fast.errors import DataLoss
+from danube_fast.frame.check import check_body, check_frame, check_header_crc, describe_fault
+from danube_fast.frame.codec import decompress_body
+from danube_fast.frame.cpython import OBJECTS_READABLE
+from danube_fast.frame.kernel import address_of, direct
+from danube_fast.frame.layout import (
+    AT_APPEND_TIME_NS,
+    AT_BASE_OFFSET,
+    AT_BASE_SEQUENCE,
+    AT_BODY_CRC32C,
+    AT_BODY_PADDING,
+    AT_CODEC,
+    AT_EPOCH,
+    AT_FLAGS,
+    AT_FRAME_BYTES,
+    AT_HEADER_CRC32C,
+    AT_LOG_ID,
+    AT_LOG_POSITION,
+    AT_MAGIC,
+    AT_MESSAGE_COUNT,
+    AT_OFFSET_SPAN,
+    AT_PARTITION_ID,
+    AT_PRODUCER_EPOCH,
+    AT_PRODUCER_ID,
+    AT_PUBLISH_TIME_NS,
+    AT_RAW_BODY_BYTES,
+    AT_SCHEMA_ID,
+    AT_SCHEMA_VERSION,
+    AT_SYNCED_POSITION,
+    AT_VERSION,
+    FLAG_PAD,
+    HEADER_BYTES,
+    SEQUENCE_MAX,
+    BufferId,
+    Codec,
+    Flag,
+)
+from danube_fast.frame.plain import plain_unpack
+from danube_fast.frame.unpack_kernels import find_buffer, unpack_items
+
+__all__ = ["FrameView"]
+
+_check_frame = direct(check_frame)
+_check_body = direct(check_body)
+_check_header_crc = direct(check_header_crc)
+_find_buffer = direct(find_buffer)
+_unpack_items = direct(unpack_items)
+
+_ALL_FLAGS = int(Flag.SPLIT | Flag.CONTROL | Flag.PAD)
+_PAYLOADS = int(BufferId.PAYLOAD_OFFSETS)
+_KEYS = int(BufferId.KEY_OFFSETS)
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class _Field:
+    """A header field: reads the buffer each time."""
+
+    def __init__(self, kind: str, at: int, text: str) -> None:
+        self._unpack = struct.Struct("<" + kind).unpack_from
+        self._at = at
+        self.__doc__ = text
+
+    @overload
+    def __get__(self, view: None, owner: type) -> _Field: ...
+    @overload
+    def __get__(self, view: FrameView, owner: type) -> int: ...
+    def __get__(self, view: FrameView | None, owner: type) -> int | _Field:
+        if view is None:
+            return self
+        return self._unpack(view.memory, view.offset + self._at)[0]  # type: ignore[no-any-return]
+
+
+class FrameView:
+    """One frame in a bytes-like object, `offset` bytes from its start.
+
+    Raises DataLoss if not even a header is there. Columns raise DataLoss if the frame is unsound.
+    """
+
+    __slots__ = ("_body", "_body_memory", "memory", "offset")
+
+    magic = _Field("I", AT_MAGIC, "FRAME_MAGIC")
+    version = _Field("B", AT_VERSION, "format version")
+    codec = _Field("B", AT_CODEC, "compression of the body, see `Codec`")
+    flags = _Field("H", AT_FLAGS, "bits of `Flag`")
+    frame_bytes = _Field("I", AT_FRAME_BYTES, "header and body, bytes")
+    message_count = _Field("I", AT_MESSAGE_COUNT, "messages in this frame")
+    raw_body_bytes = _Field("I", AT_RAW_BODY_BYTES, "body before compression, bytes")
+    body_crc32c = _Field("I", AT_BODY_CRC32C, "crc of client half and body")
+    producer_id = _Field("Q", AT_PRODUCER_ID, "who published, 0 if nobody is named")
+    base_sequence = _Field("Q", AT_BASE_SEQUENCE, "sequence of the first message")
+    publish_time_ns = _Field("q", AT_PUBLISH_TIME_NS, "producer's wall clock, nanoseconds")
+    producer_epoch = _Field("I", AT_PRODUCER_EPOCH, "epoch of the producer")
+    schema_id = _Field("I", AT_SCHEMA_ID, "schema of the payloads, 0 for none")
+    schema_version = _Field("H", AT_SCHEMA_VERSION, "version of that schema")
+    body_padding = _Field("B", AT_BODY_PADDING, "bytes behind a compressed body")
+    log_id = _Field("Q", AT_LOG_ID, "the log that holds this frame")
+    log_position = _Field("Q", AT_LOG_POSITION, "its place there, bytes")
+    base_offset = _Field("Q", AT_BASE_OFFSET, "offset that deltas count from")
+    append_time_ns = _Field("q", AT_APPEND_TIME_NS, "broker's wall clock, nanoseconds")
+    synced_position = _Field("Q", AT_SYNCED_POSITION, "durable up to here when written")
+    partition_id = _Field("I", AT_PARTITION_ID, "the partition, unique in the cluster")
+    epoch = _Field("I", AT_EPOCH, "epoch of the partition's owner")
+    offset_span = _Field("I", AT_OFFSET_SPAN, "offsets from base_offset on that are covered")
+    header_crc32c = _Field("I", AT_HEADER_CRC32C, "crc of bytes 0 to 123")
+
+    def __init__(self, buffer: Any, offset: int = 0) -> None:
+        memory = memoryview(buffer)
+        if memory.format != "B" or memory.ndim != 1:
+            memory = memory.cast("B")
+        if offset < 0 or memory.nbytes - offset < HEADER_BYTES:
+            raise DataLoss(
+                f"{memory.nbytes} bytes with a frame at {offset}: its header of {HEADER_BYTES} "
+                "bytes is not all there; read the data again"
+            )
+        self.memory = memory
+        self.offset = offset
+        self._body = 0
+        self._body_memory: memoryview | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"FrameView(partition_id={self.partition_id}, base_offset={self.base_offset}, "
+            f"message_count={self.message_count}, frame_bytes={self.frame_bytes})"
+        )
+
+    @property
+    def address(self) -> int:
+        """Address of the first header byte."""
+        return address_of(self.memory) + self.offset
+
+    @property
+    def frame(self) -> memoryview:
+        """Exactly the frame's bytes."""
+        return self.memory[self.offset : self.offset + self.frame_bytes]
+
+    def check(self, *, stamped: bool = False) -> None:
+        """Check structure and body_crc32c, with `stamped` also header_crc32c.
+
+        Raises DataLoss that names the fault.
+        """
+        self._check(1)
+        if stamped and not _check_header_crc(self.address):
+            raise self._loss("header_crc32c is wrong")
+
+    def _loss(self, fault: str) -> DataLoss:
+        return DataLoss(f"damaged frame at byte {self.offset}: {fault}; read it from another copy")
+
+    def _check(self, check_body_crc: int) -> int:
+        """The frame's address, if the frame is sound."""
+        address = self.address
+        available_bytes = self.memory.nbytes - self.offset
+        code = _check_frame(address, available_bytes, _ALL_FLAGS, check_body_crc)
+        if code < 0:
+            raise self._loss(describe_fault(code))
+        return address
+
+    def body(self) -> int:
+        """Address of the uncompressed body, checked; 0 for a PAD frame, which has none.
+
+        It stays valid as long as this view.
+        """
+        if self._body:
+            return self._body
+        address = self._check(0)
+        if self.flags & FLAG_PAD:
+            return 0
+        if self.codec == Codec.NONE:
+            self._body = address + HEADER_BYTES
+            return self._body
+        packed = self.frame[HEADER_BYTES : self.frame_bytes - self.body_padding]
+        memory = memoryview(decompress_body(packed, self.codec, self.raw_body_bytes))
+        body = address_of(memory) if memory.nbytes else 0
+        code = _check_body(body, memory.nbytes, self.message_count, self.flags, self.offset_span)
+        if code < 0:
+            raise self._loss(describe_fault(code))
+        self._body_memory = memory
+        self._body = body
+        return body
+
+    def body_memory(self) -> memoryview:
+        """The uncompressed body's bytes, of a frame that has one."""
+        self.body()
+        if self._body_memory is not None:
+            return self._body_memory
+        return self.memory[self.offset + HEADER_BYTES : self.offset + self.frame_bytes]
+
+    def place(self, buffer_id: int) -> int:
+        """Where a buffer lies, bytes from the start of the body; 0 if it is absent."""
+        body = self.body()
+        return _find_buffer(body, buffer_id) if body else 0
+
+    def array(self, buffer_id: int, dtype: str, count: int) -> np.ndarray[Any, Any] | None:
+        """A buffer's first `count` elements, not copied (nor aligned); None if it is absent."""
+        place = self.place(buffer_id)
+        if not place:
+            return None
+        return np.frombuffer(self.body_memory(), dtype=dtype, count=count, offset=place)
+
+    def _window(self, start: int, stop: int | None) -> tuple[int, int]:
+        """What a slice would make of start and stop."""
+        first, last, _ = slice(start, stop).indices(self.message_count)
+        return first, max(first, last)
+
+    def _items(self, offsets_id: int, start: int, stop: int) -> list[bytes | None] | None:
+        """A column of byte strings; None if it is absent."""
+        body = self.body()
+        if not body:
+            return None
+        if OBJECTS_READABLE:
+            items: list[bytes | None] = [None] * (stop - start)
+            absent = _unpack_items(body, offsets_id, start, stop, id(items))
+            return None if absent else items
+        offsets = self.array(offsets_id, "<i4", stop + 1)
+        if offsets is None:
+            return None
+        memory = self.body_memory()
+        data = memory[self.place(offsets_id + 1) :]
+        validity = None
+        if offsets_id in (_PAYLOADS, _KEYS) and (place := self.place(offsets_id - 1)):
+            validity = memory[place:]
+        return plain_unpack(offsets, data, validity, start, stop)
+
+    def payloads(self, start: int = 0, stop: int | None = None) -> list[bytes | None]:
+        """Payloads of messages start to stop (as a slice); None is a tombstone."""
+        first, last = self._window(start, stop)
+        items = self._items(_PAYLOADS, first, last)
+        return [] if items is None else items
+
+    def keys(self, start: int = 0, stop: int | None = None) -> list[bytes | None] | None:
+        """Keys of messages start to stop; None if the frame has no keys."""
+        first, last = self._window(start, stop)
+        return self._items(_KEYS, first, last)
+
+    def key_hashes(self) -> np.ndarray[Any, np.dtype[np.uint64]] | None:
+        """uint64 hash of every key (0 where there is none); None if the frame has no keys."""
+        hashes = self.array(BufferId.KEY_HASH, "<u8", self.message_count)
+        if hashes is not None:
+            return hashes
+        keys = self.keys()
+        if keys is None:
+            return None
+        digests = [0 if key is None else xxhash.xxh64_intdigest(key, 0) for key in keys]
+        return np.array(digests, dtype=np.uint64)
+
+    def attributes(self, start: int = 0, stop: int | None = None) -> list[dict[str, str]] | None:
+        """Attributes of messages start to stop, a dict each; None if the frame has none.
+
+        Bytes that are not UTF-8 become U+FFFD: one bad message must not stop a reader.
+        """
+        first, last = self._window(start, stop)
+        offsets = self.array(BufferId.ATTRIBUTE_OFFSETS, "<i4", self.message_count + 1)
+        if offsets is None:
+            return None
+        bounds = offsets[first : last + 1].tolist()
+        low, high = (bounds[0], bounds[-1]) if bounds else (0, 0)
+        keys = self._strings(BufferId.ATTRIBUTE_KEY_OFFSETS, low, high)
+        values = self._strings(BufferId.ATTRIBUTE_VALUE_OFFSETS, low, high)
+        rows = []
+        for index in range(last - first):
+            part = slice(bounds[index] - low, bounds[index + 1] - low)
+            rows.append(dict(zip(keys[part], values[part], strict=True)))
+        return rows
+
+    def _strings(self, offsets_id: int, start: int, stop: int) -> list[str]:
+        items = self._items(offsets_id, start, stop) or []
+        return [(item or b"").decode("utf-8", "replace") for item in items]
+
+    def _times(self, times_id: BufferId, start: int, stop: int | None) -> list[int | None] | None:
+        first, last = self._window(start, stop)
+        times = self.array(times_id, "<i8", self.message_count)
+        if times is None:
+            return None
+        values: list[int | None] = times[first:last].tolist()
+        validity = self.array(times_id - 1, "u1", (self.message_count + 7) >> 3)
+        if validity is not None:
+            there = np.unpackbits(validity, bitorder="little")[first:last]
+            for index in np.flatnonzero(there == 0).tolist():
+                values[index] = None
+        return values
+
+    def event_times(self, start: int = 0, stop: int | None = None) -> list[int | None] | None:
+        """Event times of messages start to stop, nanoseconds; None if the frame has none."""
+        return self._times(BufferId.EVENT_TIME, start, stop)
+
+    def deliver_at(self, start: int = 0, stop: int | None = None) -> list[int | None] | None:
+        """Times not to deliver before, nanoseconds; None if the frame has none."""
+        return self._times(BufferId.DELIVER_AT, start, stop)
+
+    def offset_deltas(self) -> IntArray:
+        """int64[n]: each message's offset less base_offset."""
+        deltas = self.array(BufferId.OFFSET_DELTA, "<u4", self.message_count)
+        if deltas is None:
+            return np.arange(self.message_count, dtype=np.int64)
+        return deltas.astype(np.int64)
+
+    def offsets(self) -> IntArray:
+        """int64[n]: each message's offset."""
+        deltas = self.offset_deltas()
+        base_offset = self.base_offset
+        if base_offset > SEQUENCE_MAX:
+            raise self._loss(f"base_offset {base_offset} is over 2**62 - 1")
+        return deltas + np.int64(base_offset)
+
+    def sequences(self) -> IntArray:
+        """int64[n]: each message's sequence."""
+        deltas = self.array(BufferId.SEQUENCE_DELTA, "<u4", self.message_count)
+        if deltas is None:
+            deltas = np.arange(self.message_count, dtype=np.int64)
+        return deltas.astype(np.int64) + np.int64(self.base_sequence)
+
+    def redelivery_counts(self) -> np.ndarray[Any, np.dtype[np.uint32]] | None:
+        """uint32[n]: how often each message was delivered before; None if all were never."""
+        return self.array(BufferId.REDELIVERY_COUNT, "<u4", self.message_count)
