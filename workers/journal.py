@@ -26,17 +26,14 @@ from danube_fast.broker.subscription import Stored
 from danube_fast.broker.tables import AdmissionTables
 from danube_fast.config import Settings
 from danube_fast.errors import DanubeError, ResourceExhausted
-from danube_fast.frame.kernel import address_of, direct
-from danube_fast.frame.layout import CONTROL_PARTITION_ID, HEADER_BYTES, Flag
-from danube_fast.frame.pack import encode_frame
-from danube_fast.frame.stamp import stamp
+from danube_fast.frame.layout import HEADER_BYTES
+from danube_fast.wal.control import make_control_frame, stamp_control_frame
 from danube_fast.wal.layout import RUN_DTYPE
 from danube_fast.wal.log import Log
 
 __all__ = ["Group", "Journal", "Publication"]
 
 _log = logging.getLogger(__name__)
-_stamp = direct(stamp)
 
 HOLD_BYTES_MAX = 256 * 1024
 """An open group of this size no longer waits for the sync before it."""
@@ -228,13 +225,19 @@ class Journal:
         while self._records:
             some = self._records[:CONTROL_RECORDS_PER_FRAME_MAX]
             del self._records[:CONTROL_RECORDS_PER_FRAME_MAX]
-            frame = encode_frame(some, flags=Flag.CONTROL)
+            frame = make_control_frame(some)
             row = self._tables.logs[self.log_slot]
             position = int(row[LogWord.POSITION])
-            _stamp(
-                address_of(frame), self.log.log_id, position, 0, 0, self.log.synced_position,
-                CONTROL_PARTITION_ID, self.log.epoch, len(some),
-            )  # fmt: skip
+            stamp_control_frame(
+                frame,
+                len(some),
+                log_id=self.log.log_id,
+                position=position,
+                base_offset=0,
+                append_time_ns=0,
+                synced_position=self.log.synced_position,
+                epoch=self.log.epoch,
+            )
             row[LogWord.POSITION] = position + len(frame)
             group.byte_count += len(frame)
             group.needs_sync = True
