@@ -33,6 +33,7 @@ __all__ = [
     "store_seq_cst",
 ]
 
+_utilities: Any = cgutils
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _ALIGNMENT = 8
@@ -120,7 +121,7 @@ def _pause(typing_context: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if name:
             kind = ir.FunctionType(ir.VoidType(), [_I32] * len(numbers))
-            function = cgutils.get_or_insert_function(builder.module, kind, name)
+            function = _utilities.get_or_insert_function(builder.module, kind, name)
             builder.call(function, [_I32(number) for number in numbers])
         return context.get_dummy_value()
 

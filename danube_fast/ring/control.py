@@ -110,6 +110,13 @@ class ControlBlock:
             )
         return _HEADER_WORDS + process * _SLOT_WORDS + word
 
+    def _heartbeat_at(self, process: int, thread: int) -> int:
+        if not 0 <= thread < layout.HEARTBEATS_PER_PROCESS:
+            raise InvalidArgument(
+                f"thread {thread} is not among a process's {layout.HEARTBEATS_PER_PROCESS} heartbeats"
+            )
+        return self._at(process, _HEARTBEAT + thread * _HEARTBEAT_WORDS)
+
     # ------------------------------------------------------------ written by the process
 
     def announce(self, process: int, state: ProcessState, *, epoch: int, port: int = 0) -> None:
@@ -127,7 +134,7 @@ class ControlBlock:
 
     def beat(self, process: int, time_ns: int, thread: int = 0) -> None:
         """Advance heartbeat `thread` (0 = the main loop) at monotonic `time_ns`."""
-        at = self._at(process, _HEARTBEAT + thread * _HEARTBEAT_WORDS)
+        at = self._heartbeat_at(process, thread)
         words = self._words
         words[at + 1] = time_ns
         words[at] += 1
@@ -171,11 +178,11 @@ class ControlBlock:
 
     def heartbeat_count(self, process: int, thread: int = 0) -> int:
         """How often `beat` was called; the process is alive while this advances."""
-        return self._words[self._at(process, _HEARTBEAT + thread * _HEARTBEAT_WORDS)]
+        return self._words[self._heartbeat_at(process, thread)]
 
     def heartbeat_time_ns(self, process: int, thread: int = 0) -> int:
         """Monotonic nanoseconds of the last beat (one clock for all processes of a host)."""
-        return self._words[self._at(process, _HEARTBEAT + thread * _HEARTBEAT_WORDS) + 1]
+        return self._words[self._heartbeat_at(process, thread) + 1]
 
     def desired(self, process: int) -> ProcessState:
         """What the supervisor wants of `process`; NONE = it has not said."""

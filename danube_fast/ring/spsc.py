@@ -20,17 +20,16 @@ interpreters, go through a memoryview, with the same bytes in the ring.
 
 from __future__ import annotations
 
-import sys
-import sysconfig
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from danube_fast.errors import DataLoss, FailedPrecondition, InvalidArgument
+from danube_fast.frame.cpython import AT_ITEM_COUNT, BYTES_TYPE, OBJECTS_READABLE
 from danube_fast.ring import layout, spsc_kernel
 from danube_fast.ring.memory import address_of_memory, words_of, write_ring_header
-from danube_fast.ring.spsc_kernel import DAMAGED, EMPTY, FULL, NOT_BYTES, TOO_LARGE
+from danube_fast.ring.spsc_kernel import DAMAGED, EMPTY, FULL, TOO_LARGE
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -44,36 +43,30 @@ _push_tuple = spsc_kernel.push_tuple
 _front = spsc_kernel.front
 _release = spsc_kernel.release
 _readable = spsc_kernel.readable
-_BYTES_TYPE = id(bytes)
 _AT_PAYLOAD = layout.RING_HEADER_BYTES + layout.RECORD_HEADER_BYTES
+_PLACE_SHIFT = layout.RECORD_KIND_SHIFT
 _LENGTH_MASK = layout.RECORD_LENGTH_MASK
 
 
-def _objects_are_known() -> bool:
-    """Whether bytes, tuples and lists lie in memory as the kernels expect them."""
-    if sys.implementation.name != "cpython" or sys.maxsize != (1 << 63) - 1:
+def _tuples_look_right() -> bool:
+    """Whether a tuple's items lie where `_push_tuple` reads them."""
+    probe = (b"first", None, b"third")
+    if not OBJECTS_READABLE or spsc_kernel.word_at(id(probe) + AT_ITEM_COUNT) != len(probe):
         return False
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return False
-    probe = b"danube\x00\x01"
-    word_at = spsc_kernel.word_at
-    at_type, at_size = spsc_kernel.AT_TYPE, spsc_kernel.AT_SIZE
-    pair, records = (b"", probe), [b"", probe]
-    pair_items = id(pair) + spsc_kernel.AT_TUPLE_ITEMS
-    if word_at(id(pair) + at_size) != 2 or word_at(pair_items + layout.WORD_BYTES) != id(probe):
-        return False
-    if word_at(id(records) + at_size) != 2:
-        return False
-    if word_at(word_at(id(records) + spsc_kernel.AT_LIST_ITEMS) + layout.WORD_BYTES) != id(probe):
-        return False
-    return bool(
-        word_at(id(probe) + at_type) == _BYTES_TYPE
-        and word_at(id(probe) + at_size) == len(probe)
-        and word_at(id(probe) + spsc_kernel.AT_BYTES_DATA) == int.from_bytes(probe, "little")
+    items = id(probe) + spsc_kernel.AT_TUPLE_ITEMS
+    return all(
+        spsc_kernel.word_at(items + layout.WORD_BYTES * index) == id(item)
+        for index, item in enumerate(probe)
     )
 
 
-_FAST = _objects_are_known()
+_FAST = _tuples_look_right()
+
+
+def _bytes_view(part: Buffer) -> memoryview:
+    """The bytes of any contiguous buffer. Raises TypeError for what is none."""
+    view = memoryview(part)
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 class SpscRing:
@@ -82,7 +75,15 @@ class SpscRing:
     The ring keeps its memory alive. `record_bytes_max` is the largest record, half the capacity.
     """
 
-    __slots__ = ("_base", "_capacity", "_found", "_found_address", "_position", "_view")
+    __slots__ = (
+        "_base",
+        "_capacity",
+        "_found",
+        "_found_address",
+        "_position",
+        "_reserved",
+        "_view",
+    )
 
     def __init__(self, memory: Buffer) -> None:
         """Attach to the ring at the start of `memory` (mmap, ndarray, ...; writable).
@@ -112,6 +113,7 @@ class SpscRing:
         self._found = np.zeros(SCAN_RECORDS_MAX + 1, dtype=np.int64)
         self._found_address = int(self._found.ctypes.data)
         self._position = EMPTY
+        self._reserved = 0
 
     @classmethod
     def create(cls, memory: Buffer, capacity_bytes: int) -> SpscRing:
@@ -162,12 +164,12 @@ class SpscRing:
         Raises InvalidArgument for a record over `record_bytes_max`, DataLoss for a damaged ring.
         """
         if _FAST:
-            code = _push_tuple(self._base, self._capacity, id(parts), _BYTES_TYPE)
+            code = _push_tuple(self._base, self._capacity, id(parts), BYTES_TYPE)
             if code >= 0:
                 return True
             if code == FULL:
                 return False
-        return self._push_views([memoryview(part).cast("B") for part in parts])
+        return self._push_views([_bytes_view(part) for part in parts])
 
     def _push_views(self, views: list[memoryview]) -> bool:
         """Push one record through memoryviews: any buffer, any interpreter."""
@@ -190,9 +192,7 @@ class SpscRing:
         while done < len(records):
             if _FAST and type(records) is list:
                 done = self._checked(
-                    spsc_kernel.push_list(
-                        self._base, self._capacity, id(records), done, _BYTES_TYPE
-                    )
+                    spsc_kernel.push_list(self._base, self._capacity, id(records), done, BYTES_TYPE)
                 )
             # What stopped it: a full ring, another kind of buffer, or a record that is too large.
             if done == len(records) or not self.try_push(records[done]):
@@ -205,20 +205,26 @@ class SpscRing:
 
         Follow with `publish`; a second `reserve` forgets the first. Raises as `try_push`.
         """
+        if byte_count < 0:
+            raise InvalidArgument(f"a record cannot have {byte_count} bytes")
         code = spsc_kernel.reserve(self._base, self._capacity, byte_count)
         if code == FULL:
             return None
         self._position = self._checked(code, byte_count)
-        start = layout.RING_HEADER_BYTES + layout.RECORD_HEADER_BYTES
-        start += self._position & (self._capacity - 1)
+        self._reserved = byte_count
+        start = _AT_PAYLOAD + (self._position & (self._capacity - 1))
         return self._view[start : start + byte_count]
 
     def publish(self, byte_count: int) -> None:
         """Let the consumer see the record in `reserve`'s memory, cut to `byte_count` bytes."""
-        if self._position < 0:
-            raise FailedPrecondition("nothing is reserved; call reserve() first")
-        spsc_kernel.publish(self._base, self._capacity, self._position, byte_count)
-        self._position = EMPTY
+        position, self._position = self._position, EMPTY
+        if not 0 <= byte_count <= self._reserved:
+            raise InvalidArgument(f"{byte_count} bytes are not in the {self._reserved} reserved")
+        # The same room again, unless something was pushed since.
+        again = spsc_kernel.reserve(self._base, self._capacity, self._reserved)
+        if position < 0 or again != position:
+            raise FailedPrecondition("nothing is reserved; call reserve() and fill it first")
+        spsc_kernel.publish(self._base, self._capacity, position, byte_count)
 
     # ------------------------------------------------------------ consumer
 
@@ -230,7 +236,7 @@ class SpscRing:
             if found == EMPTY:
                 return None
             self._checked(found)
-        start = (found >> 32) + _AT_PAYLOAD
+        start = (found >> _PLACE_SHIFT) + _AT_PAYLOAD
         record = self._view[start : start + (found & _LENGTH_MASK)].tobytes()
         _release(base, capacity, found)
         return record
@@ -247,7 +253,7 @@ class SpscRing:
             self._checked(count)
             head, *found = self._found[: count + 1].tolist()
             for packed in found:
-                start = (packed >> 32) + _AT_PAYLOAD
+                start = (packed >> _PLACE_SHIFT) + _AT_PAYLOAD
                 records.append(view[start : start + (packed & _LENGTH_MASK)].tobytes())
             spsc_kernel.release_to(self._base, head)
             if count < wanted:
@@ -262,7 +268,7 @@ class SpscRing:
         found = self._checked_front()
         if found == EMPTY:
             return None
-        start = (found >> 32) + _AT_PAYLOAD
+        start = (found >> _PLACE_SHIFT) + _AT_PAYLOAD
         return self._view[start : start + (found & _LENGTH_MASK)]
 
     def release(self) -> None:
@@ -288,6 +294,4 @@ class SpscRing:
                 f"a record of {byte_count} bytes is over this ring's record_bytes_max of "
                 f"{self.record_bytes_max}; split it or make the ring larger"
             )
-        if code == NOT_BYTES:
-            raise InvalidArgument("a record is made of bytes-like objects only")
         return code

@@ -7,6 +7,7 @@ scribble over. A negative result is one of the codes below; none of them changes
 
 from __future__ import annotations
 
+from danube_fast.frame.cpython import AT_BYTES_DATA, AT_ITEM_COUNT, AT_LIST_ITEMS, AT_TYPE
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.memory import load_i64, memory_copy, store_u64
 from danube_fast.ring.atomics import load_acquire, load_relaxed, store_relaxed, store_release
@@ -16,12 +17,14 @@ from danube_fast.ring.layout import (
     AT_HEAD,
     AT_TAIL,
     AT_VERSION,
+    RECORD_ALIGNMENT,
     RECORD_DATA,
     RECORD_HEADER_BYTES,
     RECORD_KIND_SHIFT,
     RECORD_LENGTH_MASK,
     RECORD_PAD,
     RING_HEADER_BYTES,
+    WORD_BYTES,
 )
 
 __all__ = [
@@ -56,12 +59,14 @@ NOT_BYTES = -3
 TOO_LARGE = -4
 """The record can never fit; see `record_bytes_max`."""
 
-# Where CPython keeps things (64-bit, with GIL); proved by `spsc.py` at import.
-AT_TYPE = 8
-AT_SIZE = 16
 AT_TUPLE_ITEMS = 24
-AT_LIST_ITEMS = 24
-AT_BYTES_DATA = 32
+"""Where CPython keeps the items of a tuple, in it; proved by `spsc.py` at import."""
+
+
+@kernel("int64(int64)")
+def _record_bytes(length: int) -> int:
+    """Bytes that a record with a payload of `length` takes; `layout.record_bytes` for kernels."""
+    return RECORD_HEADER_BYTES + ((length + RECORD_ALIGNMENT - 1) & -RECORD_ALIGNMENT)
 
 
 @kernel("int64(int64,int64,int64,int64)")
@@ -94,13 +99,13 @@ def _reserve(base: int, capacity: int, tail: int, need: int) -> int:
 def _own_tail(base: int) -> int:
     """The tail as the producer reads it, or DAMAGED if no producer can have written it."""
     tail = load_relaxed(base + AT_TAIL)
-    return DAMAGED if tail < 0 or tail & (RECORD_HEADER_BYTES - 1) != 0 else tail
+    return DAMAGED if tail < 0 or tail & (RECORD_ALIGNMENT - 1) != 0 else tail
 
 
 @kernel("int64(int64,int64,int64)")
 def _reserve_one(base: int, capacity: int, length: int) -> int:
     """Position of a free stretch for a payload of `length` bytes, or a code."""
-    need = RECORD_HEADER_BYTES + ((length + 7) & -8)
+    need = _record_bytes(length)
     if need > capacity >> 1:
         return TOO_LARGE
     tail = _own_tail(base)
@@ -112,7 +117,7 @@ def _publish(base: int, capacity: int, position: int, length: int) -> int:
     """Write the header of the record at `position` and let the consumer see it. The new tail."""
     header = length | (RECORD_DATA << RECORD_KIND_SHIFT)
     store_u64(base + RING_HEADER_BYTES + (position & (capacity - 1)), header)
-    tail = position + RECORD_HEADER_BYTES + ((length + 7) & -8)
+    tail = position + _record_bytes(length)
     # Pairs with load_acquire in _front and _scan: payload and header come before the tail.
     store_release(base + AT_TAIL, tail)
     return tail
@@ -121,20 +126,20 @@ def _publish(base: int, capacity: int, position: int, length: int) -> int:
 @kernel("int64(int64,int64,int64,int64)")
 def _push_tuple(base: int, capacity: int, parts: int, bytes_type: int) -> int:
     """Push one record made of the `bytes` objects of the tuple at address `parts`. Or a code."""
-    count = load_i64(parts + AT_SIZE)
+    count = load_i64(parts + AT_ITEM_COUNT)
     length = 0
     for index in range(count):
-        part = load_i64(parts + AT_TUPLE_ITEMS + index * 8)
+        part = load_i64(parts + AT_TUPLE_ITEMS + index * WORD_BYTES)
         if load_i64(part + AT_TYPE) != bytes_type:
             return NOT_BYTES
-        length += load_i64(part + AT_SIZE)
+        length += load_i64(part + AT_ITEM_COUNT)
     position = _reserve_one(base, capacity, length)
     if position < 0:
         return position
     destination = base + RING_HEADER_BYTES + (position & (capacity - 1)) + RECORD_HEADER_BYTES
     for index in range(count):
-        part = load_i64(parts + AT_TUPLE_ITEMS + index * 8)
-        part_bytes = load_i64(part + AT_SIZE)
+        part = load_i64(parts + AT_TUPLE_ITEMS + index * WORD_BYTES)
+        part_bytes = load_i64(part + AT_ITEM_COUNT)
         memory_copy(destination, part + AT_BYTES_DATA, part_bytes)
         destination += part_bytes
     return _publish(base, capacity, position, length)
@@ -150,13 +155,13 @@ def _push_list(base: int, capacity: int, records: int, start: int, bytes_type: i
     tail = _own_tail(base)
     if tail < 0:
         return tail
-    count = load_i64(records + AT_SIZE)
+    count = load_i64(records + AT_ITEM_COUNT)
     items = load_i64(records + AT_LIST_ITEMS)
     index = start
     while index < count:
-        record = load_i64(items + index * 8)
-        length = load_i64(record + AT_SIZE)
-        need = RECORD_HEADER_BYTES + ((length + 7) & -8)
+        record = load_i64(items + index * WORD_BYTES)
+        length = load_i64(record + AT_ITEM_COUNT)
+        need = _record_bytes(length)
         if load_i64(record + AT_TYPE) != bytes_type or need > capacity >> 1:
             break
         position = _reserve(base, capacity, tail, need)
@@ -177,7 +182,12 @@ def _look(base: int, capacity: int, head: int, tail: int) -> int:
     """Place << 32 | length of the data record at or behind `head`, or EMPTY, or DAMAGED."""
     if head == tail:
         return EMPTY
-    if head < 0 or tail < head or tail - head > capacity or (head | tail) & 7 != 0:
+    if (
+        head < 0
+        or tail < head
+        or tail - head > capacity
+        or (head | tail) & (RECORD_ALIGNMENT - 1) != 0
+    ):
         return DAMAGED
     place = head & (capacity - 1)
     header = load_i64(base + RING_HEADER_BYTES + place)
@@ -188,7 +198,7 @@ def _look(base: int, capacity: int, head: int, tail: int) -> int:
         place = 0
         header = load_i64(base + RING_HEADER_BYTES)
     length = header & RECORD_LENGTH_MASK
-    need = RECORD_HEADER_BYTES + ((length + 7) & -8)
+    need = _record_bytes(length)
     if header >> RECORD_KIND_SHIFT != RECORD_DATA or need > tail - head or place + need > capacity:
         return DAMAGED
     return place << RECORD_KIND_SHIFT | length
@@ -198,7 +208,7 @@ def _look(base: int, capacity: int, head: int, tail: int) -> int:
 def _behind(capacity: int, head: int, place: int, length: int) -> int:
     """Position behind the record that `_look` found from `head`."""
     skipped = (place - head) & (capacity - 1)
-    return head + skipped + RECORD_HEADER_BYTES + ((length + 7) & -8)
+    return head + skipped + _record_bytes(length)
 
 
 @kernel("int64(int64,int64)")
@@ -242,7 +252,7 @@ def _scan(base: int, capacity: int, found_address: int, found_max: int) -> int:
                 return DAMAGED
             break
         count += 1
-        store_u64(found_address + count * 8, found)
+        store_u64(found_address + count * WORD_BYTES, found)
         place = found >> RECORD_KIND_SHIFT
         head = _behind(capacity, head, place, found & RECORD_LENGTH_MASK)
     store_u64(found_address, head)
