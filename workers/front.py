@@ -1,0 +1,207 @@
+"""The coordinator's side of client connections: sessions, replies, what a full queue holds back.
+
+HELLO, PING and BYE are answered here; LOOKUP and ADMIN go to the coordinator. A session here holds
+nothing but requests that wait, so it lives as long as idle heartbeats come.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import zmq
+
+from danube_fast import __version__
+from danube_fast.config import Settings
+from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument, ResourceExhausted
+from danube_fast.frame.layout import FRAME_BYTES_CAP
+from danube_fast.net import protocol
+from danube_fast.net.server import PeerGone, Server, WouldBlock
+from danube_fast.net.session import Session, Sessions
+
+__all__ = ["Front"]
+
+MESSAGES_PER_TURN_MAX = 256
+OUTBOX_MESSAGES_MAX = 10_000
+"""Replies that wait for one peer's full queue; a peer that takes none is dropped beyond."""
+SWEEP_NS = 500_000_000
+NAME_CHARACTERS_MAX = 256
+TOKEN_BYTES = 16
+
+Handler = Callable[[Session, Any], None]
+
+
+class Front:
+    """One ROUTER and its sessions. Used by the coordinator's loop only."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        settings: Settings,
+        host_id: str,
+        handlers: dict[type, Handler],
+    ) -> None:
+        self._settings = settings
+        self._host_id = host_id
+        self._handlers = handlers
+        self.server = Server(
+            context,
+            message_bytes_max=settings.message_bytes_max,
+            handshake_timeout_ms=settings.handshake_timeout_ms,
+        )
+        self.sessions = Sessions(
+            sessions_max=settings.sessions_max,
+            session_timeout_ms=settings.session_timeout_ms,
+            heartbeat_idle_ms=settings.heartbeat_idle_ms,
+            new_token=lambda: secrets.token_bytes(TOKEN_BYTES),
+        )
+        self._waiting: set[Session] = set()
+        self._now_ns = 0
+        self._swept_ns = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether replies wait for room in some peer's queue."""
+        return bool(self._waiting)
+
+    def do_work(self, now_ns: int) -> int:
+        """Take what clients sent, retry what waits, drop the silent; the number of messages taken."""
+        self._now_ns = now_ns
+        taken = 0
+        for identity, parts in self.server.receive(MESSAGES_PER_TURN_MAX):
+            taken += 1
+            self._receive(identity, parts[0])
+        for session in list(self._waiting):
+            self._flush(session)
+        if now_ns - self._swept_ns > SWEEP_NS:
+            self._swept_ns = now_ns
+            for session in self.sessions.silent(now_ns):
+                self._close(session)
+        return taken
+
+    def reply(self, number: int, command: protocol.ServerCommand) -> None:
+        """Send to a session, by number; nothing happens if it is gone."""
+        session = self.sessions.by_number(number)
+        if session is None:
+            return
+        if len(session.outbox) >= OUTBOX_MESSAGES_MAX:
+            self._close(session)
+            return
+        session.outbox.append([protocol.encode(command)])
+        self._flush(session)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.server.close()
+
+    # ---------------------------------------------------------------- inside
+
+    def _receive(self, identity: bytes, part: zmq.Frame) -> None:
+        try:
+            command = protocol.decode_client_command(part.buffer)
+        except msgspec.MsgspecError as error:
+            text = f"not a command: {error}; see docs/protocol.md"
+            self._send_raw(identity, protocol.Error(0, InvalidArgument.code, text))
+            return
+        if isinstance(command, protocol.Hello):
+            self._hello(identity, command)
+            return
+        request = getattr(command, "request", 0)
+        session = self.sessions.by_identity(identity)
+        if session is None:
+            text = "this connection has no session here (any more); send HELLO"
+            self._send_raw(identity, protocol.Error(request, protocol.Status.NO_SESSION, text))
+            return
+        session.last_seen_ns = self._now_ns
+        try:
+            self._handle(session, command)
+        except DanubeError as error:
+            self.reply(session.number, protocol.Error(request, error.code, str(error)))
+
+    def _handle(self, session: Session, command: protocol.ClientCommand) -> None:
+        if isinstance(command, protocol.Ping):
+            self.reply(session.number, protocol.Pong(command.request))
+        elif isinstance(command, protocol.Bye):
+            self.reply(session.number, protocol.Result(command.request))
+            self._close(session)
+        else:
+            handler = self._handlers.get(type(command))
+            if handler is None:
+                raise InvalidArgument(
+                    f"{type(command).__name__} is for a worker, this is the bootstrap endpoint; "
+                    "look the topic up first"
+                )
+            handler(session, command)
+
+    def _hello(self, identity: bytes, command: protocol.Hello) -> None:
+        if command.protocol_version != protocol.PROTOCOL_VERSION:
+            text = (
+                f"this broker speaks protocol version {protocol.PROTOCOL_VERSION}, the client "
+                f"{command.protocol_version}; use a client of the broker's version"
+            )
+            code = FailedPrecondition.code
+            self._send_raw(identity, protocol.Error(command.request, code, text))
+            return
+        session, goes_on = self.sessions.resume(identity, command.session, command.token)
+        if not goes_on:
+            for old in (session, self.sessions.by_identity(identity)):
+                if old is not None:
+                    self._close(old)
+            principal = str(command.auth.get("principal", "anonymous"))
+            name = command.client_name[:NAME_CHARACTERS_MAX]
+            try:
+                session = self.sessions.open(identity, name, principal, self._now_ns)
+            except ResourceExhausted as error:
+                self._send_raw(identity, protocol.Error(command.request, error.code, str(error)))
+                return
+        if session is not None:
+            session.last_seen_ns = self._now_ns
+            self.reply(session.number, self._welcome(command, session, goes_on))
+
+    def _welcome(
+        self, command: protocol.Hello, session: Session, goes_on: bool
+    ) -> protocol.Welcome:
+        settings = self._settings
+        limits = {
+            "heartbeat_ms": settings.heartbeat_ms,
+            "heartbeat_idle_ms": settings.heartbeat_idle_ms,
+            "session_timeout_ms": settings.session_timeout_ms,
+            "frame_bytes_max": FRAME_BYTES_CAP,
+            "message_bytes_max": settings.message_bytes_max,
+        }
+        return protocol.Welcome(
+            request=command.request,
+            session=session.number,
+            token=session.token,
+            protocol_version=protocol.PROTOCOL_VERSION,
+            server_version=__version__,
+            host_id=self._host_id,
+            resumed=goes_on,
+            limits=limits,
+        )
+
+    def _send_raw(self, identity: bytes, command: protocol.ServerCommand) -> None:
+        """To a connection without a session; it asks again if the answer is lost."""
+        try:
+            self.server.send(identity, [protocol.encode(command)])
+        except (PeerGone, WouldBlock):
+            return
+
+    def _flush(self, session: Session) -> None:
+        try:
+            while session.outbox:
+                self.server.send(session.identity, session.outbox[0])
+                session.outbox.pop(0)
+        except WouldBlock:
+            self._waiting.add(session)
+            return
+        except PeerGone:
+            self._close(session)
+        self._waiting.discard(session)
+
+    def _close(self, session: Session) -> None:
+        session.outbox.clear()
+        self._waiting.discard(session)
+        self.sessions.close(session)
