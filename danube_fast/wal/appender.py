@@ -1,0 +1,302 @@
+"""The writing end of a log: where the next group goes, rolling to new segments, cutting back.
+
+    reserve(n)  makes sure that a group of n bytes fits the newest segment, else rolls
+    append(...) one gathering write; on an error nothing counts as written
+    sync()      hands what was written to the sync thread
+
+Rolling: what is unsynced in the old segment is queued first, then the folder (the new name must be
+durable before anything in the new file counts), then come the new segment's own groups.
+
+A write that failed half-way may leave whole frames behind at their own positions, which a later,
+shorter group would not cover; the epoch then rises by one, so recovery cannot take them.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from danube_fast.errors import (
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+)
+from danube_fast.frame.layout import AT_EPOCH, AT_LOG_POSITION, HEADER_BYTES
+from danube_fast.wal.layout import (
+    GROUP_ALIGNMENT,
+    SEGMENT_HEADER_BYTES,
+    SegmentHeader,
+    group_bytes,
+    pad_bytes,
+)
+from danube_fast.wal.segment import Chain, Segment
+from danube_fast.wal.spares import SparePool
+from danube_fast.wal.sync import SyncThread
+from danube_fast.wal.writer import PadStamper, WriteFault, write_all
+
+__all__ = ["Appender"]
+
+_LEFT_OPEN = 2  # segments that were left by a roll and stay open for readers
+_POSITION = struct.Struct("<Q")
+_EPOCH = struct.Struct("<I")
+
+
+class Appender:
+    """Owns the newest segment. `written_position` is where the next group starts."""
+
+    def __init__(
+        self,
+        directory: Path,
+        log_id: int,
+        chain: Chain,
+        spares: SparePool,
+        sync: SyncThread,
+        wall_ns: Callable[[], int],
+    ) -> None:
+        self.directory = directory
+        self.written_position = 0
+        self.epoch = 0
+        self.rolls = 0
+        self._log_id = log_id
+        self._chain = chain
+        self._spares = spares
+        self._sync = sync
+        self._wall_ns = wall_ns
+        self._queued_position = 0
+        self._barrier_due = False
+        self._epochs: list[tuple[int, int]] = []
+        self._left: collections.deque[Segment] = collections.deque()
+        self._pads = PadStamper(log_id)
+        self._directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    # -- starting and stopping ---------------------------------------------------------------
+
+    def start(self, position: int, epoch: int) -> None:
+        """Go on at `position` with `epoch`, in the newest segment if there is one."""
+        self.written_position = self._queued_position = position
+        self._set_epoch(epoch)
+        if not len(self._chain):
+            self._roll(control=False)
+
+    def _set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._epochs.append((self.written_position, epoch))
+
+    def epoch_at(self, position: int) -> int:
+        """Frames at or above `position` have at least this epoch; 0 if that is not known here."""
+        known = (epoch for start, epoch in reversed(self._epochs) if start <= position)
+        return next(known, 0)
+
+    def close(self) -> None:
+        """Close the folder's descriptor."""
+        if self._directory_fd >= 0:
+            os.close(self._directory_fd)
+            self._directory_fd = -1
+
+    # -- groups ------------------------------------------------------------------------------
+
+    def reserve(self, byte_count: int, *, control: bool) -> int:
+        """Position of a group of `byte_count` bytes; rolls if it does not fit.
+
+        Raises InvalidArgument if no segment can hold it, ResourceExhausted if no file can be made.
+        """
+        if self._barrier_due:
+            self._write_barrier()
+        need = group_bytes(byte_count)
+        newest = self._chain[-1]
+        fits = self.written_position + need <= newest.end_position
+        if fits and (control or not newest.is_reserve):
+            return self.written_position
+        room = self._spares.segment_bytes - SEGMENT_HEADER_BYTES
+        if need > room:
+            raise InvalidArgument(
+                f"a group of {byte_count} bytes does not fit a segment ({room} bytes); raise "
+                "segment_bytes or send less at once"
+            )
+        self._roll(control=control)
+        if need > self._chain[-1].end_position - self.written_position:
+            raise ResourceExhausted(self._full_text("the reserve is too small for this record"))
+        return self.written_position
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of frames that one group in the newest segment can surely still hold."""
+        newest = self._chain[-1]
+        if newest.is_reserve:
+            return 0
+        worst_pad = GROUP_ALIGNMENT + HEADER_BYTES
+        return max(0, newest.end_position - self.written_position - worst_pad)
+
+    def append(self, buffers: Sequence[Any], byte_count: int) -> int:
+        """Write one group at `written_position` and close it with a PAD frame; returns its end.
+
+        Raises ResourceExhausted or Internal with nothing counted as written: undo, or reserve,
+        stamp and append again.
+        """
+        position = self.written_position
+        segment = self._chain[-1]
+        pad = pad_bytes(byte_count)
+        end = position + byte_count + pad
+        if end > segment.end_position:
+            raise FailedPrecondition("the group does not fit the segment; call reserve() first")
+        self._check_stamp(buffers, position)
+        if pad:
+            header = self._pads.make(
+                pad, position + byte_count, self.epoch, self._sync.synced_position
+            )
+            buffers = [*buffers, header]
+            byte_count += HEADER_BYTES
+        self._write(segment, buffers, byte_count, position)
+        self.written_position = end
+        return end
+
+    def _write(
+        self, segment: Segment, buffers: Sequence[Any], byte_count: int, position: int
+    ) -> None:
+        offset = segment.file_offset(position)
+        try:
+            write_all(segment.open(), buffers, byte_count, offset, str(segment.path))
+        except WriteFault as fault:
+            if fault.touched:
+                self._set_epoch(self.epoch + 1)
+                self._barrier_due = True
+            raise fault.error from fault
+
+    def _check_stamp(self, buffers: Sequence[Any], position: int) -> None:
+        """The first frame must be stamped for right here: anything else would be cut at a restart."""
+        if not buffers:
+            return
+        first = memoryview(buffers[0])
+        if first.nbytes < HEADER_BYTES:
+            return
+        stamped = _POSITION.unpack_from(first, AT_LOG_POSITION)[0]
+        epoch = _EPOCH.unpack_from(first, AT_EPOCH)[0]
+        if stamped != position or epoch != self.epoch:
+            raise Internal(
+                f"a group stamped for position {stamped}, epoch {epoch} cannot be written at "
+                f"{position}, epoch {self.epoch}; stamp it again"
+            )
+
+    def pad_to_group(self) -> None:
+        """Close what a torn group left: a PAD frame up to the next multiple of 4096."""
+        position = self.written_position
+        pad = pad_bytes(position)
+        if not position or not pad:
+            return
+        segment = self._chain[-1]
+        header = self._pads.make(pad, position, self.epoch, self._sync.synced_position)
+        self._write(segment, [header], HEADER_BYTES, position)
+        self.written_position += pad
+
+    def _write_barrier(self) -> None:
+        """Open the new epoch durably, with a marker, before anything else is written in it.
+
+        Raises ResourceExhausted or Internal; the next `reserve` tries again.
+        """
+        if self.written_position + group_bytes(0) > self._chain[-1].end_position:
+            self._roll(control=True)
+        self.append([], 0)
+        self.sync_and_wait()
+        self._barrier_due = False
+
+    def sync_and_wait(self) -> None:
+        """Sync all that was written. Raises Internal if a sync failed."""
+        self.sync()
+        self._sync.drain()
+        fault = self._sync.fault
+        if fault is not None:
+            raise Internal(
+                f"a sync of {self.directory} failed: {os.strerror(fault[0])}; check the disk"
+            )
+
+    def sync(self) -> None:
+        """Queue a sync of all that was written."""
+        if self.written_position > self._queued_position:
+            newest = self._chain[-1]
+            self._sync.push(newest.open(), self.written_position)
+            self._queued_position = self.written_position
+
+    # -- segments ----------------------------------------------------------------------------
+
+    def _full_text(self, reason: str) -> str:
+        return (
+            f"no new log segment can be made in {self.directory}: {reason}; free space on its "
+            "disk, or lower wal_bytes_max or retention"
+        )
+
+    def _roll(self, *, control: bool) -> None:
+        """Go on in a new segment, which starts at `written_position`."""
+        segment = self._make_segment(control=control)
+        self.sync()
+        self._enter(segment)
+
+    def _enter(self, segment: Segment) -> None:
+        """Make `segment` the newest. Its name becomes durable before what is written in it."""
+        self._sync.push(self._directory_fd, 0)
+        self._chain.append(segment)
+        self.rolls += 1
+        self._left.append(segment)
+        while len(self._left) > _LEFT_OPEN:
+            oldest = self._left[0]
+            if oldest.end_position > self._sync.synced_position:
+                break
+            self._left.popleft().close()
+
+    def _make_segment(self, *, control: bool) -> Segment:
+        """A segment that starts at `written_position`. Raises ResourceExhausted."""
+        is_reserve = False
+        segment_bytes = self._spares.segment_bytes
+        try:
+            source = self._spares.take()
+        except OSError as fault:
+            source = self._spares.reserve_path
+            if not control or not source.exists():
+                reason = os.strerror(fault.errno or 0)
+                raise ResourceExhausted(self._full_text(reason)) from fault
+            segment_bytes = source.stat().st_size
+            is_reserve = True
+        here = self.written_position
+        previous = self._chain[-1].first_position if len(self._chain) else here
+        header = SegmentHeader(
+            self._log_id, here, previous, segment_bytes, self._wall_ns(), self.epoch
+        )
+        try:
+            segment = Segment.adopt(source, header)
+        except OSError as fault:
+            raise ResourceExhausted(self._full_text(os.strerror(fault.errno or 0))) from fault
+        segment.is_reserve = is_reserve
+        return segment
+
+    def cut_at(self, position: int) -> list[Segment]:
+        """End the log at `position`, go on there in a new segment with the next epoch.
+
+        The sync thread must be drained; its fault is reset. Returns segments that left the chain:
+        their files are gone. Raises ResourceExhausted if no file can be made; all stays as it was
+        then, and this may be tried again.
+        """
+        gone: list[Segment] = []
+        before = self.written_position, self.epoch
+        while len(self._chain) and self._chain[-1].first_position >= position:
+            gone.append(self._chain.pop_last())
+        self.written_position, self.epoch = position, self.epoch + 1
+        try:
+            segment = self._make_segment(control=True)
+        except ResourceExhausted:
+            self.written_position, self.epoch = before
+            for kept in reversed(gone):
+                self._chain.append(kept)
+            raise
+        self._set_epoch(self.epoch)
+        self._queued_position = position
+        self._barrier_due = True
+        self._sync.reset()
+        self._enter(segment)
+        for lost in gone:
+            if lost.path != segment.path:
+                lost.path.unlink(missing_ok=True)
+        return gone

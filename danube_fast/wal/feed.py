@@ -1,0 +1,186 @@
+"""Which runs a log has: the index on disk and the tail table in front of it, as one.
+
+    append / replay --> tail table --(behind the sync, in slices)--> index (LMDB)
+    lookup: index first, then tail table
+
+Runs go to the index only below the synced position, so cutting a log back after a failed sync never
+has to take anything out of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from danube_fast.clock import Clock
+from danube_fast.config import Settings
+from danube_fast.wal.index import Index, Run
+from danube_fast.wal.layout import INDEX_NAME
+from danube_fast.wal.segment import Chain
+from danube_fast.wal.tail import TailTable
+from danube_fast.wal.walk import Walk, rows_to_runs
+
+__all__ = ["RunTable"]
+
+_SLICE = 1024  # runs put into the index at a time: about a millisecond
+_SWEEP_ENTRIES_MAX = 512  # entries removed at a time: well below a millisecond
+
+
+class RunTable:
+    """Index and tail table of one log. Used by the worker's loop alone."""
+
+    def __init__(
+        self, directory: Path, log_id: int, settings: Settings, clock: Clock, chain: Chain
+    ) -> None:
+        self._log_id = log_id
+        self._chain = chain
+        self._flush_entries = settings.index_flush_entries
+        self._tail = TailTable()
+        self._index = Index(directory / INDEX_NAME, log_id, settings.index_map_bytes, clock)
+        self._index.open()
+
+    @property
+    def fault(self) -> str | None:
+        """Why the index cannot be written just now; None if it can. Nothing is lost meanwhile."""
+        return self._index.fault
+
+    @property
+    def pending_count(self) -> int:
+        """Runs that are not in the index yet."""
+        return len(self._tail)
+
+    # -- starting ----------------------------------------------------------------------------
+
+    def catch_up(self, position: int) -> None:
+        """Index what is below `position` and not indexed yet, from the segments' headers."""
+        self._index.mark_open()
+        at = max(self._index.indexed_position, self._chain.oldest_position)
+        while at < position:
+            walk = Walk(self._chain, self._log_id, at, 0, check_bodies=False)
+            for block in walk.blocks(stop=position):
+                self.replayed(block.rows)
+            # Old damage is named when it is read, not at the start: go on at the next segment.
+            following = self._chain.index_of(walk.position) + 1
+            if walk.position >= position or following >= len(self._chain):
+                break
+            at = self._chain[following].first_position
+
+    def replayed(self, rows: np.ndarray[Any, Any]) -> None:
+        """Take frames that were found on disk, in order; those that are indexed are passed over."""
+        rows = rows[rows["position"] >= self._index.indexed_position]
+        if not len(rows):
+            return
+        self._tail.add(rows_to_runs(rows))
+        if len(self._tail) >= self._flush_entries and self._index.is_ready:
+            end = int(rows["position"][-1]) + int(rows["frame_bytes"][-1])
+            self._flush_all(end)
+
+    def finish_replay(self, cut: int) -> None:
+        """The log ends at `cut`: an index that knows more is built anew."""
+        if self._index.indexed_position > cut:
+            self._tail.drop_from(0)
+            self._index.clear()
+            self.catch_up(cut)
+        self._flush_all(cut)
+
+    def _flush_all(self, end_position: int) -> None:
+        if self._index.add(self._tail.rows, end_position):
+            self._tail.drop_first(len(self._tail))
+
+    # -- running -----------------------------------------------------------------------------
+
+    def appended(self, runs: np.ndarray[Any, Any]) -> None:
+        """Take the runs of a group that was written."""
+        self._tail.add(runs)
+
+    def work(self, synced_position: int, *, idle: bool = False) -> int:
+        """A slice of what is due: index writes behind the sync, removals behind the trim.
+
+        Returns how many entries were moved. `idle`: do not wait for a full batch.
+        """
+        moved = self._index.sweep(_SWEEP_ENTRIES_MAX)
+        pending = len(self._tail)
+        if (pending >= self._flush_entries or (idle and pending)) and self._index.is_ready:
+            moved += self._flush_slice(synced_position)
+        return moved
+
+    def _flush_slice(self, synced_position: int) -> int:
+        durable = self._tail.count_below(synced_position)
+        count = min(durable, _SLICE)
+        if not count:
+            return 0
+        rows = self._tail.rows
+        end = int(rows["position"][count]) if count < durable else synced_position
+        if not self._index.add(rows[:count], end):
+            return 0
+        self._tail.drop_first(count)
+        return count
+
+    def cut(self, position: int) -> None:
+        """Forget runs at or above `position`."""
+        self._tail.drop_from(position)
+
+    def start_sweep(self, oldest_position: int) -> None:
+        """Segments below were trimmed; their entries go in the background of `work`."""
+        self._index.start_sweep(oldest_position)
+
+    def drop_partition(self, partition_id: int) -> None:
+        """Forget a partition."""
+        self._index.drop_partition(partition_id)
+        self._tail.drop_partition(partition_id)
+
+    def close(self, synced_position: int, *, clean: bool) -> None:
+        """Put the rest into the index and close it."""
+        if clean and self._index.is_ready:
+            rows = self._tail.rows[: self._tail.count_below(synced_position)]
+            clean = self._index.add(rows, synced_position)
+        self._index.close(clean=clean)
+
+    # -- looking up --------------------------------------------------------------------------
+
+    def find(self, partition_id: int, offset: int) -> Run | None:
+        """The first run of a partition that ends behind `offset`."""
+        found = self.runs(partition_id, offset, 1)
+        return found[0] if found else None
+
+    def runs(self, partition_id: int, offset: int, byte_limit: int) -> list[Run]:
+        """Runs from the one with `offset` on, in order, until `byte_limit` bytes are reached."""
+        found: list[Run] = []
+        total = 0
+        oldest = self._chain.oldest_position
+        for run in self._index.runs(partition_id, offset, oldest):
+            found.append(run)
+            total += run.byte_count
+            if total >= byte_limit:
+                return found
+        after = found[-1].end_offset if found else offset
+        for row in self._tail.find(partition_id, after):
+            if int(row["position"]) < oldest:
+                continue
+            run = _run(row)
+            found.append(run)
+            total += run.byte_count
+            if total >= byte_limit:
+                break
+        return found
+
+    def find_time(self, partition_id: int, time_ns: int) -> int | None:
+        """Base offset of the first run of a partition appended at `time_ns` or later."""
+        oldest = self._chain.oldest_position
+        offset = self._index.find_time(partition_id, time_ns, oldest)
+        if offset is not None:
+            return offset
+        return self._tail.find_time(partition_id, time_ns)
+
+
+def _run(row: Any) -> Run:
+    return Run(
+        int(row["partition_id"]),
+        int(row["base_offset"]),
+        int(row["offset_span"]),
+        int(row["position"]),
+        int(row["byte_count"]),
+        int(row["append_time_ns"]),
+    )

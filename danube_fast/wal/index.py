@@ -1,0 +1,375 @@
+"""The index: (partition, offset) and (partition, time) -> position, in LMDB. Only a cache.
+
+    db "offset"  partition_id u32 | base_offset u64     (big-endian)   -> position, bytes, span, time
+    db "time"    partition_id u32 | append_time_ns u64  (big-endian)   -> base_offset u64
+    db "meta"    what it was built from: log id, format, boot id, clean flag, indexed position
+
+It is believed only if the log id matches and either the boot id matches (the page cache is the one
+that LMDB wrote to) or it was closed cleanly; then it is caught up from `indexed`, otherwise built
+anew. It is opened without sync and without a writable map, its file allocated ahead: a full disk is
+an error here, never a SIGBUS, and such an error costs nothing but time: what could not be written
+stays in the tail table and is tried again.
+
+Entries of trimmed segments are swept in bounded batches; readers skip them by position until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgspec
+import numpy as np
+
+from danube_fast.clock import Clock
+
+__all__ = ["Index", "Run"]
+
+_INDEX_VERSION = 1
+_KEY = struct.Struct(">IQ")
+_VALUE = struct.Struct("<QIIq")
+_U64 = struct.Struct("<Q")
+_KEY_DTYPE = np.dtype([("partition_id", ">u4"), ("second", ">u8")])
+_VALUE_DTYPE = np.dtype(
+    [("position", "<u8"), ("byte_count", "<u4"), ("offset_span", "<u4"), ("append_time_ns", "<i8")]
+)
+_DATABASES = 3
+_MAP_FREE_PART = 4  # grow when less than a quarter of the map is free
+_RETRY_NS = 1_000_000_000
+_PAGE_BYTES = 4096
+_PARTITION_ID_MAX = 0xFFFF_FFFF
+
+
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """Frames of one partition that stand back to back in the log, as one read."""
+
+    partition_id: int
+    base_offset: int
+    offset_span: int
+    position: int
+    byte_count: int
+    append_time_ns: int
+
+    @property
+    def end_offset(self) -> int:
+        """One past the last offset."""
+        return self.base_offset + self.offset_span
+
+
+def _boot_id() -> bytes:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    except OSError:
+        return b""
+
+
+def _allocate(path: Path, byte_count: int) -> None:
+    """Give the file real blocks, so that a later write cannot find the disk full."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.posix_fallocate(fd, 0, byte_count)
+    finally:
+        os.close(fd)
+
+
+class Index:
+    """The LMDB environment of one log. Used by the worker's loop alone.
+
+    `indexed_position`: every run below it is in here. `fault` is the text of the last error, None
+    when all is well. `valid` says after opening whether what was there can be believed.
+    """
+
+    def __init__(self, directory: Path, log_id: int, map_bytes: int, clock: Clock) -> None:
+        self.directory = directory
+        self.fault: str | None = None
+        self.valid = False
+        self.indexed_position = 0
+        self._log_id = log_id
+        self._map_bytes = -(-map_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        self._clock = clock
+        self._retry_at_ns = 0
+        self._dropped: set[int] = set()
+        self._sweep_next = 0
+        self._sweep_below = 0
+        self._environment: Any = None
+        self._offsets: Any = None
+        self._times: Any = None
+        self._meta: Any = None
+
+    # -- opening and closing -----------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open or make it. Anything unreadable or foreign is thrown away; raises OSError only."""
+        try:
+            self._open()
+            self.valid = self._believe()
+        except lmdb.Error:
+            self.close_environment()
+            self.valid = False
+        if not self.valid:
+            self.clear()
+
+    def clear(self) -> None:
+        """Start again with an empty one."""
+        self.close_environment()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.indexed_position = 0
+        try:
+            self._open()
+        except lmdb.Error as fault:
+            self._note(fault)
+
+    def _open(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        data = self.directory / "data.mdb"
+        size = max(self._map_bytes, data.stat().st_size if data.exists() else 0)
+        self._map_bytes = -(-size // _PAGE_BYTES) * _PAGE_BYTES
+        self._environment = lmdb.open(
+            str(self.directory),
+            map_size=self._map_bytes,
+            max_dbs=_DATABASES,
+            sync=False,
+            metasync=False,
+            lock=False,  # the log's own lock is held, and only one thread comes here
+            readahead=False,
+        )
+        self._offsets = self._environment.open_db(b"offset")
+        self._times = self._environment.open_db(b"time")
+        self._meta = self._environment.open_db(b"meta")
+        with contextlib.suppress(OSError):
+            _allocate(data, self._map_bytes)  # on a full disk a later write says so
+
+    def _believe(self) -> bool:
+        with self._environment.begin(db=self._meta) as transaction:
+            get = transaction.get
+            if get(b"log_id") != _U64.pack(self._log_id):
+                return False
+            if get(b"version") != _U64.pack(_INDEX_VERSION):
+                return False
+            if get(b"clean") != b"1" and (get(b"boot_id") != _boot_id() or not _boot_id()):
+                return False
+            self.indexed_position = _U64.unpack(get(b"indexed", bytes(_U64.size)))[0]
+        return True
+
+    def mark_open(self) -> None:
+        """Say durably that the index is in use: after a power cut it will not be believed."""
+        self._write_meta({b"clean": b"0"}, durable=True)
+
+    def close(self, *, clean: bool) -> None:
+        """Close; with `clean` everything is made durable and believed at the next start."""
+        if clean and self._environment is not None and self.fault is None:
+            self._environment.sync(True)
+            self._write_meta({b"clean": b"1"}, durable=True)
+        self.close_environment()
+
+    def close_environment(self) -> None:
+        """Close the environment without a word."""
+        if self._environment is not None:
+            self._environment.close()
+            self._environment = None
+
+    def _write_meta(self, changes: dict[bytes, bytes], *, durable: bool) -> None:
+        if self._environment is None:
+            return
+        try:
+            with self._environment.begin(write=True, db=self._meta) as transaction:
+                transaction.put(b"log_id", _U64.pack(self._log_id))
+                transaction.put(b"version", _U64.pack(_INDEX_VERSION))
+                transaction.put(b"boot_id", _boot_id())
+                transaction.put(b"indexed", _U64.pack(self.indexed_position))
+                for key, value in changes.items():
+                    transaction.put(key, value)
+            if durable:
+                self._environment.sync(True)
+        except (lmdb.Error, OSError) as fault:
+            self._note(fault)
+
+    def _note(self, fault: Exception) -> None:
+        self.fault = f"index {self.directory} cannot be written: {fault}; free space on its disk"
+        self._retry_at_ns = self._clock.monotonic_ns() + _RETRY_NS
+
+    # -- writing -----------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a write is worth trying: no fault, or the last one is a second ago."""
+        return self.fault is None or self._clock.monotonic_ns() >= self._retry_at_ns
+
+    def add(self, runs: np.ndarray[Any, Any], indexed_position: int) -> bool:
+        """Put runs in and move `indexed_position`; all or nothing. False on an error (`fault`)."""
+        if self._environment is None:
+            self.clear()
+            if self._environment is None:
+                return False
+        if self._dropped and len(runs):
+            runs = runs[~np.isin(runs["partition_id"], list(self._dropped))]
+        for _ in range(2):
+            try:
+                self._grow_ahead()
+                self._put(runs, indexed_position)
+            except lmdb.MapFullError:
+                self._grow()
+                continue
+            except (lmdb.Error, OSError) as fault:
+                self._note(fault)
+                return False
+            self.indexed_position = indexed_position
+            self.fault = None
+            return True
+        return False
+
+    def _put(self, runs: np.ndarray[Any, Any], indexed_position: int) -> None:
+        runs = runs[np.lexsort((runs["base_offset"], runs["partition_id"]))]
+        count = len(runs)
+        keys = np.zeros(count, dtype=_KEY_DTYPE)
+        keys["partition_id"] = runs["partition_id"]
+        keys["second"] = runs["base_offset"]
+        values = np.zeros(count, dtype=_VALUE_DTYPE)
+        for field in ("position", "byte_count", "offset_span", "append_time_ns"):
+            values[field] = runs[field]
+        by_offset = _pairs(keys, values)
+        keys["second"] = np.maximum(runs["append_time_ns"], 0)
+        by_time = _pairs(keys, runs["base_offset"].copy())
+        with self._environment.begin(write=True) as transaction:
+            if count:
+                transaction.cursor(self._offsets).putmulti(by_offset)
+                # The first run of an instant stays: keys are in the order of offsets.
+                transaction.cursor(self._times).putmulti(by_time, overwrite=False)
+            transaction.put(b"indexed", _U64.pack(indexed_position), db=self._meta)
+
+    def _grow_ahead(self) -> None:
+        info = self._environment.info()
+        used = (info["last_pgno"] + 1) * _PAGE_BYTES
+        if self._map_bytes - used < self._map_bytes // _MAP_FREE_PART:
+            self._grow()
+
+    def _grow(self) -> None:
+        size = 2 * self._map_bytes
+        _allocate(self.directory / "data.mdb", size)
+        self._environment.set_mapsize(size)
+        self._map_bytes = size
+
+    # -- looking up --------------------------------------------------------------------------
+
+    def runs(self, partition_id: int, offset: int, oldest_position: int) -> Iterator[Run]:
+        """Runs of a partition that end behind `offset`, in order; those below the trim are skipped."""
+        if self._environment is None or partition_id in self._dropped:
+            return
+        with (
+            self._environment.begin(db=self._offsets) as transaction,
+            transaction.cursor() as cursor,
+        ):
+            if not _seek(cursor, partition_id, offset):
+                return
+            for key, value in cursor:
+                partition, base_offset = _KEY.unpack(key)
+                if partition != partition_id:
+                    return
+                position, byte_count, span, time_ns = _VALUE.unpack(value)
+                if base_offset + span > offset and position >= oldest_position:
+                    yield Run(partition_id, base_offset, span, position, byte_count, time_ns)
+
+    def find_time(self, partition_id: int, time_ns: int, oldest_position: int) -> int | None:
+        """Base offset of the first run appended at `time_ns` or later."""
+        if self._environment is None or partition_id in self._dropped:
+            return None
+        with self._environment.begin(db=self._times) as transaction:
+            cursor = transaction.cursor()
+            if not cursor.set_range(_KEY.pack(partition_id, max(time_ns, 0))):
+                return None
+            for key, value in cursor:
+                if _KEY.unpack(key)[0] != partition_id:
+                    return None
+                offset: int = _U64.unpack(value)[0]
+                for run in self.runs(partition_id, offset, oldest_position):
+                    if run.append_time_ns >= time_ns:
+                        return run.base_offset
+                    break
+        return None
+
+    # -- forgetting --------------------------------------------------------------------------
+
+    def drop_partition(self, partition_id: int) -> None:
+        """Hide a partition at once; its entries go with the next sweeps."""
+        self._dropped.add(partition_id)
+        self._sweep_next = 0
+
+    def start_sweep(self, oldest_position: int) -> None:
+        """Let `sweep` remove what lies below `oldest_position`."""
+        if oldest_position > self._sweep_below:
+            self._sweep_below = oldest_position
+            self._sweep_next = 0
+
+    def sweep(self, entries_max: int) -> int:
+        """Remove up to `entries_max` entries; returns how many. 0: nothing is left to do."""
+        if self._environment is None or self._sweep_next > _PARTITION_ID_MAX:
+            return 0
+        removed = 0
+        try:
+            with self._environment.begin(write=True) as transaction:
+                while removed < entries_max and self._sweep_next <= _PARTITION_ID_MAX:
+                    removed += self._sweep_partition(transaction, entries_max - removed)
+        except (lmdb.Error, OSError) as fault:
+            self._note(fault)
+            self._sweep_next = _PARTITION_ID_MAX + 1  # the next trim starts again
+        return removed
+
+    def _sweep_partition(self, transaction: Any, entries_max: int) -> int:
+        """Sweep the first partition from `_sweep_next` on, and move on when it is done."""
+        offsets = transaction.cursor(self._offsets)
+        if not offsets.set_range(_KEY.pack(self._sweep_next, 0)):
+            self._sweep_next = _PARTITION_ID_MAX + 1
+            self._dropped.clear()
+            return 0
+        partition_id = _KEY.unpack(offsets.key())[0]
+        dropped = partition_id in self._dropped
+        times = transaction.cursor(self._times)
+        times.set_range(_KEY.pack(partition_id, 0))
+        removed = 0
+        survivor = None
+        while removed < entries_max and offsets.key():
+            partition, base_offset = _KEY.unpack(offsets.key())
+            if partition != partition_id:
+                break
+            if not dropped and _VALUE.unpack(offsets.value())[0] >= self._sweep_below:
+                survivor = base_offset
+                break
+            offsets.delete()
+            removed += 1
+            while times.key() and _KEY.unpack(times.key())[0] == partition_id:
+                if _U64.unpack(times.value())[0] > base_offset:
+                    break
+                times.delete()
+        if survivor is not None or removed < entries_max:
+            self._sweep_next = partition_id + 1
+        return removed
+
+
+def _pairs(keys: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> list[tuple[bytes, bytes]]:
+    """The rows of two arrays as (key, value) byte strings."""
+    key_bytes, value_bytes = keys.tobytes(), values.tobytes()
+    key_size, value_size = keys.dtype.itemsize, values.dtype.itemsize
+    return [
+        (
+            key_bytes[index * key_size : (index + 1) * key_size],
+            value_bytes[index * value_size : (index + 1) * value_size],
+        )
+        for index in range(len(keys))
+    ]
+
+
+def _seek(cursor: Any, partition_id: int, offset: int) -> bool:
+    """Place the cursor at the entry that may contain `offset`, else at the next one."""
+    found = cursor.set_range(_KEY.pack(partition_id, offset))
+    if found and cursor.key() == _KEY.pack(partition_id, offset):
+        return True
+    before = cursor.prev() if found else cursor.last()
+    if before and _KEY.unpack(cursor.key())[0] == partition_id:
+        return True
+    return bool(cursor.set_range(_KEY.pack(partition_id, offset)))

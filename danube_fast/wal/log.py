@@ -1,0 +1,463 @@
+"""The log as a worker sees it: the one object of this folder that others use.
+
+    Log.open -> log.snapshot -> for block in log.replay() -> log.begin_epoch([...]) -> ready
+    reserve -> (stamp frames) -> append -> sync -> ... synced_position passes the group -> ack
+
+One thread, the worker's loop, uses a Log; it is not thread-safe. Behind it three threads work: one
+syncs, one makes spare segments, one writes a snapshot when asked. The log does not know what its
+control records mean: it carries them.
+
+A failed sync: `sync_fault` says so and nothing is synced any more. Read what must be written again,
+call `cut_after_fault()`, stamp and append that again, publish on. After three within a minute the
+log is `refusing` until it is opened again; reads go on.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from danube_fast.clock import Clock
+from danube_fast.config import Settings
+from danube_fast.errors import (
+    DanubeError,
+    DataLoss,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+)
+from danube_fast.frame.crc import crc32c
+from danube_fast.wal.appender import Appender
+from danube_fast.wal.control import make_control_frame, stamp_control_frame
+from danube_fast.wal.feed import RunTable
+from danube_fast.wal.index import Run
+from danube_fast.wal.layout import GROUP_ALIGNMENT, SnapshotHeader
+from danube_fast.wal.lock import LogLock
+from danube_fast.wal.reader import LogReader
+from danube_fast.wal.recovery import Recovery, settle
+from danube_fast.wal.segment import Chain, usable_segments
+from danube_fast.wal.snapshot import SnapshotStore, list_snapshots
+from danube_fast.wal.spares import SparePool
+from danube_fast.wal.sync import SyncThread
+from danube_fast.wal.walk import ReplayBlock
+
+__all__ = ["Log"]
+
+_FAULTS_MAX = 3
+_FAULT_WINDOW_NS = 60_000_000_000
+_LOCK_TIMEOUT_MS = 5000
+
+
+class Log:
+    """One write-ahead log. Make it with `Log.open`; use it from one thread."""
+
+    def __init__(
+        self,
+        directory: Path,
+        log_id: int,
+        settings: Settings,
+        clock: Clock,
+        wake_fd: int,
+        lock: LogLock,
+    ) -> None:
+        """Use `Log.open`."""
+        self.directory = directory
+        self.log_id = log_id
+        self._clock = clock
+        self._lock = lock
+        self._ready = False
+        self._refusing = False
+        self._marked_position = -1
+        self._snapshot_rolls = 0
+        self._spare_rolls = 0
+        self._faults: collections.deque[int] = collections.deque(maxlen=_FAULTS_MAX)
+        self._chain = Chain(usable_segments(directory, settings.segment_bytes, log_id))
+        named = max((position for position, _ in list_snapshots(directory)), default=0)
+        self._snapshots = SnapshotStore(directory, lambda: self._sync.synced_position)
+        self._loaded = self._snapshots.load(log_id)
+        header = self._loaded.header if self._loaded else None
+        self._recovery = Recovery(directory, self._chain, log_id, header, named)
+        hole = self._recovery.find_hole()
+        if hole is not None:
+            raise DataLoss(str(hole))
+        self._spares = SparePool(directory, settings.segment_bytes, settings.spare_segments)
+        self._sync = SyncThread(wake_fd)
+        self._appender = Appender(
+            directory, log_id, self._chain, self._spares, self._sync, clock.wall_ns
+        )
+        self._reader = LogReader(self._chain, log_id)
+        self._runs = RunTable(directory, log_id, settings, clock, self._chain)
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        log_id: int,
+        settings: Settings,
+        clock: Clock,
+        wake_fd: int = -1,
+        lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
+    ) -> Log:
+        """Lock the folder (made if missing) and find what is in it; then `replay`, `begin_epoch`.
+
+        `wake_fd` is an eventfd that is written after every sync, or -1. Raises FailedPrecondition if
+        another process has it, or the format is newer, or it is another log's folder; DataLoss if
+        segments that were durable are missing.
+        """
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        lock = LogLock(path, lock_timeout_ms)
+        try:
+            return cls(path, log_id, settings, clock, wake_fd, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    # -- starting ----------------------------------------------------------------------------
+
+    @property
+    def snapshot(self) -> tuple[int, bytes] | None:
+        """(position, state) of the snapshot that replay starts from, or None. Empty state: none."""
+        if self._loaded is None:
+            return None
+        return self._loaded.header.position, self._loaded.state
+
+    @property
+    def was_clean(self) -> bool:
+        """Whether the log was closed in order: nothing stands behind a clean snapshot.
+
+        Known once `replay()` is exhausted; False before.
+        """
+        header = self._loaded.header if self._loaded else None
+        return header is not None and header.clean and self._recovery.cut == header.position
+
+    def replay(self) -> Iterator[ReplayBlock]:
+        """Frames from the snapshot to the cut, checked, in order; exhaust it before writing.
+
+        Raises DataLoss at the end if acknowledged bytes are missing, FailedPrecondition for frames
+        of a newer format.
+        """
+        self._runs.catch_up(self._recovery.start_position)
+        for block in self._recovery.blocks():
+            self._runs.replayed(block.rows)
+            yield block
+        if self._recovery.cut is None:
+            raise Internal(f"replay of {self.directory} ended without a cut; report this")
+        self._runs.finish_replay(self._recovery.cut)
+
+    def begin_epoch(self, payloads: Sequence[bytes], *, base_offset: int = 0) -> int:
+        """Start writing: epoch = highest ever seen + 1; a control frame with `payloads`, synced.
+
+        Everything that replay found is made durable before it. Returns the frame's position.
+        Raises FailedPrecondition before `replay()` is exhausted, ResourceExhausted, Internal.
+        """
+        cut = self._recovery.cut
+        if cut is None or self._ready:
+            raise FailedPrecondition("exhaust log.replay() first, and begin one epoch only")
+        settle(self._chain, self._spares, self._recovery, self._clock.wall_ns())
+        self._sync.start(cut)
+        self._appender.start(cut, self._recovery.epoch + 1)
+        self._ready = True
+        try:
+            self._appender.pad_to_group()
+            position = self.append_control(payloads, base_offset=base_offset)
+            self._appender.sync_and_wait()
+        except DanubeError:
+            self._ready = False
+            raise
+        self._spares.refill()
+        return position
+
+    # -- where the log is --------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """What frames must be stamped with now. Rises after a failed write or sync."""
+        return self._appender.epoch
+
+    @property
+    def written_position(self) -> int:
+        """Where the next group starts."""
+        return self._appender.written_position
+
+    @property
+    def synced_position(self) -> int:
+        """All below is durable."""
+        return self._sync.synced_position
+
+    @property
+    def sync_count(self) -> int:
+        """Syncs that succeeded since the log was opened."""
+        return self._sync.sync_count
+
+    @property
+    def oldest_position(self) -> int:
+        """First position that can still be read."""
+        return self._chain.oldest_position
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Segments and spares, bytes."""
+        return self._chain.bytes_on_disk + self._spares.bytes_on_disk
+
+    @property
+    def segment_count(self) -> int:
+        """Segments that hold frames; spares are not among them."""
+        return len(self._chain)
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of frames that a group which was reserved can surely grow to."""
+        return self._appender.room_bytes
+
+    def position_before(self, wall_ns: int) -> int:
+        """A position below which everything was written before `wall_ns` (wall clock, ns)."""
+        position = self._chain.oldest_position
+        for segment in self._chain:
+            if segment.created_ns <= wall_ns:
+                position = segment.first_position
+        return position
+
+    @property
+    def index_fault(self) -> str | None:
+        """Why the index cannot be written just now; nothing is lost meanwhile."""
+        return self._runs.fault
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def reserve(self, byte_count: int, *, control: bool = False) -> int:
+        """Position at which a group of `byte_count` bytes of frames must be stamped and appended.
+
+        `control` groups may use the reserve of a full disk. Raises InvalidArgument if it can never
+        fit a segment, ResourceExhausted if no segment can be made, Unavailable while `refusing`.
+        """
+        if not self._ready:
+            raise FailedPrecondition("the log is not started; call begin_epoch() first")
+        if self._refusing and not control:
+            raise Unavailable(
+                f"log {self.directory} takes no publishes: {_FAULTS_MAX} syncs failed within a "
+                "minute; check the disk and restart the broker"
+            )
+        return self._appender.reserve(byte_count, control=control)
+
+    def append(
+        self,
+        buffers: Sequence[Any],
+        byte_count: int,
+        runs: np.ndarray[Any, Any] | None = None,
+    ) -> int:
+        """Write one group, frames back to back, at the reserved position; returns its end.
+
+        `byte_count` is the sum of the buffers. `runs` (RUN_DTYPE, in order of position) is copied.
+        Raises ResourceExhausted or Internal with nothing counted as written: `written_position` is
+        unchanged, `epoch` may be higher: stamp again and retry, or undo.
+        """
+        end = self._appender.append(buffers, byte_count)
+        if runs is not None and len(runs):
+            self._runs.appended(runs)
+        return end
+
+    def append_control(self, payloads: Sequence[bytes], *, base_offset: int = 0) -> int:
+        """Write a group of one control frame (a marker if there are no payloads); its position."""
+        if not payloads:
+            position = self.reserve(0, control=True)
+            self._appender.append([], 0)
+            return position
+        frame = make_control_frame(payloads)
+        position = self.reserve(len(frame), control=True)
+        stamp_control_frame(
+            frame,
+            len(payloads),
+            log_id=self.log_id,
+            position=position,
+            base_offset=base_offset,
+            append_time_ns=self._clock.wall_ns(),
+            synced_position=self.synced_position,
+            epoch=self.epoch,
+        )
+        self._appender.append([frame], len(frame))
+        return position
+
+    def sync(self) -> None:
+        """Queue a sync of all that was written; `synced_position` and `wake_fd` tell when."""
+        self._appender.sync()
+        self._runs.work(self.synced_position)
+        if self._appender.rolls != self._spare_rolls:
+            self._spare_rolls = self._appender.rolls
+            self._spares.refill()
+
+    def write_marker(self) -> bool:
+        """When idle: write and sync a group that says how far the log is durable.
+
+        False, and nothing is written, if the last group is such a marker or not all is synced.
+        """
+        synced = self.synced_position
+        if synced != self.written_position or self._marked_position == synced:
+            self._runs.work(synced, idle=True)
+            return False
+        self.append_control([])
+        self._marked_position = self.written_position
+        self.sync()
+        return True
+
+    # -- a failed sync -----------------------------------------------------------------------
+
+    @property
+    def sync_fault(self) -> tuple[int, int] | None:
+        """(errno, position) of a failed sync; cleared by `cut_after_fault`."""
+        return self._sync.fault
+
+    @property
+    def refusing(self) -> bool:
+        """Three syncs failed within a minute: publishes are refused until the log is reopened."""
+        return self._refusing
+
+    def cut_after_fault(self) -> int:
+        """End the log at the last synced position and go on there, in a new segment, epoch + 1.
+
+        Returns the cut. Read what has to be written again before calling this. Raises
+        FailedPrecondition if no sync failed, ResourceExhausted if no segment can be made (call again).
+        """
+        if self._sync.fault is None:
+            raise FailedPrecondition("no sync failed; there is nothing to cut")
+        self._sync.drain()
+        cut = self.synced_position
+        self._snapshots.cancel()
+        for segment in self._appender.cut_at(cut):
+            self._reader.forget(segment)
+        self._runs.cut(cut)
+        now = self._clock.monotonic_ns()
+        self._faults.append(now)
+        full = len(self._faults) == _FAULTS_MAX
+        self._refusing = self._refusing or (full and now - self._faults[0] <= _FAULT_WINDOW_NS)
+        self._marked_position = -1
+        return cut
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def find(self, partition_id: int, offset: int) -> Run | None:
+        """The run that contains `offset`, or the first one behind it; None if there is none."""
+        return self._runs.find(partition_id, offset)
+
+    def runs(self, partition_id: int, offset: int, byte_limit: int) -> list[Run]:
+        """Runs from `offset` on, in order, at least one if there is any, up to `byte_limit` bytes."""
+        return self._runs.runs(partition_id, offset, byte_limit)
+
+    def find_time(self, partition_id: int, time_ns: int) -> int | None:
+        """Base offset of the first run appended at `time_ns` or later; None if there is none."""
+        return self._runs.find_time(partition_id, time_ns)
+
+    def read(self, position: int, byte_count: int, into: Any = None) -> bytearray:
+        """Bytes of the log as they are. Raises DataLoss if trimmed, InvalidArgument if not written."""
+        return self._reader.read(position, byte_count, self._read_end(), into)
+
+    def read_run(self, run: Run, into: Any = None) -> bytearray:
+        """The frames of a run, each checked. Raises DataLoss naming the file and the position."""
+        return self._reader.read_run(run, self._read_end(), into)
+
+    def _read_end(self) -> int:
+        return self.written_position if self._ready else self._recovery.cut or 0
+
+    # -- snapshots and trimming --------------------------------------------------------------
+
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether a segment was begun since the last `save_snapshot`."""
+        return self._appender.rolls != self._snapshot_rolls and not self._snapshots.is_saving
+
+    @property
+    def snapshot_position(self) -> int:
+        """Position of the newest durable snapshot, 0 if there is none."""
+        return self._snapshots.position
+
+    def save_snapshot(self, position: int, state: bytes) -> bool:
+        """Save what all frames below `position` (a group's start) add up to, in the background.
+
+        It becomes visible as `snapshot_position`, not before the log is durable up to `position`.
+        False if one is being saved already. Raises InvalidArgument for a wrong position.
+        """
+        if position % GROUP_ALIGNMENT or not 0 <= position <= self.written_position:
+            raise InvalidArgument(f"{position} is not the start of a group of this log")
+        if self._snapshots.is_saving:
+            return False
+        self._snapshot_rolls = self._appender.rolls
+        self._snapshots.save(self._snapshot_header(position, state, clean=False), state)
+        return True
+
+    def _snapshot_header(self, position: int, state: bytes, *, clean: bool) -> SnapshotHeader:
+        return SnapshotHeader(
+            log_id=self.log_id,
+            position=position,
+            state_bytes=len(state),
+            created_ns=self._clock.wall_ns(),
+            epoch=self._appender.epoch_at(position),
+            clean=clean,
+            state_crc=crc32c(state),
+        )
+
+    def trim(self, position: int) -> int:
+        """Recycle segments wholly below `position` that no kept snapshot needs; how many.
+
+        The two newest snapshots are kept, so the log stays readable from the older one on.
+        """
+        bound = min(position, self._snapshots.oldest_position, self.synced_position)
+        count = 0
+        while len(self._chain) > 1 and self._chain.end_of(0) <= bound:
+            segment = self._chain.pop_first()
+            self._reader.forget(segment)
+            with contextlib.suppress(FileNotFoundError):
+                self._spares.give(segment.path, segment.file_bytes)
+            count += 1
+        if count:
+            self._runs.start_sweep(self._chain.oldest_position)
+        return count
+
+    def drop_partition(self, partition_id: int) -> None:
+        """Forget where a partition's frames are; its id must never be used again."""
+        self._runs.drop_partition(partition_id)
+
+    # -- closing -----------------------------------------------------------------------------
+
+    def close(self, state: bytes | None = None) -> None:
+        """Sync what was written, save `state` as a clean snapshot if given, let go of everything.
+
+        Closing twice is harmless. Raises DanubeError if the log could not be made durable; it is
+        closed then all the same.
+        """
+        ready, self._ready = self._ready, False
+        error: DanubeError | None = None
+        try:
+            if ready:
+                error = self._settle_end(state)
+        finally:
+            self._spares.stop()
+            self._sync.stop()
+            self._runs.close(self.synced_position, clean=ready and error is None)
+            self._appender.close()
+            self._chain.close()
+            self._lock.release()
+        if error is not None:
+            raise error
+
+    def _settle_end(self, state: bytes | None) -> DanubeError | None:
+        """The last sync and the last snapshot."""
+        self._snapshots.cancel()
+        try:
+            self._appender.sync_and_wait()
+            if state is not None:
+                header = self._snapshot_header(self.written_position, state, clean=True)
+                self._snapshots.save_now(header, state)
+        except OSError as fault:
+            return ResourceExhausted(f"the last snapshot of {self.directory} failed: {fault}")
+        except DanubeError as fault:
+            return fault
+        return None

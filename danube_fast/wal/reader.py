@@ -1,0 +1,124 @@
+"""Reading back: bytes of the log by position, checked runs by partition and offset.
+
+Reads go through pread on descriptors that stay open for the segments in use; what was read is
+checked frame by frame before anyone trusts it, and a fault names the file and the position.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from typing import Any
+
+import numpy as np
+
+from danube_fast.errors import DataLoss, InvalidArgument
+from danube_fast.frame.kernel import address_of, direct
+from danube_fast.wal.index import Run
+from danube_fast.wal.scan import (
+    STATE_LOG_ID,
+    STATE_POSITION,
+    STATE_WORDS,
+    check_run,
+    describe_scan,
+)
+from danube_fast.wal.segment import Chain, Segment
+from danube_fast.wal.writer import signed
+
+__all__ = ["LogReader"]
+
+_OPEN_MAX = 64  # descriptors of closed segments that are kept; a log may have thousands of segments
+
+_call_check = direct(check_run)
+
+
+class LogReader:
+    """Reads a chain. `keep_open_from` guards descriptors that a sync may still use."""
+
+    def __init__(self, chain: Chain, log_id: int) -> None:
+        self._chain = chain
+        self._state = np.zeros(STATE_WORDS, dtype=np.int64)
+        self._state[STATE_LOG_ID] = signed(log_id)
+        self._recent: collections.OrderedDict[int, Segment] = collections.OrderedDict()
+
+    def read(
+        self, position: int, byte_count: int, end_position: int, into: Any = None
+    ) -> bytearray:
+        """Bytes [position, position + byte_count), from one segment or several.
+
+        `into`: a writable buffer of at least `byte_count` bytes to use instead of a new one.
+        Raises InvalidArgument beyond `end_position`, DataLoss if trimmed or unreadable.
+        """
+        if byte_count < 0 or position + byte_count > end_position:
+            raise InvalidArgument(
+                f"positions {position} to {position + byte_count} are not written yet; "
+                f"the log ends at {end_position}"
+            )
+        if position < self._chain.oldest_position:
+            raise DataLoss(
+                f"position {position} was trimmed; the log starts at "
+                f"{self._chain.oldest_position}: read on from the earliest offset"
+            )
+        buffer = bytearray(byte_count) if into is None else into
+        view = memoryview(buffer).cast("B")[:byte_count]
+        index = self._chain.index_of(position)
+        done = 0
+        while done < byte_count:
+            part = min(byte_count - done, self._chain.end_of(index) - position - done)
+            if part > 0:
+                self._read_part(self._chain[index], position + done, view[done : done + part])
+                done += part
+            index += 1
+        return buffer  # type: ignore[no-any-return]
+
+    def _read_part(self, segment: Segment, position: int, view: memoryview) -> None:
+        done = 0
+        try:
+            fd = self._open(segment)
+            while done < len(view):
+                got = os.preadv(fd, [view[done:]], segment.file_offset(position) + done)
+                if got == 0:
+                    raise DataLoss(
+                        f"{segment.path} ends before position {position + len(view)}; "
+                        "run `danube-fast wal verify`"
+                    )
+                done += got
+        except OSError as fault:
+            raise DataLoss(
+                f"{segment.path} cannot be read at position {position}: {fault.strerror}; "
+                "check the disk, then run `danube-fast wal verify`"
+            ) from fault
+
+    def _open(self, segment: Segment) -> int:
+        if segment.fd >= 0:
+            return segment.fd
+        fd = segment.open()
+        self._recent[segment.first_position] = segment
+        if len(self._recent) > _OPEN_MAX:
+            _, oldest = self._recent.popitem(last=False)
+            oldest.close()
+        return fd
+
+    def forget(self, segment: Segment) -> None:
+        """Close a segment that leaves the chain."""
+        self._recent.pop(segment.first_position, None)
+        segment.close()
+
+    def read_run(self, run: Run, end_position: int, into: Any = None) -> bytearray:
+        """The frames of a run, each checked. Raises DataLoss naming the file and the position."""
+        data = self.read(run.position, run.byte_count, end_position, into)
+        code = _call_check(
+            self._state.ctypes.data,
+            address_of(data),
+            run.byte_count,
+            run.position,
+            run.partition_id,
+        )
+        if code < 0:
+            position = int(self._state[STATE_POSITION])
+            segment = self._chain[self._chain.index_of(position)]
+            raise DataLoss(
+                f"{segment.path} is damaged at position {position}: {describe_scan(code)}; "
+                "run `danube-fast wal verify`"
+            )
+        return data

@@ -1,0 +1,287 @@
+"""Kernels that read a log: which bytes are frames of it, in strict order, and what they say.
+
+Three questions, asked of bytes in memory:
+  scan_frames    from here on, which frames follow each other without a hole?   (replay, index)
+  find_evidence  is there anything behind the cut that proves more was synced?  (recovery)
+  check_run      are these bytes what the index says they are?                  (reading)
+
+A frame is accepted only at its own log_position, with this log's id, an epoch not lower than the
+one before and both checksums right, so stale frames of a recycled segment and leftovers of a torn
+group are never taken. State goes in and out through an int64 array, the `STATE_*` words.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from danube_fast.frame.check import body_crc, check_header_crc
+from danube_fast.frame.kernel import kernel
+from danube_fast.frame.layout import (
+    AT_APPEND_TIME_NS,
+    AT_BASE_OFFSET,
+    AT_BASE_SEQUENCE,
+    AT_BODY_CRC32C,
+    AT_EPOCH,
+    AT_FLAGS,
+    AT_FRAME_BYTES,
+    AT_LOG_ID,
+    AT_LOG_POSITION,
+    AT_MAGIC,
+    AT_MESSAGE_COUNT,
+    AT_OFFSET_SPAN,
+    AT_PARTITION_ID,
+    AT_PRODUCER_EPOCH,
+    AT_PRODUCER_ID,
+    AT_SYNCED_POSITION,
+    AT_VERSION,
+    FLAG_PAD,
+    FRAME_ALIGNMENT,
+    FRAME_MAGIC,
+    FRAME_VERSION,
+    HEADER_BYTES,
+)
+from danube_fast.frame.memory import load_i64, load_u8, load_u16, load_u32, store_u32, store_u64
+from danube_fast.wal.layout import (
+    GROUP_ALIGNMENT,
+    ROW_APPEND_TIME_NS,
+    ROW_BASE_OFFSET,
+    ROW_BASE_SEQUENCE,
+    ROW_BYTES,
+    ROW_EPOCH,
+    ROW_FLAGS,
+    ROW_FRAME_BYTES,
+    ROW_MESSAGE_COUNT,
+    ROW_OFFSET_SPAN,
+    ROW_PARTITION_ID,
+    ROW_POSITION,
+    ROW_PRODUCER_EPOCH,
+    ROW_PRODUCER_ID,
+)
+
+__all__ = ["ScanCode", "check_run", "describe_scan", "find_evidence", "scan_frames"]
+
+
+class ScanCode(enum.IntEnum):
+    """How a scan ended. Negative: the bytes at the current position are not a frame of this log."""
+
+    END = 0
+    MORE = 1
+    ROWS_FULL = 2
+    MAGIC = -1
+    HEADER_CRC = -2
+    VERSION = -3
+    LOG_ID = -4
+    POSITION = -5
+    EPOCH = -6
+    LENGTH = -7
+    BODY_CRC = -8
+    TRUNCATED = -9
+    PARTITION = -10
+    MISSING = -11
+
+
+_TEXTS = {
+    ScanCode.MAGIC: "there is no frame",
+    ScanCode.HEADER_CRC: "the crc of the frame's header is wrong",
+    ScanCode.VERSION: "the frame's format version is newer than this program",
+    ScanCode.LOG_ID: "the frame belongs to another log",
+    ScanCode.POSITION: "the frame was written for another position (left by a recycled segment)",
+    ScanCode.EPOCH: "the frame is of an earlier epoch (left by a torn group)",
+    ScanCode.LENGTH: "the frame's length does not fit the segment",
+    ScanCode.BODY_CRC: "the crc of the frame's body is wrong",
+    ScanCode.TRUNCATED: "the file ends inside the frame",
+    ScanCode.PARTITION: "the frame is of another partition than the index says",
+    ScanCode.MISSING: "a segment is missing",
+}
+
+
+def describe_scan(code: int) -> str:
+    """One clause that says what is wrong at the position where a scan stopped."""
+    return _TEXTS.get(ScanCode(code), "nothing is wrong")
+
+
+# Words of the state array.
+STATE_POSITION = 0  # in and out: position of the next frame
+STATE_END = 1  # in: where the segment ends
+STATE_LOG_ID = 2  # in
+STATE_EPOCH = 3  # in and out: epoch of the last frame taken
+STATE_SYNCED = 4  # in and out: largest synced_position seen
+STATE_ROWS = 5  # out: rows written
+STATE_ROWS_MAX = 6  # in
+STATE_NEEDED = 7  # out with MORE: bytes that the next frame needs
+STATE_CHECK_BODIES = 8  # in: 1 to check body_crc32c
+STATE_WORDS = 9
+
+_END = int(ScanCode.END)
+_MORE = int(ScanCode.MORE)
+_ROWS_FULL = int(ScanCode.ROWS_FULL)
+_MAGIC = int(ScanCode.MAGIC)
+_HEADER_CRC = int(ScanCode.HEADER_CRC)
+_VERSION = int(ScanCode.VERSION)
+_LOG_ID = int(ScanCode.LOG_ID)
+_POSITION = int(ScanCode.POSITION)
+_EPOCH = int(ScanCode.EPOCH)
+_LENGTH = int(ScanCode.LENGTH)
+_BODY_CRC = int(ScanCode.BODY_CRC)
+_PARTITION = int(ScanCode.PARTITION)
+_WORD = 8
+
+
+@kernel("int64(int64,int64,int64)")
+def check_own(address: int, position: int, log_id: int) -> int:
+    """frame_bytes if a sound header of this log for exactly this position is here, else a fault."""
+    if load_u32(address + AT_MAGIC) != FRAME_MAGIC:
+        return _MAGIC
+    if check_header_crc(address) == 0:
+        return _HEADER_CRC
+    if load_i64(address + AT_LOG_ID) != log_id:
+        return _LOG_ID
+    if load_i64(address + AT_LOG_POSITION) != position:
+        return _POSITION
+    if load_u8(address + AT_VERSION) != FRAME_VERSION:
+        return _VERSION
+    frame_bytes = load_u32(address + AT_FRAME_BYTES)
+    if frame_bytes < HEADER_BYTES or frame_bytes & (FRAME_ALIGNMENT - 1) != 0:
+        return _LENGTH
+    return frame_bytes
+
+
+@kernel("void(int64,int64)")
+def _write_row(row: int, address: int) -> None:
+    """Copy what replay needs from the header at `address` into a REPLAY_DTYPE row."""
+    store_u64(row + ROW_POSITION, load_i64(address + AT_LOG_POSITION))
+    store_u64(row + ROW_BASE_OFFSET, load_i64(address + AT_BASE_OFFSET))
+    store_u64(row + ROW_PRODUCER_ID, load_i64(address + AT_PRODUCER_ID))
+    store_u64(row + ROW_BASE_SEQUENCE, load_i64(address + AT_BASE_SEQUENCE))
+    store_u64(row + ROW_APPEND_TIME_NS, load_i64(address + AT_APPEND_TIME_NS))
+    store_u32(row + ROW_PARTITION_ID, load_u32(address + AT_PARTITION_ID))
+    store_u32(row + ROW_OFFSET_SPAN, load_u32(address + AT_OFFSET_SPAN))
+    store_u32(row + ROW_MESSAGE_COUNT, load_u32(address + AT_MESSAGE_COUNT))
+    store_u32(row + ROW_FRAME_BYTES, load_u32(address + AT_FRAME_BYTES))
+    store_u32(row + ROW_PRODUCER_EPOCH, load_u32(address + AT_PRODUCER_EPOCH))
+    store_u32(row + ROW_EPOCH, load_u32(address + AT_EPOCH))
+    store_u64(row + ROW_FLAGS, load_u16(address + AT_FLAGS))
+
+
+@kernel("int64(int64,int64,int64)")
+def _judge(state: int, address: int, available: int) -> int:
+    """frame_bytes if the next frame of the scan is at `address`, MORE below 128 bytes, or a fault."""
+    position = load_i64(state + _WORD * STATE_POSITION)
+    remaining = load_i64(state + _WORD * STATE_END) - position
+    if remaining < HEADER_BYTES:
+        return _LENGTH
+    if available < HEADER_BYTES:
+        store_u64(state + _WORD * STATE_NEEDED, HEADER_BYTES)
+        return _MORE
+    frame_bytes = check_own(address, position, load_i64(state + _WORD * STATE_LOG_ID))
+    if frame_bytes < 0:
+        return frame_bytes
+    if load_u32(address + AT_EPOCH) < load_i64(state + _WORD * STATE_EPOCH):
+        return _EPOCH
+    if frame_bytes > remaining:
+        return _LENGTH
+    if load_u16(address + AT_FLAGS) & FLAG_PAD != 0:
+        return frame_bytes
+    if frame_bytes > available:
+        store_u64(state + _WORD * STATE_NEEDED, frame_bytes)
+        return _MORE
+    if load_i64(state + _WORD * STATE_CHECK_BODIES) != 0:
+        if body_crc(address, frame_bytes) != load_u32(address + AT_BODY_CRC32C):
+            return _BODY_CRC
+    return frame_bytes
+
+
+@kernel("int64(int64,int64,int64,int64)", nogil=True)
+def scan_frames(state: int, address: int, available: int, rows: int) -> int:
+    """Take frames from `address` on until something stops it; returns a ScanCode.
+
+    `state` is the address of STATE_WORDS int64 words, `rows` of room for STATE_ROWS_MAX rows of
+    REPLAY_DTYPE. END: the segment's end was reached. MORE: the bytes end inside a frame; read on
+    from STATE_POSITION, at least STATE_NEEDED bytes. Nothing outside `available` is read.
+    """
+    start = load_i64(state + _WORD * STATE_POSITION)
+    rows_max = load_i64(state + _WORD * STATE_ROWS_MAX)
+    position, count = start, 0
+    code = _END
+    while position != load_i64(state + _WORD * STATE_END):
+        if count == rows_max:
+            code = _ROWS_FULL
+            break
+        here = address + position - start
+        frame_bytes = _judge(state, here, available - (position - start))
+        if frame_bytes < HEADER_BYTES:
+            code = frame_bytes
+            break
+        if load_u16(here + AT_FLAGS) & FLAG_PAD == 0:
+            _write_row(rows + ROW_BYTES * count, here)
+            count += 1
+        store_u64(state + _WORD * STATE_EPOCH, load_u32(here + AT_EPOCH))
+        synced = load_i64(here + AT_SYNCED_POSITION)
+        if synced > load_i64(state + _WORD * STATE_SYNCED):
+            store_u64(state + _WORD * STATE_SYNCED, synced)
+        position += frame_bytes
+        store_u64(state + _WORD * STATE_POSITION, position)
+    store_u64(state + _WORD * STATE_ROWS, count)
+    return code
+
+
+# Words of the evidence array.
+EVIDENCE_SYNCED = 0  # largest synced_position of any valid header
+EVIDENCE_EPOCH = 1  # largest epoch
+EVIDENCE_COUNT = 2  # valid headers
+EVIDENCE_FIRST = 3  # position of the first valid header, -1 if none
+EVIDENCE_WORDS = 4
+
+
+@kernel("int64(int64,int64,int64,int64,int64)", nogil=True)
+def find_evidence(evidence: int, address: int, available: int, position: int, log_id: int) -> int:
+    """Look for own headers at `position` and every 4096 after it; adds to the evidence words.
+
+    `evidence` is the address of EVIDENCE_WORDS int64 words. Returns the number found here.
+    """
+    found = 0
+    at = 0
+    while at + HEADER_BYTES <= available:
+        here = address + at
+        if check_own(here, position + at, log_id) > 0:
+            found += 1
+            synced = load_i64(here + AT_SYNCED_POSITION)
+            if synced > load_i64(evidence + _WORD * EVIDENCE_SYNCED):
+                store_u64(evidence + _WORD * EVIDENCE_SYNCED, synced)
+            epoch = load_u32(here + AT_EPOCH)
+            if epoch > load_i64(evidence + _WORD * EVIDENCE_EPOCH):
+                store_u64(evidence + _WORD * EVIDENCE_EPOCH, epoch)
+            if load_i64(evidence + _WORD * EVIDENCE_FIRST) < 0:
+                store_u64(evidence + _WORD * EVIDENCE_FIRST, position + at)
+        at += GROUP_ALIGNMENT
+    store_u64(
+        evidence + _WORD * EVIDENCE_COUNT, load_i64(evidence + _WORD * EVIDENCE_COUNT) + found
+    )
+    return found
+
+
+@kernel("int64(int64,int64,int64,int64,int64)", nogil=True)
+def check_run(state: int, address: int, byte_count: int, position: int, partition_id: int) -> int:
+    """Number of frames if the bytes are whole frames of one partition from `position` on.
+
+    Else a fault, with the position it was met at in STATE_POSITION. STATE_LOG_ID is read.
+    """
+    at, count = 0, 0
+    log_id = load_i64(state + _WORD * STATE_LOG_ID)
+    while at < byte_count:
+        here = address + at
+        store_u64(state + _WORD * STATE_POSITION, position + at)
+        if byte_count - at < HEADER_BYTES:
+            return _LENGTH
+        frame_bytes = check_own(here, position + at, log_id)
+        if frame_bytes < 0:
+            return frame_bytes
+        if frame_bytes > byte_count - at:
+            return _LENGTH
+        if load_u32(here + AT_PARTITION_ID) != partition_id:
+            return _PARTITION
+        if body_crc(here, frame_bytes) != load_u32(here + AT_BODY_CRC32C):
+            return _BODY_CRC
+        at += frame_bytes
+        count += 1
+    return count

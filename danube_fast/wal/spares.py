@@ -1,0 +1,159 @@
+"""Files that become segments: spares made ahead in the background, and the reserve.
+
+    spare-<n>.tmp --zeros written, synced--> spare-<n>.seg --Segment.adopt--> a segment
+
+A spare that was written once costs less to sync into than one that was only allocated, as the file
+system has no more bookkeeping to do; so spares get real zeros. `reserve.seg` is small and is taken
+only for control records when no other file can be made.
+
+The pool belongs to the worker's loop; the thread that makes spares only adds to a deque.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+from pathlib import Path
+
+from danube_fast.wal.layout import (
+    RESERVE_NAME,
+    RESERVE_SEGMENT_BYTES,
+    SEGMENT_SUFFIX,
+    SPARE_PREFIX,
+    TEMPORARY_SUFFIX,
+)
+
+__all__ = ["SparePool"]
+
+_ZEROS = bytes(1024 * 1024)
+_SYNC_EVERY_BYTES = 8 * 1024 * 1024  # small syncs, so that the log's own wait less behind them
+_STOP_WAIT_SECONDS = 10.0
+
+
+class SparePool:
+    """The spare files in a log's folder. Errors of the background are kept in `last_error`."""
+
+    def __init__(self, directory: Path, segment_bytes: int, spare_segments: int) -> None:
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.spare_segments = spare_segments
+        self.last_error: OSError | None = None
+        self._ready: collections.deque[Path] = collections.deque()
+        self._next_number = 0
+        self._number_lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._find()
+
+    def _find(self) -> None:
+        """Keep spares of the right size that are there; remove the rest and half-made ones."""
+        for name in sorted(os.listdir(self.directory)):
+            if not name.startswith(SPARE_PREFIX):
+                continue
+            path = self.directory / name
+            digits = name[len(SPARE_PREFIX) :].partition(".")[0]
+            if digits.isdigit():
+                self._next_number = max(self._next_number, int(digits) + 1)
+            sound = name.endswith(SEGMENT_SUFFIX) and path.stat().st_size == self.segment_bytes
+            if sound and len(self._ready) < self.spare_segments:
+                self._ready.append(path)
+            else:
+                path.unlink()
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    @property
+    def reserve_path(self) -> Path:
+        """Where the reserve stands if there is one."""
+        return self.directory / RESERVE_NAME
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Room taken by the spares, bytes."""
+        return len(self._ready) * self.segment_bytes
+
+    def take(self) -> Path:
+        """A file of `segment_bytes`: a spare, else one made now. Raises OSError, e.g. ENOSPC."""
+        if self._ready:
+            return self._ready.popleft()
+        return self._allocate()
+
+    def give(self, path: Path, file_bytes: int) -> None:
+        """Recycle a file that is no segment any more, or remove it. Raises OSError."""
+        if file_bytes == self.segment_bytes and len(self._ready) < self.spare_segments:
+            spare = self._new_path(SEGMENT_SUFFIX)
+            os.rename(path, spare)
+            self._ready.append(spare)
+        else:
+            path.unlink()
+
+    def _new_path(self, suffix: str) -> Path:
+        with self._number_lock:
+            number = self._next_number
+            self._next_number += 1
+        return self.directory / f"{SPARE_PREFIX}{number}{suffix}"
+
+    def _allocate(self) -> Path:
+        """Allocate a file at once, without writing it."""
+        path = self._new_path(TEMPORARY_SUFFIX)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, self.segment_bytes)
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(fd)
+        return path
+
+    def refill(self) -> None:
+        """Start to make what is missing in the background, unless that is going on already."""
+        if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
+            return
+        if len(self._ready) < self.spare_segments or not self.reserve_path.exists():
+            self._thread = threading.Thread(target=self._make, name="wal-spares", daemon=True)
+            self._thread.start()
+
+    def _make(self) -> None:
+        try:
+            if not self.reserve_path.exists():
+                size = min(RESERVE_SEGMENT_BYTES, self.segment_bytes)
+                self._write_zeros(self.reserve_path, size)
+            while len(self._ready) < self.spare_segments and not self._stop.is_set():
+                path = self._new_path(SEGMENT_SUFFIX)
+                if self._write_zeros(path, self.segment_bytes):
+                    self._ready.append(path)
+            self.last_error = None
+        except OSError as fault:
+            self.last_error = fault  # the next roll tries again and tells its caller
+
+    def _write_zeros(self, path: Path, byte_count: int) -> bool:
+        """Make a file of zeros under a temporary name, then rename it. False if told to stop."""
+        temporary = path.with_suffix(TEMPORARY_SUFFIX)
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        done = False
+        try:
+            os.posix_fallocate(fd, 0, byte_count)
+            for offset in range(0, byte_count, len(_ZEROS)):
+                if self._stop.is_set():
+                    return False
+                os.pwrite(fd, _ZEROS[: byte_count - offset], offset)
+                if offset % _SYNC_EVERY_BYTES == 0:
+                    os.fdatasync(fd)
+            os.fdatasync(fd)
+            done = True
+        finally:
+            os.close(fd)
+            if done:
+                os.rename(temporary, path)
+            else:
+                temporary.unlink()
+        return True
+
+    def stop(self) -> None:
+        """End the background work; a half-made file is removed."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_WAIT_SECONDS)

@@ -1,0 +1,227 @@
+"""The sync thread: one Python thread that runs one kernel without the GIL for as long as it lives.
+
+The worker's loop queues (file descriptor, position) pairs; the kernel takes all that is there, does
+one fdatasync per run of equal descriptors, and publishes how far the log is durable.
+
+      worker's loop                                   sync thread (nogil kernel)
+      store entry, tail (release), eventfd  ------->  read(eventfd) ... tail (acquire)
+                                                      fdatasync(fd)
+      synced (acquire)  <---------------------------  synced (release), write(wake_fd)
+
+Who writes what: TAIL, STOP and the entries the loop; HEAD, SYNCED, COUNT, ERRNO and FAULT the
+kernel; RESET is written by the loop only while the kernel has nothing queued and stands still.
+
+A failed sync publishes errno and the position; from then on entries are dropped unsynced (on Linux
+a second fdatasync would answer "fine" for pages that were lost) until the loop resets the fault.
+All three system calls go through libc's symbols, so a preloaded library can stand in for the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from danube_fast.errors import Internal
+from danube_fast.frame.kernel import direct, kernel
+from danube_fast.frame.memory import load_i32, load_i64, store_u64
+from danube_fast.ring.atomics import load_acquire, load_relaxed, store_release
+
+__all__ = ["SyncThread"]
+
+_LINE = 128
+_AT_TAIL = 0
+_AT_HEAD = _LINE
+_AT_SYNCED = 2 * _LINE
+_AT_COUNT = 2 * _LINE + 8
+_AT_ERRNO = 3 * _LINE
+_AT_FAULT = 3 * _LINE + 8
+_AT_STOP = 4 * _LINE
+_AT_SCRATCH = 5 * _LINE
+_AT_ENTRIES = 6 * _LINE
+_ENTRY_BYTES = 16
+_ENTRIES = 1024  # power of two; more than the groups that one slow sync can cover
+_ENTRY_MASK = _ENTRIES - 1
+_WORD_BYTES = 8
+_EINTR = errno.EINTR
+
+_FULL_WAIT_SECONDS = 0.0005
+_DRAIN_WAIT_SECONDS = 30.0
+
+_read: Any = types.ExternalFunction("read", types.int64(types.int64, types.int64, types.int64))
+_write: Any = types.ExternalFunction("write", types.int64(types.int64, types.int64, types.int64))
+_fdatasync: Any = types.ExternalFunction("fdatasync", types.int32(types.int64))
+_errno_location: Any = types.ExternalFunction("__errno_location", types.int64())
+
+
+@kernel("int64(int64)")
+def _fdatasync_once(fd: int) -> int:
+    """0, or the errno with which fdatasync failed. An interrupted call is made again."""
+    while _fdatasync(fd) != 0:
+        fault = load_i32(_errno_location())
+        if fault != _EINTR:
+            return fault
+    return 0
+
+
+@kernel("void(int64,int64,int64)")
+def _sync_batch(memory: int, head: int, tail: int) -> None:
+    """Sync entries [head, tail); neighbours with one descriptor share a call."""
+    for index in range(head, tail):
+        entry = memory + _AT_ENTRIES + (index & _ENTRY_MASK) * _ENTRY_BYTES
+        fd = load_i64(entry)
+        if index + 1 < tail:
+            following = memory + _AT_ENTRIES + ((index + 1) & _ENTRY_MASK) * _ENTRY_BYTES
+            if load_i64(following) == fd:
+                continue
+        if load_relaxed(memory + _AT_ERRNO) != 0:
+            continue
+        fault = _fdatasync_once(fd)
+        position = load_i64(entry + _WORD_BYTES)
+        if fault != 0:
+            store_u64(memory + _AT_FAULT, position)
+            store_release(memory + _AT_ERRNO, fault)
+            continue
+        store_u64(memory + _AT_COUNT, load_i64(memory + _AT_COUNT) + 1)
+        if position > load_relaxed(memory + _AT_SYNCED):
+            store_release(memory + _AT_SYNCED, position)
+
+
+@kernel("int64(int64,int64,int64)", nogil=True)
+def _sync_loop(memory: int, event_fd: int, wake_fd: int) -> int:
+    """Run until STOP is set and the queue is empty: 0, or the errno of a failed read."""
+    scratch = memory + _AT_SCRATCH
+    while True:
+        # Acquire pairs with the release in _push: the entries are visible before the tail.
+        tail = load_acquire(memory + _AT_TAIL)
+        head = load_relaxed(memory + _AT_HEAD)
+        if head == tail:
+            if load_acquire(memory + _AT_STOP) != 0:
+                return 0
+            if _read(event_fd, scratch, _WORD_BYTES) < 0:
+                fault = load_i32(_errno_location())
+                if fault != _EINTR:
+                    return fault
+            continue
+        _sync_batch(memory, head, tail)
+        store_release(memory + _AT_HEAD, tail)
+        if wake_fd >= 0:
+            store_u64(scratch, 1)
+            _write(wake_fd, scratch, _WORD_BYTES)
+
+
+@kernel("int64(int64,int64,int64)")
+def _push(memory: int, fd: int, position: int) -> int:
+    """Queue one entry: 1, or 0 if the queue is full."""
+    tail = load_relaxed(memory + _AT_TAIL)
+    if tail - load_acquire(memory + _AT_HEAD) >= _ENTRIES:
+        return 0
+    entry = memory + _AT_ENTRIES + (tail & _ENTRY_MASK) * _ENTRY_BYTES
+    store_u64(entry, fd)
+    store_u64(entry + _WORD_BYTES, position)
+    store_release(memory + _AT_TAIL, tail + 1)
+    return 1
+
+
+@kernel("int64(int64)")
+def _load(address: int) -> int:
+    return load_acquire(address)
+
+
+@kernel("void(int64,int64)")
+def _store(address: int, value: int) -> None:
+    store_release(address, value)
+
+
+_call_push = direct(_push)
+_call_load = direct(_load)
+_call_store = direct(_store)
+
+
+class SyncThread:
+    """Owns the queue, the thread and the eventfd. Used by one thread, the worker's loop."""
+
+    def __init__(self, wake_fd: int) -> None:
+        size = _AT_ENTRIES + _ENTRIES * _ENTRY_BYTES
+        self._memory = np.zeros(size + _LINE, dtype=np.uint8)
+        base = int(self._memory.ctypes.data)
+        self._address = base + -base % _LINE
+        self._synced_address = self._address + _AT_SYNCED
+        self._errno_address = self._address + _AT_ERRNO
+        self._event_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._wake_fd = wake_fd
+        self._thread: threading.Thread | None = None
+
+    def start(self, synced_position: int) -> None:
+        """Start the thread; all below `synced_position` is durable already."""
+        _call_store(self._synced_address, synced_position)
+        self._thread = threading.Thread(target=self._run, name="wal-sync", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        _sync_loop(self._address, self._event_fd, self._wake_fd)
+
+    @property
+    def synced_position(self) -> int:
+        """All below is durable. An acquire load."""
+        return _call_load(self._synced_address)  # type: ignore[no-any-return]
+
+    @property
+    def sync_count(self) -> int:
+        """fdatasync calls that succeeded."""
+        return _call_load(self._address + _AT_COUNT)  # type: ignore[no-any-return]
+
+    @property
+    def fault(self) -> tuple[int, int] | None:
+        """(errno, position that was to be synced) of a failed sync that was not reset."""
+        code = _call_load(self._errno_address)
+        return (code, _call_load(self._address + _AT_FAULT)) if code else None
+
+    def push(self, fd: int, position: int) -> None:
+        """Queue a sync of `fd` that makes everything below `position` durable (0: nothing).
+
+        Waits while the queue is full: the disk is then more than 1,000 groups behind.
+        Raises Internal if the thread is gone.
+        """
+        while not _call_push(self._address, fd, position):
+            if self._thread is None or not self._thread.is_alive():
+                raise Internal("the log's sync thread is gone; restart the broker")
+            time.sleep(_FULL_WAIT_SECONDS)
+        os.eventfd_write(self._event_fd, 1)
+
+    def drain(self) -> None:
+        """Wait until nothing is queued. Raises Internal after 30 s."""
+        deadline = time.monotonic() + _DRAIN_WAIT_SECONDS
+        while _call_load(self._address + _AT_HEAD) != _call_load(self._address + _AT_TAIL):
+            if self._thread is None or not self._thread.is_alive():
+                raise Internal("the log's sync thread is gone; restart the broker")
+            if time.monotonic() > deadline:
+                raise Internal(
+                    f"the disk did not finish a sync in {_DRAIN_WAIT_SECONDS:.0f} s; check it"
+                )
+            time.sleep(_FULL_WAIT_SECONDS)
+
+    def reset(self) -> None:
+        """Forget a fault. Drains first, so nothing queued before can count as synced later."""
+        self.drain()
+        _call_store(self._address + _AT_FAULT, 0)
+        _call_store(self._errno_address, 0)
+
+    def stop(self, timeout_seconds: float = _DRAIN_WAIT_SECONDS) -> bool:
+        """Sync what is queued, end the thread, close the eventfd. False if it did not end in time."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            _call_store(self._address + _AT_STOP, 1)
+            os.eventfd_write(self._event_fd, 1)
+            thread.join(timeout_seconds)
+            if thread.is_alive():
+                return False
+        if self._event_fd >= 0:
+            os.close(self._event_fd)
+            self._event_fd = -1
+        return True

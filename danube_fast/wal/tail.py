@@ -1,0 +1,86 @@
+"""The tail table: runs that were appended but are not in the LMDB index yet.
+
+A plain array in the order of the log, filled by `append` (one copy, no Python per run) and emptied
+from the front when the index has taken the runs over. Lookups are rare here (consumers at the tail
+are fed from memory), so they may look through the few thousand rows that there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from danube_fast.wal.layout import RUN_DTYPE
+
+__all__ = ["TailTable"]
+
+_ROWS_AT_FIRST = 1024
+
+
+class TailTable:
+    """Runs in order of position. Written and read by the worker's loop alone."""
+
+    def __init__(self) -> None:
+        self._rows = np.zeros(_ROWS_AT_FIRST, dtype=RUN_DTYPE)
+        self._start = 0
+        self._end = 0
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    @property
+    def rows(self) -> np.ndarray[Any, Any]:
+        """A view of what is in the table, RUN_DTYPE; valid until the next change."""
+        return self._rows[self._start : self._end]
+
+    def add(self, runs: np.ndarray[Any, Any]) -> None:
+        """Append runs; their positions must not be below those that are there."""
+        count = len(runs)
+        if self._end + count > len(self._rows):
+            self._make_room(count)
+        self._rows[self._end : self._end + count] = runs
+        self._end += count
+
+    def _make_room(self, count: int) -> None:
+        live = self.rows
+        size = len(self._rows)
+        while size < 2 * (len(live) + count):
+            size *= 2
+        rows = np.zeros(size, dtype=RUN_DTYPE)
+        rows[: len(live)] = live
+        self._rows, self._start, self._end = rows, 0, len(live)
+
+    def count_below(self, position: int) -> int:
+        """How many runs start below `position`."""
+        return int(np.searchsorted(self.rows["position"], position, side="left"))
+
+    def drop_first(self, count: int) -> None:
+        """Forget the oldest `count` runs."""
+        self._start += count
+        if self._start == self._end:
+            self._start = self._end = 0
+
+    def drop_from(self, position: int) -> None:
+        """Forget every run at or above `position`."""
+        self._end = self._start + self.count_below(position)
+
+    def drop_partition(self, partition_id: int) -> None:
+        """Forget the runs of one partition."""
+        kept = self.rows[self.rows["partition_id"] != partition_id]
+        self._rows[: len(kept)] = kept
+        self._start, self._end = 0, len(kept)
+
+    def find(self, partition_id: int, offset: int) -> np.ndarray[Any, Any]:
+        """Runs of a partition that end behind `offset`, in order; a copy."""
+        rows = self.rows
+        rows = rows[rows["partition_id"] == partition_id]
+        return rows[rows["base_offset"] + rows["offset_span"] > offset]
+
+    def find_time(self, partition_id: int, time_ns: int) -> int | None:
+        """Base offset of the first run of a partition appended at `time_ns` or later."""
+        rows = self.rows
+        hits = np.flatnonzero(
+            (rows["partition_id"] == partition_id) & (rows["append_time_ns"] >= time_ns)
+        )
+        return int(rows["base_offset"][hits[0]]) if len(hits) else None

@@ -1,0 +1,206 @@
+"""Reading a log from front to back, strictly: the driver around the scan kernel.
+
+One `Walk` serves recovery (every byte checked), the index (headers only) and `wal verify`. It reads
+with pread into memory of its own, never through a mapping: a bad sector must be an error that can
+be named, not a SIGBUS.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from danube_fast.frame.kernel import direct
+from danube_fast.wal.layout import REPLAY_DTYPE, ROW_BYTES, RUN_DTYPE
+from danube_fast.wal.scan import (
+    EVIDENCE_COUNT,
+    EVIDENCE_EPOCH,
+    EVIDENCE_FIRST,
+    EVIDENCE_SYNCED,
+    EVIDENCE_WORDS,
+    STATE_CHECK_BODIES,
+    STATE_END,
+    STATE_EPOCH,
+    STATE_LOG_ID,
+    STATE_NEEDED,
+    STATE_POSITION,
+    STATE_ROWS,
+    STATE_ROWS_MAX,
+    STATE_SYNCED,
+    STATE_WORDS,
+    ScanCode,
+    find_evidence,
+    scan_frames,
+)
+from danube_fast.wal.segment import Chain, Segment
+from danube_fast.wal.writer import signed
+
+__all__ = ["Evidence", "ReplayBlock", "Walk", "collect_evidence", "rows_to_runs"]
+
+_CHUNK_BYTES = 4 * 1024 * 1024
+_ROWS_MAX = 16_384
+
+_call_scan = direct(scan_frames)
+_call_evidence = direct(find_evidence)
+
+
+class ReplayBlock(NamedTuple):
+    """Valid frames in the order of the log.
+
+    `rows` are REPLAY_DTYPE; the frame of a row starts in `view` at position - base_position. Both
+    belong to the block and stay valid as long as it is kept.
+    """
+
+    rows: np.ndarray[Any, Any]
+    view: memoryview
+    base_position: int
+
+
+class Walk:
+    """Walks a chain from a position to the first byte that is not a frame of this log.
+
+    After `blocks()` is exhausted: `position` is where it stopped, `code` why, `segment` in which
+    file, `epoch` and `synced` what the frames before it said at most.
+    """
+
+    def __init__(
+        self, chain: Chain, log_id: int, position: int, epoch: int, *, check_bodies: bool = True
+    ) -> None:
+        self.chain = chain
+        self.position = position
+        self.code = ScanCode.END
+        self.segment: Segment | None = None
+        self._state = np.zeros(STATE_WORDS, dtype=np.int64)
+        self._state[STATE_LOG_ID] = signed(log_id)
+        self._state[STATE_EPOCH] = epoch
+        self._state[STATE_CHECK_BODIES] = int(check_bodies)
+        self._state[STATE_ROWS_MAX] = _ROWS_MAX
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the last frame that was taken."""
+        return int(self._state[STATE_EPOCH])
+
+    @property
+    def synced(self) -> int:
+        """Largest synced_position of the frames that were taken."""
+        return int(self._state[STATE_SYNCED])
+
+    def blocks(self, stop: int | None = None) -> Iterator[ReplayBlock]:
+        """Every block up to the first fault, the end of the chain, or position `stop`."""
+        index = max(self.chain.index_of(self.position), 0)
+        while index < len(self.chain) and self.code == ScanCode.END:
+            self.segment = self.chain[index]
+            if self.segment.first_position > self.position or self.segment.is_foreign:
+                self.code = ScanCode.MISSING
+                return
+            end = self.chain.end_of(index)
+            if end > self.segment.end_position:
+                end = self.segment.end_position  # what lies between is missing
+            self._state[STATE_END] = end if stop is None else min(end, stop)
+            yield from self._segment_blocks(self.segment)
+            if stop is not None and self.position >= stop:
+                return
+            index += 1
+
+    def _segment_blocks(self, segment: Segment) -> Iterator[ReplayBlock]:
+        needed = _CHUNK_BYTES
+        while self.position < self._state[STATE_END]:
+            start = self.position
+            view = read_at(segment, start, min(needed, int(self._state[STATE_END]) - start))
+            rows = np.empty(_ROWS_MAX, dtype=REPLAY_DTYPE)
+            self._state[STATE_POSITION] = start
+            data = np.frombuffer(view, dtype=np.uint8)
+            code = _call_scan(
+                self._state.ctypes.data, data.ctypes.data, data.nbytes, rows.ctypes.data
+            )
+            self.position = int(self._state[STATE_POSITION])
+            count = int(self._state[STATE_ROWS])
+            if count:
+                yield ReplayBlock(rows[:count].copy(), memoryview(view), start)
+            if code == ScanCode.MORE and len(view) >= int(self._state[STATE_NEEDED]):
+                needed = max(_CHUNK_BYTES, int(self._state[STATE_NEEDED]))
+            elif code == ScanCode.MORE and self.position > start:
+                needed = max(_CHUNK_BYTES, int(self._state[STATE_NEEDED]))
+            elif code == ScanCode.MORE and len(view) >= needed:
+                needed = int(self._state[STATE_NEEDED])
+            elif code == ScanCode.MORE:
+                self.code = ScanCode.TRUNCATED
+                return
+            elif code < 0:
+                self.code = ScanCode(code)
+                return
+
+
+def read_at(segment: Segment, position: int, byte_count: int) -> bytearray:
+    """Up to `byte_count` bytes from `position` on, fewer at the end of the file. Raises OSError."""
+    buffer = bytearray(byte_count)
+    view = memoryview(buffer)
+    fd = segment.open()
+    done = 0
+    while done < byte_count:
+        got = os.preadv(fd, [view[done:]], segment.file_offset(position) + done)
+        if got == 0:
+            break
+        done += got
+    if done < byte_count:
+        view.release()
+        del buffer[done:]
+    return buffer
+
+
+class Evidence(NamedTuple):
+    """What valid headers of this log say that stand behind the place where a walk stopped."""
+
+    synced: int
+    epoch: int
+    count: int
+    first: int | None
+
+
+def collect_evidence(chain: Chain, log_id: int, position: int) -> Evidence:
+    """Look at every 4096th byte behind `position`, to the end of the newest segment."""
+    words = np.zeros(EVIDENCE_WORDS, dtype=np.int64)
+    words[EVIDENCE_FIRST] = -1
+    for index in range(max(chain.index_of(position), 0), len(chain)):
+        segment = chain[index]
+        at = max(position, segment.first_position)
+        if at % 4096:
+            at += -at % 4096
+        while at < segment.end_position:
+            data = read_at(segment, at, min(_CHUNK_BYTES, segment.end_position - at))
+            if not data:
+                break
+            array = np.frombuffer(data, dtype=np.uint8)
+            _call_evidence(words.ctypes.data, array.ctypes.data, array.nbytes, at, signed(log_id))
+            at += _CHUNK_BYTES
+    first = int(words[EVIDENCE_FIRST])
+    return Evidence(
+        int(words[EVIDENCE_SYNCED]),
+        int(words[EVIDENCE_EPOCH]),
+        int(words[EVIDENCE_COUNT]),
+        first if first >= 0 else None,
+    )
+
+
+def rows_to_runs(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Join neighbouring frames of one partition and one append time into RUN_DTYPE rows."""
+    if not len(rows):
+        return np.empty(0, dtype=RUN_DTYPE)
+    before, after = rows[:-1], rows[1:]
+    joined = (
+        (before["partition_id"] == after["partition_id"])
+        & (before["append_time_ns"] == after["append_time_ns"])
+        & (before["position"] + before["frame_bytes"] == after["position"])
+        & (before["base_offset"] + before["offset_span"] == after["base_offset"])
+    )
+    starts = np.concatenate(([0], np.flatnonzero(~joined) + 1))
+    runs = np.zeros(len(starts), dtype=RUN_DTYPE)
+    for field in ("base_offset", "position", "append_time_ns", "partition_id"):
+        runs[field] = rows[field][starts]
+    runs["offset_span"] = np.add.reduceat(rows["offset_span"], starts)
+    runs["byte_count"] = np.add.reduceat(rows["frame_bytes"], starts)
+    return runs
