@@ -1,1 +1,3 @@
 """danube-fast: a publish/subscribe message broker for one big host."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,49 @@
+"""The HTTP application of the admin port.
+
+GET /healthz   200 while the coordinator's loop turns, else 503
+GET /readyz    200 when every process is ready, else 503 and who is not
+GET /metrics   counters of all processes for Prometheus
+"""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from danube_fast.admin import metrics
+from danube_fast.admin.view import BrokerView
+
+__all__ = ["create_app"]
+
+UNAVAILABLE = 503
+OK = 200
+
+
+def create_app(view: BrokerView) -> Starlette:
+    """The application over a broker's shared memory."""
+
+    async def healthz(request: Request) -> Response:
+        healthy = view.is_healthy()
+        text = "ok" if healthy else "the coordinator's loop does not turn"
+        return JSONResponse({"status": text}, OK if healthy else UNAVAILABLE)
+
+    async def readyz(request: Request) -> Response:
+        unready = view.unready()
+        status = "not ready" if unready else "ready"
+        return JSONResponse(
+            {"status": status, "waiting_for": unready, "processes": view.processes()},
+            UNAVAILABLE if unready else OK,
+        )
+
+    async def scrape(request: Request) -> Response:
+        return Response(metrics.render(view), media_type=metrics.CONTENT_TYPE)
+
+    return Starlette(
+        routes=[
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+            Route("/metrics", scrape),
+        ]
+    )

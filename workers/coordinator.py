@@ -1,0 +1,362 @@
+"""The coordinator: the bootstrap endpoint, the metadata, the administrative operations.
+
+    clients --ROUTER--> LOOKUP --> topic directory (LMDB) --> placement --mailbox--> workers
+            <-- RESULT: partitions and endpoints <--------------- confirmed <-------'
+                        ADMIN  --> broker/admin.py ---- asks workers, answers later
+
+One plain poll loop in one thread; it is the only writer of the metadata. A LOOKUP that has to wait,
+for a missing topic or for a worker that is down, is parked until its time is up. Workers serve the
+topics they know while this process is down. /healthz, /readyz and /metrics are served by a thread
+that is started when everything is ready and reads shared memory only.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from danube_fast import __version__
+from danube_fast.broker import admin
+from danube_fast.broker.topics import PartitionRecord, TopicDirectory, TopicOptions, TopicRecord
+from danube_fast.clock import Clock
+from danube_fast.errors import DanubeError, NotFound, ResourceExhausted
+from danube_fast.metadata.lmdb_store import LmdbStore
+from danube_fast.net import protocol
+from danube_fast.net.session import Session
+from danube_fast.ring.control import ProcessState
+from danube_fast.ring.counters import Counter
+from danube_fast.security.authorization import Permission, authorize
+from danube_fast.types import parse_topic
+from danube_fast.workers import web
+from danube_fast.workers.boot import Boot, boot
+from danube_fast.workers.front import Front
+from danube_fast.workers.mailbox import Reply
+from danube_fast.workers.placement import Placement
+
+__all__ = ["Coordinator", "main"]
+
+_log = logging.getLogger(__name__)
+
+IDLE_POLL_MS = 500
+"""Longest sleep: the heartbeat must advance."""
+BUSY_POLL_MS = 2
+PLACE_WAIT_MS = 5_000
+"""How long a LOOKUP that names no time waits for a worker that is down."""
+WAIT_MS_MAX = 600_000
+PARKED_MAX = 100_000
+"""LOOKUPs that wait for missing topics."""
+MILLISECOND_NS = 1_000_000
+
+
+class _Parked:
+    """A LOOKUP that waits for its topic to appear."""
+
+    __slots__ = ("command", "deadline_ns", "session")
+
+    def __init__(self, session: int, command: protocol.Lookup, deadline_ns: int) -> None:
+        self.session = session
+        self.command = command
+        self.deadline_ns = deadline_ns
+
+
+class Coordinator:
+    """The coordinator without its process: `do_work` can be driven by a test.
+
+    Is the `AdminContext` of the operations and the `Workers` of the placement.
+    """
+
+    def __init__(self, booted: Boot, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._boot = booted
+        self._config = booted.config
+        self._settings = booted.settings
+        self.clock: Clock = booted.clock
+        self._store = LmdbStore(Path(self._config.data_dir) / "metadata", self.clock)
+        self.topics = TopicDirectory(
+            self._store,
+            log_count=len(self._config.log_workers),
+            partitions_per_topic_max=self._settings.partitions_per_topic_max,
+        )
+        self.placement = Placement(booted.mailbox, self.topics, self)
+        self.front = Front(
+            context,
+            self._settings,
+            self._config.host_id,
+            {protocol.Lookup: self._lookup, protocol.Admin: self._admin},
+        )
+        self._parked: dict[str, list[_Parked]] = {}
+        self._parked_deadlines: list[tuple[int, int, str]] = []
+        self._order = itertools.count()
+        self._now_ns = self.clock.monotonic_ns()
+        self._poller = zmq.Poller()
+        self._web: web.WebThread | None = None
+
+    # ---------------------------------------------------------------- life
+
+    def start(self) -> None:
+        """Bind and say ready. Raises Unavailable if the address is taken."""
+        config = self._config
+        port = self.front.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
+        self._poller.register(self.front.server.socket, zmq.POLLIN)
+        self._poller.register(self._boot.mailbox.fileno(), zmq.POLLIN)
+        self._boot.set_state(ProcessState.READY, port)
+
+    def run(self) -> None:
+        """The loop, until a stop is requested."""
+        while not self._boot.stop_requested:
+            if not self.do_work() and self._boot.mailbox.prepare_sleep():
+                self._poller.poll(self._sleep_ms())
+
+    def stop(self) -> None:
+        """Orderly end: no request is answered from here on."""
+        self._boot.set_state(ProcessState.STOPPING)
+        if self._web is not None:
+            self._web.stop()
+        self.front.close()
+        self._store.close()
+        self._boot.set_state(ProcessState.STOPPED)
+
+    def do_work(self) -> int:
+        """One bounded turn; the number of things done."""
+        now_ns = self._now_ns = self.clock.monotonic_ns()
+        self._boot.heartbeat()
+        work = self._boot.mailbox.do_work(now_ns)
+        work += self.front.do_work(now_ns)
+        work += self.placement.do_work(now_ns)
+        self._expire_parked(now_ns)
+        self._publish_counters()
+        if self._web is None and self._config.admin_fd >= 0 and self._all_ready():
+            view = web.BrokerView(self._boot.control, self._boot.counters, self.clock)
+            self._web = web.WebThread(view, self._config.admin_fd)
+            self._web.start()
+        return work
+
+    def _sleep_ms(self) -> int:
+        if self.front.is_waiting:
+            return BUSY_POLL_MS
+        deadline_ns = min(self._boot.mailbox.next_deadline_ns(), self.placement.next_deadline_ns())
+        if self._parked_deadlines:
+            deadline_ns = min(deadline_ns, self._parked_deadlines[0][0])
+        left_ms = (deadline_ns - self.clock.monotonic_ns()) // MILLISECOND_NS + 1
+        return int(max(min(left_ms, IDLE_POLL_MS), 0))
+
+    def _publish_counters(self) -> None:
+        counters = self._boot.counters
+        counters.set(Counter.SESSIONS, len(self.front.sessions))
+
+    def _all_ready(self) -> bool:
+        control = self._boot.control
+        states = (control.state(process) for process in range(self._config.process_count))
+        return all(state == ProcessState.READY for state in states)
+
+    # ---------------------------------------------------------------- LOOKUP
+
+    def _lookup(self, session: Session, command: protocol.Lookup) -> None:
+        name = parse_topic(command.topic)
+        authorize(session.principal, Permission.LOOKUP, name)
+        record, index = self.topics.topic(name), None
+        if record is None:
+            part = self.topics.partition_of(name)
+            if part is not None:
+                record, index = part
+        options = TopicOptions.parse(command.create) if command.create is not None else None
+        if record is None:
+            record = self._create_or_park(session, command, options)
+            if record is None:
+                return
+        elif options is not None and index is None:
+            self.topics.check_options(record, options)
+        self._answer_when_placed(session.number, command, record, index)
+
+    def _create_or_park(
+        self, session: Session, command: protocol.Lookup, options: TopicOptions | None
+    ) -> TopicRecord | None:
+        """The new topic; None if the LOOKUP was parked. Raises NotFound otherwise."""
+        if options is not None and self._settings.auto_create_topics:
+            authorize(session.principal, Permission.PRODUCE, command.topic)
+            record = self.topics.create(command.topic, options, self.clock.wall_ns())
+            self._unpark(command.topic)
+            return record
+        if command.wait_ms <= 0:
+            self.topics.require(command.topic)  # raises NotFound with the remedy
+        if len(self._parked_deadlines) >= PARKED_MAX:
+            raise ResourceExhausted(
+                f"{PARKED_MAX} lookups wait for topics already; create the topic first"
+            )
+        wait_ns = min(command.wait_ms, WAIT_MS_MAX) * MILLISECOND_NS
+        parked = _Parked(session.number, command, self._now_ns + wait_ns)
+        self._parked.setdefault(command.topic, []).append(parked)
+        heapq.heappush(
+            self._parked_deadlines, (parked.deadline_ns, next(self._order), command.topic)
+        )
+        return None
+
+    def _unpark(self, topic: str) -> None:
+        """The topic exists now: go on with everybody who waited for it."""
+        for parked in self._parked.pop(topic, []):
+            session = self.front.sessions.by_number(parked.session)
+            if session is None:
+                continue
+            try:
+                self._lookup(session, parked.command)
+            except DanubeError as error:
+                self._fail(parked.session, parked.command.request, error)
+
+    def _expire_parked(self, now_ns: int) -> None:
+        while self._parked_deadlines and self._parked_deadlines[0][0] <= now_ns:
+            _, _, topic = heapq.heappop(self._parked_deadlines)
+            waiting = self._parked.get(topic, [])
+            late = [parked for parked in waiting if parked.deadline_ns <= now_ns]
+            left = [parked for parked in waiting if parked.deadline_ns > now_ns]
+            if left:
+                self._parked[topic] = left
+            else:
+                self._parked.pop(topic, None)
+            for parked in late:
+                text = (
+                    f"topic {topic} did not appear in {parked.command.wait_ms} ms; create it "
+                    f"with: danube-fast topics create {topic}"
+                )
+                self._fail(parked.session, parked.command.request, NotFound(text))
+
+    def _answer_when_placed(
+        self, session: int, command: protocol.Lookup, record: TopicRecord, index: int | None
+    ) -> None:
+        partitions = self.topics.partitions(record)
+        if index is not None:
+            partitions = [partitions[index]]
+
+        def placed(error: DanubeError | None) -> None:
+            if error is not None:
+                self._fail(session, command.request, error)
+                return
+            result = self._where(
+                record, partitions, partitioned=record.partitioned and index is None
+            )
+            self.front.reply(session, protocol.Result(command.request, result))
+
+        wait_ms = min(command.wait_ms, WAIT_MS_MAX) if command.wait_ms > 0 else PLACE_WAIT_MS
+        self.placement.when_placed(partitions, self._now_ns + wait_ms * MILLISECOND_NS, placed)
+
+    def _where(
+        self, record: TopicRecord, partitions: list[PartitionRecord], *, partitioned: bool
+    ) -> dict[str, Any]:
+        """RESULT of a LOOKUP."""
+        rows = []
+        for partition in partitions:
+            worker = self.worker_of(partition.log_id)
+            rows.append(
+                [
+                    partition.partition_id,
+                    record.partition_topic(partition.index),
+                    worker - 1,
+                    f"tcp://{self._config.advertise}:{self._boot.control.port(worker)}",
+                    self._config.ipc_endpoints[worker],
+                ]
+            )
+        return {
+            "topic": record.topic,
+            "dispatch": record.dispatch,
+            "durability": record.durability,
+            "partitioned": partitioned,
+            "partitions": rows,
+            "host_id": self._config.host_id,
+        }
+
+    def _fail(self, session: int, request: int, error: DanubeError) -> None:
+        self.front.reply(session, protocol.Error(request, error.code, str(error)))
+
+    # ---------------------------------------------------------------- ADMIN
+
+    def _admin(self, session: Session, command: protocol.Admin) -> None:
+        number = session.number
+
+        def on_end(value: Any, error: DanubeError | None) -> None:
+            if error is not None:
+                self._fail(number, command.request, error)
+            else:
+                self.front.reply(number, protocol.Result(command.request, value))
+
+        answer = admin.Answer(on_end)
+        admin.run(self, authorize, session.principal, command.operation, command.arguments, answer)
+
+    def ask(
+        self,
+        worker: int,
+        operation: str,
+        arguments: dict[str, Any],
+        on_reply: Callable[[Any, DanubeError | None], None],
+    ) -> None:
+        """Call a worker; see `AdminContext`."""
+
+        def got(reply: Reply) -> None:
+            on_reply(reply.value, reply.error)
+
+        self._boot.mailbox.call(worker, operation, arguments, on_reply=got)
+
+    def worker_of(self, log_id: int) -> int:
+        """Process index of the worker that owns a log."""
+        return self._config.log_workers[log_id]
+
+    def ready_epoch(self, worker: int) -> int:
+        """Epoch of a worker that is ready, else 0."""
+        status = self._boot.control.status(worker)
+        return status.epoch if status.state == ProcessState.READY else 0
+
+    def place(self, record: TopicRecord, on_done: Callable[[DanubeError | None], None]) -> None:
+        """Hand a new or changed topic to its workers; see `AdminContext`."""
+        partitions = self.topics.partitions(record)
+        self.placement.invalidate(partitions)
+        deadline_ns = self._now_ns + PLACE_WAIT_MS * MILLISECOND_NS
+        self.placement.when_placed(partitions, deadline_ns, on_done)
+        self._unpark(record.topic)
+
+    def forget(self, partitions: list[PartitionRecord]) -> None:
+        """Partitions were deleted."""
+        self.placement.forget(partitions)
+
+    def status(self) -> dict[str, Any]:
+        """Everything for `danube-fast status`."""
+        boot, config = self._boot, self._config
+        return {
+            "version": __version__,
+            "supervisor_pid": config.supervisor_pid,
+            "data_dir": config.data_dir,
+            "topics": len(self.topics.topics()),
+            "partitions": self.topics.partition_count,
+            "processes": web.BrokerView(boot.control, boot.counters, self.clock).processes(),
+            "logs": [
+                {"log_id": log_id, "worker": worker - 1}
+                for log_id, worker in enumerate(config.log_workers)
+            ],
+            "counters": {counter.name.lower(): boot.counters.total(counter) for counter in Counter},
+        }
+
+
+def main() -> int:
+    """Run as `python -m danube_fast.workers.coordinator --boot-fd N`; the exit code."""
+    booted = boot()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+    try:
+        coordinator = Coordinator(booted, context)
+        coordinator.start()
+        coordinator.run()
+        coordinator.stop()
+    except DanubeError as error:
+        _log.error("%s", error)  # one sentence is enough: it says what to do
+        booted.set_state(ProcessState.FAILED)
+        return 1
+    finally:
+        context.destroy(linger=0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
