@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from danube_fast import __version__
+from danube_fast.version import VERSION
 from danube_fast.broker import records as r
 from danube_fast.broker.layout import ProducerWord
 from danube_fast.broker.partition import Partition
@@ -142,7 +142,7 @@ class Commands:
             "bundle_bytes_max": worker.message_bytes_max,
         }
         welcome = p.Welcome(
-            command.request, session.number, session.token, p.PROTOCOL_VERSION, __version__,
+            command.request, session.number, session.token, p.PROTOCOL_VERSION, VERSION,
             worker.boot.config.host_id, goes_on, limits,
         )  # fmt: skip
         worker.delivery.send(session, [p.encode(welcome)])
