@@ -196,14 +196,18 @@ def stream_producer(fd: str, seed: str, rounds: str) -> object:
 
 
 @role
-def stream_consumer(fd: str, seed: str, rounds: str) -> object:
+def stream_consumer(fd: str, seed: str, rounds: str, by_one: str) -> object:
     """Take everything and compare it with what must come: [records right, first wrong or -1]."""
     ring, check = SpscRing.attach(map_fd(int(fd))), _deadline()
     expected = [record for records in record_lists(int(seed)) for record in records]
     period, total, taken = len(expected), int(rounds) * len(expected), 0
     expected += expected[:2000]
     while taken < total:
-        records = ring.pop_all(1000)
+        if by_one == "1":
+            record = ring.pop()
+            records = [] if record is None else [record]
+        else:
+            records = ring.pop_all(1000)
         start = taken % period
         if records != expected[start : start + len(records)]:
             return [taken, start]

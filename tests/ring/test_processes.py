@@ -6,6 +6,8 @@ import select
 import zlib
 from typing import Any
 
+import pytest
+
 from danube_fast.ring.control import ControlBlock
 from danube_fast.ring.doorbell import Doorbell
 from danube_fast.ring.layout import ring_bytes
@@ -20,13 +22,17 @@ def make_ring(peers: Any, capacity_bytes: int) -> int:
     return fd
 
 
-def test_millions_of_records_in_order(peers: Any) -> None:
-    rounds = 150
-    fd = make_ring(peers, 1 << 18)
-    consumer = peers.start("stream_consumer", fd, 7, rounds)
+@pytest.mark.parametrize(
+    ("rounds", "capacity_bytes", "by_one"), [(150, 1 << 18, 0), (25, 1 << 12, 1)]
+)
+def test_millions_of_records_in_order(
+    peers: Any, rounds: int, capacity_bytes: int, by_one: int
+) -> None:
+    """Through a roomy ring in batches, and one by one through a ring that is full all the time."""
+    fd = make_ring(peers, capacity_bytes)
+    consumer = peers.start("stream_consumer", fd, 7, rounds, by_one)
     producer = peers.start("stream_producer", fd, 7, rounds)
     total = rounds * 16 * 1021
-    assert total > 2_000_000
     assert producer.result() == total
     assert consumer.result() == [total, -1]
 
@@ -85,7 +91,7 @@ def test_killed_producers_leave_whole_records(peers: Any) -> None:
         bell.cancel_sleep()
         bell.drain()
     assert nursery.result() == lives
-    assert len(seen) > lives // 2, "most lives ended before their first record"
+    assert len(seen) > 10, "nearly every life ended before its first record; nothing was tested"
     assert read_ring(memory).fault == ""
 
 

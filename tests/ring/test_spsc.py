@@ -256,6 +256,22 @@ def test_ring_is_a_queue(capacity_shift: int, steps: list[tuple[str, Any]], star
     assert ring.free_bytes == ring.capacity_bytes
 
 
+def test_record_over_the_edge_is_damage() -> None:
+    """A length that ends before the tail but behind the data is never followed."""
+    ring, memory = make(1024)
+    for _ in range(2):
+        assert ring.push_many([bytes(56)] * 15) == 15
+        assert len(ring.pop_all()) == 15 or not ring.readable
+    words = words_of(memory)
+    place = words[layout.AT_HEAD // 8] % 1024
+    assert ring.push_many([bytes(56)] * 16) in (15, 16)
+    words[(layout.RING_HEADER_BYTES + place) // 8] = 1024 - place  # 8 bytes over the edge
+    with pytest.raises(DataLoss):
+        ring.pop()
+    with pytest.raises(DataLoss):
+        ring.pop_all()
+
+
 word = st.one_of(
     st.integers(-(1 << 63), (1 << 63) - 1),
     st.integers(-64, 1100),
