@@ -69,7 +69,7 @@ class LogReader:
                 self._read_part(self._chain[index], position + done, view[done : done + part])
                 done += part
             index += 1
-        return buffer  # type: ignore[no-any-return]
+        return buffer
 
     def _read_part(self, segment: Segment, position: int, view: memoryview) -> None:
         done = 0

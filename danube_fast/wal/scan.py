@@ -58,7 +58,7 @@ from danube_fast.wal.layout import (
     ROW_PRODUCER_ID,
 )
 
-__all__ = ["ScanCode", "check_run", "describe_scan", "find_evidence", "scan_frames"]
+__all__ = ["ScanCode", "check_run", "describe_scan", "find_evidence", "find_next", "scan_frames"]
 
 
 class ScanCode(enum.IntEnum):
@@ -258,6 +258,21 @@ def find_evidence(evidence: int, address: int, available: int, position: int, lo
         evidence + _WORD * EVIDENCE_COUNT, load_i64(evidence + _WORD * EVIDENCE_COUNT) + found
     )
     return found
+
+
+@kernel("int64(int64,int64,int64,int64,int64)", nogil=True)
+def find_next(address: int, available: int, position: int, log_id: int, epoch: int) -> int:
+    """How far behind `address` the first own header is that is not older than `epoch`; -1 if none.
+
+    Looks at every 4096th byte, as groups start there.
+    """
+    at = 0
+    while at + HEADER_BYTES <= available:
+        here = address + at
+        if check_own(here, position + at, log_id) > 0 and load_u32(here + AT_EPOCH) >= epoch:
+            return at
+        at += GROUP_ALIGNMENT
+    return -1
 
 
 @kernel("int64(int64,int64,int64,int64,int64)", nogil=True)

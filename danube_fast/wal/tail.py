@@ -74,8 +74,11 @@ class TailTable:
     def find(self, partition_id: int, offset: int) -> np.ndarray[Any, Any]:
         """Runs of a partition that end behind `offset`, in order; a copy."""
         rows = self.rows
-        rows = rows[rows["partition_id"] == partition_id]
-        return rows[rows["base_offset"] + rows["offset_span"] > offset]
+        hits = (rows["partition_id"] == partition_id) & (
+            rows["base_offset"] + rows["offset_span"] > offset
+        )
+        found: np.ndarray[Any, Any] = rows[hits]
+        return found
 
     def find_time(self, partition_id: int, time_ns: int) -> int | None:
         """Base offset of the first run of a partition appended at `time_ns` or later."""

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from danube_fast.frame.kernel import direct
-from danube_fast.wal.layout import REPLAY_DTYPE, ROW_BYTES, RUN_DTYPE
+from danube_fast.frame.kernel import address_of, direct
+from danube_fast.wal.layout import GROUP_ALIGNMENT, REPLAY_DTYPE, RUN_DTYPE
 from danube_fast.wal.scan import (
     EVIDENCE_COUNT,
     EVIDENCE_EPOCH,
@@ -33,18 +33,28 @@ from danube_fast.wal.scan import (
     STATE_WORDS,
     ScanCode,
     find_evidence,
+    find_next,
     scan_frames,
 )
 from danube_fast.wal.segment import Chain, Segment
 from danube_fast.wal.writer import signed
 
-__all__ = ["Evidence", "ReplayBlock", "Walk", "collect_evidence", "rows_to_runs"]
+__all__ = [
+    "Evidence",
+    "ReplayBlock",
+    "Walk",
+    "collect_evidence",
+    "next_group",
+    "read_at",
+    "rows_to_runs",
+]
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 _ROWS_MAX = 16_384
 
 _call_scan = direct(scan_frames)
 _call_evidence = direct(find_evidence)
+_call_next = direct(find_next)
 
 
 class ReplayBlock(NamedTuple):
@@ -107,32 +117,30 @@ class Walk:
             index += 1
 
     def _segment_blocks(self, segment: Segment) -> Iterator[ReplayBlock]:
-        needed = _CHUNK_BYTES
+        wanted = _CHUNK_BYTES
         while self.position < self._state[STATE_END]:
             start = self.position
-            view = read_at(segment, start, min(needed, int(self._state[STATE_END]) - start))
+            wanted = min(wanted, int(self._state[STATE_END]) - start)
+            view = read_at(segment, start, wanted)
             rows = np.empty(_ROWS_MAX, dtype=REPLAY_DTYPE)
             self._state[STATE_POSITION] = start
-            data = np.frombuffer(view, dtype=np.uint8)
             code = _call_scan(
-                self._state.ctypes.data, data.ctypes.data, data.nbytes, rows.ctypes.data
+                self._state.ctypes.data,
+                address_of(view) if view else 0,
+                len(view),
+                rows.ctypes.data,
             )
             self.position = int(self._state[STATE_POSITION])
             count = int(self._state[STATE_ROWS])
             if count:
                 yield ReplayBlock(rows[:count].copy(), memoryview(view), start)
-            if code == ScanCode.MORE and len(view) >= int(self._state[STATE_NEEDED]):
-                needed = max(_CHUNK_BYTES, int(self._state[STATE_NEEDED]))
-            elif code == ScanCode.MORE and self.position > start:
-                needed = max(_CHUNK_BYTES, int(self._state[STATE_NEEDED]))
-            elif code == ScanCode.MORE and len(view) >= needed:
-                needed = int(self._state[STATE_NEEDED])
-            elif code == ScanCode.MORE:
-                self.code = ScanCode.TRUNCATED
-                return
-            elif code < 0:
+            if code < 0:
                 self.code = ScanCode(code)
                 return
+            if code == ScanCode.MORE and self.position == start and len(view) < wanted:
+                self.code = ScanCode.TRUNCATED
+                return
+            wanted = max(_CHUNK_BYTES, int(self._state[STATE_NEEDED]))
 
 
 def read_at(segment: Segment, position: int, byte_count: int) -> bytearray:
@@ -157,26 +165,16 @@ class Evidence(NamedTuple):
 
     synced: int
     epoch: int
-    count: int
-    first: int | None
+    header_count: int
+    first_position: int | None
 
 
 def collect_evidence(chain: Chain, log_id: int, position: int) -> Evidence:
     """Look at every 4096th byte behind `position`, to the end of the newest segment."""
     words = np.zeros(EVIDENCE_WORDS, dtype=np.int64)
     words[EVIDENCE_FIRST] = -1
-    for index in range(max(chain.index_of(position), 0), len(chain)):
-        segment = chain[index]
-        at = max(position, segment.first_position)
-        if at % 4096:
-            at += -at % 4096
-        while at < segment.end_position:
-            data = read_at(segment, at, min(_CHUNK_BYTES, segment.end_position - at))
-            if not data:
-                break
-            array = np.frombuffer(data, dtype=np.uint8)
-            _call_evidence(words.ctypes.data, array.ctypes.data, array.nbytes, at, signed(log_id))
-            at += _CHUNK_BYTES
+    for at, data in _remaining(chain, position):
+        _call_evidence(words.ctypes.data, address_of(data), len(data), at, signed(log_id))
     first = int(words[EVIDENCE_FIRST])
     return Evidence(
         int(words[EVIDENCE_SYNCED]),
@@ -184,6 +182,28 @@ def collect_evidence(chain: Chain, log_id: int, position: int) -> Evidence:
         int(words[EVIDENCE_COUNT]),
         first if first >= 0 else None,
     )
+
+
+def _remaining(chain: Chain, position: int) -> Iterator[tuple[int, bytearray]]:
+    """(position, bytes) of all that stands at or behind `position`, from a group's start on."""
+    for index in range(max(chain.index_of(position), 0), len(chain)):
+        segment = chain[index]
+        at = max(position + -position % GROUP_ALIGNMENT, segment.first_position)
+        while at < segment.end_position:
+            data = read_at(segment, at, min(_CHUNK_BYTES, segment.end_position - at))
+            if not data:
+                break
+            yield at, data
+            at += _CHUNK_BYTES
+
+
+def next_group(chain: Chain, log_id: int, position: int, epoch: int) -> int | None:
+    """Position of the first group behind `position` that opens with a header not older than `epoch`."""
+    for at, data in _remaining(chain, position + 1):
+        found = _call_next(address_of(data), len(data), at, signed(log_id), epoch)
+        if found >= 0:
+            return at + int(found)
+    return None
 
 
 def rows_to_runs(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
