@@ -22,12 +22,11 @@ from danube_fast.frame.columns import Attributes, Columns, Times, as_list
 from danube_fast.frame.cpython import BYTES_TYPE, NONE, OBJECTS_READABLE
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.layout import (
-    AT_MESSAGE_COUNT,
     BODY_BYTES_MAX,
     HEADER_BYTES,
     Codec,
 )
-from danube_fast.frame.pack_kernels import pack_columns, pack_payloads
+from danube_fast.frame.pack_kernels import COUNT_SHIFT, pack_columns, pack_payloads
 from danube_fast.frame.plain import plain_pack
 from danube_fast.frame.stamp import seal
 
@@ -36,7 +35,7 @@ __all__ = ["encode_frame", "pack_columns_into", "pack_into"]
 _pack_payloads = direct(pack_payloads)
 _pack_columns = direct(pack_columns)
 _seal = direct(seal)
-_count_at = ctypes.c_uint32.from_address
+_BYTES_MASK = (1 << COUNT_SHIFT) - 1
 _CAPACITY_MAX = HEADER_BYTES + BODY_BYTES_MAX
 
 
@@ -46,7 +45,7 @@ def pack_columns_into(
     """Pack messages of `columns` from index `start` while they fit: (frame_bytes, message_count).
 
     If not even one fits: (frame_bytes that one needs, 0), and nothing was written. With address 0
-    nothing is written either; the numbers are those of a real call, but the count is 0.
+    nothing is written either; the numbers are those of a real call.
     """
     capacity_bytes = min(capacity_bytes, _CAPACITY_MAX)
     if not 0 <= start < columns.count:
@@ -55,17 +54,14 @@ def pack_columns_into(
         frame, count, needed = plain_pack(columns, start, capacity_bytes)
         if destination_address and count:
             ctypes.memmove(destination_address, frame, needed)
-            return needed, count
-        return needed, 0
-    needed = _pack_columns(destination_address, capacity_bytes, columns.job_address, start)
-    if needed <= 0:  # something else than bytes
+        return needed, count
+    packed = _pack_columns(destination_address, capacity_bytes, columns.job_address, start)
+    if packed <= 0:  # something else than bytes
         columns.verify()
-        needed = _pack_columns(destination_address, capacity_bytes, columns.job_address, start)
-    if needed <= 0:
+        packed = _pack_columns(destination_address, capacity_bytes, columns.job_address, start)
+    if packed <= 0:
         raise InvalidArgument("a list changed while it was packed; hand over one that stays")
-    if not destination_address or needed > capacity_bytes:
-        return needed, 0
-    return needed, _count_at(destination_address + AT_MESSAGE_COUNT).value
+    return packed & _BYTES_MASK, packed >> COUNT_SHIFT
 
 
 def pack_into(
@@ -100,12 +96,10 @@ def pack_into(
     if not 0 <= start < len(items):
         raise InvalidArgument(f"start {start} is not one of {len(items)} messages")
     capacity_bytes = min(capacity_bytes, _CAPACITY_MAX)
-    needed = _pack_payloads(destination_address, capacity_bytes, id(items), start, BYTES_TYPE, NONE)
-    if needed <= 0:  # something else than bytes
+    packed = _pack_payloads(destination_address, capacity_bytes, id(items), start, BYTES_TYPE, NONE)
+    if packed <= 0:  # something else than bytes
         return pack_columns_into(destination_address, capacity_bytes, Columns(items), start)
-    if not destination_address or needed > capacity_bytes:
-        return needed, 0
-    return needed, _count_at(destination_address + AT_MESSAGE_COUNT).value
+    return packed & _BYTES_MASK, packed >> COUNT_SHIFT
 
 
 def encode_frame(
@@ -132,14 +126,16 @@ def encode_frame(
     columns = Columns(
         payloads, keys=keys, attributes=attributes, event_times=event_times, deliver_at=deliver_at
     )
-    needed, _ = pack_columns_into(0, _CAPACITY_MAX, columns)
-    frame = bytearray(min(needed, _CAPACITY_MAX))
-    _, count = pack_columns_into(address_of(frame), len(frame), columns)
+    if not columns.count:
+        raise InvalidArgument("a frame needs at least one message")
+    frame_bytes, count = pack_columns_into(0, _CAPACITY_MAX, columns)
     if count != columns.count:
         raise InvalidArgument(
             f"{columns.count} messages do not fit one frame of {_CAPACITY_MAX} bytes "
             f"(message {count} is the first that does not); send fewer at a time"
         )
+    frame = bytearray(frame_bytes)
+    pack_columns_into(address_of(frame), frame_bytes, columns)
     if codec != Codec.NONE:
         frame = compress_frame(frame, codec)
     _seal(

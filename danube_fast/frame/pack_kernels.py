@@ -96,6 +96,10 @@ _SUM_BYTES = _CURSOR - _PAYLOAD_BYTES
 
 _ITEM_NULL = -1
 _ITEM_WRONG = -2
+_OFFSET_AND_BIT = OFFSET_BYTES + 1  # at least what an offset and a validity bit take
+COUNT_SHIFT = 32
+_BYTES_MASK = (1 << COUNT_SHIFT) - 1
+_BLOCK = 16  # messages measured between two looks at the capacity
 _ENTRY_SIZE_SHIFT = 32  # a directory entry as one word: u16 id | u16 zero | u32 size
 
 
@@ -201,7 +205,8 @@ def _measure(
 ) -> tuple[int, int, int, int]:
     """(how many fit, sum of their bytes, nulls, frame_bytes needed or -1)."""
     fixed = HEADER_BYTES + BUFFER_DIRECTORY_BYTES
-    data_bytes, nulls, needed = 0, 0, 0
+    roomy = capacity - fixed - _bytes_column_size(0, 0, 1) - 3 * FRAME_ALIGNMENT
+    data_bytes, nulls = 0, 0
     for index in range(count):
         size = _item_bytes(load_i64(items + POINTER_BYTES * index), bytes_type, none)
         null = 0
@@ -209,13 +214,15 @@ def _measure(
             if size == _ITEM_WRONG:
                 return (index, data_bytes, nulls, -1)
             size, null = 0, 1
-        larger = fixed + _bytes_column_size(index + 1, data_bytes + size, nulls + null)
-        if larger > capacity:
-            return (index, data_bytes, nulls, needed if index else larger)
+        # The exact size only near the end: the loop is the hottest of all.
+        if data_bytes + size + _OFFSET_AND_BIT * index > roomy:
+            larger = fixed + _bytes_column_size(index + 1, data_bytes + size, nulls + null)
+            if larger > capacity:
+                needed = fixed + _bytes_column_size(index, data_bytes, nulls)
+                return (index, data_bytes, nulls, needed if index else larger)
         data_bytes += size
         nulls += null
-        needed = larger
-    return (count, data_bytes, nulls, needed)
+    return (count, data_bytes, nulls, fixed + _bytes_column_size(count, data_bytes, nulls))
 
 
 @kernel("int64(int64,int64,int64,int64,int64,int64)")
@@ -224,20 +231,24 @@ def pack_payloads(
 ) -> int:
     """Pack payloads[start:] while they fit; `payloads` is the address of a list.
 
-    Returns frame_bytes; the count stands in the header. If not even one fits, returns what one
-    needs (more than `capacity`) and writes nothing. -1 if an item is neither bytes nor None.
-    With `destination` 0 nothing is written: what the messages that fit need.
+    Returns frame_bytes and, from bit COUNT_SHIFT on, the count. If not even one fits, the count is
+    0, frame_bytes is what one needs, and nothing is written. -1 if an item is neither bytes nor
+    None. With `destination` 0 nothing is written.
     """
     items = load_i64(payloads + AT_LIST_ITEMS) + POINTER_BYTES * start
     available = load_i64(payloads + AT_ITEM_COUNT) - start
     count, data_bytes, nulls, needed = _measure(items, available, capacity, bytes_type, none)
-    if needed <= 0 or needed > capacity or destination == 0:
-        return needed
+    if needed <= 0:
+        return -1
+    if count == 0:
+        return min(needed, _BYTES_MASK)
+    if destination == 0:
+        return needed | (count << COUNT_SHIFT)
     # The header's own bytes serve as the cursor until the header is written.
     open_body(destination, destination + HEADER_BYTES, 3 if nulls else 2)
     _write_items(destination, ID_PAYLOAD_OFFSETS, items, count, data_bytes, nulls, none)
     write_header(destination, needed, count)
-    return needed
+    return needed | (count << COUNT_SHIFT)
 
 
 # ---------------------------------------------------------------- every column
@@ -425,19 +436,22 @@ def pack_columns(destination: int, capacity: int, job: int, start: int) -> int:
     available = min(
         load_i64(load_i64(job + JOB_PAYLOADS) + AT_ITEM_COUNT), load_i64(job + JOB_COUNT)
     )
-    count, needed = 0, 0
-    for index in range(start, available):
-        if _add_message(job, index, 1) != 0:
-            return -1
-        larger = _frame_size(job, count + 1)
-        if larger > capacity:
-            if count == 0:
-                return larger
-            _add_message(job, index, -1)
-            break
-        count += 1
-        needed = larger
+    count, needed, full = 0, 0, False
+    while start + count < available and not full:
+        block = min(_BLOCK, available - start - count)
+        for index in range(start + count, start + count + block):
+            if _add_message(job, index, 1) != 0:
+                return -1
+        count += block
+        needed = _frame_size(job, count)
+        while needed > capacity:
+            if count == 1:
+                return min(needed, _BYTES_MASK)
+            full = True
+            count -= 1
+            _add_message(job, start + count, -1)
+            needed = _frame_size(job, count)
     if count != 0 and destination != 0:
         _write_columns(destination, job, start, count)
         write_header(destination, needed, count)
-    return needed
+    return needed | (count << COUNT_SHIFT)
