@@ -6,6 +6,7 @@ nothing but requests that wait, so it lives as long as idle heartbeats come.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +16,21 @@ import zmq
 
 from danube_fast import __version__
 from danube_fast.config import Settings
-from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument, ResourceExhausted
+from danube_fast.errors import (
+    DanubeError,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+)
 from danube_fast.frame.layout import FRAME_BYTES_CAP
 from danube_fast.net import protocol
 from danube_fast.net.server import PeerGone, Server, WouldBlock
 from danube_fast.net.session import Session, Sessions
 
 __all__ = ["Front"]
+
+_log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN_MAX = 256
 OUTBOX_MESSAGES_MAX = 10_000
@@ -119,6 +128,10 @@ class Front:
             self._handle(session, command)
         except DanubeError as error:
             self.reply(session.number, protocol.Error(request, error.code, str(error)))
+        except Exception as error:  # one bad request must not end the others' sessions
+            _log.exception("%s failed", type(command).__name__)
+            text = f"{type(command).__name__} failed: {error!r}; see the coordinator's log"
+            self.reply(session.number, protocol.Error(request, Internal.code, text))
 
     def _handle(self, session: Session, command: protocol.ClientCommand) -> None:
         if isinstance(command, protocol.Ping):

@@ -67,5 +67,5 @@ def _follow(
         if not text:
             child.wait()
             return True
-        if waited_ms > QUIET_MS:
+        if waited_ms > QUIET_MS and text.strip():
             note(f"compiling kernels, once: {text.decode().splitlines()[-1]}")

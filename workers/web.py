@@ -56,9 +56,10 @@ class WebThread:
         config = uvicorn.Config(
             create_app(self._view),
             log_config=None,
+            log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=0,
+            timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
         if not self._stopped:

@@ -258,7 +258,7 @@ class TopicDirectory:
         self._check_new(topic, partition_count)
         incarnation, *ids = self._take_ids(1 + max(partition_count, 1))
         partitions = [
-            PartitionRecord(partition_id, topic, index, [Extent(self._place(), 1, 0)])
+            PartitionRecord(partition_id, str(topic), index, [Extent(self._place(), 1, 0)])
             for index, partition_id in enumerate(ids)
         ]
         try:
@@ -267,7 +267,7 @@ class TopicDirectory:
                     _partition_key(partition.partition_id), msgspec.json.encode(partition)
                 )
             record = TopicRecord(
-                topic,
+                str(topic),
                 incarnation,
                 dispatch.value,
                 durability.value,

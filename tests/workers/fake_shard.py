@@ -1,0 +1,57 @@
+"""A worker that takes assignments and does nothing else, for tests of the processes around it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from danube_fast.net.server import Server
+from danube_fast.ring.control import ProcessState
+from danube_fast.workers.boot import boot
+from danube_fast.workers.mailbox import Request
+
+
+def main() -> int:
+    booted = boot()
+    assigned: dict[int, dict[str, Any]] = {}
+
+    def assign(request: Request) -> None:
+        for entry in request.arguments["partitions"]:
+            assigned[entry["partition_id"]] = entry
+        request.reply({})
+
+    def unassign(request: Request) -> None:
+        for partition_id in request.arguments["partition_ids"]:
+            assigned.pop(partition_id, None)
+        request.reply({})
+
+    def stats(request: Request) -> None:
+        wanted = [assigned[pid] for pid in request.arguments["partition_ids"] if pid in assigned]
+        request.reply({"partitions": [{**entry, "subscriptions": []} for entry in wanted]})
+
+    booted.mailbox.handlers.update(assign=assign, unassign=unassign, partition_stats=stats)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    config = booted.config
+    server = Server(context, message_bytes_max=1 << 20, handshake_timeout_ms=5000)
+    port = server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
+    booted.set_state(ProcessState.READY, port)
+    poller = zmq.Poller()
+    poller.register(booted.mailbox.fileno(), zmq.POLLIN)
+    frozen = Path(config.data_dir) / f"freeze-{config.worker_index}"
+    while not booted.stop_requested:
+        if not frozen.exists():
+            booted.heartbeat()
+        now_ns = booted.clock.monotonic_ns()
+        if not booted.mailbox.do_work(now_ns) and booted.mailbox.prepare_sleep():
+            poller.poll(100)
+    booted.set_state(ProcessState.STOPPED)
+    server.close()
+    context.destroy(linger=0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""A shard worker without its process: real log, real sockets, a hand-turned loop.
+
+`Rig` owns the worker and turns it; `RawClient` speaks the wire protocol with nothing but zmq,
+msgpack and the frame codec.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+import zmq
+
+from danube_fast.clock import SystemClock
+from danube_fast.config import Settings
+from danube_fast.frame.bundle import bundle_entries, make_bundle
+from danube_fast.frame.pack import encode_frame
+from danube_fast.frame.view import FrameView
+from danube_fast.workers.shard import ShardWorker
+
+WAIT_SECONDS = 20
+SEGMENT_BYTES = 4 * 1024 * 1024
+
+
+class FakeMailbox:
+    """Nobody to talk to; operations are called directly."""
+
+    def __init__(self) -> None:
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK)
+        self.handlers: dict[str, Callable[[Any], None]] = {}
+        self.epoch_watchers: list[Any] = []
+
+    def fileno(self) -> int:
+        return self._eventfd
+
+    def do_work(self, now_ns: int) -> int:
+        try:
+            os.eventfd_read(self._eventfd)
+        except BlockingIOError:
+            return 0
+        return 1
+
+    def prepare_sleep(self) -> bool:
+        return True
+
+    def call(self, *args: Any, **kwargs: Any) -> None:
+        return
+
+    def close(self) -> None:
+        os.close(self._eventfd)
+
+
+class FakeRequest:
+    """A mailbox call whose answer is kept."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.arguments = arguments
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.done = False
+
+    def reply(self, value: Any = None, body: bytes = b"") -> None:
+        self.value, self.done = value, True
+
+    def fail(self, error: Exception) -> None:
+        self.error, self.done = error, True
+
+
+class Rig:
+    """One worker with `log_count` logs under `directory`."""
+
+    def __init__(self, directory: Path, *, log_count: int = 1, **settings: Any) -> None:
+        self.directory = directory
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.mailbox = FakeMailbox()
+        self.settings = Settings(
+            **{"segment_bytes": SEGMENT_BYTES, "data_dir": str(directory), **settings}
+        )
+        logs = [(i, str(directory / f"log-{i}")) for i in range(log_count)]
+        config = SimpleNamespace(
+            logs=logs, data_dir=str(directory), worker_count=1, host_id="rig",
+            tcp_host="127.0.0.1", tcp_port=0, ipc_endpoint="",
+        )  # fmt: skip
+        directory.mkdir(parents=True, exist_ok=True)
+        self.boot: Any = SimpleNamespace(
+            config=config, settings=self.settings, clock=SystemClock(), mailbox=self.mailbox,
+            counters=SimpleNamespace(set=lambda counter, value: None),
+            heartbeat=lambda: None, set_state=self._set_state, stop_requested=False,
+        )  # fmt: skip
+        self.port = 0
+        self.worker = ShardWorker(self.boot, self.context)
+        self.worker.start()
+        self.clients: list[RawClient] = []
+
+    def _set_state(self, state: Any, port: int = 0) -> None:
+        self.port = port or self.port
+
+    def turn(self, until: Callable[[], Any], what: str) -> Any:
+        """Turn the loop until `until` gives something true."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < deadline:
+            self.worker.do_work()
+            result = until()
+            if result:
+                return result
+        raise AssertionError(f"{what} did not happen within {WAIT_SECONDS} s")
+
+    def operation(self, name: str, **arguments: Any) -> Any:
+        request = FakeRequest(**arguments)
+        self.mailbox.handlers[name](request)
+        self.turn(lambda: request.done, name)
+        if request.error:
+            raise request.error
+        return request.value
+
+    def assign(self, partition_id: int, *, log_id: int = 0, **options: Any) -> None:
+        entry = {
+            "partition_id": partition_id, "topic": f"/default/t{partition_id}", "index": 0,
+            "dispatch": "reliable", "durability": "fsync", "log_id": log_id, "incarnation": 1,
+            **options,
+        }  # fmt: skip
+        self.operation("assign", partitions=[entry])
+
+    def client(self) -> RawClient:
+        client = RawClient(self)
+        self.clients.append(client)
+        return client
+
+    def stop(self) -> None:
+        """Orderly."""
+        self.worker.stop()
+        self._release()
+
+    def crash(self) -> None:
+        """Let go of the files without a clean end, as far as one process can."""
+        for log in self.worker.logs:
+            log.close()
+        self.worker.server.close()
+        self._release()
+
+    def _release(self) -> None:
+        for client in self.clients:
+            client.socket.close(linger=0)
+        self.context.destroy(linger=0)
+        self.mailbox.close()
+
+
+class RawClient:
+    """A connection with a session."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.socket = rig.context.socket(zmq.DEALER)
+        self.socket.connect(f"tcp://127.0.0.1:{rig.port}")
+        self.request = 0
+        self.waiting: list[list[Any]] = []
+        self.delivered: list[tuple[int, FrameView]] = []
+        self.events: list[Any] = []
+        self.names: dict[int, str] = {}
+        welcome = self.ask(1, 1, "raw")
+        assert welcome[0] == 64, welcome
+        self.session, self.token = welcome[2], welcome[3]
+
+    def send(self, *command: Any, parts: tuple[Any, ...] = ()) -> None:
+        self.socket.send_multipart([msgpack.packb(list(command)), *parts])
+
+    def pump(self) -> None:
+        while True:
+            try:
+                parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            command = msgpack.unpackb(parts[0], strict_map_key=False)
+            if command[0] == 69:
+                frames = [
+                    FrameView(part, start)
+                    for part in parts[1:]
+                    for _, start, _ in bundle_entries(part)
+                ]
+                assert len(frames) == len(command[1])
+                self.delivered += list(zip(command[1], frames, strict=True))
+            elif command[0] == 70:
+                self.events.append(command)
+            elif command[0] == 71:
+                self.names.update(command[2])
+            else:
+                self.waiting.append(command)
+
+    def _answer(self, request: int) -> Any:
+        self.pump()
+        for command in self.waiting:
+            if command[0] == 68:
+                for entry in command[1]:
+                    if entry[0] == request:
+                        command[1].remove(entry)
+                        return [68, entry[1], command[2]]
+            elif command[1] == request:
+                self.waiting.remove(command)
+                return command
+        return None
+
+    def post(self, op: int, *fields: Any, parts: tuple[Any, ...] = ()) -> int:
+        self.request += 1
+        self.send(op, self.request, *fields, parts=parts)
+        return self.request
+
+    def answer(self, request: int) -> Any:
+        return self.rig.turn(lambda: self._answer(request), f"answer to request {request}")
+
+    def ask(self, op: int, *fields: Any, parts: tuple[Any, ...] = ()) -> Any:
+        return self.answer(self.post(op, *fields, parts=parts))
+
+    def open_producer(self, partition_id: int, name: str = "p") -> dict[str, int]:
+        reply = self.ask(10, partition_id, name)
+        assert reply[0] == 67, reply
+        value: dict[str, int] = reply[2]
+        return value
+
+    def frame(
+        self, opened: dict[str, int], sequence: int, payloads: list[bytes], **columns: Any
+    ) -> bytearray:
+        return encode_frame(
+            payloads, producer_id=opened["producer_id"], base_sequence=sequence,
+            producer_epoch=opened["producer_epoch"], publish_time_ns=1, **columns,
+        )  # fmt: skip
+
+    def publish(self, *frames: tuple[int, bytearray]) -> list[int]:
+        """(partition_id, frame) pairs in one bundle; the flat statuses and offsets."""
+        reply = self.ask(11, parts=(bytes(make_bundle(list(frames))),))
+        statuses: list[int] = reply[1]
+        return statuses
+
+    def subscribe(
+        self, partition_id: int, name: str = "s", *, consumer_id: int = 1, kind: str = "exclusive",
+        position: Any = "earliest", credit: int = 1 << 30,
+    ) -> Any:  # fmt: skip
+        reply = self.ask(20, consumer_id, 1, partition_id, name, kind, position)
+        if credit:
+            self.send(21, 1, credit, credit)
+        return reply
+
+    def receive(self, count: int) -> list[tuple[int, bytes]]:
+        """At least `count` messages as (offset, payload), oldest first."""
+
+        def enough() -> bool:
+            self.pump()
+            return sum(len(view.payloads()) for _, view in self.delivered) >= count
+
+        self.rig.turn(enough, f"delivery of {count} messages")
+        taken, self.delivered = self.delivered, []
+        return [
+            (int(offset), payload or b"")
+            for _, view in taken
+            for offset, payload in zip(view.offsets(), view.payloads(), strict=True)
+        ]
+
+    def ack(self, *pairs: int, consumer_id: int = 1) -> None:
+        """Acked and durable."""
+        reply = self.ask(22, [[consumer_id, list(pairs)]])
+        assert reply[0] == 67, reply

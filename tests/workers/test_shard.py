@@ -1,0 +1,202 @@
+"""The shard worker over real sockets and a real log, one turn at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workers.shard_rig import Rig
+
+
+@pytest.fixture
+def rigs(tmp_path):
+    started: list[Rig] = []
+
+    def start(**settings):
+        rig = Rig(tmp_path / "data", **settings)
+        started.append(rig)
+        return rig
+
+    yield start
+    if started and not started[-1].context.closed:
+        started[-1].stop()
+
+
+def test_a_message_goes_in_and_comes_out(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    assert opened["next_sequence"] == 0
+    assert client.publish((1, client.frame(opened, 0, [b"a", b"b"]))) == [0, 0]
+    assert client.publish((1, client.frame(opened, 2, [b"c"]))) == [0, 2]
+    reply = client.subscribe(1)
+    assert reply[2] == {"next_offset": 0, "end_offset": 3, "first_offset": 0}
+    assert client.receive(3) == [(0, b"a"), (1, b"b"), (2, b"c")]
+    assert client.names == {opened["producer_id"]: "p"}
+    client.ack(0, 3)
+    assert rig.worker.catalog.by_id[1].subscriptions["s"].cursor == 3
+    client.publish((1, client.frame(opened, 3, [b"live"])))
+    assert client.receive(1) == [(3, b"live")]
+
+
+def test_duplicates_gaps_and_strangers_are_told_apart(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    first = client.frame(opened, 0, [b"a", b"b"])
+    assert client.publish((1, first)) == [0, 0]
+    assert client.publish((1, first)) == [1, 0]
+    assert client.publish((1, client.frame(opened, 1, [b"b"]))) == [1, 1]
+    assert client.publish((1, client.frame(opened, 5, [b"x"]))) == [32, 0]
+    assert client.publish((2, client.frame(opened, 2, [b"x"]))) == [36, 0]
+    broken = client.frame(opened, 2, [b"x"])
+    broken[130] ^= 1
+    assert client.publish((1, broken))[0] == 3
+    other = rig.client()
+    newer = other.open_producer(1)
+    assert newer["next_sequence"] == 2
+    assert client.publish((1, client.frame(opened, 2, [b"x"]))) == [34, 0]
+    assert other.publish((1, other.frame(newer, 2, [b"y"]))) == [0, 2]
+
+
+@pytest.mark.parametrize("end", ["stop", "crash"])
+def test_everything_is_there_after_a_restart(rigs, end):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    for i in range(20):
+        assert client.publish((1, client.frame(opened, i, [b"m%d" % i]))) == [0, i]
+    client.subscribe(1)
+    client.receive(20)
+    client.ack(0, 5, 7, 9)
+    getattr(rig, end)()
+    rig = rigs()
+    client = rig.client()
+    reopened = client.open_producer(1)
+    assert reopened["next_sequence"] == 20
+    assert reopened["producer_epoch"] > opened["producer_epoch"]
+    assert client.publish((1, client.frame(reopened, 3, [b"m3"]))) == [1, 3]
+    assert client.publish((1, client.frame(reopened, 20, [b"m20"]))) == [0, 20]
+    client.subscribe(1)
+    assert [offset for offset, _ in client.receive(14)] == [5, 6, *range(9, 21)]
+
+
+@pytest.mark.parametrize("durability", ["os", "memory"])
+def test_other_durabilities_deliver_too(rigs, durability):
+    rig = rigs()
+    rig.assign(1, durability=durability)
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.subscribe(1)
+    for i in range(5):
+        assert client.publish((1, client.frame(opened, i, [b"x"]))) == [0, i]
+    assert len(client.receive(5)) == 5
+    client.ack(0, 5)
+
+
+def test_memory_offsets_are_never_reused_after_a_crash(rigs):
+    rig = rigs()
+    rig.assign(1, durability="memory")
+    client = rig.client()
+    opened = client.open_producer(1)
+    assert client.publish((1, client.frame(opened, 0, [b"x"] * 3))) == [0, 0]
+    rig.crash()
+    rig = rigs()
+    client = rig.client()
+    opened = client.open_producer(1)
+    status, offset = client.publish((1, client.frame(opened, opened["next_sequence"], [b"y"])))
+    assert (status, offset >= 3) == (0, True)
+
+
+def test_old_messages_come_from_the_log(rigs):
+    rig = rigs(tail_bytes_max=10_000)
+    rig.assign(1)
+    rig.assign(2)
+    client = rig.client()
+    one, two = client.open_producer(1), client.open_producer(2)
+    for i in range(100):
+        payload = [b"%d-" % i + bytes(300)] * 4
+        client.publish(
+            (1, client.frame(one, 4 * i, payload)), (2, client.frame(two, 4 * i, payload))
+        )
+    assert rig.worker.tail_bytes <= 10_000
+    client.subscribe(1)
+    got = client.receive(400)
+    assert [offset for offset, _ in got] == list(range(400))
+    assert all(payload.startswith(b"%d-" % (offset // 4)) for offset, payload in got)
+
+
+def test_two_shared_consumers_divide_and_inherit(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    one, two = rig.client(), rig.client()
+    for consumer in (one, two):
+        assert consumer.subscribe(1, kind="shared")[0] == 67
+    client.publish((1, client.frame(opened, 0, [b"%d" % i for i in range(10)])))
+    first, second = one.receive(5), two.receive(5)
+    assert sorted(first + second) == [(i, b"%d" % i) for i in range(10)]
+    two.ack(second[0][0], second[0][0] + 1)
+    two.ask(3)
+    again = one.receive(4)
+    assert again == second[1:]
+
+
+def test_an_unknown_session_is_told_to_say_hello(rigs):
+    rig = rigs()
+    client = rig.client()
+    client.ask(3)
+    reply = client.ask(2)
+    assert reply[0] == 66 and reply[2] == 33
+
+
+def test_two_logs_in_one_bundle(rigs):
+    rig = rigs(log_count=2)
+    rig.assign(1, log_id=0)
+    rig.assign(2, log_id=1)
+    client = rig.client()
+    one, two = client.open_producer(1), client.open_producer(2)
+    statuses = client.publish(
+        (1, client.frame(one, 0, [b"a"])), (2, client.frame(two, 0, [b"b"])),
+        (1, client.frame(one, 1, [b"c"])),
+    )  # fmt: skip
+    assert statuses == [0, 0, 0, 0, 0, 1]
+
+
+def test_segments_roll_and_snapshots_carry_the_state(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    payload = [bytes(1000)] * 100
+    for i in range(120):
+        assert client.publish((1, client.frame(opened, 100 * i, payload)))[0] == 0
+    log = rig.worker.logs[0]
+    assert log.segment_count >= 3
+    rig.turn(lambda: log.snapshot_position, "a snapshot")
+    rig.crash()
+    rig = rigs()
+    client = rig.client()
+    reopened = client.open_producer(1)
+    assert reopened["next_sequence"] == 12_000
+    assert client.publish((1, client.frame(reopened, 11_900, payload))) == [1, 11_900]
+
+
+def test_a_deleted_partition_tells_its_clients(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.publish((1, client.frame(opened, 0, [b"x"])))
+    client.subscribe(1)
+    client.receive(1)
+    rig.operation("unassign", partition_ids=[1], reason="deleted")
+    assert client.publish((1, client.frame(opened, 1, [b"x"]))) == [35, 0]
+    rig.turn(lambda: client.pump() or client.events, "closed event")
+    assert client.events[0][2] == "closed" and client.events[0][3]["code"] == 35
+    rig.stop()
+    rig = rigs()
+    assert 1 not in rig.worker.catalog.by_id
