@@ -15,7 +15,7 @@ from danube_fast.broker import records as r
 from danube_fast.broker.layout import INT64_MAX, Mode, PartitionWord, ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import SubscriptionKind
-from danube_fast.broker.tables import AdmissionTables, unsigned_64
+from danube_fast.broker.tables import AdmissionTables
 from danube_fast.errors import TopicDeleted
 from danube_fast.frame.layout import CONTROL_PARTITION_ID, Flag
 from danube_fast.frame.view import FrameView
@@ -213,7 +213,7 @@ class Catalog:
             owner = self.by_id.get(int(producer[ProducerWord.PARTITION_ID]))
             if owner is None or owner.log_slot != log_slot:
                 continue
-            producer_id = unsigned_64(int(producer[ProducerWord.PRODUCER_ID]))
+            producer_id = int(producer[ProducerWord.PRODUCER_ID])
             name = owner.producer_names.get(producer_id, "")
             epoch_number = int(producer[ProducerWord.EPOCH])
             records.append(r.ProducerOpened(owner.partition_id, producer_id, name, epoch_number))

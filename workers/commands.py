@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Commands"]
 
 NAME_BYTES_MAX = 256
-RESEND_NS = 1_000_000
+PRODUCER_ID_MAX = (1 << 63) - 1
+"""Producer ids stay positive as int64, for every language and every kernel."""
 
 
 class _NotOwner(DanubeError):
@@ -162,9 +163,9 @@ class Commands:
         authorize(session.principal, Permission.PRODUCE, partition.topic)
         if not 0 < len(command.name.encode()) <= NAME_BYTES_MAX:
             raise InvalidArgument(f"a producer name has 1 to {NAME_BYTES_MAX} bytes")
-        producer_id = xxhash.xxh64_intdigest(command.name.encode()) or 1
+        producer_id = xxhash.xxh64_intdigest(command.name.encode()) & PRODUCER_ID_MAX or 1
         while partition.producer_names.get(producer_id, command.name) != command.name:
-            producer_id = (producer_id + 1) % (1 << 64) or 1
+            producer_id = (producer_id + 1) & PRODUCER_ID_MAX or 1
         tables = worker.catalog.tables
         slot = tables.find_producer(partition.partition_id, producer_id)
         epoch = int(tables.producers[slot, ProducerWord.EPOCH]) + 1 if slot >= 0 else 1

@@ -19,7 +19,7 @@ from danube_fast.broker.layout import INT64_MAX, Mode, PartitionWord, ProducerWo
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.records import Reserved
 from danube_fast.broker.subscription import Stored
-from danube_fast.broker.tables import AdmissionTables, unsigned_64
+from danube_fast.broker.tables import AdmissionTables
 from danube_fast.errors import InvalidArgument, ResourceExhausted
 from danube_fast.frame.check import describe_fault
 from danube_fast.frame.kernel import address_of, direct
@@ -135,7 +135,7 @@ class Intake:
         producer_id = int(self.tables.producers[producer_slot, ProducerWord.PRODUCER_ID])
         stored = Stored(
             partition.partition_id, offset, offset + messages, messages, frame_bytes,
-            unsigned_64(producer_id), part, start, index, count,
+            producer_id, part, start, index, count,
         )  # fmt: skip
         self.frames_in += 1
         self.messages_in += messages

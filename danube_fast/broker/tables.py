@@ -28,7 +28,7 @@ from danube_fast.broker.layout import (
 )
 from danube_fast.frame.kernel import direct
 
-__all__ = ["AdmissionTables", "signed_64", "unsigned_64"]
+__all__ = ["AdmissionTables"]
 
 Words = NDArray[np.int64]
 
@@ -36,16 +36,6 @@ _find = direct(admission.find_producer)
 _insert = direct(admission.insert_producer)
 _remember = direct(admission.remember_batch)
 _undo = direct(admission.undo)
-
-
-def signed_64(value: int) -> int:
-    """A u64 as the int64 with the same bits, which is how the tables hold producer ids."""
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def unsigned_64(value: int) -> int:
-    """The other way round."""
-    return value + (1 << 64) if value < 0 else value
 
 
 class AdmissionTables:
@@ -122,8 +112,8 @@ class AdmissionTables:
     # ------------------------------------------------------------ producers
 
     def find_producer(self, partition_id: int, producer_id: int) -> int:
-        """Slot of a producer (`producer_id` unsigned), or -1."""
-        return int(_find(self.address, partition_id, signed_64(producer_id)))
+        """Slot of a producer , or -1."""
+        return int(_find(self.address, partition_id, producer_id))
 
     def add_producer(self, partition_id: int, producer_id: int) -> int:
         """A row for a new producer; returns its slot. Its next sequence is 0."""
@@ -138,7 +128,7 @@ class AdmissionTables:
         row = self.producers[slot]
         row[:] = 0
         row[ProducerWord.PARTITION_ID] = partition_id
-        row[ProducerWord.PRODUCER_ID] = signed_64(producer_id)
+        row[ProducerWord.PRODUCER_ID] = producer_id
         row[ProducerWord.SESSION] = -1
         if 2 * self.producer_count >= len(self.hash):
             self._rehash(2 * len(self.hash))
