@@ -1,1 +1,1 @@
-"""TODO"""
+"""The command line: thin commands over the client, the supervisor and the log's inspector."""

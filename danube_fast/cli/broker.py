@@ -1,0 +1,23 @@
+"""How commands reach a broker: one connection, one operation, one answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["connect", "operation"]
+
+CLIENT_NAME = "danube-fast"
+
+
+def connect(url: str) -> Any:
+    """A client of the broker at `url`; a context manager. Raises Unavailable."""
+    # Imported here: it loads the kernels, and `--help` must not wait for them.
+    import danube_fast
+
+    return danube_fast.connect(url, name=CLIENT_NAME)
+
+
+def operation(url: str, name: str, **arguments: Any) -> Any:
+    """Run an administrative operation by name; returns its answer."""
+    with connect(url) as client:
+        return getattr(client.admin, name)(**arguments)

@@ -1,0 +1,56 @@
+"""`danube-fast completion`: prints the lines that teach a shell to complete our commands."""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from danube_fast.cli.options import example
+from danube_fast.cli.output import write
+
+__all__ = ["COMPLETE_VARIABLE", "answer_shell", "register"]
+
+COMPLETE_VARIABLE = "_DANUBE_FAST_COMPLETE"
+
+
+class Shell(enum.StrEnum):
+    """Shells that can be taught."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog=example('eval "$(danube-fast completion bash)"    # or put that line into ~/.bashrc')
+    )(completion)
+
+
+def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.")]) -> None:
+    """Print what makes a shell complete danube-fast's commands and options."""
+    script = _shell_support().get_completion_script(
+        prog_name="danube-fast", complete_var=COMPLETE_VARIABLE, shell=shell.value
+    )
+    write(script.encode() + b"\n")
+
+
+def _shell_support() -> Any:
+    """typer's own module for this; what we need of it is not declared as exported."""
+    import typer.completion
+
+    return typer.completion
+
+
+def answer_shell(app: typer.Typer, program: str) -> None:
+    """If a shell asks for completions, answer it and end the process; else do nothing."""
+    if COMPLETE_VARIABLE not in os.environ:
+        return
+    _shell_support().completion_init()
+    app(prog_name=program, complete_var=COMPLETE_VARIABLE, standalone_mode=True)
+    sys.exit(0)

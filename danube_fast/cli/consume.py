@@ -1,0 +1,151 @@
+"""`danube-fast consume`: prints the messages of a subscription, and acknowledges what was printed."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from danube_fast.cli.broker import connect
+from danube_fast.cli.options import (
+    DEFAULT_URL,
+    OutputForm,
+    OutputOption,
+    TopicArgument,
+    UrlOption,
+    example,
+)
+from danube_fast.cli.output import note, write
+from danube_fast.cli.records import LINE_END, formatter, json_line
+from danube_fast.clock import SystemClock
+from danube_fast.errors import InvalidArgument
+
+__all__ = ["consume", "register"]
+
+BATCH_MESSAGES = 10_000
+POLL_SECONDS = 1.0
+NS_PER_SECOND = 1_000_000_000
+
+
+class TypeName(enum.StrEnum):
+    """Subscription types that this version serves."""
+
+    EXCLUSIVE = "exclusive"
+    SHARED = "shared"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog=example(
+            "danube-fast consume /default/flights --subscription billing --from earliest --max 10",
+            "danube-fast consume /default/flights --subscription audit -f '%o %k %s'",
+        )
+    )(consume)
+
+
+def consume(
+    topic: TopicArgument,
+    subscription: Annotated[
+        str, typer.Option(metavar="NAME", help="The cursor that remembers what was read.")
+    ],
+    type_name: Annotated[
+        TypeName, typer.Option("--type", help="How consumers of the subscription share messages.")
+    ] = TypeName.EXCLUSIVE,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="latest|earliest|OFFSET", help="Where a new subscription begins."
+        ),
+    ] = "latest",
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "-f",
+            "--format",
+            metavar="FORMAT",
+            help="%t topic, %p partition, %o offset, %k key, %s payload, %h attributes, "
+            "%T publish time, %% percent; \\n \\t. Default %s.",
+        ),
+    ] = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max", min=1, metavar="N", help="End after so many messages.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="End when nothing has come for so long."),
+    ] = None,
+    no_ack: Annotated[
+        bool, typer.Option("--no-ack", help="Only look: the messages will come again.")
+    ] = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Print messages to stdout as they come, and acknowledge those that were printed."""
+    if output is OutputForm.JSON and template is not None:
+        raise InvalidArgument("--output json has a form of its own; leave -f out")
+    write_batch = _writer(output, template)
+    with (
+        connect(url) as client,
+        client.consumer(
+            topic,
+            subscription=subscription,
+            type=type_name.value,
+            initial_position=_position(start),
+        ) as consumer,
+    ):
+        count = _pump(consumer, write_batch, max_messages, timeout, acknowledge=not no_ack)
+    note(f"{count:,} message{'' if count == 1 else 's'} from {topic}")
+
+
+def _position(text: str) -> str | int:
+    if text in ("latest", "earliest"):
+        return text
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    raise InvalidArgument(f"--from {text!r} is neither latest nor earliest nor an offset")
+
+
+def _writer(output: OutputForm, template: str | None) -> Callable[[Any], bytes]:
+    """What turns a batch into bytes; the plain form never looks at single messages."""
+    if output is OutputForm.JSON:
+        return lambda batch: b"".join(map(json_line, batch))
+    if template is None:
+        return lambda batch: LINE_END.join([*(p or b"" for p in batch.payloads()), b""])
+    one = formatter(template)
+    return lambda batch: b"".join(map(one, batch))
+
+
+def _pump(
+    consumer: Any,
+    write_batch: Callable[[Any], bytes],
+    max_messages: int | None,
+    timeout: float | None,
+    *,
+    acknowledge: bool,
+) -> int:
+    """Receive, print, acknowledge, until one of the limits is reached; how many were printed."""
+    clock = SystemClock()
+    count = 0
+    heard_ns = clock.monotonic_ns()
+    while max_messages is None or count < max_messages:
+        wait = POLL_SECONDS
+        if timeout is not None:
+            quiet = (clock.monotonic_ns() - heard_ns) / NS_PER_SECOND
+            wait = min(POLL_SECONDS, max(timeout - quiet, 0.0))
+        wanted = BATCH_MESSAGES if max_messages is None else max_messages - count
+        batch = consumer.receive_batch(max_messages=min(BATCH_MESSAGES, wanted), timeout=wait)
+        now_ns = clock.monotonic_ns()
+        if len(batch):
+            write(write_batch(batch))
+            if acknowledge:
+                consumer.ack(batch)
+            count += len(batch)
+            heard_ns = now_ns
+        elif timeout is not None and now_ns - heard_ns >= timeout * NS_PER_SECOND:
+            break
+    if acknowledge:
+        consumer.flush_acks()
+    return count

@@ -1,0 +1,72 @@
+"""Options that many commands share, spelt once."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "DEFAULT_URL",
+    "ConfigOption",
+    "DataDirOption",
+    "DispatchName",
+    "DurabilityName",
+    "OutputForm",
+    "OutputOption",
+    "SubscriptionName",
+    "TopicArgument",
+    "UrlOption",
+    "YesOption",
+    "example",
+]
+
+DEFAULT_URL = "danube://127.0.0.1:6650"
+
+
+class OutputForm(enum.StrEnum):
+    """What a command prints: text for people, JSON for programs."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class DispatchName(enum.StrEnum):
+    """Dispatch modes a topic can be created with."""
+
+    RELIABLE = "reliable"
+    NON_RELIABLE = "non_reliable"
+
+
+class DurabilityName(enum.StrEnum):
+    """Durabilities that this version can give a topic."""
+
+    MEMORY = "memory"
+    OS = "os"
+    FSYNC = "fsync"
+
+
+UrlOption = Annotated[
+    str,
+    typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Where the broker listens."),
+]
+OutputOption = Annotated[OutputForm, typer.Option("--output", "-o", help="Form of the output.")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", envvar="DANUBE_CONFIG", metavar="FILE.toml", help="File with settings."
+    ),
+]
+DataDirOption = Annotated[
+    str | None, typer.Option("--data-dir", metavar="DIR", help="Directory of the broker's data.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would go.")]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="/namespace/topic")]
+SubscriptionName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="Its name.")]
+
+
+def example(*lines: str) -> str:
+    """The end of a command's help: what a person would type."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)

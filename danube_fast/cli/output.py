@@ -1,0 +1,151 @@
+"""How commands print: results on stdout as text or JSON, remarks on stderr, and a quiet end when
+the reader of stdout has gone.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from danube_fast.cli.options import OutputForm
+
+__all__ = [
+    "StdoutClosed",
+    "bytes_text",
+    "note",
+    "print_result",
+    "print_table",
+    "refuse_without_yes",
+    "time_text",
+    "write",
+]
+
+NS_PER_SECOND = 1_000_000_000
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_UNIT_STEP = 1024
+
+
+class StdoutClosed(Exception):
+    """Whoever read our output has gone, as `head` does; the command ends without a word."""
+
+
+def write(content: bytes) -> None:
+    """Put bytes on stdout now. Raises StdoutClosed."""
+    try:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # the interpreter flushes stdout once more when it ends; let that go nowhere
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        raise StdoutClosed from None
+
+
+def note(text: str) -> None:
+    """A remark for the person at the terminal."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_result(form: OutputForm, value: Any, text: str | None = None) -> None:
+    """`value` as one JSON line, or as text: the one given, or laid out from the value."""
+    if form is OutputForm.JSON:
+        write(msgspec.json.encode(value) + b"\n")
+    else:
+        write((_laid_out(value) if text is None else text).encode() + b"\n")
+
+
+def print_table(form: OutputForm, rows: Sequence[Mapping[str, Any]], empty: str) -> None:
+    """Rows with the same keys: a table, or a JSON array. `empty` is said when there are none."""
+    if form is OutputForm.TEXT and not rows:
+        note(empty)
+    else:
+        print_result(form, rows, "\n".join(_table(rows)))
+
+
+def refuse_without_yes(yes: bool, what: str) -> None:
+    """Raise unless the user said --yes. `what` says what would happen."""
+    if not yes:
+        from danube_fast.errors import InvalidArgument
+
+        raise InvalidArgument(f"this {what}; add --yes to do it")
+
+
+def time_text(time_ns: int) -> str:
+    """Nanoseconds since the epoch as RFC 3339, UTC, all nine digits."""
+    seconds, rest = divmod(time_ns, NS_PER_SECOND)
+    moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
+
+
+def bytes_text(byte_count: float) -> str:
+    """A number of bytes as people say it."""
+    size = float(byte_count)
+    for unit in _BYTE_UNITS:
+        if size < _UNIT_STEP or unit == _BYTE_UNITS[-1]:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= _UNIT_STEP
+    return ""
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_ns") and isinstance(value, int):
+        return time_text(value)[:-11].replace("T", " ") if value else "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_cell('', item)}" for key, item in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(_cell("", item) for item in value) or "-"
+    return str(value)
+
+
+def _heading(name: str) -> str:
+    return name.removesuffix("_ns").replace("_", " ")
+
+
+def _table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Aligned columns, numbers to the right; never cut, however narrow the terminal."""
+    rows = list(rows)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[_cell(name, row.get(name)) for name in names] for row in rows]
+    heads = [_heading(name).upper() for name in names]
+    widths = [max(len(line[i]) for line in [heads, *cells]) for i in range(len(names))]
+    right = [
+        all(isinstance(row.get(name), int | float | None) for row in rows)
+        and not name.endswith("_ns")
+        for name in names
+    ]
+    return [
+        "  ".join(
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in [heads, *cells]
+    ]
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(x, Mapping) for x in value)
+
+
+def _laid_out(value: Any) -> str:
+    """Any answer of an operation as text: names and values, then its tables."""
+    if _is_rows(value):
+        return "\n".join(_table(value))
+    if not isinstance(value, Mapping):
+        return _cell("", value)
+    plain = {name: item for name, item in value.items() if not _is_rows(item)}
+    width = max((len(_heading(name)) for name in plain), default=0)
+    lines = [f"{_heading(name):{width}}  {_cell(name, item)}" for name, item in plain.items()]
+    for name, rows in value.items():
+        if _is_rows(rows):
+            lines += ["", _heading(name), *(f"  {line}" for line in _table(rows))]
+    return "\n".join(lines).strip("\n")

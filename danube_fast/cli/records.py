@@ -1,0 +1,185 @@
+"""Messages as text: what `produce` reads and `consume` writes. Pure functions over bytes.
+
+One JSON form serves both ways: what `consume --output json` prints, `produce --input json` takes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from danube_fast.cli.output import time_text
+from danube_fast.errors import InvalidArgument
+
+__all__ = ["Record", "formatter", "json_line", "parse_records", "split_partition"]
+
+LINE_END = b"\n"
+
+
+class Record(NamedTuple):
+    """One message to publish."""
+
+    payload: bytes | None
+    key: bytes | None = None
+    attributes: dict[str, str] | None = None
+    event_time: int | None = None
+
+
+# ---------------------------------------------------------------- reading
+
+
+class _JsonRecord(msgspec.Struct):
+    """What a line of `--input json` may hold; other fields, those of a received message, are let be."""
+
+    payload: str | None = None
+    payload_base64: str | None = None
+    key: str | None = None
+    key_base64: str | None = None
+    attributes: dict[str, str] | None = None
+    event_time: int | None = None
+
+
+_decode_record = msgspec.json.Decoder(_JsonRecord).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+def parse_records(
+    lines: Iterable[bytes],
+    *,
+    is_json: bool = False,
+    key: str | None = None,
+    key_field: str | None = None,
+    delimiter: str | None = None,
+    attributes: dict[str, str] | None = None,
+) -> Iterator[Record]:
+    """A record for each line. Raises InvalidArgument that names the line that is not right."""
+    fixed = None if key is None else key.encode()
+    mark = None if delimiter is None else delimiter.encode()
+    for number, raw in enumerate(lines, 1):
+        line = raw.removesuffix(LINE_END)
+        if is_json:
+            record = _from_json(line, number)
+        elif mark is not None:
+            head, found, rest = line.partition(mark)
+            record = Record(rest, head) if found else Record(line)
+        elif key_field is not None:
+            record = Record(line, _field(line, key_field, number))
+        else:
+            record = Record(line)
+        if fixed is not None:
+            record = record._replace(key=fixed)
+        if attributes:
+            record = record._replace(attributes={**attributes, **(record.attributes or {})})
+        yield record
+
+
+def _from_json(line: bytes, number: int) -> Record:
+    try:
+        parsed = _decode_record(line)
+        payload = _bytes(parsed.payload, parsed.payload_base64)
+        key = _bytes(parsed.key, parsed.key_base64)
+    except (msgspec.DecodeError, binascii.Error) as error:
+        raise InvalidArgument(
+            f"line {number} is no message in JSON ({error}); write an object such as "
+            '{"payload": "text", "key": "k"}, as `consume --output json` does'
+        ) from error
+    return Record(payload, key, parsed.attributes or None, parsed.event_time)
+
+
+def _bytes(text: str | None, encoded: str | None) -> bytes | None:
+    if encoded is not None:
+        return base64.b64decode(encoded, validate=True)
+    return None if text is None else text.encode()
+
+
+def _field(line: bytes, name: str, number: int) -> bytes:
+    """The value of a field of a JSON object, as the bytes of a key."""
+    try:
+        value = _decode_any(line)[name]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        raise InvalidArgument(
+            f"line {number} is no JSON object with a field {name!r}; choose another --key-field"
+        ) from None
+    return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def split_partition(partition_topic: str) -> tuple[str, int]:
+    """A partition's name as the topic's and the index; index 0 for a topic without partitions."""
+    base, mark, digits = partition_topic.rpartition("-part-")
+    return (base, int(digits)) if mark and digits.isdecimal() else (partition_topic, 0)
+
+
+def _text_or_base64(into: dict[str, Any], name: str, value: bytes | None) -> None:
+    try:
+        into[name] = None if value is None else value.decode()
+    except UnicodeDecodeError:
+        into[f"{name}_base64"] = base64.b64encode(value or b"").decode()
+
+
+def json_line(message: Any) -> bytes:
+    """A received message as one line of JSON."""
+    fields: dict[str, Any] = {"topic": message.topic, "offset": message.offset}
+    _text_or_base64(fields, "key", message.key)
+    fields["attributes"] = message.attributes
+    fields["publish_time"] = time_text(message.publish_time)
+    if message.event_time is not None:
+        fields["event_time"] = message.event_time
+    fields["producer_name"] = message.producer_name
+    fields["sequence"] = message.sequence
+    fields["redelivery_count"] = message.redelivery_count
+    _text_or_base64(fields, "payload", message.payload)
+    return msgspec.json.encode(fields) + LINE_END
+
+
+_PIECE = re.compile(r"%(.)|\\(.)|([^%\\]+)", re.DOTALL)
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_FIELDS: dict[str, Callable[[Any], bytes]] = {
+    "t": lambda message: split_partition(message.topic)[0].encode(),
+    "p": lambda message: b"%d" % split_partition(message.topic)[1],
+    "o": lambda message: b"%d" % message.offset,
+    "k": lambda message: message.key or b"",
+    "s": lambda message: message.payload or b"",
+    "h": lambda message: ",".join(f"{k}={v}" for k, v in message.attributes.items()).encode(),
+    "T": lambda message: time_text(message.publish_time).encode(),
+}
+
+
+def formatter(template: str) -> Callable[[Any], bytes]:
+    r"""What writes a message by `template`: %t topic, %p partition, %o offset, %k key, %s payload,
+    %h attributes, %T publish time, %% a percent sign; \n, \t, \r, \0, \\. A line end follows.
+
+    Raises InvalidArgument for anything else behind a '%' or a backslash.
+    """
+    pieces: list[bytes | Callable[[Any], bytes]] = []
+    place = 0
+    for match in _PIECE.finditer(template):
+        if match.start() != place:
+            break
+        place = match.end()
+        field, escape, literal = match.groups()
+        if literal is not None:
+            pieces.append(literal.encode())
+        elif field == "%":
+            pieces.append(b"%")
+        elif field in _FIELDS:
+            pieces.append(_FIELDS[field])
+        elif escape in _ESCAPES:
+            pieces.append(_ESCAPES[escape])
+        else:
+            raise InvalidArgument(f"{match[0]!r} means nothing in a format; see `consume --help`")
+    if place != len(template):
+        raise InvalidArgument(f"the format {template!r} ends in the middle; write %% for a percent")
+    pieces.append(LINE_END)
+
+    def write_message(message: Any) -> bytes:
+        return b"".join(p if isinstance(p, bytes) else p(message) for p in pieces)
+
+    return write_message

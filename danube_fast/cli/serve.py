@@ -1,0 +1,71 @@
+"""`danube-fast serve`: puts the settings together and hands over to the supervisor."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from danube_fast.cli.options import (
+    ConfigOption,
+    DataDirOption,
+    OutputForm,
+    OutputOption,
+    example,
+)
+from danube_fast.cli.output import note
+
+__all__ = ["register", "serve"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog=example("danube-fast serve --workers 4 --data-dir /srv/danube --listen 0.0.0.0:6650")
+    )(serve)
+
+
+def serve(
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes; about one per core to spare.")
+    ] = None,
+    data_dir: DataDirOption = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where clients connect; port 0: any free one."),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Host name that clients are told.")
+    ] = None,
+    admin: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Admin port (default: listen + 1).")
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(metavar="text|json", help="Form of the log on stderr.")
+    ] = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Run a broker until SIGTERM or Ctrl-C. Every setting has a default that works.
+
+    When all processes are ready it says where it listens, with --output json in one line.
+    """
+    from danube_fast.config import load_settings
+
+    flags = {
+        "workers": workers,
+        "data_dir": data_dir,
+        "listen": listen,
+        "advertise": advertise,
+        "admin": admin,
+        "log_format": log_format,
+    }
+    loaded = load_settings(flags, os.environ, config)
+    for variable in loaded.ignored_variables:
+        note(f"danube-fast: {variable} is no setting and is ignored")
+    from danube_fast.workers import supervisor
+
+    code = supervisor.serve(loaded.settings, output=output.value)
+    if code:
+        raise typer.Exit(code)

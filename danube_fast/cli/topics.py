@@ -1,0 +1,114 @@
+"""`danube-fast topics`: create, list, describe, set, delete, stats."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from danube_fast.cli.broker import operation
+from danube_fast.cli.options import (
+    DEFAULT_URL,
+    DispatchName,
+    DurabilityName,
+    OutputForm,
+    OutputOption,
+    TopicArgument,
+    UrlOption,
+    YesOption,
+    example,
+)
+from danube_fast.cli.output import print_result, print_table, refuse_without_yes
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="topics",
+    help="Make topics and look at them.",
+    no_args_is_help=True,
+    epilog=example("danube-fast topics list"),
+)
+
+
+@app.command(
+    epilog=example(
+        "danube-fast topics create /default/flights --partitions 4",
+        "danube-fast topics create /default/ticks --dispatch non_reliable",
+    )
+)
+def create(
+    topic: TopicArgument,
+    dispatch: Annotated[
+        DispatchName, typer.Option(help="How messages are treated; never changes.")
+    ] = DispatchName.RELIABLE,
+    durability: Annotated[
+        DurabilityName, typer.Option(help="When a publish is acknowledged.")
+    ] = DurabilityName.FSYNC,
+    partitions: Annotated[
+        int, typer.Option(min=0, help="How many partitions; 0: not partitioned.")
+    ] = 0,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Create a topic."""
+    made = operation(
+        url,
+        "create_topic",
+        topic=topic,
+        dispatch=dispatch.value,
+        durability=durability.value,
+        partitions=partitions,
+    )
+    print_result(output, made, f"created {topic}")
+
+
+@app.command("list", epilog=example("danube-fast topics list --pattern '/iot/dev-*'"))
+def list_topics(
+    namespace: Annotated[str, typer.Option(help="Only those of this namespace.")] = "",
+    pattern: Annotated[str, typer.Option(help="Only names that match this glob.")] = "",
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """List topics by name."""
+    rows = operation(url, "list_topics", namespace=namespace, pattern=pattern)
+    print_table(output, rows, "no topics")
+
+
+@app.command(epilog=example("danube-fast topics describe /default/flights"))
+def describe(
+    topic: TopicArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT
+) -> None:
+    """Show a topic's settings and where each partition lives."""
+    print_result(output, operation(url, "describe_topic", topic=topic))
+
+
+@app.command(epilog=example("danube-fast topics stats /default/flights --output json"))
+def stats(
+    topic: TopicArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT
+) -> None:
+    """Show a topic's offsets, counts and subscriptions."""
+    print_result(output, operation(url, "topic_stats", topic=topic))
+
+
+@app.command("set", epilog=example("danube-fast topics set /default/flights --durability os"))
+def set_topic(
+    topic: TopicArgument,
+    durability: Annotated[DurabilityName, typer.Option(help="When a publish is acknowledged.")],
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Change a topic's durability, from now on."""
+    changed = operation(url, "set_topic", topic=topic, durability=durability.value)
+    print_result(output, changed, f"{topic} now acknowledges at {durability.value}")
+
+
+@app.command(epilog=example("danube-fast topics delete /default/flights --yes"))
+def delete(
+    topic: TopicArgument,
+    yes: YesOption = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Delete a topic with its messages and subscriptions."""
+    refuse_without_yes(yes, f"deletes {topic} with all its messages and subscriptions")
+    print_result(output, operation(url, "delete_topic", topic=topic), f"deleted {topic}")
