@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from danube_fast.version import VERSION
 from danube_fast.broker import records as r
 from danube_fast.broker.layout import ProducerWord
 from danube_fast.broker.partition import Partition
@@ -22,6 +21,7 @@ from danube_fast.net import protocol as p
 from danube_fast.net.protocol import Status
 from danube_fast.net.session import Session
 from danube_fast.security.authorization import Permission, authorize
+from danube_fast.version import VERSION
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker

@@ -22,7 +22,7 @@ from typing import Any
 
 import zmq
 
-from danube_fast import __version__
+from danube_fast.version import VERSION
 from danube_fast.broker import admin
 from danube_fast.broker.topics import PartitionRecord, TopicDirectory, TopicOptions, TopicRecord
 from danube_fast.clock import Clock
@@ -325,7 +325,7 @@ class Coordinator:
         """Everything for `danube-fast status`."""
         boot, config = self._boot, self._config
         return {
-            "version": __version__,
+            "version": VERSION,
             "supervisor_pid": config.supervisor_pid,
             "data_dir": config.data_dir,
             "topics": len(self.topics.topics()),

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from danube_fast import __version__
+from danube_fast.version import VERSION
 from danube_fast.config import Settings
 from danube_fast.errors import (
     DanubeError,
@@ -189,7 +189,7 @@ class Front:
             session=session.number,
             token=session.token,
             protocol_version=protocol.PROTOCOL_VERSION,
-            server_version=__version__,
+            server_version=VERSION,
             host_id=self._host_id,
             resumed=goes_on,
             limits=limits,

@@ -36,7 +36,12 @@ def test_a_set_of_intervals_is_a_set(changes, window):
 
 def test_edges_of_an_interval_set():
     intervals = IntervalSet([5, 7, 9, 12])
-    assert (intervals.first, intervals.first_end, intervals.last_end, len(intervals)) == (5, 7, 12, 2)
+    assert (intervals.first, intervals.first_end, intervals.last_end, len(intervals)) == (
+        5,
+        7,
+        12,
+        2,
+    )
     assert intervals.pop_first() == (5, 7)
     intervals.clear()
     with pytest.raises(IndexError):

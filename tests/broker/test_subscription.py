@@ -92,7 +92,7 @@ def test_a_second_exclusive_consumer_is_refused_until_the_first_is_gone():
 def test_thirty_six_messages_one_by_one_over_three_shared_consumers_are_twelve_each():
     sub, topic = shared(), Topic()
     consumers = [consumer_of(sub, n) for n in range(3)]
-    got = {consumer: 0 for consumer in consumers}
+    got = dict.fromkeys(consumers, 0)
     for _ in range(36):
         topic.add(1)
         for effect in run(sub, topic):
