@@ -1,1 +1,1 @@
-"""TODO"""
+"""The client: producers, consumers, readers, administration, for threads and for event loops."""

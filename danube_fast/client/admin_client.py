@@ -1,0 +1,108 @@
+"""`client.admin`: every administrative operation as a method. The operations live in the broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from danube_fast.client.core import Core
+    from danube_fast.client.pump import Steps
+
+__all__ = ["AdminClient"]
+
+
+class AdminClient:
+    """Administrative operations of a broker. Answers are what the broker says: dicts and lists."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def steps(self, operation: str, **arguments: Any) -> Steps[Any]:
+        """Any operation as steps; arguments that are None are left to the broker's defaults."""
+        given = {name: value for name, value in arguments.items() if value is not None}
+        return self._core.admin_steps(operation, given)
+
+    def call(self, operation: str, **arguments: Any) -> Any:
+        """Any operation by name, also one that this client does not know yet."""
+        return self._core.run(self.steps(operation, **arguments))
+
+    def create_topic(
+        self,
+        topic: str,
+        *,
+        dispatch: str | None = None,
+        durability: str | None = None,
+        partitions: int | None = None,
+    ) -> dict[str, Any]:
+        """Create a topic; its description. AlreadyExists if there is one of that name."""
+        answer: dict[str, Any] = self.call(
+            "create_topic",
+            topic=topic,
+            dispatch=dispatch,
+            durability=durability,
+            partitions=partitions,
+        )
+        return answer
+
+    def delete_topic(self, topic: str) -> dict[str, Any]:
+        """Delete a topic with its messages and subscriptions; its clients get TopicDeleted."""
+        answer: dict[str, Any] = self.call("delete_topic", topic=topic)
+        return answer
+
+    def list_topics(
+        self, namespace: str | None = None, *, pattern: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Topics of a namespace, or matching a glob such as `/iot/dev-*`; all without either."""
+        answer: list[dict[str, Any]] = self.call(
+            "list_topics", namespace=namespace, pattern=pattern
+        )
+        return answer
+
+    def describe_topic(self, topic: str) -> dict[str, Any]:
+        """Settings of a topic and where its partitions live. NotFound."""
+        answer: dict[str, Any] = self.call("describe_topic", topic=topic)
+        return answer
+
+    def topic_stats(self, topic: str) -> dict[str, Any]:
+        """Offsets, counts and subscriptions of a topic. NotFound, Unavailable."""
+        answer: dict[str, Any] = self.call("topic_stats", topic=topic)
+        return answer
+
+    def set_topic(self, topic: str, *, durability: str) -> dict[str, Any]:
+        """Change a topic's durability, in force when this returns."""
+        answer: dict[str, Any] = self.call("set_topic", topic=topic, durability=durability)
+        return answer
+
+    def list_subscriptions(self, topic: str) -> list[dict[str, Any]]:
+        """Subscriptions of a topic: type, lag, what is unacked, who consumes."""
+        answer: list[dict[str, Any]] = self.call("list_subscriptions", topic=topic)
+        return answer
+
+    def describe_subscription(self, topic: str, subscription: str) -> dict[str, Any]:
+        """Lag, unacked messages, who holds them, and why nothing moves. NotFound."""
+        answer: dict[str, Any] = self.call(
+            "describe_subscription", topic=topic, subscription=subscription
+        )
+        return answer
+
+    def delete_subscription(self, topic: str, subscription: str) -> Any:
+        """Remove a subscription and its cursor."""
+        return self.call("delete_subscription", topic=topic, subscription=subscription)
+
+    def create_namespace(self, namespace: str) -> Any:
+        """Create a namespace. AlreadyExists."""
+        return self.call("create_namespace", namespace=namespace)
+
+    def delete_namespace(self, namespace: str) -> Any:
+        """Delete an empty namespace. FailedPrecondition if it is not."""
+        return self.call("delete_namespace", namespace=namespace)
+
+    def list_namespaces(self) -> list[Any]:
+        """Every namespace."""
+        answer: list[Any] = self.call("list_namespaces")
+        return answer
+
+    def cluster_status(self) -> dict[str, Any]:
+        """Processes, logs, counters."""
+        answer: dict[str, Any] = self.call("cluster_status")
+        return answer

@@ -1,0 +1,296 @@
+"""An attachment: one consumer on one partition, over reconnects.
+
+    SUBSCRIBE -> RESULT -> FLOW -> DELIVER ... DELIVER        ack ranges wait here -> ACK
+                    generation g                              of generation g only
+
+Every subscription is a new generation with a consumer id of its own: frames that come late for an
+older one find no subscriber, and acks for its messages are quiet no-ops, because the broker has
+given those messages back.
+
+All methods are called under the pump's lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from danube_fast.client.connection import Call, Connection
+from danube_fast.client.credit import Credit
+from danube_fast.client.delivery import Delivery
+from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, SECOND_NS
+from danube_fast.errors import (
+    DanubeError,
+    DataLoss,
+    FailedPrecondition,
+    Internal,
+    ResourceExhausted,
+    TopicDeleted,
+    Unavailable,
+    error_from_code,
+)
+from danube_fast.frame.view import FrameView
+from danube_fast.net.protocol import CloseConsumer, ConsumerEvent, EventKind, Subscribe
+
+if TYPE_CHECKING:
+    from danube_fast.client.consumer import Consumer
+
+__all__ = ["READER", "Attachment"]
+
+READER = "reader"
+_RETRYABLE = (Unavailable, Internal, ResourceExhausted)
+_TAKEOVER_NS = 6 * SECOND_NS
+"""How long a reconnecting consumer is refused by what may be its own old session."""
+
+
+class Attachment:
+    """Subscription of one consumer to one partition."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        connection: Connection,
+        credit: Credit,
+        topic: str,
+        partition_id: int,
+        position: str | int,
+    ) -> None:
+        self.consumer = consumer
+        self.connection = connection
+        self.credit = credit
+        self.topic = topic
+        self.partition_id = partition_id
+        self.position = position
+        self.generation = 0
+        self.consumer_id = 0
+        self.flow_id = 0
+        self.pending: list[int] = []
+        """Acked and not sent yet: flat [start, end) pairs."""
+        self.failure: DanubeError | None = None
+        self.subscribed = False
+        self.ever_subscribed = False
+        self.first_offset = 0
+        self.end_offset = 0
+        self.next_offset = 0
+        """Where the reader is: one past the last offset received or known to be missing."""
+        self._call: Call | None = None
+        self._backoff_ns = BACKOFF_MIN_NS
+        self._refused_since_ns = 0
+        connection.users[self] = None
+        if connection.is_open:
+            self._subscribe()
+
+    # ------------------------------------------------------------ subscribing
+
+    def _subscribe(self) -> None:
+        consumer, connection = self.consumer, self.connection
+        self._forget_id()
+        if consumer.type != READER:
+            # a reader acks nothing and reads on behind what it has, so it keeps that
+            consumer.restarted(self)
+        self.subscribed = False
+        if self._call is not None:
+            connection.abandon(self._call)
+        request = connection.next_request()
+        connection.beat_soon()
+        self.consumer_id = request
+        self.flow_id = self.credit.flow_id
+        connection.subscribers[self.consumer_id] = self
+        reading_on = self.ever_subscribed and consumer.type == READER
+        self._call = connection.call(
+            Call(
+                Subscribe(
+                    request,
+                    self.consumer_id,
+                    self.flow_id,
+                    self.partition_id,
+                    consumer.subscription,
+                    consumer.type,
+                    self.next_offset if reading_on else self.position,
+                    consumer.name,
+                    consumer.options,
+                ),
+                repeatable=False,
+                on_done=self._on_subscribed,
+            )
+        )
+        self.credit.grant()
+
+    def _on_subscribed(self, call: Call) -> None:
+        if call is not self._call and self._call is not None:
+            return
+        self._call = None
+        if call.error is not None:
+            self._on_refused(call.error)
+            return
+        self.subscribed = True
+        if not self.ever_subscribed:
+            self.first_offset = call.value["first_offset"]
+            self.end_offset = call.value["end_offset"]
+            self.next_offset = call.value["next_offset"]
+        self.ever_subscribed = True
+        self._backoff_ns = BACKOFF_MIN_NS
+        self._refused_since_ns = 0
+        self.consumer.pump.notify()
+
+    def _on_refused(self, error: DanubeError) -> None:
+        now = self.consumer.pump.clock.monotonic_ns()
+        self._refused_since_ns = self._refused_since_ns or now
+        own_ghost = (
+            type(error) is FailedPrecondition
+            and self.ever_subscribed
+            and now - self._refused_since_ns < _TAKEOVER_NS
+        )
+        if isinstance(error, _RETRYABLE) or own_ghost:
+            if isinstance(error, Unavailable):
+                self.consumer.attachment_lost(self)
+            self.consumer.pump.arm(self, now + self._backoff_ns)
+            self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_MAX_NS)
+        else:
+            self.fail(error)
+
+    def on_time(self, now_ns: int) -> None:
+        """Keeper: try to subscribe again."""
+        if self.connection.is_open and not self.subscribed and self.failure is None:
+            self._subscribe()
+
+    # ------------------------------------------------------------ what arrives
+
+    def on_frame(self, buffer: memoryview, start: int, frame_bytes: int) -> None:
+        """A frame arrived: check it and hand it to the consumer."""
+        try:
+            view = FrameView(buffer, start)
+            view.check()
+        except DataLoss as error:
+            self.credit.take(frame_bytes, 0, self.flow_id)
+            self.consumer.damaged(
+                DataLoss(
+                    f"{self.topic}: a frame arrived damaged ({error}); it is not acked: reconnect"
+                )
+            )
+            return
+        self.consumer.arrived(Delivery(self, view))
+
+    def on_event(self, event: ConsumerEvent) -> None:
+        """The broker tells of an end or a gap."""
+        detail = event.detail
+        if event.kind == EventKind.CLOSED:
+            error = error_from_code(
+                detail.get("code", Internal.code),
+                detail.get("text", "the broker closed a consumer"),
+            )
+            self._forget_id()
+            self.subscribed = False
+            if isinstance(error, _RETRYABLE):
+                self._on_refused(error)
+            else:
+                self.fail(error)
+        elif event.kind == EventKind.GAP:
+            end = int(detail.get("end", 0))
+            first = int(detail.get("start", self.next_offset))
+            self.next_offset = max(self.next_offset, end)
+            self.consumer.gap(self, first, end - 1, str(detail.get("reason", "unknown")))
+
+    def producer_name(self, producer_id: int) -> str:
+        """Name that the broker told for a producer id, or nothing."""
+        return self.connection.producer_names.get((self.partition_id, producer_id), "")
+
+    # ------------------------------------------------------------ acks
+
+    def ack(self, start: int, end: int) -> None:
+        """Offsets from `start` below `end` are done with."""
+        pending = self.pending
+        if pending and pending[-1] == start:
+            pending[-1] = end
+        else:
+            pending.append(start)
+            pending.append(end)
+
+    def take_pending(self) -> list[int]:
+        """The ranges that wait, merged."""
+        pending, self.pending = self.pending, []
+        return merged(pending) if len(pending) > 2 else pending
+
+    def restart(self) -> None:
+        """A seek took place: what was delivered before does not count any more."""
+        self.generation += 1
+        self.pending.clear()
+
+    # ------------------------------------------------------------ sessions
+
+    def on_session(self, resumed: bool) -> None:
+        """The session is open again: frames on their way are lost, so start over."""
+        if self.failure is not None:
+            return
+        if resumed and self.consumer_id:
+            # the broker still counts them as delivered to the old id: it must give them back
+            self.connection.call(
+                Call(
+                    CloseConsumer(self.connection.next_request(), self.consumer_id),
+                    repeatable=False,
+                )
+            )
+        self._subscribe()
+
+    def on_away(self) -> None:
+        """The worker is gone for long."""
+        self.consumer.attachment_lost(self)
+
+    def on_failure(self, error: DanubeError) -> None:
+        """The connection refuses this client."""
+        self.fail(error)
+
+    def fail(self, error: DanubeError) -> None:
+        """Nothing will come any more."""
+        if self.failure is None:
+            self.failure = error
+            self._forget_id()
+            self.subscribed = False
+            self.consumer.attachment_failed(self, error)
+
+    def move(self, connection: Connection, credit: Credit) -> None:
+        """The partition is served elsewhere now."""
+        if connection is self.connection or self.failure is not None:
+            return
+        self.leave()
+        self.connection, self.credit = connection, credit
+        connection.users[self] = None
+        if connection.is_open:
+            self._subscribe()
+
+    def _forget_id(self) -> None:
+        self.connection.subscribers.pop(self.consumer_id, None)
+
+    def leave(self) -> None:
+        """Forget the connection."""
+        self._forget_id()
+        if self._call is not None:
+            self.connection.abandon(self._call)
+            self._call = None
+        self.connection.users.pop(self, None)
+        self.consumer.pump.disarm(self)
+
+    def close(self) -> Call | None:
+        """Detach at the broker; the call to wait for."""
+        call = None
+        if (
+            self.connection.is_open
+            and self.consumer_id
+            and not isinstance(self.failure, TopicDeleted)
+        ):
+            command = CloseConsumer(self.connection.next_request(), self.consumer_id)
+            call = self.connection.call(Call(command, repeatable=False))
+        self.leave()
+        self.generation += 1
+        return call
+
+
+def merged(pairs: list[int]) -> list[int]:
+    """Flat [start, end) pairs, sorted, overlapping and touching ones joined."""
+    starts = sorted(zip(pairs[::2], pairs[1::2], strict=True))
+    out: list[int] = []
+    for start, end in starts:
+        if out and start <= out[-1]:
+            out[-1] = max(out[-1], end)
+        else:
+            out += (start, end)
+    return out

@@ -1,0 +1,60 @@
+"""Send buffers: memory that a frame is packed into and stays in until it was acked.
+
+    0        8                16                          16 + frame_bytes
+    +--------+----------------+---------------------------+---------
+    | bundle | entry          | frame                     | unused
+    +--------+----------------+---------------------------+---------
+
+A bundle of one frame therefore goes out as one slice, and may go out again. Buffers are reused
+last in, first out, so that a producer whose acks keep pace stays in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from danube_fast.frame.kernel import address_of
+from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES, BUNDLE_MAGIC
+
+__all__ = ["FRAME_AT", "Buffer", "BufferPool"]
+
+FRAME_AT = BUNDLE_HEADER_BYTES + BUNDLE_ENTRY_BYTES
+_PREFIX = struct.Struct("<IIII")
+_KEPT_MAX = 64
+
+
+class Buffer:
+    """One bundle of one frame."""
+
+    __slots__ = ("address", "capacity_bytes", "memory", "view")
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.memory = bytearray(FRAME_AT + capacity_bytes)
+        self.view = memoryview(self.memory)
+        self.address = address_of(self.memory) + FRAME_AT
+        """Where the frame begins."""
+
+    def bundle(self, partition_id: int, frame_bytes: int) -> memoryview:
+        """Write the bundle's directory; the bytes to send."""
+        _PREFIX.pack_into(self.memory, 0, BUNDLE_MAGIC, 1, partition_id, frame_bytes)
+        return self.view[: FRAME_AT + frame_bytes]
+
+
+class BufferPool:
+    """Buffers of one size, for one producer. Under the pump's lock."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._free: list[Buffer] = []
+
+    def take(self, capacity_bytes: int = 0) -> Buffer:
+        """A buffer for a frame of that many bytes; 0 = of the usual size."""
+        if capacity_bytes > self.capacity_bytes:
+            return Buffer(capacity_bytes)
+        return self._free.pop() if self._free else Buffer(self.capacity_bytes)
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Nobody reads that buffer any more."""
+        if buffer.capacity_bytes == self.capacity_bytes and len(self._free) < _KEPT_MAX:
+            self._free.append(buffer)

@@ -1,0 +1,210 @@
+"""Client: the synchronous face. Every call runs its steps in the calling thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from danube_fast.client.admin_client import AdminClient
+from danube_fast.client.attachment import READER
+from danube_fast.client.consumer import Consumer, ConsumerOptions
+from danube_fast.client.core import Core
+from danube_fast.client.limits import (
+    CLOSE_TIMEOUT_SECONDS,
+    CONNECT_TIMEOUT_SECONDS,
+    PERMITS_BYTES_DEFAULT,
+    REQUEST_TIMEOUT_SECONDS,
+)
+from danube_fast.client.message import Message, MessageId
+from danube_fast.client.producer import Producer
+from danube_fast.client.reader import Reader, checked_stop
+from danube_fast.client.subscriber import Subscriber
+from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
+
+__all__ = ["Client", "consumer_request"]
+
+
+def consumer_request(
+    core: Core,
+    topic: str | Sequence[str] | None,
+    *,
+    subscription: str,
+    type: str,
+    initial_position: str | int,
+    name: str | None,
+    pattern: str | None,
+    permits_bytes: int,
+    key_filters: Sequence[str] | None,
+    failure_policy: Any,
+) -> tuple[list[str], ConsumerOptions]:
+    """Topics and checked options of `consumer()`. Raises InvalidArgument, FailedPrecondition."""
+    if pattern is not None:
+        raise FailedPrecondition("pattern= is not served yet; pass a list of topics")
+    if key_filters:
+        raise FailedPrecondition("key_filters= come with key_shared, which is not served yet")
+    if failure_policy is not None:
+        raise FailedPrecondition("failure_policy= is not served yet; leave it out")
+    topics = [topic] if isinstance(topic, str) else list(topic or ())
+    if not topics:
+        raise InvalidArgument("a consumer needs a topic, or a list of topics")
+    if len(set(topics)) != len(topics):
+        raise InvalidArgument("the same topic is named twice; name each once")
+    options = ConsumerOptions(
+        subscription=subscription,
+        type=type,
+        position=initial_position,
+        name=name or core.name,
+        permits_bytes=permits_bytes,
+    )
+    return topics, options.checked()
+
+
+class Client:
+    """A connection to a broker. Made by `danube_fast.connect()`; thread-safe."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str | None = None,
+        token: str | None = None,
+        tls: Any = None,
+        transport: str = "auto",
+        timeout: float = CONNECT_TIMEOUT_SECONDS,
+    ) -> None:
+        self._core = Core(url, name=name, token=token, tls=tls, transport=transport)
+        try:
+            self._core.run(self._core.open_steps(timeout))
+        except BaseException:
+            self._core.shut()
+            raise
+        self.admin = AdminClient(self._core)
+        """Administrative operations."""
+
+    @property
+    def name(self) -> str:
+        """Name of this client, as the broker shows it."""
+        return self._core.name
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        dispatch: str | None = None,
+        durability: str | None = None,
+        partitions: int | None = None,
+        **options: Any,
+    ) -> Producer:
+        """Open a producer; a missing topic is created (reliable, fsync) unless the broker forbids.
+
+        `dispatch`, `durability` and `partitions` must be those of an existing topic
+        (FailedPrecondition). Options: `linger_us` (200), `batch_bytes_max`, `window_bytes_max`
+        (bytes unacked at most), `timeout` (seconds until an unacked message is an error, 30),
+        `compression` (None, "lz4", "zstd"). A name makes republishing exact across restarts of this
+        program; the same name in a second live producer fences the first.
+        """
+        return self._core.run(
+            self._core.producer_steps(
+                topic,
+                name=name,
+                dispatch=dispatch,
+                durability=durability,
+                partitions=partitions,
+                **options,
+            )
+        )
+
+    def publish(self, topic: str, payload: bytes | None, **fields: Any) -> MessageId:
+        """Publish one message through a cached producer and wait for its ack; its id."""
+        return self._core.run(self._core.publish_steps(topic, payload, fields))  # type: ignore[no-any-return]
+
+    def consumer(
+        self,
+        topic: str | Sequence[str] | None = None,
+        *,
+        subscription: str,
+        type: str = "exclusive",
+        initial_position: str | int = "latest",
+        name: str | None = None,
+        timeout: float = REQUEST_TIMEOUT_SECONDS,
+        pattern: str | None = None,
+        permits_bytes: int = PERMITS_BYTES_DEFAULT,
+        key_filters: Sequence[str] | None = None,
+        failure_policy: Any = None,
+    ) -> Consumer:
+        """Subscribe to a topic or a list of topics.
+
+        `type` is exclusive or shared; `initial_position` ("latest", "earliest" or an offset) counts
+        when the subscription is new. Waits up to `timeout` seconds for a missing topic, then
+        NotFound. `permits_bytes` bounds what the broker sends ahead.
+        """
+        topics, options = consumer_request(
+            self._core,
+            topic,
+            subscription=subscription,
+            type=type,
+            initial_position=initial_position,
+            name=name,
+            pattern=pattern,
+            permits_bytes=permits_bytes,
+            key_filters=key_filters,
+            failure_policy=failure_policy,
+        )
+        return self._core.run(self._core.consumer_steps(topics, options, timeout))
+
+    def reader(
+        self,
+        topic: str,
+        *,
+        start: str | int = "earliest",
+        stop: str | int | None = "latest",
+        timeout: float = REQUEST_TIMEOUT_SECONDS,
+        permits_bytes: int = PERMITS_BYTES_DEFAULT,
+    ) -> Reader:
+        """Read from `start` to before `stop` ("latest": the end as of now; None: read on for ever)."""
+        end = checked_stop(stop)
+        options = ConsumerOptions("", READER, start, self._core.name, permits_bytes).checked()
+        consumer = self._core.run(self._core.consumer_steps([topic], options, timeout))
+        return Reader(self._core, consumer, end)
+
+    def subscribe(
+        self,
+        topic: str | Sequence[str],
+        subscription: str,
+        handler: Callable[[Message], object],
+        *,
+        concurrency: int = 1,
+        **options: Any,
+    ) -> Subscriber:
+        """Call `handler` for every message in `concurrency` threads: ack on return, nack when it
+        raises. Close what is returned to stop. Options as for `consumer()`."""
+        consumer = self.consumer(topic, subscription=subscription, **options)
+        return Subscriber(consumer, handler, concurrency)
+
+    def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
+        """Close producers (flushing them), consumers and connections within `timeout` seconds.
+
+        Raises the first error, when everything is closed.
+        """
+        if self._core.refusal is not None:
+            return
+        try:
+            self._core.run(self._core.close_steps(timeout))
+        finally:
+            self._core.shut()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except DanubeError:
+            pass  # the application's own error matters more
+
+    def __repr__(self) -> str:
+        return f"<Client {self._core.name!r} of {self._core.url}>"

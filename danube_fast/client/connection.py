@@ -1,0 +1,478 @@
+"""One connection: a DEALER socket to one endpoint of the broker, and the session on it.
+
+    GREETING --WELCOME--> OPEN --NO_SESSION or silence--> GREETING ...       FAILED and CLOSED end it
+
+The session outlives the socket: after a lost connection HELLO carries the old session and token.
+WELCOME says whether the broker still knew it. Either way everything that was on its way may be
+lost, so every user of the connection (producer lanes, consumer attachments) starts over from what
+it knows: lanes resend what was not acked (dedup makes that exact), attachments subscribe again.
+Requests that are safe to repeat are repeated; others fail with Unavailable.
+
+Queues are bounded by windows and credit, not by ZeroMQ's high-water marks, so both marks are off.
+All methods are called under the pump's lock.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import zmq
+
+from danube_fast.client.limits import (
+    BACKOFF_MIN_NS,
+    DRAIN_PARTS_MAX,
+    HANDSHAKE_RETRY_NS,
+    LOOKUP_AFTER_NS,
+    MILLISECOND_NS,
+)
+from danube_fast.client.pump import Pump
+from danube_fast.errors import DanubeError, Unavailable, error_from_code
+from danube_fast.net.host import host_id
+from danube_fast.net.protocol import (
+    PROTOCOL_VERSION,
+    Bye,
+    ConsumerEvent,
+    Deliver,
+    Error,
+    Hello,
+    Ping,
+    Pong,
+    ProducerNames,
+    Published,
+    Result,
+    Status,
+    Welcome,
+    decode_server_command,
+    encode,
+)
+
+__all__ = ["Call", "Connection", "Identity", "User"]
+
+_RECONNECT_MS = 50
+_RECONNECT_MS_MAX = 1000
+_HANDSHAKE_MS_MAX = 5000
+_PRODUCER_NAMES_MAX = 100_000
+
+
+class Identity(NamedTuple):
+    """What a client says about itself in HELLO."""
+
+    name: str
+    auth: dict[str, Any]
+
+
+class State(enum.Enum):
+    """Where a connection stands."""
+
+    GREETING = 1
+    OPEN = 2
+    FAILED = 3
+    CLOSED = 4
+
+
+class User(Protocol):
+    """A lane or an attachment: something with state at the other end of a connection."""
+
+    def on_session(self, resumed: bool) -> None:
+        """The session is open (again); start over."""
+
+    def on_away(self) -> None:
+        """The broker has been silent for long; it may have moved."""
+
+    def on_failure(self, error: DanubeError) -> None:
+        """The connection has failed for good."""
+
+
+class Subscriber(User, Protocol):
+    """An attachment, which gets deliveries."""
+
+    def on_frame(self, buffer: memoryview, start: int, frame_bytes: int) -> None:
+        """A frame arrived."""
+
+    def on_event(self, event: ConsumerEvent) -> None:
+        """Something happened to the consumer."""
+
+
+class PublishReply(Protocol):
+    """A frame on its way."""
+
+    def on_published(self, request: int, status: int, offset: int, text: str) -> None:
+        """The outcome of one frame."""
+
+
+class Call:
+    """A request that awaits its one reply."""
+
+    __slots__ = ("command", "done", "error", "on_done", "repeatable", "request", "value")
+
+    def __init__(
+        self, command: Any, *, repeatable: bool, on_done: Callable[[Call], None] | None = None
+    ) -> None:
+        self.command = command
+        self.request: int = command.request
+        self.repeatable = repeatable
+        self.on_done = on_done
+        self.done = False
+        self.value: Any = None
+        self.error: DanubeError | None = None
+
+    def finish(self, value: Any, error: DanubeError | None) -> None:
+        """Settle it, once."""
+        if self.done:
+            return
+        self.done, self.value, self.error = True, value, error
+        if self.on_done is not None:
+            self.on_done(self)
+
+    def result(self) -> Any:
+        """The reply's value, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class Connection:
+    """One endpoint of the broker as this client sees it."""
+
+    def __init__(
+        self,
+        pump: Pump,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoints: list[str],
+        identity: Identity,
+    ) -> None:
+        self.pump = pump
+        self.endpoint = endpoints[0]
+        self._endpoints = endpoints
+        self.state = State.GREETING
+        self.failure: DanubeError | None = None
+        self.limits: dict[str, int] = {}
+        self.users: dict[User, None] = {}
+        self.subscribers: dict[int, Subscriber] = {}
+        self.producer_names: dict[tuple[int, int], str] = {}
+        self.calls: dict[int, Call] = {}
+        self.publishing: dict[int, PublishReply] = {}
+        self._context = context
+        self._identity = identity
+        self._session, self._token = 0, b""
+        self._request = 0
+        self._hello = 0
+        self._opened = False
+        self._quick = False
+        self._heard_ns = pump.clock.monotonic_ns()
+        self._pinged_ns = 0
+        self._lost_ns = self._heard_ns
+        self._socket = self._connect()
+        self._greet()
+
+    # ------------------------------------------------------------ socket
+
+    def _connect(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MS_MAX)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS_MAX)
+        if self.endpoint.startswith("tcp://["):
+            socket.setsockopt(zmq.IPV6, 1)
+        try:
+            socket.connect(self.endpoint)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            raise Unavailable(f"cannot connect to {self.endpoint} ({error}); check it") from error
+        self._fd: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
+        self._socket = socket
+        self.pump.add(self)
+        return socket
+
+    def fileno(self) -> int:
+        """ZeroMQ's edge-triggered descriptor."""
+        return self._fd
+
+    def readable(self) -> bool:
+        """Whether a message waits in the socket."""
+        return bool(self._socket.get(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator]
+
+    def _renew(self) -> None:
+        """A fresh socket: nothing stale in its queue, no waiting for ZeroMQ to reconnect."""
+        self.pump.remove(self)
+        self._socket.close(0)
+        if self.state is State.GREETING:
+            place = self._endpoints.index(self.endpoint) + 1
+            self.endpoint = self._endpoints[place % len(self._endpoints)]
+        self._connect()
+        self._greet()
+
+    # ------------------------------------------------------------ session
+
+    @property
+    def is_open(self) -> bool:
+        """Whether commands may be sent now."""
+        return self.state is State.OPEN
+
+    def _greet(self) -> None:
+        self.state = State.GREETING
+        self._hello = self.next_request()
+        self._socket.send(
+            encode(
+                Hello(
+                    self._hello,
+                    PROTOCOL_VERSION,
+                    self._identity.name,
+                    self._identity.auth,
+                    host_id(),
+                    os.getpid(),
+                    self._session,
+                    self._token,
+                )
+            ),
+            zmq.NOBLOCK,
+        )
+        self.pump.arm(self, self.pump.clock.monotonic_ns() + HANDSHAKE_RETRY_NS)
+
+    def _lose(self) -> None:
+        """The broker does not know us any more (or seems gone): greet again."""
+        if self.state is State.OPEN:
+            self._lost_ns = self.pump.clock.monotonic_ns()
+            self._greet()
+
+    def _on_welcome(self, command: Welcome) -> None:
+        if command.request != self._hello or self.state is not State.GREETING:
+            return
+        self.state = State.OPEN
+        self._session, self._token = command.session, command.token
+        self.limits = command.limits
+        self._pinged_ns = 0
+        first, self._opened = not self._opened, True
+        resumed = command.resumed and not first
+        if not resumed:
+            self.producer_names.clear()
+        self.publishing.clear()
+        self._arm_heartbeat()
+        for call in list(self.calls.values()):
+            if call.repeatable or first:
+                self.send(call.command)
+            else:
+                self._finish(call, None, _unknown_outcome(self.endpoint))
+        for user in tuple(self.users):
+            user.on_session(resumed)
+
+    def _fail(self, error: DanubeError) -> None:
+        """The broker refuses us for good (wrong protocol version, not authorized, ...)."""
+        self.state, self.failure = State.FAILED, error
+        self.pump.disarm(self)
+        for call in list(self.calls.values()):
+            self._finish(call, None, error)
+        for user in tuple(self.users):
+            user.on_failure(error)
+
+    # ------------------------------------------------------------ heartbeats
+
+    def limit(self, name: str, default: int) -> int:
+        """A limit of WELCOME."""
+        return self.limits.get(name, default)
+
+    def _arm_heartbeat(self) -> None:
+        self._quick = bool(self.subscribers) or bool(self.publishing)
+        name, default = ("heartbeat_ms", 500) if self._quick else ("heartbeat_idle_ms", 5000)
+        wait_ns = self.limit(name, default) * MILLISECOND_NS
+        self.pump.arm(self, self.pump.clock.monotonic_ns() + wait_ns)
+
+    def beat_soon(self) -> None:
+        """Something began that the broker watches: beat in the quick rhythm from now on."""
+        if not self._quick and self.state is State.OPEN:
+            self._quick = True
+            wait_ns = self.limit("heartbeat_ms", 500) * MILLISECOND_NS
+            self.pump.arm(self, self.pump.clock.monotonic_ns() + wait_ns)
+
+    def on_time(self, now_ns: int) -> None:
+        """Keeper: the next heartbeat is due, or a HELLO has gone unanswered."""
+        if self.state is State.GREETING:
+            if now_ns - self._lost_ns > LOOKUP_AFTER_NS:
+                for user in tuple(self.users):
+                    user.on_away()
+            self._renew()
+            return
+        if self.state is not State.OPEN:
+            return
+        timeout_ns = self.limit("session_timeout_ms", 2500) * MILLISECOND_NS
+        if self._pinged_ns and self._heard_ns < self._pinged_ns:
+            if now_ns - self._pinged_ns >= timeout_ns:
+                self._lost_ns = self._pinged_ns
+                self._renew()
+                return
+        else:
+            self._pinged_ns = now_ns
+        self.send(Ping(self.next_request()))
+        self._arm_heartbeat()
+
+    # ------------------------------------------------------------ sending
+
+    def next_request(self) -> int:
+        """A request number that was not used before on this connection."""
+        self._request += 1
+        return self._request
+
+    def send(self, command: Any) -> None:
+        """Send one command of one part."""
+        self._socket.send(encode(command), zmq.NOBLOCK)
+        self.pump.after_send(self)
+
+    def send_bundle(self, command: bytes, bundle: memoryview) -> None:
+        """Send an encoded PUBLISH and its bundle; the bundle is copied."""
+        socket = self._socket
+        socket.send(command, zmq.SNDMORE | zmq.NOBLOCK)
+        socket.send(bundle, zmq.NOBLOCK)
+        self.pump.after_send(self)
+
+    def call(self, call: Call) -> Call:
+        """Send a request now, or as soon as the session is open."""
+        if self.failure is not None:
+            call.finish(None, self.failure)
+            return call
+        self.calls[call.request] = call
+        if self.state is State.OPEN:
+            self.send(call.command)
+        return call
+
+    def abandon(self, call: Call) -> None:
+        """Nobody waits for that reply any more."""
+        self.calls.pop(call.request, None)
+
+    def _finish(self, call: Call, value: Any, error: DanubeError | None) -> None:
+        self.calls.pop(call.request, None)
+        call.finish(value, error)
+
+    # ------------------------------------------------------------ receiving
+
+    def drain(self) -> int:
+        """Read what is there, at most DRAIN_PARTS_MAX commands. How many were read."""
+        socket = self._socket
+        receive = socket.recv
+        count = 0
+        try:
+            while count < DRAIN_PARTS_MAX:
+                part = receive(zmq.NOBLOCK, copy=False)
+                count += 1
+                self._handle(part, receive)
+                if socket is not self._socket:
+                    break
+        except zmq.Again:
+            pass
+        if count:
+            self._heard_ns = self.pump.clock.monotonic_ns()
+        return count
+
+    def _handle(self, part: zmq.Frame, receive: Callable[..., Any]) -> None:
+        command = decode_server_command(part.buffer)
+        kind = type(command)
+        if kind is Deliver:
+            bundles = []
+            while part.more:
+                part = receive(zmq.NOBLOCK, copy=False)
+                bundles.append(part.buffer)
+            self._on_deliver(command.consumer_ids, bundles)
+            return
+        while part.more:
+            part = receive(zmq.NOBLOCK, copy=False)
+        if kind is Published:
+            self._on_published(command)
+        elif kind is Result:
+            call = self.calls.get(command.request)
+            if call is not None:
+                self._finish(call, command.value, None)
+        elif kind is Error:
+            self._on_error(command)
+        elif kind is Welcome:
+            self._on_welcome(command)
+        elif kind is ConsumerEvent:
+            subscriber = self.subscribers.get(command.consumer_id)
+            if subscriber is not None:
+                subscriber.on_event(command)
+        elif kind is ProducerNames:
+            if len(self.producer_names) > _PRODUCER_NAMES_MAX:
+                self.producer_names.clear()
+            for producer_id, name in command.names.items():
+                self.producer_names[command.partition_id, producer_id] = name
+        elif kind is not Pong:
+            raise TypeError(f"a command of kind {kind.__name__} has no meaning for a client")
+
+    def _on_published(self, command: Published) -> None:
+        for request, outcome in command.entries:
+            frame = self.publishing.pop(request, None)
+            if frame is not None:
+                status = outcome[0]
+                text = command.texts.get(status, "") if status > Status.DUPLICATE else ""
+                frame.on_published(request, status, outcome[1], text)
+
+    def _on_error(self, command: Error) -> None:
+        if command.code == Status.NO_SESSION:
+            self._lose()
+            return
+        if command.request == self._hello and self.state is State.GREETING:
+            error = error_from_code(command.code, command.text)
+            if isinstance(error, Unavailable):
+                self.pump.arm(self, self.pump.clock.monotonic_ns() + BACKOFF_MIN_NS)
+            else:
+                self._fail(error)
+            return
+        call = self.calls.get(command.request)
+        if call is not None:
+            self._finish(call, None, _error(command))
+            return
+        frame = self.publishing.pop(command.request, None)
+        if frame is not None:
+            frame.on_published(command.request, command.code, 0, command.text)
+
+    def _on_deliver(self, consumer_ids: list[int], bundles: list[memoryview]) -> None:
+        from danube_fast.frame.bundle import bundle_entries
+
+        index = 0
+        for buffer in bundles:
+            for _, start, frame_bytes in bundle_entries(buffer):
+                subscriber = self.subscribers.get(consumer_ids[index])
+                index += 1
+                if subscriber is not None:
+                    subscriber.on_frame(buffer, start, frame_bytes)
+
+    # ------------------------------------------------------------ the end
+
+    def say_bye(self) -> None:
+        """End the session at the broker; nobody waits for the answer."""
+        if self.state is State.OPEN:
+            self.send(Bye(self.next_request()))
+
+    def close(self) -> None:
+        """Close the socket; every open request ends with Unavailable."""
+        if self.state is State.CLOSED:
+            return
+        self.state = State.CLOSED
+        self.failure = Unavailable("the client was closed; connect again")
+        for call in list(self.calls.values()):
+            self._finish(call, None, self.failure)
+        self.pump.disarm(self)
+        self.pump.remove(self)
+        self._socket.close(_BYE_LINGER_MS)
+
+
+_BYE_LINGER_MS = 200
+"""How long a closing socket may still try to send its BYE."""
+
+
+def _error(command: Error) -> DanubeError:
+    return error_from_code(_CODES.get(command.code, command.code), command.text)
+
+
+_CODES = {int(Status.NOT_OWNER): Unavailable.code}
+
+
+def _unknown_outcome(endpoint: str) -> Unavailable:
+    return Unavailable(
+        f"the connection to {endpoint} was lost before the answer came; look whether the operation "
+        "took place before you repeat it"
+    )

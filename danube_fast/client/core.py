@@ -1,0 +1,259 @@
+"""The core that Client and AsyncClient share: pump, keeper, connections, what is open, fork guard."""
+
+from __future__ import annotations
+
+import collections
+import os
+import secrets
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import zmq
+
+from danube_fast.client.connection import Call, Connection, Identity
+from danube_fast.client.consumer import Consumer, ConsumerOptions
+from danube_fast.client.keeper import Keeper
+from danube_fast.client.limits import PRODUCERS_CACHED_MAX, REQUEST_TIMEOUT_SECONDS
+from danube_fast.client.producer import Producer, ProducerOptions
+from danube_fast.client.pump import Pump, Steps, Wait, deadline_after
+from danube_fast.client.routes import Routes, Topic
+from danube_fast.client.url import parse_url
+from danube_fast.clock import SystemClock
+from danube_fast.errors import (
+    DanubeError,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    Unavailable,
+)
+from danube_fast.net.protocol import Admin
+from danube_fast.types import parse_topic
+
+__all__ = ["Core"]
+
+T = TypeVar("T")
+_TRANSPORTS = ("auto", "zmq", "tcp")
+_FORKED = FailedPrecondition(
+    "this process was forked after the client was opened, and neither sockets nor threads survive "
+    "that; call danube_fast.connect() again in the child, or start it with spawn"
+)
+_CLOSED = FailedPrecondition("the client is closed; call danube_fast.connect() again")
+_cores: weakref.WeakSet[Core] = weakref.WeakSet()
+
+
+class Core:
+    """Everything of a client that does not depend on how its callers wait."""
+
+    def __init__(
+        self, url: str, *, name: str | None, token: str | None, tls: Any, transport: str
+    ) -> None:
+        if transport == "shm":
+            raise FailedPrecondition(
+                "shared memory is not served yet; use transport='auto', which takes ipc on the same host"
+            )
+        if transport not in _TRANSPORTS:
+            raise InvalidArgument(f"transport={transport!r} is unknown; use 'auto' or 'zmq'")
+        if tls is not None:
+            raise FailedPrecondition(
+                "TLS is not served yet; connect without tls= on a trusted network"
+            )
+        self.url = url
+        self.name = name or f"client-{os.getpid()}-{secrets.token_hex(4)}"
+        self.transport = transport
+        self.refusal: DanubeError | None = None
+        self.pump = Pump(SystemClock())
+        self.opened: dict[Producer | Consumer, None] = {}
+        self.cached: collections.OrderedDict[str, Producer] = collections.OrderedDict()
+        self._identity = Identity(self.name, {"token": token} if token else {})
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._keeper = Keeper(self.pump, self.name)
+        try:
+            with self.pump.lock:
+                self.routes = Routes(self, self.connect(parse_url(url)))
+        except DanubeError:
+            self._context.term()
+            raise
+        self._keeper.start()
+        _cores.add(self)
+
+    def connect(self, endpoints: list[str]) -> Connection:
+        """A connection to one of these endpoints. Under the lock."""
+        return Connection(self.pump, self._context, endpoints, self._identity)
+
+    def run(self, steps: Steps[T]) -> T:
+        """Drive an operation in the calling thread. Raises what makes the client unusable."""
+        if self.refusal is not None:
+            steps.close()
+            raise self.refusal
+        return self.pump.run(steps)
+
+    # ------------------------------------------------------------ opening things
+
+    def open_steps(self, timeout: float) -> Steps[None]:
+        """Wait for the bootstrap connection. Raises Unavailable."""
+        bootstrap = self.routes.bootstrap
+        deadline_ns = deadline_after(self.pump.clock, timeout)
+        yield Wait(lambda: bootstrap.is_open or bootstrap.failure is not None, deadline_ns)
+        if bootstrap.failure is not None:
+            raise bootstrap.failure
+        if not bootstrap.is_open:
+            raise Unavailable(
+                f"no broker answers at {self.url} within {timeout:g} s; start one with "
+                "`danube-fast serve`, or check the address"
+            )
+
+    def producer_steps(
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        dispatch: str | None = None,
+        durability: str | None = None,
+        partitions: int | None = None,
+        **options: Any,
+    ) -> Steps[Producer]:
+        """Look up or create the topic and open a producer."""
+        checked = ProducerOptions(**options)
+        parse_topic(topic)
+        asked = {"dispatch": dispatch, "durability": durability, "partitions": partitions}
+        create = {option: value for option, value in asked.items() if value is not None}
+        deadline_ns = self.pump.clock.monotonic_ns() + checked.timeout_ns
+        route = yield from self.routes.lookup_steps(topic, create, 0, deadline_ns)
+        with self.pump.lock:
+            producer = Producer(self, route, name or f"{self.name}-{secrets.token_hex(4)}", checked)
+            route.user = weakref.ref(producer)
+            self.opened[producer] = None
+        try:
+            yield from producer.open_steps(deadline_ns)
+        except BaseException:
+            self._discard(producer)
+            raise
+        return producer
+
+    def consumer_steps(
+        self, topics: list[str], options: ConsumerOptions, timeout: float
+    ) -> Steps[Consumer]:
+        """Wait for the topics, subscribe to all their partitions."""
+        options = options.checked()
+        deadline_ns = deadline_after(self.pump.clock, timeout)
+        routes: list[Topic] = []
+        for topic in topics:
+            parse_topic(topic)
+            wait_ns = max(0, deadline_ns - self.pump.clock.monotonic_ns())
+            routes.append((yield from self.routes.lookup_steps(topic, None, wait_ns, deadline_ns)))
+        with self.pump.lock:
+            consumer = Consumer(self, routes, options)
+            for route in routes:
+                route.user = weakref.ref(consumer)
+            self.opened[consumer] = None
+        try:
+            yield from consumer.open_steps(deadline_after(self.pump.clock, max(timeout, 1.0)))
+        except BaseException:
+            self._discard(consumer)
+            raise
+        return consumer
+
+    def _discard(self, user: Producer | Consumer) -> None:
+        """Close something that never opened, without waiting."""
+        with self.pump.lock:
+            steps = user.close_steps(0)
+            try:
+                next(steps)
+            except (StopIteration, DanubeError):
+                pass
+            finally:
+                steps.close()
+
+    def forget(self, user: Producer | Consumer) -> None:
+        """It was closed."""
+        self.opened.pop(user, None)
+
+    def cached_producer_steps(self, topic: str) -> Steps[Producer]:
+        """The producer that `client.publish` uses for a topic."""
+        producer = self.cached.get(topic)
+        if producer is not None and producer in self.opened:
+            self.cached.move_to_end(topic)
+            return producer
+        producer = yield from self.producer_steps(topic)
+        self.cached[topic] = producer
+        if len(self.cached) > PRODUCERS_CACHED_MAX:
+            _, oldest = self.cached.popitem(last=False)
+            yield from oldest.close_steps()
+        return producer
+
+    def publish_steps(
+        self, topic: str, payload: bytes | None, fields: dict[str, Any]
+    ) -> Steps[Any]:
+        """`client.publish` as steps."""
+        producer = yield from self.cached_producer_steps(topic)
+        return (yield from producer.publish_steps(payload, **fields))
+
+    def admin_steps(
+        self, operation: str, arguments: dict[str, Any], timeout: float = REQUEST_TIMEOUT_SECONDS
+    ) -> Steps[Any]:
+        """One administrative operation."""
+        bootstrap = self.routes.bootstrap
+        with self.pump.lock:
+            command = Admin(bootstrap.next_request(), operation, arguments)
+            call = bootstrap.call(Call(command, repeatable=False))
+        try:
+            ready = yield Wait(lambda: call.done, deadline_after(self.pump.clock, timeout))
+        finally:
+            with self.pump.lock:
+                bootstrap.abandon(call)
+        if not ready:
+            raise DeadlineExceeded(
+                f"no answer to {operation} within {timeout:g} s; it may have happened, look before you "
+                "repeat it"
+            )
+        return call.result()
+
+    # ------------------------------------------------------------ the end
+
+    def close_steps(self, timeout: float) -> Steps[None]:
+        """Close everything; returns in time and raises the first error."""
+        if self.refusal is not None:
+            return
+        deadline_ns = deadline_after(self.pump.clock, timeout)
+        first: DanubeError | None = None
+        for user in list(self.opened):
+            left = max(0.0, (deadline_ns - self.pump.clock.monotonic_ns()) / 1e9)
+            try:
+                yield from user.close_steps(left)
+            except DanubeError as error:
+                first = first or error
+        self.shut()
+        if first is not None:
+            raise first
+
+    def shut(self) -> None:
+        """Close sockets and threads without waiting for anybody."""
+        if self.refusal is not None:
+            return
+        self.refusal = _CLOSED
+        with self.pump.lock:
+            for user in list(self.opened):
+                user.refuse(_CLOSED)
+            self.opened.clear()
+            self.routes.close()
+            self.pump.close()
+        self._keeper.stop()
+        self._context.term()
+        _cores.discard(self)
+
+    def after_fork(self) -> None:
+        """In the child: the other threads are gone, so is everything that they held."""
+        self.refusal = _FORKED
+        self.pump.after_fork()
+        for user in list(self.opened):
+            user.refuse(_FORKED)
+
+
+def _after_fork_in_child() -> None:
+    for core in list(_cores):
+        core.after_fork()
+
+
+_register: Callable[..., None] = os.register_at_fork
+_register(after_in_child=_after_fork_in_child)

@@ -1,0 +1,68 @@
+"""Credit: how much a consumer lets a worker send ahead, in bytes and messages.
+
+One flow per consumer and connection, shared by the consumer's partitions there. The broker subtracts
+frame_bytes and message_count of every frame it delivers; credit goes back in quarters of the window
+as the application takes frames. A new session starts a new flow with a full window.
+
+All methods are called under the pump's lock.
+"""
+
+from __future__ import annotations
+
+from danube_fast.client.connection import Connection
+from danube_fast.client.limits import CREDIT_PARTS
+from danube_fast.errors import DanubeError
+from danube_fast.net.protocol import Flow
+
+__all__ = ["Credit"]
+
+
+class Credit:
+    """The flow of one consumer on one connection."""
+
+    def __init__(self, connection: Connection, window_bytes: int, window_messages: int) -> None:
+        self.connection = connection
+        self.flow_id = 0
+        self._window_bytes = max(1, window_bytes)
+        self._window_messages = max(1, window_messages)
+        self._step_bytes = max(1, window_bytes // CREDIT_PARTS)
+        self._step_messages = max(1, window_messages // CREDIT_PARTS)
+        self._taken_bytes = 0
+        self._taken_messages = 0
+        self._granted = False
+        connection.users[self] = None
+        self.on_session(resumed=False)
+
+    def on_session(self, resumed: bool) -> None:
+        """A new flow for a new session; attachments subscribe with it next."""
+        self.flow_id = self.connection.next_request()
+        self._taken_bytes = self._taken_messages = 0
+        self._granted = False
+
+    def on_away(self) -> None:
+        """Nothing to do: attachments look for their partitions."""
+
+    def on_failure(self, error: DanubeError) -> None:
+        """Nothing to do: attachments tell the consumer."""
+
+    def grant(self) -> None:
+        """The full window, once, behind the first subscription that draws on it."""
+        if not self._granted:
+            self._granted = True
+            self.connection.send(Flow(self.flow_id, self._window_bytes, self._window_messages))
+
+    def take(self, frame_bytes: int, message_count: int, flow_id: int) -> None:
+        """The application has taken a frame that came under `flow_id`."""
+        if flow_id != self.flow_id:
+            return
+        self._taken_bytes += frame_bytes
+        self._taken_messages += message_count
+        if (
+            self._taken_bytes >= self._step_bytes or self._taken_messages >= self._step_messages
+        ) and self.connection.is_open:
+            self.connection.send(Flow(flow_id, self._taken_bytes, self._taken_messages))
+            self._taken_bytes = self._taken_messages = 0
+
+    def close(self) -> None:
+        """Forget the connection."""
+        self.connection.users.pop(self, None)

@@ -1,0 +1,152 @@
+"""A frame that arrived for one consumer: what messages and batches of it are views of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.client.message import Message, Received
+from danube_fast.frame.layout import Flag
+from danube_fast.frame.view import FrameView
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from danube_fast.client.attachment import Attachment
+
+__all__ = ["Delivery"]
+
+_SPLIT = int(Flag.SPLIT)
+
+
+class Delivery:
+    """One received frame. Columns are unpacked when asked for, and then kept."""
+
+    __slots__ = (
+        "_columns",
+        "_offsets",
+        "attachment",
+        "count",
+        "flow_id",
+        "generation",
+        "topic",
+        "view",
+    )
+
+    def __init__(self, attachment: Attachment, view: FrameView) -> None:
+        self.attachment = attachment
+        self.generation = attachment.generation
+        """Which subscription of the attachment it came for; acks of an older one are no-ops."""
+        self.flow_id = attachment.flow_id
+        self.topic = attachment.topic
+        self.view = view
+        self.count: int = view.message_count
+        self._columns: dict[str, Any] = {}
+        self._offsets: npt.NDArray[np.int64] | None = None
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether offsets rise by one (not split by the broker)."""
+        return not self.view.flags & _SPLIT
+
+    @property
+    def frame_bytes(self) -> int:
+        """Size of the frame: what it costs in credit."""
+        return self.view.frame_bytes
+
+    @property
+    def end_offset(self) -> int:
+        """One past the last offset that the frame stands for."""
+        return self.view.base_offset + self.view.offset_span
+
+    @property
+    def producer_name(self) -> str:
+        """Name of the producer, if the broker told."""
+        return self.attachment.producer_name(self.view.producer_id)
+
+    @property
+    def publish_time(self) -> int:
+        """Nanoseconds since the epoch."""
+        return self.view.publish_time_ns
+
+    @property
+    def schema(self) -> tuple[int, int] | None:
+        """Schema id and version."""
+        view = self.view
+        return (view.schema_id, view.schema_version) if view.schema_id else None
+
+    # ------------------------------------------------------------ columns
+
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Offset of every message, int64."""
+        if self._offsets is None:
+            self._offsets = self.view.offsets().astype("int64", copy=False)
+        return self._offsets
+
+    def offset_list(self, start: int, stop: int) -> range | list[int]:
+        """Offsets of messages `start` to `stop`."""
+        if self.is_dense:
+            base = self.view.base_offset
+            return range(base + start, base + stop)
+        return self.offsets()[start:stop].tolist()
+
+    def column(self, name: str, start: int, stop: int) -> list[Any]:
+        """A slice of the column that `FrameView` calls `name`."""
+        read: Callable[[int, int], list[Any] | None] = getattr(self.view, name)
+        values = read(start, stop)
+        return [None] * (stop - start) if values is None else values
+
+    def _whole(self, name: str) -> Any:
+        values = self._columns.get(name)
+        if values is None:
+            values = getattr(self.view, name)()
+            if values is None:
+                values = [None] * self.count
+            self._columns[name] = values
+        return values
+
+    def key(self, index: int) -> bytes | None:
+        """Key of a message."""
+        return self._whole("keys")[index]  # type: ignore[no-any-return]
+
+    def attributes_of(self, index: int) -> dict[str, str]:
+        """Attributes of a message."""
+        return self._whole("attributes")[index] or {}
+
+    def event_time(self, index: int) -> int | None:
+        """Event time of a message."""
+        return self._whole("event_times")[index]  # type: ignore[no-any-return]
+
+    def sequence(self, index: int) -> int:
+        """Sequence of a message."""
+        return int(self._whole("sequences")[index])
+
+    def redelivery_count(self, index: int) -> int:
+        """How often a message was delivered before."""
+        counts = self.view.redelivery_counts()
+        return 0 if counts is None else int(counts[index])
+
+    # ------------------------------------------------------------ messages
+
+    def messages(self, start: int, stop: int) -> Iterator[Message]:
+        """Messages `start` to `stop` of the frame."""
+        payloads = self.view.payloads(start, stop)
+        offsets = self.offset_list(start, stop)
+        return map(Received, [self] * len(payloads), range(start, stop), payloads, offsets)
+
+    def ranges(self, start: int, stop: int) -> list[int]:
+        """Offsets of messages `start` to `stop` as flat [start, end) pairs."""
+        if self.is_dense:
+            base = self.view.base_offset
+            return [base + start, base + stop]
+        import numpy as np
+
+        offsets = self.offsets()[start:stop]
+        breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
+        pairs = np.empty((len(breaks) + 1, 2), dtype=np.int64)
+        pairs[0, 0] = offsets[0]
+        pairs[1:, 0] = offsets[breaks]
+        pairs[:-1, 1] = offsets[breaks - 1] + 1
+        pairs[-1, 1] = offsets[-1] + 1
+        return pairs.ravel().tolist()

@@ -1,0 +1,54 @@
+"""`connect` and `connect_async`: light to import; kernels load when a client is opened."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from danube_fast.client.aio import AsyncClient
+    from danube_fast.client.client import Client
+
+__all__ = ["connect", "connect_async"]
+
+
+def _url(url: str | None) -> str:
+    from danube_fast.client.url import DEFAULT_URL
+
+    return url or os.environ.get("DANUBE_URL") or DEFAULT_URL
+
+
+def connect(
+    url: str | None = None,
+    *,
+    name: str | None = None,
+    token: str | None = None,
+    tls: Any = None,
+    transport: str = "auto",
+    timeout: float = 10.0,
+) -> Client:
+    """Connect to a broker, e.g. `danube://127.0.0.1:6650` (or $DANUBE_URL).
+
+    Several hosts are tried in turn: `danube://h1:6650,h2:6650`. Raises Unavailable when none answers
+    within `timeout` seconds. Use it as a context manager, or call `close()`.
+    """
+    from danube_fast.client.client import Client
+
+    return Client(_url(url), name=name, token=token, tls=tls, transport=transport, timeout=timeout)
+
+
+async def connect_async(
+    url: str | None = None,
+    *,
+    name: str | None = None,
+    token: str | None = None,
+    tls: Any = None,
+    transport: str = "auto",
+    timeout: float = 10.0,  # noqa: ASYNC109 - the same signature as connect()
+) -> AsyncClient:
+    """`connect` for an event loop: `async with await danube_fast.connect_async(...) as client`."""
+    from danube_fast.client.aio import AsyncClient
+
+    client = AsyncClient(_url(url), name=name, token=token, tls=tls, transport=transport)
+    await client.open(timeout)
+    return client

@@ -1,0 +1,470 @@
+"""A lane: one producer on one partition. It numbers, packs, sends, and sends again.
+
+    open batch          unacked, in order of sequence                       acked
+    payloads ... ] --> [ sending | sending | ... (at most the window) ] --> released
+       linger             OPEN_PRODUCER decides where the numbering starts
+
+Sequences are dense, and the broker accepts only the next one. So after any refusal the lane stops
+sending until every frame on its way has been answered, settles what can never succeed, gives the
+frames behind it their new numbers, and sends on from there. After a lost session it asks for the
+broker's next sequence first; frames that the broker has already are acked as duplicates at their
+original offsets.
+
+All methods are called under the pump's lock.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.client.buffers import Buffer
+from danube_fast.client.connection import Call, Connection
+from danube_fast.client.limits import (
+    BACKOFF_MAX_NS,
+    BACKOFF_MIN_NS,
+    FOREVER_NS,
+    FRAMES_IN_FLIGHT_MAX,
+    SETTLE_TICK_NS,
+)
+from danube_fast.client.message import MessageId
+from danube_fast.client.outgoing import Outgoing
+from danube_fast.errors import (
+    AlreadyExists,
+    DanubeError,
+    DeadlineExceeded,
+    Internal,
+    ProducerFenced,
+    ResourceExhausted,
+    TopicDeleted,
+    Unavailable,
+    error_from_code,
+)
+from danube_fast.frame.kernel import direct
+from danube_fast.frame.stamp import seal
+from danube_fast.net.protocol import CloseProducer, OpenProducer, Publish, Status, encode
+
+if TYPE_CHECKING:
+    from danube_fast.client.producer import Producer
+
+__all__ = ["Lane", "Sending"]
+
+_seal = direct(seal)
+_RETRYABLE = (ResourceExhausted, Unavailable, Internal, DeadlineExceeded)
+
+
+class Phase(enum.Enum):
+    """What a lane may do."""
+
+    OPENING = 1
+    """Waits for the broker's next sequence; nothing can be packed the first time."""
+    FLOWING = 2
+    PAUSED = 3
+    """A frame was refused: no sends until all on their way are answered and the backoff is over."""
+    FAILED = 4
+    """Fenced or deleted: nothing goes any more."""
+
+
+class Sending:
+    """A packed frame until it is settled."""
+
+    __slots__ = (
+        "awaited", "base_sequence", "buffer", "callbacks", "deadline_ns", "done", "error",
+        "frame_bytes", "lane", "message_count", "offset", "publish_time_ns", "refusal", "request",
+    )  # fmt: skip
+
+    def __init__(
+        self, lane: Lane, buffer: Buffer, frame_bytes: int, base_sequence: int, message_count: int
+    ) -> None:
+        self.lane = lane
+        self.buffer = buffer
+        self.frame_bytes = frame_bytes
+        self.base_sequence = base_sequence
+        self.message_count = message_count
+        self.publish_time_ns = 0
+        self.deadline_ns = FOREVER_NS
+        self.request = 0
+        """Request under which it is on its way; 0 = it is not."""
+        self.done = False
+        self.offset = -1
+        self.refusal: DanubeError | None = None
+        """Why the broker did not take it the last time."""
+        self.error: DanubeError | None = None
+        self.awaited = False
+        """Somebody waits for this very frame and is told the error himself."""
+        self.callbacks: list[tuple[int, Any]] | None = None
+
+    def on_published(self, request: int, status: int, offset: int, text: str) -> None:
+        """The broker's answer."""
+        if request == self.request:
+            self.lane.answered(self, status, offset, text)
+
+
+class Lane:
+    """Sequence numbers, window and open batch of one producer on one partition."""
+
+    def __init__(
+        self, producer: Producer, connection: Connection, topic: str, partition_id: int
+    ) -> None:
+        self.producer = producer
+        self.connection = connection
+        self.topic = topic
+        self.partition_id = partition_id
+        self.phase = Phase.OPENING
+        self.opened = False
+        self.failure: DanubeError | None = None
+        self.batch = Outgoing()
+        self.linger_due_ns = FOREVER_NS
+        self.unacked: collections.deque[Sending] = collections.deque()
+        self.on_way = 0
+        """Frames sent and not answered."""
+        self.next_sequence = 0
+        self.producer_id = 0
+        self.producer_epoch = 0
+        self._retry_due_ns = FOREVER_NS
+        self._backoff_ns = BACKOFF_MIN_NS
+        self._opening: Call | None = None
+        connection.users[self] = None
+        if connection.is_open:
+            self._open()
+
+    # ------------------------------------------------------------ opening
+
+    def _open(self) -> None:
+        """Ask for the broker's next sequence."""
+        self.phase = Phase.OPENING
+        if self._opening is not None:
+            self.connection.abandon(self._opening)
+        request = self.connection.next_request()
+        self._opening = self.connection.call(
+            Call(
+                OpenProducer(request, self.partition_id, self.producer.name),
+                repeatable=False,
+                on_done=self._on_opened,
+            )
+        )
+
+    def _on_opened(self, call: Call) -> None:
+        if call is not self._opening and self._opening is not None:
+            return
+        self._opening = None
+        if call.error is not None:
+            if isinstance(call.error, _RETRYABLE):
+                self._retry_later(call.error)
+                if isinstance(call.error, Unavailable):
+                    self.producer.lane_lost(self)
+            else:
+                self.fail(call.error)
+            return
+        reply = call.value
+        if self.opened and reply["next_sequence"] > self.next_sequence:
+            self.fail(self._fenced())
+            return
+        self.opened = True
+        self.producer_id, self.producer_epoch = reply["producer_id"], reply["producer_epoch"]
+        first = self.unacked[0].base_sequence if self.unacked else self.next_sequence
+        self._number_from(
+            min(first, reply["next_sequence"]) if self.unacked else reply["next_sequence"]
+        )
+        self._backoff_ns = BACKOFF_MIN_NS
+        self._resend()
+        self.producer.pump.notify()
+
+    def _fenced(self) -> ProducerFenced:
+        return ProducerFenced(
+            f"another producer named {self.producer.name!r} has published to {self.topic}; close this "
+            "one, or give each producer a name of its own"
+        )
+
+    def _number_from(self, sequence: int) -> None:
+        """Give the unacked frames dense numbers from `sequence` on, and seal what changed."""
+        for sending in self.unacked:
+            sending.base_sequence = sequence
+            self._seal(sending)
+            sequence += sending.message_count
+        self.next_sequence = sequence
+
+    def _seal(self, sending: Sending) -> None:
+        _seal(
+            sending.buffer.address,
+            self.producer_id,
+            sending.base_sequence,
+            sending.publish_time_ns,
+            self.producer_epoch,
+            0,
+            0,
+        )
+
+    # ------------------------------------------------------------ sending
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether the window has room for one more frame."""
+        return (
+            self.opened
+            and self.failure is None
+            and len(self.unacked) < FRAMES_IN_FLIGHT_MAX
+            and self.producer.window_open
+        )
+
+    def pack(self, outgoing: Outgoing, start: int) -> int:
+        """Pack and send one frame from `outgoing` at `start`; index of the first message left."""
+        producer = self.producer
+        buffer, frame_bytes, count = producer.packer.pack(outgoing, start)
+        sending = Sending(self, buffer, frame_bytes, self.next_sequence, count)
+        self.next_sequence += count
+        clock = producer.pump.clock
+        sending.publish_time_ns = clock.wall_ns()
+        now = clock.monotonic_ns()
+        sending.deadline_ns = now + producer.timeout_ns
+        self._seal(sending)
+        if outgoing.callbacks is not None:
+            stop = start + count
+            found = [(i - start, call) for i, call in outgoing.callbacks if start <= i < stop]
+            sending.callbacks = found or None
+        self.unacked.append(sending)
+        producer.unacked_bytes += frame_bytes
+        if self.phase is Phase.FLOWING:
+            self._transmit(sending)
+        if self not in producer.pump.armed:
+            producer.pump.arm(self, now + SETTLE_TICK_NS)
+        return start + count
+
+    def push(self) -> bool:
+        """Send the open batch as far as the window allows; True if nothing of it is left."""
+        batch = self.batch
+        while batch.payloads:
+            if not self.can_pack:
+                return False
+            packed = self.pack(batch, 0)
+            if packed == len(batch.payloads):
+                self.batch = Outgoing()
+                break
+            batch = self.batch = batch.part(packed)
+        self.linger_due_ns = FOREVER_NS
+        return True
+
+    def _transmit(self, sending: Sending) -> None:
+        connection = self.connection
+        request = sending.request = connection.next_request()
+        connection.beat_soon()
+        connection.publishing[request] = sending
+        self.on_way += 1
+        connection.send_bundle(
+            encode(Publish(request)), sending.buffer.bundle(self.partition_id, sending.frame_bytes)
+        )
+
+    def _resend(self) -> None:
+        """Everything that is not acked goes out (again), in order."""
+        self.phase = Phase.FLOWING
+        self._retry_due_ns = FOREVER_NS
+        self.on_way = 0
+        for sending in self.unacked:
+            sending.refusal = None
+            self._transmit(sending)
+        if self.batch.payloads:
+            self.push()
+
+    # ------------------------------------------------------------ answers
+
+    def answered(self, sending: Sending, status: int, offset: int, text: str) -> None:
+        """The broker's word on one frame."""
+        sending.request = 0
+        self.on_way -= 1
+        if status <= Status.DUPLICATE:
+            self._settle(sending, offset)
+            return
+        if status == Status.FENCED:
+            self.fail(self._fenced())
+            return
+        if status == Status.TOPIC_DELETED:
+            self.fail(TopicDeleted(text or f"{self.topic} was deleted; create it again"))
+            return
+        code = Unavailable.code if status == Status.NOT_OWNER else status
+        if status != Status.OUT_OF_SEQUENCE:
+            sending.refusal = error_from_code(code, text or f"{self.topic} refused a publish")
+        if self.phase is Phase.FLOWING:
+            self.phase = Phase.PAUSED
+        if status == Status.NOT_OWNER:
+            self.producer.lane_lost(self)
+        if self.on_way == 0 and self.phase is Phase.PAUSED:
+            self._recover()
+
+    def _settle(self, sending: Sending, offset: int) -> None:
+        sending.done, sending.offset = True, offset
+        unacked = self.unacked
+        while unacked and unacked[0].done:
+            settled = unacked.popleft()
+            self._backoff_ns = BACKOFF_MIN_NS
+            self.producer.settled(self, settled)
+        if self.on_way == 0 and self.phase is Phase.PAUSED:
+            self._recover()
+        elif not unacked and self.batch.payloads:
+            self.push()
+
+    def _recover(self) -> None:
+        """Everything sent was answered, and not all of it was taken."""
+        while self.unacked:
+            head = self.unacked[0]
+            if head.done:
+                self.producer.settled(self, self.unacked.popleft())
+                continue
+            if head.refusal is None or isinstance(head.refusal, _RETRYABLE):
+                break
+            refusal = head.refusal
+            self.unacked.popleft()
+            self._give_up(head, refusal)
+            if self.unacked and not isinstance(refusal, AlreadyExists):
+                self._number_from(head.base_sequence)
+            elif not self.unacked and not isinstance(refusal, AlreadyExists):
+                self.next_sequence = head.base_sequence
+        if self.unacked:
+            self._retry_later(self.unacked[0].refusal)
+        else:
+            self._resend()
+        self.producer.pump.notify()
+
+    def _retry_later(self, refusal: DanubeError | None) -> None:
+        now = self.producer.pump.clock.monotonic_ns()
+        # out of sequence though nothing before it is missing: ask where the broker stands
+        self.phase = Phase.PAUSED if refusal is not None and self.opened else Phase.OPENING
+        self._retry_due_ns = now + self._backoff_ns
+        self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_MAX_NS)
+        self._rearm(now)
+
+    def _give_up(self, sending: Sending, error: DanubeError) -> None:
+        sending.done, sending.error = True, error
+        self.producer.settled(self, sending)
+
+    def fail(self, error: DanubeError) -> None:
+        """Nothing of this lane will ever be accepted."""
+        if self.phase is Phase.FAILED:
+            return
+        self.phase, self.failure = Phase.FAILED, error
+        self.on_way = 0
+        for sending in self.unacked:
+            self.connection.publishing.pop(sending.request, None)
+            self._give_up(sending, error)
+        self.unacked.clear()
+        dropped, self.batch = self.batch, Outgoing()
+        self.producer.batch_dropped(self, dropped, error)
+        self.producer.pump.disarm(self)
+        self.producer.pump.notify()
+
+    # ------------------------------------------------------------ sessions
+
+    def on_session(self, resumed: bool) -> None:
+        """The session is open again: what was on its way may be lost."""
+        if self.phase is Phase.FAILED:
+            return
+        self.on_way = 0
+        for sending in self.unacked:
+            sending.request = 0
+        if resumed and self.opened:
+            self._resend()
+        else:
+            self._open()
+
+    def on_away(self) -> None:
+        """The worker is gone for long."""
+        self.producer.lane_lost(self)
+
+    def on_failure(self, error: DanubeError) -> None:
+        """The connection refuses this client."""
+        self.fail(error)
+
+    def move(self, connection: Connection) -> None:
+        """The partition is served elsewhere now."""
+        if connection is self.connection or self.phase is Phase.FAILED:
+            return
+        self.leave()
+        self.connection = connection
+        connection.users[self] = None
+        self.phase = Phase.OPENING
+        if connection.is_open:
+            self.on_session(resumed=False)
+
+    def leave(self) -> None:
+        """Forget the connection."""
+        for sending in self.unacked:
+            self.connection.publishing.pop(sending.request, None)
+            sending.request = 0
+        if self._opening is not None:
+            self.connection.abandon(self._opening)
+            self._opening = None
+        self.connection.users.pop(self, None)
+
+    def close(self) -> Call | None:
+        """Give the producer up at the broker; the call to wait for."""
+        self.producer.pump.disarm(self)
+        call = None
+        if self.opened and self.failure is None and self.connection.is_open:
+            command = CloseProducer(
+                self.connection.next_request(), self.partition_id, self.producer_id
+            )
+            call = self.connection.call(Call(command, repeatable=False))
+        self.leave()
+        return call
+
+    # ------------------------------------------------------------ deadlines
+
+    def on_time(self, now_ns: int) -> None:
+        """Keeper: a linger, a retry or a timeout may be due."""
+        if self.phase is Phase.FAILED:
+            return
+        if self.linger_due_ns <= now_ns and self.batch.payloads:
+            self.push()
+        if self.unacked and self.unacked[0].deadline_ns <= now_ns:
+            self._expire(now_ns)
+        if self._retry_due_ns <= now_ns:
+            self._retry_due_ns = FOREVER_NS
+            if self.connection.is_open:
+                if self.phase is Phase.PAUSED and self.on_way == 0:
+                    self._resend()
+                elif self.phase is Phase.OPENING:
+                    self._open()
+        self._rearm(now_ns)
+
+    def _rearm(self, now_ns: int) -> None:
+        due_ns = min(self.linger_due_ns, self._retry_due_ns)
+        if self.unacked:
+            due_ns = min(due_ns, now_ns + SETTLE_TICK_NS)
+        if due_ns < FOREVER_NS:
+            self.producer.pump.arm(self, max(due_ns, now_ns))
+
+    def _expire(self, now_ns: int) -> None:
+        """The oldest frames have waited for longer than the producer's timeout."""
+        while self.unacked and self.unacked[0].deadline_ns <= now_ns:
+            sending = self.unacked.popleft()
+            self.connection.publishing.pop(sending.request, None)
+            cause = sending.refusal
+            why = f"; the broker said: {cause}" if cause is not None else ""
+            kind = type(cause) if isinstance(cause, ResourceExhausted) else DeadlineExceeded
+            self._give_up(
+                sending,
+                kind(
+                    f"no ack from {self.connection.endpoint} within {self.producer.timeout_ns / 1e9:g} s"
+                    f"{why}; it may have been stored: publish it again under the same producer name, "
+                    "or raise timeout="
+                ),
+            )
+        # the broker may or may not have them: only it knows the next sequence
+        self.on_way = 0
+        for sending in self.unacked:
+            self.connection.publishing.pop(sending.request, None)
+            sending.request = 0
+        if self.connection.is_open:
+            self._open()
+        else:
+            self.phase = Phase.OPENING
+
+    def name_messages(self, sending: Sending) -> tuple[str, str]:
+        """How to name the first and the last message of a frame."""
+        first = sending.base_sequence
+        last = first + sending.message_count - 1
+        return f"{self.topic} sequence {first}", f"{self.topic} sequence {last}"
+
+    def message_id(self, sending: Sending, index: int) -> MessageId:
+        """Id of a message of an acked frame."""
+        return MessageId(self.topic, sending.offset + index)

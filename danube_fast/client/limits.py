@@ -1,0 +1,93 @@
+"""Every bound of the client, with its unit and its reason.
+
+What a user tunes is an argument of `connect()`, `producer()` or `consumer()`; the defaults stand
+here too.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ACK_DELAY_NS",
+    "ACK_RANGES_MAX",
+    "BACKOFF_MAX_NS",
+    "BACKOFF_MIN_NS",
+    "BATCH_BYTES_DEFAULT",
+    "BATCH_BYTES_MAX",
+    "BATCH_MESSAGES_MAX",
+    "CLOSE_TIMEOUT_SECONDS",
+    "CONNECT_TIMEOUT_SECONDS",
+    "CREDIT_PARTS",
+    "DRAIN_PARTS_MAX",
+    "FRAMES_IN_FLIGHT_MAX",
+    "HANDSHAKE_RETRY_NS",
+    "KEEPER_QUIET_NS",
+    "LINGER_US_DEFAULT",
+    "LOOKUP_AFTER_NS",
+    "MESSAGE_BYTES_MAX_DEFAULT",
+    "PERMITS_BYTES_DEFAULT",
+    "PERMITS_MESSAGES_DEFAULT",
+    "PRODUCERS_CACHED_MAX",
+    "REQUEST_TIMEOUT_SECONDS",
+    "SEND_TIMEOUT_SECONDS",
+    "SETTLE_TICK_NS",
+    "SLICE_NS",
+    "WINDOW_BYTES_DEFAULT",
+]
+
+MILLISECOND_NS = 1_000_000
+SECOND_NS = 1_000_000_000
+FOREVER_NS = 1 << 62
+"""A deadline that never comes."""
+
+SLICE_NS = 200 * MILLISECOND_NS
+"""Longest uninterrupted sleep of a waiting caller, so that Ctrl-C is always answered."""
+
+# timeouts
+CONNECT_TIMEOUT_SECONDS = 10.0
+REQUEST_TIMEOUT_SECONDS = 30.0
+SEND_TIMEOUT_SECONDS = 30.0
+CLOSE_TIMEOUT_SECONDS = 5.0
+HANDSHAKE_RETRY_NS = 2500 * MILLISECOND_NS
+"""An unanswered HELLO is repeated on a fresh socket after this time."""
+LOOKUP_AFTER_NS = 1 * SECOND_NS
+"""A worker that stayed away this long may have moved: its topics are looked up again."""
+BACKOFF_MIN_NS = 20 * MILLISECOND_NS
+BACKOFF_MAX_NS = 1 * SECOND_NS
+
+# publishing
+BATCH_BYTES_DEFAULT = 128 * 1024
+BATCH_BYTES_MAX = 256 * 1024
+"""Frames of several messages are never larger (frame/layout.py); one message alone may be."""
+BATCH_MESSAGES_MAX = 65_536
+"""Bounds the Python objects that wait in an open batch of tiny messages."""
+MESSAGE_OVERHEAD_BYTES = 8
+"""What one message costs in a frame beside its payload, for the estimate of an open batch."""
+FRAME_OVERHEAD_BYTES = 1024
+"""Room for header, directories and padding beside the messages of a frame."""
+LINGER_US_DEFAULT = 200
+WINDOW_BYTES_DEFAULT = 16 * 1024 * 1024
+FRAMES_IN_FLIGHT_MAX = 64
+"""Per producer and partition: as many batches as the broker remembers, so that republishing after
+a lost connection always gets the original offsets."""
+MESSAGE_BYTES_MAX_DEFAULT = 16 * 1024 * 1024
+PRODUCERS_CACHED_MAX = 1024
+"""Producers that `client.publish` keeps open; the one used longest ago is closed first."""
+SETTLE_TICK_NS = 20 * MILLISECOND_NS
+"""How often the keeper looks for acks when nobody else reads the sockets."""
+
+# consuming
+PERMITS_BYTES_DEFAULT = 16 * 1024 * 1024
+PERMITS_MESSAGES_DEFAULT = 262_144
+CREDIT_PARTS = 4
+"""Credit goes back in steps of the window divided by this."""
+ACK_DELAY_NS = 10 * MILLISECOND_NS
+ACK_RANGES_MAX = 4096
+"""Ranges of acks that wait at most, per consumer and partition, before they are sent."""
+BATCH_MESSAGES_DEFAULT = 10_000
+
+# the pump
+DRAIN_PARTS_MAX = 512
+"""Messages read from one socket in one turn, so that no connection starves another."""
+KEEPER_QUIET_NS = 2 * MILLISECOND_NS
+"""The keeper sleeps at least this long while the application itself keeps every deadline."""
+KEEPER_IDLE_NS = 5 * SECOND_NS

@@ -1,0 +1,290 @@
+"""What applications hold: MessageId, Message, Batch.
+
+A received message is a view: it keeps the frame it came in and an index, and unpacks keys,
+attributes and times only when somebody asks. Received frames are never overwritten, so messages and
+batches own their bytes for as long as they live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from danube_fast.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from danube_fast.client.delivery import Delivery
+
+__all__ = ["Batch", "Message", "MessageId", "Received"]
+
+
+class MessageId(NamedTuple):
+    """Identity of a message: partition topic and offset; as text `/default/flights-part-0@123`."""
+
+    topic: str
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}@{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str) -> MessageId:
+        """The id that a text names. Raises InvalidArgument."""
+        topic, separator, offset = text.rpartition("@")
+        if not separator or not topic.startswith("/") or not offset.isdecimal():
+            raise InvalidArgument(f"{text!r} is not a message id; write /namespace/topic@offset")
+        return cls(topic, int(offset))
+
+
+class Source(Protocol):
+    """Where a message takes its fields from: a received frame, or what the constructor was given."""
+
+    topic: str
+    producer_name: str
+    publish_time: int
+    schema: tuple[int, int] | None
+
+    def key(self, index: int) -> bytes | None:
+        """Key of a message."""
+
+    def attributes_of(self, index: int) -> dict[str, str]:
+        """Attributes of a message."""
+
+    def event_time(self, index: int) -> int | None:
+        """Event time of a message."""
+
+    def sequence(self, index: int) -> int:
+        """Sequence of a message."""
+
+    def redelivery_count(self, index: int) -> int:
+        """How often a message was delivered before."""
+
+
+class _Fields(NamedTuple):
+    """Fields of a message that was constructed, not received."""
+
+    topic: str
+    producer_name: str
+    publish_time: int
+    schema: tuple[int, int] | None
+    values: tuple[bytes | None, dict[str, str], int | None, int, int]
+
+    def key(self, _index: int) -> bytes | None:
+        return self.values[0]
+
+    def attributes_of(self, _index: int) -> dict[str, str]:
+        return self.values[1]
+
+    def event_time(self, _index: int) -> int | None:
+        return self.values[2]
+
+    def sequence(self, _index: int) -> int:
+        return self.values[3]
+
+    def redelivery_count(self, _index: int) -> int:
+        return self.values[4]
+
+
+class Message:
+    """One message. Times are nanoseconds since the epoch, UTC; what is not there is None.
+
+    `payload` None is a tombstone: its key is to be forgotten.
+    """
+
+    __slots__ = ("_index", "_source", "offset", "payload")
+
+    def __init__(
+        self,
+        payload: bytes | None,
+        *,
+        key: bytes | str | None = None,
+        attributes: dict[str, str] | None = None,
+        offset: int = 0,
+        topic: str = "",
+        publish_time: int = 0,
+        event_time: int | None = None,
+        producer_name: str = "",
+        sequence: int = 0,
+        redelivery_count: int = 0,
+        schema: tuple[int, int] | None = None,
+    ) -> None:
+        key = key.encode() if isinstance(key, str) else key
+        values = (key, attributes or {}, event_time, sequence, redelivery_count)
+        self.payload = payload
+        self.offset = offset
+        self._source: Source = _Fields(topic, producer_name, publish_time, schema, values)
+        self._index = 0
+
+    @property
+    def key(self) -> bytes | None:
+        """The key, or None."""
+        return self._source.key(self._index)
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """The attributes; empty if there are none."""
+        return self._source.attributes_of(self._index)
+
+    @property
+    def topic(self) -> str:
+        """The partition's topic."""
+        return self._source.topic
+
+    @property
+    def message_id(self) -> MessageId:
+        """Partition topic and offset."""
+        return MessageId(self._source.topic, self.offset)
+
+    @property
+    def publish_time(self) -> int:
+        """When the producer packed the message's frame, nanoseconds since the epoch."""
+        return self._source.publish_time
+
+    @property
+    def event_time(self) -> int | None:
+        """When it happened, as the producer says; nanoseconds since the epoch."""
+        return self._source.event_time(self._index)
+
+    @property
+    def producer_name(self) -> str:
+        """Name of the producer; empty if the broker did not tell."""
+        return self._source.producer_name
+
+    @property
+    def sequence(self) -> int:
+        """Number among the messages of its producer on this partition."""
+        return self._source.sequence(self._index)
+
+    @property
+    def redelivery_count(self) -> int:
+        """How often it was delivered before."""
+        return self._source.redelivery_count(self._index)
+
+    @property
+    def schema(self) -> tuple[int, int] | None:
+        """Schema id and version, or None."""
+        return self._source.schema
+
+    def _comparable(self) -> tuple[Any, ...]:
+        names = ("payload", "offset", *_FIELD_NAMES)
+        return tuple(getattr(self, name) for name in names)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return self._comparable() == other._comparable()
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.offset, self.payload))
+
+    def __reduce__(self) -> Any:
+        fields = {name: getattr(self, name) for name in ("offset", *_FIELD_NAMES)}
+        return _rebuild, (self.payload, fields)
+
+    def __repr__(self) -> str:
+        payload = self.payload
+        if payload is not None and len(payload) > _SHOWN_BYTES:
+            payload = payload[:_SHOWN_BYTES] + b"..."
+        return f"<Message {self.topic}@{self.offset} key={self.key!r} payload={payload!r}>"
+
+
+_FIELD_NAMES = (
+    "key", "attributes", "topic", "publish_time", "event_time", "producer_name", "sequence",
+    "redelivery_count", "schema",
+)  # fmt: skip
+_SHOWN_BYTES = 40
+
+
+def _rebuild(payload: bytes | None, fields: dict[str, Any]) -> Message:
+    return Message(payload, **fields)
+
+
+class Received(Message):
+    """A message out of a received frame. Cheap to make: four references."""
+
+    __slots__ = ()
+
+    def __init__(self, source: Source, index: int, payload: bytes | None, offset: int) -> None:
+        self._source = source
+        self._index = index
+        self.payload = payload
+        self.offset = offset
+
+
+class Batch:
+    """Messages received together, in order per partition. Empty when nothing came in time."""
+
+    __slots__ = ("_count", "_pieces")
+
+    def __init__(self, pieces: list[tuple[Delivery, int, int]]) -> None:
+        self._pieces = pieces
+        self._count = sum(stop - start for _, start, stop in pieces)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Message]:
+        for delivery, start, stop in self._pieces:
+            yield from delivery.messages(start, stop)
+
+    def __getitem__(self, index: int) -> Message:
+        place = index + self._count if index < 0 else index
+        if place < 0:
+            raise IndexError(f"a batch of {self._count} messages has no message {index}")
+        for delivery, start, stop in self._pieces:
+            if place < stop - start:
+                return next(delivery.messages(start + place, start + place + 1))
+            place -= stop - start
+        raise IndexError(f"a batch of {self._count} messages has no message {index}")
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Offset of every message, int64."""
+        import numpy as np
+
+        if not self._pieces:
+            return np.empty(0, dtype=np.int64)
+        return np.concatenate(
+            [delivery.offsets()[start:stop] for delivery, start, stop in self._pieces]
+        )
+
+    def payloads(self) -> list[bytes | None]:
+        """Every payload."""
+        return self._column("payloads")
+
+    def keys(self) -> list[bytes | None]:
+        """Every key; None where there is none."""
+        return self._column("keys")
+
+    def attributes(self) -> list[dict[str, str] | None]:
+        """The attributes of every message; None where there are none."""
+        return self._column("attributes")
+
+    def event_times(self) -> list[int | None]:
+        """Event times, nanoseconds since the epoch."""
+        return self._column("event_times")
+
+    def _column(self, name: str) -> list[Any]:
+        if len(self._pieces) == 1:
+            delivery, start, stop = self._pieces[0]
+            return delivery.column(name, start, stop)
+        values: list[Any] = []
+        for delivery, start, stop in self._pieces:
+            values += delivery.column(name, start, stop)
+        return values
+
+    def to_arrow(self) -> Any:
+        """A pyarrow.Table over the received bytes. Needs `danube-fast[arrow]`."""
+        from danube_fast.client.arrow import table
+
+        return table(self._pieces)
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame. Needs `danube-fast[arrow]` and pandas."""
+        return self.to_arrow().to_pandas()
+
+    def __repr__(self) -> str:
+        return f"<Batch of {self._count} messages in {len(self._pieces)} frames>"

@@ -1,0 +1,252 @@
+"""Messages on their way into frames: the open batch of a lane, or a list handed to `send_many`.
+
+`Packer` turns the front of an `Outgoing` into one frame in a send buffer. Only payloads are the
+hot path: one kernel call over the list itself.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from danube_fast.client.buffers import FRAME_AT, Buffer, BufferPool
+from danube_fast.client.limits import FRAME_OVERHEAD_BYTES, MESSAGE_OVERHEAD_BYTES
+from danube_fast.client.message import MessageId
+from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.frame.codec import compress_frame
+from danube_fast.frame.columns import Columns
+from danube_fast.frame.layout import Codec
+from danube_fast.frame.pack import pack_columns_into, pack_into
+
+__all__ = ["Attributes", "OnDelivery", "Outgoing", "Packer", "as_key", "as_payload", "as_time_ns"]
+
+Attributes = Mapping[str, str]
+OnDelivery = Callable[[MessageId | None, DanubeError | None], object]
+"""Called with the message's id, or with None and the error that kept it out."""
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+_ATTRIBUTE_OVERHEAD_BYTES = 16
+
+
+def as_payload(value: Any) -> bytes | None:
+    """Bytes as they are, other buffers copied. Raises InvalidArgument."""
+    if type(value) is bytes or value is None:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidArgument(
+        f"a payload is bytes, not {type(value).__name__}; encode it (text.encode(), json, ...)"
+    )
+
+
+def as_key(value: Any) -> bytes | None:
+    """A key as bytes; text becomes UTF-8. Raises InvalidArgument."""
+    if type(value) is bytes or value is None:
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidArgument(f"a key is str or bytes, not {type(value).__name__}; convert it")
+
+
+def as_time_ns(value: Any, what: str) -> int | None:
+    """Nanoseconds since the epoch from an int or an aware datetime. Raises InvalidArgument."""
+    if value is None or type(value) is int:
+        return value
+    if isinstance(value, datetime.datetime):
+        if value.tzinfo is None:
+            raise InvalidArgument(f"{what} has no time zone; use datetime.now(timezone.utc)")
+        return (value - _EPOCH) // _MICROSECOND * 1000
+    raise InvalidArgument(f"{what} is nanoseconds (int) or a datetime, not {type(value).__name__}")
+
+
+def checked_attributes(value: Any) -> Attributes:
+    """A mapping of text to text, copied. Raises InvalidArgument."""
+    if isinstance(value, Mapping):
+        copy = dict(value)
+        if all(type(k) is str and type(v) is str for k, v in copy.items()):
+            return copy
+    raise InvalidArgument(f"attributes map str to str; this does not: {value!r:.200}")
+
+
+class Outgoing:
+    """Parallel columns of messages; a column nobody used is None."""
+
+    __slots__ = (
+        "_prepared", "attributes", "byte_count", "callbacks", "deliver_at", "event_times", "keys",
+        "payloads",
+    )  # fmt: skip
+
+    def __init__(self, payloads: list[bytes | None] | None = None) -> None:
+        self.payloads: list[bytes | None] = [] if payloads is None else payloads
+        self.keys: list[bytes | None] | None = None
+        self.attributes: list[Attributes | None] | None = None
+        self.event_times: list[int | None] | None = None
+        self.deliver_at: list[int | None] | None = None
+        self.callbacks: list[tuple[int, OnDelivery]] | None = None
+        self.byte_count = 0
+        self._prepared: Columns | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Only payloads."""
+        return (
+            self.keys is None
+            and self.attributes is None
+            and self.event_times is None
+            and self.deliver_at is None
+        )
+
+    def append(
+        self,
+        payload: bytes | None,
+        key: bytes | None,
+        attributes: Attributes | None,
+        event_time: int | None,
+        deliver_at: int | None,
+        callback: OnDelivery | None,
+    ) -> None:
+        """One message more; its fields were checked."""
+        count = len(self.payloads)
+        size = MESSAGE_OVERHEAD_BYTES + (len(payload) if payload else 0)
+        if key is not None:
+            size += len(key) + MESSAGE_OVERHEAD_BYTES
+        if attributes:
+            size += sum(len(k) + len(v) + _ATTRIBUTE_OVERHEAD_BYTES for k, v in attributes.items())
+        self.payloads.append(payload)
+        self.keys = _extended(self.keys, count, key)
+        self.attributes = _extended(self.attributes, count, attributes or None)
+        self.event_times = _extended(self.event_times, count, event_time)
+        self.deliver_at = _extended(self.deliver_at, count, deliver_at)
+        if callback is not None:
+            if self.callbacks is None:
+                self.callbacks = []
+            self.callbacks.append((count, callback))
+        self.byte_count += size
+        self._prepared = None
+
+    def prepared(self) -> Columns:
+        """The form that the packers read."""
+        if self._prepared is None:
+            self._prepared = Columns(
+                self.payloads,
+                keys=self.keys,
+                attributes=self.attributes,
+                event_times=self.event_times,
+                deliver_at=self.deliver_at,
+            )
+        return self._prepared
+
+    def part(self, start: int, stop: int | None = None) -> Outgoing:
+        """Messages `start` to `stop` on their own."""
+        out = Outgoing(self.payloads[start:stop])
+        out.keys = self.keys and self.keys[start:stop]
+        out.attributes = self.attributes and self.attributes[start:stop]
+        out.event_times = self.event_times and self.event_times[start:stop]
+        out.deliver_at = self.deliver_at and self.deliver_at[start:stop]
+        if self.callbacks:
+            end = len(self.payloads) if stop is None else stop
+            out.callbacks = [(i - start, call) for i, call in self.callbacks if start <= i < end]
+        out.byte_count = sum(
+            MESSAGE_OVERHEAD_BYTES + (len(payload) if payload else 0) for payload in out.payloads
+        )
+        return out
+
+
+def _extended(column: list[Any] | None, count: int, value: Any) -> list[Any] | None:
+    if column is not None:
+        column.append(value)
+        return column
+    return None if value is None else [None] * count + [value]
+
+
+def outgoing_list(
+    payloads: Sequence[bytes | None],
+    keys: Sequence[bytes | str | None] | None,
+    attributes: Sequence[Attributes | None] | None,
+    event_times: Sequence[Any] | None,
+    deliver_at: Sequence[Any] | None,
+    on_delivery: OnDelivery | None,
+) -> Outgoing:
+    """Columns as `send_many` gets them, checked as far as the packers do not. InvalidArgument."""
+    items = payloads if type(payloads) is list else list(payloads)
+    out = Outgoing(items)
+    for what, column in (
+        ("keys", keys), ("attributes", attributes),
+        ("event_times", event_times), ("deliver_at", deliver_at),
+    ):  # fmt: skip
+        if column is not None and len(column) != len(items):
+            raise InvalidArgument(
+                f"{what} has {len(column)} entries for {len(items)} payloads; give one each"
+            )
+    if keys is not None:
+        out.keys = [as_key(key) for key in keys]
+    if attributes is not None:
+        out.attributes = list(attributes)
+    if event_times is not None:
+        out.event_times = [as_time_ns(time, "event_time") for time in event_times]
+    if deliver_at is not None:
+        out.deliver_at = [as_time_ns(time, "deliver_at") for time in deliver_at]
+    if on_delivery is not None:
+        out.callbacks = [(index, on_delivery) for index in range(len(items))]
+    return out
+
+
+class Packer:
+    """Packs frames of one producer into its buffers."""
+
+    def __init__(self, batch_bytes: int, codec: Codec) -> None:
+        self.pool = BufferPool(batch_bytes)
+        self.message_frame_bytes_max = 0
+        self._batch_bytes = batch_bytes
+        self._codec = codec
+
+    def pack(self, outgoing: Outgoing, start: int) -> tuple[Buffer, int, int]:
+        """One frame from index `start`: (buffer, frame_bytes, message_count), not sealed yet.
+
+        Raises InvalidArgument for a message that cannot be packed or is too large.
+        """
+        plain = outgoing.is_plain
+        buffer = self.pool.take()
+        try:
+            if plain:
+                size, count = pack_into(buffer.address, self._batch_bytes, outgoing.payloads, start)
+            else:
+                columns = outgoing.prepared()
+                size, count = pack_columns_into(buffer.address, self._batch_bytes, columns, start)
+        except InvalidArgument:
+            self.pool.give_back(buffer)
+            raise
+        if not count:
+            self.pool.give_back(buffer)
+            buffer, size = self._pack_large(outgoing, start, size)
+            count = 1
+        if self._codec != Codec.NONE:
+            size = self._compress(buffer, size)
+        return buffer, size, count
+
+    def _pack_large(self, outgoing: Outgoing, start: int, size: int) -> tuple[Buffer, int]:
+        """A message that is larger than a batch goes alone."""
+        limit = self.message_frame_bytes_max
+        if limit and size > limit + FRAME_OVERHEAD_BYTES:
+            raise InvalidArgument(
+                f"a message needs {size} bytes and the broker accepts {limit} (message_bytes_max); "
+                "split it, or raise the broker's limit"
+            )
+        buffer = self.pool.take(size)
+        size, count = pack_columns_into(
+            buffer.address, buffer.capacity_bytes, outgoing.part(start, start + 1).prepared()
+        )
+        if count != 1:
+            raise InvalidArgument("a message changed while it was packed; do not change it")
+        return buffer, size
+
+    def _compress(self, buffer: Buffer, size: int) -> int:
+        frame = bytearray(buffer.view[FRAME_AT : FRAME_AT + size])
+        packed = compress_frame(frame, self._codec)
+        if packed is not frame:
+            buffer.view[FRAME_AT : FRAME_AT + len(packed)] = packed
+        return len(packed)

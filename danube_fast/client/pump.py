@@ -1,0 +1,292 @@
+"""The pump: how calling threads share the sockets of one client without a thread between.
+
+A call that must wait becomes the *leader*: it sleeps on the sockets itself, takes the lock, reads
+everything there is and resolves whoever waits. Other threads that must wait are *followers* and
+sleep on a condition; when the leader leaves, one of them takes over.
+
+      caller A (leader)      caller B (follower)     keeper (timers only)
+           |  poll outside the lock   | condition.wait       | sleeps until the next deadline
+           v                          v                      v
+      +-------------------------- one lock ---------------------------+
+      | drain(): every connection -> acks, replies, deliveries, events |
+      +----------------------------------------------------------------+
+
+ZeroMQ's file descriptor is edge-triggered by commands: any send or receive may swallow the edge.
+So nobody sleeps on it before a look at every socket under the lock, and whoever sends while a
+leader sleeps reads what came in (`after_send`).
+
+Operations that wait are written once, as generators of `Wait` (`Steps`). `run` drives them for
+threads; `aio.py` drives the same generators for an event loop.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from danube_fast.client.limits import FOREVER_NS, SLICE_NS
+from danube_fast.clock import Clock
+
+__all__ = ["Pump", "Steps", "Timed", "Wait", "deadline_after"]
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Wait(NamedTuple):
+    """Suspend until `ready()` is true (asked under the lock) or the deadline is over."""
+
+    ready: Callable[[], bool]
+    deadline_ns: int = FOREVER_NS
+
+
+Steps = Generator[Wait, bool, T]
+"""An operation that may wait: yields `Wait`, is sent whether it became ready, returns its result."""
+
+
+class Timed(Protocol):
+    """Something with a deadline that the keeper serves."""
+
+    def on_time(self, now_ns: int) -> None:
+        """Called under the lock once the armed deadline is over."""
+
+
+class Socket(Protocol):
+    """What the pump needs of a connection."""
+
+    def fileno(self) -> int:
+        """The descriptor to sleep on."""
+
+    def drain(self) -> int:
+        """Read what is there; how many messages that was."""
+
+    def readable(self) -> bool:
+        """Whether something can be read now."""
+
+
+def deadline_after(clock: Clock, seconds: float | None) -> int:
+    """Monotonic deadline that many seconds from now; None means never."""
+    if seconds is None:
+        return FOREVER_NS
+    return clock.monotonic_ns() + int(seconds * 1e9)
+
+
+def _nothing() -> None:
+    """What is called where nobody listens."""
+
+
+class Pump:
+    """Lock, sockets, deadlines and waiters of one client. All state is guarded by `lock`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.lock = threading.RLock()
+        self.callbacks: collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]] = (
+            collections.deque()
+        )
+        self.armed: dict[Timed, int] = {}
+        self.drained_ns = 0
+        self.on_progress: Callable[[], None] | None = None
+        """An event loop that shares this pump hears here that states changed."""
+        self._condition = threading.Condition(self.lock)
+        self._sockets: list[Socket] = []
+        self._by_fd: dict[int, Socket] = {}
+        self._epoll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._leading = False
+        self._asleep = False
+        self._followers = 0
+        self._keeper_wake: Callable[[], None] = _nothing
+        self._keeper_next_ns = 0
+        self.closed = False
+
+    # ------------------------------------------------------------ sockets
+
+    def fileno(self) -> int:
+        """One descriptor that is readable when any socket may be (for event loops)."""
+        return self._epoll.fileno()
+
+    def add(self, connection: Socket) -> None:
+        """Watch a connection's descriptor. Under the lock."""
+        self._sockets.append(connection)
+        self._by_fd[connection.fileno()] = connection
+        self._epoll.register(connection.fileno(), select.EPOLLIN)
+
+    def remove(self, connection: Socket) -> None:
+        """Forget a connection, before its socket is closed. Under the lock."""
+        if connection in self._sockets:
+            self._sockets.remove(connection)
+            self._by_fd.pop(connection.fileno(), None)
+            try:
+                self._epoll.unregister(connection.fileno())
+            except (OSError, ValueError):
+                pass  # the epoll itself is closed already
+
+    def drain(self) -> int:
+        """Read every socket. Under the lock. How many messages were read."""
+        count = 0
+        for connection in tuple(self._sockets):
+            count += connection.drain()
+        self.drained_ns = self.clock.monotonic_ns()
+        if count:
+            self.notify()
+        return count
+
+    def after_send(self, connection: Socket) -> None:
+        """Under the lock, behind a send: it may have swallowed the edge that a sleeper needs."""
+        if self._asleep and connection.readable():
+            connection.drain()
+            self.notify()
+
+    # ------------------------------------------------------------ waiting
+
+    def notify(self) -> None:
+        """Under the lock: states changed, whoever waits should look."""
+        if self._followers:
+            self._condition.notify_all()
+        if self._asleep:
+            os.eventfd_write(self._wake_fd, 1)
+        if self.on_progress is not None:
+            self.on_progress()
+
+    def run(self, steps: Steps[T]) -> T:
+        """Drive an operation to its end in the calling thread."""
+        try:
+            wait = next(steps)
+            while True:
+                wait = steps.send(self.wait(wait.ready, wait.deadline_ns))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            steps.close()
+
+    def wait(self, ready: Callable[[], bool], deadline_ns: int = FOREVER_NS) -> bool:
+        """Block until `ready()`, reading the sockets meanwhile. False when the time is up."""
+        with self.lock:
+            while not ready():
+                now = self.clock.monotonic_ns()
+                if self._leading:
+                    if now >= deadline_ns:
+                        return False
+                    self._follow(min(deadline_ns - now, SLICE_NS))
+                    continue
+                self._leading = True
+                try:
+                    expired = self._lead(ready, deadline_ns)
+                finally:
+                    self._leading = False
+                    if self._followers:
+                        self._condition.notify()
+                if self.callbacks:
+                    self.run_callbacks()
+                if expired:
+                    return ready()
+            return True
+
+    def _follow(self, limit_ns: int) -> None:
+        self._followers += 1
+        try:
+            self._condition.wait(limit_ns / 1e9)
+        finally:
+            self._followers -= 1
+
+    def _lead(self, ready: Callable[[], bool], deadline_ns: int) -> bool:
+        """Read and sleep until `ready()`, callbacks are due, or the time is up (then True)."""
+        while True:
+            if self.drain() and (self.callbacks or ready()):
+                return False
+            if self.callbacks or ready():
+                return False
+            left_ns = deadline_ns - self.clock.monotonic_ns()
+            if left_ns <= 0 or self.closed:
+                return True
+            self._sleep(min(left_ns, SLICE_NS))
+
+    def _sleep(self, limit_ns: int) -> None:
+        """Sleep on the sockets without the lock; the caller has just found them empty."""
+        self._asleep = True
+        self.lock.release()
+        try:
+            events = self._epoll.poll(limit_ns / 1e9)
+        finally:
+            self.lock.acquire()
+            self._asleep = False
+            if self.closed:
+                self._close_descriptors()
+        for fd, _ in events:
+            if fd == self._wake_fd:
+                self.clear_wake()
+
+    def clear_wake(self) -> None:
+        """Take back a wake-up that was signalled."""
+        try:
+            os.eventfd_read(self._wake_fd)
+        except OSError:
+            pass  # nobody signalled, or the pump was closed
+
+    def try_drain(self) -> None:
+        """Under the lock: read the sockets unless a leader does so anyway."""
+        if not self._leading:
+            self.drain()
+
+    def run_callbacks(self) -> None:
+        """Call the application back without the lock. The caller holds it exactly once."""
+        while self.callbacks:
+            function, arguments = self.callbacks.popleft()
+            self.lock.release()
+            try:
+                function(*arguments)
+            except Exception:
+                # the application's own fault must not stop the pump
+                _log.exception("a callback of the application failed")
+            finally:
+                self.lock.acquire()
+
+    # ------------------------------------------------------------ deadlines
+
+    def arm(self, timed: Timed, deadline_ns: int) -> None:
+        """Under the lock: `timed.on_time` shall be called at that monotonic time."""
+        self.armed[timed] = deadline_ns
+        if deadline_ns < self._keeper_next_ns:
+            self._keeper_next_ns = 0
+            self._keeper_wake()
+
+    def disarm(self, timed: Timed) -> None:
+        """Under the lock: no call any more."""
+        self.armed.pop(timed, None)
+
+    def attach_keeper(self, wake: Callable[[], None]) -> None:
+        """The keeper says how it is woken."""
+        self._keeper_wake = wake
+
+    def keeper_sleeps_until(self, monotonic_ns: int) -> None:
+        """Under the lock: a deadline before that time must wake the keeper; 0 = do not disturb."""
+        self._keeper_next_ns = monotonic_ns
+
+    def after_fork(self) -> None:
+        """In a forked child: no other thread exists that could hold the lock or be woken."""
+        self.lock._at_fork_reinit()  # type: ignore[attr-defined]
+        self.closed = True
+        self.armed.clear()
+        self._keeper_wake = _nothing
+        self._followers = 0
+        self._asleep = self._leading = False
+
+    def close(self) -> None:
+        """Under the lock: end every wait. The sockets were removed before."""
+        if self.closed:
+            return
+        self.closed = True
+        self.notify()
+        if not self._asleep:
+            self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        self._epoll.close()
+        os.close(self._wake_fd)

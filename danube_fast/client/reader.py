@@ -1,0 +1,157 @@
+"""Reader: a range of a topic, without a subscription and without acks.
+
+    start ............ stop        per partition; "latest" as stop is the end when the reader opened
+
+Iteration ends when every partition has reached its stop. After a lost connection the reader goes on
+behind the last frame it received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.client.attachment import Attachment
+from danube_fast.client.limits import BATCH_MESSAGES_DEFAULT, CLOSE_TIMEOUT_SECONDS
+from danube_fast.client.message import Batch, Message
+from danube_fast.client.pump import Steps
+from danube_fast.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from danube_fast.client.consumer import Consumer
+    from danube_fast.client.core import Core
+    from danube_fast.client.delivery import Delivery
+
+__all__ = ["Reader", "checked_stop"]
+
+STOP_NEVER = 1 << 62
+_POLL_SECONDS = 0.5
+"""How often a reader that waits looks whether a gap has taken it past its stop."""
+
+
+def checked_stop(stop: Any) -> int | str | None:
+    """ "latest", an offset (not included), or None for never. Raises InvalidArgument."""
+    if stop is None or stop == "latest" or (type(stop) is int and stop >= 0):
+        return stop  # type: ignore[no-any-return]
+    raise InvalidArgument(
+        f"{stop!r} is not a stop; use 'latest' (the end as of now), an offset, or None to read on"
+    )
+
+
+class Reader:
+    """Reads a range of a topic. Made by `client.reader()`; iterate over it once."""
+
+    def __init__(self, core: Core, consumer: Consumer, stop: int | str | None) -> None:
+        self._core = core
+        self._consumer = consumer
+        self._stops: dict[Attachment, int] = {}
+        self._done: dict[Attachment, int] = {}
+        """Next offset to be handed to the application, per partition."""
+        for attachment in consumer.attachments:
+            if stop is None:
+                end = STOP_NEVER
+            elif isinstance(stop, int):
+                end = stop
+            else:
+                end = attachment.end_offset
+            self._stops[attachment] = end
+            self._done[attachment] = attachment.next_offset
+        self._held: Iterator[Message] = iter(())
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every partition has reached its stop."""
+        return all(self._reached(attachment) for attachment in self._stops)
+
+    def _reached(self, attachment: Attachment) -> bool:
+        # a gap moves next_offset without a delivery; it counts once nothing is queued before it
+        done = self._done[attachment]
+        if not self._consumer.has_waiting(attachment):
+            done = max(done, attachment.next_offset)
+        return done >= self._stops[attachment]
+
+    def batch_steps(
+        self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
+    ) -> Steps[Batch]:
+        """The next messages of the range; an empty Batch at its end or when the time is up."""
+        clock = self._consumer.pump.clock
+        deadline_ns = None if timeout is None else clock.monotonic_ns() + int(timeout * 1e9)
+        while not self.is_finished:
+            seconds = _POLL_SECONDS
+            if deadline_ns is not None:
+                seconds = min(seconds, max(0.0, (deadline_ns - clock.monotonic_ns()) / 1e9))
+            batch = yield from self._consumer.receive_batch_steps(max_messages, seconds)
+            pieces = [piece for piece in map(self._cut, batch._pieces) if piece is not None]
+            if pieces:
+                return Batch(pieces)
+            if deadline_ns is not None and clock.monotonic_ns() >= deadline_ns:
+                break
+        return Batch([])
+
+    def _cut(self, piece: tuple[Delivery, int, int]) -> tuple[Delivery, int, int] | None:
+        """The part of a frame that lies in the range."""
+        delivery, start, stop = piece
+        attachment = delivery.attachment
+        low, high = self._done[attachment], self._stops[attachment]
+        offsets = delivery.offset_list(0, delivery.count)
+        while start < stop and offsets[start] < low:
+            start += 1
+        while stop > start and offsets[stop - 1] >= high:
+            stop -= 1
+        last = delivery.end_offset if piece[2] == delivery.count else offsets[piece[2] - 1] + 1
+        self._done[attachment] = max(low, last)
+        return (delivery, start, stop) if start < stop else None
+
+    def receive_batch(
+        self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
+    ) -> Batch:
+        """The next messages of the range; empty at its end or when `timeout` seconds are over."""
+        return self._core.run(self.batch_steps(max_messages, timeout))
+
+    def batches(self, max_messages: int = BATCH_MESSAGES_DEFAULT) -> Iterator[Batch]:
+        """The whole range in batches."""
+        while batch := self.receive_batch(max_messages):
+            yield batch
+
+    def __iter__(self) -> Iterator[Message]:
+        for batch in self.batches():
+            yield from batch
+        self.close()
+
+    def all_steps(self) -> Steps[Batch]:
+        """Everything up to the stop, as one Batch."""
+        pieces: list[tuple[Delivery, int, int]] = []
+        while True:
+            batch = yield from self.batch_steps()
+            if not batch:
+                break
+            pieces += batch._pieces
+        yield from self.close_steps()
+        return Batch(pieces)
+
+    def to_arrow(self) -> Any:
+        """The whole range as a pyarrow.Table. Needs `danube-fast[arrow]`; all of it is in memory."""
+        self._must_end()
+        return self._core.run(self.all_steps()).to_arrow()
+
+    def to_pandas(self) -> Any:
+        """The whole range as a pandas.DataFrame. Needs `danube-fast[arrow]` and pandas."""
+        return self.to_arrow().to_pandas()
+
+    def _must_end(self) -> None:
+        if any(stop >= STOP_NEVER for stop in self._stops.values()):
+            raise InvalidArgument("a reader with stop=None never ends; give stop='latest'")
+
+    def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
+        """Detach; returns within `timeout` seconds."""
+        self._core.run(self.close_steps(timeout))
+
+    def close_steps(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> Steps[None]:
+        """`close` as steps."""
+        yield from self._consumer.close_steps(timeout)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,169 @@
+"""Routes: which connection serves which partition, and the search for one that has moved.
+
+The bootstrap connection answers LOOKUP; each worker named there gets one connection, shared by all
+producers and consumers of the client. When a worker says that it does not own a partition, or stays
+away, its topics are looked up again with backoff and their lanes and attachments move.
+
+All methods are called under the pump's lock.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from danube_fast.client.connection import Call, Connection
+from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, MILLISECOND_NS
+from danube_fast.client.pump import Steps, Wait
+from danube_fast.errors import DanubeError, DeadlineExceeded, NotFound, TopicDeleted
+from danube_fast.net.host import host_id
+from danube_fast.net.protocol import Lookup
+
+if TYPE_CHECKING:
+    from danube_fast.client.core import Core
+
+__all__ = ["Partition", "Routes", "Topic"]
+
+_ANSWER_MARGIN_NS = 500 * MILLISECOND_NS
+"""A LOOKUP that waits for its topic is given up by the broker this long before the caller."""
+
+
+class Partition(NamedTuple):
+    """One partition and the connection to its worker."""
+
+    partition_id: int
+    topic: str
+    connection: Connection
+
+
+class RouteUser(Protocol):
+    """A producer or a consumer: wants to hear of moves."""
+
+    def moved(self) -> None:
+        """Partitions may have new connections."""
+
+    def topic_gone(self, error: DanubeError) -> None:
+        """The topic does not exist any more."""
+
+
+class Topic:
+    """What LOOKUP said of one topic, for one producer or consumer."""
+
+    def __init__(self, name: str, answer: dict[str, Any], partitions: list[Partition]) -> None:
+        self.name = name
+        self.dispatch: str = answer["dispatch"]
+        self.durability: str = answer["durability"]
+        self.is_partitioned: bool = answer["partitioned"]
+        self.partitions = partitions
+        self.user: weakref.ref[Any] | None = None
+        self.refresh: _Refresh | None = None
+
+
+class _Refresh:
+    """A repeated lookup of one topic, until it succeeds."""
+
+    def __init__(self, routes: Routes, topic: Topic) -> None:
+        self.routes = routes
+        self.topic = topic
+        self.backoff_ns = BACKOFF_MIN_NS
+        self.waiting = False
+        self.in_flight = False
+
+    def start(self) -> None:
+        """Look up soon, unless that is under way."""
+        if not self.waiting and not self.in_flight:
+            self.waiting = True
+            pump = self.routes.core.pump
+            pump.arm(self, pump.clock.monotonic_ns() + self.backoff_ns)
+            self.backoff_ns = min(2 * self.backoff_ns, BACKOFF_MAX_NS)
+
+    def on_time(self, now_ns: int) -> None:
+        """Keeper: look up now."""
+        self.waiting, self.in_flight = False, True
+        bootstrap = self.routes.bootstrap
+        bootstrap.call(
+            Call(
+                Lookup(bootstrap.next_request(), self.topic.name),
+                repeatable=True,
+                on_done=self.on_answer,
+            )
+        )
+
+    def on_answer(self, call: Call) -> None:
+        """The broker's word on where the topic is."""
+        self.in_flight = False
+        user = self.topic.user() if self.topic.user is not None else None
+        if user is None:
+            return
+        if isinstance(call.error, NotFound):
+            user.topic_gone(TopicDeleted(f"{self.topic.name} was deleted; create it again"))
+        elif call.error is not None:
+            self.start()
+        else:
+            self.topic.partitions[:] = self.routes.partitions_of(call.value)
+            user.moved()
+
+
+class Routes:
+    """Connections of one client, by endpoint."""
+
+    def __init__(self, core: Core, bootstrap: Connection) -> None:
+        self.core = core
+        self.bootstrap = bootstrap
+        self.workers: dict[str, Connection] = {}
+
+    def lookup_steps(
+        self, topic: str, create: dict[str, Any] | None, wait_ns: int, deadline_ns: int
+    ) -> Steps[Topic]:
+        """Find a topic; `create` it with these options, or wait for it, if it is missing."""
+        call = None
+        lock = self.core.pump.lock
+        wait_ms = max(0, wait_ns - _ANSWER_MARGIN_NS) // MILLISECOND_NS if wait_ns else 0
+        with lock:
+            bootstrap = self.bootstrap
+            call = bootstrap.call(
+                Call(
+                    Lookup(bootstrap.next_request(), topic, create, wait_ms),
+                    repeatable=True,
+                )
+            )
+        try:
+            ready = yield Wait(lambda: call.done, deadline_ns)
+        finally:
+            with lock:
+                bootstrap.abandon(call)
+        if not ready:
+            raise DeadlineExceeded(
+                f"no answer from {bootstrap.endpoint} about {topic} in time; is the broker running? "
+                "Try `danube-fast status`"
+            )
+        answer = call.result()
+        with lock:
+            return Topic(topic, answer, self.partitions_of(answer))
+
+    def partitions_of(self, answer: dict[str, Any]) -> list[Partition]:
+        """Partitions of a LOOKUP answer, with connections to their workers."""
+        same_host = answer.get("host_id") == host_id() and self.core.transport != "tcp"
+        partitions = []
+        for partition_id, topic, _, tcp, ipc in answer["partitions"]:
+            endpoint = ipc if same_host and ipc else tcp
+            partitions.append(Partition(partition_id, topic, self._worker(endpoint)))
+        return partitions
+
+    def _worker(self, endpoint: str) -> Connection:
+        connection = self.workers.get(endpoint)
+        if connection is None:
+            connection = self.workers[endpoint] = self.core.connect([endpoint])
+        return connection
+
+    def refresh(self, topic: Topic) -> None:
+        """Something went wrong there: look the topic up again."""
+        if topic.refresh is None:
+            topic.refresh = _Refresh(self, topic)
+        topic.refresh.start()
+
+    def close(self) -> None:
+        """Say goodbye everywhere."""
+        for connection in (*self.workers.values(), self.bootstrap):
+            connection.say_bye()
+            connection.close()

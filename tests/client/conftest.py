@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import danube_fast
+
+
+def _fake_broker_module() -> Any:
+    name = "danube_fast_tests_fake_broker"
+    if name not in sys.modules:
+        path = Path(__file__).with_name("fake_broker.py")
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@pytest.fixture
+def broker() -> Iterator[Any]:
+    broker = _fake_broker_module().FakeBroker()
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def client(broker: Any) -> Iterator[danube_fast.Client]:
+    client = danube_fast.connect(broker.url, name="test", timeout=5)
+    yield client
+    client.close()
