@@ -148,8 +148,9 @@ def test_package_doors_only_reexport() -> None:
         for node in ast.parse(path.read_text()).body:
             fine = isinstance(node, ast.Import | ast.ImportFrom | ast.Expr | ast.If) or (
                 isinstance(node, ast.Assign | ast.AnnAssign)
-                and "__"
-                in ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+                and ast.unparse(
+                    node.targets[0] if isinstance(node, ast.Assign) else node.target
+                ).startswith("_")
             )
             if isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__"):
                 fine = True

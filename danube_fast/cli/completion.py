@@ -41,7 +41,7 @@ def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.")]) -> 
 
 
 def _shell_support() -> Any:
-    """typer's own module for this; what we need of it is not declared as exported."""
+    """Typer's own module for this; what we need of it is not declared as exported."""
     import typer.completion
 
     return typer.completion

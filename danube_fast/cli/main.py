@@ -26,6 +26,7 @@ from danube_fast.cli import (
     status,
     subscriptions,
     topics,
+    wal,
 )
 from danube_fast.cli.output import StdoutClosed
 
@@ -73,7 +74,7 @@ app = typer.Typer(
 )
 for _module in (serve, produce, consume, status, doctor, completion):
     _module.register(app)
-for _module in (topics, subscriptions, namespaces, config):
+for _module in (topics, subscriptions, namespaces, wal, config):
     app.add_typer(_module.app)
 
 

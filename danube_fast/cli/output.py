@@ -27,6 +27,7 @@ __all__ = [
 
 NS_PER_SECOND = 1_000_000_000
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+INLINE_ITEMS_MAX = 4
 _UNIT_STEP = 1024
 
 
@@ -136,16 +137,21 @@ def _is_rows(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(x, Mapping) for x in value)
 
 
+def _is_block(value: Any) -> bool:
+    """Whether a value takes lines of its own: a table, or many names and values."""
+    return _is_rows(value) or (isinstance(value, Mapping) and len(value) > INLINE_ITEMS_MAX)
+
+
 def _laid_out(value: Any) -> str:
     """Any answer of an operation as text: names and values, then its tables."""
     if _is_rows(value):
         return "\n".join(_table(value))
     if not isinstance(value, Mapping):
         return _cell("", value)
-    plain = {name: item for name, item in value.items() if not _is_rows(item)}
+    blocks = {name: item for name, item in value.items() if _is_block(item)}
+    plain = {name: item for name, item in value.items() if name not in blocks}
     width = max((len(_heading(name)) for name in plain), default=0)
     lines = [f"{_heading(name):{width}}  {_cell(name, item)}" for name, item in plain.items()]
-    for name, rows in value.items():
-        if _is_rows(rows):
-            lines += ["", _heading(name), *(f"  {line}" for line in _table(rows))]
+    for name, block in blocks.items():
+        lines += ["", _heading(name), *(f"  {line}" for line in _laid_out(block).split("\n"))]
     return "\n".join(lines).strip("\n")
