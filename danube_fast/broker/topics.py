@@ -12,12 +12,19 @@ between two writes leaves partitions without a topic: `load` removes them, for n
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from danube_fast.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from danube_fast.errors import (
+    AlreadyExists,
+    DanubeError,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+)
 from danube_fast.types import Dispatch, Durability, TopicName, parse_topic, partition_topic
 
 __all__ = [
@@ -296,8 +303,9 @@ class TopicDirectory:
         for partition in partitions:
             del self._partitions[partition.partition_id]
             self._count(partition, -1)
-        for partition in partitions:
-            self._store.delete(_partition_key(partition.partition_id))
+        with contextlib.suppress(DanubeError):  # the topic is gone; `load` removes what is left
+            for partition in partitions:
+                self._store.delete(_partition_key(partition.partition_id))
         return record, partitions
 
     def set_durability(self, name: str, durability: str) -> TopicRecord:

@@ -1,0 +1,319 @@
+"""The processes around the workers, with workers that do nothing but take assignments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from danube_fast.config import Settings
+from danube_fast.errors import InvalidArgument, Unavailable
+from danube_fast.net import protocol
+from danube_fast.workers.spawn import Addresses
+from tests.workers.broker import Broker, Client, is_running, wait_until
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker(tmp_path / "data") as started:
+        started.wait_ready()
+        yield started
+
+
+def process(status: dict[str, Any], index: int) -> dict[str, Any]:
+    entry: dict[str, Any] = status["processes"][index]
+    return entry
+
+
+def wait_restarted(broker: Broker, index: int, epoch: int = 2) -> dict[str, Any]:
+    def look() -> dict[str, Any] | None:
+        entry = process(broker.status(), index)
+        return entry if entry["epoch"] == epoch and entry["state"] == "ready" else None
+
+    found: dict[str, Any] = wait_until(f"restart of process {index}", look)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_start_and_stop(tmp_path: Path, number: int) -> None:
+    with Broker(tmp_path / "data", workers=3) as broker:
+        ready = broker.wait_ready()
+        assert ready["event"] == "ready"
+        assert ready["workers"] == len(ready["worker_pids"]) == 3
+        assert ready["pid"] == broker.process.pid
+        assert all(is_running(pid) for pid in broker.pids)
+        began = time.monotonic()
+        assert broker.stop(number) == 0
+        assert time.monotonic() - began < 10
+        assert not any(is_running(pid) for pid in broker.pids)
+        assert broker.process.stdout is not None
+        assert broker.process.stdout.read() == b"", "the ready line is all there is on stdout"
+        assert "Traceback" not in broker.error_text()
+
+
+def test_coordinator_is_restarted_on_its_port(broker: Broker) -> None:
+    with Client(broker) as client:
+        before = client.lookup("/default/a", {}).value
+    os.kill(broker.ready["coordinator_pid"], signal.SIGKILL)
+    wait_until("death", lambda: not is_running(broker.ready["coordinator_pid"]))
+    with Client(broker) as client:
+        after = client.lookup("/default/a")
+        assert after.value == before
+        assert (
+            client.lookup("/default/b", {}).value["partitions"][0][0] > before["partitions"][0][0]
+        )
+    entry = wait_restarted(broker, 0)
+    assert entry["restarts"] == 1
+    assert f":{entry['port']}" in broker.ready["url"]
+
+
+def test_worker_is_restarted_on_its_port(broker: Broker) -> None:
+    with Client(broker) as client:
+        before = client.lookup("/default/a", {}).value
+        worker = before["partitions"][0][2]
+        os.kill(broker.ready["worker_pids"][worker], signal.SIGKILL)
+        entry = wait_restarted(broker, worker + 1)
+        assert entry["port"] == broker.ready["worker_ports"][worker]
+        assert client.lookup("/default/a").value == before
+        stats = client.admin("topic_stats", topic="/default/a")
+        assert len(stats["partition_stats"]) == 1, "the new worker was given the partition"
+    assert broker.stop() == 0
+
+
+def test_all_children_at_once(broker: Broker) -> None:
+    for pid in broker.pids:
+        os.kill(pid, signal.SIGKILL)
+    for index in range(3):
+        wait_restarted(broker, index)
+    with Client(broker) as client:
+        assert isinstance(client.lookup("/default/a", {}), protocol.Result)
+
+
+def test_supervisor_killed_leaves_nothing(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data") as broker:
+        broker.wait_ready()
+        broker.process.kill()
+        broker.process.wait()
+        wait_until("end of all children", lambda: not any(map(is_running, broker.pids)), 5)
+        shared = [name for name in os.listdir("/dev/shm") if "danube" in name]
+        assert not shared
+    with Broker(tmp_path / "data") as again:  # the lock is free
+        again.wait_ready()
+
+
+def test_stopped_child_is_killed_and_restarted(tmp_path: Path) -> None:
+    """Its process exists, but its heartbeat does not advance."""
+    data = tmp_path / "data"
+    with Broker(data, heartbeat_timeout_ms=700) as broker:
+        broker.wait_ready()
+        (data / "freeze-1").touch()
+        wait_until("the kill", lambda: not is_running(broker.ready["worker_pids"][1]))
+        (data / "freeze-1").unlink()
+        assert "has not shown life" in broker.error_text()
+        wait_restarted(broker, 2)
+        assert process(broker.status(), 1)["epoch"] == 1, "the others were left alone"
+
+
+def test_child_that_does_not_stop_is_killed(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data", stop_timeout_ms=1500) as broker:
+        broker.wait_ready()
+        os.kill(broker.ready["worker_pids"][0], signal.SIGSTOP)
+        assert broker.stop() == 0
+        assert not is_running(broker.ready["worker_pids"][0])
+        assert "did not stop" in broker.error_text()
+
+
+def test_second_server_is_refused(broker: Broker) -> None:
+    with Broker(Path(broker.settings.data_dir)) as second:
+        assert second.process.wait(20) == 1
+        text = second.error_text()
+    assert f"in use by the server with pid {broker.process.pid}" in text
+    assert len(text.splitlines()) == 1
+
+
+def test_newer_format_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "FORMAT").write_text("danube-fast data format 999\n")
+    with Broker(data) as broker:
+        assert broker.process.wait(20) == 1
+        assert "format 999" in broker.error_text()
+        assert len(broker.error_text().splitlines()) == 1
+
+
+def test_number_of_workers_may_change(tmp_path: Path) -> None:
+    seen: list[list[Any]] = []
+    for count in (4, 2, 4):
+        with Broker(tmp_path / "data", workers=count) as broker:
+            broker.wait_ready()
+            with Client(broker) as client:
+                if not seen:
+                    assert isinstance(
+                        client.lookup("/default/a", {"partitions": 8}), protocol.Result
+                    )
+                found = client.lookup("/default/a").value["partitions"]
+            logs = broker.status()["logs"]
+            assert [log["worker"] for log in logs] == [log_id % count for log_id in range(4)]
+            assert {row[2] for row in found} == set(range(count))
+            seen.append([row[0] for row in found])
+            assert broker.stop() == 0
+    assert seen[0] == seen[1] == seen[2]
+    assert sorted(os.listdir(tmp_path / "data" / "logs")) == ["0000", "0001", "0002", "0003"]
+
+
+def test_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with Broker(tmp_path / "data", listen=f"127.0.0.1:{port}", admin="127.0.0.1:0") as broker:
+            assert broker.process.wait(30) == 1
+            assert f"cannot listen on 127.0.0.1:{port}" in broker.error_text()
+
+
+def test_port_rules() -> None:
+    with pytest.raises(InvalidArgument, match="65535"):
+        Addresses(Settings(listen="127.0.0.1:65534", workers=2))
+    with pytest.raises(InvalidArgument, match="HOST:PORT"):
+        Addresses(Settings(listen="6650"))
+    addresses = Addresses(Settings(listen="127.0.0.1:0", workers=2, advertise="broker.example"))
+    with addresses.admin_socket:
+        assert addresses.ports == [0, 0, 0]
+        assert addresses.url == "danube://broker.example:0"
+        with pytest.raises(Unavailable, match="--admin"):
+            Addresses(Settings(admin=f"127.0.0.1:{addresses.admin_port}", listen="127.0.0.1:0"))
+    for _ in range(20):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = min(probe.getsockname()[1], 65000)
+        try:
+            addresses = Addresses(Settings(listen=f"127.0.0.1:{port}", workers=2))
+        except Unavailable:
+            continue
+        addresses.admin_socket.close()
+        assert addresses.ports == [port, port + 2, port + 3]
+        assert addresses.admin_port == port + 1
+        return
+    pytest.fail("no two free ports beside each other")
+
+
+def get(broker: Broker, path: str) -> tuple[int, str]:
+    url = broker.ready["admin"] + path
+    try:
+        with urllib.request.urlopen(url, timeout=20) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_admin_port(broker: Broker) -> None:
+    assert get(broker, "/healthz") == (200, '{"status":"ok"}')
+    code, text = get(broker, "/readyz")
+    assert (code, '"status":"ready"' in text) == (200, True)
+    code, text = get(broker, "/metrics")
+    assert code == 200
+    assert 'danube_messages_in_total{process="worker-1"} 0.0' in text
+    assert 'danube_process_up{process="coordinator"} 1.0' in text
+    os.kill(broker.ready["worker_pids"][0], signal.SIGSTOP)
+    os.kill(broker.ready["coordinator_pid"], signal.SIGKILL)
+    assert get(broker, "/healthz")[0] == 200, "the request waits for the next coordinator"
+    os.kill(broker.ready["worker_pids"][0], signal.SIGCONT)
+
+
+def test_lookup_waits_for_its_topic(broker: Broker) -> None:
+    with Client(broker) as waiting, Client(broker) as making:
+        began = time.monotonic()
+        late = waiting.lookup("/default/never", None, 300)
+        assert late.code == 5 and "topics create /default/never" in late.text
+        assert 0.25 < time.monotonic() - began < 5
+        request = waiting.send(protocol.Lookup, "/default/soon", None, 20_000)
+        other = waiting.send(protocol.Lookup, "/default/soone", None, 1_000)
+        made = making.lookup("/default/soon", {"dispatch": "non_reliable"})
+        answers = {answer.request: answer for answer in (waiting.receive(), waiting.receive())}
+        assert answers[request].value == made.value
+        assert answers[other].code == 5, "a longer name is another topic"
+        refused = making.lookup("/default/soon", {"dispatch": "reliable"})
+        assert refused.code == 9
+        assert making.lookup("soon", {}).code == 3
+
+
+def test_lookup_waits_for_its_worker(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data", workers=1, restart_delay_ms=1500) as broker:
+        broker.wait_ready()
+        with Client(broker) as client:
+            client.lookup("/default/a", {})
+            os.kill(broker.ready["worker_pids"][0], signal.SIGKILL)
+            wait_until("death", lambda: process(broker.status(), 1)["state"] == "failed")
+            down = client.lookup("/default/a", None, 200)
+            assert down.code == 14 and "worker 0" in down.text
+            created = client.lookup("/default/b", {}, 20_000)
+            assert isinstance(created, protocol.Result), "it waits until the worker is back"
+
+
+def test_a_thousand_at_once(tmp_path: Path) -> None:
+    """First publish and subscribe of 1,000 fresh topics: no NotFound, nothing made twice."""
+    with Broker(tmp_path / "data", workers=4) as broker:
+        broker.wait_ready()
+        context: zmq.Context[Any] = zmq.Context()
+        clients = [Client(broker, context) for _ in range(100)]
+        topics = [f"/default/t{'x' * (i % 3)}{i}" for i in range(1000)]
+        asked: list[dict[int, str]] = [{} for _ in clients]
+        for i, topic in enumerate(topics):
+            for step, create in ((0, None), (31, {}), (57, {"dispatch": "reliable"})):
+                slot = (i + step) % len(clients)
+                request = clients[slot].send(protocol.Lookup, topic, create, 20_000)
+                asked[slot][request] = topic
+        found: dict[str, set[int]] = {topic: set() for topic in topics}
+        for client, requests in zip(clients, asked, strict=True):
+            for _ in range(len(requests)):
+                answer = client.receive()
+                assert isinstance(answer, protocol.Result), answer
+                (row,) = answer.value["partitions"]
+                found[requests.pop(answer.request)].add(row[0])
+        for client in clients:
+            client.close()
+        context.term()
+        ids = list(found.values())
+        assert all(len(some) == 1 for some in ids), "two ids for one topic"
+        assert len(set().union(*ids)) == 1000, "one id for two topics"
+        status = broker.status()
+        assert status["topics"] == status["partitions"] == 1000
+
+
+def test_compile_child_shows_progress_and_is_skipped_when_warm(tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    code = (
+        "from danube_fast.workers import compile as c; import sys; "
+        "print(c.is_compiled(), 'numba' in sys.modules)"
+    )
+    command = ["-c", code]
+
+    def look() -> str:
+        return subprocess.run(
+            [sys.executable, *command], env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    assert look() == "False False"
+    cache = Path(tmp_path / "cache" / "danube-fast" / "kernels-x")
+    cache.mkdir(parents=True)
+    marker = subprocess.run(
+        [sys.executable, "-c", "from danube_fast.workers import compile as c; print(c.marker_path())"],
+        env=environment, capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    Path(marker).write_text(str(cache))
+    assert look() == "False False", "a cache that was emptied is no cache"
+    (cache / "one.nbi").touch()
+    assert look() == "True False"

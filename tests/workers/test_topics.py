@@ -1,0 +1,191 @@
+"""The topic directory over a store in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from danube_fast.broker.topics import TopicDirectory, TopicOptions
+from danube_fast.clock import SystemClock
+from danube_fast.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+)
+from danube_fast.metadata.memory import MemoryStore
+
+
+def directory(store: Any = None, log_count: int = 2) -> TopicDirectory:
+    store = MemoryStore(SystemClock()) if store is None else store
+    return TopicDirectory(store, log_count=log_count, partitions_per_topic_max=64)
+
+
+def options(**values: Any) -> TopicOptions:
+    return TopicOptions.parse(values)
+
+
+def test_defaults_and_reload() -> None:
+    store = MemoryStore(SystemClock())
+    topics = directory(store)
+    plain = topics.create("/default/a", options(), 7)
+    parts = topics.create("/default/b", options(partitions=3, durability="os"), 8)
+    assert (plain.dispatch, plain.durability, plain.partitioned) == ("reliable", "fsync", False)
+    assert [plain.partition_topic(0)] == ["/default/a"]
+    assert [parts.partition_topic(i) for i in range(3)] == [
+        f"/default/b-part-{i}" for i in range(3)
+    ]
+    again = directory(store)
+    assert again.topics() == [plain, parts]
+    assert again.partitions(parts) == topics.partitions(parts)
+    assert again.create("/default/c", options(), 9).incarnation > max(parts.partition_ids)
+
+
+def test_placement_takes_the_log_with_the_fewest() -> None:
+    store = MemoryStore(SystemClock())
+    topics = directory(store, 4)
+    for i in range(8):
+        topics.create(f"/default/t{i}", options(), 0)
+    assert [len(topics.partitions_in_logs([log])) for log in range(4)] == [2, 2, 2, 2]
+    for i in range(8):
+        if topics.partitions(topics.require(f"/default/t{i}"))[0].log_id != 3:
+            topics.delete(f"/default/t{i}")
+    topics.create("/default/wide", options(partitions=6), 0)
+    assert [len(topics.partitions_in_logs([log])) for log in range(4)] == [2, 2, 2, 2]
+    assert [len(directory(store, 4).partitions_in_logs([log])) for log in range(4)] == [2, 2, 2, 2]
+
+
+def test_prefixes_are_not_confused() -> None:
+    topics = directory()
+    topics.create("/default/ab", options(), 0)
+    with pytest.raises(NotFound, match=r"topics create /default/a$"):
+        topics.require("/default/a")
+    topics.create("/default/a", options(), 0)
+    topics.delete("/default/a")
+    assert [record.topic for record in topics.topics("default")] == ["/default/ab"]
+
+
+def test_names_of_partitions() -> None:
+    topics = directory()
+    wide = topics.create("/default/wide", options(partitions=2), 0)
+    assert topics.partition_of("/default/wide-part-1") == (wide, 1)
+    for name in (
+        "/default/wide-part-2",
+        "/default/wide-part-01",
+        "/default/wide",
+        "/default/x-part-0",
+    ):
+        assert topics.partition_of(name) is None
+    with pytest.raises(AlreadyExists, match="is a partition of"):
+        topics.create("/default/wide-part-1", options(), 0)
+    topics.create("/default/lone-part-1", options(), 0)
+    with pytest.raises(AlreadyExists, match="lone-part-1"):
+        topics.create("/default/lone", options(partitions=2), 0)
+    topics.create("/default/lone", options(), 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"dispatch": "sometimes"}, "reliable"),
+        ({"durability": "object"}, "history"),
+        ({"durability": "never"}, "fsync"),
+        ({"partitions": 65}, "64"),
+        ({"partitions": -1}, "between"),
+        ({"partitions": "three"}, "int"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_wrong_options(wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        directory().create("/default/x", options(**wrong), 0)
+
+
+def test_existing_topic_against_options() -> None:
+    topics = directory()
+    record = topics.create("/default/a", options(dispatch="non_reliable"), 0)
+    topics.check_options(record, options())
+    topics.check_options(record, options(dispatch="non_reliable", durability="os", partitions=0))
+    with pytest.raises(FailedPrecondition, match="non_reliable"):
+        topics.check_options(record, options(dispatch="reliable"))
+    with pytest.raises(FailedPrecondition, match="partitions"):
+        topics.check_options(record, options(partitions=4))
+    with pytest.raises(FailedPrecondition, match="only a reliable"):
+        topics.set_durability("/default/a", "os")
+
+
+def test_namespaces() -> None:
+    topics = directory()
+    with pytest.raises(NotFound, match="namespaces create iot"):
+        topics.create("/iot/x", options(), 0)
+    topics.create_namespace("iot", 0)
+    topics.create("/iot/x", options(), 0)
+    with pytest.raises(FailedPrecondition, match="/iot/x"):
+        topics.delete_namespace("iot")
+    topics.delete("/iot/x")
+    topics.delete_namespace("iot")
+    assert topics.namespaces() == ["default", "system"]
+    with pytest.raises(FailedPrecondition):
+        topics.delete_namespace("default")
+    with pytest.raises(InvalidArgument):
+        topics.create_namespace("a/b", 0)
+
+
+class FailingStore(MemoryStore):
+    """Fails every change once `left` changes were made, as a process that died would."""
+
+    left = 1 << 60
+
+    def _write(self, *arguments: Any) -> None:
+        if self.left <= 0:
+            raise ResourceExhausted("no more")
+        self.left -= 1
+        super()._write(*arguments)
+
+
+@given(
+    steps=st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 3)), max_size=12),
+    cut=st.integers(0, 40),
+)
+def test_a_kill_between_any_two_writes(steps: list[tuple[bool, int, int]], cut: int) -> None:
+    """Whatever was answered is there after a reload, whole; ids are never used twice."""
+    store = FailingStore(SystemClock())
+    topics = directory(store)
+    store.left = cut
+    used: set[int] = set()
+    alive: dict[str, int] = {}
+    unsure = ""
+    for create, number, partitions in steps:
+        name = f"/default/t{number}"
+        try:
+            unsure = name
+            if create:
+                record = topics.create(name, options(partitions=partitions), 0)
+                assert not used & {record.incarnation, *record.partition_ids}
+                used |= {record.incarnation, *record.partition_ids}
+                alive[name] = record.incarnation
+            else:
+                topics.delete(name)
+                del alive[name]
+        except (AlreadyExists, NotFound):
+            unsure = ""
+            continue
+        except ResourceExhausted:
+            break
+        unsure = ""
+    store.left = 1 << 60
+    again = directory(store)
+    found = {record.topic: record.incarnation for record in again.topics()}
+    found.pop(unsure, None)
+    alive.pop(unsure, None)
+    assert found == alive
+    listed = {pid for record in again.topics() for pid in record.partition_ids}
+    stored = {int(key.rpartition("/")[2]) for key, _ in store.list("/partitions/")}
+    assert stored == listed == {p.partition_id for p in again.partitions_in_logs(range(2))}
+    if again.topic("/default/new") is None:
+        fresh = again.create("/default/new", options(partitions=2), 0)
+        assert not used & {fresh.incarnation, *fresh.partition_ids}
