@@ -39,10 +39,11 @@ from danube_fast.wal.appender import Appender
 from danube_fast.wal.control import make_control_frame, stamp_control_frame
 from danube_fast.wal.feed import RunTable
 from danube_fast.wal.index import Run
-from danube_fast.wal.layout import GROUP_ALIGNMENT, SnapshotHeader
+from danube_fast.wal.layout import GROUP_ALIGNMENT, LOSSES_NAME, SnapshotHeader
 from danube_fast.wal.lock import LogLock
 from danube_fast.wal.reader import LogReader
 from danube_fast.wal.recovery import Recovery, settle
+from danube_fast.wal.repair import Loss, read_losses
 from danube_fast.wal.segment import Chain, usable_segments
 from danube_fast.wal.snapshot import SnapshotStore, list_snapshots
 from danube_fast.wal.spares import SparePool
@@ -226,6 +227,11 @@ class Log:
             if segment.created_ns <= wall_ns:
                 position = segment.first_position
         return position
+
+    @property
+    def losses(self) -> list[Loss]:
+        """What an operator accepted to lose (`wal verify --accept-loss`), oldest first."""
+        return read_losses(self.directory / LOSSES_NAME)
 
     @property
     def index_fault(self) -> str | None:

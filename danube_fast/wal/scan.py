@@ -185,9 +185,9 @@ def _judge(state: int, address: int, available: int) -> int:
     if frame_bytes > available:
         store_u64(state + _WORD * STATE_NEEDED, frame_bytes)
         return _MORE
-    if load_i64(state + _WORD * STATE_CHECK_BODIES) != 0:
-        if body_crc(address, frame_bytes) != load_u32(address + AT_BODY_CRC32C):
-            return _BODY_CRC
+    check = load_i64(state + _WORD * STATE_CHECK_BODIES) != 0
+    if check and body_crc(address, frame_bytes) != load_u32(address + AT_BODY_CRC32C):
+        return _BODY_CRC
     return frame_bytes
 
 

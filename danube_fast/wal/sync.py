@@ -173,7 +173,7 @@ class SyncThread:
 
     @property
     def sync_count(self) -> int:
-        """fdatasync calls that succeeded."""
+        """How many calls of fdatasync succeeded."""
         return _call_load(self._address + _AT_COUNT)  # type: ignore[no-any-return]
 
     @property

@@ -7,6 +7,7 @@ be named, not a SIGBUS.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -50,6 +51,7 @@ __all__ = [
 ]
 
 _CHUNK_BYTES = 4 * 1024 * 1024
+_SEARCH_BYTES = 1024 * 1024  # a multiple of GROUP_ALIGNMENT
 _ROWS_MAX = 16_384
 
 _call_scan = direct(scan_frames)
@@ -184,17 +186,30 @@ def collect_evidence(chain: Chain, log_id: int, position: int) -> Evidence:
     )
 
 
-def _remaining(chain: Chain, position: int) -> Iterator[tuple[int, bytearray]]:
-    """(position, bytes) of all that stands at or behind `position`, from a group's start on."""
+def _remaining(chain: Chain, position: int) -> Iterator[tuple[int, memoryview]]:
+    """(position, bytes) of all that stands at or behind `position`, from a group's start on.
+
+    The bytes are valid until the next step. Ranges of a file that were never written are skipped.
+    """
+    buffer = memoryview(bytearray(_SEARCH_BYTES))
     for index in range(max(chain.index_of(position), 0), len(chain)):
         segment = chain[index]
+        fd = segment.open()
         at = max(position + -position % GROUP_ALIGNMENT, segment.first_position)
         while at < segment.end_position:
-            data = read_at(segment, at, min(_CHUNK_BYTES, segment.end_position - at))
-            if not data:
+            try:
+                data_offset = os.lseek(fd, segment.file_offset(at), os.SEEK_DATA)
+            except OSError as fault:
+                if fault.errno == errno.ENXIO:  # no data behind here
+                    break
+                raise
+            at += (data_offset - segment.file_offset(at)) & -GROUP_ALIGNMENT
+            room = min(_SEARCH_BYTES, segment.end_position - at)
+            got = os.preadv(fd, [buffer[:room]], segment.file_offset(at))
+            if got == 0:
                 break
-            yield at, data
-            at += _CHUNK_BYTES
+            yield at, buffer[:got]
+            at += _SEARCH_BYTES
 
 
 def next_group(chain: Chain, log_id: int, position: int, epoch: int) -> int | None:
