@@ -143,7 +143,8 @@ def _report(error: Exception) -> int:
     else:
         name = type(error).__name__
         text, code = f"{name}: {error}; run it again with --debug to see where", EXIT_OTHER
-    print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
+    sentence = " ".join(text.splitlines())
+    print(f"{PROGRAM}: {sentence}", file=sys.stderr, flush=True)
     return code
 
 

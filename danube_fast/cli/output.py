@@ -120,7 +120,7 @@ def _table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     heads = [_heading(name).upper() for name in names]
     widths = [max(len(line[i]) for line in [heads, *cells]) for i in range(len(names))]
     right = [
-        all(isinstance(row.get(name), int | float | None) for row in rows)
+        all(type(row.get(name)) in (int, float, type(None)) for row in rows)
         and not name.endswith("_ns")
         for name in names
     ]

@@ -27,7 +27,7 @@ from danube_fast.cli.options import (
     example,
 )
 from danube_fast.cli.output import bytes_text, print_result
-from danube_fast.cli.records import Record, parse_records
+from danube_fast.cli.records import LINE_END, Record, parse_records
 from danube_fast.clock import Clock, SystemClock
 from danube_fast.errors import InvalidArgument, NotFound
 
@@ -171,7 +171,9 @@ class _Source:
             return [text.encode() for text in self._messages or []]
         if self.batch_messages > 1:
             self._file.seek(0)
-        return [self._file.read()] if self._raw else self._file
+        if self._raw:
+            return [self._file.read()]
+        return (line.removesuffix(LINE_END) for line in self._file)
 
 
 def _open(path: str) -> IO[bytes]:

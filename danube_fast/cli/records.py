@@ -60,8 +60,7 @@ def parse_records(
     """A record for each line. Raises InvalidArgument that names the line that is not right."""
     fixed = None if key is None else key.encode()
     mark = None if delimiter is None else delimiter.encode()
-    for number, raw in enumerate(lines, 1):
-        line = raw.removesuffix(LINE_END)
+    for number, line in enumerate(lines, 1):
         if is_json:
             record = _from_json(line, number)
         elif mark is not None:

@@ -1,0 +1,60 @@
+"""Commands run in this process, against a fake broker."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from danube_fast.cli import broker as seam
+from danube_fast.cli import consume, doctor, produce
+from danube_fast.cli.main import main
+from tests.cli.fakes import FakeBroker
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    def sentence(self) -> str:
+        """What stands on stderr: exactly one line of ours, no traceback."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("danube-fast: "), self.err
+        return lines[0]
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("DANUBE_") and name != "DANUBE_TEST_RUN":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
+    broker = FakeBroker()
+    for module in (seam, produce, consume, doctor):
+        monkeypatch.setattr(module, "connect", broker.connect)
+    return broker
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    def run_it(*arguments: str) -> Outcome:
+        capfd.readouterr()
+        code = main(arguments)
+        out, err = capfd.readouterr()
+        return Outcome(code, out, err)
+
+    return run_it

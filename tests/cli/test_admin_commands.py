@@ -1,0 +1,117 @@
+"""topics, subscriptions, namespaces, status: the operation that is asked for, and how answers look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from danube_fast.broker.admin import OPERATIONS
+from tests.cli.conftest import Run
+from tests.cli.fakes import FakeBroker
+
+TOPIC = "/default/x"
+ROWS = [
+    {"topic": "/default/a", "dispatch": "reliable", "partitioned": False, "created_ns": 10**18},
+    {"topic": "/default/longer", "dispatch": "reliable", "partitioned": True, "created_ns": 0},
+]
+SUBSCRIPTION = {
+    "subscription": "billing", "type": "shared", "lag_messages": 12, "cursors": {TOPIC: 4},
+    "consumers": [{"name": "c1", "byte_credit": 5}, {"name": "c2", "byte_credit": 0}],
+}  # fmt: skip
+
+CALLS: list[tuple[str, str, dict[str, Any]]] = [
+    (f"topics create {TOPIC} --dispatch non_reliable --partitions 3", "create_topic",
+     {"topic": TOPIC, "dispatch": "non_reliable", "durability": "fsync", "partitions": 3}),
+    ("topics list --namespace default --pattern /default/*", "list_topics",
+     {"namespace": "default", "pattern": "/default/*"}),
+    (f"topics describe {TOPIC}", "describe_topic", {"topic": TOPIC}),
+    (f"topics stats {TOPIC}", "topic_stats", {"topic": TOPIC}),
+    (f"topics set {TOPIC} --durability os", "set_topic", {"topic": TOPIC, "durability": "os"}),
+    (f"topics delete {TOPIC} --yes", "delete_topic", {"topic": TOPIC}),
+    (f"subscriptions list {TOPIC}", "list_subscriptions", {"topic": TOPIC}),
+    (f"subscriptions describe {TOPIC} s", "describe_subscription",
+     {"topic": TOPIC, "subscription": "s"}),
+    (f"subscriptions delete {TOPIC} s --yes", "delete_subscription",
+     {"topic": TOPIC, "subscription": "s"}),
+    ("namespaces create iot", "create_namespace", {"namespace": "iot"}),
+    ("namespaces list", "list_namespaces", {}),
+    ("namespaces delete iot --yes", "delete_namespace", {"namespace": "iot"}),
+    ("status", "cluster_status", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "name", "arguments"), CALLS, ids=[c[0] for c in CALLS])
+def test_each_command_asks_for_its_operation(
+    run: Run, fake: FakeBroker, line: str, name: str, arguments: dict[str, Any]
+) -> None:
+    is_list = name.startswith("list_")
+    fake.answers[name] = [] if is_list else {"some": "answer"}
+    outcome = run(*line.split(), "--output", "json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json() == fake.answers[name]
+    assert fake.asked == [(name, arguments)]
+    operation = OPERATIONS[name]
+    assert set(arguments) <= set(operation.arguments.__struct_fields__)
+
+
+def test_every_operation_has_a_command() -> None:
+    assert set(OPERATIONS) == {name for _, name, _ in CALLS}
+
+
+def test_a_table_is_aligned_and_never_cut(run: Run, fake: FakeBroker) -> None:
+    fake.answers["list_topics"] = ROWS
+    lines = run("topics", "list").out.splitlines()
+    assert lines == [
+        "TOPIC            DISPATCH  PARTITIONED  CREATED",
+        "/default/a       reliable  no           2001-09-09 01:46:40",
+        "/default/longer  reliable  yes          -",
+    ]
+
+
+def test_an_empty_list_says_so(run: Run, fake: FakeBroker) -> None:
+    fake.answers["list_topics"] = []
+    outcome = run("topics", "list")
+    assert (outcome.out, outcome.err) == ("", "no topics\n")
+    assert run("topics", "list", "-o", "json").json() == []
+
+
+def test_subscriptions_as_text(run: Run, fake: FakeBroker) -> None:
+    fake.answers["list_subscriptions"] = [SUBSCRIPTION]
+    lines = run("subscriptions", "list", TOPIC).out.splitlines()
+    assert lines[0].split() == ["SUBSCRIPTION", "TYPE", "LAG", "MESSAGES", "CONSUMERS"]
+    assert lines[1].split() == ["billing", "shared", "12", "2"]
+    fake.answers["describe_subscription"] = SUBSCRIPTION
+    text = run("subscriptions", "describe", TOPIC, "billing").out
+    assert "lag messages  12" in text
+    assert "c2" in text
+
+
+def test_status_as_text(run: Run, fake: FakeBroker) -> None:
+    fake.answers["cluster_status"] = {
+        "version": "0.1.0",
+        "processes": [{"process": "worker-0", "pid": 7, "state": "ready"}],
+        "counters": dict.fromkeys(("a", "b", "c", "d", "messages_in"), 1),
+    }
+    text = run("status").out
+    assert "version  0.1.0" in text
+    assert "worker-0" in text
+    assert "  messages in  1" in text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        (f"topics delete {TOPIC}", TOPIC),
+        (f"subscriptions delete {TOPIC} billing", "billing"),
+        ("namespaces delete iot", "iot"),
+    ],
+)
+def test_destruction_needs_yes_and_says_what_it_would_do(
+    run: Run, fake: FakeBroker, line: str, name: str
+) -> None:
+    outcome = run(*line.split())
+    assert outcome.code == 2
+    assert name in outcome.sentence()
+    assert "--yes" in outcome.sentence()
+    assert not fake.asked
