@@ -105,8 +105,18 @@ class Recovery:
                 )
         return None
 
+    def _advise(self, advice: int) -> None:
+        """Tell the kernel how the newest segment is read.
+
+        Read-ahead into a part that was only allocated would make it look written, and all of it
+        would be searched behind the cut: half a second instead of a few milliseconds.
+        """
+        if len(self.chain):
+            os.posix_fadvise(self.chain[-1].open(), 0, 0, advice)
+
     def blocks(self) -> Iterator[ReplayBlock]:
         """Replay. Raises DataLoss at the end if the cut is below what was durable."""
+        self._advise(os.POSIX_FADV_RANDOM)
         walk = Walk(self.chain, self.log_id, self.start_position, self.start_epoch)
         yield from walk.blocks()
         if walk.code == ScanCode.VERSION:
@@ -115,6 +125,7 @@ class Recovery:
                 f"{walk.position}: start the newer danube-fast that wrote them"
             )
         evidence = collect_evidence(self.chain, self.log_id, walk.position)
+        self._advise(os.POSIX_FADV_NORMAL)
         self.evidence = evidence
         epochs = [segment.epoch for segment in self.chain]
         self.epoch = max(walk.epoch, evidence.epoch, *epochs, 0)
