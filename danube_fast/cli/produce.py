@@ -102,12 +102,7 @@ def produce(
     """Publish messages; ends when all are acknowledged."""
     if (message is None) == (file is None):
         raise InvalidArgument("say what to send: either -m TEXT (any number) or --file PATH")
-    if sum(x is not None for x in (key, key_field, delimiter)) > 1:
-        raise InvalidArgument("--key, --key-field and -K all give a key; choose one of them")
-    if rate is not None and rate <= 0:
-        raise InvalidArgument("--rate must be more than 0 messages per second")
-    if file == "-" and repeat > 1:
-        raise InvalidArgument("stdin can be read only once; put it into a file to --repeat it")
+    _check_options([key, key_field, delimiter], rate, repeated_stdin=file == "-" and repeat > 1)
     parsing: dict[str, Any] = {
         "is_json": input_form is InputForm.JSON,
         "key": key,
@@ -132,6 +127,17 @@ def produce(
             _send_all(producer, parse_records(source.lines(), **parsing), source, rate, summary)
         summary.end(producer.flush(timeout=FLUSH_SECONDS))
     print_result(output, summary.as_dict(), summary.as_text(topic))
+
+
+def _check_options(
+    key_sources: list[str | None], rate: float | None, *, repeated_stdin: bool
+) -> None:
+    if sum(source is not None for source in key_sources) > 1:
+        raise InvalidArgument("--key, --key-field and -K all give a key; choose one of them")
+    if rate is not None and rate <= 0:
+        raise InvalidArgument("--rate must be more than 0 messages per second")
+    if repeated_stdin:
+        raise InvalidArgument("stdin can be read only once; put it into a file to --repeat it")
 
 
 def _attributes(pairs: list[str]) -> dict[str, str]:
