@@ -12,11 +12,19 @@ from __future__ import annotations
 import abc
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from danube_fast.clock import Clock
 from danube_fast.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
-from danube_fast.metadata.store import Entry, Event, Lease, check_key, check_prefix, check_value
+from danube_fast.metadata.store import (
+    CHANGES_MAX,
+    Entry,
+    Event,
+    Lease,
+    check_key,
+    check_prefix,
+    check_value,
+)
 
 __all__ = ["PENDING_EVENTS_MAX", "LocalLease", "LocalStore", "LocalWatch"]
 
@@ -175,6 +183,31 @@ class LocalStore(abc.ABC):
             self._lease_of_key.pop(key, None)
             return True
 
+    def transact(
+        self,
+        changes: Sequence[tuple[str, bytes | None]],
+        expected: Mapping[str, int] | None = None,
+    ) -> int | None:
+        """Make all changes at once, or none if a key has not its expected revision."""
+        _check_changes(changes)
+        with self.lock:
+            self._enter()
+            for key, revision in (expected or {}).items():
+                found = self._read(check_key(key))
+                if (found.revision if found else 0) != revision:
+                    return None
+            real = [(k, v) for k, v in changes if v is not None or self._read(k) is not None]
+            first = self._revision + 1
+            events = [
+                Event(key, None if value is None else bytes(value), first + i)
+                for i, (key, value) in enumerate(real)
+            ]
+            if events:
+                self._commit(events)
+            for event in events:
+                self._lease_of_key.pop(event.key, None)
+            return self._revision
+
     def watch(self, prefix: str, notify: Callable[[], None] | None = None) -> LocalWatch:
         """Follow the changes under `prefix`."""
         check_prefix(prefix)
@@ -277,3 +310,16 @@ class LocalStore(abc.ABC):
         self._revision = events[-1].revision
         for watch in tuple(self._watches):
             watch.offer(events)
+
+
+def _check_changes(changes: Sequence[tuple[str, bytes | None]]) -> None:
+    """Raise InvalidArgument unless `transact` may take them."""
+    keys = {check_key(key) for key, _ in changes}
+    if len(keys) != len(changes) or len(changes) > CHANGES_MAX:
+        raise InvalidArgument(
+            f"{len(changes)} changes of {len(keys)} keys in one transaction; each key may stand in "
+            f"it once, and at most {CHANGES_MAX} of them"
+        )
+    for _, value in changes:
+        if value is not None:
+            check_value(value)

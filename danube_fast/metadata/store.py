@@ -15,12 +15,13 @@ is as durable as the store ever makes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from danube_fast.errors import InvalidArgument
 
 __all__ = [
+    "CHANGES_MAX",
     "ENTRY_POINT_GROUP",
     "KEY_BYTES_MAX",
     "VALUE_BYTES_MAX",
@@ -38,6 +39,9 @@ ENTRY_POINT_GROUP = "danube_fast.metadata_stores"
 
 KEY_BYTES_MAX = 480
 """Longest key, UTF-8 bytes. LMDB allows 511; two name segments of 128 and a path fit easily."""
+
+CHANGES_MAX = 100
+"""Changes in one `transact`. etcd refuses more than 128 operations unless it is told otherwise."""
 
 VALUE_BYTES_MAX = 1024 * 1024
 """Longest value. etcd allows 1.5 MiB; a larger value is a sign that data was stored as metadata."""
@@ -124,6 +128,19 @@ class MetadataStore(Protocol):
 
     def delete(self, key: str, expected_revision: int | None = None) -> bool:
         """Remove `key` (only at that revision, if one is given); False if there was nothing to do."""
+        ...
+
+    def transact(
+        self,
+        changes: Sequence[tuple[str, bytes | None]],
+        expected: Mapping[str, int] | None = None,
+    ) -> int | None:
+        """Make all changes (None deletes) in order and at once, or none: a crash leaves no half.
+
+        `expected` names revisions that keys must have (0: missing); None is returned if one has
+        not. Each change has a revision of its own; the newest is returned. No key twice, at most
+        CHANGES_MAX of them: InvalidArgument. The keys outlive any lease they were under.
+        """
         ...
 
     def list(self, prefix: str) -> list[tuple[str, Entry]]:

@@ -111,6 +111,35 @@ class Conformance:
         buffer[:] = b"after!"
         assert store.get("/a") == Entry(b"before", 1)
 
+    def test_transact_makes_all_changes_in_order(self, store: MetadataStore) -> None:
+        store.put("/t/old", b"1")
+        watch = store.watch("/t/")
+        changes = [("/t/b", b"2"), ("/t/old", None), ("/t/none", None), ("/t/a", b"3")]
+        assert store.transact(changes, {"/t/b": 0, "/t/old": 1}) == 4
+        assert watch.take() == [
+            Event("/t/b", b"2", 2),
+            Event("/t/old", None, 3),
+            Event("/t/a", b"3", 4),
+        ]
+        assert store.list("/t/") == [("/t/a", Entry(b"3", 4)), ("/t/b", Entry(b"2", 2))]
+        assert store.transact([]) == store.revision == 4
+
+    def test_transact_makes_none_if_one_expectation_fails(self, store: MetadataStore) -> None:
+        store.put("/t/a", b"1")
+        for wrong in ({"/t/a": 0}, {"/t/a": 1, "/t/b": 1}, {"/t/a": 2}):
+            assert store.transact([("/t/a", b"2"), ("/t/b", b"2")], wrong) is None
+        assert store.list("/t/") == [("/t/a", Entry(b"1", 1))]
+        assert store.revision == 1
+
+    def test_transact_refuses_what_it_could_not_do_at_once(self, store: MetadataStore) -> None:
+        with pytest.raises(InvalidArgument):
+            store.transact([("/t/a", b"1"), ("/t/a", None)])
+        with pytest.raises(InvalidArgument):
+            store.transact([(f"/t/{i}", b"") for i in range(101)])
+        with pytest.raises(InvalidArgument):
+            store.transact([("/t/a", b"1"), ("bad", b"1")])
+        assert store.transact([(f"/t/{i}", b"") for i in range(100)]) == 100
+
     def test_cas_makes_only_what_is_missing(self, store: MetadataStore) -> None:
         assert store.cas("/a", b"mine", 0) == 1
         assert store.cas("/a", b"other", 0) is None
