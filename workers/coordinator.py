@@ -22,9 +22,9 @@ from typing import Any
 
 import zmq
 
-from danube_fast.version import VERSION
 from danube_fast.broker import admin
-from danube_fast.broker.topics import PartitionRecord, TopicDirectory, TopicOptions, TopicRecord
+from danube_fast.broker.topic_records import PartitionRecord, TopicOptions, TopicRecord
+from danube_fast.broker.topics import TopicDirectory
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, NotFound, ResourceExhausted
 from danube_fast.metadata.lmdb_store import LmdbStore
@@ -34,6 +34,7 @@ from danube_fast.ring.control import ProcessState
 from danube_fast.ring.counters import Counter
 from danube_fast.security.authorization import Permission, authorize
 from danube_fast.types import parse_topic
+from danube_fast.version import VERSION
 from danube_fast.workers import web
 from danube_fast.workers.boot import Boot, boot
 from danube_fast.workers.front import Front
@@ -128,6 +129,9 @@ class Coordinator:
         self._boot.heartbeat()
         work = self._boot.mailbox.do_work(now_ns)
         work += self.front.do_work(now_ns)
+        for record, partitions, error in self.topics.commit():
+            _log.error("topic %s could not be created: %s", record.topic, error)
+            self.placement.forget(partitions, error)
         work += self.placement.do_work(now_ns)
         self._expire_parked(now_ns)
         self._publish_counters()

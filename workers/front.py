@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import zmq
 
-from danube_fast.version import VERSION
 from danube_fast.config import Settings
 from danube_fast.errors import (
     DanubeError,
@@ -27,6 +26,7 @@ from danube_fast.frame.layout import FRAME_BYTES_CAP
 from danube_fast.net import protocol
 from danube_fast.net.server import PeerGone, Server, WouldBlock
 from danube_fast.net.session import Session, Sessions
+from danube_fast.version import VERSION
 
 __all__ = ["Front"]
 

@@ -17,7 +17,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from danube_fast.broker.topics import PartitionRecord, TopicDirectory
+from danube_fast.broker.topic_records import PartitionRecord
+from danube_fast.broker.topics import TopicDirectory
 from danube_fast.errors import DanubeError, TopicDeleted, Unavailable
 from danube_fast.workers.mailbox import NEVER_NS, Mailbox, Reply, Request
 
@@ -129,15 +130,17 @@ class Placement:
         for record in partitions:
             self._confirmed.pop(record.partition_id, None)
 
-    def forget(self, partitions: Iterable[PartitionRecord]) -> None:
-        """They were deleted; whoever waits for them hears TopicDeleted."""
+    def forget(
+        self, partitions: Iterable[PartitionRecord], error: DanubeError | None = None
+    ) -> None:
+        """They are gone; whoever waits for them hears `error`, or TopicDeleted."""
         for record in partitions:
             self._confirmed.pop(record.partition_id, None)
             hand = self._hands.get(self._workers.worker_of(record.log_id))
             if hand is not None:
                 hand.queue.pop(record.partition_id, None)
             for waiter in self._waiters.pop(record.partition_id, []):
-                waiter.end(TopicDeleted(f"topic {record.topic} was deleted just now"))
+                waiter.end(error or TopicDeleted(f"topic {record.topic} was deleted just now"))
 
     def _is_placed(self, record: PartitionRecord) -> bool:
         epoch = self._workers.ready_epoch(self._workers.worker_of(record.log_id))

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from danube_fast.broker.topics import PartitionRecord, TopicDirectory, TopicOptions, TopicRecord
+from danube_fast.broker.topic_records import PartitionRecord, TopicOptions, TopicRecord
+from danube_fast.broker.topics import TopicDirectory
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound, Unavailable
 from danube_fast.types import Permission, parse_topic
@@ -211,8 +212,11 @@ def create_topic(
     record = context.topics.create(topic, options, context.clock.wall_ns())
 
     def placed(error: DanubeError | None) -> None:
-        # The topic exists; a worker that is down just now takes it up when it is back.
-        answer.done(_topic_summary(record))
+        if error is None or isinstance(error, Unavailable):
+            # The topic exists; a worker that is down just now takes it up when it is back.
+            answer.done(_topic_summary(record))
+        else:
+            answer.fail(error)
 
     context.place(record, placed)
 

@@ -6,18 +6,30 @@
     /ids/next                      first id that was never given out
 
 The metadata store holds the truth and this its copy in memory; the coordinator is the only writer.
-Ids are taken in blocks, are never used twice, and number incarnations as well as partitions. A kill
-between two writes leaves partitions without a topic: `load` removes them, for nobody ever saw them.
+A commit may take milliseconds, so new topics are collected: `create` checks and enters them here,
+`commit` makes all of them durable with as few transactions as may be, and only then may anybody be
+told. Ids are taken in blocks, are never used twice, and number incarnations as well as partitions.
+A kill between two writes leaves partitions without a topic: `load` removes them, for nobody ever
+saw them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from danube_fast.broker.topic_records import (
+    Extent,
+    NamespaceRecord,
+    PartitionRecord,
+    TopicOptions,
+    TopicRecord,
+    parse_dispatch,
+    parse_durability,
+)
 from danube_fast.errors import (
     AlreadyExists,
     DanubeError,
@@ -25,23 +37,16 @@ from danube_fast.errors import (
     InvalidArgument,
     NotFound,
 )
-from danube_fast.types import Dispatch, Durability, TopicName, parse_topic, partition_topic
+from danube_fast.types import Dispatch, TopicName, parse_topic, partition_topic
 
-__all__ = [
-    "Extent",
-    "NamespaceRecord",
-    "PartitionRecord",
-    "Store",
-    "TopicDirectory",
-    "TopicOptions",
-    "TopicRecord",
-]
+__all__ = ["NotMade", "Store", "TopicDirectory"]
 
 NAMESPACES_ALWAYS = ("default", "system")
-ID_BLOCK = 256
+CHANGES_MAX = 100
+"""Changes in one transaction of the store."""
+ID_BLOCK = 1024
 """Ids reserved by one write; what a stop leaves of a block is skipped."""
 PARTITION_ID_MAX = (1 << 32) - 1
-OPEN_END = -1
 PART_MARK = "-part-"
 
 
@@ -74,6 +79,14 @@ class Store(Protocol):
         """Write whatever is there."""
         ...
 
+    def transact(
+        self,
+        changes: Sequence[tuple[str, bytes | None]],
+        expected: Mapping[str, int] | None = None,
+    ) -> int | None:
+        """Make all changes at once, or none if a key has not its expected revision."""
+        ...
+
     def delete(self, key: str) -> bool:
         """Remove a key."""
         ...
@@ -83,99 +96,15 @@ class Store(Protocol):
         ...
 
 
-class Extent(msgspec.Struct, array_like=True, frozen=True):
-    """Offsets `first_offset` to `last_offset` lie in a log; `last_offset` -1: and all that follow."""
+class NotMade(NamedTuple):
+    """A new topic that could not be recorded, and why."""
 
-    log_id: int
-    epoch: int
-    first_offset: int
-    last_offset: int = OPEN_END
-
-
-class PartitionRecord(msgspec.Struct, frozen=True):
-    """One partition: whose it is and where its messages are, oldest extent first."""
-
-    partition_id: int
-    topic: str
-    index: int
-    extents: list[Extent]
-    owner_epoch: int = 1
-
-    @property
-    def log_id(self) -> int:
-        """The log that it is written to."""
-        return self.extents[-1].log_id
+    record: TopicRecord
+    partitions: list[PartitionRecord]
+    error: DanubeError
 
 
-class TopicRecord(msgspec.Struct, frozen=True):
-    """One topic. A topic of the same name made later has another incarnation."""
-
-    topic: str
-    incarnation: int
-    dispatch: str
-    durability: str
-    partitioned: bool
-    partition_ids: list[int]
-    created_ns: int
-    epoch: int = 1
-    """One more with every change of its settings."""
-
-    def partition_topic(self, index: int) -> str:
-        """Name of one of its partitions."""
-        return partition_topic(self.topic, index, len(self.partition_ids) * self.partitioned)
-
-
-class NamespaceRecord(msgspec.Struct, frozen=True):
-    """One namespace."""
-
-    namespace: str
-    created_ns: int
-
-
-class TopicOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What whoever creates a topic may choose. None: the default, or whatever the topic has."""
-
-    dispatch: str | None = None
-    durability: str | None = None
-    partitions: int | None = None
-    """0: not partitioned."""
-
-    @classmethod
-    def parse(cls, options: dict[str, Any]) -> TopicOptions:
-        """Options from the wire. Raises InvalidArgument for unknown ones and wrong values."""
-        try:
-            parsed = msgspec.convert(options, cls)
-        except msgspec.ValidationError as error:
-            raise InvalidArgument(
-                f"topic options are not right: {error}; known are dispatch, durability, partitions"
-            ) from error
-        parse_dispatch(parsed.dispatch)
-        parse_durability(parsed.durability)
-        return parsed
-
-
-def parse_dispatch(text: str | None) -> Dispatch:
-    """The dispatch mode named by `text`; reliable for None. Raises InvalidArgument."""
-    try:
-        return Dispatch(text) if text is not None else Dispatch.RELIABLE
-    except ValueError:
-        raise InvalidArgument(f"dispatch {text!r} is neither reliable nor non_reliable") from None
-
-
-def parse_durability(text: str | None) -> Durability:
-    """The durability named by `text`; fsync for None. Raises InvalidArgument."""
-    try:
-        durability = Durability(text) if text is not None else Durability.FSYNC
-    except ValueError:
-        raise InvalidArgument(f"durability {text!r} is none of memory, os, fsync") from None
-    if durability is Durability.OBJECT:
-        raise InvalidArgument(
-            "durability 'object' needs a history, which this broker does not have; use fsync"
-        )
-    return durability
-
-
-def _topic_key(name: TopicName) -> str:
+def _topic_key(name: str) -> str:
     return f"/topics{name}"
 
 
@@ -191,11 +120,11 @@ class TopicDirectory:
         self._store = store
         self._partitions_max = partitions_per_topic_max
         self._topics: dict[str, TopicRecord] = {}
-        self._revisions: dict[str, int] = {}
         self._partitions: dict[int, PartitionRecord] = {}
         self._namespaces: dict[str, NamespaceRecord] = {}
         self._load_of_log = [0] * log_count
         self._next_id = self._reserved_id = 1
+        self._new: dict[str, TopicRecord] = {}
         self._load()
 
     # ---------------------------------------------------------------- reading
@@ -254,9 +183,9 @@ class TopicDirectory:
     # ---------------------------------------------------------------- topics
 
     def create(self, name: str, options: TopicOptions, now_ns: int) -> TopicRecord:
-        """Make a topic; durable when this returns.
+        """Enter a new topic; `commit` makes it durable, and nobody may be told before.
 
-        Raises InvalidArgument, AlreadyExists, NotFound (the namespace), or what the store raises.
+        Raises InvalidArgument, AlreadyExists, or NotFound (the namespace).
         """
         topic = parse_topic(name)
         dispatch = parse_dispatch(options.dispatch)
@@ -264,48 +193,41 @@ class TopicDirectory:
         partition_count = options.partitions or 0
         self._check_new(topic, partition_count)
         incarnation, *ids = self._take_ids(1 + max(partition_count, 1))
-        partitions = [
-            PartitionRecord(partition_id, str(topic), index, [Extent(self._place(), 1, 0)])
-            for index, partition_id in enumerate(ids)
-        ]
-        try:
-            for partition in partitions:
-                self._store.put(
-                    _partition_key(partition.partition_id), msgspec.json.encode(partition)
-                )
-            record = TopicRecord(
-                str(topic),
-                incarnation,
-                dispatch.value,
-                durability.value,
-                partition_count > 0,
-                ids,
-                now_ns,
-            )
-            revision = self._store.cas(_topic_key(topic), msgspec.json.encode(record), 0)
-            if revision is None:
-                raise AlreadyExists(f"topic {topic} was created by somebody else just now; use it")
-        except BaseException:
-            for partition in partitions:
-                self._load_of_log[partition.log_id] -= 1
-            raise
-        self._topics[topic] = record
-        self._revisions[topic] = revision
-        self._partitions.update((partition.partition_id, partition) for partition in partitions)
+        record = TopicRecord(
+            str(topic),
+            incarnation,
+            dispatch.value,
+            durability.value,
+            partition_count > 0,
+            ids,
+            now_ns,
+        )
+        for index, partition_id in enumerate(ids):
+            extents = [Extent(self._place(), 1, 0)]
+            partition = PartitionRecord(partition_id, record.topic, index, extents)
+            self._partitions[partition_id] = partition
+        self._topics[record.topic] = self._new[record.topic] = record
         return record
+
+    def commit(self) -> list[NotMade]:
+        """Make all new topics durable. Returns those that could not be; they do not exist."""
+        new, self._new = list(self._new.values()), {}
+        failed: list[NotMade] = []
+        while new:
+            batch = self._batch(new)
+            new = new[len(batch) :]
+            failed += self._commit_batch(batch)
+        return failed
 
     def delete(self, name: str) -> tuple[TopicRecord, list[PartitionRecord]]:
         """Remove a topic; returns what it was. Raises NotFound, or what the store raises."""
-        record = self.require(name)
-        partitions = self.partitions(record)
-        self._store.delete(_topic_key(parse_topic(name)))
-        del self._topics[name], self._revisions[name]
-        for partition in partitions:
-            del self._partitions[partition.partition_id]
-            self._count(partition, -1)
+        record = self._require_durable(name)
+        self._store.delete(_topic_key(name))
+        partitions = self._forget(record)
+        keys = [_partition_key(partition.partition_id) for partition in partitions]
         with contextlib.suppress(DanubeError):  # the topic is gone; `load` removes what is left
-            for partition in partitions:
-                self._store.delete(_partition_key(partition.partition_id))
+            for at in range(0, len(keys), CHANGES_MAX):
+                self._store.transact([(key, None) for key in keys[at : at + CHANGES_MAX]])
         return record, partitions
 
     def set_durability(self, name: str, durability: str) -> TopicRecord:
@@ -313,20 +235,22 @@ class TopicDirectory:
 
         Raises NotFound, InvalidArgument, FailedPrecondition for a non_reliable topic.
         """
-        record = self.require(name)
         wanted = parse_durability(durability)
+        record = self._require_durable(name)
         if record.dispatch != Dispatch.RELIABLE:
             raise FailedPrecondition(
                 f"{name} is {record.dispatch}; only a reliable topic has a durability"
             )
         changed = msgspec.structs.replace(record, durability=wanted.value, epoch=record.epoch + 1)
-        revision = self._store.cas(
-            _topic_key(parse_topic(name)), msgspec.json.encode(changed), self._revisions[name]
-        )
-        if revision is None:
+        entry = self._store.get(_topic_key(name))
+        if (
+            entry is None
+            or entry.value != msgspec.json.encode(record)
+            or self._store.cas(_topic_key(name), msgspec.json.encode(changed), entry.revision)
+            is None
+        ):
             raise FailedPrecondition(f"{name} was changed by somebody else just now; try again")
         self._topics[name] = changed
-        self._revisions[name] = revision
         return changed
 
     def check_options(self, record: TopicRecord, options: TopicOptions) -> None:
@@ -376,16 +300,12 @@ class TopicDirectory:
     # ---------------------------------------------------------------- inside
 
     def _load(self) -> None:
-        entry = self._store.get("/ids/next")
-        if entry is not None:
-            self._next_id = self._reserved_id = int(entry.value)
         for _, entry in self._store.list("/namespaces/"):
             namespace = msgspec.json.decode(entry.value, type=NamespaceRecord)
             self._namespaces[namespace.namespace] = namespace
         for _, entry in self._store.list("/topics/"):
             record = msgspec.json.decode(entry.value, type=TopicRecord)
             self._topics[record.topic] = record
-            self._revisions[record.topic] = entry.revision
         alive = {key for record in self._topics.values() for key in record.partition_ids}
         for key, entry in self._store.list("/partitions/"):
             partition = msgspec.json.decode(entry.value, type=PartitionRecord)
@@ -421,19 +341,81 @@ class TopicDirectory:
                     "choose another name"
                 )
 
+    def _require_durable(self, name: str) -> TopicRecord:
+        record = self.require(name)
+        if name in self._new:
+            raise FailedPrecondition(f"topic {name} is just being created; try again")
+        return record
+
+    def _changes(self, record: TopicRecord) -> list[tuple[str, bytes | None]]:
+        """What is to be written for a new topic, itself last."""
+        changes: list[tuple[str, bytes | None]] = [
+            (_partition_key(partition.partition_id), msgspec.json.encode(partition))
+            for partition in self.partitions(record)
+        ]
+        return [*changes, (_topic_key(record.topic), msgspec.json.encode(record))]
+
+    def _commit_batch(self, batch: list[TopicRecord]) -> list[NotMade]:
+        try:
+            if self._write(batch):
+                return []
+        except DanubeError as error:
+            return [self._undo(record, error) for record in batch]
+        if len(batch) > 1:  # one of them exists; the others need not suffer
+            return [failure for record in batch for failure in self._commit_batch([record])]
+        text = f"topic {batch[0].topic} was created by somebody else just now; use it"
+        return [self._undo(batch[0], AlreadyExists(text))]
+
+    @staticmethod
+    def _batch(new: list[TopicRecord]) -> list[TopicRecord]:
+        """As many topics from the front as fit into one transaction; at least one."""
+        room = CHANGES_MAX
+        for count, record in enumerate(new):
+            room -= len(record.partition_ids) + 1
+            if room < 0:
+                return new[: max(count, 1)]
+        return new
+
+    def _write(self, batch: list[TopicRecord]) -> bool:
+        """Record new topics; False if somebody else made one of them. Raises what the store does.
+
+        The last transaction holds the topics themselves, so they exist all at once.
+        """
+        changes = [change for record in batch for change in self._changes(record)]
+        expected = {_topic_key(record.topic): 0 for record in batch}
+        while len(changes) > CHANGES_MAX:
+            self._store.transact(changes[:CHANGES_MAX])
+            changes = changes[CHANGES_MAX:]
+        return self._store.transact(changes, expected) is not None
+
+    def _forget(self, record: TopicRecord) -> list[PartitionRecord]:
+        partitions = self.partitions(record)
+        del self._topics[record.topic]
+        for partition in partitions:
+            del self._partitions[partition.partition_id]
+            self._count(partition, -1)
+        return partitions
+
+    def _undo(self, record: TopicRecord, error: DanubeError) -> NotMade:
+        return NotMade(record, self._forget(record), error)
+
     def _take_ids(self, count: int) -> list[int]:
         """Ids that nobody had before, not even before a crash."""
         if self._next_id + count > self._reserved_id:
-            reserved = self._next_id + max(count, ID_BLOCK)
-            if reserved > PARTITION_ID_MAX:
-                raise FailedPrecondition(
-                    "all partition ids were used; start with a new data directory"
-                )
-            self._store.put("/ids/next", str(reserved).encode())
-            self._reserved_id = reserved
+            self._reserve_ids(max(count, ID_BLOCK))
         ids = list(range(self._next_id, self._next_id + count))
         self._next_id += count
         return ids
+
+    def _reserve_ids(self, count: int) -> None:
+        entry = self._store.get("/ids/next")
+        first = int(entry.value) if entry is not None else 1
+        if first + count > PARTITION_ID_MAX:
+            raise FailedPrecondition("all partition ids were used; take a new data directory")
+        revision = entry.revision if entry is not None else 0
+        if self._store.cas("/ids/next", str(first + count).encode(), revision) is None:
+            raise FailedPrecondition("somebody else took ids just now; try again")
+        self._next_id, self._reserved_id = first, first + count
 
     def _place(self) -> int:
         """The log with the fewest partitions; counts the new one."""

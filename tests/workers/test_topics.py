@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from danube_fast.broker.topics import TopicDirectory, TopicOptions
+from danube_fast.broker.topic_records import TopicOptions, TopicRecord
+from danube_fast.broker.topics import TopicDirectory
 from danube_fast.clock import SystemClock
 from danube_fast.errors import (
     AlreadyExists,
@@ -29,11 +30,17 @@ def options(**values: Any) -> TopicOptions:
     return TopicOptions.parse(values)
 
 
+def create(topics: TopicDirectory, name: str, **values: Any) -> TopicRecord:
+    record = topics.create(name, options(**values), 0)
+    assert topics.commit() == []
+    return record
+
+
 def test_defaults_and_reload() -> None:
     store = MemoryStore(SystemClock())
     topics = directory(store)
-    plain = topics.create("/default/a", options(), 7)
-    parts = topics.create("/default/b", options(partitions=3, durability="os"), 8)
+    plain = create(topics, "/default/a")
+    parts = create(topics, "/default/b", partitions=3, durability="os")
     assert (plain.dispatch, plain.durability, plain.partitioned) == ("reliable", "fsync", False)
     assert [plain.partition_topic(0)] == ["/default/a"]
     assert [parts.partition_topic(i) for i in range(3)] == [
@@ -42,36 +49,36 @@ def test_defaults_and_reload() -> None:
     again = directory(store)
     assert again.topics() == [plain, parts]
     assert again.partitions(parts) == topics.partitions(parts)
-    assert again.create("/default/c", options(), 9).incarnation > max(parts.partition_ids)
+    assert create(again, "/default/c").incarnation > max(parts.partition_ids)
 
 
 def test_placement_takes_the_log_with_the_fewest() -> None:
     store = MemoryStore(SystemClock())
     topics = directory(store, 4)
     for i in range(8):
-        topics.create(f"/default/t{i}", options(), 0)
+        create(topics, f"/default/t{i}")
     assert [len(topics.partitions_in_logs([log])) for log in range(4)] == [2, 2, 2, 2]
     for i in range(8):
         if topics.partitions(topics.require(f"/default/t{i}"))[0].log_id != 3:
             topics.delete(f"/default/t{i}")
-    topics.create("/default/wide", options(partitions=6), 0)
+    create(topics, "/default/wide", partitions=6)
     assert [len(topics.partitions_in_logs([log])) for log in range(4)] == [2, 2, 2, 2]
     assert [len(directory(store, 4).partitions_in_logs([log])) for log in range(4)] == [2, 2, 2, 2]
 
 
 def test_prefixes_are_not_confused() -> None:
     topics = directory()
-    topics.create("/default/ab", options(), 0)
+    create(topics, "/default/ab")
     with pytest.raises(NotFound, match=r"topics create /default/a$"):
         topics.require("/default/a")
-    topics.create("/default/a", options(), 0)
+    create(topics, "/default/a")
     topics.delete("/default/a")
     assert [record.topic for record in topics.topics("default")] == ["/default/ab"]
 
 
 def test_names_of_partitions() -> None:
     topics = directory()
-    wide = topics.create("/default/wide", options(partitions=2), 0)
+    wide = create(topics, "/default/wide", partitions=2)
     assert topics.partition_of("/default/wide-part-1") == (wide, 1)
     for name in (
         "/default/wide-part-2",
@@ -81,11 +88,11 @@ def test_names_of_partitions() -> None:
     ):
         assert topics.partition_of(name) is None
     with pytest.raises(AlreadyExists, match="is a partition of"):
-        topics.create("/default/wide-part-1", options(), 0)
-    topics.create("/default/lone-part-1", options(), 0)
+        create(topics, "/default/wide-part-1")
+    create(topics, "/default/lone-part-1")
     with pytest.raises(AlreadyExists, match="lone-part-1"):
-        topics.create("/default/lone", options(partitions=2), 0)
-    topics.create("/default/lone", options(), 0)
+        create(topics, "/default/lone", partitions=2)
+    create(topics, "/default/lone")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +114,7 @@ def test_wrong_options(wrong: dict[str, Any], text: str) -> None:
 
 def test_existing_topic_against_options() -> None:
     topics = directory()
-    record = topics.create("/default/a", options(dispatch="non_reliable"), 0)
+    record = create(topics, "/default/a", dispatch="non_reliable")
     topics.check_options(record, options())
     topics.check_options(record, options(dispatch="non_reliable", durability="os", partitions=0))
     with pytest.raises(FailedPrecondition, match="non_reliable"):
@@ -121,9 +128,9 @@ def test_existing_topic_against_options() -> None:
 def test_namespaces() -> None:
     topics = directory()
     with pytest.raises(NotFound, match="namespaces create iot"):
-        topics.create("/iot/x", options(), 0)
+        create(topics, "/iot/x")
     topics.create_namespace("iot", 0)
-    topics.create("/iot/x", options(), 0)
+    create(topics, "/iot/x")
     with pytest.raises(FailedPrecondition, match="/iot/x"):
         topics.delete_namespace("iot")
     topics.delete("/iot/x")
@@ -139,17 +146,73 @@ class FailingStore(MemoryStore):
     """Fails every change once `left` changes were made, as a process that died would."""
 
     left = 1 << 60
+    commits = 0
 
     def _write(self, *arguments: Any) -> None:
         if self.left <= 0:
             raise ResourceExhausted("no more")
         self.left -= 1
+        self.commits += 1
         super()._write(*arguments)
+
+
+def test_new_topics_share_commits_and_large_ones_take_several() -> None:
+    store = FailingStore(SystemClock())
+    topics = TopicDirectory(store, log_count=2, partitions_per_topic_max=500)
+    for i in range(150):
+        topics.create(f"/default/t{i}", options(), 0)
+    assert topics.commit() == []
+    assert store.commits <= 4
+    topics.create("/default/wide", options(partitions=301), 0)
+    assert topics.commit() == []
+    assert store.commits <= 4 + 4
+    again = TopicDirectory(store, log_count=2, partitions_per_topic_max=500)
+    assert again.topics() == topics.topics()
+    assert again.partition_count == topics.partition_count == 150 + 301
+    topics.delete("/default/wide")
+    assert len(store.list("/partitions/")) == 150
+
+
+def test_what_cannot_be_recorded_does_not_exist() -> None:
+    store = FailingStore(SystemClock())
+    topics = directory(store)
+    create(topics, "/default/there")
+    store.left = 0
+    one = topics.create("/default/one", options(), 0)
+    two = topics.create("/default/two", options(partitions=3), 0)
+    with pytest.raises(FailedPrecondition, match="try again"):
+        topics.delete("/default/one")
+    failed = topics.commit()
+    assert [(made.record, len(made.partitions)) for made in failed] == [(one, 1), (two, 3)]
+    assert all(isinstance(made.error, ResourceExhausted) for made in failed)
+    assert [record.topic for record in topics.topics()] == ["/default/there"]
+    assert topics.partition_count == 1
+    store.left = 1 << 60
+    again = create(topics, "/default/one")
+    assert again.incarnation > two.incarnation
+    assert directory(store).topics() == topics.topics()
+
+
+def test_two_writers_of_one_store() -> None:
+    """Another process made a topic meanwhile: only that one fails, and nothing of it is changed."""
+    store = MemoryStore(SystemClock())
+    mine, other = directory(store), directory(store)
+    theirs = create(other, "/default/b", dispatch="non_reliable")
+    for name in ("a", "b", "c"):
+        mine.create(f"/default/{name}", options(), 0)
+    (failed,) = mine.commit()
+    assert failed.record.topic == "/default/b"
+    assert isinstance(failed.error, AlreadyExists)
+    assert mine.partition_count == 2
+    again = directory(store)
+    assert again.topic("/default/b") == theirs
+    assert again.partitions(theirs) == other.partitions(theirs)
+    assert [record.topic for record in mine.topics()] == ["/default/a", "/default/c"]
 
 
 @given(
     steps=st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 3)), max_size=12),
-    cut=st.integers(0, 40),
+    cut=st.integers(0, 20),
 )
 def test_a_kill_between_any_two_writes(steps: list[tuple[bool, int, int]], cut: int) -> None:
     """Whatever was answered is there after a reload, whole; ids are never used twice."""
@@ -159,21 +222,22 @@ def test_a_kill_between_any_two_writes(steps: list[tuple[bool, int, int]], cut: 
     used: set[int] = set()
     alive: dict[str, int] = {}
     unsure = ""
-    for create, number, partitions in steps:
+    for make, number, partitions in steps:
         name = f"/default/t{number}"
+        unsure = name
         try:
-            unsure = name
-            if create:
+            if make:
                 record = topics.create(name, options(partitions=partitions), 0)
                 assert not used & {record.incarnation, *record.partition_ids}
                 used |= {record.incarnation, *record.partition_ids}
+                if topics.commit():
+                    break
                 alive[name] = record.incarnation
             else:
                 topics.delete(name)
                 del alive[name]
         except (AlreadyExists, NotFound):
-            unsure = ""
-            continue
+            pass
         except ResourceExhausted:
             break
         unsure = ""
@@ -181,11 +245,11 @@ def test_a_kill_between_any_two_writes(steps: list[tuple[bool, int, int]], cut: 
     again = directory(store)
     found = {record.topic: record.incarnation for record in again.topics()}
     found.pop(unsure, None)
+    recorded = set(alive.values())
     alive.pop(unsure, None)
     assert found == alive
     listed = {pid for record in again.topics() for pid in record.partition_ids}
     stored = {int(key.rpartition("/")[2]) for key, _ in store.list("/partitions/")}
     assert stored == listed == {p.partition_id for p in again.partitions_in_logs(range(2))}
-    if again.topic("/default/new") is None:
-        fresh = again.create("/default/new", options(partitions=2), 0)
-        assert not used & {fresh.incarnation, *fresh.partition_ids}
+    fresh = create(again, "/default/new", partitions=2)
+    assert not {fresh.incarnation, *fresh.partition_ids} & (recorded | listed)
