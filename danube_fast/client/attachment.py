@@ -18,6 +18,7 @@ from danube_fast.client.connection import Call, Connection
 from danube_fast.client.credit import Credit
 from danube_fast.client.delivery import Delivery
 from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, SECOND_NS
+from danube_fast.client.options import READER
 from danube_fast.errors import (
     DanubeError,
     DataLoss,
@@ -32,11 +33,11 @@ from danube_fast.frame.view import FrameView
 from danube_fast.net.protocol import CloseConsumer, ConsumerEvent, EventKind, Subscribe
 
 if TYPE_CHECKING:
-    from danube_fast.client.consumer import Consumer
+    from danube_fast.client.inbox import Inbox
+    from danube_fast.client.routes import Partition
 
-__all__ = ["READER", "Attachment"]
+__all__ = ["Attachment"]
 
-READER = "reader"
 _RETRYABLE = (Unavailable, Internal, ResourceExhausted)
 _TAKEOVER_NS = 6 * SECOND_NS
 """How long a reconnecting consumer is refused by what may be its own old session."""
@@ -47,18 +48,16 @@ class Attachment:
 
     def __init__(
         self,
-        consumer: Consumer,
-        connection: Connection,
+        inbox: Inbox,
+        partition: Partition,
         credit: Credit,
-        topic: str,
-        partition_id: int,
         position: str | int,
     ) -> None:
-        self.consumer = consumer
-        self.connection = connection
+        self.inbox = inbox
+        self.connection = partition.connection
         self.credit = credit
-        self.topic = topic
-        self.partition_id = partition_id
+        self.topic = partition.topic
+        self.partition_id = partition.partition_id
         self.position = position
         self.generation = 0
         self.consumer_id = 0
@@ -75,18 +74,18 @@ class Attachment:
         self._call: Call | None = None
         self._backoff_ns = BACKOFF_MIN_NS
         self._refused_since_ns = 0
-        connection.users[self] = None
-        if connection.is_open:
+        self.connection.users[self] = None
+        if self.connection.is_open:
             self._subscribe()
 
     # ------------------------------------------------------------ subscribing
 
     def _subscribe(self) -> None:
-        consumer, connection = self.consumer, self.connection
+        inbox, connection = self.inbox, self.connection
         self._forget_id()
-        if consumer.type != READER:
+        if inbox.type != READER:
             # a reader acks nothing and reads on behind what it has, so it keeps that
-            consumer.restarted(self)
+            inbox.restarted(self)
         self.subscribed = False
         if self._call is not None:
             connection.abandon(self._call)
@@ -95,7 +94,7 @@ class Attachment:
         self.consumer_id = request
         self.flow_id = self.credit.flow_id
         connection.subscribers[self.consumer_id] = self
-        reading_on = self.ever_subscribed and consumer.type == READER
+        reading_on = self.ever_subscribed and inbox.type == READER
         self._call = connection.call(
             Call(
                 Subscribe(
@@ -103,11 +102,11 @@ class Attachment:
                     self.consumer_id,
                     self.flow_id,
                     self.partition_id,
-                    consumer.subscription,
-                    consumer.type,
+                    inbox.subscription,
+                    inbox.type,
                     self.next_offset if reading_on else self.position,
-                    consumer.name,
-                    consumer.options,
+                    inbox.name,
+                    inbox.options,
                 ),
                 repeatable=False,
                 on_done=self._on_subscribed,
@@ -130,10 +129,10 @@ class Attachment:
         self.ever_subscribed = True
         self._backoff_ns = BACKOFF_MIN_NS
         self._refused_since_ns = 0
-        self.consumer.pump.notify()
+        self.inbox.pump.notify()
 
     def _on_refused(self, error: DanubeError) -> None:
-        now = self.consumer.pump.clock.monotonic_ns()
+        now = self.inbox.pump.clock.monotonic_ns()
         self._refused_since_ns = self._refused_since_ns or now
         own_ghost = (
             type(error) is FailedPrecondition
@@ -142,8 +141,8 @@ class Attachment:
         )
         if isinstance(error, _RETRYABLE) or own_ghost:
             if isinstance(error, Unavailable):
-                self.consumer.attachment_lost(self)
-            self.consumer.pump.arm(self, now + self._backoff_ns)
+                self.inbox.attachment_lost(self)
+            self.inbox.pump.arm(self, now + self._backoff_ns)
             self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_MAX_NS)
         else:
             self.fail(error)
@@ -162,13 +161,15 @@ class Attachment:
             view.check()
         except DataLoss as error:
             self.credit.take(frame_bytes, 0, self.flow_id)
-            self.consumer.damaged(
+            self.inbox.damaged(
                 DataLoss(
                     f"{self.topic}: a frame arrived damaged ({error}); it is not acked: reconnect"
                 )
             )
             return
-        self.consumer.arrived(Delivery(self, view))
+        delivery = Delivery(self, view)
+        self.next_offset = max(self.next_offset, delivery.end_offset)
+        self.inbox.arrived(delivery)
 
     def on_event(self, event: ConsumerEvent) -> None:
         """The broker tells of an end or a gap."""
@@ -188,7 +189,7 @@ class Attachment:
             end = int(detail.get("end", 0))
             first = int(detail.get("start", self.next_offset))
             self.next_offset = max(self.next_offset, end)
-            self.consumer.gap(self, first, end - 1, str(detail.get("reason", "unknown")))
+            self.inbox.gap(self, first, end - 1, str(detail.get("reason", "unknown")))
 
     def producer_name(self, producer_id: int) -> str:
         """Name that the broker told for a producer id, or nothing."""
@@ -196,24 +197,15 @@ class Attachment:
 
     # ------------------------------------------------------------ acks
 
-    def ack(self, start: int, end: int) -> None:
-        """Offsets from `start` below `end` are done with."""
-        pending = self.pending
-        if pending and pending[-1] == start:
-            pending[-1] = end
-        else:
-            pending.append(start)
-            pending.append(end)
-
     def take_pending(self) -> list[int]:
         """The ranges that wait, merged."""
         pending, self.pending = self.pending, []
         return merged(pending) if len(pending) > 2 else pending
 
-    def restart(self) -> None:
-        """A seek took place: what was delivered before does not count any more."""
-        self.generation += 1
-        self.pending.clear()
+    def on_sought(self, call: Call) -> None:
+        """A seek was answered: what was delivered before it does not count any more."""
+        if call.error is None:
+            self.inbox.restarted(self)
 
     # ------------------------------------------------------------ sessions
 
@@ -233,7 +225,7 @@ class Attachment:
 
     def on_away(self) -> None:
         """The worker is gone for long."""
-        self.consumer.attachment_lost(self)
+        self.inbox.attachment_lost(self)
 
     def on_failure(self, error: DanubeError) -> None:
         """The connection refuses this client."""
@@ -245,7 +237,7 @@ class Attachment:
             self.failure = error
             self._forget_id()
             self.subscribed = False
-            self.consumer.attachment_failed(self, error)
+            self.inbox.attachment_failed(self, error)
 
     def move(self, connection: Connection, credit: Credit) -> None:
         """The partition is served elsewhere now."""
@@ -267,7 +259,7 @@ class Attachment:
             self.connection.abandon(self._call)
             self._call = None
         self.connection.users.pop(self, None)
-        self.consumer.pump.disarm(self)
+        self.inbox.pump.disarm(self)
 
     def close(self) -> Call | None:
         """Detach at the broker; the call to wait for."""

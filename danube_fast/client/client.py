@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from danube_fast.client.admin_client import AdminClient
-from danube_fast.client.attachment import READER
-from danube_fast.client.consumer import Consumer, ConsumerOptions
+from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
 from danube_fast.client.limits import (
     CLOSE_TIMEOUT_SECONDS,
@@ -16,6 +15,7 @@ from danube_fast.client.limits import (
     REQUEST_TIMEOUT_SECONDS,
 )
 from danube_fast.client.message import Message, MessageId
+from danube_fast.client.options import READER, ConsumerOptions
 from danube_fast.client.producer import Producer
 from danube_fast.client.reader import Reader, checked_stop
 from danube_fast.client.subscriber import Subscriber
@@ -29,7 +29,7 @@ def consumer_request(
     topic: str | Sequence[str] | None,
     *,
     subscription: str,
-    type: str,
+    type: str,  # noqa: A002 - its name in the documentation
     initial_position: str | int,
     name: str | None,
     pattern: str | None,
@@ -106,6 +106,7 @@ class Client:
         """
         return self._core.run(
             self._core.producer_steps(
+                Producer,
                 topic,
                 name=name,
                 dispatch=dispatch,
@@ -124,7 +125,7 @@ class Client:
         topic: str | Sequence[str] | None = None,
         *,
         subscription: str,
-        type: str = "exclusive",
+        type: str = "exclusive",  # noqa: A002 - its name in the documentation
         initial_position: str | int = "latest",
         name: str | None = None,
         timeout: float = REQUEST_TIMEOUT_SECONDS,
@@ -151,7 +152,7 @@ class Client:
             key_filters=key_filters,
             failure_policy=failure_policy,
         )
-        return self._core.run(self._core.consumer_steps(topics, options, timeout))
+        return self._core.run(self._core.consumer_steps(Consumer, topics, options, timeout))
 
     def reader(
         self,
@@ -165,7 +166,7 @@ class Client:
         """Read from `start` to before `stop` ("latest": the end as of now; None: read on for ever)."""
         end = checked_stop(stop)
         options = ConsumerOptions("", READER, start, self._core.name, permits_bytes).checked()
-        consumer = self._core.run(self._core.consumer_steps([topic], options, timeout))
+        consumer = self._core.run(self._core.consumer_steps(Consumer, [topic], options, timeout))
         return Reader(self._core, consumer, end)
 
     def subscribe(

@@ -23,7 +23,6 @@ import zmq
 
 from danube_fast.client.limits import (
     BACKOFF_MIN_NS,
-    DRAIN_PARTS_MAX,
     HANDSHAKE_RETRY_NS,
     LOOKUP_AFTER_NS,
     MILLISECOND_NS,
@@ -162,6 +161,7 @@ class Connection:
         self._hello = 0
         self._opened = False
         self._quick = False
+        self._draining = False
         self._heard_ns = pump.clock.monotonic_ns()
         self._pinged_ns = 0
         self._lost_ns = self._heard_ns
@@ -351,19 +351,22 @@ class Connection:
     # ------------------------------------------------------------ receiving
 
     def drain(self) -> int:
-        """Read what is there, at most DRAIN_PARTS_MAX commands. How many were read."""
+        """Read until nothing is left (credit and windows bound it). How many commands there were."""
+        if self._draining:
+            return 0  # called from a handler; the loop below goes on reading anyway
         socket = self._socket
         receive = socket.recv
         count = 0
+        self._draining = True
         try:
-            while count < DRAIN_PARTS_MAX:
+            while socket is self._socket:
                 part = receive(zmq.NOBLOCK, copy=False)
                 count += 1
                 self._handle(part, receive)
-                if socket is not self._socket:
-                    break
         except zmq.Again:
             pass
+        finally:
+            self._draining = False
         if count:
             self._heard_ns = self.pump.clock.monotonic_ns()
         return count

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import zmq
 
 from danube_fast.client.connection import Call, Connection, Identity
-from danube_fast.client.consumer import Consumer, ConsumerOptions
+from danube_fast.client.inbox import Inbox
 from danube_fast.client.keeper import Keeper
 from danube_fast.client.limits import PRODUCERS_CACHED_MAX, REQUEST_TIMEOUT_SECONDS
-from danube_fast.client.producer import Producer, ProducerOptions
+from danube_fast.client.options import ConsumerOptions, ProducerOptions
+from danube_fast.client.outbox import Outbox
 from danube_fast.client.pump import Pump, Steps, Wait, deadline_after
 from danube_fast.client.routes import Routes, Topic
 from danube_fast.client.url import parse_url
@@ -33,6 +34,8 @@ from danube_fast.types import parse_topic
 __all__ = ["Core"]
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Outbox)
+C = TypeVar("C", bound=Inbox)
 _TRANSPORTS = ("auto", "zmq", "tcp")
 _FORKED = FailedPrecondition(
     "this process was forked after the client was opened, and neither sockets nor threads survive "
@@ -63,8 +66,8 @@ class Core:
         self.transport = transport
         self.refusal: DanubeError | None = None
         self.pump = Pump(SystemClock())
-        self.opened: dict[Producer | Consumer, None] = {}
-        self.cached: collections.OrderedDict[str, Producer] = collections.OrderedDict()
+        self.opened: dict[Outbox | Inbox, None] = {}
+        self.cached: collections.OrderedDict[str, Outbox] = collections.OrderedDict()
         self._identity = Identity(self.name, {"token": token} if token else {})
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._keeper = Keeper(self.pump, self.name)
@@ -105,6 +108,7 @@ class Core:
 
     def producer_steps(
         self,
+        kind: type[P],
         topic: str,
         *,
         name: str | None = None,
@@ -112,7 +116,7 @@ class Core:
         durability: str | None = None,
         partitions: int | None = None,
         **options: Any,
-    ) -> Steps[Producer]:
+    ) -> Steps[P]:
         """Look up or create the topic and open a producer."""
         checked = ProducerOptions(**options)
         parse_topic(topic)
@@ -121,7 +125,7 @@ class Core:
         deadline_ns = self.pump.clock.monotonic_ns() + checked.timeout_ns
         route = yield from self.routes.lookup_steps(topic, create, 0, deadline_ns)
         with self.pump.lock:
-            producer = Producer(self, route, name or f"{self.name}-{secrets.token_hex(4)}", checked)
+            producer = kind(self, route, name or f"{self.name}-{secrets.token_hex(4)}", checked)
             route.user = weakref.ref(producer)
             self.opened[producer] = None
         try:
@@ -132,8 +136,8 @@ class Core:
         return producer
 
     def consumer_steps(
-        self, topics: list[str], options: ConsumerOptions, timeout: float
-    ) -> Steps[Consumer]:
+        self, kind: type[C], topics: list[str], options: ConsumerOptions, timeout: float
+    ) -> Steps[C]:
         """Wait for the topics, subscribe to all their partitions."""
         options = options.checked()
         deadline_ns = deadline_after(self.pump.clock, timeout)
@@ -143,7 +147,7 @@ class Core:
             wait_ns = max(0, deadline_ns - self.pump.clock.monotonic_ns())
             routes.append((yield from self.routes.lookup_steps(topic, None, wait_ns, deadline_ns)))
         with self.pump.lock:
-            consumer = Consumer(self, routes, options)
+            consumer = kind(self, routes, options)
             for route in routes:
                 route.user = weakref.ref(consumer)
             self.opened[consumer] = None
@@ -154,7 +158,7 @@ class Core:
             raise
         return consumer
 
-    def _discard(self, user: Producer | Consumer) -> None:
+    def _discard(self, user: Outbox | Inbox) -> None:
         """Close something that never opened, without waiting."""
         with self.pump.lock:
             steps = user.close_steps(0)
@@ -165,17 +169,17 @@ class Core:
             finally:
                 steps.close()
 
-    def forget(self, user: Producer | Consumer) -> None:
+    def forget(self, user: Outbox | Inbox) -> None:
         """It was closed."""
         self.opened.pop(user, None)
 
-    def cached_producer_steps(self, topic: str) -> Steps[Producer]:
+    def cached_producer_steps(self, topic: str) -> Steps[Outbox]:
         """The producer that `client.publish` uses for a topic."""
         producer = self.cached.get(topic)
         if producer is not None and producer in self.opened:
             self.cached.move_to_end(topic)
             return producer
-        producer = yield from self.producer_steps(topic)
+        producer = yield from self.producer_steps(Outbox, topic)
         self.cached[topic] = producer
         if len(self.cached) > PRODUCERS_CACHED_MAX:
             _, oldest = self.cached.popitem(last=False)

@@ -35,6 +35,7 @@ from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,
     Internal,
+    InvalidArgument,
     ProducerFenced,
     ResourceExhausted,
     TopicDeleted,
@@ -46,7 +47,7 @@ from danube_fast.frame.stamp import seal
 from danube_fast.net.protocol import CloseProducer, OpenProducer, Publish, Status, encode
 
 if TYPE_CHECKING:
-    from danube_fast.client.producer import Producer
+    from danube_fast.client.outbox import Outbox
 
 __all__ = ["Lane", "Sending"]
 
@@ -70,7 +71,7 @@ class Sending:
     """A packed frame until it is settled."""
 
     __slots__ = (
-        "awaited", "base_sequence", "buffer", "callbacks", "deadline_ns", "done", "error",
+        "base_sequence", "buffer", "callbacks", "deadline_ns", "done", "error",
         "frame_bytes", "lane", "message_count", "offset", "publish_time_ns", "refusal", "request",
     )  # fmt: skip
 
@@ -91,8 +92,6 @@ class Sending:
         self.refusal: DanubeError | None = None
         """Why the broker did not take it the last time."""
         self.error: DanubeError | None = None
-        self.awaited = False
-        """Somebody waits for this very frame and is told the error himself."""
         self.callbacks: list[tuple[int, Any]] | None = None
 
     def on_published(self, request: int, status: int, offset: int, text: str) -> None:
@@ -105,9 +104,9 @@ class Lane:
     """Sequence numbers, window and open batch of one producer on one partition."""
 
     def __init__(
-        self, producer: Producer, connection: Connection, topic: str, partition_id: int
+        self, outbox: Outbox, connection: Connection, topic: str, partition_id: int
     ) -> None:
-        self.producer = producer
+        self.outbox = outbox
         self.connection = connection
         self.topic = topic
         self.partition_id = partition_id
@@ -139,7 +138,7 @@ class Lane:
         request = self.connection.next_request()
         self._opening = self.connection.call(
             Call(
-                OpenProducer(request, self.partition_id, self.producer.name),
+                OpenProducer(request, self.partition_id, self.outbox.name),
                 repeatable=False,
                 on_done=self._on_opened,
             )
@@ -153,7 +152,7 @@ class Lane:
             if isinstance(call.error, _RETRYABLE):
                 self._retry_later(call.error)
                 if isinstance(call.error, Unavailable):
-                    self.producer.lane_lost(self)
+                    self.outbox.lane_lost(self)
             else:
                 self.fail(call.error)
             return
@@ -169,11 +168,11 @@ class Lane:
         )
         self._backoff_ns = BACKOFF_MIN_NS
         self._resend()
-        self.producer.pump.notify()
+        self.outbox.pump.notify()
 
     def _fenced(self) -> ProducerFenced:
         return ProducerFenced(
-            f"another producer named {self.producer.name!r} has published to {self.topic}; close this "
+            f"another producer named {self.outbox.name!r} has published to {self.topic}; close this "
             "one, or give each producer a name of its own"
         )
 
@@ -205,30 +204,30 @@ class Lane:
             self.opened
             and self.failure is None
             and len(self.unacked) < FRAMES_IN_FLIGHT_MAX
-            and self.producer.window_open
+            and self.outbox.window_open
         )
 
     def pack(self, outgoing: Outgoing, start: int) -> int:
         """Pack and send one frame from `outgoing` at `start`; index of the first message left."""
-        producer = self.producer
-        buffer, frame_bytes, count = producer.packer.pack(outgoing, start)
+        outbox = self.outbox
+        buffer, frame_bytes, count = outbox.packer.pack(outgoing, start)
         sending = Sending(self, buffer, frame_bytes, self.next_sequence, count)
         self.next_sequence += count
-        clock = producer.pump.clock
+        clock = outbox.pump.clock
         sending.publish_time_ns = clock.wall_ns()
         now = clock.monotonic_ns()
-        sending.deadline_ns = now + producer.timeout_ns
+        sending.deadline_ns = now + outbox.timeout_ns
         self._seal(sending)
         if outgoing.callbacks is not None:
             stop = start + count
             found = [(i - start, call) for i, call in outgoing.callbacks if start <= i < stop]
             sending.callbacks = found or None
         self.unacked.append(sending)
-        producer.unacked_bytes += frame_bytes
+        outbox.unacked_bytes += frame_bytes
         if self.phase is Phase.FLOWING:
             self._transmit(sending)
-        if self not in producer.pump.armed:
-            producer.pump.arm(self, now + SETTLE_TICK_NS)
+        if self not in outbox.pump.armed:
+            outbox.pump.arm(self, now + SETTLE_TICK_NS)
         return start + count
 
     def push(self) -> bool:
@@ -237,7 +236,12 @@ class Lane:
         while batch.payloads:
             if not self.can_pack:
                 return False
-            packed = self.pack(batch, 0)
+            try:
+                packed = self.pack(batch, 0)
+            except InvalidArgument as error:
+                # too large with its key and attributes: it must not block those behind it
+                self.outbox.batch_dropped(self, batch.part(0, 1), error)
+                packed = 1
             if packed == len(batch.payloads):
                 self.batch = Outgoing()
                 break
@@ -287,7 +291,7 @@ class Lane:
         if self.phase is Phase.FLOWING:
             self.phase = Phase.PAUSED
         if status == Status.NOT_OWNER:
-            self.producer.lane_lost(self)
+            self.outbox.lane_lost(self)
         if self.on_way == 0 and self.phase is Phase.PAUSED:
             self._recover()
 
@@ -297,10 +301,10 @@ class Lane:
         while unacked and unacked[0].done:
             settled = unacked.popleft()
             self._backoff_ns = BACKOFF_MIN_NS
-            self.producer.settled(self, settled)
+            self.outbox.settled(self, settled)
         if self.on_way == 0 and self.phase is Phase.PAUSED:
             self._recover()
-        elif not unacked and self.batch.payloads:
+        elif self.batch.payloads and (not unacked or self.batch.urgent):
             self.push()
 
     def _recover(self) -> None:
@@ -308,7 +312,7 @@ class Lane:
         while self.unacked:
             head = self.unacked[0]
             if head.done:
-                self.producer.settled(self, self.unacked.popleft())
+                self.outbox.settled(self, self.unacked.popleft())
                 continue
             if head.refusal is None or isinstance(head.refusal, _RETRYABLE):
                 break
@@ -323,10 +327,10 @@ class Lane:
             self._retry_later(self.unacked[0].refusal)
         else:
             self._resend()
-        self.producer.pump.notify()
+        self.outbox.pump.notify()
 
     def _retry_later(self, refusal: DanubeError | None) -> None:
-        now = self.producer.pump.clock.monotonic_ns()
+        now = self.outbox.pump.clock.monotonic_ns()
         # out of sequence though nothing before it is missing: ask where the broker stands
         self.phase = Phase.PAUSED if refusal is not None and self.opened else Phase.OPENING
         self._retry_due_ns = now + self._backoff_ns
@@ -335,7 +339,7 @@ class Lane:
 
     def _give_up(self, sending: Sending, error: DanubeError) -> None:
         sending.done, sending.error = True, error
-        self.producer.settled(self, sending)
+        self.outbox.settled(self, sending)
 
     def fail(self, error: DanubeError) -> None:
         """Nothing of this lane will ever be accepted."""
@@ -348,9 +352,9 @@ class Lane:
             self._give_up(sending, error)
         self.unacked.clear()
         dropped, self.batch = self.batch, Outgoing()
-        self.producer.batch_dropped(self, dropped, error)
-        self.producer.pump.disarm(self)
-        self.producer.pump.notify()
+        self.outbox.batch_dropped(self, dropped, error)
+        self.outbox.pump.disarm(self)
+        self.outbox.pump.notify()
 
     # ------------------------------------------------------------ sessions
 
@@ -368,7 +372,7 @@ class Lane:
 
     def on_away(self) -> None:
         """The worker is gone for long."""
-        self.producer.lane_lost(self)
+        self.outbox.lane_lost(self)
 
     def on_failure(self, error: DanubeError) -> None:
         """The connection refuses this client."""
@@ -397,7 +401,7 @@ class Lane:
 
     def close(self) -> Call | None:
         """Give the producer up at the broker; the call to wait for."""
-        self.producer.pump.disarm(self)
+        self.outbox.pump.disarm(self)
         call = None
         if self.opened and self.failure is None and self.connection.is_open:
             command = CloseProducer(
@@ -431,7 +435,7 @@ class Lane:
         if self.unacked:
             due_ns = min(due_ns, now_ns + SETTLE_TICK_NS)
         if due_ns < FOREVER_NS:
-            self.producer.pump.arm(self, max(due_ns, now_ns))
+            self.outbox.pump.arm(self, max(due_ns, now_ns))
 
     def _expire(self, now_ns: int) -> None:
         """The oldest frames have waited for longer than the producer's timeout."""
@@ -444,7 +448,7 @@ class Lane:
             self._give_up(
                 sending,
                 kind(
-                    f"no ack from {self.connection.endpoint} within {self.producer.timeout_ns / 1e9:g} s"
+                    f"no ack from {self.connection.endpoint} within {self.outbox.timeout_ns / 1e9:g} s"
                     f"{why}; it may have been stored: publish it again under the same producer name, "
                     "or raise timeout="
                 ),
@@ -458,12 +462,6 @@ class Lane:
             self._open()
         else:
             self.phase = Phase.OPENING
-
-    def name_messages(self, sending: Sending) -> tuple[str, str]:
-        """How to name the first and the last message of a frame."""
-        first = sending.base_sequence
-        last = first + sending.message_count - 1
-        return f"{self.topic} sequence {first}", f"{self.topic} sequence {last}"
 
     def message_id(self, sending: Sending, index: int) -> MessageId:
         """Id of a message of an acked frame."""

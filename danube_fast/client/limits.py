@@ -17,7 +17,6 @@ __all__ = [
     "CLOSE_TIMEOUT_SECONDS",
     "CONNECT_TIMEOUT_SECONDS",
     "CREDIT_PARTS",
-    "DRAIN_PARTS_MAX",
     "FRAMES_IN_FLIGHT_MAX",
     "HANDSHAKE_RETRY_NS",
     "KEEPER_QUIET_NS",
@@ -86,8 +85,6 @@ ACK_RANGES_MAX = 4096
 BATCH_MESSAGES_DEFAULT = 10_000
 
 # the pump
-DRAIN_PARTS_MAX = 512
-"""Messages read from one socket in one turn, so that no connection starves another."""
 KEEPER_QUIET_NS = 2 * MILLISECOND_NS
 """The keeper sleeps at least this long while the application itself keeps every deadline."""
 KEEPER_IDLE_NS = 5 * SECOND_NS

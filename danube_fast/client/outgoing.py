@@ -6,7 +6,7 @@ hot path: one kernel call over the list itself.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,14 +19,25 @@ from danube_fast.frame.columns import Columns
 from danube_fast.frame.layout import Codec
 from danube_fast.frame.pack import pack_columns_into, pack_into
 
-__all__ = ["Attributes", "OnDelivery", "Outgoing", "Packer", "as_key", "as_payload", "as_time_ns"]
+__all__ = [
+    "Attributes",
+    "OnDelivery",
+    "Outgoing",
+    "Packer",
+    "Ticket",
+    "as_key",
+    "as_payload",
+    "as_time_ns",
+    "checked_attributes",
+    "outgoing_list",
+]
 
 Attributes = Mapping[str, str]
 OnDelivery = Callable[[MessageId | None, DanubeError | None], object]
 """Called with the message's id, or with None and the error that kept it out."""
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_MICROSECOND = datetime.timedelta(microseconds=1)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
 _ATTRIBUTE_OVERHEAD_BYTES = 16
 
 
@@ -56,7 +67,7 @@ def as_time_ns(value: Any, what: str) -> int | None:
     """Nanoseconds since the epoch from an int or an aware datetime. Raises InvalidArgument."""
     if value is None or type(value) is int:
         return value
-    if isinstance(value, datetime.datetime):
+    if isinstance(value, dt.datetime):
         if value.tzinfo is None:
             raise InvalidArgument(f"{what} has no time zone; use datetime.now(timezone.utc)")
         return (value - _EPOCH) // _MICROSECOND * 1000
@@ -72,12 +83,38 @@ def checked_attributes(value: Any) -> Attributes:
     raise InvalidArgument(f"attributes map str to str; this does not: {value!r:.200}")
 
 
+class Ticket:
+    """Stands among the callbacks for somebody who waits for one message's ack."""
+
+    __slots__ = ("_error", "_message_id", "settled")
+
+    def __init__(self) -> None:
+        self.settled = False
+        self._message_id: MessageId | None = None
+        self._error: DanubeError | None = None
+
+    def settle(self, message_id: MessageId | None, error: DanubeError | None) -> None:
+        """The outcome is known. Under the pump's lock."""
+        self._message_id, self._error, self.settled = message_id, error, True
+
+    def is_settled(self) -> bool:
+        """Whether the outcome is known."""
+        return self.settled
+
+    def result(self) -> MessageId:
+        """The id, or the error raised (a fresh one: several may wait for one frame)."""
+        if self._message_id is None:
+            error = self._error
+            raise type(error)(str(error)) if error is not None else TypeError("not settled")
+        return self._message_id
+
+
 class Outgoing:
     """Parallel columns of messages; a column nobody used is None."""
 
     __slots__ = (
         "_prepared", "attributes", "byte_count", "callbacks", "deliver_at", "event_times", "keys",
-        "payloads",
+        "payloads", "urgent",
     )  # fmt: skip
 
     def __init__(self, payloads: list[bytes | None] | None = None) -> None:
@@ -86,8 +123,10 @@ class Outgoing:
         self.attributes: list[Attributes | None] | None = None
         self.event_times: list[int | None] | None = None
         self.deliver_at: list[int | None] | None = None
-        self.callbacks: list[tuple[int, OnDelivery]] | None = None
+        self.callbacks: list[tuple[int, OnDelivery | Ticket]] | None = None
         self.byte_count = 0
+        self.urgent = False
+        """Somebody waits for the ack: out with it as soon as the window allows."""
         self._prepared: Columns | None = None
 
     @property
@@ -107,7 +146,7 @@ class Outgoing:
         attributes: Attributes | None,
         event_time: int | None,
         deliver_at: int | None,
-        callback: OnDelivery | None,
+        callback: OnDelivery | Ticket | None,
     ) -> None:
         """One message more; its fields were checked."""
         count = len(self.payloads)
@@ -150,6 +189,7 @@ class Outgoing:
         if self.callbacks:
             end = len(self.payloads) if stop is None else stop
             out.callbacks = [(i - start, call) for i, call in self.callbacks if start <= i < end]
+        out.urgent = self.urgent
         out.byte_count = sum(
             MESSAGE_OVERHEAD_BYTES + (len(payload) if payload else 0) for payload in out.payloads
         )

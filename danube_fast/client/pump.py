@@ -90,7 +90,6 @@ class Pump:
             collections.deque()
         )
         self.armed: dict[Timed, int] = {}
-        self.drained_ns = 0
         self.on_progress: Callable[[], None] | None = None
         """An event loop that shares this pump hears here that states changed."""
         self._condition = threading.Condition(self.lock)
@@ -133,14 +132,13 @@ class Pump:
         count = 0
         for connection in tuple(self._sockets):
             count += connection.drain()
-        self.drained_ns = self.clock.monotonic_ns()
         if count:
             self.notify()
         return count
 
     def after_send(self, connection: Socket) -> None:
         """Under the lock, behind a send: it may have swallowed the edge that a sleeper needs."""
-        if self._asleep and connection.readable():
+        if (self._asleep or self.on_progress is not None) and connection.readable():
             connection.drain()
             self.notify()
 
@@ -199,8 +197,7 @@ class Pump:
     def _lead(self, ready: Callable[[], bool], deadline_ns: int) -> bool:
         """Read and sleep until `ready()`, callbacks are due, or the time is up (then True)."""
         while True:
-            if self.drain() and (self.callbacks or ready()):
-                return False
+            self.drain()
             if self.callbacks or ready():
                 return False
             left_ns = deadline_ns - self.clock.monotonic_ns()
@@ -237,6 +234,8 @@ class Pump:
 
     def run_callbacks(self) -> None:
         """Call the application back without the lock. The caller holds it exactly once."""
+        if self.on_progress is not None:
+            return  # the event loop calls back from its own thread
         while self.callbacks:
             function, arguments = self.callbacks.popleft()
             self.lock.release()

@@ -18,9 +18,9 @@ from danube_fast.client.pump import Steps
 from danube_fast.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from danube_fast.client.consumer import Consumer
     from danube_fast.client.core import Core
     from danube_fast.client.delivery import Delivery
+    from danube_fast.client.inbox import Inbox
 
 __all__ = ["Reader", "checked_stop"]
 
@@ -41,13 +41,13 @@ def checked_stop(stop: Any) -> int | str | None:
 class Reader:
     """Reads a range of a topic. Made by `client.reader()`; iterate over it once."""
 
-    def __init__(self, core: Core, consumer: Consumer, stop: int | str | None) -> None:
+    def __init__(self, core: Core, inbox: Inbox, stop: int | str | None) -> None:
         self._core = core
-        self._consumer = consumer
+        self._inbox = inbox
         self._stops: dict[Attachment, int] = {}
         self._done: dict[Attachment, int] = {}
         """Next offset to be handed to the application, per partition."""
-        for attachment in consumer.attachments:
+        for attachment in inbox.attachments:
             if stop is None:
                 end = STOP_NEVER
             elif isinstance(stop, int):
@@ -66,7 +66,7 @@ class Reader:
     def _reached(self, attachment: Attachment) -> bool:
         # a gap moves next_offset without a delivery; it counts once nothing is queued before it
         done = self._done[attachment]
-        if not self._consumer.has_waiting(attachment):
+        if not self._inbox.has_waiting(attachment):
             done = max(done, attachment.next_offset)
         return done >= self._stops[attachment]
 
@@ -74,13 +74,13 @@ class Reader:
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
     ) -> Steps[Batch]:
         """The next messages of the range; an empty Batch at its end or when the time is up."""
-        clock = self._consumer.pump.clock
+        clock = self._inbox.pump.clock
         deadline_ns = None if timeout is None else clock.monotonic_ns() + int(timeout * 1e9)
         while not self.is_finished:
             seconds = _POLL_SECONDS
             if deadline_ns is not None:
                 seconds = min(seconds, max(0.0, (deadline_ns - clock.monotonic_ns()) / 1e9))
-            batch = yield from self._consumer.receive_batch_steps(max_messages, seconds)
+            batch = yield from self._inbox.receive_batch_steps(max_messages, seconds)
             pieces = [piece for piece in map(self._cut, batch._pieces) if piece is not None]
             if pieces:
                 return Batch(pieces)
@@ -148,7 +148,7 @@ class Reader:
 
     def close_steps(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> Steps[None]:
         """`close` as steps."""
-        yield from self._consumer.close_steps(timeout)
+        yield from self._inbox.close_steps(timeout)
 
     def __enter__(self) -> Reader:
         return self

@@ -1,0 +1,365 @@
+"""The inbox: everything of a consumer but the way in which its callers wait.
+
+    connection.drain -> attachment.on_frame -> _queue -> in hand -> Message / Batch
+                                                          ack -> acks.py -> ACK
+
+Frames wait, checked, in `_queue`; the application takes messages out of the one in hand without a
+lock. Queue entries of an older generation of their attachment (before a reconnect or a seek) are
+skipped when their turn comes. `Consumer` and `AsyncConsumer` are faces of this; one thread (or
+task) at a time.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from danube_fast.client.acks import AckQueue
+from danube_fast.client.attachment import Attachment
+from danube_fast.client.connection import Call, Connection
+from danube_fast.client.credit import Credit
+from danube_fast.client.delivery import Delivery
+from danube_fast.client.limits import (
+    BATCH_MESSAGES_DEFAULT,
+    CLOSE_TIMEOUT_SECONDS,
+    REQUEST_TIMEOUT_SECONDS,
+)
+from danube_fast.client.message import Batch, Message, Received
+from danube_fast.client.options import READER, ConsumerOptions, checked_position
+from danube_fast.client.pump import Steps, Wait, deadline_after
+from danube_fast.errors import (
+    DanubeError,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+)
+from danube_fast.net.protocol import Seek
+
+if TYPE_CHECKING:
+    from danube_fast.client.core import Core
+    from danube_fast.client.routes import Topic
+
+__all__ = ["Gap", "Inbox"]
+
+_GAPS_KEPT_MAX = 1000
+
+
+class Gap(NamedTuple):
+    """Offsets that will never be delivered, both ends included."""
+
+    topic: str
+    first: int
+    last: int
+    reason: str
+
+
+class Inbox:
+    """Attachments, received frames and acks of one consumer."""
+
+    def __init__(self, core: Core, topics: Sequence[Topic], options: ConsumerOptions) -> None:
+        self.pump = core.pump
+        self.subscription = options.subscription
+        self.type = options.type
+        self.name = options.name
+        self.options = options.options
+        self.topics: tuple[str, ...] = tuple(topic.name for topic in topics)
+        self.gaps: collections.deque[Gap] = collections.deque(maxlen=_GAPS_KEPT_MAX)
+        """The latest ranges that the broker said are lost."""
+        self._core = core
+        self._routes = tuple(topics)
+        self._lock = core.pump.lock
+        self._queue: collections.deque[Delivery] = collections.deque()
+        self._error: DanubeError | None = None
+        """Raised once by the next receive."""
+        self._refusal: DanubeError | None = None
+        """Raised by every receive from now on."""
+        self._closed = False
+        # the frame in hand
+        self._delivery: Any = None
+        self._index = 0
+        self._stop = 0
+        self._payloads: list[bytes | None] = []
+        self._offsets: Sequence[int] = ()
+        self.attachments: list[Attachment] = []
+        self._acks = AckQueue(self.pump, self.attachments)
+        self._attach(options)
+
+    def _attach(self, options: ConsumerOptions) -> None:
+        partitions = [partition for topic in self._routes for partition in topic.partitions]
+        connections = dict.fromkeys(partition.connection for partition in partitions)
+        self._window_bytes = max(1, options.permits_bytes // len(connections))
+        self._window_messages = max(1, options.permits_messages // len(connections))
+        self._credits: dict[Connection, Credit] = {}
+        for partition in partitions:
+            credit = self._credit(partition.connection)
+            self.attachments.append(Attachment(self, partition, credit, options.position))
+
+    def _credit(self, connection: Connection) -> Credit:
+        credit = self._credits.get(connection)
+        if credit is None:
+            credit = Credit(connection, self._window_bytes, self._window_messages)
+            self._credits[connection] = credit
+        return credit
+
+    def open_steps(self, deadline_ns: int) -> Steps[None]:
+        """Wait until every partition has accepted the subscription."""
+        attachments = self.attachments
+        ready = yield Wait(
+            lambda: self._refusal is not None or all(a.subscribed for a in attachments), deadline_ns
+        )
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            if not ready:
+                waiting = next(a for a in attachments if not a.subscribed)
+                raise DeadlineExceeded(
+                    f"{waiting.topic}: its worker at {waiting.connection.endpoint} did not answer "
+                    "in time; look at `danube-fast status`"
+                )
+
+    # ------------------------------------------------------------ receiving
+
+    def take_one(self) -> Message:
+        """The next message of the frame in hand, which has one."""
+        index = self._index
+        self._index = index + 1
+        return Received(self._delivery, index, self._payloads[index], self._offsets[index])
+
+    def receive_steps(self, timeout: float | None = None) -> Steps[Message | None]:
+        """The next message; None when the time is up."""
+        if self._index >= self._stop and not (yield from self.next_steps(timeout)):
+            return None
+        return self.take_one()
+
+    def next_steps(self, timeout: float | None) -> Steps[bool]:
+        """Have a frame in hand that has a message left; False when the time is up."""
+        deadline_ns = deadline_after(self.pump.clock, timeout)
+        while self._index >= self._stop:
+            delivery = self._take()
+            if delivery is not None:
+                self._hold(delivery, 0)
+            elif not (yield from self._arrived_steps(deadline_ns)):
+                return False
+        return True
+
+    def receive_batch_steps(
+        self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
+    ) -> Steps[Batch]:
+        """What is there; waits only for the first message."""
+        if max_messages < 1:
+            raise InvalidArgument("max_messages must be at least 1; ask for more")
+        deadline_ns = deadline_after(self.pump.clock, timeout)
+        while True:
+            batch = Batch(self._gather(max_messages))
+            if batch or not (yield from self._arrived_steps(deadline_ns)):
+                return batch
+
+    def _gather(self, limit: int) -> list[tuple[Delivery, int, int]]:
+        """Pieces of at most `limit` messages that are here already."""
+        pieces: list[tuple[Delivery, int, int]] = []
+        if self._index < self._stop:
+            stop = min(self._stop, self._index + limit)
+            pieces.append((self._delivery, self._index, stop))
+            limit -= stop - self._index
+            self._index = stop
+        while limit and (delivery := self._take()) is not None:
+            stop = min(delivery.count, limit)
+            pieces.append((delivery, 0, stop))
+            limit -= stop
+            if stop < delivery.count:
+                self._hold(delivery, stop)
+        return pieces
+
+    def _arrived_steps(self, deadline_ns: int) -> Steps[bool]:
+        """Wait for a frame in the queue. Raises what ended or broke the consumer."""
+        with self._lock:
+            self._acks.send()
+        ready = yield Wait(self._has_arrived, deadline_ns)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if not self._queue and self._refusal is not None:
+            raise self._refusal
+        return ready
+
+    def _has_arrived(self) -> bool:
+        return bool(self._queue) or self._error is not None or self._refusal is not None
+
+    def _take(self) -> Delivery | None:
+        """The next frame that still counts; its credit goes back."""
+        while True:
+            try:
+                delivery = self._queue.popleft()
+            except IndexError:
+                return None
+            attachment = delivery.attachment
+            with self._lock:
+                attachment.credit.take(delivery.frame_bytes, delivery.count, delivery.flow_id)
+                if self._acks.due_ns <= self.pump.clock.monotonic_ns():
+                    self._acks.send()
+            if delivery.generation == attachment.generation and delivery.count:
+                return delivery
+
+    def _hold(self, delivery: Delivery, index: int) -> None:
+        """Take that frame in hand, from message `index` on."""
+        count = delivery.count
+        self._payloads = delivery.view.payloads()
+        self._offsets = delivery.offset_list(0, count)
+        self._delivery = delivery
+        self._index, self._stop = index, count
+
+    def has_waiting(self, attachment: Attachment) -> bool:
+        """Whether frames of that partition wait in the queue or are in hand."""
+        if self._index < self._stop and self._delivery.attachment is attachment:
+            return True
+        with self._lock:
+            return any(delivery.attachment is attachment for delivery in self._queue)
+
+    # ------------------------------------------------------------ what attachments report
+
+    def arrived(self, delivery: Delivery) -> None:
+        """Attachment: a frame."""
+        self._queue.append(delivery)
+
+    def damaged(self, error: DanubeError) -> None:
+        """Attachment: a frame that cannot be trusted."""
+        self._error = error
+
+    def gap(self, attachment: Attachment, first: int, last: int, reason: str) -> None:
+        """Attachment: offsets that will never come."""
+        self.gaps.append(Gap(attachment.topic, first, last, reason))
+        self.pump.notify()
+
+    def restarted(self, attachment: Attachment) -> None:
+        """A seek or a new subscription: frames from before it do not count any more."""
+        attachment.generation += 1
+        attachment.pending.clear()
+        if self._delivery is not None and self._delivery.attachment is attachment:
+            self._stop = 0
+
+    def attachment_failed(self, attachment: Attachment, error: DanubeError) -> None:
+        """Attachment: it will receive nothing any more."""
+        self._refusal = self._refusal or type(error)(f"{attachment.topic}: {error}")
+        self.pump.notify()
+
+    def attachment_lost(self, attachment: Attachment) -> None:
+        """Attachment: its worker does not have the partition."""
+        for route in self._routes:
+            if any(p.partition_id == attachment.partition_id for p in route.partitions):
+                self._core.routes.refresh(route)
+
+    def moved(self) -> None:
+        """Routes: a topic was looked up again."""
+        places = {p.partition_id: p.connection for route in self._routes for p in route.partitions}
+        for attachment in self.attachments:
+            connection = places.get(attachment.partition_id)
+            if connection is not None and connection is not attachment.connection:
+                attachment.move(connection, self._credit(connection))
+
+    def topic_gone(self, error: DanubeError) -> None:
+        """Routes: a topic does not exist any more."""
+        for attachment in self.attachments:
+            attachment.fail(error)
+
+    # ------------------------------------------------------------ acks, seek, lag
+
+    def check_acking(self) -> None:
+        """Raise FailedPrecondition for a reader, which has no cursor."""
+        if self.type == READER:
+            raise FailedPrecondition("a reader acks nothing; use client.consumer() for a cursor")
+
+    def flush_acks_steps(self, timeout: float = REQUEST_TIMEOUT_SECONDS) -> Steps[None]:
+        """Send queued acks and wait until they are durable."""
+        self.check_acking()
+        with self._lock:
+            calls = self._acks.send(durable=True)
+        what = "acks; what is not acked is delivered again"
+        yield from self._answered_steps(calls, timeout, what)
+
+    def seek_steps(self, position: Any, timeout: float = REQUEST_TIMEOUT_SECONDS) -> Steps[None]:
+        """Move the subscription in every partition."""
+        self.check_acking()
+        place = checked_position(position)
+        calls: list[Call] = []
+        with self._lock:
+            self._acks.send()
+            for attachment in self.attachments:
+                connection = attachment.connection
+                command = Seek(connection.next_request(), attachment.consumer_id, place)
+                call = Call(command, repeatable=False, on_done=attachment.on_sought)
+                calls.append(connection.call(call))
+        yield from self._answered_steps(calls, timeout, "seek; it may have happened")
+
+    def _answered_steps(self, calls: list[Call], timeout: float, what: str) -> Steps[None]:
+        """Wait for all replies and raise the first error."""
+        ready = yield Wait(
+            lambda: all(call.done for call in calls), deadline_after(self.pump.clock, timeout)
+        )
+        for call in calls:
+            if call.done:
+                call.result()
+        if not ready:
+            raise DeadlineExceeded(
+                f"no answer within {timeout:g} s to {what}, look at `danube-fast status`"
+            )
+
+    def lag_steps(self) -> Steps[int]:
+        """Messages that are not acked, as the broker counts them."""
+        self.check_acking()
+        lag = 0
+        for topic in self.topics:
+            arguments = {"topic": topic, "subscription": self.subscription}
+            answer = yield from self._core.admin_steps("describe_subscription", arguments)
+            lag += int(answer["lag_messages"])
+        return lag
+
+    @property
+    def state(self) -> str:
+        """connected, reconnecting, failed or closed."""
+        if self._closed:
+            return "closed"
+        if self._refusal is not None:
+            return "failed"
+        connected = all(a.subscribed and a.connection.is_open for a in self.attachments)
+        return "connected" if connected else "reconnecting"
+
+    # ------------------------------------------------------------ the end
+
+    def close_steps(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> Steps[None]:
+        """Flush acks, detach."""
+        if self._closed:
+            return
+        deadline_ns = deadline_after(self.pump.clock, timeout)
+        with self._lock:
+            calls = [] if self.type == READER else self._acks.send(durable=True)
+            self._closed = True
+            self.refuse(FailedPrecondition("the consumer is closed; open another one"))
+            calls += [call for a in self.attachments if (call := a.close()) is not None]
+            for credit in self._credits.values():
+                credit.close()
+            self._acks.close()
+            self._core.forget(self)
+            self.pump.notify()
+        self._queue.clear()
+        self._index = self._stop = 0
+        yield Wait(lambda: all(call.done for call in calls), deadline_ns)
+
+    def refuse(self, error: DanubeError) -> None:
+        """Core: nothing works any more (closed client, forked process)."""
+        self._refusal = self._refusal or error
+        self._stop = 0
+
+    def __repr__(self) -> str:
+        topics = ", ".join(self.topics)
+        return (
+            f"<{type(self).__name__} {self.subscription!r} ({self.type}) on {topics}: {self.state}>"
+        )
+
+
+def messages_in_hand(inbox: Inbox) -> Iterator[Message]:
+    """The messages left in the frame in hand; an interrupted iteration loses none."""
+    delivery, payloads, offsets = inbox._delivery, inbox._payloads, inbox._offsets
+    while (index := inbox._index) < inbox._stop and delivery is inbox._delivery:
+        inbox._index = index + 1
+        yield Received(delivery, index, payloads[index], offsets[index])

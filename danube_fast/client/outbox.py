@@ -1,0 +1,476 @@
+"""The outbox: everything of a producer but the way in which its callers wait.
+
+    send, send_many     into the open batch of a lane; the calling thread packs and sends it when
+                        it is full, the keeper when it has lingered
+    publish             into the open batch too, which goes out at once; a ticket waits for the ack
+    flush               waits until everything is acked, raises what was not
+
+Each partition has a lane (`lane.py`). Whatever went wrong in the background is kept and raised by
+the next send, flush or close, naming the first and the last message concerned. `Producer` and
+`AsyncProducer` are faces of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.client.lane import Lane, Sending
+from danube_fast.client.limits import (
+    BATCH_MESSAGES_MAX,
+    CLOSE_TIMEOUT_SECONDS,
+    FRAME_OVERHEAD_BYTES,
+    MESSAGE_BYTES_MAX_DEFAULT,
+    MESSAGE_OVERHEAD_BYTES,
+)
+from danube_fast.client.message import MessageId
+from danube_fast.client.options import ProducerOptions
+from danube_fast.client.outgoing import (
+    Attributes,
+    OnDelivery,
+    Outgoing,
+    Packer,
+    Ticket,
+    as_key,
+    as_payload,
+    as_time_ns,
+    checked_attributes,
+    outgoing_list,
+)
+from danube_fast.client.pump import Steps, Wait, deadline_after
+from danube_fast.errors import (
+    DanubeError,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    ResourceExhausted,
+)
+from danube_fast.frame.hash import key_hash
+
+if TYPE_CHECKING:
+    from danube_fast.client.core import Core
+    from danube_fast.client.routes import Topic
+
+__all__ = ["Outbox"]
+
+_LINGER_CHECK_MASK = 31
+"""A busy sender looks at the clock once in so many messages."""
+_ERRORS_MAX = 1000
+"""Distinct errors kept for the next call; they are raised as one."""
+
+
+class Outbox:
+    """Lanes, window and errors of one producer."""
+
+    def __init__(self, core: Core, topic: Topic, name: str, options: ProducerOptions) -> None:
+        self.topic: str = topic.name
+        self.name = name
+        self.pump = core.pump
+        self.timeout_ns = options.timeout_ns
+        self.packer = Packer(options.batch_bytes, options.codec)
+        self.unacked_bytes = 0
+        self._core = core
+        self._route = topic
+        self._options = options
+        self._lock = core.pump.lock
+        self._batch_bytes = options.batch_bytes - FRAME_OVERHEAD_BYTES
+        self._window_bytes = options.window_bytes
+        self._linger_ns = options.linger_ns
+        self._message_bytes_max = MESSAGE_BYTES_MAX_DEFAULT
+        self._last_id: MessageId | None = None
+        self._errors: list[tuple[str, str, int, DanubeError]] = []
+        self._refusal: DanubeError | None = None
+        """Set once no further message can be taken: closed, or forked."""
+        self._next_lane = 0
+        self.lanes = [
+            Lane(self, partition.connection, partition.topic, partition.partition_id)
+            for partition in topic.partitions
+        ]
+        self._only = self.lanes[0] if len(self.lanes) == 1 else None
+
+    # ------------------------------------------------------------ opening
+
+    def open_steps(self, deadline_ns: int) -> Steps[None]:
+        """Wait until every partition has told its next sequence."""
+        lanes = self.lanes
+        yield Wait(lambda: all(lane.opened or lane.failure for lane in lanes), deadline_ns)
+        with self._lock:
+            for lane in lanes:
+                if lane.failure is not None:
+                    raise lane.failure
+                if not lane.opened:
+                    raise DeadlineExceeded(
+                        f"{lane.topic}: its worker at {lane.connection.endpoint} did not answer in time; "
+                        "look at `danube-fast status`"
+                    )
+            self._message_bytes_max = min(
+                lane.connection.limit("message_bytes_max", MESSAGE_BYTES_MAX_DEFAULT)
+                for lane in lanes
+            )
+            self.packer.message_frame_bytes_max = self._message_bytes_max
+
+    # ------------------------------------------------------------ sending
+
+    def send_plain(self, payload: Any) -> bool:
+        """`send` of a payload alone, if that needs neither a wait nor a decision."""
+        lane = self._only
+        if lane is None or type(payload) is not bytes:
+            return False
+        with self._lock:
+            batch = lane.batch
+            size = len(payload) + MESSAGE_OVERHEAD_BYTES
+            if (
+                batch.byte_count + size > self._batch_bytes
+                or not batch.is_plain
+                or self._errors
+                or self._refusal is not None
+                or lane.failure is not None
+            ):
+                return False
+            batch.payloads.append(payload)
+            batch.byte_count += size
+            self._appended(lane, len(batch.payloads))
+            return True
+
+    def _appended(self, lane: Lane, count: int) -> None:
+        """A message was added to the open batch of `lane`: now, or later?"""
+        if not lane.unacked:
+            lane.push()
+        elif count == 1:
+            self._linger(lane)
+        elif (
+            count & _LINGER_CHECK_MASK == 0 and self.pump.clock.monotonic_ns() >= lane.linger_due_ns
+        ):
+            self.pump.try_drain()
+            lane.push()
+
+    def _linger(self, lane: Lane) -> None:
+        """The open batch goes out at the latest when its linger is over."""
+        lane.linger_due_ns = self.pump.clock.monotonic_ns() + self._linger_ns
+        self.pump.arm(lane, lane.linger_due_ns)
+
+    def send_steps(
+        self,
+        payload: bytes | None,
+        key: bytes | str | None,
+        attributes: Attributes | None,
+        event_time: Any,
+        deliver_at: Any,
+        deliver_after: float | None,
+        on_delivery: OnDelivery | None,
+    ) -> Steps[None]:
+        """`send`, with all its options."""
+        fields = self._checked(payload, key, attributes, event_time, deliver_at, deliver_after)
+        deadline_ns = self.pump.clock.monotonic_ns() + self.timeout_ns
+        while True:
+            with self._lock:
+                self._raise_errors()
+                lane = self._lane_for(fields[1])
+                if self._has_room(lane, len(fields[0] or b"")):
+                    lane.batch.append(*fields, on_delivery)
+                    self._appended(lane, len(lane.batch.payloads))
+                    return
+            yield from self._room(lane, deadline_ns)
+
+    def publish_steps(
+        self,
+        payload: bytes | None,
+        key: bytes | str | None = None,
+        attributes: Attributes | None = None,
+        event_time: Any = None,
+        deliver_at: Any = None,
+        deliver_after: float | None = None,
+    ) -> Steps[MessageId]:
+        """One message at once, and its ack."""
+        fields = self._checked(payload, key, attributes, event_time, deliver_at, deliver_after)
+        deadline_ns = self.pump.clock.monotonic_ns() + self.timeout_ns
+        ticket = Ticket()
+        while True:
+            with self._lock:
+                self._raise_errors()
+                lane = self._lane_for(fields[1])
+                if self._has_room(lane, len(fields[0] or b"")):
+                    lane.batch.append(*fields, ticket)
+                    lane.batch.urgent = True
+                    lane.push()
+                    break
+            yield from self._room(lane, deadline_ns)
+        yield Wait(ticket.is_settled)
+        return ticket.result()
+
+    def _has_room(self, lane: Lane, payload_bytes: int) -> bool:
+        """Whether the open batch takes one more message, if need be after it was sent."""
+        batch = lane.batch
+        return (
+            not batch.payloads
+            or (
+                batch.byte_count + payload_bytes + MESSAGE_OVERHEAD_BYTES <= self._batch_bytes
+                and len(batch.payloads) < BATCH_MESSAGES_MAX
+            )
+            or lane.push()
+        )
+
+    def _room(self, lane: Lane, deadline_ns: int) -> Steps[None]:
+        """Wait until the window lets one more frame of `lane` through."""
+        ready = yield Wait(lambda: lane.can_pack or self._must_raise(lane), deadline_ns)
+        if not ready:
+            with self._lock:
+                raise self._window_error(lane)
+
+    def _must_raise(self, lane: Lane) -> bool:
+        return bool(self._errors) or self._refusal is not None or lane.failure is not None
+
+    def _window_error(self, lane: Lane) -> DanubeError:
+        seconds = self.timeout_ns / 1e9
+        if not lane.opened or not lane.connection.is_open:
+            return DeadlineExceeded(
+                f"{lane.topic}: the worker at {lane.connection.endpoint} could not be reached for "
+                f"{seconds:g} s; look at `danube-fast status`, then send again"
+            )
+        why = lane.unacked[0].refusal if lane.unacked else None
+        return ResourceExhausted(
+            f"{lane.topic}: {self.unacked_bytes} bytes in {len(lane.unacked)} batches were not acked "
+            f"within {seconds:g} s, so the message was not taken"
+            + (f" (the broker says: {why})" if why else "")
+            + "; send more slowly, or raise window_bytes_max= or timeout="
+        )
+
+    def _checked(
+        self,
+        payload: Any,
+        key: Any,
+        attributes: Attributes | None,
+        event_time: Any,
+        deliver_at: Any,
+        deliver_after: float | None,
+    ) -> tuple[bytes | None, bytes | None, Attributes | None, int | None, int | None]:
+        data = as_payload(payload)
+        if data is not None and len(data) > self._message_bytes_max:
+            raise InvalidArgument(
+                f"the payload has {len(data)} bytes and the broker accepts {self._message_bytes_max} "
+                "(message_bytes_max); split it, or raise the broker's limit"
+            )
+        if deliver_after is not None:
+            if deliver_at is not None:
+                raise InvalidArgument("give deliver_at or deliver_after, not both")
+            deliver_at = self.pump.clock.wall_ns() + int(deliver_after * 1e9)
+        return (
+            data,
+            as_key(key),
+            checked_attributes(attributes) if attributes else None,
+            as_time_ns(event_time, "event_time"),
+            as_time_ns(deliver_at, "deliver_at"),
+        )
+
+    def _lane_for(self, key: bytes | None) -> Lane:
+        """By key hash, or round-robin by batch."""
+        if self._only is not None:
+            return self._only
+        if key is not None:
+            return self.lanes[key_hash(key) % len(self.lanes)]
+        lane = self.lanes[self._next_lane]
+        if not lane.batch.payloads:
+            self._next_lane = (self._next_lane + 1) % len(self.lanes)
+            lane = self.lanes[self._next_lane]
+        return lane
+
+    def send_many_steps(
+        self,
+        payloads: Sequence[bytes | None],
+        keys: Sequence[bytes | str | None] | None,
+        attributes: Sequence[Attributes | None] | None,
+        event_times: Sequence[Any] | None,
+        deliver_at: Sequence[Any] | None,
+        on_delivery: OnDelivery | None,
+    ) -> Steps[None]:
+        """Whole lists, packed where they lie."""
+        outgoing = outgoing_list(payloads, keys, attributes, event_times, deliver_at, on_delivery)
+        if not outgoing.payloads:
+            return
+        if self._only is None and outgoing.keys is not None:
+            for lane_index, part in self._by_key(outgoing):
+                yield from self._pour(part, self.lanes[lane_index])
+        else:
+            yield from self._pour(outgoing, self._only)
+
+    def _by_key(self, outgoing: Outgoing) -> list[tuple[int, Outgoing]]:
+        """Split by the partition of each key; without a key, all to the next partition in turn."""
+        count = len(self.lanes)
+        parts: dict[int, Outgoing] = {}
+        keys = outgoing.keys or []
+        callbacks = dict(outgoing.callbacks or ())
+        self._next_lane = (self._next_lane + 1) % count
+        for index, payload in enumerate(outgoing.payloads):
+            key = keys[index]
+            lane_index = self._next_lane if key is None else key_hash(key) % count
+            part = parts.get(lane_index)
+            if part is None:
+                part = parts[lane_index] = Outgoing()
+            part.append(
+                payload,
+                key,
+                outgoing.attributes[index] if outgoing.attributes else None,
+                outgoing.event_times[index] if outgoing.event_times else None,
+                outgoing.deliver_at[index] if outgoing.deliver_at else None,
+                callbacks.get(index),
+            )
+        return list(parts.items())
+
+    def _pour(self, outgoing: Outgoing, only: Lane | None) -> Steps[None]:
+        """Pack a whole list into frames of one lane, or of all in turn."""
+        total, start = len(outgoing.payloads), 0
+        deadline_ns = self.pump.clock.monotonic_ns() + self.timeout_ns
+        while start < total:
+            with self._lock:
+                self._raise_errors()
+                lane = only or self._lane_for(None)
+                # what waits in the open batch was sent earlier and goes first
+                if lane.can_pack and lane.push() and lane.can_pack:
+                    start = lane.pack(outgoing, start)
+                    if only is None:
+                        self._next_lane = (self._next_lane + 1) % len(self.lanes)
+                    self.pump.try_drain()
+                    deadline_ns = self.pump.clock.monotonic_ns() + self.timeout_ns
+                    continue
+            try:
+                yield from self._room(lane, deadline_ns)
+            except ResourceExhausted as error:
+                raise ResourceExhausted(f"{error} ({start} of {total} messages taken)") from None
+
+    # ------------------------------------------------------------ waiting for acks
+
+    def flush_steps(self, timeout: float | None = None) -> Steps[MessageId | None]:
+        """Wait until nothing is unacked; id of the last message acked."""
+        seconds = self.timeout_ns / 1e9 if timeout is None else timeout
+        deadline_ns = deadline_after(self.pump.clock, seconds)
+        with self._lock:
+            self._check_usable()
+            for lane in self.lanes:
+                lane.push()
+        ready = yield Wait(self._is_flushed, deadline_ns)
+        with self._lock:
+            self._raise_errors()
+            if not ready:
+                raise DeadlineExceeded(
+                    f"not acked within {seconds:g} s: {self._unacked_text()}; flush again to wait on"
+                )
+            return self._last_id
+
+    def _is_flushed(self) -> bool:
+        if self._errors or self._refusal is not None:
+            return True
+        for lane in self.lanes:
+            if lane.batch.payloads and lane.failure is None:
+                lane.push()
+        return all(not lane.unacked and not lane.batch.payloads for lane in self.lanes)
+
+    def _unacked_text(self) -> str:
+        count, first, last = 0, "", ""
+        for lane in self.lanes:
+            if lane.unacked or lane.batch.payloads:
+                begin = lane.unacked[0].base_sequence if lane.unacked else lane.next_sequence
+                end = lane.next_sequence + len(lane.batch.payloads)
+                count += end - begin
+                first = first or f"{lane.topic} sequence {begin}"
+                last = f"{lane.topic} sequence {end - 1}"
+        return f"{count} messages, first {first}, last {last}"
+
+    # ------------------------------------------------------------ what lanes report
+
+    @property
+    def window_open(self) -> bool:
+        """Whether the unacked bytes leave room for one more frame."""
+        return self.unacked_bytes < self._window_bytes
+
+    def settled(self, lane: Lane, sending: Sending) -> None:
+        """Lane: a frame is acked or given up."""
+        self.unacked_bytes -= sending.frame_bytes
+        self.packer.pool.give_back(sending.buffer)
+        error = sending.error
+        if error is None:
+            self._last_id = lane.message_id(sending, sending.message_count - 1)
+        told = 0
+        for index, call in sending.callbacks or ():
+            done = None if error is not None else lane.message_id(sending, index)
+            told += self._tell(call, done, error)
+        if error is not None and told < sending.message_count:
+            self._note_error(lane, sending.base_sequence, sending.message_count, error)
+
+    def batch_dropped(self, lane: Lane, batch: Outgoing, error: DanubeError) -> None:
+        """Lane: messages that were never packed are given up."""
+        told = sum(self._tell(call, None, error) for _, call in batch.callbacks or ())
+        if told < len(batch.payloads):
+            self._note_error(lane, lane.next_sequence, len(batch.payloads), error)
+
+    def _tell(self, call: Any, message_id: MessageId | None, error: DanubeError | None) -> int:
+        """Tell who asked for one message; 1 if that is enough."""
+        if type(call) is Ticket:
+            call.settle(message_id, error)
+            return 1
+        self.pump.callbacks.append((call, (message_id, error)))
+        return 0
+
+    def lane_lost(self, lane: Lane) -> None:
+        """Lane: its worker does not have the partition; look the topic up again."""
+        self._core.routes.refresh(self._route)
+
+    def moved(self) -> None:
+        """Routes: the topic was looked up again."""
+        for lane, partition in zip(self.lanes, self._route.partitions, strict=False):
+            lane.move(partition.connection)
+
+    def topic_gone(self, error: DanubeError) -> None:
+        """Routes: the topic does not exist any more."""
+        for lane in self.lanes:
+            lane.fail(error)
+
+    def _note_error(self, lane: Lane, sequence: int, count: int, error: DanubeError) -> None:
+        first, last = (f"{lane.topic} sequence {n}" for n in (sequence, sequence + count - 1))
+        if self._errors and type(self._errors[-1][3]) is type(error):
+            begin, _, before, kept = self._errors[-1]
+            self._errors[-1] = (begin, last, before + count, kept)
+        elif len(self._errors) < _ERRORS_MAX:
+            self._errors.append((first, last, count, error))
+
+    def _check_usable(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _raise_errors(self) -> None:
+        self._check_usable()
+        if self._errors:
+            first, last, _, error = self._errors[0]
+            count = sum(entry[2] for entry in self._errors)
+            last = self._errors[-1][1]
+            self._errors.clear()
+            raise type(error)(
+                f"{count} messages were not accepted, first {first}, last {last}: {error}"
+            )
+        if self._only is not None and self._only.failure is not None:
+            raise self._only.failure
+
+    # ------------------------------------------------------------ the end
+
+    def close_steps(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> Steps[None]:
+        """Flush, then give every lane up."""
+        if self._refusal is not None:
+            return
+        deadline_ns = deadline_after(self.pump.clock, timeout)
+        try:
+            yield from self.flush_steps(timeout)
+        finally:
+            with self._lock:
+                self._refusal = FailedPrecondition(
+                    f"the producer {self.name!r} is closed; open another with client.producer()"
+                )
+                calls = [call for lane in self.lanes if (call := lane.close()) is not None]
+                self._core.forget(self)
+                self.pump.notify()
+        yield Wait(lambda: all(call.done for call in calls), deadline_ns)
+
+    def refuse(self, error: DanubeError) -> None:
+        """Core: nothing works any more (closed client, forked process)."""
+        self._refusal = self._refusal or error
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} on {self.topic}, {self.unacked_bytes} bytes unacked>"
