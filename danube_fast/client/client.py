@@ -8,6 +8,7 @@ from typing import Any
 from danube_fast.client.admin_client import AdminClient
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
+from danube_fast.client.inbox import Inbox
 from danube_fast.client.limits import (
     CLOSE_TIMEOUT_SECONDS,
     CONNECT_TIMEOUT_SECONDS,
@@ -166,8 +167,8 @@ class Client:
         """Read from `start` to before `stop` ("latest": the end as of now; None: read on for ever)."""
         end = checked_stop(stop)
         options = ConsumerOptions("", READER, start, self._core.name, permits_bytes).checked()
-        consumer = self._core.run(self._core.consumer_steps(Consumer, [topic], options, timeout))
-        return Reader(self._core, consumer, end)
+        inbox = self._core.run(self._core.consumer_steps(Inbox, [topic], options, timeout))
+        return Reader(self._core, inbox, end)
 
     def subscribe(
         self,
@@ -191,7 +192,7 @@ class Client:
         if self._core.refusal is not None:
             return
         try:
-            self._core.run(self._core.close_steps(timeout))
+            self._core.run(self._core.close_users_steps(timeout))
         finally:
             self._core.shut()
 

@@ -196,7 +196,8 @@ class Connection:
 
     def readable(self) -> bool:
         """Whether a message waits in the socket."""
-        return bool(self._socket.get(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator]
+        events: Any = self._socket.get(zmq.EVENTS)
+        return bool(events & zmq.POLLIN)
 
     def _renew(self) -> None:
         """A fresh socket: nothing stale in its queue, no waiting for ZeroMQ to reconnect."""

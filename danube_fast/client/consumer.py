@@ -14,7 +14,25 @@ from danube_fast.client.limits import (
 from danube_fast.client.message import Batch, Message, MessageId, Received
 from danube_fast.errors import FailedPrecondition
 
-__all__ = ["Consumer"]
+__all__ = ["Consumer", "refuse_cumulative", "refuse_extend"]
+
+
+def refuse_cumulative(inbox: Inbox) -> None:
+    """Raise FailedPrecondition where a cumulative ack makes no sense."""
+    inbox.check_acking()
+    if inbox.type == "shared":
+        raise FailedPrecondition(
+            "a cumulative ack would take messages from the other consumers of a shared "
+            "subscription; ack messages or batches"
+        )
+
+
+def refuse_extend() -> FailedPrecondition:
+    """The error of `extend`."""
+    return FailedPrecondition(
+        "there is no ack timeout, so there is nothing to extend: a message is yours until the "
+        "consumer goes; leave the call out"
+    )
 
 
 class Consumer(Inbox):
@@ -60,12 +78,7 @@ class Consumer(Inbox):
 
         FailedPrecondition on a shared subscription.
         """
-        self.check_acking()
-        if self.type == "shared":
-            raise FailedPrecondition(
-                "a cumulative ack would take messages from the other consumers of a shared "
-                "subscription; ack messages or batches"
-            )
+        refuse_cumulative(self)
         with self._lock:
             self._acks.add_up_to(message)
 
@@ -82,10 +95,7 @@ class Consumer(Inbox):
 
     def extend(self, message: Message, seconds: float) -> None:
         """Keep a message for longer than the ack timeout. There is none yet: FailedPrecondition."""
-        raise FailedPrecondition(
-            "there is no ack timeout, so there is nothing to extend: a message is yours until the "
-            "consumer goes; leave the call out"
-        )
+        raise refuse_extend()
 
     def flush_acks(self, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:
         """Send queued acks and wait until they are durable."""

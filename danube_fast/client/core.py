@@ -215,8 +215,8 @@ class Core:
 
     # ------------------------------------------------------------ the end
 
-    def close_steps(self, timeout: float) -> Steps[None]:
-        """Close everything; returns in time and raises the first error."""
+    def close_users_steps(self, timeout: float) -> Steps[None]:
+        """Close producers and consumers in time, then raise the first error."""
         if self.refusal is not None:
             return
         deadline_ns = deadline_after(self.pump.clock, timeout)
@@ -227,7 +227,6 @@ class Core:
                 yield from user.close_steps(left)
             except DanubeError as error:
                 first = first or error
-        self.shut()
         if first is not None:
             raise first
 

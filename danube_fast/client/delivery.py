@@ -89,7 +89,8 @@ class Delivery:
         if self.is_dense:
             base = self.view.base_offset
             return range(base + start, base + stop)
-        return self.offsets()[start:stop].tolist()
+        offsets: list[int] = self.offsets()[start:stop].tolist()
+        return offsets
 
     def column(self, name: str, start: int, stop: int) -> list[Any]:
         """A slice of the column that `FrameView` calls `name`."""

@@ -42,10 +42,21 @@ class MessageId(NamedTuple):
 class Source(Protocol):
     """Where a message takes its fields from: a received frame, or what the constructor was given."""
 
-    topic: str
-    producer_name: str
-    publish_time: int
-    schema: tuple[int, int] | None
+    @property
+    def topic(self) -> str:
+        """The partition's topic."""
+
+    @property
+    def producer_name(self) -> str:
+        """Name of the producer."""
+
+    @property
+    def publish_time(self) -> int:
+        """Nanoseconds since the epoch."""
+
+    @property
+    def schema(self) -> tuple[int, int] | None:
+        """Schema id and version."""
 
     def key(self, index: int) -> bytes | None:
         """Key of a message."""

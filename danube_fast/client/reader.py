@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from danube_fast.client.delivery import Delivery
     from danube_fast.client.inbox import Inbox
 
-__all__ = ["Reader", "checked_stop"]
+__all__ = ["ReadRange", "Reader", "checked_stop"]
 
 STOP_NEVER = 1 << 62
 _POLL_SECONDS = 0.5
@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.5
 
 
 def checked_stop(stop: Any) -> int | str | None:
-    """ "latest", an offset (not included), or None for never. Raises InvalidArgument."""
+    """The stop: "latest", an offset (not included), or None for never. Raises InvalidArgument."""
     if stop is None or stop == "latest" or (type(stop) is int and stop >= 0):
         return stop  # type: ignore[no-any-return]
     raise InvalidArgument(
@@ -38,8 +38,8 @@ def checked_stop(stop: Any) -> int | str | None:
     )
 
 
-class Reader:
-    """Reads a range of a topic. Made by `client.reader()`; iterate over it once."""
+class ReadRange:
+    """Where a reader is in its range, per partition. `Reader` and `AsyncReader` are faces of this."""
 
     def __init__(self, core: Core, inbox: Inbox, stop: int | str | None) -> None:
         self._core = core
@@ -56,7 +56,6 @@ class Reader:
                 end = attachment.end_offset
             self._stops[attachment] = end
             self._done[attachment] = attachment.next_offset
-        self._held: Iterator[Message] = iter(())
 
     @property
     def is_finished(self) -> bool:
@@ -102,6 +101,30 @@ class Reader:
         self._done[attachment] = max(low, last)
         return (delivery, start, stop) if start < stop else None
 
+    def all_steps(self) -> Steps[Batch]:
+        """Everything up to the stop, as one Batch."""
+        pieces: list[tuple[Delivery, int, int]] = []
+        while True:
+            batch = yield from self.batch_steps()
+            if not batch:
+                break
+            pieces += batch._pieces
+        yield from self.close_steps()
+        return Batch(pieces)
+
+    def must_end(self) -> None:
+        """Raise InvalidArgument for a range that has no end."""
+        if any(stop >= STOP_NEVER for stop in self._stops.values()):
+            raise InvalidArgument("a reader with stop=None never ends; give stop='latest'")
+
+    def close_steps(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> Steps[None]:
+        """Detach."""
+        yield from self._inbox.close_steps(timeout)
+
+
+class Reader(ReadRange):
+    """Reads a range of a topic. Made by `client.reader()`; iterate over it once."""
+
     def receive_batch(
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
     ) -> Batch:
@@ -118,37 +141,18 @@ class Reader:
             yield from batch
         self.close()
 
-    def all_steps(self) -> Steps[Batch]:
-        """Everything up to the stop, as one Batch."""
-        pieces: list[tuple[Delivery, int, int]] = []
-        while True:
-            batch = yield from self.batch_steps()
-            if not batch:
-                break
-            pieces += batch._pieces
-        yield from self.close_steps()
-        return Batch(pieces)
-
     def to_arrow(self) -> Any:
         """The whole range as a pyarrow.Table. Needs `danube-fast[arrow]`; all of it is in memory."""
-        self._must_end()
+        self.must_end()
         return self._core.run(self.all_steps()).to_arrow()
 
     def to_pandas(self) -> Any:
         """The whole range as a pandas.DataFrame. Needs `danube-fast[arrow]` and pandas."""
         return self.to_arrow().to_pandas()
 
-    def _must_end(self) -> None:
-        if any(stop >= STOP_NEVER for stop in self._stops.values()):
-            raise InvalidArgument("a reader with stop=None never ends; give stop='latest'")
-
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Detach; returns within `timeout` seconds."""
         self._core.run(self.close_steps(timeout))
-
-    def close_steps(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> Steps[None]:
-        """`close` as steps."""
-        yield from self._inbox.close_steps(timeout)
 
     def __enter__(self) -> Reader:
         return self

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 CONCURRENCY_MAX = 1024
 _QUEUED_PER_THREAD = 4
 _RECEIVE_SECONDS = 0.2
-_REASON_CHARACTERS_MAX = 200
+REASON_CHARACTERS_MAX = 200
 
 
 class Subscriber:
@@ -77,7 +77,7 @@ class Subscriber:
             except Exception as error:
                 # whatever the handler raises: the message goes back, the others go on
                 _log.debug("a handler failed", exc_info=True)
-                self._answer(message, repr(error)[:_REASON_CHARACTERS_MAX])
+                self._answer(message, repr(error)[:REASON_CHARACTERS_MAX])
             else:
                 self._answer(message, None)
 

@@ -1,0 +1,435 @@
+"""AsyncClient and its producers, consumers and readers: the same names with `await`.
+
+Every method runs the steps of its synchronous twin in the event loop (`loop.py`). Cancelling a
+receive loses no message: messages are taken only when the call returns. Cancelling a publish leaves
+the message on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from danube_fast.client.admin_client import AdminClient
+from danube_fast.client.async_subscriber import AsyncSubscriber
+from danube_fast.client.client import consumer_request
+from danube_fast.client.consumer import refuse_cumulative, refuse_extend
+from danube_fast.client.core import Core
+from danube_fast.client.inbox import Inbox, messages_in_hand
+from danube_fast.client.limits import (
+    BATCH_MESSAGES_DEFAULT,
+    CLOSE_TIMEOUT_SECONDS,
+    CONNECT_TIMEOUT_SECONDS,
+    PERMITS_BYTES_DEFAULT,
+    REQUEST_TIMEOUT_SECONDS,
+)
+from danube_fast.client.loop import LoopDriver
+from danube_fast.client.message import Batch, Message, MessageId, Received
+from danube_fast.client.options import READER, ConsumerOptions
+from danube_fast.client.outbox import Outbox
+from danube_fast.client.outgoing import Attributes, OnDelivery
+from danube_fast.client.reader import ReadRange, checked_stop
+from danube_fast.errors import DanubeError, FailedPrecondition
+
+if TYPE_CHECKING:
+    from danube_fast.client.pump import Steps
+
+__all__ = ["AsyncAdmin", "AsyncClient", "AsyncConsumer", "AsyncProducer", "AsyncReader"]
+
+T = TypeVar("T")
+
+
+class AsyncCore(Core):
+    """A core with a driver for the loop it was opened in."""
+
+    driver: LoopDriver | None = None
+
+    async def arun(self, steps: Steps[T]) -> T:
+        """Drive an operation in the event loop."""
+        if self.driver is None:
+            steps.close()
+            raise self.refusal or FailedPrecondition(
+                "the client is not open; use `await danube_fast.connect_async(...)`"
+            )
+        return await self.driver.run(steps)
+
+
+class AsyncProducer(Outbox):
+    """Publishes to one topic. Made by `await client.producer()`. See Producer for each method."""
+
+    _core: AsyncCore
+
+    async def send(
+        self,
+        payload: bytes | None,
+        *,
+        key: bytes | str | None = None,
+        attributes: Attributes | None = None,
+        event_time: Any = None,
+        deliver_at: Any = None,
+        deliver_after: float | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """Queue one message; waits only while the window is full."""
+        if (
+            key is None
+            and attributes is None
+            and on_delivery is None
+            and event_time is None
+            and deliver_at is None
+            and deliver_after is None
+            and self.send_plain(payload)
+        ):
+            return
+        await self._core.arun(
+            self.send_steps(
+                payload, key, attributes, event_time, deliver_at, deliver_after, on_delivery
+            )
+        )
+
+    async def send_many(
+        self,
+        payloads: Sequence[bytes | None],
+        *,
+        keys: Sequence[bytes | str | None] | None = None,
+        attributes: Sequence[Attributes | None] | None = None,
+        event_times: Sequence[Any] | None = None,
+        deliver_at: Sequence[Any] | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """Queue many messages; waits only while the window is full."""
+        await self._core.arun(
+            self.send_many_steps(payloads, keys, attributes, event_times, deliver_at, on_delivery)
+        )
+
+    async def publish(
+        self,
+        payload: bytes | None,
+        *,
+        key: bytes | str | None = None,
+        attributes: Attributes | None = None,
+        event_time: Any = None,
+        deliver_at: Any = None,
+        deliver_after: float | None = None,
+    ) -> MessageId:
+        """Publish one message at once and wait for its ack; its id."""
+        return await self._core.arun(
+            self.publish_steps(payload, key, attributes, event_time, deliver_at, deliver_after)
+        )
+
+    async def flush(self, timeout: float | None = None) -> MessageId | None:  # noqa: ASYNC109
+        """Wait until everything sent is acked; id of the last message acked."""
+        return await self._core.arun(self.flush_steps(timeout))
+
+    async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
+        """Flush and close, within `timeout` seconds."""
+        await self._core.arun(self.close_steps(timeout))
+
+    async def __aenter__(self) -> AsyncProducer:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            await self.close()
+        except DanubeError:
+            if kind is None:
+                raise
+
+
+class AsyncConsumer(Inbox):
+    """Receives from topics. Made by `await client.consumer()`. See Consumer for each method."""
+
+    _core: AsyncCore
+
+    async def receive(self, timeout: float | None = None) -> Message | None:  # noqa: ASYNC109
+        """The next message; None when `timeout` seconds are over."""
+        if self._index < self._stop:
+            return self.take_one()
+        return await self._core.arun(self.receive_steps(timeout))
+
+    async def receive_batch(
+        self,
+        max_messages: int = BATCH_MESSAGES_DEFAULT,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Batch:
+        """What is there, at most `max_messages`; an empty Batch when the time is up."""
+        return await self._core.arun(self.receive_batch_steps(max_messages, timeout))
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages for ever; ends when the consumer is closed."""
+        while not self._closed:
+            for message in messages_in_hand(self):
+                yield message
+            if not self._closed:
+                await self._core.arun(self.next_steps(None))
+
+    async def ack(self, what: Message | MessageId | Batch | Iterable[Message]) -> None:
+        """Done with a message, a batch, or a list of messages. Queued; see `flush_acks`."""
+        with self._lock:
+            if type(what) is Received:
+                self._acks.add_one(what)
+            else:
+                self._acks.add(what)
+
+    async def ack_cumulative(self, message: Message) -> None:
+        """Done with everything of the message's partition up to and with it."""
+        refuse_cumulative(self)
+        with self._lock:
+            self._acks.add_up_to(message)
+
+    async def nack(
+        self,
+        what: Message | MessageId | Batch | Iterable[Message],
+        delay: float = 0.0,
+        reason: str = "",
+    ) -> None:
+        """Give messages back for redelivery, after `delay` seconds at the earliest."""
+        self.check_acking()
+        with self._lock:
+            self._acks.give_back(what, int(delay * 1000), reason)
+
+    async def extend(self, message: Message, seconds: float) -> None:
+        """Keep a message for longer than the ack timeout. There is none yet: FailedPrecondition."""
+        raise refuse_extend()
+
+    async def flush_acks(self, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
+        """Send queued acks and wait until they are durable."""
+        await self._core.arun(self.flush_acks_steps(timeout))
+
+    async def seek(self, position: Any, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
+        """Move the subscription to "earliest", "latest" or an offset (in every partition)."""
+        await self._core.arun(self.seek_steps(position, timeout))
+
+    async def lag(self) -> int:
+        """Messages of this subscription that are not acked, as the broker counts them."""
+        return await self._core.arun(self.lag_steps())
+
+    async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
+        """Flush acks and detach; returns within `timeout` seconds."""
+        await self._core.arun(self.close_steps(timeout))
+
+    async def __aenter__(self) -> AsyncConsumer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncReader(ReadRange):
+    """Reads a range of a topic. Made by `await client.reader()`; iterate over it once."""
+
+    _core: AsyncCore
+
+    async def receive_batch(
+        self,
+        max_messages: int = BATCH_MESSAGES_DEFAULT,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Batch:
+        """The next messages of the range; empty at its end or when the time is up."""
+        return await self._core.arun(self.batch_steps(max_messages, timeout))
+
+    async def batches(self, max_messages: int = BATCH_MESSAGES_DEFAULT) -> AsyncIterator[Batch]:
+        """The whole range in batches."""
+        while batch := await self.receive_batch(max_messages):
+            yield batch
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        async for batch in self.batches():
+            for message in batch:
+                yield message
+        await self.close()
+
+    async def to_arrow(self) -> Any:
+        """The whole range as a pyarrow.Table."""
+        self.must_end()
+        return (await self._core.arun(self.all_steps())).to_arrow()
+
+    async def to_pandas(self) -> Any:
+        """The whole range as a pandas.DataFrame."""
+        return (await self.to_arrow()).to_pandas()
+
+    async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
+        """Detach; returns within `timeout` seconds."""
+        await self._core.arun(self.close_steps(timeout))
+
+    async def __aenter__(self) -> AsyncReader:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncAdmin:
+    """Every method of AdminClient, to be awaited."""
+
+    def __init__(self, core: AsyncCore) -> None:
+        self._core = core
+
+    async def call(self, operation: str, **arguments: Any) -> Any:
+        """Any operation by name."""
+        return await self._core.arun(AdminClient(self._core).steps(operation, **arguments))
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        if name.startswith("_") or not hasattr(AdminClient, name):
+            raise AttributeError(f"there is no administrative operation {name!r}")
+        return _admin_method(self._core, name)
+
+
+def _admin_method(core: AsyncCore, name: str) -> Callable[..., Awaitable[Any]]:
+    """The method of AdminClient with its steps driven by the loop."""
+
+    class Recorder(AdminClient):
+        def call(self, operation: str, **arguments: Any) -> Any:
+            return core.arun(self.steps(operation, **arguments))
+
+    return cast("Callable[..., Awaitable[Any]]", getattr(Recorder(core), name))
+
+
+class AsyncClient:
+    """A connection to a broker for one event loop. Made by `danube_fast.connect_async()`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str | None = None,
+        token: str | None = None,
+        tls: Any = None,
+        transport: str = "auto",
+    ) -> None:
+        self._core = AsyncCore(url, name=name, token=token, tls=tls, transport=transport)
+        self.admin = AsyncAdmin(self._core)
+        """Administrative operations."""
+
+    async def open(self, timeout: float = CONNECT_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
+        """Connect, within `timeout` seconds; `connect_async` does it. Raises Unavailable."""
+        self._core.driver = LoopDriver(self._core)
+        try:
+            await self._core.arun(self._core.open_steps(timeout))
+        except BaseException:
+            await self._shut()
+            raise
+
+    @property
+    def name(self) -> str:
+        """Name of this client, as the broker shows it."""
+        return self._core.name
+
+    async def producer(
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        dispatch: str | None = None,
+        durability: str | None = None,
+        partitions: int | None = None,
+        **options: Any,
+    ) -> AsyncProducer:
+        """Open a producer, see Client.producer."""
+        return await self._core.arun(
+            self._core.producer_steps(
+                AsyncProducer,
+                topic,
+                name=name,
+                dispatch=dispatch,
+                durability=durability,
+                partitions=partitions,
+                **options,
+            )
+        )
+
+    async def publish(self, topic: str, payload: bytes | None, **fields: Any) -> MessageId:
+        """Publish one message through a cached producer and wait for its ack; its id."""
+        return cast(
+            "MessageId", await self._core.arun(self._core.publish_steps(topic, payload, fields))
+        )
+
+    async def consumer(
+        self,
+        topic: str | Sequence[str] | None = None,
+        *,
+        subscription: str,
+        type: str = "exclusive",  # noqa: A002 - its name in the documentation
+        initial_position: str | int = "latest",
+        name: str | None = None,
+        timeout: float = REQUEST_TIMEOUT_SECONDS,  # noqa: ASYNC109
+        pattern: str | None = None,
+        permits_bytes: int = PERMITS_BYTES_DEFAULT,
+        key_filters: Sequence[str] | None = None,
+        failure_policy: Any = None,
+    ) -> AsyncConsumer:
+        """Subscribe, see Client.consumer."""
+        topics, options = consumer_request(
+            self._core,
+            topic,
+            subscription=subscription,
+            type=type,
+            initial_position=initial_position,
+            name=name,
+            pattern=pattern,
+            permits_bytes=permits_bytes,
+            key_filters=key_filters,
+            failure_policy=failure_policy,
+        )
+        return await self._core.arun(
+            self._core.consumer_steps(AsyncConsumer, topics, options, timeout)
+        )
+
+    async def reader(
+        self,
+        topic: str,
+        *,
+        start: str | int = "earliest",
+        stop: str | int | None = "latest",
+        timeout: float = REQUEST_TIMEOUT_SECONDS,  # noqa: ASYNC109
+        permits_bytes: int = PERMITS_BYTES_DEFAULT,
+    ) -> AsyncReader:
+        """Read a range, see Client.reader."""
+        end = checked_stop(stop)
+        options = ConsumerOptions("", READER, start, self._core.name, permits_bytes).checked()
+        inbox = await self._core.arun(self._core.consumer_steps(Inbox, [topic], options, timeout))
+        return AsyncReader(self._core, inbox, end)
+
+    async def subscribe(
+        self,
+        topic: str | Sequence[str],
+        subscription: str,
+        handler: Callable[[Message], Awaitable[object]],
+        *,
+        concurrency: int = 1,
+        **options: Any,
+    ) -> AsyncSubscriber:
+        """Await `handler` for every message in `concurrency` tasks: ack on return, nack when it
+        raises. Close what is returned to stop."""
+        consumer = await self.consumer(topic, subscription=subscription, **options)
+        return AsyncSubscriber(consumer, handler, concurrency)
+
+    async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
+        """Close producers (flushing them), consumers and connections within `timeout` seconds."""
+        if self._core.refusal is not None:
+            return
+        try:
+            await self._core.arun(self._core.close_users_steps(timeout))
+        finally:
+            await self._shut()
+
+    async def _shut(self) -> None:
+        if self._core.driver is not None:
+            self._core.driver.close()
+            self._core.driver = None
+        # closing sockets may take a moment: not in the loop
+        await asyncio.get_running_loop().run_in_executor(None, self._core.shut)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            await self.close()
+        except DanubeError:
+            if kind is None:
+                raise
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient {self._core.name!r} of {self._core.url}>"
