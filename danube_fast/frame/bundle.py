@@ -14,6 +14,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from danube_fast.errors import DataLoss, InvalidArgument
 from danube_fast.frame.check import Fault, describe_fault
 from danube_fast.frame.kernel import address_of, direct, kernel
@@ -69,7 +71,7 @@ def bundle_entries(buffer: Any) -> list[tuple[int, int, int]]:
 
     Raises DataLoss if the directory is unsound.
     """
-    view = memoryview(buffer).cast("B")
+    view = memoryview(np.frombuffer(buffer, dtype=np.uint8))
     frame_count = _read_bundle(address_of(view), view.nbytes) if view.nbytes else _MAGIC
     if frame_count < 0:
         raise DataLoss(f"not a bundle ({describe_fault(frame_count)}); ask for the data again")
@@ -104,5 +106,5 @@ def make_bundle(frames: Sequence[tuple[int, Any]]) -> bytearray:
             )
         bundle += _ENTRY.pack(partition_id, size)
     for _, frame in frames:
-        bundle += memoryview(frame).cast("B")
+        bundle += memoryview(np.frombuffer(frame, dtype=np.uint8))
     return bundle

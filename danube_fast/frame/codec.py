@@ -92,7 +92,7 @@ def decompress_body(packed: Any, codec: int, raw_body_bytes: int) -> bytes:
             body = bytes(lz4.block.decompress(packed, uncompressed_size=raw_body_bytes))
         else:
             body = _zstd_decompress(packed, raw_body_bytes)
-    except (ValueError, RuntimeError, MemoryError, zstandard.ZstdError) as error:
+    except (ValueError, MemoryError, lz4.block.LZ4BlockError, zstandard.ZstdError) as error:
         raise DataLoss(
             f"a frame's body cannot be decompressed ({error}); read the data from another copy"
         ) from None

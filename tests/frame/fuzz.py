@@ -1,0 +1,230 @@
+"""Lies told to the frame reader, next to a guard page. A process of its own, run by test_fuzz.py.
+
+    python tests/frame/fuzz.py STATE_FILE systematic            every field, entry and offset
+    python tests/frame/fuzz.py STATE_FILE random SEED COUNT     COUNT random frames from SEED on
+
+STATE_FILE holds the case under way, so that it is known even after a SIGSEGV. `random SEED 1`
+repeats one case.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+import struct
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from guarded import Guarded
+from samples import COLUMNS, FULL, random_frame, rows_of, stamped
+
+from danube_fast.errors import DanubeError
+from danube_fast.frame.arrow import to_record_batch
+from danube_fast.frame.bundle import make_bundle, read_bundle
+from danube_fast.frame.check import check_frame
+from danube_fast.frame.crc import crc32c
+from danube_fast.frame.layout import (
+    AT_BODY_CRC32C,
+    AT_BUFFER_COUNT,
+    AT_CODEC,
+    AT_FRAME_BYTES,
+    BUFFER_DIRECTORY_BYTES,
+    BUFFER_ENTRY_BYTES,
+    CLIENT_HALF_BYTES,
+    HEADER_BYTES,
+    HEADER_DTYPE,
+    BufferId,
+    Codec,
+    Flag,
+)
+from danube_fast.frame.pack import encode_frame
+from danube_fast.frame.split import split_frame
+from danube_fast.frame.view import FrameView
+
+STATE_BYTES = 256
+ALL_FLAGS = int(Flag.SPLIT | Flag.CONTROL | Flag.PAD)
+ODD = (
+    0,
+    1,
+    3,
+    4,
+    7,
+    8,
+    64,
+    127,
+    128,
+    0x7FFF,
+    0x8000,
+    0xFFFF,
+    0x7FFF_FFFF,
+    0x8000_0000,
+    0xFFFF_FFFF,
+)
+
+memory = Guarded(1 << 16)
+
+
+def reseal(frame: bytearray) -> None:
+    """Make body_crc32c right for whatever the bytes say, so that the lies behind it are reached."""
+    if len(frame) < HEADER_BYTES:
+        return
+    told = struct.unpack_from("<I", frame, AT_FRAME_BYTES)[0]
+    crc = crc32c(frame[:AT_BODY_CRC32C])
+    crc = crc32c(frame[AT_BODY_CRC32C + 4 : CLIENT_HALF_BYTES], crc)
+    crc = crc32c(frame[HEADER_BYTES : max(HEADER_BYTES, told)], crc)
+    struct.pack_into("<I", frame, AT_BODY_CRC32C, crc)
+
+
+def read_everything(window: memoryview) -> None:
+    """Use all of a frame that `check_frame` took; only our own errors may come out."""
+    try:
+        view = FrameView(window)
+        view.check()
+        rows = rows_of(view)
+        count = view.message_count
+        if len(rows["payloads"]) != count or any(
+            rows[name] is not None and len(rows[name]) != count for name in COLUMNS
+        ):
+            raise SystemExit("a column has another length than message_count")
+        view.payloads(1, 3)
+        view.key_hashes()
+        to_record_batch(view).validate(full=True)
+        chosen = np.arange(0, count, 2, dtype=np.int32)
+        part = FrameView(split_frame(view, chosen, np.ones(chosen.size, dtype=np.uint32)))
+        part.check(stamped=True)
+        if part.payloads() != rows["payloads"][::2]:
+            raise SystemExit("a split frame has other payloads")
+    except DanubeError:
+        pass
+
+
+def try_frame(frame: bytes) -> None:
+    """Check the bytes at both guard pages, and read them if they are accepted."""
+    for put in (memory.put_last, memory.put_first):
+        address, window = put(frame)
+        for check_crc in (0, 1):
+            result = check_frame(address, len(frame), ALL_FLAGS, check_crc)
+            if result > len(frame):
+                raise SystemExit(f"check_frame accepted {result} of {len(frame)} bytes")
+        if len(frame) >= HEADER_BYTES:
+            read_everything(window)
+
+
+def try_bundle(bundle: bytes) -> None:
+    """Check the bytes of a bundle next to the guard page."""
+    address, _ = memory.put_last(bundle)
+    read_bundle(address, len(bundle))
+
+
+def _places(frame: bytearray) -> Iterator[tuple[str, int, int]]:
+    """(name, offset, size) of every number in a frame: fields, directory, offsets, deltas."""
+    for name, (kind, at) in ((n, f[:2]) for n, f in (HEADER_DTYPE.fields or {}).items()):
+        yield name, at, kind.itemsize
+    count = struct.unpack_from("<I", frame, HEADER_BYTES + AT_BUFFER_COUNT)[0]
+    yield "buffer_count", HEADER_BYTES, 4
+    yield "directory_reserved", HEADER_BYTES + 4, 4
+    place = HEADER_BYTES + BUFFER_DIRECTORY_BYTES + BUFFER_ENTRY_BYTES * count
+    for index in range(count):
+        entry = HEADER_BYTES + BUFFER_DIRECTORY_BYTES + BUFFER_ENTRY_BYTES * index
+        buffer_id, size = struct.unpack_from("<HxxI", frame, entry)
+        label = BufferId(buffer_id).name
+        yield f"{label} id", entry, 2
+        yield f"{label} reserved", entry + 2, 2
+        yield f"{label} size", entry + 4, 4
+        if label.endswith(("OFFSETS", "DELTA")):
+            for at in range(place, place + size, 4):
+                yield f"{label} at {at - place}", at, 4
+        place += (size + 7) & -8
+
+
+def _lies(true: int, size: int) -> Iterator[int]:
+    limit = 1 << (8 * size)
+    for value in {*ODD, *(true + step for step in (-8, -4, -1, 1, 4, 8)), limit - 1, limit // 2}:
+        if 0 <= value < limit and value != true:
+            yield value
+
+
+def _full_frames() -> Iterator[bytearray]:
+    plain = stamped(encode_frame(**FULL))
+    yield plain
+    rows = np.array([0, 2, 3, 4], dtype=np.int32)
+    yield split_frame(FrameView(plain), rows, np.array([1, 2, 3, 4], dtype=np.uint32))
+    yield stamped(encode_frame(**FULL, codec=Codec.LZ4))
+    yield stamped(encode_frame(**FULL, codec=Codec.ZSTD))
+
+
+def systematic(tell: Callable[[str], None]) -> int:
+    """One lie at a time, everywhere; and every shorter length."""
+    cases = 0
+    for kind, frame in enumerate(_full_frames()):
+        tell(f"frame {kind} as it is")
+        try_frame(frame)
+        walkable = frame if frame[AT_CODEC] == Codec.NONE else frame[:HEADER_BYTES] + bytes(8)
+        numbers = list(_places(walkable))
+        for name, at, size in numbers:
+            true = int.from_bytes(frame[at : at + size], "little")
+            for lie in _lies(true, size):
+                tell(f"frame {kind}, {name} = {lie} instead of {true}")
+                changed = bytearray(frame)
+                changed[at : at + size] = lie.to_bytes(size, "little")
+                if name != "body_crc32c":
+                    reseal(changed)
+                try_frame(changed)
+                cases += 1
+        for length in range(len(frame)):
+            tell(f"frame {kind} cut to {length} bytes")
+            try_frame(frame[:length])
+            cases += 1
+    bundle = make_bundle([(7, frame) for frame in _full_frames()])
+    for at in range(0, 40, 4):
+        for lie in _lies(struct.unpack_from("<I", bundle, at)[0], 4):
+            tell(f"bundle, {lie} at {at}")
+            changed = bytearray(bundle)
+            struct.pack_into("<I", changed, at, lie)
+            try_bundle(changed)
+            try_bundle(changed[: at + 4])
+            cases += 2
+    return cases
+
+
+def random_case(seed: int) -> None:
+    """One random frame with a few random lies."""
+    chance = random.Random(seed)
+    frame = random_frame(chance)
+    numbers = list(_places(frame)) if frame[AT_CODEC] == Codec.NONE else []
+    for _ in range(chance.randrange(4)):
+        if numbers and chance.random() < 0.7:
+            _, at, size = chance.choice(numbers)
+            value = chance.choice((chance.choice(ODD), chance.randrange(1 << (8 * size))))
+            frame[at : at + size] = (value % (1 << (8 * size))).to_bytes(size, "little")
+        else:
+            frame[chance.randrange(len(frame))] = chance.randrange(256)
+    if chance.random() < 0.8:
+        reseal(frame)
+    if chance.random() < 0.2:
+        del frame[chance.randrange(len(frame)) :]
+    try_frame(frame)
+
+
+def main() -> None:
+    """Run as the module's docstring says; prints the number of cases."""
+    path, mode, *numbers = sys.argv[1:]
+    with open(path, "r+b") as file:
+        state = mmap.mmap(file.fileno(), STATE_BYTES)
+
+    def tell(text: str) -> None:
+        state[:STATE_BYTES] = text.encode()[:STATE_BYTES].ljust(STATE_BYTES, b"\0")
+
+    if mode == "systematic":
+        print(systematic(tell))
+        return
+    first, count = map(int, numbers)
+    for seed in range(first, first + count):
+        tell(f"seed {seed}: repeat with `fuzz.py STATE_FILE random {seed} 1`")
+        random_case(seed)
+    print(count)
+
+
+if __name__ == "__main__":
+    main()
