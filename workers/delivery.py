@@ -17,6 +17,7 @@ import zmq
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Consumer, Deliver, Stored
 from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.split import split_frame
 from danube_fast.frame.view import FrameView
 from danube_fast.net import protocol
 from danube_fast.net.server import PeerGone, Server, WouldBlock
@@ -71,8 +72,6 @@ class Delivery:
 
     def _part_of(self, effect: Deliver) -> bytearray:
         """A SPLIT frame with the wanted offsets; puts the flow's byte credit right."""
-        from danube_fast.frame.split import split_frame
-
         ranges = effect.ranges or []
         stored = effect.stored
         rows = np.concatenate(

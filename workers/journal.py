@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from danube_fast.broker.admission import STATUS_OK
 from danube_fast.broker.layout import LogWord, ResultWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.records import Record, encode_record
@@ -37,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 HOLD_BYTES_MAX = 256 * 1024
 """An open group of this size no longer waits for the sync before it."""
+UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
+"""A log of `os` topics is synced at least this often, so that little is at stake at a failed sync."""
 CONTROL_RECORD_OVERHEAD_BYTES = 16
 CONTROL_FRAME_OVERHEAD_BYTES = HEADER_BYTES + 256
 CONTROL_RECORDS_PER_FRAME_MAX = 4096
@@ -62,7 +63,7 @@ class Group:
 
     __slots__ = (
         "buffers", "byte_count", "callbacks", "end_position", "entries", "needs_sync",
-        "on_synced", "on_written", "synced_entries", "written_entries",
+        "on_synced", "on_written", "rows", "synced_entries", "written_entries",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -80,6 +81,8 @@ class Group:
         self.on_synced: list[Publication] = []
         self.callbacks: list[Done] = []
         self.needs_sync = False
+        self.rows: Any = None
+        """Result rows of `entries`, kept until the group is durable."""
 
 
 class Journal:
@@ -98,6 +101,9 @@ class Journal:
         self._records: list[bytes] = []
         self._record_bytes = 0
         self._record_callbacks: list[Done] = []
+        self.rewrite: deque[memoryview] = deque()
+        """Frames that were acked and must be written again after a failed sync, in order."""
+        self._queued = 0
         self.refusal = ""
         """Why the log takes no frames just now; empty when it does."""
         self.last_write_ns = 0
@@ -130,14 +136,20 @@ class Journal:
             group = self._group
         if group is not None:
             return
+        if self.rewrite:
+            return
         try:
             self.log.reserve(needed)
         except DanubeError as error:
-            self.refusal = str(error)
-            self._tables.logs[self.log_slot, LogWord.POSITION] = -ResourceExhausted.code
+            self.refuse(str(error))
             return
         self.refusal = ""
         self.refresh()
+
+    def refuse(self, reason: str) -> None:
+        """Have the kernel refuse frames for this log until the next successful `reserve`."""
+        self.refusal = reason
+        self._tables.logs[self.log_slot, LogWord.POSITION] = -ResourceExhausted.code
 
     def _control_bytes(self) -> int:
         if not self._records:
@@ -178,7 +190,7 @@ class Journal:
     def commit(self, now_ns: int) -> None:
         """End of a turn: write the open group unless it is better to let it grow."""
         group = self._group
-        if group is None and not self._records:
+        if (group is None and not self._records) or self.rewrite:
             return
         if self.syncing and (
             group is None or (not group.on_written and group.byte_count < HOLD_BYTES_MAX)
@@ -215,8 +227,8 @@ class Journal:
         self.marked = False
         self._in_flight.append(group)
         self._just_written.append(group)
-        group.entries = []
-        if group.needs_sync:
+        if group.needs_sync or self.log.written_position - self._queued > UNSYNCED_BYTES_MAX:
+            self._queued = self.log.written_position
             self.log.sync()
 
     def _take_records(self, group: Group) -> list[memoryview]:
@@ -252,7 +264,7 @@ class Journal:
         if not group.entries:
             return np.empty(0, RUN_DTYPE)
         indexes = [entry[2] for entry in group.entries]
-        rows = self._tables.results[indexes]
+        rows = group.rows = self._tables.results[indexes]
         runs = np.empty(len(rows), RUN_DTYPE)
         runs["partition_id"] = [entry[0].partition_id for entry in group.entries]
         runs["base_offset"] = rows[:, ResultWord.BASE_OFFSET]
@@ -274,21 +286,49 @@ class Journal:
         self.refusal = str(error)
         _log.error("write to log %d failed: %s", self.log.log_id, error)
         for _, _, index, publication, place in reversed(group.entries):
-            if self._tables.results[index, ResultWord.STATUS] == STATUS_OK:
-                self._tables.undo(index, index + 1)
+            self._tables.undo(index)
             publication.statuses[place] = ResourceExhausted.code
             publication.statuses[place + 1] = 0
         self.refresh()
-        group.entries = []
-        group.written_entries = []
-        group.synced_entries = []
-        group.end_position = self.log.written_position
+        self._void(group, error)
+        self._in_flight.append(group)
+        self._just_written.append(group)
+
+    def _void(self, group: Group, error: DanubeError) -> None:
+        """Nothing of the group will be shown; its publications are answered as they stand."""
         for done in group.callbacks:
             done(error)
         group.callbacks = []
+        group.entries = []
+        group.written_entries = []
+        group.synced_entries = []
         group.needs_sync = False
-        self._in_flight.append(group)
-        self._just_written.append(group)
+        group.end_position = self.log.written_position
+
+    def void_unsynced(self, error: DanubeError) -> None:
+        """A sync failed: take back, newest first, every frame that waited for it.
+
+        Frames of `os` topics stay (the caller writes them again); their group was shown already.
+        """
+        groups = list(self._in_flight)
+        if self._group is not None:
+            groups.append(self._group)
+            self._in_flight.append(self._group)
+            self._just_written.append(self._group)
+            self._group = None
+        for group in reversed(groups):
+            unwritten = group.rows is None
+            shown = {id(stored) for _, stored in group.written_entries}
+            for number in range(len(group.entries) - 1, -1, -1):
+                _, stored, index, publication, place = group.entries[number]
+                if id(stored) in shown and not unwritten:
+                    continue
+                if not unwritten:
+                    self._tables.results[index] = group.rows[number]
+                self._tables.undo(index)
+                publication.statuses[place] = error.code
+                publication.statuses[place + 1] = 0
+            self._void(group, error)
 
     # ------------------------------------------------------------ completion
 

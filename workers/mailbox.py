@@ -52,6 +52,9 @@ QUEUE_BYTES_MAX = 64 * 1024 * 1024
 RETRY_NS = 1_000_000
 """How soon a full ring is tried again, when its reader's wake-up does not come first."""
 
+LOOK_NS = 1_000_000
+"""How often a busy loop looks whether a peer was restarted; who sleeps is woken for it."""
+
 NEVER_NS = 1 << 62
 
 
@@ -169,7 +172,7 @@ class Request:
 class Link:
     """One peer: its rings, its doorbell, and what waits for room in its ring."""
 
-    __slots__ = ("assembler", "bell", "epoch", "inbound", "outbound", "peer", "queue",
+    __slots__ = ("assembler", "bell", "calls", "epoch", "inbound", "outbound", "peer", "queue",
                  "queue_bytes")  # fmt: skip
 
     def __init__(self, peer: int, outbound: Ring, inbound: Ring, bell: Bell) -> None:
@@ -178,6 +181,7 @@ class Link:
         self.inbound = inbound
         self.bell = bell
         self.assembler = Assembler()
+        self.calls: dict[int, Call] = {}
         self.epoch = 0
         self.queue: deque[bytes] = deque()
         self.queue_bytes = 0
@@ -215,7 +219,9 @@ class Link:
         self.queue_bytes += len(record)
 
 
-class _Call:
+class Call:
+    """A call that has not ended."""
+
     __slots__ = ("deadline_ns", "on_reply", "operation", "peer")
 
     def __init__(
@@ -249,11 +255,11 @@ class Mailbox:
         self._bell = bell
         self._peers = peers
         self._clock = clock
-        self._calls: dict[int, _Call] = {}
-        self._deadlines: list[tuple[int, int]] = []
-        self._ended: list[tuple[_Call, Reply]] = []
+        self._deadlines: list[tuple[int, int, Link]] = []
+        self._ended: list[tuple[Call, Reply]] = []
         self._next_request = 1
         self._now_ns = clock.monotonic_ns()
+        self._look_ns = 0
         self._asleep = False
         for link in links:
             link.epoch = peers.epoch(link.peer)
@@ -284,7 +290,7 @@ class Mailbox:
         request = self._next_request
         self._next_request += 1
         deadline_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
-        call = _Call(peer, operation, deadline_ns, on_reply)
+        call = Call(peer, operation, deadline_ns, on_reply)
         if self._peers.is_down(peer):
             self._ended.append((call, Reply(error=_down(peer))))
             return
@@ -294,8 +300,8 @@ class Mailbox:
         except DanubeError as error:
             self._ended.append((call, Reply(error=error)))
             return
-        self._calls[request] = call
-        heapq.heappush(self._deadlines, (call.deadline_ns, request))
+        link.calls[request] = call
+        heapq.heappush(self._deadlines, (call.deadline_ns, request, link))
 
     def notify(
         self,
@@ -337,16 +343,17 @@ class Mailbox:
     def do_work(self, now_ns: int) -> int:
         """One bounded turn: wake, notice restarts, retry, read, expire. Returns what was done."""
         self._now_ns = now_ns
+        looks = self._asleep or now_ns >= self._look_ns
         if self._asleep:
             self._asleep = False
             self._bell.cancel_sleep()
             self._bell.drain()
+        if looks:
+            self._look_ns = now_ns + LOOK_NS
         done = 0
         for link in self._links.values():
-            epoch = self._peers.epoch(link.peer)
-            if epoch > link.epoch:
-                self._restarted(link, epoch)
-                done += 1
+            if looks:
+                self._look(link)
             if link.queue:
                 done += link.retry()
             done += self._receive(link)
@@ -367,24 +374,31 @@ class Mailbox:
     def prepare_sleep(self) -> bool:
         """Announce sleep. False (and no announcement) if there is something to do already."""
         self._bell.prepare_sleep()
-        if self._ended or any(
-            link.inbound.readable or self._peers.epoch(link.peer) > link.epoch
-            for link in self._links.values()
-        ):
+        if self._ended or any(link.inbound.readable for link in self._links.values()):
             self._bell.cancel_sleep()
             return False
         self._asleep = True
         return True
 
+    def _look(self, link: Link) -> None:
+        """Notice that a peer was restarted, or is down while calls to it are open."""
+        epoch = self._peers.epoch(link.peer)
+        if epoch > link.epoch:
+            self._restarted(link, epoch)
+        elif (link.calls or link.queue) and self._peers.is_down(link.peer):
+            self._fail_calls(link)
+
     def _restarted(self, link: Link, epoch: int) -> None:
         link.epoch = epoch
-        link.forget()
-        gone = [request for request, call in self._calls.items() if call.peer == link.peer]
-        for request in gone:
-            call = self._calls.pop(request)
-            self._ended.append((call, Reply(error=_down(link.peer))))
+        self._fail_calls(link)
         for watcher in self.epoch_watchers:
             watcher(link.peer, epoch)
+
+    def _fail_calls(self, link: Link) -> None:
+        """Nothing that was meant for a dead process will be heard of again."""
+        link.forget()
+        calls, link.calls = link.calls, {}
+        self._ended += [(call, Reply(error=_down(link.peer))) for call in calls.values()]
 
     def _receive(self, link: Link) -> int:
         taken = 0
@@ -409,7 +423,7 @@ class Mailbox:
         if head.kind in (Kind.CALL, Kind.NOTIFY):
             self._handle(Request(self, link.peer, message))
             return
-        call = self._calls.pop(head.request, None)
+        call = link.calls.pop(head.request, None)
         if call is None:
             return
         if head.kind == Kind.ERROR:
@@ -437,8 +451,8 @@ class Mailbox:
 
     def _expire(self, now_ns: int) -> None:
         while self._deadlines and self._deadlines[0][0] <= now_ns:
-            _, request = heapq.heappop(self._deadlines)
-            call = self._calls.pop(request, None)
+            _, request, link = heapq.heappop(self._deadlines)
+            call = link.calls.pop(request, None)
             if call is not None:
                 text = f"process {call.peer} did not answer {call.operation} in time; try again"
                 self._ended.append((call, Reply(error=Unavailable(text))))

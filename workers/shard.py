@@ -24,7 +24,7 @@ from danube_fast.broker import records as r
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Consumer, Deliver, Gap, Stored, SubscriptionKind
 from danube_fast.broker.tables import AdmissionTables
-from danube_fast.errors import Internal, InvalidArgument
+from danube_fast.errors import InvalidArgument
 from danube_fast.net import protocol as p
 from danube_fast.net.server import Server
 from danube_fast.net.session import Session, Sessions
@@ -38,6 +38,7 @@ from danube_fast.workers.delivery import Delivery
 from danube_fast.workers.intake import Intake
 from danube_fast.workers.journal import Group, Journal
 from danube_fast.workers.operations import Operations
+from danube_fast.workers.sync_faults import repair_failed_sync
 from danube_fast.workers.upkeep import Upkeep
 
 __all__ = ["ShardWorker", "main"]
@@ -238,11 +239,8 @@ class ShardWorker:
         """Groups that became durable: show their frames, release their acks."""
         done = 0
         for slot, journal in enumerate(self.journals):
-            if self.logs[slot].sync_fault is not None:
-                raise Internal(
-                    f"log {self.logs[slot].log_id} cannot be made durable: "
-                    f"{self.logs[slot].sync_fault}; check the disk"
-                )
+            if self.logs[slot].sync_fault is not None or journal.rewrite:
+                repair_failed_sync(self, slot)
             for group in journal.completed():
                 done += 1
                 self._finish(group)

@@ -20,17 +20,19 @@ import secrets
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from danube_fast.config import Settings
-from danube_fast.errors import InvalidArgument, Unavailable
+from danube_fast.errors import DataLoss, InvalidArgument, Unavailable
 from danube_fast.net.host import host_id
 from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import CounterBlock
 from danube_fast.ring.layout import ring_bytes
 from danube_fast.ring.memory import create_eventfd, create_memfd, format_ring, map_fd
+from danube_fast.ring.repair import apply_plan, plan_consumer, plan_producer, plan_stopped
 from danube_fast.workers.boot import COORDINATOR, BootConfig, worker_of_log
 from danube_fast.workers.datadir import DataDirectory
 
@@ -172,6 +174,27 @@ class Shared:
         for fd in (*self.doorbells, *self._rings.values(), self.liveness, self._liveness_end):
             os.close(fd)
         self.addresses.admin_socket.close()
+
+    def repair_rings(self, process: int, is_alive: Callable[[int], bool]) -> list[int]:
+        """Put the rings of a process right that was reaped and is about to be started again.
+
+        Returns the living peers that share a ring with it that cannot be put right while they live.
+        """
+        stuck = []
+        for (sender, receiver), fd in self._rings.items():
+            if process not in (sender, receiver):
+                continue
+            peer = receiver if process == sender else sender
+            with map_fd(fd) as memory:
+                try:
+                    plan = plan_producer(memory) if process == sender else plan_consumer(memory)
+                except DataLoss:
+                    if is_alive(peer):
+                        stuck.append(peer)
+                        continue
+                    plan = plan_stopped(memory)
+                apply_plan(memory, plan)
+        return stuck
 
     def spawn(self, process: int, epoch: int) -> subprocess.Popen[bytes]:
         """Start the child of an index. Call from the main thread."""

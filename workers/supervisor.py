@@ -146,6 +146,13 @@ class Supervisor:
     # ---------------------------------------------------------------- one child
 
     def _start(self, child: _Child) -> None:
+        if child.epoch:
+            for peer in self._shared.repair_rings(child.process, self._is_alive):
+                self._output.note(
+                    f"a ring between {child.name} and {self._children[peer].name} is damaged; both "
+                    "start anew"
+                )
+                self._kill(self._children[peer])
         child.epoch += 1
         child.started_ns = child.beat_ns = self._clock.monotonic_ns()
         child.beat_count = self._shared.control.heartbeat_count(child.process)
@@ -153,6 +160,14 @@ class Supervisor:
         self._shared.control.set_restarts(child.process, child.epoch - 1)
         child.popen = self._shared.spawn(child.process, child.epoch)
         child.pidfd = os.pidfd_open(child.popen.pid)
+
+    def _is_alive(self, process: int) -> bool:
+        return self._children[process].is_alive
+
+    @staticmethod
+    def _kill(child: _Child) -> None:
+        if child.popen is not None:
+            child.popen.kill()
 
     def _look_after(self, child: _Child, now_ns: int) -> None:
         if child.popen is None:
@@ -182,7 +197,7 @@ class Supervisor:
                 f"{child.name} (pid {child.popen.pid}) has not shown life for {limit_ms} ms; it is "
                 "killed and started again"
             )
-            child.popen.kill()
+            self._kill(child)
             child.beat_ns = now_ns
 
     def _mark_dead(self, child: _Child) -> None:

@@ -19,6 +19,7 @@ from danube_fast.broker.layout import (
     RESULT_WORDS,
     STATE_WORDS,
     WINDOW_WORDS,
+    WORD_BYTES,
     LogWord,
     Mode,
     PartitionWord,
@@ -178,12 +179,9 @@ class AdmissionTables:
 
     # ------------------------------------------------------------ results
 
-    def undo(self, first: int, end: int) -> None:
-        """Take accepted result rows [first, end) back, newest first."""
-        base = int(self.results.ctypes.data)
-        for index in range(end - 1, first - 1, -1):
-            if self.results[index, 0] == admission.STATUS_OK:
-                _undo(self.address, base + index * RESULT_WORDS * 8)
+    def undo(self, index: int) -> None:
+        """Take the accepted frame of result row `index` back. Newest first, if there are several."""
+        _undo(self.address, int(self.results.ctypes.data) + index * RESULT_WORDS * WORD_BYTES)
 
     def set_log(self, slot: int, *, log_id: int, position: int, epoch: int, synced: int) -> None:
         """What the kernel stamps and where the next frame goes."""

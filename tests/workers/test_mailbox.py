@@ -12,6 +12,7 @@ from danube_fast.workers.mailbox import Link, Mailbox, Reply, Request
 from danube_fast.workers.records import FIRST, PREFIX, Assembler, Head, encode_message, fragments
 
 SECOND_NS = 1_000_000_000
+MILLISECOND_NS = 1_000_000
 
 
 class FakeRing:
@@ -101,6 +102,7 @@ class Pair:
 
     def turn(self, count: int = 1) -> None:
         for _ in range(count):
+            self.now_ns += MILLISECOND_NS
             self.one.do_work(self.now_ns)
             self.zero.do_work(self.now_ns)
 
@@ -180,6 +182,16 @@ def test_peer_known_to_be_down_fails_at_once(pair: Pair) -> None:
     assert not pair.zero.prepare_sleep(), "there is a reply to hand out"
     pair.turn()
     with pytest.raises(Unavailable):
+        replies[0].result()
+
+
+def test_calls_end_when_their_peer_goes_down(pair: Pair) -> None:
+    pair.one.handlers["never"] = lambda request: None
+    replies = ask(pair, "never", {})
+    pair.turn()
+    pair.peers.down.add(1)
+    pair.turn()
+    with pytest.raises(Unavailable, match="down"):
         replies[0].result()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from danube_fast.frame.bundle import make_bundle
 from tests.workers.shard_rig import Rig
 
 
@@ -200,3 +203,35 @@ def test_a_deleted_partition_tells_its_clients(rigs):
     rig.stop()
     rig = rigs()
     assert 1 not in rig.worker.catalog.by_id
+
+
+def test_a_failed_sync_acks_nothing_and_the_next_segment_serves(rigs, monkeypatch):
+    rig = rigs()
+    rig.assign(1)
+    rig.assign(2, durability="os")
+    client = rig.client()
+    strict, loose = client.open_producer(1), client.open_producer(2)
+    assert client.publish((1, client.frame(strict, 0, [b"a"]))) == [0, 0]
+    log = rig.worker.logs[0]
+    epoch = log.epoch
+    read_end, write_end = os.pipe()  # fdatasync on a pipe fails with EINVAL
+    push = log._appender._sync.push
+    monkeypatch.setattr(log._appender._sync, "push", lambda fd, position: push(write_end, position))
+    assert client.publish((2, client.frame(loose, 0, [b"os"]))) == [0, 0]
+    request = client.post(11, parts=(bytes(make_bundle([(1, client.frame(strict, 1, [b"b"]))])),))
+    rig.turn(lambda: log.sync_fault or log.epoch > epoch, "a sync fault")
+    monkeypatch.undo()
+    reply = client.answer(request)
+    assert reply[1] == [13, 0] and "send it again" in reply[2][13]
+    assert log.epoch > epoch
+    assert client.publish((1, client.frame(strict, 1, [b"c"]))) == [0, 1]
+    rig.crash()
+    os.close(read_end)
+    os.close(write_end)
+    rig = rigs()
+    client = rig.client()
+    client.subscribe(1)
+    assert client.receive(2) == [(0, b"a"), (1, b"c")]
+    other = rig.client()
+    other.subscribe(2)
+    assert other.receive(1) == [(0, b"os")]

@@ -1,0 +1,113 @@
+"""After a failed sync (DESIGN 6): nothing unsynced is acked, nothing that was acked is lost.
+
+    log:    ... synced | cut | os frames, control frames, fsync frames        | written
+                              |            |               +-> taken back, publishers get Internal
+                              +------------+-> written again behind the cut, same offsets, next epoch
+
+What lies behind the cut may or may not be on the disk, and a later sync that succeeds would prove
+nothing about it: the kernel reports a failed write once. So the log goes on in a new segment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from danube_fast.broker import records as r
+from danube_fast.errors import DanubeError, Internal
+from danube_fast.frame.kernel import address_of, direct
+from danube_fast.frame.layout import CONTROL_PARTITION_ID, HEADER_DTYPE, Flag
+from danube_fast.frame.stamp import stamp
+from danube_fast.frame.view import FrameView
+from danube_fast.types import Durability
+from danube_fast.wal.layout import RUN_DTYPE
+
+if TYPE_CHECKING:
+    from danube_fast.wal.log import Log
+    from danube_fast.workers.shard import ShardWorker
+
+__all__ = ["repair_failed_sync"]
+
+_log = logging.getLogger(__name__)
+_stamp = direct(stamp)
+
+
+def repair_failed_sync(worker: ShardWorker, slot: int) -> None:
+    """One step back to service, see the module's drawing; called every turn until all is done.
+
+    Publishes are refused meanwhile: the frames that were acked must come first.
+    """
+    log, journal = worker.logs[slot], worker.journals[slot]
+    try:
+        if log.sync_fault is not None:
+            _cut(worker, slot, log.sync_fault)
+        while journal.rewrite:
+            _append_frame(log, journal.rewrite[0])
+            journal.rewrite.popleft()
+    except DanubeError as error:
+        _log.error("log %d is not repaired yet: %s", log.log_id, error)
+        journal.refuse(f"the log is being repaired: {error}")
+        return
+    journal.refresh()
+    log.sync()
+
+
+def _cut(worker: ShardWorker, slot: int, fault: tuple[int, int]) -> None:
+    """Take back what waited for the sync, keep what was acked, and end the segment."""
+    log, journal = worker.logs[slot], worker.journals[slot]
+    reason = os.strerror(fault[0])
+    _log.error("log %d: sync failed at position %d: %s", log.log_id, fault[1], reason)
+    error = Internal(
+        f"the disk failed to make this durable ({reason}); it was not accepted: send it again, and "
+        "check the disk of the data directory"
+    )
+    journal.void_unsynced(error)
+    worker.intake.texts[Internal.code] = str(error)
+    start = log.synced_position
+    kept = log.read(start, log.written_position - start)
+    log.cut_after_fault()
+    again = list(_frames_to_keep(worker, slot, memoryview(kept)))
+    journal.rewrite.extendleft(reversed(again))
+
+
+def _frames_to_keep(worker: ShardWorker, slot: int, kept: memoryview) -> Iterator[memoryview]:
+    """Frames of `os` topics; control records are handed to the journal as new ones."""
+    at = 0
+    while at < len(kept):
+        header = np.frombuffer(kept, HEADER_DTYPE, 1, at)[0]
+        frame = kept[at : at + int(header["frame_bytes"])]
+        at += len(frame)
+        if header["flags"] & Flag.PAD:
+            continue
+        if int(header["partition_id"]) == CONTROL_PARTITION_ID:
+            for payload in FrameView(frame).payloads():
+                record = r.decode_record(payload or b"")
+                if not isinstance(record, r.EpochStarted):
+                    worker.journals[slot].record(record)
+            continue
+        partition = worker.catalog.by_id.get(int(header["partition_id"]))
+        if partition is not None and partition.assigned.durability == Durability.OS.value:
+            yield frame
+
+
+def _append_frame(log: Log, frame: memoryview) -> None:
+    """Write one frame again: same offsets, new place and epoch."""
+    header = np.frombuffer(frame, HEADER_DTYPE, 1)[0]
+    position = log.reserve(len(frame), control=True)
+    _stamp(
+        address_of(frame), log.log_id, position, int(header["base_offset"]),
+        int(header["append_time_ns"]), log.synced_position, int(header["partition_id"]), log.epoch,
+        int(header["offset_span"]),
+    )  # fmt: skip
+    run = np.zeros(1, RUN_DTYPE)
+    run["partition_id"] = header["partition_id"]
+    run["base_offset"] = header["base_offset"]
+    run["offset_span"] = header["offset_span"]
+    run["position"] = position
+    run["byte_count"] = len(frame)
+    run["append_time_ns"] = header["append_time_ns"]
+    log.append([frame], len(frame), run)
