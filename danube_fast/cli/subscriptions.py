@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from danube_fast.cli.broker import operation
@@ -17,7 +19,7 @@ from danube_fast.cli.options import (
 )
 from danube_fast.cli.output import print_result, print_table, refuse_without_yes
 
-__all__ = ["app"]
+__all__ = ["app", "without_details"]
 
 app = typer.Typer(
     name="subscriptions",
@@ -27,6 +29,12 @@ app = typer.Typer(
 )
 
 
+def without_details(subscription: dict[str, Any]) -> dict[str, Any]:
+    """A subscription as one row of a table: how many consumers, no cursor per partition."""
+    row = {n: v for n, v in subscription.items() if n not in ("topic", "cursors")}
+    return {**row, "consumers": len(subscription["consumers"])}
+
+
 @app.command("list", epilog=example("danube-fast subscriptions list /default/flights"))
 def list_subscriptions(
     topic: TopicArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT
@@ -34,9 +42,7 @@ def list_subscriptions(
     """List a topic's subscriptions with their lag."""
     rows = operation(url, "list_subscriptions", topic=topic)
     if output is OutputForm.TEXT:
-        rows = [{**row, "consumers": len(row["consumers"])} for row in rows]
-        for row in rows:
-            row.pop("cursors", None)
+        rows = [without_details(row) for row in rows]
     print_table(output, rows, f"{topic} has no subscriptions")
 
 

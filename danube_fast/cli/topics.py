@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from danube_fast.cli.options import (
     example,
 )
 from danube_fast.cli.output import print_result, print_table, refuse_without_yes
+from danube_fast.cli.subscriptions import without_details
 
 __all__ = ["app"]
 
@@ -28,6 +29,8 @@ app = typer.Typer(
     no_args_is_help=True,
     epilog=example("danube-fast topics list"),
 )
+
+_PARTITION_TOTALS = ("messages_in", "bytes_in", "producers", "readers")
 
 
 @app.command(
@@ -87,7 +90,22 @@ def stats(
     topic: TopicArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT
 ) -> None:
     """Show a topic's offsets, counts and subscriptions."""
-    print_result(output, operation(url, "topic_stats", topic=topic))
+    found = operation(url, "topic_stats", topic=topic)
+    print_result(output, found if output is OutputForm.JSON else _for_people(found))
+
+
+def _for_people(stats: dict[str, Any]) -> dict[str, Any]:
+    """Stats without what their tables would say again in every row."""
+    hidden = {*stats, "partition_id", "subscriptions"} - set(_PARTITION_TOTALS)
+    return {
+        **stats,
+        "subscriptions": [without_details(entry) for entry in stats.get("subscriptions", [])],
+        "partition_stats": [
+            {"partition": entry.get("partition")}
+            | {name: value for name, value in entry.items() if name not in hidden}
+            for entry in stats.get("partition_stats", [])
+        ],
+    }
 
 
 @app.command("set", epilog=example("danube-fast topics set /default/flights --durability os"))

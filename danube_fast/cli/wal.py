@@ -111,8 +111,11 @@ def _verified(report: Any) -> str:
         f"  synced to {report.synced_position}, epoch {report.epoch}",
     ]
     if report.torn is not None:
-        lines.append(f"  torn tail, which a start cuts off without loss: {report.torn}")
-    lines += [f"  DAMAGE: {msgspec.to_builtins(fault)}" for fault in report.faults]
+        lines.append(f"  behind its end: {report.torn}; a start cuts that off, nothing is lost")
+    lines += [
+        f"  DAMAGE in positions {fault.position} to {fault.until}: {fault.reason} ({fault.path})"
+        for fault in report.faults
+    ]
     if not report.faults:
         lines.append("  sound")
     return "\n".join(lines)
