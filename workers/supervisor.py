@@ -147,12 +147,7 @@ class Supervisor:
 
     def _start(self, child: _Child) -> None:
         if child.epoch:
-            for peer in self._shared.repair_rings(child.process, self._is_alive):
-                self._output.note(
-                    f"a ring between {child.name} and {self._children[peer].name} is damaged; both "
-                    "start anew"
-                )
-                self._kill(self._children[peer])
+            self._repair_rings(child)
         child.epoch += 1
         child.started_ns = child.beat_ns = self._clock.monotonic_ns()
         child.beat_count = self._shared.control.heartbeat_count(child.process)
@@ -164,10 +159,19 @@ class Supervisor:
     def _is_alive(self, process: int) -> bool:
         return self._children[process].is_alive
 
-    @staticmethod
-    def _kill(child: _Child) -> None:
-        if child.popen is not None:
-            child.popen.kill()
+    def _repair_rings(self, child: _Child) -> None:
+        """Put the rings of a dead child right. A ring that was scribbled on takes its peer along."""
+        stuck = self._shared.repair_rings(child.process, self._is_alive)
+        for peer in (self._children[process] for process in stuck):
+            self._output.note(
+                f"a ring between {child.name} and {peer.name} is damaged; both start anew"
+            )
+            if peer.popen is not None:
+                peer.popen.kill()
+                peer.popen.wait()
+            self._mark_dead(peer)
+        if stuck:
+            self._shared.repair_rings(child.process, self._is_alive)
 
     def _look_after(self, child: _Child, now_ns: int) -> None:
         if child.popen is None:
@@ -197,7 +201,7 @@ class Supervisor:
                 f"{child.name} (pid {child.popen.pid}) has not shown life for {limit_ms} ms; it is "
                 "killed and started again"
             )
-            self._kill(child)
+            child.popen.kill()
             child.beat_ns = now_ns
 
     def _mark_dead(self, child: _Child) -> None:

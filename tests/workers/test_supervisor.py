@@ -20,7 +20,9 @@ import zmq
 from danube_fast.config import Settings
 from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.net import protocol
-from danube_fast.workers.spawn import Addresses
+from danube_fast.ring.memory import map_fd
+from danube_fast.workers.datadir import DataDirectory
+from danube_fast.workers.spawn import Addresses, Shared
 from tests.workers.broker import Broker, Client, is_running, wait_until
 
 
@@ -206,6 +208,31 @@ def test_port_rules() -> None:
         assert addresses.admin_port == port + 1
         return
     pytest.fail("no two free ports beside each other")
+
+
+def test_rings_are_repaired_before_a_restart(tmp_path: Path) -> None:
+    from danube_fast.ring.layout import AT_HEAD, AT_TAIL
+    from danube_fast.ring.spsc import SpscRing
+
+    directory = DataDirectory.open(str(tmp_path / "data"))
+    shared = Shared(Settings(listen="127.0.0.1:0", workers=1), directory)
+    try:
+        outbound = SpscRing.attach(map_fd(shared._rings[1, 0]))
+        outbound.try_push(b"last words")
+        assert shared.repair_rings(1, lambda process: True) == []
+        assert outbound.pop() == b"last words"
+        outbound.try_push(b"more")
+        with map_fd(shared._rings[1, 0]) as memory:
+            memory[AT_TAIL : AT_TAIL + 8] = (1 << 40).to_bytes(8, "little")
+        assert shared.repair_rings(1, lambda process: True) == [0]
+        assert shared.repair_rings(1, lambda process: False) == []
+        with map_fd(shared._rings[1, 0]) as memory:
+            assert memory[AT_TAIL : AT_TAIL + 8] != (1 << 40).to_bytes(8, "little")
+            assert memory[AT_HEAD : AT_HEAD + 8] <= memory[AT_TAIL : AT_TAIL + 8]
+        assert SpscRing.attach(map_fd(shared._rings[1, 0])).try_push(b"goes on")
+    finally:
+        shared.close()
+        directory.close()
 
 
 def get(broker: Broker, path: str) -> tuple[int, str]:
