@@ -71,7 +71,7 @@ def bundle_entries(buffer: Any) -> list[tuple[int, int, int]]:
 
     Raises DataLoss if the directory is unsound.
     """
-    view = memoryview(np.frombuffer(buffer, dtype=np.uint8))
+    view = np.frombuffer(buffer, dtype=np.uint8).data
     frame_count = _read_bundle(address_of(view), view.nbytes) if view.nbytes else _MAGIC
     if frame_count < 0:
         raise DataLoss(f"not a bundle ({describe_fault(frame_count)}); ask for the data again")
@@ -106,5 +106,5 @@ def make_bundle(frames: Sequence[tuple[int, Any]]) -> bytearray:
             )
         bundle += _ENTRY.pack(partition_id, size)
     for _, frame in frames:
-        bundle += memoryview(np.frombuffer(frame, dtype=np.uint8))
+        bundle += np.frombuffer(frame, dtype=np.uint8).data
     return bundle

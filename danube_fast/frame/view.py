@@ -127,7 +127,7 @@ class FrameView:
     def __init__(self, buffer: Any, offset: int = 0) -> None:
         memory = memoryview(buffer)
         if memory.format != "B" or memory.ndim != 1:
-            memory = memoryview(np.frombuffer(buffer, dtype=np.uint8))
+            memory = np.frombuffer(buffer, dtype=np.uint8).data
         if offset < 0 or memory.nbytes - offset < HEADER_BYTES:
             raise DataLoss(
                 f"{memory.nbytes} bytes with a frame at {offset}: its header of {HEADER_BYTES} "
