@@ -7,6 +7,8 @@ from typing import Any
 __all__ = ["connect", "operation"]
 
 CLIENT_NAME = "danube-fast"
+CONNECT_SECONDS = 5.0
+"""A person at a terminal waits for an answer, shorter than a program would."""
 
 
 def connect(url: str) -> Any:
@@ -14,7 +16,7 @@ def connect(url: str) -> Any:
     # Imported here: it loads the kernels, and `--help` must not wait for them.
     import danube_fast
 
-    return danube_fast.connect(url, name=CLIENT_NAME)
+    return danube_fast.connect(url, name=CLIENT_NAME, timeout=CONNECT_SECONDS)
 
 
 def operation(url: str, name: str, **arguments: Any) -> Any:

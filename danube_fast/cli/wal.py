@@ -111,7 +111,9 @@ def _verified(report: Any) -> str:
         f"  synced to {report.synced_position}, epoch {report.epoch}",
     ]
     if report.torn is not None:
-        lines.append(f"  behind its end: {report.torn}; a start cuts that off, nothing is lost")
+        lines.append(
+            f"  behind its end, never known to be durable, cut off by the next start: {report.torn}"
+        )
     lines += [
         f"  DAMAGE in positions {fault.position} to {fault.until}: {fault.reason} ({fault.path})"
         for fault in report.faults

@@ -15,7 +15,7 @@ from danube_fast.config import Settings
 from danube_fast.errors import Unavailable
 from tests.cli.conftest import Run
 from tests.cli.fakes import FakeBroker
-from tests.wal.rig import abandon, put, start_log
+from tests.wal.rig import abandon, put, start_log, wait_synced
 
 ROOT = Path(__file__).resolve().parents[2]
 KIB_LINE = "MemTotal: 99999999 kB\nMemAvailable: {} kB\n"
@@ -217,7 +217,10 @@ def make_logs(tmp_path: Path) -> Path:
     """A data directory with two logs that nobody has open."""
     for name in ("0000", "0001"):
         log = start_log(tmp_path / "logs" / name)
-        put(log, [[b"x" * 100] * 10 for _ in range(5)])
+        offset = 0
+        for _ in range(5):  # each frame tells that those before it are durable
+            offset = put(log, [[b"x" * 100] * 10], base_offset=offset)
+            wait_synced(log)
         abandon(log)
     return tmp_path
 

@@ -54,64 +54,58 @@ def serving(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, A
             process.stdout.close()
 
 
-def command(url: str, *arguments: str) -> str:
-    result = subprocess.run(
-        [*PROGRAM, *arguments, "--url", url],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, (arguments, result.stdout, result.stderr)
-    return result.stdout
-
-
-def wait_for_restart(url: str, old_pid: int) -> None:
+def wait_for_restart(run: Run, url: str, old_pid: int) -> None:
     deadline = time.monotonic() + 30
     states: list[Any] = []
     while time.monotonic() < deadline:
-        states = json.loads(command(url, "status", "--output", "json"))["processes"]
+        states = run("status", "--output", "json", "--url", url).json()["processes"]
         if old_pid not in [p["pid"] for p in states] and all(p["state"] == "ready" for p in states):
             return
-        time.sleep(0.05)
+        time.sleep(0.02)
     pytest.fail(f"worker {old_pid} was not restarted within 30 s: {states}")
 
 
 @pytest.mark.timeout(200)
-def test_from_an_empty_directory_over_a_kill_to_a_verified_log(tmp_path: Path) -> None:
+def test_from_an_empty_directory_over_a_kill_to_a_verified_log(run: Run, tmp_path: Path) -> None:
     lines = "".join(f"message {number}\n" for number in range(2000))
     (tmp_path / "input.txt").write_text(lines)
     data_dir = tmp_path / "data"
+    url = ""
+
+    def command(*arguments: str) -> str:
+        outcome = run(*arguments, "--url", url)
+        assert outcome.code == 0, (arguments, outcome)
+        return outcome.out
+
     with serving(data_dir) as (process, event):
         url = event["url"]
         assert event["pid"] == process.pid
         sent = json.loads(
-            command(url, "produce", TOPIC, "--file", str(tmp_path / "input.txt"), "-o", "json")
+            command("produce", TOPIC, "--file", str(tmp_path / "input.txt"), "-o", "json")
         )
         assert (sent["messages"], sent["first_offset"], sent["last_offset"]) == (2000, 0, 1999)
         for pid in event["worker_pids"]:
             os.kill(pid, signal.SIGKILL)
-            wait_for_restart(url, pid)
+            wait_for_restart(run, url, pid)
         consume = ["consume", TOPIC, "--subscription", "s", "--from", "earliest"]
-        assert command(url, *consume, "--max", "2000", "--timeout", "20") == lines
-        assert command(url, *consume, "--timeout", "0.3") == ""  # everything was acked
-        stats = json.loads(command(url, "topics", "stats", TOPIC, "--output", "json"))
+        assert command(*consume, "--max", "2000", "--timeout", "20") == lines
+        assert command(*consume, "--timeout", "0.3") == ""  # everything was acked
+        stats = json.loads(command("topics", "stats", TOPIC, "--output", "json"))
         assert stats["subscriptions"][0]["lag_messages"] == 0
-        assert TOPIC in command(url, "topics", "list")
-        assert "ready" in command(url, "status")
-        command(url, "doctor", "--output", "json")
+        assert "/default/cli" in command("topics", "stats", TOPIC)
+        assert TOPIC in command("topics", "list")
+        assert "ready" in command("status")
+        assert json.loads(command("doctor", "--output", "json"))
     with serving(data_dir) as (_, event):
-        fresh = command(
-            event["url"], "consume", TOPIC, "--subscription", "t", "--from", "earliest",
-            "--max", "2000", "--timeout", "20",
-        )  # fmt: skip
-        assert fresh == lines
-        kept = command(event["url"], "consume", TOPIC, "--subscription", "s", "--timeout", "0.3")
-        assert kept == ""  # the cursor survived
-        command(event["url"], "topics", "delete", TOPIC, "--yes")
-        assert json.loads(command(event["url"], "topics", "list", "-o", "json")) == []
-    verified = subprocess.run(
-        [*PROGRAM, "wal", "verify", str(data_dir), "--output", "json"],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert [report["faults"] for report in json.loads(verified.stdout)] == [[], []]
+        url = event["url"]
+        consume = ["consume", TOPIC, "--from", "earliest", "--max", "2000"]
+        assert command(*consume, "--subscription", "t", "--timeout", "20") == lines
+        assert command(*consume, "--subscription", "s", "--timeout", "0.3") == ""  # it is past them
+        command("topics", "delete", TOPIC, "--yes")
+        assert json.loads(command("topics", "list", "-o", "json")) == []
+    verified = run("wal", "verify", str(data_dir), "--output", "json")
+    assert verified.code == 0, verified.err
+    assert [report["faults"] for report in verified.json()] == [[], []]
 
 
 def test_nobody_there_is_5(run: Run) -> None:
