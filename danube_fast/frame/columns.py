@@ -104,15 +104,18 @@ def _times(times: Times | np.ndarray[Any, Any], what: str) -> tuple[Any, Any]:
         if times.dtype != _INT64 or times.ndim != 1:
             raise InvalidArgument(f"{what} as an array must be int64[n], not {times.dtype}")
         return np.ascontiguousarray(times), None
-    for index, time in enumerate(times):
-        if time is not None and type(time) is not int:
-            raise _wrong_type(what, index, time, "int (nanoseconds) or None")
+    kinds = set(map(type, times))
+    if not kinds <= {int, type(None)}:
+        for index, time in enumerate(times):
+            if time is not None and type(time) is not int:
+                raise _wrong_type(what, index, time, "int (nanoseconds) or None")
     try:
+        if type(None) not in kinds:
+            return np.array(times, dtype=_INT64), None
         values = np.array([0 if time is None else time for time in times], dtype=_INT64)
     except OverflowError:
         raise InvalidArgument(f"{what} must be nanoseconds below 2**63") from None
-    valid = np.array([time is not None for time in times], dtype=np.uint8)
-    return values, None if valid.all() else valid
+    return values, np.array([time is not None for time in times], dtype=np.uint8)
 
 
 class Columns:

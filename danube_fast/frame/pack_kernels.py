@@ -99,7 +99,7 @@ _ITEM_WRONG = -2
 _OFFSET_AND_BIT = OFFSET_BYTES + 1  # at least what an offset and a validity bit take
 COUNT_SHIFT = 32
 _BYTES_MASK = (1 << COUNT_SHIFT) - 1
-_BLOCK = 16  # messages measured between two looks at the capacity
+_BLOCK = 32  # messages measured between two looks at the capacity
 _ENTRY_SIZE_SHIFT = 32  # a directory entry as one word: u16 id | u16 zero | u32 size
 
 
@@ -259,65 +259,83 @@ def _add(job: int, word: int, value: int) -> None:
     store_u64(job + word, load_i64(job + word) + value)
 
 
-@kernel("int64(int64,int64)")
-def _list_item(list_address: int, index: int) -> int:
-    """Address of item `index`; 0 if the list is shorter."""
-    if index >= load_i64(list_address + AT_ITEM_COUNT):
+@kernel("int64(int64,int64,int64)")
+def _list_items(list_address: int, first: int, count: int) -> int:
+    """Address of item `first`; 0 if the list has not `count` items from there on."""
+    if first + count > load_i64(list_address + AT_ITEM_COUNT):
         return 0
-    return load_i64(load_i64(list_address + AT_LIST_ITEMS) + POINTER_BYTES * index)
+    return load_i64(list_address + AT_LIST_ITEMS) + POINTER_BYTES * first
 
 
-@kernel("int64(int64,int64,int64,int64,int64)")
-def _add_item(job: int, column: int, sums: int, index: int, sign: int) -> int:
-    """Add (sign 1) or take back (-1) one byte string: 0, or -1 if it is missing or no bytes."""
-    item = _list_item(load_i64(job + column), index)
-    if item == 0:
+@kernel("int64(int64,int64,int64,int64,int64,int64)")
+def _add_items(job: int, column: int, sums: int, first: int, count: int, sign: int) -> int:
+    """Add (sign 1) or take back (-1) byte strings: 0, or -1 if one is missing or no bytes."""
+    items = _list_items(load_i64(job + column), first, count)
+    if items == 0:
         return -1
-    size = _item_bytes(item, load_i64(job + JOB_BYTES_TYPE), load_i64(job + JOB_NONE))
-    if size == _ITEM_WRONG:
-        return -1
-    if size == _ITEM_NULL:
-        _add(job, sums + _WORD, sign)
-    else:
-        _add(job, sums, sign * size)
-    return 0
-
-
-@kernel("int64(int64,int64,int64)")
-def _add_pairs(job: int, index: int, sign: int) -> int:
-    """Add or take back the attributes of one message: 0, or -1 if a list is too short."""
-    totals = load_i64(job + JOB_PAIR_TOTALS) + _WORD * index
-    keys = load_i64(job + JOB_ATTRIBUTE_KEYS)
-    values = load_i64(job + JOB_ATTRIBUTE_VALUES)
-    first, last = load_i64(totals), load_i64(totals + _WORD)
-    for pair in range(first, last):
-        key, value = _list_item(keys, pair), _list_item(values, pair)
-        if key == 0 or value == 0:
+    bytes_type, none = load_i64(job + JOB_BYTES_TYPE), load_i64(job + JOB_NONE)
+    data_bytes, nulls = 0, 0
+    for index in range(count):
+        size = _item_bytes(load_i64(items + POINTER_BYTES * index), bytes_type, none)
+        if size == _ITEM_WRONG:
             return -1
-        _add(job, _ATTRIBUTE_KEY_BYTES, sign * load_i64(key + AT_ITEM_COUNT))
-        _add(job, _ATTRIBUTE_VALUE_BYTES, sign * load_i64(value + AT_ITEM_COUNT))
-    _add(job, _PAIRS, sign * (last - first))
+        if size == _ITEM_NULL:
+            nulls += 1
+        else:
+            data_bytes += size
+    _add(job, sums, sign * data_bytes)
+    _add(job, sums + _WORD, sign * nulls)
     return 0
 
 
-@kernel("void(int64,int64,int64,int64,int64)")
-def _add_time(job: int, valid_word: int, nulls_word: int, index: int, sign: int) -> None:
-    """Count a null time in or out."""
+@kernel("int64(int64,int64)")
+def _sum_sizes(items: int, count: int) -> int:
+    """Sum of the lengths of bytes objects."""
+    data_bytes = 0
+    for index in range(count):
+        data_bytes += load_i64(load_i64(items + POINTER_BYTES * index) + AT_ITEM_COUNT)
+    return data_bytes
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def _add_pairs(job: int, first: int, count: int, sign: int) -> int:
+    """Add or take back the attributes of messages: 0, or -1 if a list is too short."""
+    totals = load_i64(job + JOB_PAIR_TOTALS) + _WORD * first
+    pair = load_i64(totals)
+    pairs = load_i64(totals + _WORD * count) - pair
+    keys = _list_items(load_i64(job + JOB_ATTRIBUTE_KEYS), pair, pairs)
+    values = _list_items(load_i64(job + JOB_ATTRIBUTE_VALUES), pair, pairs)
+    if pairs and (keys == 0 or values == 0):
+        return -1
+    _add(job, _ATTRIBUTE_KEY_BYTES, sign * _sum_sizes(keys, pairs))
+    _add(job, _ATTRIBUTE_VALUE_BYTES, sign * _sum_sizes(values, pairs))
+    _add(job, _PAIRS, sign * pairs)
+    return 0
+
+
+@kernel("void(int64,int64,int64,int64,int64,int64)")
+def _add_times(
+    job: int, valid_word: int, nulls_word: int, first: int, count: int, sign: int
+) -> None:
+    """Count null times in or out."""
     valid = load_i64(job + valid_word)
-    if valid and load_u8(valid + index) == 0:
-        _add(job, nulls_word, sign)
+    if valid:
+        there = 0
+        for index in range(first, first + count):
+            there += load_u8(valid + index)
+        _add(job, nulls_word, sign * (count - there))
 
 
-@kernel("int64(int64,int64,int64)")
-def _add_message(job: int, index: int, sign: int) -> int:
-    """Add or take back message `index`: 0, or less if something of it cannot be packed."""
-    code = _add_item(job, JOB_PAYLOADS, _PAYLOAD_BYTES, index, sign)
+@kernel("int64(int64,int64,int64,int64)")
+def _add_messages(job: int, first: int, count: int, sign: int) -> int:
+    """Add or take back messages: 0, or less if something of them cannot be packed."""
+    code = _add_items(job, JOB_PAYLOADS, _PAYLOAD_BYTES, first, count, sign)
     if load_i64(job + JOB_KEYS):
-        code += _add_item(job, JOB_KEYS, _KEY_BYTES, index, sign)
+        code += _add_items(job, JOB_KEYS, _KEY_BYTES, first, count, sign)
     if load_i64(job + JOB_PAIR_TOTALS):
-        code += _add_pairs(job, index, sign)
-    _add_time(job, JOB_EVENT_TIME_VALID, _EVENT_TIME_NULLS, index, sign)
-    _add_time(job, JOB_DELIVER_AT_VALID, _DELIVER_AT_NULLS, index, sign)
+        code += _add_pairs(job, first, count, sign)
+    _add_times(job, JOB_EVENT_TIME_VALID, _EVENT_TIME_NULLS, first, count, sign)
+    _add_times(job, JOB_DELIVER_AT_VALID, _DELIVER_AT_NULLS, first, count, sign)
     return code
 
 
@@ -439,9 +457,8 @@ def pack_columns(destination: int, capacity: int, job: int, start: int) -> int:
     count, needed, full = 0, 0, False
     while start + count < available and not full:
         block = min(_BLOCK, available - start - count)
-        for index in range(start + count, start + count + block):
-            if _add_message(job, index, 1) != 0:
-                return -1
+        if _add_messages(job, start + count, block, 1) != 0:
+            return -1
         count += block
         needed = _frame_size(job, count)
         while needed > capacity:
@@ -449,7 +466,7 @@ def pack_columns(destination: int, capacity: int, job: int, start: int) -> int:
                 return min(needed, _BYTES_MASK)
             full = True
             count -= 1
-            _add_message(job, start + count, -1)
+            _add_messages(job, start + count, 1, -1)
             needed = _frame_size(job, count)
     if count != 0 and destination != 0:
         _write_columns(destination, job, start, count)
