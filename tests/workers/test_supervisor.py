@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 from danube_fast.config import Settings
 from danube_fast.errors import InvalidArgument, Unavailable
@@ -287,36 +286,6 @@ def test_lookup_waits_for_its_worker(tmp_path: Path) -> None:
             assert down.code == 14 and "worker 0" in down.text
             created = client.lookup("/default/b", {}, 20_000)
             assert isinstance(created, protocol.Result), "it waits until the worker is back"
-
-
-def test_a_thousand_at_once(tmp_path: Path) -> None:
-    """First publish and subscribe of 1,000 fresh topics: no NotFound, nothing made twice."""
-    with Broker(tmp_path / "data", workers=4) as broker:
-        broker.wait_ready()
-        context: zmq.Context[Any] = zmq.Context()
-        clients = [Client(broker, context) for _ in range(100)]
-        topics = [f"/default/t{'x' * (i % 3)}{i}" for i in range(1000)]
-        asked: list[dict[int, str]] = [{} for _ in clients]
-        for i, topic in enumerate(topics):
-            for step, create in ((0, None), (31, {}), (57, {"dispatch": "reliable"})):
-                slot = (i + step) % len(clients)
-                request = clients[slot].send(protocol.Lookup, topic, create, 20_000)
-                asked[slot][request] = topic
-        found: dict[str, set[int]] = {topic: set() for topic in topics}
-        for client, requests in zip(clients, asked, strict=True):
-            for _ in range(len(requests)):
-                answer = client.receive()
-                assert isinstance(answer, protocol.Result), answer
-                (row,) = answer.value["partitions"]
-                found[requests.pop(answer.request)].add(row[0])
-        for client in clients:
-            client.close()
-        context.term()
-        ids = list(found.values())
-        assert all(len(some) == 1 for some in ids), "two ids for one topic"
-        assert len(set().union(*ids)) == 1000, "one id for two topics"
-        status = broker.status()
-        assert status["topics"] == status["partitions"] == 1000
 
 
 def test_compile_child_shows_progress_and_is_skipped_when_warm(tmp_path: Path) -> None:
