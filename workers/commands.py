@@ -6,6 +6,7 @@ durable. Every command passes `authorize` first.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +16,19 @@ from danube_fast.broker import records as r
 from danube_fast.broker.layout import ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Consumer, Flow, SubscriptionKind
-from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument, NotFound
-from danube_fast.frame.layout import FRAME_BYTES_CAP
+from danube_fast.errors import DanubeError, Internal, InvalidArgument, NotFound
 from danube_fast.net import protocol as p
+from danube_fast.net.greeting import NO_SESSION_TEXT
 from danube_fast.net.protocol import Status
 from danube_fast.net.session import Session
 from danube_fast.security.authorization import Permission, authorize
-from danube_fast.version import VERSION
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
 
 __all__ = ["Commands"]
+
+_log = logging.getLogger(__name__)
 
 NAME_BYTES_MAX = 256
 PRODUCER_ID_MAX = (1 << 63) - 1
@@ -59,13 +61,14 @@ class Commands:
         """Run one command of a connection."""
         worker = self._worker
         if isinstance(command, p.Hello):
-            self._hello(identity, command)
+            answer = worker.greeter.greet(identity, command, worker.now_ns)
+            worker.delivery.reply(identity, answer)
             return
         request = getattr(command, "request", 0)
         session = worker.sessions.by_identity(identity)
         if session is None:
-            text = "this connection has no session here (any more); send HELLO"
-            worker.delivery.reply(identity, p.Error(request, Status.NO_SESSION, text))
+            error = p.Error(request, Status.NO_SESSION, NO_SESSION_TEXT)
+            worker.delivery.reply(identity, error)
             return
         session.last_seen_ns = worker.now_ns
         handler = self._handlers.get(type(command))
@@ -75,8 +78,12 @@ class Commands:
                     f"{type(command).__name__} is for the bootstrap endpoint, this is a worker"
                 )
             handler(session, command)
-        except DanubeError as error:
-            self._fail(session, request, error)
+        except DanubeError as failure:
+            self._fail(session, request, failure)
+        except Exception as failure:  # one bad request must not end the others' sessions
+            _log.exception("%s failed", type(command).__name__)
+            text = f"{type(command).__name__} failed: {failure!r}; see the worker's log"
+            self._fail(session, request, Internal(text))
 
     def _fail(self, session: Session, request: int, error: DanubeError) -> None:
         self._worker.delivery.send(session, [p.encode(p.Error(request, error.code, str(error)))])
@@ -106,47 +113,6 @@ class Commands:
         return partition
 
     # ------------------------------------------------------------ sessions
-
-    def _hello(self, identity: bytes, command: p.Hello) -> None:
-        worker = self._worker
-        if command.protocol_version != p.PROTOCOL_VERSION:
-            text = (
-                f"this broker speaks protocol version {p.PROTOCOL_VERSION}, the client "
-                f"{command.protocol_version}; use a client of the broker's version"
-            )
-            worker.delivery.reply(identity, p.Error(command.request, FailedPrecondition.code, text))
-            return
-        session, goes_on = worker.sessions.resume(identity, command.session, command.token)
-        if session is not None and not goes_on:
-            worker.close_session(session)
-            session = None
-        if session is None:
-            leftover = worker.sessions.by_identity(identity)
-            if leftover is not None:
-                worker.close_session(leftover)
-            principal = str(command.auth.get("principal", "anonymous"))
-            try:
-                session = worker.sessions.open(
-                    identity, command.client_name[:NAME_BYTES_MAX], principal, worker.now_ns
-                )
-            except DanubeError as error:
-                worker.delivery.reply(identity, p.Error(command.request, error.code, str(error)))
-                return
-        session.last_seen_ns = worker.now_ns
-        settings = worker.settings
-        limits = {
-            "heartbeat_ms": settings.heartbeat_ms,
-            "heartbeat_idle_ms": settings.heartbeat_idle_ms,
-            "session_timeout_ms": settings.session_timeout_ms,
-            "frame_bytes_max": FRAME_BYTES_CAP,
-            "message_bytes_max": worker.message_bytes_max,
-            "bundle_bytes_max": worker.message_bytes_max,
-        }
-        welcome = p.Welcome(
-            command.request, session.number, session.token, p.PROTOCOL_VERSION, VERSION,
-            worker.boot.config.host_id, goes_on, limits,
-        )  # fmt: skip
-        worker.delivery.send(session, [p.encode(welcome)])
 
     def _ping(self, session: Session, command: p.Ping) -> None:
         self._worker.delivery.send(session, [p.encode(p.Pong(command.request))])

@@ -17,16 +17,13 @@ import zmq
 from danube_fast.config import Settings
 from danube_fast.errors import (
     DanubeError,
-    FailedPrecondition,
     Internal,
     InvalidArgument,
-    ResourceExhausted,
 )
-from danube_fast.frame.layout import FRAME_BYTES_CAP
 from danube_fast.net import protocol
+from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter, message_bytes_max
 from danube_fast.net.server import PeerGone, Server, WouldBlock
 from danube_fast.net.session import Session, Sessions
-from danube_fast.version import VERSION
 
 __all__ = ["Front"]
 
@@ -36,7 +33,6 @@ MESSAGES_PER_TURN_MAX = 256
 OUTBOX_MESSAGES_MAX = 10_000
 """Replies that wait for one peer's full queue; a peer that takes none is dropped beyond."""
 SWEEP_NS = 500_000_000
-NAME_CHARACTERS_MAX = 256
 TOKEN_BYTES = 16
 
 Handler = Callable[[Session, Any], None]
@@ -52,12 +48,10 @@ class Front:
         host_id: str,
         handlers: dict[type, Handler],
     ) -> None:
-        self._settings = settings
-        self._host_id = host_id
         self._handlers = handlers
         self.server = Server(
             context,
-            message_bytes_max=settings.message_bytes_max,
+            message_bytes_max=message_bytes_max(settings),
             handshake_timeout_ms=settings.handshake_timeout_ms,
         )
         self.sessions = Sessions(
@@ -66,6 +60,7 @@ class Front:
             heartbeat_idle_ms=settings.heartbeat_idle_ms,
             new_token=lambda: secrets.token_bytes(TOKEN_BYTES),
         )
+        self._greeter = Greeter(self.sessions, settings, host_id, self._close)
         self._waiting: set[Session] = set()
         self._now_ns = 0
         self._swept_ns = 0
@@ -120,8 +115,8 @@ class Front:
         request = getattr(command, "request", 0)
         session = self.sessions.by_identity(identity)
         if session is None:
-            text = "this connection has no session here (any more); send HELLO"
-            self._send_raw(identity, protocol.Error(request, protocol.Status.NO_SESSION, text))
+            code = protocol.Status.NO_SESSION
+            self._send_raw(identity, protocol.Error(request, code, NO_SESSION_TEXT))
             return
         session.last_seen_ns = self._now_ns
         try:
@@ -149,51 +144,11 @@ class Front:
             handler(session, command)
 
     def _hello(self, identity: bytes, command: protocol.Hello) -> None:
-        if command.protocol_version != protocol.PROTOCOL_VERSION:
-            text = (
-                f"this broker speaks protocol version {protocol.PROTOCOL_VERSION}, the client "
-                f"{command.protocol_version}; use a client of the broker's version"
-            )
-            code = FailedPrecondition.code
-            self._send_raw(identity, protocol.Error(command.request, code, text))
-            return
-        session, goes_on = self.sessions.resume(identity, command.session, command.token)
-        if not goes_on:
-            for old in (session, self.sessions.by_identity(identity)):
-                if old is not None:
-                    self._close(old)
-            principal = str(command.auth.get("principal", "anonymous"))
-            name = command.client_name[:NAME_CHARACTERS_MAX]
-            try:
-                session = self.sessions.open(identity, name, principal, self._now_ns)
-            except ResourceExhausted as error:
-                self._send_raw(identity, protocol.Error(command.request, error.code, str(error)))
-                return
-        if session is not None:
-            session.last_seen_ns = self._now_ns
-            self.reply(session.number, self._welcome(command, session, goes_on))
-
-    def _welcome(
-        self, command: protocol.Hello, session: Session, goes_on: bool
-    ) -> protocol.Welcome:
-        settings = self._settings
-        limits = {
-            "heartbeat_ms": settings.heartbeat_ms,
-            "heartbeat_idle_ms": settings.heartbeat_idle_ms,
-            "session_timeout_ms": settings.session_timeout_ms,
-            "frame_bytes_max": FRAME_BYTES_CAP,
-            "message_bytes_max": settings.message_bytes_max,
-        }
-        return protocol.Welcome(
-            request=command.request,
-            session=session.number,
-            token=session.token,
-            protocol_version=protocol.PROTOCOL_VERSION,
-            server_version=VERSION,
-            host_id=self._host_id,
-            resumed=goes_on,
-            limits=limits,
-        )
+        answer = self._greeter.greet(identity, command, self._now_ns)
+        if isinstance(answer, protocol.Welcome):
+            self.reply(answer.session, answer)
+        else:
+            self._send_raw(identity, answer)
 
     def _send_raw(self, identity: bytes, command: protocol.ServerCommand) -> None:
         """To a connection without a session; it asks again if the answer is lost."""

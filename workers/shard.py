@@ -26,6 +26,7 @@ from danube_fast.broker.subscription import Consumer, Deliver, Gap, Stored, Subs
 from danube_fast.broker.tables import AdmissionTables
 from danube_fast.errors import InvalidArgument
 from danube_fast.net import protocol as p
+from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter, message_bytes_max
 from danube_fast.net.server import Server
 from danube_fast.net.session import Session, Sessions
 from danube_fast.ring.control import ProcessState
@@ -63,7 +64,6 @@ class ShardWorker:
         self.clock = boot.clock
         self.now_ns = self.clock.monotonic_ns()
         self.now_wall_ns = self.clock.wall_ns()
-        self.message_bytes_max = min(settings.message_bytes_max, settings.segment_bytes // 2)
         self.tables = AdmissionTables(log_count=len(boot.config.logs))
         self.catalog = Catalog(self.tables)
         self.boot_id = BOOT_ID_PATH.read_text().strip()
@@ -81,9 +81,10 @@ class ShardWorker:
         )
         self.server = Server(
             context,
-            message_bytes_max=self.message_bytes_max,
+            message_bytes_max=message_bytes_max(settings),
             handshake_timeout_ms=settings.handshake_timeout_ms,
         )
+        self.greeter = Greeter(self.sessions, settings, boot.config.host_id, self.close_session)
         self.delivery = Delivery(self.server, self.sessions, settings.delivery_bytes_max)
         self.commands = Commands(self)
         self.dirty: dict[int, Partition] = {}
@@ -217,8 +218,8 @@ class ShardWorker:
     def _publish(self, identity: bytes, command: p.Publish, part: zmq.Frame) -> None:
         session = self.sessions.by_identity(identity)
         if session is None:
-            text = "this connection has no session here (any more); send HELLO"
-            self.delivery.reply(identity, p.Error(command.request, p.Status.NO_SESSION, text))
+            error = p.Error(command.request, p.Status.NO_SESSION, NO_SESSION_TEXT)
+            self.delivery.reply(identity, error)
             return
         session.last_seen_ns = self.now_ns
         self.intake.publish(session.number, command.request, part, self.now_wall_ns)

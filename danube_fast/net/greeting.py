@@ -1,0 +1,80 @@
+"""HELLO on either endpoint: version check, resuming or opening a session, the limits in WELCOME."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from danube_fast.config import Settings
+from danube_fast.errors import FailedPrecondition, ResourceExhausted
+from danube_fast.frame.layout import FRAME_BYTES_CAP
+from danube_fast.net import protocol
+from danube_fast.net.session import Session, Sessions
+from danube_fast.version import VERSION
+
+__all__ = ["NO_SESSION_TEXT", "Greeter", "message_bytes_max"]
+
+NAME_CHARACTERS_MAX = 256
+NO_SESSION_TEXT = "this connection has no session here (any more); send HELLO"
+
+
+def message_bytes_max(settings: Settings) -> int:
+    """Largest PUBLISH that is taken: a frame has to fit a log segment with room to spare."""
+    return min(settings.message_bytes_max, settings.segment_bytes // 2)
+
+
+class Greeter:
+    """Answers HELLO for one endpoint."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        settings: Settings,
+        host_id: str,
+        close_session: Callable[[Session], None],
+    ) -> None:
+        """`close_session` ends a session that is replaced."""
+        self._sessions = sessions
+        self._host_id = host_id
+        self._close_session = close_session
+        size = message_bytes_max(settings)
+        self._limits = {
+            "heartbeat_ms": settings.heartbeat_ms,
+            "heartbeat_idle_ms": settings.heartbeat_idle_ms,
+            "session_timeout_ms": settings.session_timeout_ms,
+            "frame_bytes_max": FRAME_BYTES_CAP,
+            "message_bytes_max": size,
+            "bundle_bytes_max": size,
+        }
+
+    def greet(
+        self, identity: bytes, command: protocol.Hello, now_ns: int
+    ) -> protocol.Welcome | protocol.Error:
+        """Open or resume the session of a connection; returns the answer."""
+        if command.protocol_version != protocol.PROTOCOL_VERSION:
+            text = (
+                f"this broker speaks protocol version {protocol.PROTOCOL_VERSION}, the client "
+                f"{command.protocol_version}; use a client of the broker's version"
+            )
+            return protocol.Error(command.request, FailedPrecondition.code, text)
+        session, goes_on = self._sessions.resume(identity, command.session, command.token)
+        if session is None or not goes_on:
+            for old in (session, self._sessions.by_identity(identity)):
+                if old is not None:
+                    self._close_session(old)
+            principal = str(command.auth.get("principal", "anonymous"))
+            name = command.client_name[:NAME_CHARACTERS_MAX]
+            try:
+                session = self._sessions.open(identity, name, principal, now_ns)
+            except ResourceExhausted as error:
+                return protocol.Error(command.request, error.code, str(error))
+        session.last_seen_ns = now_ns
+        return protocol.Welcome(
+            request=command.request,
+            session=session.number,
+            token=session.token,
+            protocol_version=protocol.PROTOCOL_VERSION,
+            server_version=VERSION,
+            host_id=self._host_id,
+            resumed=goes_on,
+            limits=self._limits,
+        )
