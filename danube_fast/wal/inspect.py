@@ -59,6 +59,7 @@ class SnapshotReport(msgspec.Struct, frozen=True):
     position: int
     state_bytes: int
     clean: bool
+    epoch: int
     created_ns: int
     fault: str | None
 
@@ -153,11 +154,17 @@ def _snapshot_reports(directory: Path) -> list[SnapshotReport]:
             header = read_snapshot(path).header
         except DataLoss as fault:
             size = _size(path)
-            reports.append(SnapshotReport(str(path), position, size, False, 0, str(fault)))
+            reports.append(SnapshotReport(str(path), position, size, False, 0, 0, str(fault)))
             continue
         reports.append(
             SnapshotReport(
-                str(path), position, header.state_bytes, header.clean, header.created_ns, None
+                path=str(path),
+                position=position,
+                state_bytes=header.state_bytes,
+                clean=header.clean,
+                epoch=header.epoch,
+                created_ns=header.created_ns,
+                fault=None,
             )
         )
     return reports
@@ -204,15 +211,14 @@ class _Verifier:
     def _front(self) -> Iterator[Damage]:
         """Segments that are missing before the oldest one."""
         oldest = self.chain.oldest_position
-        sound = [
-            report.position for report in _snapshot_reports(self.directory) if not report.fault
-        ]
-        start = max(sound, default=0)
+        reports = _snapshot_reports(self.directory)
+        sound = [(report.position, report.epoch) for report in reports if not report.fault]
+        start, epoch = max(sound, default=(0, 0))
         if start < oldest:
             reason = "the segments before the oldest one are missing"
             if not sound:
                 reason = "there is no sound snapshot of what stood before the oldest segment"
-            yield Damage(str(self.directory), start, oldest, reason, 0)
+            yield Damage(str(self.directory), start, oldest, reason, epoch)
 
     def _headers(self) -> Iterator[Damage]:
         """Damaged headers: nothing is lost with one, the name and the frames say the same."""

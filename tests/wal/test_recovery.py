@@ -370,3 +370,14 @@ def test_a_damaged_newest_snapshot_falls_back_to_the_older(tmp_path: Path) -> No
     assert log.snapshot[1] == b"state 0"
     assert [row[1] for row in data_rows(log)] == [1]
     log.close()
+
+
+def test_an_epoch_that_only_a_leftover_knows_is_not_used_again(tmp_path: Path) -> None:
+    log = start_log(tmp_path)
+    cut = log.written_position
+    abandon(log)
+    leftover = stamp_frame(make_frame([b"ghost"]), cut + 3 * GROUP_ALIGNMENT, epoch=7, synced=cut)
+    write_at(tmp_path, cut + 3 * GROUP_ALIGNMENT, leftover)
+    log = start_log(tmp_path)
+    assert log.epoch == 8
+    log.close()

@@ -1,0 +1,330 @@
+"""Finding runs: the index, the tail table, and that the index is only a cache."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from danube_fast.clock import SystemClock
+from danube_fast.wal import RUN_DTYPE, Log
+from danube_fast.wal.index import Index
+from danube_fast.wal.tail import TailTable
+from tests.wal.rig import (
+    LOG_ID,
+    SETTINGS,
+    abandon,
+    data_rows,
+    open_log,
+    put,
+    start_log,
+    wait_synced,
+    wait_until,
+)
+
+SMALL = msgspec.structs.replace(SETTINGS, segment_bytes=128 * 1024)
+
+
+def answers(log: Log, offsets: range) -> list[Any]:
+    """Everything that a lookup can say."""
+    found: list[Any] = [log.find(partition, at) for partition in (4, 5, 6, 7) for at in offsets]
+    found += [log.runs(5, at, 20_000) for at in offsets]
+    found += [log.find_time(partition, at) for partition in (5, 6) for at in offsets]
+    return found
+
+
+def fill(log: Log) -> None:
+    """Two partitions with a hole in the offsets of one."""
+    offset = put(log, ([b"a" * 700] * 3 for _ in range(100)))
+    put(log, ([b"b"] for _ in range(40)), partition_id=6, time_ns=50)
+    put(log, ([b"c" * 90] * 2 for _ in range(100)), base_offset=offset + 10)
+
+
+def settle(log: Log) -> None:
+    """Everything synced, and everything synced in the index."""
+    wait_synced(log)
+    while log._runs.pending_count:
+        assert log._runs.work(log.synced_position, idle=True), "the index takes nothing more"
+
+
+def test_lookups_by_offset_and_time(tmp_path: Path) -> None:
+    log = start_log(tmp_path)
+    fill(log)
+    for _ in range(2):
+        for offset in (0, 1, 2, 3, 150, 299):
+            run = log.find(5, offset)
+            assert run is not None
+            assert run.base_offset == offset // 3 * 3
+            assert run.end_offset == run.base_offset + 3
+        gap = log.find(5, 305)
+        assert gap is not None and gap.base_offset == 310
+        assert log.find(5, 510) is None
+        assert log.find(4, 0) is None
+        assert log.find(7, 0) is None
+        runs = log.runs(5, 4, 10_000)
+        assert [run.base_offset for run in runs] == [3 + 3 * index for index in range(len(runs))]
+        total = sum(run.byte_count for run in runs)
+        assert total >= 10_000 > total - runs[-1].byte_count
+        assert len(log.runs(5, 0, 1)) == 1
+        assert [run.end_offset for run in log.runs(5, 0, 1 << 40)][-1] == 510
+        assert log.find_time(5, 0) == 0
+        assert log.find_time(5, 2) == 3
+        assert log.find_time(5, 10_000) is None
+        assert log.find_time(6, 50) == 0
+        assert log.find_time(6, 51) is None
+        settle(log)
+    log.close()
+
+
+def test_index_and_tail_table_answer_alike(tmp_path: Path) -> None:
+    log = start_log(tmp_path, msgspec.structs.replace(SETTINGS, index_flush_entries=1 << 20))
+    fill(log)
+    wait_synced(log)
+    offsets = range(0, 520, 7)
+    before = answers(log, offsets)
+    assert log._runs.pending_count == 240
+    settle(log)
+    assert answers(log, offsets) == before
+    log.close()
+
+
+@pytest.mark.parametrize("how", ["deleted", "foreign", "other boot", "garbage", "kept"])
+def test_the_index_is_only_a_cache(tmp_path: Path, how: str) -> None:
+    log = start_log(tmp_path, SMALL)
+    fill(log)
+    wait_synced(log)
+    log.save_snapshot(log.written_position, b"state")
+    wait_until(lambda: log.snapshot_position == log.written_position, "the snapshot")
+    put(log, ([b"d"] for _ in range(20)), base_offset=600)
+    settle(log)
+    offsets = range(0, 640, 11)
+    before = answers(log, offsets)
+    abandon(log)
+    index = tmp_path / "index"
+    if how == "deleted":
+        shutil.rmtree(index)
+    elif how == "garbage":
+        (index / "data.mdb").write_bytes(os.urandom(100_000))
+    elif how in ("foreign", "other boot"):
+        with lmdb.open(str(index), max_dbs=3, lock=False) as environment:
+            meta = environment.open_db(b"meta")
+            with environment.begin(write=True, db=meta) as transaction:
+                if how == "foreign":
+                    transaction.put(b"log_id", bytes(8))
+                else:
+                    transaction.put(b"boot_id", b"yesterday")
+                    transaction.put(b"indexed", (1 << 40).to_bytes(8, "little"))
+    log = open_log(tmp_path, SMALL)
+    assert [row[1] for row in data_rows(log)] == list(range(600, 620))
+    log.begin_epoch([b"x"])
+    assert answers(log, offsets) == before
+    log.close(b"state")
+    log = start_log(tmp_path, SMALL)
+    assert answers(log, offsets) == before
+    log.close()
+
+
+def test_catching_up_reads_only_what_is_not_indexed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = start_log(tmp_path, SMALL)
+    fill(log)
+    settle(log)
+    log.close(b"state")
+    asked: list[int] = []
+    original = os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, buffers, at: asked.append(at) or original(fd, buffers, at)
+    )
+    log = open_log(tmp_path, SMALL)
+    assert data_rows(log) == []
+    opened = {
+        os.readlink(f"/proc/self/fd/{segment.fd}") for segment in log._chain if segment.fd > 0
+    }
+    log.close()
+    assert len(opened) == 1, "segments were read that the snapshot and the index cover"
+    assert asked
+
+
+def test_an_index_ahead_of_the_log_is_built_anew(tmp_path: Path) -> None:
+    log = start_log(tmp_path)
+    put(log, ([b"a"] for _ in range(100)))
+    settle(log)
+    expected = answers(log, range(50))
+    abandon(log)
+    with lmdb.open(str(tmp_path / "index"), max_dbs=3, lock=False) as environment:
+        meta = environment.open_db(b"meta")
+        with environment.begin(write=True, db=meta) as transaction:
+            transaction.put(b"indexed", (1 << 40).to_bytes(8, "little"))
+    log = start_log(tmp_path)
+    assert answers(log, range(50)) == expected
+    log.close()
+
+
+def test_trim_recycles_and_its_entries_are_swept(tmp_path: Path) -> None:
+    log = start_log(tmp_path, msgspec.structs.replace(SMALL, spare_segments=1))
+    put(log, ([bytes(3000)] for _ in range(200)), time_ns=None)
+    settle(log)
+    assert log.trim(log.written_position) == 0, "trimmed without a snapshot"
+    middle = log.find(5, 100)
+    assert middle is not None
+    log.save_snapshot(log.written_position, b"s")
+    wait_until(lambda: log.snapshot_position == log.written_position, "the snapshot")
+    before = log.bytes_on_disk
+    assert log.trim(middle.position) >= 2
+    assert log.bytes_on_disk < before
+    assert 0 < log.oldest_position <= middle.position
+    first = log.find(5, 0)
+    assert first is not None and first.position >= log.oldest_position
+    assert log.find_time(5, 0) == first.base_offset
+    log.read_run(first)
+    from danube_fast.errors import DataLoss
+
+    with pytest.raises(DataLoss, match="was trimmed"):
+        log.read(0, 10)
+    while log._runs.work(log.synced_position, idle=True):
+        pass
+    environment = log._runs._index._environment
+    with environment.begin() as transaction:
+        kept = transaction.stat(log._runs._index._offsets)["entries"]
+        times = transaction.stat(log._runs._index._times)["entries"]
+    assert kept == times == 200 - first.base_offset
+    assert log.find(5, 0) == first
+    log.close(b"end")
+    log = start_log(tmp_path, SMALL)
+    assert log.find(5, 0) == first
+    log.close()
+
+
+def test_trim_keeps_what_the_older_snapshot_needs(tmp_path: Path) -> None:
+    log = start_log(tmp_path, SMALL)
+    positions = []
+    for index in range(3):
+        put(log, ([bytes(3000)] for _ in range(60)), base_offset=60 * index)
+        wait_synced(log)
+        positions.append(log.written_position)
+        assert log.snapshot_due
+        log.save_snapshot(positions[-1], b"s%d" % index)
+        wait_until(lambda: log.snapshot_position == positions[-1], "the snapshot")
+        assert not log.snapshot_due
+    assert len(list(tmp_path.glob("*.snap"))) == 2
+    log.trim(log.written_position)
+    assert log.oldest_position <= positions[1]
+    assert log.oldest_position > positions[0] - SMALL.segment_bytes
+    log.close()
+
+
+def test_a_dropped_partition_is_gone_at_once_and_for_good(tmp_path: Path) -> None:
+    log = start_log(tmp_path)
+    fill(log)
+    settle(log)
+    put(log, [[b"late"]], base_offset=510)
+    log.drop_partition(5)
+    assert log.find(5, 0) is None
+    assert log.find_time(5, 0) is None
+    assert log.find(6, 0) is not None
+    settle(log)
+    while log._runs.work(log.synced_position, idle=True):
+        pass
+    log.close()
+    log = start_log(tmp_path)
+    assert log.find(5, 0) is None
+    assert log.find(6, 39) is not None
+    log.close()
+
+
+def test_a_full_disk_under_the_index_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = start_log(tmp_path)
+    put(log, ([b"a"] for _ in range(50)))
+    wait_synced(log)
+    index = log._runs._index
+    original = index._put
+
+    def full(*_: object) -> None:
+        raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+    monkeypatch.setattr(index, "_put", full)
+    log._runs.work(log.synced_position, idle=True)
+    assert log.index_fault is not None and "free space" in log.index_fault
+    put(log, ([b"b"] for _ in range(50)), base_offset=50)
+    assert [run.base_offset for run in log.runs(5, 0, 1 << 40)] == list(range(100))
+    monkeypatch.setattr(index, "_put", original)
+    monkeypatch.setattr(index, "_retry_at_ns", 0)
+    settle(log)
+    assert log.index_fault is None
+    assert [run.base_offset for run in log.runs(5, 0, 1 << 40)] == list(range(100))
+    log.close()
+
+
+def test_the_map_grows_before_it_is_full(tmp_path: Path) -> None:
+    index = Index(tmp_path / "index", LOG_ID, 256 * 1024, SystemClock())
+    index.open()
+    for step in range(20):
+        runs = np.zeros(1000, dtype=RUN_DTYPE)
+        runs["base_offset"] = np.arange(1000) + 1000 * step
+        runs["append_time_ns"] = runs["base_offset"]
+        runs["offset_span"] = 1
+        runs["position"] = 4096 * runs["base_offset"]
+        assert index.add(runs, int(runs["position"][-1]) + 4096), index.fault
+    assert (tmp_path / "index" / "data.mdb").stat().st_size > 256 * 1024
+    assert len(list(index.runs(0, 0, 0))) == 20_000
+    index.close(clean=True)
+
+
+def test_no_room_for_the_map_is_no_reason_not_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.posix_fallocate
+
+    def refuse(fd: int, offset: int, length: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("data.mdb"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    log = start_log(tmp_path)
+    put(log, [[b"x"]])
+    assert log.find(5, 0) is not None
+    log.close()
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.integers(1, 400)),
+            st.tuples(st.just("drop"), st.integers(0, 300)),
+            st.tuples(st.just("cut"), st.integers(0, 3000)),
+        ),
+        max_size=30,
+    )
+)
+def test_the_tail_table_is_a_queue(steps: list[tuple[str, int]]) -> None:
+    table, model, position = TailTable(), [], 0
+    for what, number in steps:
+        if what == "add":
+            runs = np.zeros(number, dtype=RUN_DTYPE)
+            runs["position"] = position + np.arange(number)
+            table.add(runs)
+            model += range(position, position + number)
+            position += number
+        elif what == "drop":
+            count = min(number, len(model))
+            table.drop_first(count)
+            del model[:count]
+        else:
+            table.drop_from(number)
+            model = [at for at in model if at < number]
+            position = min(position, max(number, 0)) if model or number < position else position
+        assert table.rows["position"].tolist() == model
