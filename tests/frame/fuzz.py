@@ -29,6 +29,8 @@ from danube_fast.frame.layout import (
     AT_BUFFER_COUNT,
     AT_CODEC,
     AT_FRAME_BYTES,
+    AT_MESSAGE_COUNT,
+    AT_RAW_BODY_BYTES,
     BUFFER_DIRECTORY_BYTES,
     BUFFER_ENTRY_BYTES,
     CLIENT_HALF_BYTES,
@@ -154,6 +156,35 @@ def _full_frames() -> Iterator[bytearray]:
     yield stamped(encode_frame(**FULL, codec=Codec.ZSTD))
 
 
+def _shrunk(frame: bytearray) -> Iterator[tuple[str, bytearray]]:
+    """The frame cut at every word, with a header that agrees."""
+    for length in range(HEADER_BYTES, len(frame), 8):
+        shorter = frame[:length]
+        struct.pack_into("<I", shorter, AT_FRAME_BYTES, length)
+        struct.pack_into("<I", shorter, AT_RAW_BODY_BYTES, length - HEADER_BYTES)
+        yield f"shrunk to {length} bytes", shorter
+
+
+def _conspiracies(frame: bytearray) -> Iterator[tuple[str, bytearray]]:
+    """Counts and sizes that agree with each other, but not with the bytes that are there."""
+    entries = {name: at for name, at, _ in _places(frame) if name.endswith(" size")}
+    for count in (6, 9, 100, 5000, 1 << 20, (1 << 29) - 1):
+        changed = bytearray(frame)
+        struct.pack_into("<I", changed, AT_MESSAGE_COUNT, count)
+        for name, at in entries.items():
+            if name.startswith(("PAYLOAD_VALIDITY", "KEY_VALIDITY")):
+                struct.pack_into("<I", changed, at, (count + 7) >> 3)
+            elif name.startswith(("PAYLOAD_OFFSETS", "KEY_OFFSETS", "ATTRIBUTE_OFFSETS")):
+                struct.pack_into("<I", changed, at, 4 * (count + 1))
+            yield f"{count} messages, agreeing as far as {name}", bytearray(changed)
+    pair_counts = [at for name, at, _ in _places(frame) if name.startswith("ATTRIBUTE_OFFSETS at")]
+    for count in (6, 100, 1 << 20, (1 << 29) - 1):
+        changed = bytearray(frame)
+        struct.pack_into("<I", changed, pair_counts[-1], count)
+        struct.pack_into("<I", changed, entries["ATTRIBUTE_KEY_OFFSETS size"], 4 * (count + 1))
+        yield f"{count} pairs", changed
+
+
 def systematic(tell: Callable[[str], None]) -> int:
     """One lie at a time, everywhere; and every shorter length."""
     cases = 0
@@ -172,6 +203,12 @@ def systematic(tell: Callable[[str], None]) -> int:
                     reseal(changed)
                 try_frame(changed)
                 cases += 1
+        more = [*_shrunk(frame), *(_conspiracies(frame) if kind < 2 else ())]
+        for text, changed in more:
+            tell(f"frame {kind}, {text}")
+            reseal(changed)
+            try_frame(changed)
+            cases += 1
         for length in range(len(frame)):
             tell(f"frame {kind} cut to {length} bytes")
             try_frame(frame[:length])
