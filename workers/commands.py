@@ -124,31 +124,52 @@ class Commands:
     # ------------------------------------------------------------ producers
 
     def _open_producer(self, session: Session, command: p.OpenProducer) -> None:
+        if command.partition_id not in self._worker.catalog.by_id:
+            self._worker.forwarder.open_producer(session, command)
+            return
+        topic = self._partition(command.partition_id).topic
+        authorize(session.principal, Permission.PRODUCE, topic)
+
+        def done(opened: dict[str, int] | None, error: DanubeError | None) -> None:
+            if error is not None:
+                self._fail(session, command.request, error)
+            else:
+                self._result(session, command.request, opened)
+
+        self.register_producer(session.number, command.partition_id, command.name, done)
+
+    def register_producer(
+        self,
+        session: int,
+        partition_id: int,
+        name: str,
+        done: Callable[[dict[str, int] | None, DanubeError | None], None],
+    ) -> None:
+        """Give a producer its id and next epoch; `done` when that is durable."""
         worker = self._worker
-        partition = self._partition(command.partition_id)
-        authorize(session.principal, Permission.PRODUCE, partition.topic)
-        if not 0 < len(command.name.encode()) <= NAME_BYTES_MAX:
+        partition = self._partition(partition_id)
+        if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
             raise InvalidArgument(f"a producer name has 1 to {NAME_BYTES_MAX} bytes")
-        producer_id = xxhash.xxh64_intdigest(command.name.encode()) & PRODUCER_ID_MAX or 1
-        while partition.producer_names.get(producer_id, command.name) != command.name:
+        producer_id = xxhash.xxh64_intdigest(name.encode()) & PRODUCER_ID_MAX or 1
+        while partition.producer_names.get(producer_id, name) != name:
             producer_id = (producer_id + 1) & PRODUCER_ID_MAX or 1
         tables = worker.catalog.tables
-        slot = tables.find_producer(partition.partition_id, producer_id)
+        slot = tables.find_producer(partition_id, producer_id)
         epoch = int(tables.producers[slot, ProducerWord.EPOCH]) + 1 if slot >= 0 else 1
-        slot = worker.catalog.open_producer(partition, producer_id, command.name, epoch)
-        tables.producers[slot, ProducerWord.SESSION] = session.number
+        slot = worker.catalog.open_producer(partition, producer_id, name, epoch)
+        tables.producers[slot, ProducerWord.SESSION] = session
         tables.producers[slot, ProducerWord.LAST_USED_NS] = worker.now_wall_ns
 
-        def opened() -> dict[str, int]:
-            return {
-                "producer_id": producer_id,
-                "producer_epoch": epoch,
-                "next_sequence": int(tables.producers[slot, ProducerWord.NEXT_SEQUENCE]),
-            }
+        def durable(error: DanubeError | None) -> None:
+            if error is not None:
+                done(None, error)
+                return
+            next_sequence = int(tables.producers[slot, ProducerWord.NEXT_SEQUENCE])
+            opened = {"producer_id": producer_id, "producer_epoch": epoch}
+            done({**opened, "next_sequence": next_sequence}, None)
 
         worker.journals[partition.log_slot].record(
-            r.ProducerOpened(partition.partition_id, producer_id, command.name, epoch),
-            self._answer_when_durable(session, command.request, opened),
+            r.ProducerOpened(partition_id, producer_id, name, epoch), durable
         )
 
     def _close_producer(self, session: Session, command: p.CloseProducer) -> None:

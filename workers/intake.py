@@ -10,6 +10,7 @@ group is written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -23,6 +24,7 @@ from danube_fast.broker.tables import AdmissionTables
 from danube_fast.errors import InvalidArgument, ResourceExhausted
 from danube_fast.frame.check import describe_fault
 from danube_fast.frame.kernel import address_of, direct
+from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES
 from danube_fast.types import Durability
 from danube_fast.workers.journal import Journal, Publication
 
@@ -31,8 +33,13 @@ __all__ = ["Intake"]
 _admit = direct(admission.admit)
 
 RESERVE_BLOCK_MAX = 1 << 32
+PARTITION_ID_BYTES = 4
 OK = admission.STATUS_OK
 DUPLICATE = admission.STATUS_DUPLICATE
+
+
+def _nobody(publication: Publication, place: int, partition_id: int, frame: memoryview) -> bool:
+    return False
 
 
 class Intake:
@@ -45,6 +52,8 @@ class Intake:
         self.result_index = 0
         self.memory_entries: list[tuple[Partition, Stored]] = []
         """Frames that are visible at the end of this turn."""
+        self.forward: Callable[[Publication, int, int, memoryview], bool] = _nobody
+        """See `Forwarder.publish`."""
         self.answered: list[Publication] = []
         """Publications that wait for nothing."""
         self.texts: dict[int, str] = {}
@@ -60,13 +69,13 @@ class Intake:
         if not any(journal.has_open_group for journal in self.journals):
             self.result_index = 0
 
-    def publish(self, session: int, request: int, part: zmq.Frame, now_ns: int) -> None:
+    def publish(self, publication: Publication, part: zmq.Frame | bytearray, now_ns: int) -> None:
         """Admit one bundle."""
-        buffer = part.buffer
+        buffer = part.buffer if isinstance(part, zmq.Frame) else part
         size = len(buffer)
         for journal in self.journals:
             journal.reserve(size)
-        publication = Publication(session, request)
+        session = publication.session
         skip = 0
         while True:
             count = _admit(
@@ -76,7 +85,7 @@ class Intake:
             if count < 0:
                 self._refuse_bundle(publication, count)
                 return
-            skip = self._sort(publication, part, size, count, skip)
+            skip = self._sort(publication, part, buffer, count, skip)
             if skip == count:
                 break
         self.result_index += count
@@ -96,9 +105,7 @@ class Intake:
         self.refused += 1
         self._finish(publication)
 
-    def _sort(
-        self, publication: Publication, part: zmq.Frame, size: int, count: int, skip: int
-    ) -> int:
+    def _sort(self, publication: Publication, part: Any, buffer: Any, count: int, skip: int) -> int:
         """Look at result rows from `skip` on; returns where admission has to go on, or `count`."""
         first = self.result_index
         rows = self.tables.results[first + skip : first + count].tolist()
@@ -115,16 +122,27 @@ class Intake:
                     return index
                 status = ResourceExhausted.code
                 self.texts[status] = "no more offsets could be reserved; the log has no room"
+            elif status == admission.STATUS_NOT_OWNER and self._forward(
+                publication, buffer, index, row
+            ):
+                status = OK
             else:
                 self._explain(status, row)
             statuses.append(status)
             statuses.append(row[2] if status in (OK, DUPLICATE) else 0)
         return count
 
+    def _forward(self, publication: Publication, buffer: Any, index: int, row: list[int]) -> bool:
+        """Pass a frame on to the worker that owns its partition, if that is known."""
+        entry = BUNDLE_HEADER_BYTES + index * BUNDLE_ENTRY_BYTES
+        partition_id = int.from_bytes(buffer[entry : entry + PARTITION_ID_BYTES], "little")
+        frame = memoryview(buffer)[row[4] : row[4] + row[5]]
+        return self.forward(publication, len(publication.statuses), partition_id, frame)
+
     def _accepted(
         self,
         publication: Publication,
-        part: zmq.Frame,
+        part: Any,
         index: int,
         count: int,
         result_index: int,

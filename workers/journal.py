@@ -49,11 +49,15 @@ Done = Callable[[DanubeError | None], None]
 class Publication:
     """One PUBLISH on its way: answered when every log it touched is done with it."""
 
-    __slots__ = ("pending", "request", "session", "statuses")
+    __slots__ = ("done", "pending", "request", "session", "statuses")
 
-    def __init__(self, session: int, request: int) -> None:
+    def __init__(
+        self, session: int, request: int, done: Callable[[Publication], None] | None = None
+    ) -> None:
+        """`done` is called with the outcome instead of answering a session."""
         self.session = session
         self.request = request
+        self.done = done
         self.statuses: list[int] = []
         self.pending = 1
 

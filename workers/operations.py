@@ -71,7 +71,7 @@ class Operations:
             return False
         assigned = r.PartitionAssigned(
             entry["partition_id"], entry["topic"], entry["index"], entry["dispatch"],
-            entry["durability"], entry["incarnation"],
+            entry["durability"], entry["incarnation"], entry.get("first_offset", 0),
         )  # fmt: skip
         known = worker.catalog.by_id.get(assigned.partition_id)
         if known is not None and known.assigned == assigned:

@@ -103,6 +103,13 @@ class Placement:
         self._order = itertools.count()
         self._now_ns = 0
         mailbox.handlers["assignments"] = self._assignments
+        mailbox.handlers["owner"] = self._owner
+
+    def _owner(self, request: Request) -> None:
+        """{"partition_id"} -> {"process": index of the worker that owns it, or None}."""
+        record = self._topics.partition(request.arguments["partition_id"])
+        process = None if record is None else self._workers.worker_of(record.log_id)
+        request.reply({"process": process})
 
     # ---------------------------------------------------------------- asking
 

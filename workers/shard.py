@@ -36,8 +36,9 @@ from danube_fast.workers.boot import COORDINATOR, Boot, boot
 from danube_fast.workers.catalog import Catalog
 from danube_fast.workers.commands import Commands
 from danube_fast.workers.delivery import Delivery
+from danube_fast.workers.forward import Forwarder
 from danube_fast.workers.intake import Intake
-from danube_fast.workers.journal import Group, Journal
+from danube_fast.workers.journal import Group, Journal, Publication
 from danube_fast.workers.operations import Operations
 from danube_fast.workers.sync_faults import repair_failed_sync
 from danube_fast.workers.upkeep import Upkeep
@@ -96,6 +97,8 @@ class ShardWorker:
         self._tail_head = 0
         self.upkeep = Upkeep(self)
         self.operations = Operations(self)
+        self.forwarder = Forwarder(self)
+        self.intake.forward = self.forwarder.publish
         for slot in range(len(self.logs)):
             self.catalog.finish_restore(slot, self.boot_id)
             self._begin_epoch(slot)
@@ -222,7 +225,8 @@ class ShardWorker:
             self.delivery.reply(identity, error)
             return
         session.last_seen_ns = self.now_ns
-        self.intake.publish(session.number, command.request, part, self.now_wall_ns)
+        publication = Publication(session.number, command.request)
+        self.intake.publish(publication, part, self.now_wall_ns)
 
     def _commit(self) -> None:
         if self.moved_cursors and self.upkeep.cursors_due(self.now_ns):
@@ -232,7 +236,7 @@ class ShardWorker:
             for group in journal.just_written():
                 self._show(group.written_entries)
                 for publication in group.on_written:
-                    self._release(publication)
+                    self.release(publication)
         entries, self.intake.memory_entries = self.intake.memory_entries, []
         self._show(entries)
 
@@ -250,11 +254,12 @@ class ShardWorker:
     def _finish(self, group: Group) -> None:
         self._show(group.synced_entries)
         for publication in group.on_synced:
-            self._release(publication)
+            self.release(publication)
         for callback in group.callbacks:
             callback(None)
 
-    def _release(self, publication: Any) -> None:
+    def release(self, publication: Publication) -> None:
+        """One of the things a publication waited for is done."""
         publication.pending -= 1
         if publication.pending == 0:
             self.intake.answered.append(publication)
@@ -318,6 +323,9 @@ class ShardWorker:
         answered, intake.answered = intake.answered, []
         by_session: dict[int, list[tuple[int, list[int]]]] = {}
         for publication in answered:
+            if publication.done is not None:
+                publication.done(publication)
+                continue
             outcome = (publication.request, publication.statuses)
             by_session.setdefault(publication.session, []).append(outcome)
         texts = intake.texts
