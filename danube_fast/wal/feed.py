@@ -84,6 +84,7 @@ class RunTable:
             self._index.clear()
             self.catch_up(cut)
         self._flush_all(cut)
+        self._index.start_sweep(self._chain.oldest_position)
 
     def _flush_all(self, end_position: int) -> None:
         if self._index.add(self._tail.rows, end_position):

@@ -95,7 +95,7 @@ class Index:
         self._clock = clock
         self._retry_at_ns = 0
         self._dropped: set[int] = set()
-        self._sweep_next = 0
+        self._sweep_next = _PARTITION_ID_MAX + 1  # nothing to sweep
         self._sweep_below = 0
         self._environment: Any = None
         self._offsets: Any = None
@@ -307,18 +307,21 @@ class Index:
             self._sweep_next = 0
 
     def sweep(self, entries_max: int) -> int:
-        """Remove up to `entries_max` entries; returns how many. 0: nothing is left to do."""
+        """Remove up to `entries_max` entries, looking at no more partitions than that.
+
+        Returns how many entries and partitions were looked at. 0: nothing is left to do.
+        """
         if self._environment is None or self._sweep_next > _PARTITION_ID_MAX:
             return 0
-        removed = 0
+        done = 0
         try:
             with self._environment.begin(write=True) as transaction:
-                while removed < entries_max and self._sweep_next <= _PARTITION_ID_MAX:
-                    removed += self._sweep_partition(transaction, entries_max - removed)
+                while done < entries_max and self._sweep_next <= _PARTITION_ID_MAX:
+                    done += 1 + self._sweep_partition(transaction, entries_max - done)
         except (lmdb.Error, OSError) as fault:
             self._note(fault)
             self._sweep_next = _PARTITION_ID_MAX + 1  # the next trim starts again
-        return removed
+        return done
 
     def _sweep_partition(self, transaction: Any, entries_max: int) -> int:
         """Sweep the first partition from `_sweep_next` on, and move on when it is done."""

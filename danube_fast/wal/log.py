@@ -175,6 +175,8 @@ class Log:
         except DanubeError:
             self._ready = False
             raise
+        if self._chain.index_of(self._recovery.start_position) == len(self._chain) - 1:
+            self._snapshot_rolls = self._appender.rolls  # little to replay: no snapshot is due
         self._spares.refill()
         return position
 

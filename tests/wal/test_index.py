@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from danube_fast.clock import SystemClock
+from danube_fast.errors import DataLoss
 from danube_fast.wal import RUN_DTYPE, Log
 from danube_fast.wal.index import Index
 from danube_fast.wal.tail import TailTable
@@ -142,9 +143,12 @@ def test_catching_up_reads_only_what_is_not_indexed(
     log.close(b"state")
     asked: list[int] = []
     original = os.preadv
-    monkeypatch.setattr(
-        os, "preadv", lambda fd, buffers, at: asked.append(at) or original(fd, buffers, at)
-    )
+
+    def preadv(fd: int, buffers: list[memoryview], at: int) -> int:
+        asked.append(at)
+        return original(fd, buffers, at)
+
+    monkeypatch.setattr(os, "preadv", preadv)
     log = open_log(tmp_path, SMALL)
     assert data_rows(log) == []
     opened = {
@@ -187,8 +191,6 @@ def test_trim_recycles_and_its_entries_are_swept(tmp_path: Path) -> None:
     assert first is not None and first.position >= log.oldest_position
     assert log.find_time(5, 0) == first.base_offset
     log.read_run(first)
-    from danube_fast.errors import DataLoss
-
     with pytest.raises(DataLoss, match="was trimmed"):
         log.read(0, 10)
     while log._runs.work(log.synced_position, idle=True):
@@ -311,7 +313,8 @@ def test_no_room_for_the_map_is_no_reason_not_to_start(
     )
 )
 def test_the_tail_table_is_a_queue(steps: list[tuple[str, int]]) -> None:
-    table, model, position = TailTable(), [], 0
+    table, position = TailTable(), 0
+    model: list[int] = []
     for what, number in steps:
         if what == "add":
             runs = np.zeros(number, dtype=RUN_DTYPE)

@@ -77,7 +77,7 @@ def test_inspect_looks_at_a_log_in_use_and_verify_does_not(tmp_path: Path) -> No
 def test_no_log_is_not_found(tmp_path: Path) -> None:
     for look in (inspect_log, verify_log):
         with pytest.raises(NotFound, match="there is no log"):
-            look(tmp_path)  # type: ignore[operator]
+            look(tmp_path)
 
 
 def test_a_sound_log_verifies(tmp_path: Path) -> None:

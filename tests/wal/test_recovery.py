@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from danube_fast.errors import DataLoss, FailedPrecondition
 from danube_fast.frame.layout import HEADER_BYTES, HEADER_DTYPE, Flag
+from danube_fast.wal import Log
 from danube_fast.wal.layout import GROUP_ALIGNMENT, SEGMENT_HEADER_BYTES
 from tests.wal.rig import (
     LOG_ID,
@@ -53,12 +55,10 @@ class Written(NamedTuple):
     firsts: list[int]
 
 
-def read_frames(log: object, end: int) -> list[Frame]:
-    import numpy as np
-
+def read_frames(log: Log, end: int) -> list[Frame]:
     found, at = [], 0
     while at < end:
-        header = np.frombuffer(log.read(at, HEADER_BYTES), HEADER_DTYPE)[0]  # type: ignore[attr-defined]
+        header = np.frombuffer(log.read(at, HEADER_BYTES), HEADER_DTYPE)[0]
         size, flags = int(header["frame_bytes"]), int(header["flags"])
         found.append(
             Frame(
@@ -221,7 +221,7 @@ def test_a_missing_segment_is_named(written: Written, tmp_path: Path) -> None:
 # -- golden bytes: exactly what a torn group or a recycled file leaves behind ------------------
 
 
-def write_at(directory: Path, position: int, data: bytes) -> None:
+def write_at(directory: Path, position: int, data: bytes | bytearray) -> None:
     """Put bytes where log position `position` stands."""
     path = max(path for path in segments(directory) if int(path.stem) <= position)
     with open(path, "r+b") as file:
