@@ -16,6 +16,7 @@ import zmq
 
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Consumer, Deliver, Stored
+from danube_fast.errors import DataLoss
 from danube_fast.frame.bundle import make_bundle
 from danube_fast.frame.split import split_frame
 from danube_fast.frame.view import FrameView
@@ -70,8 +71,11 @@ class Delivery:
             self._pieces.setdefault(consumer.session, []).append((consumer, stored, piece))
             self.messages_out += stored.message_count
 
-    def _part_of(self, effect: Deliver) -> bytearray:
-        """A SPLIT frame with the wanted offsets; puts the flow's byte credit right."""
+    def _part_of(self, effect: Deliver) -> bytearray | None:
+        """A SPLIT frame with the wanted offsets; puts the flow's byte credit right.
+
+        None for a frame that does not decompress.
+        """
         ranges = effect.ranges or []
         stored = effect.stored
         rows = np.concatenate(
@@ -86,7 +90,12 @@ class Delivery:
                 [np.full(high - low, count, np.uint32) for low, high, count in effect.attempts]
             )
             self.redelivered += int(np.count_nonzero(counts))
-        piece = split_frame(FrameView(frame_bytes_of(stored)), rows, counts)
+        try:
+            piece = split_frame(FrameView(frame_bytes_of(stored)), rows, counts)
+        except DataLoss:
+            # Compressed bodies are the producer's word. Nobody can take this one apart, so it goes
+            # out whole: the consumer finds the same fault and can ack or nack it.
+            return None
         estimate = stored.frame_bytes * len(rows) // stored.message_count
         effect.consumer.flow.byte_credit += estimate - len(piece)
         return piece

@@ -305,8 +305,16 @@ _server_decoder = msgspec.msgpack.Decoder(ServerCommand)
 encode = _encoder.encode
 """Command -> bytes of its ZeroMQ part."""
 
-decode_client_command = _client_decoder.decode
-"""Bytes -> client command. Raises msgspec.DecodeError or ValidationError on anything else."""
+
+def decode_client_command(data: Any) -> ClientCommand:
+    """Bytes -> client command. Raises msgspec.DecodeError or ValidationError on anything else."""
+    try:
+        command: ClientCommand = _client_decoder.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:
+        # the decoder lets these two through: a str that is no UTF-8, maps nested without end
+        raise msgspec.DecodeError(str(error)) from None
+    return command
+
 
 decode_server_command = _server_decoder.decode
 """Bytes -> broker command. Raises msgspec.DecodeError or ValidationError on anything else."""
