@@ -19,6 +19,7 @@ from danube_fast.cli import (
     completion,
     config,
     consume,
+    demo,
     doctor,
     namespaces,
     produce,
@@ -72,7 +73,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for _module in (serve, produce, consume, status, doctor, completion):
+for _module in (serve, produce, consume, status, doctor, demo, completion):
     _module.register(app)
 for _module in (topics, subscriptions, namespaces, wal, config):
     app.add_typer(_module.app)

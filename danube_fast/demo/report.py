@@ -1,0 +1,138 @@
+"""The end of the demo as a person reads it: what was sent, what came, what the kill did, a verdict."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from danube_fast.demo.check import Kill, Subscription
+from danube_fast.demo.scenario import Outcome
+
+__all__ = ["print_outcome"]
+
+BYTES_PER_MB = 1e6
+OK = "bold green"
+BAD = "bold red"
+
+
+def print_outcome(console: Console, outcome: Outcome, airlines: dict[str, str]) -> None:
+    """Everything, in tables. `airlines`: names by carrier code."""
+    console.print()
+    _line(
+        console,
+        f"{outcome.messages:,} flights ({outcome.payload_bytes / BYTES_PER_MB:.1f} MB), "
+        f"{outcome.producers} producers, {outcome.workers} workers, {outcome.partitions} partitions, "
+        f"reliable, {outcome.durability} before every ack",
+    )
+    _line(console, f"published at {_pace(outcome)}")
+    console.print(_subscriptions(outcome))
+    _line(console, _kill_text(outcome.kill, outcome))
+    console.print(_carriers(outcome, airlines))
+    for problem in outcome.problems:
+        _line(console, f"  {problem}", BAD)
+    _line(console, _verdict(outcome), OK if outcome.ok else BAD)
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+def _pace(outcome: Outcome) -> str:
+    rate = f"{outcome.published_messages_per_s:,.0f} messages/s"
+    if not outcome.pace_messages_per_s:
+        return f"{rate}, as fast as the producers could"
+    return (
+        f"{rate}: paced to {outcome.pace_messages_per_s:,.0f}/s so that the kill falls into the "
+        "middle (--rate 0: no pace)"
+    )
+
+
+def _subscriptions(outcome: Outcome) -> Table:
+    """A column for each subscription."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("subscription")
+    for each in outcome.subscriptions:
+        count = len(each.received_by_consumer)
+        who = "1 consumer" if count == 1 else f"{count} consumers"
+        table.add_column(f"{each.name}: {each.type}, {who}", justify="right")
+
+    def row(name: str, cells: list[str], bad: list[bool] | None = None) -> None:
+        flags = bad or [False] * len(cells)
+        table.add_row(
+            name, *(Text(c, style=BAD if b else "") for c, b in zip(cells, flags, strict=True))
+        )
+
+    def counts(name: str, field: str, *, must_be_0: bool = False) -> None:
+        values = [int(getattr(each, field)) for each in outcome.subscriptions]
+        row(name, [f"{n:,}" for n in values], [must_be_0 and n > 0 for n in values])
+
+    counts("messages received", "received")
+    row("  by each consumer", [_shares(each) for each in outcome.subscriptions])
+    counts("duplicates (redelivered after the kill)", "redelivered")
+    counts("different messages", "distinct")
+    counts("lost", "lost", must_be_0=True)
+    counts("twice in the log", "duplicated", must_be_0=True)
+    counts("altered or unknown", "foreign", must_be_0=True)
+    counts("out of order (per producer and partition)", "out_of_order", must_be_0=True)
+    counts("left unacked", "unacked", must_be_0=True)
+    row("messages/s", [f"{each.messages_per_s:,.0f}" for each in outcome.subscriptions])
+    row("latency p50", [f"{x.latency.p50_ms:,.1f} ms" for x in outcome.subscriptions])
+    row("latency p99", [f"{x.latency.p99_ms:,.1f} ms" for x in outcome.subscriptions])
+    if outcome.kill is not None:
+        calm = [each.latency_undisturbed for each in outcome.subscriptions]
+        row("  p50 of what the kill did not hold up", [f"{x.p50_ms:,.1f} ms" for x in calm])
+        row("  p99 of what the kill did not hold up", [f"{x.p99_ms:,.1f} ms" for x in calm])
+    return table
+
+
+def _shares(subscription: Subscription) -> str:
+    return " + ".join(f"{n:,}" for n in subscription.received_by_consumer)
+
+
+def _kill_text(kill: Kill | None, outcome: Outcome) -> str:
+    if kill is None:
+        return "no worker was killed"
+    silences = [
+        f"{each.name} after {each.silence_seconds:.2f} s"
+        if each.silence_seconds is not None
+        else f"{each.name} never"
+        for each in outcome.subscriptions
+    ]
+    numbers = " and ".join(map(str, kill.partitions))
+    return (
+        f"worker {kill.worker} (pid {kill.pid}) was killed with SIGKILL when {kill.published:,} messages "
+        f"were published and {kill.consumed:,} consumed.\n"
+        f"Next message out of its partitions ({numbers}): {', '.join(silences)}. "
+        f"Restarts: {outcome.worker_restarts}."
+    )
+
+
+def _carriers(outcome: Outcome, airlines: dict[str, str]) -> Table:
+    """Flights by carrier: the data set against what came."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("carrier")
+    table.add_column("airline")
+    for title in ("data set", *(each.name for each in outcome.subscriptions)):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    seen = {carrier for each in outcome.subscriptions for carrier in each.carriers}
+    wanted = outcome.carriers
+    for carrier in sorted({*wanted, *seen}, key=lambda code: (-wanted.get(code, 0), code)):
+        count = wanted.get(carrier, 0)
+        got = [each.carriers.get(carrier, 0) for each in outcome.subscriptions]
+        is_equal = all(n == count for n in got)
+        mark = Text("equal", style=OK) if is_equal else Text("DIFFERS", style=BAD)
+        cells = [f"{n:,}" for n in (count, *got)]
+        table.add_row(carrier, airlines.get(carrier, ""), *cells, mark)
+    return table
+
+
+def _verdict(outcome: Outcome) -> str:
+    if not outcome.ok:
+        return f"FAILED after {outcome.seconds:.1f} s: see the lines above"
+    return (
+        f"COMPLETE AND CORRECT in {outcome.seconds:.1f} s: every flight reached every subscription, none "
+        "was lost, none is twice in the log"
+    )
