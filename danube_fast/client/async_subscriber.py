@@ -44,6 +44,8 @@ class AsyncSubscriber:
         while not self._stopping:
             try:
                 async with self._taking:
+                    if self._stopping:
+                        return
                     task = asyncio.ensure_future(self._consumer.receive())
                     self._receiving.add(task)
                     task.add_done_callback(self._receiving.discard)

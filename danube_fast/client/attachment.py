@@ -69,6 +69,8 @@ class Attachment:
         self.ever_subscribed = False
         self.first_offset = 0
         self.end_offset = 0
+        self.start_offset = 0
+        """Where the first subscription began."""
         self.next_offset = 0
         """Where the reader is: one past the last offset received or known to be missing."""
         self._call: Call | None = None
@@ -125,7 +127,7 @@ class Attachment:
         if not self.ever_subscribed:
             self.first_offset = call.value["first_offset"]
             self.end_offset = call.value["end_offset"]
-            self.next_offset = call.value["next_offset"]
+            self.start_offset = self.next_offset = call.value["next_offset"]
         self.ever_subscribed = True
         self._backoff_ns = BACKOFF_MIN_NS
         self._refused_since_ns = 0

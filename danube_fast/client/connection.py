@@ -161,7 +161,6 @@ class Connection:
         self._hello = 0
         self._opened = False
         self._quick = False
-        self._draining = False
         self._heard_ns = pump.clock.monotonic_ns()
         self._pinged_ns = 0
         self._lost_ns = self._heard_ns
@@ -219,21 +218,17 @@ class Connection:
     def _greet(self) -> None:
         self.state = State.GREETING
         self._hello = self.next_request()
-        self._socket.send(
-            encode(
-                Hello(
-                    self._hello,
-                    PROTOCOL_VERSION,
-                    self._identity.name,
-                    self._identity.auth,
-                    host_id(),
-                    os.getpid(),
-                    self._session,
-                    self._token,
-                )
-            ),
-            zmq.NOBLOCK,
+        hello = Hello(
+            self._hello,
+            PROTOCOL_VERSION,
+            self._identity.name,
+            self._identity.auth,
+            host_id(),
+            os.getpid(),
+            self._session,
+            self._token,
         )
+        self.send(hello)
         self.pump.arm(self, self.pump.clock.monotonic_ns() + HANDSHAKE_RETRY_NS)
 
     def _lose(self) -> None:
@@ -353,12 +348,9 @@ class Connection:
 
     def drain(self) -> int:
         """Read until nothing is left (credit and windows bound it). How many commands there were."""
-        if self._draining:
-            return 0  # called from a handler; the loop below goes on reading anyway
         socket = self._socket
         receive = socket.recv
         count = 0
-        self._draining = True
         try:
             while socket is self._socket:
                 part = receive(zmq.NOBLOCK, copy=False)
@@ -366,8 +358,6 @@ class Connection:
                 self._handle(part, receive)
         except zmq.Again:
             pass
-        finally:
-            self._draining = False
         if count:
             self._heard_ns = self.pump.clock.monotonic_ns()
         return count

@@ -60,7 +60,8 @@ class LoopDriver:
 
     async def _wait(self, wait: Wait) -> bool:
         with self._pump.lock:
-            if wait.ready():
+            # as everywhere: look at every socket before relying on its descriptor
+            if wait.ready() or (self._pump.drain() and wait.ready()):
                 return True
             future: asyncio.Future[bool] = self._loop.create_future()
             self._waiters[future] = wait.ready

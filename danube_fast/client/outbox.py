@@ -166,6 +166,8 @@ class Outbox:
             with self._lock:
                 self._raise_errors()
                 lane = self._lane_for(fields[1])
+                if lane.failure is not None:
+                    raise lane.failure
                 if self._has_room(lane, len(fields[0] or b"")):
                     lane.batch.append(*fields, on_delivery)
                     self._appended(lane, len(lane.batch.payloads))
@@ -189,6 +191,8 @@ class Outbox:
             with self._lock:
                 self._raise_errors()
                 lane = self._lane_for(fields[1])
+                if lane.failure is not None:
+                    raise lane.failure
                 if self._has_room(lane, len(fields[0] or b"")):
                     lane.batch.append(*fields, ticket)
                     lane.batch.urgent = True
@@ -324,6 +328,8 @@ class Outbox:
             with self._lock:
                 self._raise_errors()
                 lane = only or self._lane_for(None)
+                if lane.failure is not None:
+                    raise lane.failure
                 # what waits in the open batch was sent earlier and goes first
                 if lane.can_pack and lane.push() and lane.can_pack:
                     start = lane.pack(outgoing, start)
@@ -446,8 +452,6 @@ class Outbox:
             raise type(error)(
                 f"{count} messages were not accepted, first {first}, last {last}: {error}"
             )
-        if self._only is not None and self._only.failure is not None:
-            raise self._only.failure
 
     # ------------------------------------------------------------ the end
 

@@ -13,7 +13,7 @@ sleep on a condition; when the leader leaves, one of them takes over.
 
 ZeroMQ's file descriptor is edge-triggered by commands: any send or receive may swallow the edge.
 So nobody sleeps on it before a look at every socket under the lock, and whoever sends while a
-leader sleeps reads what came in (`after_send`).
+leader sleeps wakes it if something has come in (`after_send`).
 
 Operations that wait are written once, as generators of `Wait` (`Steps`). `run` drives them for
 threads; `aio.py` drives the same generators for an event loop.
@@ -137,10 +137,12 @@ class Pump:
         return count
 
     def after_send(self, connection: Socket) -> None:
-        """Under the lock, behind a send: it may have swallowed the edge that a sleeper needs."""
+        """Under the lock, behind a send: it may have swallowed the edge that a sleeper needs.
+
+        The sleeper is woken instead of reading here, so that no handler runs inside another.
+        """
         if (self._asleep or self.on_progress is not None) and connection.readable():
-            connection.drain()
-            self.notify()
+            os.eventfd_write(self._wake_fd, 1)
 
     # ------------------------------------------------------------ waiting
 

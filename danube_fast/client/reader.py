@@ -55,7 +55,7 @@ class ReadRange:
             else:
                 end = attachment.end_offset
             self._stops[attachment] = end
-            self._done[attachment] = attachment.next_offset
+            self._done[attachment] = attachment.start_offset
 
     @property
     def is_finished(self) -> bool:

@@ -1,0 +1,235 @@
+"""The asynchronous face: parity with the synchronous one, cancellation, many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import danube_fast
+from danube_fast.client.admin_client import AdminClient
+from danube_fast.client.aio import (
+    AsyncAdmin,
+    AsyncClient,
+    AsyncConsumer,
+    AsyncProducer,
+    AsyncReader,
+)
+from danube_fast.client.async_subscriber import AsyncSubscriber
+from danube_fast.client.subscriber import Subscriber
+
+TOPIC = "/default/t"
+TWINS = [
+    (danube_fast.Client, AsyncClient),
+    (danube_fast.Producer, AsyncProducer),
+    (danube_fast.Consumer, AsyncConsumer),
+    (danube_fast.Reader, AsyncReader),
+    (Subscriber, AsyncSubscriber),
+]
+
+
+def run(broker: Any, body: Callable[[AsyncClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with await danube_fast.connect_async(broker.url, timeout=5) as client:
+            await asyncio.wait_for(body(client), 30)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("sync", "twin"), TWINS, ids=lambda kind: kind.__name__)
+def test_every_method_has_its_twin(sync: type, twin: type) -> None:
+    own = {
+        name: member
+        for name, member in vars(sync).items()
+        if inspect.isfunction(member) and not name.startswith("_")
+    }
+    assert own
+    for name, member in own.items():
+        other = inspect.getattr_static(twin, name)
+        if name in vars(twin):
+            wanted = inspect.iscoroutinefunction(other) or inspect.isasyncgenfunction(other)
+            assert wanted, f"{twin.__name__}.{name} is not asynchronous"
+        ours, theirs = inspect.signature(member), inspect.signature(other)
+        assert list(ours.parameters) == list(theirs.parameters), name
+        for parameter in ours.parameters.values():
+            assert parameter.default == theirs.parameters[parameter.name].default, (name, parameter)
+    if "__iter__" in vars(sync):
+        assert "__aiter__" in vars(twin)
+    if "__enter__" in vars(sync):
+        assert "__aenter__" in vars(twin)
+
+
+def test_admin_twin_has_every_operation(broker: Any) -> None:
+    async def body(client: AsyncClient) -> None:
+        assert await client.admin.create_topic(TOPIC) == {"topic": TOPIC}
+        assert await client.admin.list_topics() == [{"topic": TOPIC}]
+        assert await client.admin.call("list_topics") == [{"topic": TOPIC}]
+        for name in vars(AdminClient):
+            if not name.startswith("_") and name not in ("steps", "call"):
+                assert callable(getattr(client.admin, name))
+        with pytest.raises(AttributeError):
+            client.admin.make_coffee
+        with pytest.raises(danube_fast.NotFound):
+            await client.admin.cluster_status()
+
+    run(broker, body)
+    assert AsyncAdmin.__doc__
+
+
+def test_the_journey(broker: Any) -> None:
+    async def body(client: AsyncClient) -> None:
+        async with await client.producer(TOPIC) as producer:
+            assert (await producer.publish(b"0", key="k")).offset == 0
+            await producer.send(b"1")
+            await producer.send_many([b"2", b"3"])
+            last = await producer.flush(timeout=5)
+            assert last is not None and last.offset == 3
+        assert (await client.publish(TOPIC, b"4")).offset == 4
+        consumer = await client.consumer(TOPIC, subscription="s", initial_position="earliest")
+        first = await consumer.receive(timeout=5)
+        assert first is not None and (first.payload, first.key) == (b"0", b"k")
+        await consumer.ack(first)
+        batch = await consumer.receive_batch(max_messages=2, timeout=5)
+        await consumer.ack(batch)
+        got = []
+        async for message in consumer:
+            got.append(message.payload)
+            await consumer.ack(message)
+            if len(got) == 5 - 1 - len(batch):
+                break
+        assert got[-1] == b"4"
+        assert await consumer.receive(timeout=0.01) is None
+        await consumer.flush_acks(timeout=5)
+        assert broker.acked(TOPIC, "s") == {0, 1, 2, 3, 4}
+        await consumer.seek("earliest")
+        again = await consumer.receive(timeout=5)
+        assert again is not None and again.offset == 0
+        await consumer.close()
+        assert [m.offset async for m in await client.reader(TOPIC)] == [0, 1, 2, 3, 4]
+        assert (await (await client.reader(TOPIC)).to_arrow()).num_rows == 5
+
+    run(broker, body)
+
+
+def test_a_thousand_publishes_at_once(broker: Any) -> None:
+    async def body(client: AsyncClient) -> None:
+        producer = await client.producer(TOPIC)
+        broker.hold_acks = True
+        together = asyncio.gather(*(producer.publish(b"%d" % i) for i in range(1000)))
+        while len(broker.held) < 64:
+            await asyncio.sleep(0.002)
+        broker.release_acks()
+        ids = await together
+        assert [m.offset for m in ids] == list(range(1000))
+        assert len(broker.publish_sizes) < 200, "publishes that wait together travel together"
+
+    run(broker, body)
+
+
+def test_cancelled_receives_lose_nothing(broker: Any) -> None:
+    async def body(client: AsyncClient) -> None:
+        producer = await client.producer(TOPIC)
+        consumer = await client.consumer(TOPIC, subscription="s", initial_position="earliest")
+        got: list[int] = []
+
+        async def publish() -> None:
+            for i in range(100):
+                await producer.publish(b"%d" % i)
+
+        task = asyncio.ensure_future(publish())
+        while len(got) < 100:
+            try:
+                message = await asyncio.wait_for(consumer.receive(), 0.0005)
+            except TimeoutError:
+                continue
+            assert message is not None
+            got.append(message.offset)
+        await task
+        assert got == list(range(100))
+
+    run(broker, body)
+
+
+def test_cancelled_publish_leaves_the_producer_usable(broker: Any) -> None:
+    async def body(client: AsyncClient) -> None:
+        producer = await client.producer(TOPIC)
+        broker.hold_acks = True
+        task = asyncio.ensure_future(producer.publish(b"x"))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        broker.release_acks()
+        assert (await producer.publish(b"y")).offset == 1
+
+    run(broker, body)
+
+
+def test_the_loop_stays_free_while_the_window_is_full(broker: Any) -> None:
+    async def body(client: AsyncClient) -> None:
+        producer = await client.producer(TOPIC, batch_bytes_max=4096, window_bytes_max=8192)
+        broker.hold_acks = True
+        task = asyncio.ensure_future(producer.send_many([bytes(1000)] * 40))
+        ticks = 0
+        while not broker.held or ticks < 20:
+            await asyncio.sleep(0.002)
+            ticks += 1
+        assert not task.done()
+        broker.release_acks()
+        await task
+        await producer.flush(timeout=5)
+
+    run(broker, body)
+
+
+def test_reconnects_and_callbacks_in_the_loop(broker: Any) -> None:
+    async def body(client: AsyncClient) -> None:
+        loop = asyncio.get_running_loop()
+        producer = await client.producer(TOPIC)
+        told: asyncio.Queue[Any] = asyncio.Queue()
+
+        def on_delivery(message_id: Any, error: Any) -> None:
+            assert asyncio.get_running_loop() is loop
+            told.put_nowait((message_id.offset, error))
+
+        for i in range(20):
+            await producer.send(b"%d" % i, on_delivery=on_delivery)
+            if i == 10:
+                broker.forget_sessions()
+        outcomes = [await asyncio.wait_for(told.get(), 10) for _ in range(20)]
+        assert outcomes == [(i, None) for i in range(20)]
+
+    run(broker, body)
+
+
+def test_subscriber(broker: Any) -> None:
+    async def body(client: AsyncClient) -> None:
+        await (await client.producer(TOPIC)).send_many([b"%d" % i for i in range(20)])
+        failed: set[int] = set()
+        done: set[int] = set()
+
+        async def handler(message: danube_fast.Message) -> None:
+            await asyncio.sleep(0)
+            if message.offset == 7 and not failed:
+                failed.add(7)
+                raise ValueError("not now")
+            done.add(message.offset)
+
+        options: dict[str, Any] = {"type": "shared", "initial_position": "earliest"}
+        async with await client.subscribe(TOPIC, "s", handler, concurrency=4, **options):
+            while len(done) < 20:
+                await asyncio.sleep(0.005)
+        assert broker.acked(TOPIC, "s") == set(range(20)) and failed == {7}
+
+    run(broker, body)
+
+
+def test_nobody_there() -> None:
+    async def main() -> None:
+        with pytest.raises(danube_fast.Unavailable):
+            await danube_fast.connect_async("danube://127.0.0.1:9", timeout=0.2)
+
+    asyncio.run(main())

@@ -1,0 +1,53 @@
+"""Message, MessageId, ranges: what needs no broker."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import danube_fast
+from danube_fast.client.attachment import merged
+
+
+def test_message_is_constructible() -> None:
+    message = danube_fast.Message(
+        b"p", key="k", attributes={"a": "b"}, offset=7, topic="/n/t", event_time=5, sequence=3
+    )
+    assert (message.payload, message.key, message.attributes) == (b"p", b"k", {"a": "b"})
+    assert str(message.message_id) == "/n/t@7"
+    assert message == danube_fast.Message(
+        b"p", key=b"k", attributes={"a": "b"}, offset=7, topic="/n/t", event_time=5, sequence=3
+    )
+    assert message != danube_fast.Message(b"p", offset=7, topic="/n/t")
+    assert pickle.loads(pickle.dumps(message)) == message
+    assert "/n/t@7" in repr(message)
+    assert danube_fast.Message(None).payload is None
+
+
+def test_message_id_text() -> None:
+    parsed = danube_fast.MessageId.parse("/default/flights-part-0@123")
+    assert parsed == ("/default/flights-part-0", 123)
+    for bad in ("", "x@1", "/a/b", "/a/b@", "/a/b@-1", "/a/b@x"):
+        with pytest.raises(danube_fast.InvalidArgument, match="@offset"):
+            danube_fast.MessageId.parse(bad)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=40))
+def test_merged_ranges_hold_exactly_the_same_offsets(ranges: list[tuple[int, int]]) -> None:
+    flat = [value for start, length in ranges for value in (start, start + length)]
+    out = merged(flat)
+    wanted = {o for start, length in ranges for o in range(start, start + length)}
+    pairs = list(zip(out[::2], out[1::2], strict=True))
+    assert {o for start, end in pairs for o in range(start, end)} == wanted
+    assert all(a[1] < b[0] for a, b in zip(pairs, pairs[1:], strict=False))
+
+
+def test_public_names() -> None:
+    assert danube_fast.__all__ == sorted(danube_fast.__all__)
+    for name in danube_fast.__all__:
+        assert getattr(danube_fast, name) is not None
+    with pytest.raises(AttributeError):
+        danube_fast.nothing_like_this  # type: ignore[attr-defined]

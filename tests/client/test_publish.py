@@ -1,0 +1,341 @@
+"""Producers: batches, windows, refusals, fencing, partitions, callbacks."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import danube_fast
+from danube_fast.frame.hash import key_hash
+from danube_fast.frame.view import FrameView
+from danube_fast.net.protocol import Status
+
+TOPIC = "/default/t"
+
+
+def stored(broker: Any, topic: str = TOPIC) -> list[bytes | None]:
+    """Everything the broker holds, in order of offset."""
+    with broker.lock:
+        return [
+            payload
+            for partition in broker.topics[topic].partitions
+            for _, _, frame in partition.frames
+            for payload in FrameView(frame).payloads()
+        ]
+
+
+def test_sends_behind_an_unacked_frame_go_out_together(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    producer = client.producer(TOPIC, linger_us=2000)
+    broker.hold_acks = True
+    for i in range(500):
+        producer.send(b"%d" % i)
+    broker.wait("the lingering batch", lambda: len(stored(broker)) == 500)
+    assert len(broker.publish_sizes) < 100, "messages were sent one by one"
+    broker.release_acks()
+    producer.flush(timeout=5)
+    assert stored(broker) == [b"%d" % i for i in range(500)]
+
+
+def test_full_window_blocks_then_says_why(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC, batch_bytes_max=4096, window_bytes_max=8192, timeout=0.3)
+    broker.hold_acks = True
+    begin = time.monotonic()
+    with pytest.raises(
+        (danube_fast.ResourceExhausted, danube_fast.DeadlineExceeded), match="unacked|acked|ack"
+    ):
+        for _ in range(100):
+            producer.send(bytes(1000))
+    assert time.monotonic() - begin < 3
+    broker.release_acks()
+    with contextlib.suppress(danube_fast.DeadlineExceeded):
+        producer.close()  # frames that reached their timeout too are told now, or were above
+
+
+def test_window_opens_when_acks_come(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC, batch_bytes_max=4096, window_bytes_max=8192)
+    broker.hold_acks = True
+    timer = threading.Timer(0.1, broker.release_acks)
+    timer.start()
+    producer.send_many([bytes(1000)] * 50)
+    producer.flush(timeout=5)
+    timer.join()
+    assert len(stored(broker)) == 50
+
+
+def test_retryable_refusal_is_retried_in_order(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC, linger_us=0, batch_bytes_max=4096)
+    producer.publish(b"first")
+    broker.refuse.extend([(8, "the disk is full")] * 3 + [(13, "a sync failed")])
+    payloads = [b"%04d" % i * 300 for i in range(50)]
+    producer.send_many(payloads)
+    producer.flush(timeout=10)
+    assert stored(broker) == [b"first", *payloads]
+    assert not broker.refuse
+
+
+def test_refusal_that_never_ends_is_raised_at_the_timeout(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    producer = client.producer(TOPIC, timeout=0.4)
+    broker.refuse.extend([(8, "the disk is full: free some")] * 1000)
+    with pytest.raises(danube_fast.ResourceExhausted, match="free some"):
+        producer.publish(b"x")
+    broker.refuse.clear()
+    assert producer.publish(b"y").offset == 0
+    assert stored(broker) == [b"y"]
+
+
+def test_permanent_refusal_names_messages_and_spares_the_others(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    producer = client.producer(TOPIC, batch_bytes_max=4096)
+    producer.publish(b"ok")
+    broker.hold_acks = True
+    broker.refuse.append((3, "no such thing"))
+    outcomes: list[Any] = []
+    producer.send(b"refused", on_delivery=lambda m, e: outcomes.append((m, e)))
+    producer.send_many([bytes([i]) * 1000 for i in range(20)])
+    broker.release_acks()
+    with pytest.raises(danube_fast.InvalidArgument, match=r"1 messages.*sequence 1.*no such thing"):
+        producer.flush(timeout=5)
+    producer.flush(timeout=5)
+    assert stored(broker) == [b"ok", *[bytes([i]) * 1000 for i in range(20)]]
+    assert outcomes[0][0] is None and isinstance(outcomes[0][1], danube_fast.InvalidArgument)
+
+
+def test_second_producer_of_a_name_fences_the_first(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    first = client.producer(TOPIC, name="same")
+    first.publish(b"1")
+    second = client.producer(TOPIC, name="same")
+    assert second.publish(b"2").offset == 1
+    with pytest.raises(danube_fast.ProducerFenced, match="same"):
+        first.publish(b"3")
+    with pytest.raises(danube_fast.ProducerFenced):
+        first.send(b"4")
+    assert stored(broker) == [b"1", b"2"]
+
+
+def test_reopened_name_goes_on_with_its_sequences(broker: Any, client: danube_fast.Client) -> None:
+    with client.producer(TOPIC, name="job") as producer:
+        producer.send_many([b"a", b"b"])
+    with client.producer(TOPIC, name="job") as producer:
+        producer.publish(b"c")
+    message = list(client.reader(TOPIC))[-1]
+    assert (message.producer_name, message.sequence, message.payload) == ("job", 2, b"c")
+
+
+def test_topic_deleted_under_a_producer(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC)
+    producer.publish(b"1")
+    broker.delete(TOPIC)
+    with pytest.raises(danube_fast.TopicDeleted):
+        producer.publish(b"2")
+    with pytest.raises(danube_fast.TopicDeleted):
+        producer.send(b"3")
+
+
+def test_mismatch_is_refused(broker: Any, client: danube_fast.Client) -> None:
+    client.producer(TOPIC, dispatch="reliable", durability="os").close()
+    with pytest.raises(danube_fast.FailedPrecondition, match="dispatch"):
+        client.producer(TOPIC, dispatch="non_reliable")
+    client.producer(TOPIC).close()
+
+
+def test_large_messages_go_alone(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC)
+    large = bytes(range(256)) * 4000
+    assert producer.publish(large).offset == 0
+    producer.send_many([b"small", large, b"tail"])
+    producer.send(large)
+    producer.flush(timeout=5)
+    assert stored(broker) == [large, b"small", large, b"tail", large]
+    with pytest.raises(danube_fast.InvalidArgument, match="message_bytes_max"):
+        producer.send(bytes(5 * 1024 * 1024))
+    with pytest.raises(danube_fast.InvalidArgument, match="message_bytes_max"):
+        producer.send_many([b"a", bytes(5 * 1024 * 1024)])
+
+
+def test_message_too_large_with_its_attributes_is_dropped_not_stuck(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    producer = client.producer(TOPIC)
+    broker.hold_acks = True
+    producer.send(b"before")
+    producer.send(bytes(4 * 1024 * 1024 - 10), attributes={"a": "x" * 100_000})
+    producer.send(b"after")
+    broker.release_acks()
+    with pytest.raises(danube_fast.InvalidArgument, match="message_bytes_max"):
+        producer.flush(timeout=5)
+    producer.flush(timeout=5)
+    assert stored(broker) == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("bad", ["text", 5, [b"x"]])
+def test_payloads_are_bytes(broker: Any, client: danube_fast.Client, bad: Any) -> None:
+    producer = client.producer(TOPIC)
+    with pytest.raises(danube_fast.InvalidArgument, match="encode"):
+        producer.send(bad)
+    with pytest.raises(danube_fast.InvalidArgument):
+        producer.send_many([b"fine", bad])
+    with pytest.raises(danube_fast.InvalidArgument):
+        producer.publish(b"x", attributes={"a": 1})  # type: ignore[dict-item]
+
+
+def test_buffers_are_copied_lists_are_not_kept(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC)
+    data = bytearray(b"abc")
+    items: list[bytes | None] = [b"1", b"2"]
+    producer.send(data)  # type: ignore[arg-type]
+    producer.send_many(items)
+    data[:] = b"zzz"
+    items[:] = [b"wrong"] * 2
+    producer.flush(timeout=5)
+    assert stored(broker) == [b"abc", b"1", b"2"]
+
+
+def test_columns_arrive(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC)
+    producer.send_many(
+        [b"a", b"b", b"c"],
+        keys=["x", None, b"z"],
+        attributes=[{"k": "v"}, None, {}],
+        event_times=[1, None, 3],
+    )
+    producer.send(b"d", key="q")
+    producer.flush(timeout=5)
+    messages = list(client.reader(TOPIC))
+    assert [m.key for m in messages] == [b"x", None, b"z", b"q"]
+    assert [m.attributes for m in messages] == [{"k": "v"}, {}, {}, {}]
+    assert [m.event_time for m in messages] == [1, None, 3, None]
+    with pytest.raises(danube_fast.InvalidArgument, match="keys"):
+        producer.send_many([b"a"], keys=["a", "b"])
+
+
+def test_keys_choose_partitions(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC, partitions=4)
+    keys = [f"key-{i % 37}" for i in range(1000)]
+    producer.send_many([b"%d" % i for i in range(500)], keys=keys[:500])
+    for i in range(500, 1000):
+        producer.send(b"%d" % i, key=keys[i])
+    assert producer.publish(b"last", key="key-0").topic.startswith(f"{TOPIC}-part-")
+    producer.flush(timeout=5)
+    for index, partition in enumerate(broker.topics[TOPIC].partitions):
+        got = [p for _, _, frame in partition.frames for p in FrameView(frame).payloads()]
+        expected = [b"%d" % i for i in range(1000) if key_hash(keys[i].encode()) % 4 == index]
+        if key_hash(b"key-0") % 4 == index:
+            expected.append(b"last")
+        assert got == expected, f"partition {index}"
+
+
+def test_without_keys_batches_go_round(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC, partitions=3, batch_bytes_max=4096)
+    producer.send_many([bytes(500)] * 100)
+    for _ in range(100):
+        producer.send(bytes(500))
+    producer.flush(timeout=5)
+    counts = [partition.next_offset for partition in broker.topics[TOPIC].partitions]
+    assert sum(counts) == 200 and min(counts) >= 10
+
+
+def test_callbacks_come_once_with_the_id(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC)
+    told: list[tuple[Any, Any]] = []
+    for i in range(100):
+        producer.send(b"%d" % i, on_delivery=lambda m, e: told.append((m, e)))
+    deadline = time.monotonic() + 5
+    while len(told) < 100 and time.monotonic() < deadline:  # nobody pumps: the keeper must
+        time.sleep(0.005)
+    assert told == [(danube_fast.MessageId(TOPIC, i), None) for i in range(100)]
+
+
+def test_callback_may_use_the_client(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC)
+    done = threading.Event()
+
+    def again(message_id: Any, error: Any) -> None:
+        producer.publish(b"from the callback")
+        done.set()
+
+    producer.send(b"x", on_delivery=again)
+    producer.flush(timeout=5)
+    assert done.wait(5)
+    assert stored(broker) == [b"x", b"from the callback"]
+
+
+def test_many_threads_on_one_producer(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC)
+    errors: list[BaseException] = []
+
+    def work(worker: int) -> None:
+        try:
+            for i in range(100):
+                producer.send(b"%d:%d" % (worker, i))
+                if i % 25 == 0:
+                    producer.publish(b"%d:p%d" % (worker, i))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    producer.flush(timeout=5)
+    assert not errors
+    got = stored(broker)
+    assert len(got) == 6 * 104
+    for worker in range(6):
+        mine = [p for p in got if p and p.startswith(b"%d:" % worker) and b"p" not in p]
+        assert mine == [b"%d:%d" % (worker, i) for i in range(100)]
+
+
+def test_close_returns_and_says_what_was_not_acked(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC)
+    producer.publish(b"1")
+    broker.hold_acks = True
+    producer.send_many([b"2", b"3"])
+    begin = time.monotonic()
+    with pytest.raises(danube_fast.DeadlineExceeded, match=r"2 messages.*sequence 1.*sequence 2"):
+        producer.close(timeout=0.2)
+    assert time.monotonic() - begin < 2
+    with pytest.raises(danube_fast.FailedPrecondition, match="closed"):
+        producer.send(b"4")
+    broker.release_acks()
+
+
+def test_close_flushes(broker: Any, client: danube_fast.Client) -> None:
+    with client.producer(TOPIC, linger_us=10_000_000) as producer:
+        for i in range(10):
+            producer.send(b"%d" % i)
+    assert len(stored(broker)) == 10
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_compression(broker: Any, client: danube_fast.Client, codec: str) -> None:
+    with client.producer(TOPIC, compression=codec) as producer:
+        payloads = [b"the same again and again %d" % (i % 7) for i in range(5000)]
+        producer.send_many(payloads)
+    assert sum(broker.publish_sizes) < 30_000
+    assert stored(broker) == payloads
+
+
+def test_client_publish_caches_producers(broker: Any, client: danube_fast.Client) -> None:
+    ids = [client.publish(f"/default/d{i % 3}", b"%d" % i, key="k") for i in range(9)]
+    assert [m.offset for m in ids] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert broker.commands["OpenProducer"] == 3
+
+
+def test_unknown_status_is_an_error(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC)
+    broker.refuse.append((Status.OUT_OF_SEQUENCE, ""))
+    # the broker claims a gap where there is none: the lane asks where it stands, then sends again
+    assert producer.publish(b"x").offset == 0
+    assert broker.commands["OpenProducer"] == 2
