@@ -386,5 +386,7 @@ def _serve(settings: Settings, lines: _Output) -> None:
             return
         try:
             Supervisor(settings, shared, signals, clock, lines).run()
+        except DanubeError:
+            raise  # Unavailable is an OSError too
         except OSError as error:
             raise Internal(f"a process could not be started: {error}") from error
