@@ -136,8 +136,13 @@ class Appender:
         """Write one group at `written_position` and close it with a PAD frame; returns its end.
 
         Raises ResourceExhausted or Internal with nothing counted as written: undo, or reserve,
-        stamp and append again.
+        stamp and append again. Raises FailedPrecondition if `reserve` was not called.
         """
+        if self._barrier_due:
+            raise FailedPrecondition("a write or sync failed before; call reserve() and stamp anew")
+        return self._append(buffers, byte_count)
+
+    def _append(self, buffers: Sequence[Any], byte_count: int) -> int:
         position = self.written_position
         segment = self._chain[-1]
         pad = pad_bytes(byte_count)
@@ -200,7 +205,7 @@ class Appender:
         """
         if self.written_position + group_bytes(0) > self._chain[-1].end_position:
             self._roll(control=True)
-        self.append([], 0)
+        self._append([], 0)
         self.sync_and_wait()
         self._barrier_due = False
 

@@ -184,8 +184,11 @@ class Log:
 
     @property
     def epoch(self) -> int:
-        """What frames must be stamped with now. Rises after a failed write or sync."""
-        return self._appender.epoch
+        """What frames must be stamped with now. Rises after a failed write or sync.
+
+        Before `begin_epoch` it is the highest that replay has seen: the next one is one higher.
+        """
+        return self._appender.epoch or self._recovery.epoch
 
     @property
     def written_position(self) -> int:

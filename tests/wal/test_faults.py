@@ -236,6 +236,8 @@ def test_a_write_that_stops_half_way_leaves_no_ghost(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert log.written_position == position
     assert log.epoch == 2, "whole frames of this epoch may stand there"
+    with pytest.raises(FailedPrecondition, match="call reserve"):
+        log.append(frames, total)
     put(log, [[b"short"]])
     wait_synced(log)
     abandon(log)

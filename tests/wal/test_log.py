@@ -53,6 +53,7 @@ def test_a_fresh_log_starts_with_a_synced_control_frame(tmp_path: Path) -> None:
     assert rows["flags"].tolist() == [Flag.CONTROL]
     assert rows["message_count"].tolist() == [2]
     assert rows["epoch"].tolist() == [1]
+    assert again.epoch == 1, "before the start: the highest that was seen"
     again.begin_epoch([])
     assert again.epoch == 2
     again.close()
