@@ -40,6 +40,7 @@ from danube_fast.workers.boot import Boot, boot
 from danube_fast.workers.front import Front
 from danube_fast.workers.mailbox import Reply
 from danube_fast.workers.placement import Placement
+from danube_fast.workers.quota import QuotaKeeper
 
 __all__ = ["Coordinator", "main"]
 
@@ -85,6 +86,7 @@ class Coordinator:
             partitions_per_topic_max=self._settings.partitions_per_topic_max,
         )
         self.placement = Placement(booted.mailbox, self.topics, self)
+        self.quota = QuotaKeeper(booted.mailbox, booted.config)
         self.front = Front(
             context,
             self._settings,

@@ -52,6 +52,8 @@ class Intake:
         self.result_index = 0
         self.memory_entries: list[tuple[Partition, Stored]] = []
         """Frames that are visible at the end of this turn."""
+        self.touched: dict[int, Partition] = {}
+        """Partitions that reserve offsets and took messages lately."""
         self.forward: Callable[[Publication, int, int, memoryview], bool] = _nobody
         """See `Forwarder.publish`."""
         self.answered: list[Publication] = []
@@ -158,6 +160,7 @@ class Intake:
         self.frames_in += 1
         self.messages_in += messages
         if position < 0:
+            self.touched[partition.partition_id] = partition
             self.memory_entries.append((partition, stored))
             return
         group = self.journals[partition.log_slot].open_group()
@@ -171,6 +174,7 @@ class Intake:
             buffers.append((part, start, end))
         group.byte_count += frame_bytes
         if partition.assigned.durability == Durability.OS.value:
+            self.touched[partition.partition_id] = partition
             group.written_entries.append((partition, stored))
             waiting = group.on_written
         else:

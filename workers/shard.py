@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from danube_fast.workers.forward import Forwarder
 from danube_fast.workers.intake import Intake
 from danube_fast.workers.journal import Group, Journal, Publication
 from danube_fast.workers.operations import Operations
+from danube_fast.workers.quota import WorkerQuota
 from danube_fast.workers.sync_faults import repair_failed_sync
 from danube_fast.workers.upkeep import Upkeep
 
@@ -52,7 +52,6 @@ IDLE_POLL_MS = 250
 BUSY_POLL_MS = 2
 TIMER_POLL_MS = 10
 READ_AHEAD_BYTES = 1024 * 1024
-WAL_BYTES_CEILING = 100 * 1024**3
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -103,13 +102,7 @@ class ShardWorker:
             self.catalog.finish_restore(slot, self.boot_id)
             self._begin_epoch(slot)
         self._poller = zmq.Poller()
-        self.wal_bytes_max = settings.wal_bytes_max or self._default_wal_bytes_max()
-
-    def _default_wal_bytes_max(self) -> int:
-        """The smaller of 100 GiB and half the free disk, shared by the logs of all workers."""
-        usage = shutil.disk_usage(self.boot.config.data_dir)
-        total = min(WAL_BYTES_CEILING, usage.free // 2)
-        return max(total // max(1, self.boot.config.worker_count), 2 * self.settings.segment_bytes)
+        self.quota = WorkerQuota(boot.mailbox, boot.config)
 
     # ------------------------------------------------------------ life
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from danube_fast.broker.layout import Mode, PartitionWord
+from danube_fast.broker import records as r
+from danube_fast.broker.layout import INT64_MAX, Mode, PartitionWord, ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Gap, Stored
 from danube_fast.errors import DanubeError, ResourceExhausted
@@ -30,6 +31,7 @@ CURSOR_INTERVAL_NS = 10 * MS
 TICK_NS = 10 * MS
 SLOW_TICK_NS = 250 * MS
 TRIM_TICK_NS = 1000 * MS
+EXPIRY_TICK_NS = 60_000 * MS
 
 
 class Upkeep:
@@ -40,6 +42,7 @@ class Upkeep:
         self._next_tick_ns = 0
         self._next_slow_ns = 0
         self._next_trim_ns = 0
+        self._next_expiry_ns = 0
         self._cursors_at_ns = 0
 
     @property
@@ -71,20 +74,51 @@ class Upkeep:
             self._slow(now_ns)
         if now_ns >= self._next_trim_ns:
             self._next_trim_ns = now_ns + TRIM_TICK_NS
+            used = sum(log.bytes_on_disk for log in worker.logs)
+            worker.quota.report(used)
+            over = used > worker.quota.allowance_bytes
             for slot in range(len(worker.journals)):
-                self._trim(slot)
+                self._trim(slot, over=over)
+        if now_ns >= self._next_expiry_ns:
+            self._next_expiry_ns = now_ns + EXPIRY_TICK_NS
+            self._expire_producers()
         return 0
 
     def _slow(self, now_ns: int) -> None:
         worker = self._worker
         for session in worker.sessions.silent(now_ns):
             worker.close_session(session)
-        for partition in worker.catalog.by_id.values():
+        touched, worker.intake.touched = worker.intake.touched, {}
+        for partition in touched.values():
             if worker.intake.needs_reservation(partition):
                 worker.intake.reserve_offsets(partition)
             if partition.keeps_memory:
                 self.trim_memory(partition)
+                if partition.tail_count:
+                    worker.intake.touched[partition.partition_id] = partition
         worker.publish_counters()
+
+    def _expire_producers(self) -> None:
+        """Forget producers that were not used for long, and the longest unused above the limit."""
+        worker = self._worker
+        tables, settings = worker.tables, worker.settings
+        producers = tables.producers[: tables.producer_count]
+        used = producers[:, ProducerWord.LAST_USED_NS]
+        live = producers[:, ProducerWord.PARTITION_ID] != 0
+        oldest_ns = worker.now_wall_ns - settings.producer_expiry_seconds * 1000 * MS
+        gone = set(np.flatnonzero(live & (used < oldest_ns)).tolist())
+        excess = int(np.count_nonzero(live)) - len(gone) - settings.producers_max
+        if excess > 0:
+            order = np.argsort(np.where(live, used, INT64_MAX), kind="stable").tolist()
+            gone.update([slot for slot in order if slot not in gone][:excess])
+        for slot in gone:
+            partition = worker.catalog.by_id.get(int(producers[slot, ProducerWord.PARTITION_ID]))
+            if partition is not None:
+                producer_id = int(producers[slot, ProducerWord.PRODUCER_ID])
+                partition.producer_names.pop(producer_id, None)
+                record = r.ProducerExpired(partition.partition_id, producer_id)
+                worker.journals[partition.log_slot].record(record)
+        tables.remove_producers(list(gone))
 
     def _release_delayed(self, now_ns: int) -> None:
         worker = self._worker
@@ -143,13 +177,12 @@ class Upkeep:
         elif log.snapshot_due and not journal.has_open_group:
             journal.snapshot = (log.written_position, worker.snapshot_state(slot, clean=False))
 
-    def _trim(self, slot: int) -> None:
+    def _trim(self, slot: int, *, over: bool) -> None:
         """Give back segments whose messages nobody needs any more."""
         worker = self._worker
         log = worker.logs[slot]
         if log.segment_count < 2 or log.snapshot_position == 0:
             return
-        over = log.bytes_on_disk > worker.wal_bytes_max
         keep_ns = 0 if over else worker.settings.retention_seconds_min * 1000 * MS
         limit = log.position_before(worker.now_wall_ns - keep_ns)
         pin: tuple[Partition, str] | None = None
@@ -167,8 +200,7 @@ class Upkeep:
             log.trim(limit)
         if log.oldest_position > before:
             self._move_first_offsets(slot)
-        over = log.bytes_on_disk > worker.wal_bytes_max
-        self._limit(slot, pin if over else None)
+        self._limit(slot, pin if over and log.oldest_position == before else None)
 
     def _move_first_offsets(self, slot: int) -> None:
         worker = self._worker
@@ -194,7 +226,7 @@ class Upkeep:
             partition.refusal = ""
             if refused and pin is not None:
                 partition.refusal = (
-                    f"the log reached wal_bytes_max ({worker.wal_bytes_max} bytes) and "
+                    f"the log reached wal_bytes_max ({worker.quota.allowance_bytes} bytes here) and "
                     f"subscription {pin[1]!r} of {partition.topic} still needs its oldest segment; "
                     "let it consume, or delete it: danube-fast subscriptions delete "
                     f"{partition.topic} {pin[1]}"

@@ -51,6 +51,9 @@ class FakeMailbox:
     def call(self, *args: Any, **kwargs: Any) -> None:
         return
 
+    def notify(self, *args: Any, **kwargs: Any) -> None:
+        return
+
     def close(self) -> None:
         os.close(self._eventfd)
 
@@ -83,7 +86,7 @@ class Rig:
         )
         logs = [(i, str(directory / f"log-{i}")) for i in range(log_count)]
         config = SimpleNamespace(
-            logs=logs, data_dir=str(directory), worker_count=1, host_id="rig",
+            logs=logs, settings=self.settings, data_dir=str(directory), worker_count=1, host_id="rig",
             tcp_host="127.0.0.1", tcp_port=0, ipc_endpoint="",
         )  # fmt: skip
         directory.mkdir(parents=True, exist_ok=True)

@@ -43,8 +43,7 @@ def test_a_client_of_one_worker_publishes_to_partitions_of_both(tmp_path: Path) 
         opened = [raw.open_producer(row[0]) for row in rows]
         for i in range(50):
             frames = [
-                (row[0], raw.frame(o, i, [b"m%d" % i]))
-                for row, o in zip(rows, opened, strict=True)
+                (row[0], raw.frame(o, i, [b"m%d" % i])) for row, o in zip(rows, opened, strict=True)
             ]
             assert raw.publish(*frames) == [0, i, 0, i]
         again = raw.frame(opened[1], 49, [b"m49"])

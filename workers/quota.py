@@ -1,0 +1,76 @@
+"""The log quota of the whole broker, shared by its workers: who uses little lends to who needs more.
+
+    worker --"log_usage" {bytes} once a second--> coordinator
+           <--"log_allowance" {bytes}------------
+
+`wal_bytes_max` holds for all logs together. A worker may always use its equal share; what the others
+leave unused of theirs is granted on top. While the coordinator is down the last word stands.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+from danube_fast.config import Settings
+from danube_fast.workers.boot import COORDINATOR, BootConfig
+from danube_fast.workers.mailbox import Mailbox, Request
+
+__all__ = ["QuotaKeeper", "WorkerQuota", "log_quota_bytes"]
+
+QUOTA_BYTES_CEILING = 100 * 1024**3
+SEGMENTS_MIN = 4
+"""Segments, spares among them, that a log cannot do without."""
+
+
+def log_quota_bytes(config: BootConfig, used_bytes: int = 0) -> int:
+    """`wal_bytes_max`, or its default: the smaller of 100 GiB and half of what is free."""
+    settings: Settings = config.settings
+    if settings.wal_bytes_max:
+        return settings.wal_bytes_max
+    free = shutil.disk_usage(config.data_dir).free
+    return min(QUOTA_BYTES_CEILING, (free + used_bytes) // 2)
+
+
+class QuotaKeeper:
+    """The coordinator's side: divides the quota."""
+
+    def __init__(self, mailbox: Mailbox, config: BootConfig) -> None:
+        self._mailbox = mailbox
+        self._config = config
+        self._used: dict[int, int] = {}
+        mailbox.handlers["log_usage"] = self._usage
+
+    def _usage(self, request: Request) -> None:
+        self._used[request.peer] = int(request.arguments["bytes"])
+        total = log_quota_bytes(self._config, sum(self._used.values()))
+        share = total // max(1, self._config.worker_count)
+        others = sum(
+            max(used, share if used > share else 0)
+            for peer, used in self._used.items()
+            if peer != request.peer
+        )
+        silent = self._config.worker_count - len(self._used)
+        allowance = max(share, total - others - silent * share)
+        self._mailbox.notify(request.peer, "log_allowance", {"bytes": allowance})
+
+
+class WorkerQuota:
+    """The worker's side: `allowance_bytes` for all its logs."""
+
+    def __init__(self, mailbox: Mailbox, config: BootConfig) -> None:
+        self._mailbox = mailbox
+        self._floor = SEGMENTS_MIN * config.settings.segment_bytes * max(1, len(config.logs))
+        self._allowance = log_quota_bytes(config) // max(1, config.worker_count)
+        mailbox.handlers["log_allowance"] = self._allowed
+
+    @property
+    def allowance_bytes(self) -> int:
+        """What this worker's logs may use together."""
+        return max(self._allowance, self._floor)
+
+    def report(self, used_bytes: int) -> None:
+        """Tell the coordinator."""
+        self._mailbox.notify(COORDINATOR, "log_usage", {"bytes": used_bytes})
+
+    def _allowed(self, request: Request) -> None:
+        self._allowance = int(request.arguments["bytes"])
