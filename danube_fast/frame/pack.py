@@ -36,6 +36,7 @@ _pack_payloads = direct(pack_payloads)
 _pack_columns = direct(pack_columns)
 _seal = direct(seal)
 _BYTES_MASK = (1 << COUNT_SHIFT) - 1
+_CHANGED = "a list changed while it was packed; hand over one that stays"
 _CAPACITY_MAX = HEADER_BYTES + BODY_BYTES_MAX
 
 
@@ -51,7 +52,11 @@ def pack_columns_into(
     if not 0 <= start < columns.count:
         raise InvalidArgument(f"start {start} is not one of {columns.count} messages")
     if not OBJECTS_READABLE:
-        frame, count, needed = plain_pack(columns, start, capacity_bytes)
+        try:
+            frame, count, needed = plain_pack(columns, start, capacity_bytes)
+        except (TypeError, IndexError):
+            columns.verify()
+            raise InvalidArgument(_CHANGED) from None
         if destination_address and count:
             ctypes.memmove(destination_address, frame, needed)
         return needed, count
@@ -60,7 +65,7 @@ def pack_columns_into(
         columns.verify()
         packed = _pack_columns(destination_address, capacity_bytes, columns.job_address, start)
     if packed <= 0:
-        raise InvalidArgument("a list changed while it was packed; hand over one that stays")
+        raise InvalidArgument(_CHANGED)
     return packed & _BYTES_MASK, packed >> COUNT_SHIFT
 
 
