@@ -396,7 +396,7 @@ class FakeBroker:
             if flow[0] <= 0 or flow[1] <= 0:
                 return
             again = [o for o in sub["redeliver"] if base <= o < base + count]
-            fresh = [o for o in range(max(base, sub["next"]), base + count)]
+            fresh = list(range(max(base, sub["next"]), base + count))
             rows = sorted({*again, *fresh} - sub["acked"])
             if not rows:
                 continue

@@ -154,9 +154,9 @@ def test_seek(broker: Any, client: danube_fast.Client) -> None:
 
 def test_exclusive_is_refused_twice(broker: Any, client: danube_fast.Client) -> None:
     fill(client, 1)
-    with client.consumer(TOPIC, subscription="s"):
-        with pytest.raises(danube_fast.FailedPrecondition, match="has a consumer"):
-            client.consumer(TOPIC, subscription="s")
+    refused = pytest.raises(danube_fast.FailedPrecondition, match="has a consumer")
+    with client.consumer(TOPIC, subscription="s"), refused:
+        client.consumer(TOPIC, subscription="s")
     client.consumer(TOPIC, subscription="s").close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 import pytest
@@ -42,7 +43,7 @@ def test_merged_ranges_hold_exactly_the_same_offsets(ranges: list[tuple[int, int
     wanted = {o for start, length in ranges for o in range(start, start + length)}
     pairs = list(zip(out[::2], out[1::2], strict=True))
     assert {o for start, end in pairs for o in range(start, end)} == wanted
-    assert all(a[1] < b[0] for a, b in zip(pairs, pairs[1:], strict=False))
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(pairs))
 
 
 def test_public_names() -> None:
