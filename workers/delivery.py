@@ -78,6 +78,13 @@ class Delivery:
         """
         ranges = effect.ranges or []
         stored = effect.stored
+        view = FrameView(frame_bytes_of(stored))
+        try:
+            view.body()
+        except DataLoss:
+            # Compressed bodies, their message_count included, are the producer's word. Nobody can
+            # take this one apart, so it goes out whole: the consumer finds the same fault.
+            return None
         rows = np.concatenate(
             [
                 np.arange(low - stored.base_offset, high - stored.base_offset, dtype=np.int32)
@@ -90,12 +97,7 @@ class Delivery:
                 [np.full(high - low, count, np.uint32) for low, high, count in effect.attempts]
             )
             self.redelivered += int(np.count_nonzero(counts))
-        try:
-            piece = split_frame(FrameView(frame_bytes_of(stored)), rows, counts)
-        except DataLoss:
-            # Compressed bodies are the producer's word. Nobody can take this one apart, so it goes
-            # out whole: the consumer finds the same fault and can ack or nack it.
-            return None
+        piece = split_frame(view, rows, counts)
         estimate = stored.frame_bytes * len(rows) // stored.message_count
         effect.consumer.flow.byte_credit += estimate - len(piece)
         return piece

@@ -60,6 +60,7 @@ class Intake:
         """Publications that wait for nothing."""
         self.texts: dict[int, str] = {}
         """Explanations of this turn's error statuses."""
+        self.bundles_in = 0
         self.frames_in = 0
         self.messages_in = 0
         self.bytes_in = 0
@@ -92,6 +93,7 @@ class Intake:
                 break
         self.result_index += count
         self.bytes_in += size
+        self.bundles_in += 1
         self._finish(publication)
 
     def _refuse_bundle(self, publication: Publication, fault: int) -> None:

@@ -111,6 +111,7 @@ class Journal:
         self.refusal = ""
         """Why the log takes no frames just now; empty when it does."""
         self.last_write_ns = 0
+        self.group_count = 0
         self.marked = True
         self.snapshot: tuple[int, bytes] | None = None
         self.refresh()
@@ -227,6 +228,7 @@ class Journal:
             return
         self.refresh()
         group.end_position = self.log.written_position
+        self.group_count += 1
         self.last_write_ns = now_ns or self.last_write_ns
         self.marked = False
         self._in_flight.append(group)

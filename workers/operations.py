@@ -21,12 +21,16 @@ __all__ = ["Operations"]
 
 _log = logging.getLogger(__name__)
 
+ASSIGNMENTS_TIMEOUT_MS = 10_000
+
 
 class Operations:
     """Mailbox handlers of one worker."""
 
     def __init__(self, worker: ShardWorker) -> None:
         self._worker = worker
+        self.assignments_missing = False
+        """The coordinator could not be asked; upkeep asks again."""
         worker.boot.mailbox.handlers.update(
             {
                 "assign": self._assign,
@@ -42,10 +46,12 @@ class Operations:
     def ask_assignments(self) -> None:
         """Ask the coordinator which partitions live in our logs; what we know is served anyway."""
         log_ids = [log.log_id for log in self._worker.logs]
+        self.assignments_missing = False
 
         def got(reply: Reply) -> None:
             if reply.error is not None:
-                _log.info("no assignments yet: %s", reply.error)
+                _log.info("no assignments yet, asking again: %s", reply.error)
+                self.assignments_missing = True
                 return
             wanted = reply.value["partitions"]
             for entry in wanted:
@@ -53,7 +59,11 @@ class Operations:
             self._drop_others({entry["partition_id"] for entry in wanted})
 
         self._worker.boot.mailbox.call(
-            COORDINATOR, "assignments", {"log_ids": log_ids}, on_reply=got
+            COORDINATOR,
+            "assignments",
+            {"log_ids": log_ids},
+            on_reply=got,
+            timeout_ms=ASSIGNMENTS_TIMEOUT_MS,
         )
 
     def _drop_others(self, wanted: set[int]) -> None:

@@ -388,6 +388,11 @@ class ShardWorker:
             Counter.SESSIONS: len(self.sessions),
             Counter.PARTITIONS: len(self.catalog.by_id),
             Counter.LOG_BYTES: sum(log.bytes_on_disk for log in self.logs),
+            Counter.LOG_POSITION: sum(log.written_position for log in self.logs),
+            Counter.SYNCS: sum(log.sync_count for log in self.logs),
+            Counter.GROUPS: sum(journal.group_count for journal in self.journals),
+            Counter.BUNDLES_IN: intake.bundles_in,
+            Counter.CONSUMERS: sum(session.holds for session in self.sessions),
         }
         for counter, value in values.items():
             counters.set(counter, value)

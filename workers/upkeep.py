@@ -88,6 +88,8 @@ class Upkeep:
         worker = self._worker
         for session in worker.sessions.silent(now_ns):
             worker.close_session(session)
+        if worker.operations.assignments_missing:
+            worker.operations.ask_assignments()
         touched, worker.intake.touched = worker.intake.touched, {}
         for partition in touched.values():
             if worker.intake.needs_reservation(partition):

@@ -37,7 +37,7 @@ from danube_fast.frame.layout import (
     BUNDLE_ENTRY_BYTES,
     BUNDLE_HEADER_BYTES,
 )
-from danube_fast.frame.memory import load_i64, load_u32, memory_copy, store_u64
+from danube_fast.frame.memory import load_i64, load_u32, store_u64
 from danube_fast.frame.stamp import stamp
 
 __all__ = ["NEED_RESERVATION", "NOT_ADMITTED_YET", "admit", "find_producer", "insert_producer"]
@@ -266,6 +266,18 @@ def _admit_frame(
     return _accept(state, frame, row, result, now_ns)
 
 
+@kernel("int64(int64,int64,int64,int64,int64)")
+def _begin_result(result: int, start: int, frame_bytes: int, status: int, fault: int) -> int:
+    """Fill a row for a frame that was not looked at yet."""
+    store_u64(result + _O_STATUS, status)
+    store_u64(result + _O_OFFSET, fault)
+    store_u64(result + _O_COUNT, 0)
+    store_u64(result + _O_START, start)
+    store_u64(result + _O_BYTES, frame_bytes)
+    store_u64(result + _O_POSITION, -1)
+    return 0
+
+
 @kernel("int64(int64,int64,int64,int64,int64,int64,int64)")
 def admit(
     state: int,
@@ -292,27 +304,21 @@ def admit(
     stopped = False
     for i in range(count):
         entry = bundle + BUNDLE_HEADER_BYTES + i * BUNDLE_ENTRY_BYTES
-        frame_bytes = load_u32(entry + 4)
+        size = load_u32(entry + 4)
         result = load_i64(state + _S_RESULTS) + (result_index + i) * _O_ROW
         if i >= skip:
-            status = NOT_ADMITTED_YET
-            store_u64(result + _O_OFFSET, 0)
-            store_u64(result + _O_COUNT, 0)
-            store_u64(result + _O_START, start)
-            store_u64(result + _O_BYTES, frame_bytes)
-            store_u64(result + _O_POSITION, -1)
+            _begin_result(result, start, size, NOT_ADMITTED_YET, 0)
             if not stopped:
-                checked = check_frame(bundle + start, frame_bytes, 0, 1)
-                if checked == frame_bytes:
-                    status = _admit_frame(
-                        state, bundle + start, load_u32(entry), session, result, now_ns
-                    )
+                frame = bundle + start
+                checked = check_frame(frame, size, 0, 1)
+                status = STATUS_INVALID
+                if checked == size:
+                    status = _admit_frame(state, frame, load_u32(entry), session, result, now_ns)
                 else:
-                    status = STATUS_INVALID
                     store_u64(result + _O_OFFSET, checked)
+                store_u64(result + _O_STATUS, status)
                 stopped = status == NEED_RESERVATION
-            store_u64(result + _O_STATUS, status)
-        start += frame_bytes
+        start += size
     return count
 
 
@@ -326,10 +332,3 @@ def undo(state: int, result: int) -> int:
     store_u64(producer + _R_NEXT, load_i64(result + _O_SEQUENCE))
     store_u64(producer + _R_BATCHES, load_i64(producer + _R_BATCHES) - 1)
     return 0
-
-
-@kernel("int64(int64,int64,int64)")
-def copy_rows(source: int, destination: int, count: int) -> int:
-    """Copy `count` result rows."""
-    memory_copy(destination, source, count * _O_ROW)
-    return count

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The wire: protocol, server socket, sessions."""

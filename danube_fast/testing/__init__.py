@@ -1,1 +1,1 @@
-"""TODO"""
+"""Doors for tests of programs that use danube-fast."""

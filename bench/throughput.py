@@ -1,0 +1,169 @@
+"""End-to-end throughput over ZeroMQ: one producer process, one consumer process, a real broker.
+
+    python -m bench.throughput --durability fsync --messages 5000000
+
+What is counted: messages from the first send to the last receive. What is proved afterwards: every
+payload arrived once, in order, byte for byte. Payloads are cut from random bytes before the clock
+starts, so nothing compresses and no list is used twice; the consumer makes a `bytes` object of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import danube_fast
+
+BATCH_MESSAGES = 10_000
+WAIT_SECONDS = 120
+SEED = 7
+
+
+def payloads(count: int, message_bytes: int) -> list[list[bytes]]:
+    """`count` distinct incompressible payloads in lists of up to BATCH_MESSAGES."""
+    source = random.Random(SEED)
+    lists = []
+    for start in range(0, count, BATCH_MESSAGES):
+        size = min(BATCH_MESSAGES, count - start)
+        block = source.randbytes(size * message_bytes)
+        lists.append([block[i * message_bytes : (i + 1) * message_bytes] for i in range(size)])
+    return lists
+
+
+@contextmanager
+def broker(workers: int) -> Iterator[dict[str, Any]]:
+    """A broker of its own in a temporary directory; yields its ready line."""
+    with tempfile.TemporaryDirectory(prefix="danube-fast-bench-") as data_dir:
+        command = [
+            sys.executable, "-m", "danube_fast.cli.main", "serve", "--workers", str(workers),
+            "--listen", "127.0.0.1:0", "--data-dir", data_dir, "--output", "json",
+        ]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                line = process.stdout.readline() if process.stdout else ""
+                if not line:
+                    raise SystemExit("the broker did not start; its reason stands above")
+                yield json.loads(line)
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait(30)
+
+
+def produce(pipe: Connection, url: str, topic: str, options: dict[str, Any]) -> None:
+    """Producer process: prepare, wait for the go, send, report when it began."""
+    lists = payloads(options["messages"], options["message_bytes"])
+    with (
+        danube_fast.connect(url, transport="zmq") as client,
+        client.producer(
+            topic, dispatch=options["dispatch"], durability=options["durability"]
+        ) as producer,
+    ):
+        pipe.send("ready")
+        pipe.recv()
+        began = time.monotonic()
+        for some in lists:
+            producer.send_many(some)
+        producer.flush(timeout=WAIT_SECONDS)
+        pipe.send((began, time.monotonic(), time.process_time()))
+        pipe.recv()
+
+
+def consume(pipe: Connection, url: str, topic: str, options: dict[str, Any]) -> None:
+    """Consumer process: receive all, then compare everything with what was sent."""
+    wanted = options["messages"]
+    with danube_fast.connect(url, transport="zmq") as client:
+        pipe.send("ready")
+        pipe.recv()
+        received: list[list[bytes]] = []
+        got = 0
+        with client.consumer(topic, subscription="bench", initial_position="earliest") as consumer:
+            pipe.send("subscribed")
+            deadline = time.monotonic() + WAIT_SECONDS
+            while got < wanted and time.monotonic() < deadline:
+                batch = consumer.receive_batch(max_messages=BATCH_MESSAGES, timeout=2)
+                received.append(batch.payloads())
+                got += len(batch)
+                consumer.ack(batch)
+            ended = time.monotonic()
+            cpu = time.process_time()
+        flat = [payload for some in received for payload in some]
+        sent = [payload for some in payloads(wanted, options["message_bytes"]) for payload in some]
+        pipe.send((ended, cpu, got, flat == sent))
+
+
+def measure(url: str, topic: str, options: dict[str, Any]) -> dict[str, Any]:
+    """One run; returns its figures. Raises SystemExit if anything was lost, doubled or changed."""
+    context = multiprocessing.get_context("spawn")
+    ends = [context.Pipe(), context.Pipe()]
+    producer = context.Process(target=produce, args=(ends[0][1], url, topic, options))
+    consumer = context.Process(target=consume, args=(ends[1][1], url, topic, options))
+    to_producer, to_consumer = ends[0][0], ends[1][0]
+    for process in (producer, consumer):
+        process.start()
+    try:
+        to_producer.recv()
+        to_consumer.recv()
+        to_consumer.send("go")
+        to_consumer.recv()
+        to_producer.send("go")
+        ended, consumer_cpu, got, same = to_consumer.recv()
+        began, acked, producer_cpu = to_producer.recv()
+        to_producer.send("bye")
+    finally:
+        for process in (producer, consumer):
+            process.join(30)
+            if process.is_alive():
+                process.kill()
+    if not same:
+        raise SystemExit(f"{got} of {options['messages']} messages, and not those that were sent")
+    seconds = ended - began
+    return {
+        "messages_per_s": options["messages"] / seconds,
+        "acked_per_s": options["messages"] / (acked - began),
+        "mb_per_s": options["messages"] * options["message_bytes"] / seconds / 1e6,
+        "producer_cpu_s": producer_cpu,
+        "consumer_cpu_s": consumer_cpu,
+    }
+
+
+def main() -> int:
+    """Run, print one JSON line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--durability", default="fsync", choices=["memory", "os", "fsync"])
+    parser.add_argument("--dispatch", default="reliable", choices=["reliable", "non_reliable"])
+    parser.add_argument("--messages", type=int, default=5_000_000)
+    parser.add_argument("--message-bytes", type=int, default=100)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2)
+    arguments = vars(parser.parse_args())
+    runs = arguments.pop("runs")
+    results = []
+    with broker(arguments.pop("workers")) as ready:
+        for number in range(runs):
+            result = measure(ready["url"], f"/default/bench-{number}", arguments)
+            results.append(result)
+            print(f"run {number + 1}: {result['messages_per_s'] / 1e6:.2f} M/s", file=sys.stderr)
+    median = {
+        name: round(statistics.median(result[name] for result in results), 3) for name in results[0]
+    }
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}"
+    print(json.dumps({**arguments, "runs": runs, "machine": machine, **median}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
