@@ -25,6 +25,7 @@ from danube_fast.wal.walk import Walk, rows_to_runs
 __all__ = ["RunTable"]
 
 _SLICE = 1024  # runs put into the index at a time: about a millisecond
+_UNINDEXED_BYTES_MAX = 64 * 1024 * 1024  # what a start may have to read again for the index
 _SWEEP_ENTRIES_MAX = 512  # entries removed at a time: well below a millisecond
 
 
@@ -102,8 +103,9 @@ class RunTable:
         Returns how many entries were moved. `idle`: do not wait for a full batch.
         """
         moved = self._index.sweep(_SWEEP_ENTRIES_MAX)
-        pending = len(self._tail)
-        if (pending >= self._flush_entries or (idle and pending)) and self._index.is_ready:
+        due = idle or len(self._tail) >= self._flush_entries
+        behind = synced_position - self._index.indexed_position
+        if (due or behind >= _UNINDEXED_BYTES_MAX) and len(self._tail) and self._index.is_ready:
             moved += self._flush_slice(synced_position)
         return moved
 

@@ -164,7 +164,7 @@ def fault_of_cut(written: Written, index: int, size: int) -> Frame | None:
 
 
 RELAXED = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
