@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from danube_fast.version import VERSION as __version__
+from danube_fast.version import VERSION as __version__  # noqa: N811 - the name that tools expect
 
 if TYPE_CHECKING:
     from danube_fast.client.aio import AsyncClient, AsyncConsumer, AsyncProducer, AsyncReader

@@ -291,14 +291,12 @@ def admit(
     """Admit every frame of a bundle, from frame number `skip` on.
 
     Writes result rows from `result_index` on, one a frame (rows before `skip` are left alone), and
-    returns the number of frames; or a negative `Fault` of the bundle itself, with nothing admitted,
-    or TOO_MANY_FRAMES. A damaged frame refuses only itself, with status 3 and the fault in
+    returns the number of frames; or TOO_MANY_FRAMES, or a negative `Fault` of the bundle itself,
+    with nothing admitted. A damaged frame refuses only itself, with status 3 and the fault in
     `base_offset`. At NEED_RESERVATION it stops: the rows behind are NOT_ADMITTED_YET.
     """
     count = read_bundle(bundle, bundle_bytes)
-    if count < 0:
-        return count
-    if result_index + count > load_i64(state + _S_RESULTS_MAX):
+    if count >= 0 and result_index + count > load_i64(state + _S_RESULTS_MAX):
         return TOO_MANY_FRAMES
     start = BUNDLE_HEADER_BYTES + count * BUNDLE_ENTRY_BYTES
     stopped = False

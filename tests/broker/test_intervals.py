@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -25,7 +26,7 @@ def test_a_set_of_intervals_is_a_set(changes, window):
         assert bool(intervals) == bool(model)
     pairs = list(intervals)
     assert all(low < high for low, high in pairs)
-    assert all(a[1] < b[0] for a, b in zip(pairs, pairs[1:], strict=False)), "must be merged"
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(pairs)), "must be merged"
     inside = {n for low, high in intervals.overlap(*window) for n in range(low, high)}
     outside = {n for low, high in intervals.missing(*window) for n in range(low, high)}
     assert inside == model & set(range(*window))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,7 +76,7 @@ def test_exclusive_gets_whole_frames_in_order_and_the_cursor_follows_acks():
     consumer = consumer_of(sub, 1)
     effects = run(sub, topic)
     assert [effect.ranges for effect in effects] == [None, None]
-    assert sum(map(offsets, effects), []) == list(range(7))
+    assert functools.reduce(operator.iadd, map(offsets, effects), []) == list(range(7))
     sub.ack(consumer, [2, 5])
     assert (sub.cursor, sub.acked.flat()) == (0, [2, 5])
     sub.ack(consumer, [0, 2])
@@ -109,7 +112,7 @@ def test_shared_division_is_exact_round_robin_by_count(sizes, consumer_count):
         topic.add(size)
         for effect in run(sub, topic):
             got[effect.consumer] += offsets(effect)
-    assert sorted(sum(got.values(), [])) == list(range(topic.end))
+    assert sorted(functools.reduce(operator.iadd, got.values(), [])) == list(range(topic.end))
     counts = [len(part) for part in got.values()]
     assert max(counts) - min(counts) <= 1
 
