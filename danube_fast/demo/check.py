@@ -32,10 +32,6 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
     """Wall clock."""
     partitions: list[int]
     """Those it served."""
-    published: int
-    """Messages that producers had handed over by then."""
-    consumed: int
-    """Messages that the first subscription had received by then."""
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -70,6 +66,9 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     latency: Latency
     latency_undisturbed: Latency
     """Without what the killed worker's partitions held up."""
+    published_before_kill: int
+    """Messages packed before the kill."""
+    received_before_kill: int
     silence_seconds: float | None
     """From the kill to the next new message out of the killed worker's partitions."""
     carriers: dict[str, int]
@@ -124,8 +123,9 @@ def judge(
     names, counts = np.unique(first["key"], return_counts=True)
     seconds = float("inf")
     if len(first):
-        seconds = max(first["receive_ns"].max() - first["publish_ns"].min(), 1) / NS_PER_SECOND
+        seconds = max(int(first["receive_ns"].max() - first["publish_ns"].min()), 1) / NS_PER_SECOND
     silence, held_up = _silence(first, kill)
+    kill_ns = kill.kill_ns if kill is not None else 0
     return Subscription(
         name=name,
         type=type_name,
@@ -140,6 +140,8 @@ def judge(
         messages_per_s=len(first) / seconds,
         latency=_latency(first),
         latency_undisturbed=_latency(first[~held_up]),
+        published_before_kill=int(np.count_nonzero(first["publish_ns"] < kill_ns)),
+        received_before_kill=int(np.count_nonzero(first["receive_ns"] < kill_ns)),
         silence_seconds=silence,
         carriers={
             key.decode(errors="replace"): int(n) for key, n in zip(names, counts, strict=True)

@@ -91,6 +91,7 @@ def produce(task: ProduceTask, orders: _Orders) -> None:
         if not task.messages_per_s:
             per_tick = UNPACED_TICK_MESSAGES
         first_ns, began_ns = clock.wall_ns(), clock.monotonic_ns()
+        began_ns += int(TICK_SECONDS * 1e9) * task.share // task.shares  # not all at once
         reported_ns = 0
         for start in range(0, len(rows), per_tick):
             if task.messages_per_s:

@@ -56,7 +56,7 @@ def _subscriptions(outcome: Outcome) -> Table:
     for each in outcome.subscriptions:
         count = len(each.received_by_consumer)
         who = "1 consumer" if count == 1 else f"{count} consumers"
-        table.add_column(f"{each.name}: {each.type}, {who}", justify="right")
+        table.add_column(f"{each.name}\n{each.type}, {who}", justify="right")
 
     def row(name: str, cells: list[str], bad: list[bool] | None = None) -> None:
         flags = bad or [False] * len(cells)
@@ -70,20 +70,20 @@ def _subscriptions(outcome: Outcome) -> Table:
 
     counts("messages received", "received")
     row("  by each consumer", [_shares(each) for each in outcome.subscriptions])
-    counts("duplicates (redelivered after the kill)", "redelivered")
+    counts("duplicates (redelivered)", "redelivered")
     counts("different messages", "distinct")
     counts("lost", "lost", must_be_0=True)
     counts("twice in the log", "duplicated", must_be_0=True)
     counts("altered or unknown", "foreign", must_be_0=True)
-    counts("out of order (per producer and partition)", "out_of_order", must_be_0=True)
+    counts("out of order", "out_of_order", must_be_0=True)
     counts("left unacked", "unacked", must_be_0=True)
     row("messages/s", [f"{each.messages_per_s:,.0f}" for each in outcome.subscriptions])
     row("latency p50", [f"{x.latency.p50_ms:,.1f} ms" for x in outcome.subscriptions])
     row("latency p99", [f"{x.latency.p99_ms:,.1f} ms" for x in outcome.subscriptions])
     if outcome.kill is not None:
         calm = [each.latency_undisturbed for each in outcome.subscriptions]
-        row("  p50 of what the kill did not hold up", [f"{x.p50_ms:,.1f} ms" for x in calm])
-        row("  p99 of what the kill did not hold up", [f"{x.p99_ms:,.1f} ms" for x in calm])
+        row("  p50 but for the kill", [f"{x.p50_ms:,.1f} ms" for x in calm])
+        row("  p99 but for the kill", [f"{x.p99_ms:,.1f} ms" for x in calm])
     return table
 
 
@@ -100,10 +100,12 @@ def _kill_text(kill: Kill | None, outcome: Outcome) -> str:
         else f"{each.name} never"
         for each in outcome.subscriptions
     ]
+    first = outcome.subscriptions[0]
     numbers = " and ".join(map(str, kill.partitions))
     return (
-        f"worker {kill.worker} (pid {kill.pid}) was killed with SIGKILL when {kill.published:,} messages "
-        f"were published and {kill.consumed:,} consumed.\n"
+        f"worker {kill.worker} (pid {kill.pid}) was killed with SIGKILL after "
+        f"{first.published_before_kill:,} messages, of which {first.name} had received "
+        f"{first.received_before_kill:,}.\n"
         f"Next message out of its partitions ({numbers}): {', '.join(silences)}. "
         f"Restarts: {outcome.worker_restarts}."
     )

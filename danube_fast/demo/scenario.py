@@ -130,7 +130,7 @@ class _Demo:
             shown = {"published": published, **dict(zip(names, counts, strict=True))}
             self._view.show(shown, total)
             if self._kill is None and counts[0] >= total * KILL_AFTER:
-                self._kill_a_worker(counts[0])
+                self._kill_a_worker()
             if len(stage.producers.done) == PRODUCERS and min(counts) >= total:
                 break
             now_ns = self._clock.monotonic_ns()
@@ -143,7 +143,7 @@ class _Demo:
                 break
         self._view.rest()
 
-    def _kill_a_worker(self, consumed: int) -> None:
+    def _kill_a_worker(self) -> None:
         """SIGKILL to the worker out of which most messages have come so far."""
         stage, partitions = self._stage, self._partitions_of_worker
         first = stage.subscriptions[0]
@@ -154,8 +154,6 @@ class _Demo:
             pid=pid,
             kill_ns=self._clock.wall_ns(),
             partitions=partitions[worker],
-            published=stage.producers.handed,
-            consumed=consumed,
         )
         os.kill(pid, signal.SIGKILL)
         self._view.say(f"killed worker {worker} (pid {pid}) with SIGKILL", "bold red")
