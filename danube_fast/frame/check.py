@@ -388,11 +388,13 @@ def check_frame(address: int, available_bytes: int, allowed_flags: int, check_bo
         return _BODY_PADDING
     if raw_bytes != body_bytes if plain else raw_bytes > COMPRESSED_BODY_BYTES_MAX:
         return _RAW_BODY_BYTES
+    count = load_u32(address + AT_MESSAGE_COUNT)
+    if not plain and count * OFFSET_BYTES > raw_bytes:  # each message has a payload offset
+        return _MESSAGE_COUNT
     if check_body_crc != 0 and body_crc(address, frame_bytes) != load_u32(address + AT_BODY_CRC32C):
         return _BODY_CRC
     if plain:
         span = load_u32(address + AT_OFFSET_SPAN)
-        count = load_u32(address + AT_MESSAGE_COUNT)
         fault = check_body(address + HEADER_BYTES, body_bytes, count, flags, span)
         if fault != 0:
             return fault
