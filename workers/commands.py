@@ -31,6 +31,20 @@ __all__ = ["Commands"]
 _log = logging.getLogger(__name__)
 
 NAME_BYTES_MAX = 256
+OWN_SESSION = "session"
+"""Resource of commands that name only what this session opened before, under `authorize`."""
+PERMISSIONS = {
+    p.OpenProducer: Permission.PRODUCE,
+    p.Publish: Permission.PRODUCE,
+    p.CloseProducer: Permission.PRODUCE,
+    p.Subscribe: Permission.CONSUME,
+    p.Flow: Permission.CONSUME,
+    p.Ack: Permission.CONSUME,
+    p.Nack: Permission.CONSUME,
+    p.Seek: Permission.CONSUME,
+    p.CloseConsumer: Permission.CONSUME,
+}
+"""What each command needs; the others need only a session."""
 PRODUCER_ID_MAX = (1 << 63) - 1
 """Producer ids stay positive as int64, for every language and every kernel."""
 
@@ -77,6 +91,9 @@ class Commands:
                 raise InvalidArgument(
                     f"{type(command).__name__} is for the bootstrap endpoint, this is a worker"
                 )
+            permission = PERMISSIONS.get(type(command))
+            if permission is not None:
+                authorize(session.principal, permission, self._resource(session, command))
             handler(session, command)
         except DanubeError as failure:
             self._fail(session, request, failure)
@@ -84,6 +101,17 @@ class Commands:
             _log.exception("%s failed", type(command).__name__)
             text = f"{type(command).__name__} failed: {failure!r}; see the worker's log"
             self._fail(session, request, Internal(text))
+
+    def _resource(self, session: Session, command: Any) -> str:
+        """The topic that a command is about, as far as this worker knows it."""
+        partition_id = getattr(command, "partition_id", None)
+        if partition_id is None:
+            consumer = session.consumers.get(getattr(command, "consumer_id", None))
+            if consumer is None:
+                return OWN_SESSION
+            partition_id = consumer.subscription.partition_id
+        partition = self._worker.catalog.by_id.get(partition_id)
+        return partition.topic if partition is not None else f"partition {partition_id}"
 
     def _fail(self, session: Session, request: int, error: DanubeError) -> None:
         self._worker.delivery.send(session, [p.encode(p.Error(request, error.code, str(error)))])
@@ -127,8 +155,6 @@ class Commands:
         if command.partition_id not in self._worker.catalog.by_id:
             self._worker.forwarder.open_producer(session, command)
             return
-        topic = self._partition(command.partition_id).topic
-        authorize(session.principal, Permission.PRODUCE, topic)
 
         def done(opened: dict[str, int] | None, error: DanubeError | None) -> None:
             if error is not None:
@@ -184,7 +210,6 @@ class Commands:
     def _subscribe(self, session: Session, command: p.Subscribe) -> None:
         worker = self._worker
         partition = self._partition(command.partition_id)
-        authorize(session.principal, Permission.CONSUME, partition.topic)
         try:
             kind = SubscriptionKind(command.type)
         except ValueError:

@@ -30,10 +30,11 @@ from danube_fast.net.server import Server
 from danube_fast.net.session import Session, Sessions
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.counters import Counter
+from danube_fast.security.authorization import authorize
 from danube_fast.wal.log import Log
 from danube_fast.workers.boot import COORDINATOR, Boot, boot
 from danube_fast.workers.catalog import Catalog
-from danube_fast.workers.commands import Commands
+from danube_fast.workers.commands import OWN_SESSION, PERMISSIONS, Commands
 from danube_fast.workers.delivery import Delivery
 from danube_fast.workers.forward import Forwarder
 from danube_fast.workers.intake import Intake
@@ -218,6 +219,9 @@ class ShardWorker:
             self.delivery.reply(identity, error)
             return
         session.last_seen_ns = self.now_ns
+        # Each producer in the bundle was opened by this session under `authorize` for its topic;
+        # admission refuses any other.
+        authorize(session.principal, PERMISSIONS[p.Publish], OWN_SESSION)
         publication = Publication(session.number, command.request)
         self.intake.publish(publication, part, self.now_wall_ns)
 
