@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 NAME_BYTES_MAX = 256
 OWN_SESSION = "session"
 """Resource of commands that name only what this session opened before, under `authorize`."""
-PERMISSIONS = {
+PERMISSIONS: dict[type, Permission] = {
     p.OpenProducer: Permission.PRODUCE,
     p.Publish: Permission.PRODUCE,
     p.CloseProducer: Permission.PRODUCE,
@@ -106,7 +106,7 @@ class Commands:
         """The topic that a command is about, as far as this worker knows it."""
         partition_id = getattr(command, "partition_id", None)
         if partition_id is None:
-            consumer = session.consumers.get(getattr(command, "consumer_id", None))
+            consumer = session.consumers.get(getattr(command, "consumer_id", -1))
             if consumer is None:
                 return OWN_SESSION
             partition_id = consumer.subscription.partition_id
