@@ -28,6 +28,7 @@ from danube_fast.errors import (
     InvalidArgument,
     Unavailable,
 )
+from danube_fast.net.allocation import keep_freed_memory
 from danube_fast.net.protocol import Admin
 from danube_fast.types import parse_topic
 
@@ -61,6 +62,7 @@ class Core:
             raise FailedPrecondition(
                 "TLS is not served yet; connect without tls= on a trusted network"
             )
+        keep_freed_memory()
         self.url = url
         self.name = name or f"client-{os.getpid()}-{secrets.token_hex(4)}"
         self.transport = transport
