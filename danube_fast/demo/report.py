@@ -104,8 +104,9 @@ def _kill_text(kill: Kill | None, outcome: Outcome) -> str:
     numbers = " and ".join(map(str, kill.partitions))
     return (
         f"worker {kill.worker} (pid {kill.pid}) was killed with SIGKILL after "
-        f"{first.published_before_kill:,} messages, of which {first.name} had received "
-        f"{first.received_before_kill:,}.\n"
+        f"{first.published_before_kill:,} messages; {first.name} had "
+        f"{first.received_before_kill:,} of them, "
+        f"{outcome.messages - first.published_before_kill:,} were still to be published.\n"
         f"Next message out of its partitions ({numbers}): {', '.join(silences)}. "
         f"Restarts: {outcome.worker_restarts}."
     )

@@ -270,6 +270,7 @@ def run(options: Options, view: View) -> Outcome:
         cleanup.enter_context(_signals())
         folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX))
         crew = cleanup.enter_context(Crew())
+        cleanup.callback(view.say, "stopping the broker, removing its files")
         cleanup.enter_context(view)
         cleanup.callback(_ignore_signals)
         return _Demo(options, view, Stage(crew, Path(folder), view)).run(data_path)

@@ -7,6 +7,7 @@ Every wait has a bound and an end that says what was missing.
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ BROKER_TIMEOUT_SECONDS = 240.0
 """The first start on a machine compiles the kernels, about a minute on a fast one."""
 MEMBERS_TIMEOUT_SECONDS = 90.0
 DONE_TIMEOUT_SECONDS = 30.0
+END_TIMEOUT_SECONDS = 5.0
+"""Between the end of a process's pipes and its own."""
 LISTEN_SECONDS = 0.05
 
 
@@ -115,7 +118,10 @@ class Stage:
                 self._from_member(child, line)
 
     def _ended(self, child: Child) -> None:
-        code = child.process.wait()
+        try:
+            code: int | str = child.process.wait(END_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = "its pipes closed"
         party = self._parties.get(child.name)
         if party is None or code or not (self._is_ending or child.name in party.done):
             raise Internal(
