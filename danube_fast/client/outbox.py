@@ -354,6 +354,7 @@ class Outbox:
             for lane in self.lanes:
                 lane.push()
         ready = yield Wait(self._is_flushed, deadline_ns)
+        yield Wait(self.pump.is_called_back, deadline_ns)
         with self._lock:
             self._raise_errors()
             if not ready:

@@ -33,7 +33,8 @@ class Producer(Outbox):
         Blocks while the window is full, at most for the producer's timeout (ResourceExhausted).
         Raises what went wrong with earlier messages. `event_time` and `deliver_at` are nanoseconds
         since the epoch or datetimes, `deliver_after` is in seconds. `on_delivery(message_id, error)`
-        is called once, from the thread that happens to read the ack.
+        is called once, in the order of the acks, before `flush` returns, from whichever thread of
+        this client reads the ack.
         """
         if (
             key is None

@@ -100,6 +100,8 @@ class Pump:
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._leading = False
         self._asleep = False
+        self._caller = 0
+        """Thread that calls the application back just now."""
         self._followers = 0
         self._keeper_wake: Callable[[], None] = _nothing
         self._keeper_next_ns = 0
@@ -200,7 +202,7 @@ class Pump:
         """Read and sleep until `ready()`, callbacks are due, or the time is up (then True)."""
         while True:
             self.drain()
-            if self.callbacks or ready():
+            if (self.callbacks and not self._caller) or ready():
                 return False
             left_ns = deadline_ns - self.clock.monotonic_ns()
             if left_ns <= 0 or self.closed:
@@ -235,19 +237,33 @@ class Pump:
             self.drain()
 
     def run_callbacks(self) -> None:
-        """Call the application back without the lock. The caller holds it exactly once."""
-        if self.on_progress is not None:
-            return  # the event loop calls back from its own thread
-        while self.callbacks:
-            function, arguments = self.callbacks.popleft()
-            self.lock.release()
-            try:
-                function(*arguments)
-            except Exception:
-                # the application's own fault must not stop the pump
-                _log.exception("a callback of the application failed")
-            finally:
-                self.lock.acquire()
+        """Call the application back without the lock. The caller holds it exactly once.
+
+        One thread at a time does, so that calls keep their order and never run side by side.
+        """
+        if self.on_progress is not None or self._caller:
+            return  # the event loop, or the thread that is at it, calls back
+        self._caller = threading.get_ident()
+        try:
+            while self.callbacks:
+                function, arguments = self.callbacks.popleft()
+                self.lock.release()
+                try:
+                    function(*arguments)
+                except Exception:
+                    # the application's own fault must not stop the pump
+                    _log.exception("a callback of the application failed")
+                finally:
+                    self.lock.acquire()
+        finally:
+            self._caller = 0
+            self.notify()
+
+    def is_called_back(self) -> bool:
+        """Under the lock: no callback is left, or the calling thread is inside one."""
+        if self.on_progress is not None or self._caller == threading.get_ident():
+            return True
+        return not self.callbacks and not self._caller
 
     # ------------------------------------------------------------ deadlines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import threading
 import time
@@ -268,6 +269,29 @@ def test_callback_may_use_the_client(broker: Any, client: danube_fast.Client) ->
     producer.flush(timeout=5)
     assert done.wait(5)
     assert stored(broker) == [b"x", b"from the callback"]
+
+
+def test_callbacks_come_in_order_and_before_flush_returns(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    """However many threads read acks: a slow callback is not overtaken."""
+    producers = [client.producer(f"{TOPIC}-{i}") for i in range(3)]
+    told: dict[int, list[int]] = {i: [] for i in range(3)}
+
+    def work(index: int) -> None:
+        def on_delivery(message_id: Any, error: Any) -> None:
+            if message_id.offset % 7 == 0:
+                time.sleep(0.0005)
+            told[index].append(message_id.offset)
+
+        for _ in range(20):
+            producers[index].send_many([b"x"] * 20, on_delivery=on_delivery)
+        producers[index].flush(timeout=20)
+        assert len(told[index]) == 400
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, range(3)))
+    assert told == {i: list(range(400)) for i in range(3)}
 
 
 def test_many_threads_on_one_producer(broker: Any, client: danube_fast.Client) -> None:
