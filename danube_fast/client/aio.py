@@ -82,11 +82,9 @@ class AsyncProducer(Outbox):
             and self.send_plain(payload)
         ):
             return
-        await self._core.arun(
-            self.send_steps(
-                payload, key, attributes, event_time, deliver_at, deliver_after, on_delivery
-            )
-        )
+        fields = self.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
+        if self.try_send(fields, on_delivery) is not None:
+            await self._core.arun(self.send_steps(fields, on_delivery))
 
     async def send_many(
         self,

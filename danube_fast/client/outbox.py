@@ -51,8 +51,10 @@ if TYPE_CHECKING:
     from danube_fast.client.core import Core
     from danube_fast.client.routes import Topic
 
-__all__ = ["Outbox"]
+__all__ = ["Fields", "Outbox"]
 
+Fields = tuple[bytes | None, bytes | None, Attributes | None, int | None, int | None]
+"""Payload, key, attributes, event time, deliver-at."""
 _LINGER_CHECK_MASK = 31
 """A busy sender looks at the clock once in so many messages."""
 _ERRORS_MAX = 1000
@@ -87,6 +89,8 @@ class Outbox:
             for partition in topic.partitions
         ]
         self._only = self.lanes[0] if len(self.lanes) == 1 else None
+        self._quick: Lane | None = None
+        self._requicken()
 
     # ------------------------------------------------------------ opening
 
@@ -113,24 +117,28 @@ class Outbox:
 
     def send_plain(self, payload: Any) -> bool:
         """`send` of a payload alone, if that needs neither a wait nor a decision."""
-        lane = self._only
-        if lane is None or type(payload) is not bytes:
-            return False
         with self._lock:
-            batch = lane.batch
-            size = len(payload) + MESSAGE_OVERHEAD_BYTES
-            if (
-                batch.byte_count + size > self._batch_bytes
-                or not batch.is_plain
-                or self._errors
-                or self._refusal is not None
-                or lane.failure is not None
-            ):
+            lane = self._quick
+            if lane is None or type(payload) is not bytes:
                 return False
-            batch.payloads.append(payload)
-            batch.byte_count += size
-            self._appended(lane, len(batch.payloads))
+            batch = lane.batch
+            size = batch.byte_count + len(payload) + MESSAGE_OVERHEAD_BYTES
+            if size > self._batch_bytes or not batch.plain:
+                return False
+            batch.byte_count = size
+            payloads = batch.payloads
+            payloads.append(payload)
+            count = len(payloads)
+            # a batch of several is open only while something is unacked: its ack sends the batch
+            if count == 1 or count & _LINGER_CHECK_MASK == 0:
+                self._appended(lane, count)
             return True
+
+    def _requicken(self) -> None:
+        """Which lane `send_plain` may use without looking further; None = it must not."""
+        lane = self._only
+        usable = lane is not None and lane.failure is None
+        self._quick = lane if usable and not self._errors and self._refusal is None else None
 
     def _appended(self, lane: Lane, count: int) -> None:
         """A message was added to the open batch of `lane`: now, or later?"""
@@ -149,29 +157,28 @@ class Outbox:
         lane.linger_due_ns = self.pump.clock.monotonic_ns() + self._linger_ns
         self.pump.arm(lane, lane.linger_due_ns)
 
-    def send_steps(
-        self,
-        payload: bytes | None,
-        key: bytes | str | None,
-        attributes: Attributes | None,
-        event_time: Any,
-        deliver_at: Any,
-        deliver_after: float | None,
-        on_delivery: OnDelivery | None,
-    ) -> Steps[None]:
-        """`send`, with all its options."""
-        fields = self._checked(payload, key, attributes, event_time, deliver_at, deliver_after)
+    def try_send(self, fields: Fields, callback: OnDelivery | Ticket | None) -> Lane | None:
+        """Add a checked message to its lane's open batch; that lane if it must be waited for."""
+        with self._lock:
+            self._raise_errors()
+            lane = self._lane_for(fields[1])
+            if lane.failure is not None:
+                raise lane.failure
+            if not self._has_room(lane, len(fields[0] or b"")):
+                return lane
+            batch = lane.batch
+            batch.append(*fields, callback)
+            if type(callback) is Ticket:
+                batch.urgent = True
+                lane.push()
+            else:
+                self._appended(lane, len(batch.payloads))
+            return None
+
+    def send_steps(self, fields: Fields, callback: OnDelivery | Ticket | None) -> Steps[None]:
+        """`send` of a checked message that may have to wait for the window."""
         deadline_ns = self.pump.clock.monotonic_ns() + self.timeout_ns
-        while True:
-            with self._lock:
-                self._raise_errors()
-                lane = self._lane_for(fields[1])
-                if lane.failure is not None:
-                    raise lane.failure
-                if self._has_room(lane, len(fields[0] or b"")):
-                    lane.batch.append(*fields, on_delivery)
-                    self._appended(lane, len(lane.batch.payloads))
-                    return
+        while (lane := self.try_send(fields, callback)) is not None:
             yield from self._room(lane, deadline_ns)
 
     def publish_steps(
@@ -184,21 +191,9 @@ class Outbox:
         deliver_after: float | None = None,
     ) -> Steps[MessageId]:
         """One message at once, and its ack."""
-        fields = self._checked(payload, key, attributes, event_time, deliver_at, deliver_after)
-        deadline_ns = self.pump.clock.monotonic_ns() + self.timeout_ns
+        fields = self.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
         ticket = Ticket()
-        while True:
-            with self._lock:
-                self._raise_errors()
-                lane = self._lane_for(fields[1])
-                if lane.failure is not None:
-                    raise lane.failure
-                if self._has_room(lane, len(fields[0] or b"")):
-                    lane.batch.append(*fields, ticket)
-                    lane.batch.urgent = True
-                    lane.push()
-                    break
-            yield from self._room(lane, deadline_ns)
+        yield from self.send_steps(fields, ticket)
         yield Wait(ticket.is_settled)
         return ticket.result()
 
@@ -239,7 +234,7 @@ class Outbox:
             + "; send more slowly, or raise window_bytes_max= or timeout="
         )
 
-    def _checked(
+    def checked(
         self,
         payload: Any,
         key: Any,
@@ -247,7 +242,8 @@ class Outbox:
         event_time: Any,
         deliver_at: Any,
         deliver_after: float | None,
-    ) -> tuple[bytes | None, bytes | None, Attributes | None, int | None, int | None]:
+    ) -> Fields:
+        """The fields of one message in the form in which they are packed. InvalidArgument."""
         data = as_payload(payload)
         if data is not None and len(data) > self._message_bytes_max:
             raise InvalidArgument(
@@ -405,6 +401,7 @@ class Outbox:
 
     def batch_dropped(self, lane: Lane, batch: Outgoing, error: DanubeError) -> None:
         """Lane: messages that were never packed are given up."""
+        self._requicken()
         told = sum(self._tell(call, None, error) for _, call in batch.callbacks or ())
         if told < len(batch.payloads):
             self._note_error(lane, lane.next_sequence, len(batch.payloads), error)
@@ -438,6 +435,7 @@ class Outbox:
             self._errors[-1] = (begin, last, before + count, kept)
         elif len(self._errors) < _ERRORS_MAX:
             self._errors.append((first, last, count, error))
+        self._requicken()
 
     def _check_usable(self) -> None:
         if self._refusal is not None:
@@ -450,6 +448,7 @@ class Outbox:
             count = sum(entry[2] for entry in self._errors)
             last = self._errors[-1][1]
             self._errors.clear()
+            self._requicken()
             raise type(error)(
                 f"{count} messages were not accepted, first {first}, last {last}: {error}"
             )
@@ -465,8 +464,10 @@ class Outbox:
             yield from self.flush_steps(timeout)
         finally:
             with self._lock:
-                self._refusal = FailedPrecondition(
-                    f"the producer {self.name!r} is closed; open another with client.producer()"
+                self.refuse(
+                    FailedPrecondition(
+                        f"the producer {self.name!r} is closed; open another with client.producer()"
+                    )
                 )
                 calls = [call for lane in self.lanes if (call := lane.close()) is not None]
                 self._core.forget(self)
@@ -476,6 +477,7 @@ class Outbox:
     def refuse(self, error: DanubeError) -> None:
         """Core: nothing works any more (closed client, forked process)."""
         self._refusal = self._refusal or error
+        self._requicken()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} on {self.topic}, {self.unacked_bytes} bytes unacked>"

@@ -114,7 +114,7 @@ class Outgoing:
 
     __slots__ = (
         "_prepared", "attributes", "byte_count", "callbacks", "deliver_at", "event_times", "keys",
-        "payloads", "urgent",
+        "payloads", "plain", "urgent",
     )  # fmt: skip
 
     def __init__(self, payloads: list[bytes | None] | None = None) -> None:
@@ -125,19 +125,11 @@ class Outgoing:
         self.deliver_at: list[int | None] | None = None
         self.callbacks: list[tuple[int, OnDelivery | Ticket]] | None = None
         self.byte_count = 0
+        self.plain = True
+        """Only payloads."""
         self.urgent = False
         """Somebody waits for the ack: out with it as soon as the window allows."""
         self._prepared: Columns | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Only payloads."""
-        return (
-            self.keys is None
-            and self.attributes is None
-            and self.event_times is None
-            and self.deliver_at is None
-        )
 
     def append(
         self,
@@ -149,23 +141,28 @@ class Outgoing:
         callback: OnDelivery | Ticket | None,
     ) -> None:
         """One message more; its fields were checked."""
-        count = len(self.payloads)
+        payloads = self.payloads
+        count = len(payloads)
         size = MESSAGE_OVERHEAD_BYTES + (len(payload) if payload else 0)
-        if key is not None:
-            size += len(key) + MESSAGE_OVERHEAD_BYTES
-        if attributes:
-            size += sum(len(k) + len(v) + _ATTRIBUTE_OVERHEAD_BYTES for k, v in attributes.items())
-        self.payloads.append(payload)
-        self.keys = _extended(self.keys, count, key)
-        self.attributes = _extended(self.attributes, count, attributes or None)
-        self.event_times = _extended(self.event_times, count, event_time)
-        self.deliver_at = _extended(self.deliver_at, count, deliver_at)
+        payloads.append(payload)
         if callback is not None:
             if self.callbacks is None:
                 self.callbacks = []
             self.callbacks.append((count, callback))
+        if not self.plain or key is not None or attributes or event_time is not None or deliver_at is not None:  # fmt: skip
+            self.plain = False
+            if key is not None:
+                size += len(key) + MESSAGE_OVERHEAD_BYTES
+            if attributes:
+                size += sum(
+                    len(k) + len(v) + _ATTRIBUTE_OVERHEAD_BYTES for k, v in attributes.items()
+                )
+            self.keys = _extended(self.keys, count, key)
+            self.attributes = _extended(self.attributes, count, attributes or None)
+            self.event_times = _extended(self.event_times, count, event_time)
+            self.deliver_at = _extended(self.deliver_at, count, deliver_at)
+            self._prepared = None
         self.byte_count += size
-        self._prepared = None
 
     def prepared(self) -> Columns:
         """The form that the packers read."""
@@ -189,6 +186,7 @@ class Outgoing:
         if self.callbacks:
             end = len(self.payloads) if stop is None else stop
             out.callbacks = [(i - start, call) for i, call in self.callbacks if start <= i < end]
+        out.plain = self.plain
         out.urgent = self.urgent
         out.byte_count = sum(
             MESSAGE_OVERHEAD_BYTES + (len(payload) if payload else 0) for payload in out.payloads
@@ -230,6 +228,7 @@ def outgoing_list(
         out.event_times = [as_time_ns(time, "event_time") for time in event_times]
     if deliver_at is not None:
         out.deliver_at = [as_time_ns(time, "deliver_at") for time in deliver_at]
+    out.plain = keys is None and attributes is None and event_times is None and deliver_at is None
     if on_delivery is not None:
         out.callbacks = [(index, on_delivery) for index in range(len(items))]
     return out
@@ -249,7 +248,7 @@ class Packer:
 
         Raises InvalidArgument for a message that cannot be packed or is too large.
         """
-        plain = outgoing.is_plain
+        plain = outgoing.plain
         buffer = self.pool.take()
         try:
             if plain:

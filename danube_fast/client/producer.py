@@ -46,11 +46,9 @@ class Producer(Outbox):
             and self.send_plain(payload)
         ):
             return
-        self._core.run(
-            self.send_steps(
-                payload, key, attributes, event_time, deliver_at, deliver_after, on_delivery
-            )
-        )
+        fields = self.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
+        if self.try_send(fields, on_delivery) is not None:
+            self._core.run(self.send_steps(fields, on_delivery))
 
     def send_many(
         self,
