@@ -100,9 +100,11 @@ class IntervalSet:
         ends[left:right] = keep_ends
 
     def overlap(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The parts of [start, end) that are in the set, in order."""
+        """The parts of [start, end) that are in the set, in order; none when end is not above start."""
         starts, ends = self._starts, self._ends
-        found = []
+        found: list[tuple[int, int]] = []
+        if start >= end:
+            return found
         i = bisect_right(ends, start)
         while i < len(starts) and starts[i] < end:
             found.append((max(starts[i], start), min(ends[i], end)))

@@ -113,7 +113,9 @@ class AdmissionTables:
     # ------------------------------------------------------------ producers
 
     def find_producer(self, partition_id: int, producer_id: int) -> int:
-        """Slot of a producer , or -1."""
+        """Slot of a producer, or -1."""
+        if min(partition_id, producer_id) < 0 or max(partition_id, producer_id) > INT64_MAX:
+            return -1  # a client's numbers, which need not fit a kernel
         return int(_find(self.address, partition_id, producer_id))
 
     def add_producer(self, partition_id: int, producer_id: int) -> int:

@@ -44,6 +44,7 @@ def test_edges_of_an_interval_set():
         2,
     )
     assert intervals.pop_first() == (5, 7)
+    assert intervals.overlap(11, 10) == intervals.missing(11, 10) == []
     intervals.clear()
     with pytest.raises(IndexError):
         _ = intervals.first
