@@ -205,7 +205,12 @@ class Journal:
 
     def write(self, now_ns: int = 0) -> None:
         """Write the open group and the records, and queue the sync."""
-        if self._group is None:
+        group, self._group = self._group, None
+        if group is not None and group.byte_count + self._control_bytes() > self.log.room_bytes:
+            # the frames have their places in this segment; records that came since do not fit
+            self._write(group, [], now_ns)
+            group = None
+        if group is None:
             if not self._records:
                 return
             try:
@@ -214,9 +219,11 @@ class Journal:
                 self._fail_records(error)
                 return
             self.refresh()
-        group = self.open_group()
-        self._group = None
-        records = self._take_records(group)
+            group = Group()
+        self._write(group, self._take_records(group), now_ns)
+
+    def _write(self, group: Group, records: list[memoryview], now_ns: int) -> None:
+        """Write one group, whose frames and records are stamped."""
         views = [
             memoryview(getattr(holder, "buffer", holder))[start:end]
             for holder, start, end in group.buffers
