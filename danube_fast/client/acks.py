@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from danube_fast.client.attachment import Attachment
-from danube_fast.client.connection import Call
+from danube_fast.client.calls import Call
 from danube_fast.client.limits import ACK_DELAY_NS, ACK_RANGES_MAX, FOREVER_NS
 from danube_fast.client.message import Batch, Message, MessageId, Received
 from danube_fast.client.pump import Pump
@@ -116,7 +116,7 @@ class AckQueue:
             ]
             if durable:
                 command = Ack(connection.next_request(), entries)
-                calls.append(connection.call(Call(command, repeatable=False)))
+                calls.append(connection.call(Call(command)))
             elif entries:
                 connection.send(Ack(0, entries))
         return calls

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from danube_fast.client.connection import Call, Connection
+from danube_fast.client.calls import Call, OnLoss
+from danube_fast.client.connection import Connection
 from danube_fast.client.credit import Credit
 from danube_fast.client.delivery import Delivery
 from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, SECOND_NS
@@ -110,8 +111,8 @@ class Attachment:
                     inbox.name,
                     inbox.options,
                 ),
-                repeatable=False,
-                on_done=self._on_subscribed,
+                OnLoss.FORGET,
+                self._on_subscribed,
             )
         )
         self.credit.grant()
@@ -220,7 +221,7 @@ class Attachment:
             self.connection.call(
                 Call(
                     CloseConsumer(self.connection.next_request(), self.consumer_id),
-                    repeatable=False,
+                    OnLoss.FORGET,
                 )
             )
         self._subscribe()
@@ -272,7 +273,7 @@ class Attachment:
             and not isinstance(self.failure, TopicDeleted)
         ):
             command = CloseConsumer(self.connection.next_request(), self.consumer_id)
-            call = self.connection.call(Call(command, repeatable=False))
+            call = self.connection.call(Call(command, OnLoss.FORGET))
         self.leave()
         self.generation += 1
         return call

@@ -21,9 +21,11 @@ from typing import Any, NamedTuple, Protocol
 
 import zmq
 
+from danube_fast.client.calls import Call, OnLoss
 from danube_fast.client.limits import (
     BACKOFF_MIN_NS,
     HANDSHAKE_RETRY_NS,
+    HANDSHAKE_RETRY_NS_MAX,
     LOOKUP_AFTER_NS,
     MILLISECOND_NS,
 )
@@ -48,7 +50,7 @@ from danube_fast.net.protocol import (
     encode,
 )
 
-__all__ = ["Call", "Connection", "Identity", "User"]
+__all__ = ["Connection", "Identity", "User"]
 
 _EVENTS = zmq.EVENTS
 _POLLIN = int(zmq.POLLIN)
@@ -104,37 +106,6 @@ class PublishReply(Protocol):
         """The outcome of one frame."""
 
 
-class Call:
-    """A request that awaits its one reply."""
-
-    __slots__ = ("command", "done", "error", "on_done", "repeatable", "request", "value")
-
-    def __init__(
-        self, command: Any, *, repeatable: bool, on_done: Callable[[Call], None] | None = None
-    ) -> None:
-        self.command = command
-        self.request: int = command.request
-        self.repeatable = repeatable
-        self.on_done = on_done
-        self.done = False
-        self.value: Any = None
-        self.error: DanubeError | None = None
-
-    def finish(self, value: Any, error: DanubeError | None) -> None:
-        """Settle it, once."""
-        if self.done:
-            return
-        self.done, self.value, self.error = True, value, error
-        if self.on_done is not None:
-            self.on_done(self)
-
-    def result(self) -> Any:
-        """The reply's value, or raise its error."""
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-
 class Connection:
     """One endpoint of the broker as this client sees it."""
 
@@ -163,6 +134,7 @@ class Connection:
         self._hello = 0
         self._opened = False
         self._quick = False
+        self._patience_ns = HANDSHAKE_RETRY_NS
         self._heard_ns = pump.clock.monotonic_ns()
         self._pinged_ns = 0
         self._lost_ns = self._heard_ns
@@ -204,6 +176,7 @@ class Connection:
         self.pump.remove(self)
         self._socket.close(0)
         if self.state is State.GREETING:
+            self._patience_ns = min(2 * self._patience_ns, HANDSHAKE_RETRY_NS_MAX)
             place = self._endpoints.index(self.endpoint) + 1
             self.endpoint = self._endpoints[place % len(self._endpoints)]
         self._connect()
@@ -230,7 +203,7 @@ class Connection:
             self._token,
         )
         self.send(hello)
-        self.pump.arm(self, self.pump.clock.monotonic_ns() + HANDSHAKE_RETRY_NS)
+        self.pump.arm(self, self.pump.clock.monotonic_ns() + self._patience_ns)
 
     def _lose(self) -> None:
         """The broker does not know us any more (or seems gone): greet again."""
@@ -245,6 +218,7 @@ class Connection:
         self._session, self._token = command.session, command.token
         self.limits = command.limits
         self._pinged_ns = 0
+        self._patience_ns = HANDSHAKE_RETRY_NS
         first, self._opened = not self._opened, True
         resumed = command.resumed and not first
         if not resumed:
@@ -252,10 +226,13 @@ class Connection:
         self.publishing.clear()
         self._arm_heartbeat()
         for call in list(self.calls.values()):
-            if call.repeatable or first:
-                self.send(call.command)
-            else:
+            if not call.sent or call.on_loss is OnLoss.REPEAT:
+                self._send_call(call)
+            elif call.on_loss is OnLoss.FAIL:
                 self._finish(call, None, _unknown_outcome(self.endpoint))
+            else:
+                call.on_done = None
+                self._finish(call, None, None)
         for user in tuple(self.users):
             user.on_session(resumed)
 
@@ -334,8 +311,12 @@ class Connection:
             return call
         self.calls[call.request] = call
         if self.state is State.OPEN:
-            self.send(call.command)
+            self._send_call(call)
         return call
+
+    def _send_call(self, call: Call) -> None:
+        call.sent = True
+        self.send(call.command)
 
     def abandon(self, call: Call) -> None:
         """Nobody waits for that reply any more."""

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import zmq
 
-from danube_fast.client.connection import Call, Connection, Identity
+from danube_fast.client.calls import Call
+from danube_fast.client.connection import Connection, Identity
 from danube_fast.client.inbox import Inbox
 from danube_fast.client.keeper import Keeper
 from danube_fast.client.limits import PRODUCERS_CACHED_MAX, REQUEST_TIMEOUT_SECONDS
@@ -70,6 +71,8 @@ class Core:
         self.pump = Pump(SystemClock())
         self.opened: dict[Outbox | Inbox, None] = {}
         self.cached: collections.OrderedDict[str, Outbox] = collections.OrderedDict()
+        self._opening: set[str] = set()
+        """Topics whose cached producer somebody is opening."""
         self._identity = Identity(self.name, {"token": token} if token else {})
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._keeper = Keeper(self.pump, self.name)
@@ -177,12 +180,23 @@ class Core:
 
     def cached_producer_steps(self, topic: str) -> Steps[Outbox]:
         """The producer that `client.publish` uses for a topic."""
-        producer = self.cached.get(topic)
-        if producer is not None and producer in self.opened:
-            self.cached.move_to_end(topic)
-            return producer
-        producer = yield from self.producer_steps(Outbox, topic)
-        self.cached[topic] = producer
+        while True:
+            producer = self.cached.get(topic)
+            if producer is not None and producer in self.opened:
+                self.cached.move_to_end(topic)
+                return producer
+            with self.pump.lock:
+                if topic not in self._opening:
+                    self._opening.add(topic)
+                    break
+            yield Wait(lambda: topic not in self._opening)
+        try:
+            producer = yield from self.producer_steps(Outbox, topic)
+            self.cached[topic] = producer
+        finally:
+            with self.pump.lock:
+                self._opening.discard(topic)
+                self.pump.notify()
         if len(self.cached) > PRODUCERS_CACHED_MAX:
             _, oldest = self.cached.popitem(last=False)
             yield from oldest.close_steps()
@@ -202,7 +216,7 @@ class Core:
         bootstrap = self.routes.bootstrap
         with self.pump.lock:
             command = Admin(bootstrap.next_request(), operation, arguments)
-            call = bootstrap.call(Call(command, repeatable=False))
+            call = bootstrap.call(Call(command))
         try:
             ready = yield Wait(lambda: call.done, deadline_after(self.pump.clock, timeout))
         finally:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from danube_fast.client.acks import AckQueue
 from danube_fast.client.attachment import Attachment
-from danube_fast.client.connection import Call, Connection
+from danube_fast.client.calls import Call
+from danube_fast.client.connection import Connection
 from danube_fast.client.credit import Credit
 from danube_fast.client.delivery import Delivery
 from danube_fast.client.limits import (
@@ -287,7 +288,7 @@ class Inbox:
             for attachment in self.attachments:
                 connection = attachment.connection
                 command = Seek(connection.next_request(), attachment.consumer_id, place)
-                call = Call(command, repeatable=False, on_done=attachment.on_sought)
+                call = Call(command, on_done=attachment.on_sought)
                 calls.append(connection.call(call))
         yield from self._answered_steps(calls, timeout, "seek; it may have happened")
 

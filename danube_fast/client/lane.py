@@ -20,7 +20,8 @@ import enum
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.client.buffers import Buffer
-from danube_fast.client.connection import Call, Connection
+from danube_fast.client.calls import Call, OnLoss
+from danube_fast.client.connection import Connection
 from danube_fast.client.limits import (
     BACKOFF_MAX_NS,
     BACKOFF_MIN_NS,
@@ -139,8 +140,8 @@ class Lane:
         self._opening = self.connection.call(
             Call(
                 OpenProducer(request, self.partition_id, self.outbox.name),
-                repeatable=False,
-                on_done=self._on_opened,
+                OnLoss.FORGET,
+                self._on_opened,
             )
         )
 
@@ -407,7 +408,7 @@ class Lane:
             command = CloseProducer(
                 self.connection.next_request(), self.partition_id, self.producer_id
             )
-            call = self.connection.call(Call(command, repeatable=False))
+            call = self.connection.call(Call(command, OnLoss.FORGET))
         self.leave()
         return call
 

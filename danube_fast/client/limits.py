@@ -19,6 +19,7 @@ __all__ = [
     "CREDIT_PARTS",
     "FRAMES_IN_FLIGHT_MAX",
     "HANDSHAKE_RETRY_NS",
+    "HANDSHAKE_RETRY_NS_MAX",
     "KEEPER_QUIET_NS",
     "LINGER_US_DEFAULT",
     "LOOKUP_AFTER_NS",
@@ -46,8 +47,9 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 REQUEST_TIMEOUT_SECONDS = 30.0
 SEND_TIMEOUT_SECONDS = 30.0
 CLOSE_TIMEOUT_SECONDS = 5.0
-HANDSHAKE_RETRY_NS = 2500 * MILLISECOND_NS
-"""An unanswered HELLO is repeated on a fresh socket after this time."""
+HANDSHAKE_RETRY_NS = 1 * SECOND_NS
+HANDSHAKE_RETRY_NS_MAX = 4 * SECOND_NS
+"""An unanswered HELLO is repeated on a fresh socket after this time, doubled each time."""
 LOOKUP_AFTER_NS = 1 * SECOND_NS
 """A worker that stayed away this long may have moved: its topics are looked up again."""
 BACKOFF_MIN_NS = 20 * MILLISECOND_NS

@@ -12,7 +12,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from danube_fast.client.connection import Call, Connection
+from danube_fast.client.calls import Call, OnLoss
+from danube_fast.client.connection import Connection
 from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, MILLISECOND_NS
 from danube_fast.client.pump import Steps, Wait
 from danube_fast.errors import DanubeError, DeadlineExceeded, NotFound, TopicDeleted
@@ -84,8 +85,8 @@ class _Refresh:
         bootstrap.call(
             Call(
                 Lookup(bootstrap.next_request(), self.topic.name),
-                repeatable=True,
-                on_done=self.on_answer,
+                OnLoss.REPEAT,
+                self.on_answer,
             )
         )
 
@@ -124,7 +125,7 @@ class Routes:
             call = bootstrap.call(
                 Call(
                     Lookup(bootstrap.next_request(), topic, create, wait_ms),
-                    repeatable=True,
+                    OnLoss.REPEAT,
                 )
             )
         try:

@@ -80,6 +80,7 @@ class FakeBroker:
         self.refuse: collections.deque[tuple[int, str]] = collections.deque()
         self.drop_publishes = 0
         self.mute = False
+        self.ignore_admin = False
         self.hold_acks = False
         self.held: list[tuple[bytes, Any]] = []
         self.waiting: list[tuple[bytes, p.Lookup, float]] = []
@@ -268,6 +269,8 @@ class FakeBroker:
                 self.waiting.append((identity, command, limit))
 
     def _on_admin(self, session: Session, identity: bytes, command: p.Admin) -> None:
+        if self.ignore_admin:
+            return
         if command.operation == "list_topics":
             self.reply(identity, p.Result(command.request, [{"topic": t} for t in self.topics]))
         elif command.operation == "create_topic":

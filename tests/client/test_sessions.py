@@ -326,3 +326,27 @@ def test_interrupt_ends_a_blocking_call(broker: Any, call: str) -> None:
         assert child.stdout.readline() == "interrupted\n"
         assert time.monotonic() - begin < 1.0
     assert child.returncode == 0
+
+
+def test_concurrent_publishes_share_one_cached_producer(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    threads = [threading.Thread(target=client.publish, args=(TOPIC, b"x")) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(stored(broker)) == 8
+    assert broker.commands["OpenProducer"] == 1
+
+
+def test_operation_with_an_unknown_outcome_says_so(broker: Any, client: danube_fast.Client) -> None:
+    client.publish(TOPIC, b"x")
+    broker.ignore_admin = True
+    timer = threading.Timer(0.1, broker.forget_sessions)
+    timer.start()
+    with pytest.raises(danube_fast.Unavailable, match="before you repeat it"):
+        client.admin.list_topics()
+    timer.join()
+    broker.ignore_admin = False
+    assert client.admin.list_topics() == [{"topic": TOPIC}]

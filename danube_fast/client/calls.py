@@ -1,0 +1,57 @@
+"""Requests that await their reply, and what becomes of them when the session is lost."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+from danube_fast.errors import DanubeError
+
+__all__ = ["Call", "OnLoss"]
+
+
+class OnLoss(enum.Enum):
+    """What becomes of a request whose session was lost before the answer came."""
+
+    REPEAT = 1
+    """Asked again: asking twice does no harm."""
+    FAIL = 2
+    """Fails with Unavailable: it may have been carried out."""
+    FORGET = 3
+    """Ends without a word: whoever asked starts over with the new session, or wanted an end."""
+
+
+class Call:
+    """A request that awaits its one reply."""
+
+    __slots__ = ("command", "done", "error", "on_done", "on_loss", "request", "sent", "value")
+
+    def __init__(
+        self,
+        command: Any,
+        on_loss: OnLoss = OnLoss.FAIL,
+        on_done: Callable[[Call], None] | None = None,
+    ) -> None:
+        self.command = command
+        self.request: int = command.request
+        self.on_loss = on_loss
+        self.on_done = on_done
+        self.sent = False
+        self.done = False
+        self.value: Any = None
+        self.error: DanubeError | None = None
+
+    def finish(self, value: Any, error: DanubeError | None) -> None:
+        """Settle it, once."""
+        if self.done:
+            return
+        self.done, self.value, self.error = True, value, error
+        if self.on_done is not None:
+            self.on_done(self)
+
+    def result(self) -> Any:
+        """The reply's value, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        return self.value
