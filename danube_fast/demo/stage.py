@@ -126,7 +126,7 @@ class Stage:
         if party is None or code or not (self._is_ending or child.name in party.done):
             raise Internal(
                 f"the demo's {child.name} ended early, with {code}; its last words: "
-                f"{child.last_words()}"
+                f"{child.last_words()}{self._of_the_broker(child)}"
             )
 
     def _from_broker(self, stream: str, line: bytes) -> None:
@@ -151,7 +151,15 @@ class Stage:
         elif isinstance(event, Done):
             party.done[child.name] = event
         elif isinstance(event, Failed):
-            raise Internal(f"the demo's {child.name} could not go on: {event.text}")
+            raise Internal(
+                f"the demo's {child.name} could not go on: {event.text}{self._of_the_broker(child)}"
+            )
+
+    def _of_the_broker(self, child: Child) -> str:
+        """What the broker said last, for failures of others."""
+        if self.broker is None or child is self.broker:
+            return ""
+        return f"; the broker's last words: {self.broker.last_words()}"
 
     def _until(self, seconds: float, what: str) -> Iterator[None]:
         """Listen again and again; DeadlineExceeded when the caller still asks after `seconds`."""
