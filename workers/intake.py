@@ -120,7 +120,10 @@ class Intake:
                 self._accepted(publication, part, index, count, first + index, row)
             elif status == DUPLICATE:
                 self.duplicates += 1
-                self._duplicate(publication, row)
+                partition = self.partitions_by_slot[row[1]]
+                if partition.logged:
+                    journal = self.journals[partition.log_slot]
+                    journal.wait_for_original(publication, len(statuses))
             elif status == admission.NEED_RESERVATION:
                 if self.reserve_offsets(self.partitions_by_slot[row[1]], urgent=True):
                     return index
@@ -185,16 +188,6 @@ class Intake:
             waiting = group.on_synced
         if not waiting or waiting[-1] is not publication:
             waiting.append(publication)
-            publication.pending += 1
-
-    def _duplicate(self, publication: Publication, row: list[int]) -> None:
-        """A duplicate is acked when what came before it on its log is durable."""
-        partition = self.partitions_by_slot[row[1]]
-        if not partition.logged:
-            return
-        group = self.journals[partition.log_slot].last_group()
-        if group is not None:
-            group.on_synced.append(publication)
             publication.pending += 1
 
     def _explain(self, status: int, row: list[int]) -> None:

@@ -66,8 +66,9 @@ class Group:
     """Frames and records that are written together."""
 
     __slots__ = (
-        "buffers", "byte_count", "callbacks", "end_position", "entries", "needs_sync",
-        "on_synced", "on_written", "rows", "synced_entries", "written_entries",
+        "buffers", "byte_count", "callbacks", "duplicates", "end_position", "entries",
+        "needs_sync", "on_synced", "on_written", "records", "rows", "synced_entries",
+        "written_entries",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -83,6 +84,10 @@ class Group:
         """Visible once synced."""
         self.on_written: list[Publication] = []
         self.on_synced: list[Publication] = []
+        self.duplicates: list[tuple[Publication, int]] = []
+        """(publication, place of its status): what they repeat may stand in this group."""
+        self.records: list[bytes] = []
+        """The control records at its end."""
         self.callbacks: list[Done] = []
         self.needs_sync = False
         self.rows: Any = None
@@ -107,6 +112,8 @@ class Journal:
         self._record_callbacks: list[Done] = []
         self.rewrite: deque[memoryview] = deque()
         """Frames that were acked and must be written again after a failed sync, in order."""
+        self.taken_back: set[int] = set()
+        """Log positions of the frames that `void_unsynced` took back."""
         self._queued = 0
         self.refusal = ""
         """Why the log takes no frames just now; empty when it does."""
@@ -177,6 +184,14 @@ class Journal:
             return self._in_flight[-1]
         return None
 
+    def wait_for_original(self, publication: Publication, place: int) -> None:
+        """A duplicate is acked when what came before it is durable; or refused as that was."""
+        group = self.last_group()
+        if group is not None:
+            group.duplicates.append((publication, place))
+            group.on_synced.append(publication)
+            publication.pending += 1
+
     def record(self, record: Record, done: Done | None = None) -> None:
         """Write a state record with the next group; `done` when it is synced."""
         data = encode_record(record)
@@ -184,6 +199,11 @@ class Journal:
         self._record_bytes += len(data)
         if done is not None:
             self._record_callbacks.append(done)
+
+    def record_again(self, records: list[bytes]) -> None:
+        """Records that were written in vain: they go before those that came since."""
+        self._records[:0] = records
+        self._record_bytes += sum(map(len, records))
 
     # ------------------------------------------------------------ writing
 
@@ -309,9 +329,14 @@ class Journal:
 
     def _void(self, group: Group, error: DanubeError) -> None:
         """Nothing of the group will be shown; its publications are answered as they stand."""
-        for done in group.callbacks:
+        callbacks, group.callbacks = group.callbacks, []
+        for done in callbacks:
             done(error)
-        group.callbacks = []
+        for publication, place in group.duplicates:
+            # Perhaps the original is durable: then the next repetition will be told so.
+            publication.statuses[place] = error.code
+            publication.statuses[place + 1] = 0
+        group.duplicates = []
         group.entries = []
         group.written_entries = []
         group.synced_entries = []
@@ -321,7 +346,8 @@ class Journal:
     def void_unsynced(self, error: DanubeError) -> None:
         """A sync failed: take back, newest first, every frame that waited for it.
 
-        Frames of `os` topics stay (the caller writes them again); their group was shown already.
+        Call it when all groups that are durable were taken with `completed`. Frames that were shown
+        already, those of `os` topics, stay (the caller writes them again).
         """
         groups = list(self._in_flight)
         if self._group is not None:
@@ -330,18 +356,30 @@ class Journal:
             self._just_written.append(self._group)
             self._group = None
         for group in reversed(groups):
-            unwritten = group.rows is None
-            shown = {id(stored) for _, stored in group.written_entries}
-            for number in range(len(group.entries) - 1, -1, -1):
-                _, stored, index, publication, place = group.entries[number]
-                if id(stored) in shown and not unwritten:
-                    continue
-                if not unwritten:
-                    self._tables.results[index] = group.rows[number]
-                self._tables.undo(index)
-                publication.statuses[place] = error.code
-                publication.statuses[place + 1] = 0
+            self._take_back(group, error)
             self._void(group, error)
+        self.snapshot = None  # it knows of frames that were taken back
+
+    def _take_back(self, group: Group, error: DanubeError) -> None:
+        """Undo the frames of one group that were not shown; the newest group first."""
+        shown = {id(stored) for _, stored in group.written_entries}
+        results = self._tables.results
+        for number in range(len(group.entries) - 1, -1, -1):
+            _, stored, index, publication, place = group.entries[number]
+            if group.rows is None:
+                self._tables.undo(index)
+            elif id(stored) in shown:
+                continue
+            else:
+                # The row may belong to an open group of another log by now.
+                row = group.rows[number]
+                self.taken_back.add(int(row[ResultWord.LOG_POSITION]))
+                borrowed = results[index].copy()
+                results[index] = row
+                self._tables.undo(index)
+                results[index] = borrowed
+            publication.statuses[place] = error.code
+            publication.statuses[place + 1] = 0
 
     # ------------------------------------------------------------ completion
 
@@ -378,11 +416,12 @@ class Journal:
         if self._records:
             self._record_callbacks.append(done)
             return
-        group = self.last_group()
-        if group is None or not group.needs_sync:
-            done(None)
-        else:
-            group.callbacks.append(done)
+        groups = [*self._in_flight, self._group] if self._group else list(self._in_flight)
+        for group in reversed(groups):
+            if group.needs_sync:
+                group.callbacks.append(done)
+                return
+        done(None)
 
     def sync_now(self) -> None:
         """Make everything that is written durable, for a snapshot or before idling."""

@@ -241,12 +241,19 @@ class ShardWorker:
         """Groups that became durable: show their frames, release their acks."""
         done = 0
         for slot, journal in enumerate(self.journals):
-            if self.logs[slot].sync_fault is not None or journal.rewrite:
+            # Asked first: behind a fault the synced position stands still.
+            failed = self.logs[slot].sync_fault is not None or bool(journal.rewrite)
+            done += self._finish_all(journal)
+            if failed:
                 repair_failed_sync(self, slot)
-            for group in journal.completed():
-                done += 1
-                self._finish(group)
+                done += self._finish_all(journal)
         return done
+
+    def _finish_all(self, journal: Journal) -> int:
+        groups = journal.completed()
+        for group in groups:
+            self._finish(group)
+        return len(groups)
 
     def _finish(self, group: Group) -> None:
         self._show(group.synced_entries)

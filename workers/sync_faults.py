@@ -23,7 +23,6 @@ from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.layout import CONTROL_PARTITION_ID, HEADER_DTYPE, Flag
 from danube_fast.frame.stamp import stamp
 from danube_fast.frame.view import FrameView
-from danube_fast.types import Durability
 from danube_fast.wal.layout import RUN_DTYPE
 
 if TYPE_CHECKING:
@@ -70,12 +69,18 @@ def _cut(worker: ShardWorker, slot: int, fault: tuple[int, int]) -> None:
     start = log.synced_position
     kept = log.read(start, log.written_position - start)
     log.cut_after_fault()
-    again = list(_frames_to_keep(worker, slot, memoryview(kept)))
+    records: list[bytes] = []
+    again = list(_frames_to_keep(worker, slot, memoryview(kept), records))
     journal.rewrite.extendleft(reversed(again))
+    journal.record_again(records)
+    journal.taken_back.clear()
 
 
-def _frames_to_keep(worker: ShardWorker, slot: int, kept: memoryview) -> Iterator[memoryview]:
-    """Frames of `os` topics; control records are handed to the journal as new ones."""
+def _frames_to_keep(
+    worker: ShardWorker, slot: int, kept: memoryview, records: list[bytes]
+) -> Iterator[memoryview]:
+    """Frames that were not taken back; control records go into `records`."""
+    journal = worker.journals[slot]
     at = 0
     while at < len(kept):
         header = np.frombuffer(kept, HEADER_DTYPE, 1, at)[0]
@@ -85,12 +90,11 @@ def _frames_to_keep(worker: ShardWorker, slot: int, kept: memoryview) -> Iterato
             continue
         if int(header["partition_id"]) == CONTROL_PARTITION_ID:
             for payload in FrameView(frame).payloads():
-                record = r.decode_record(payload or b"")
-                if not isinstance(record, r.EpochStarted):
-                    worker.journals[slot].record(record)
+                if not isinstance(r.decode_record(payload or b""), r.EpochStarted):
+                    records.append(payload or b"")
             continue
-        partition = worker.catalog.by_id.get(int(header["partition_id"]))
-        if partition is not None and partition.assigned.durability == Durability.OS.value:
+        shown = int(header["log_position"]) not in journal.taken_back
+        if shown and int(header["partition_id"]) in worker.catalog.by_id:
             yield frame
 
 

@@ -1,0 +1,227 @@
+"""A shard worker in bad luck: syncs that fail at the wrong moment, logs that refuse, odd requests."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from danube_fast.frame.bundle import make_bundle
+from tests.workers.shard_rig import WAIT_SECONDS, RawClient, Rig
+
+BIG = 300 * 1024
+"""A group of this size does not wait for the sync before it."""
+
+
+@pytest.fixture
+def rigs(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    started: list[Rig] = []
+
+    def start(**settings: Any) -> Rig:
+        rig = Rig(tmp_path / "data", **settings)
+        started.append(rig)
+        return rig
+
+    yield start
+    if started and not started[-1].context.closed:
+        started[-1].stop()
+
+
+class HeldSyncs:
+    """The disk of one log stands still until `release`, or fails at `fail`."""
+
+    def __init__(self, rig: Rig, slot: int = 0) -> None:
+        self.log = rig.worker.logs[slot]
+        self.sync = self.log._appender._sync
+        self.push = self.sync.push
+        self.held: list[tuple[int, int]] = []
+        self.sync.push = self._hold  # type: ignore[method-assign]
+
+    def _hold(self, fd: int, position: int) -> None:
+        self.held.append((fd, position))
+
+    def release_first(self) -> None:
+        """One sync succeeds."""
+        fd, position = self.held.pop(0)
+        self.push(fd, position)
+        wait(lambda: self.log.synced_position >= position, "a sync")
+
+    def release(self) -> None:
+        """The disk goes on as if nothing had been."""
+        self.sync.push = self.push  # type: ignore[method-assign]
+        for fd, position in self.held:
+            self.push(fd, position)
+
+    def fail(self) -> None:
+        """The oldest sync that waits fails; later ones are those of a sound disk."""
+        read_end, write_end = os.pipe()  # fdatasync on a pipe fails with EINVAL
+        self.sync.push = self.push  # type: ignore[method-assign]
+        self.push(write_end, self.held[-1][1])
+        wait(lambda: self.log.sync_fault, "a sync fault")
+        os.close(read_end)
+        os.close(write_end)
+
+
+def wait(until: Callable[[], Any], what: str) -> None:
+    """Wait for another thread; the worker's loop stands still."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not until():
+        assert time.monotonic() < deadline, f"{what} did not happen within {WAIT_SECONDS} s"
+        time.sleep(0.001)
+
+
+def post_publish(client: RawClient, *frames: tuple[int, bytearray]) -> int:
+    """Publish without waiting for the answer; its request number."""
+    return client.post(11, parts=(bytes(make_bundle(list(frames))),))
+
+
+def in_flight(rig: Rig, count: int, slot: int = 0) -> Callable[[], bool]:
+    """Whether that many groups are between write and sync."""
+    journal = rig.worker.journals[slot]
+    return lambda: len(journal._in_flight) >= count
+
+
+# ---------------------------------------------------------------- failing syncs
+
+
+def test_a_group_that_was_synced_before_the_failing_one_is_acked(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    disk = HeldSyncs(rig)
+    first = post_publish(client, (1, client.frame(opened, 0, [b"a"])))
+    rig.turn(in_flight(rig, 1), "the first group")
+    second = post_publish(client, (1, client.frame(opened, 1, [bytes(BIG)])))
+    rig.turn(in_flight(rig, 2), "the second group")
+    disk.release_first()
+    disk.fail()
+    assert client.answer(first)[1] == [0, 0]
+    assert client.answer(second)[1] == [13, 0]
+    assert client.publish((1, client.frame(opened, 1, [b"b"]))) == [0, 1]
+    client.subscribe(1)
+    assert client.receive(2) == [(0, b"a"), (1, b"b")]
+
+
+def test_a_duplicate_of_what_was_taken_back_is_not_acked(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    disk = HeldSyncs(rig)
+    frame = client.frame(opened, 0, [b"a"])
+    first = post_publish(client, (1, frame))
+    rig.turn(in_flight(rig, 1), "the group")
+    second = post_publish(client, (1, frame))
+    rig.turn(lambda: rig.worker.intake.duplicates, "the duplicate")
+    disk.fail()
+    assert client.answer(first)[1] == [13, 0]
+    assert client.answer(second)[1] == [13, 0]
+    assert client.publish((1, frame)) == [0, 0]
+
+
+def test_a_failing_sync_of_one_log_leaves_the_other_alone(rigs):
+    rig = rigs(log_count=2)
+    rig.assign(1, log_id=0)
+    rig.assign(2, log_id=1)
+    client = rig.client()
+    one, two = client.open_producer(1), client.open_producer(2)
+    broken, slow = HeldSyncs(rig, 0), HeldSyncs(rig, 1)
+    both = post_publish(
+        client, (1, client.frame(one, 0, [b"a"])), (2, client.frame(two, 0, [b"b"]))
+    )
+    rig.turn(in_flight(rig, 1, 0), "the groups")
+    more = post_publish(client, (2, client.frame(two, 1, [b"c"])))
+    rig.turn(lambda: rig.worker.journals[1].has_open_group, "an open group")
+    broken.fail()
+    rig.turn(lambda: rig.worker.logs[0].sync_fault is None, "the repair")
+    slow.release()
+    assert client.answer(both)[1] == [13, 0, 0, 0]
+    assert client.answer(more)[1] == [0, 1]
+    run = rig.worker.logs[1].find(2, 1)
+    assert run is not None and (run.partition_id, run.base_offset) == (2, 1)
+
+
+def test_a_snapshot_that_knew_too_much_is_not_saved(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    assert client.publish((1, client.frame(opened, 0, [b"a"]))) == [0, 0]
+    disk = HeldSyncs(rig)
+    request = post_publish(client, (1, client.frame(opened, 1, [bytes(5000)] * 10)))
+    rig.turn(in_flight(rig, 1), "the group")
+    rig.worker.logs[0]._snapshot_rolls = -1
+    rig.turn(lambda: rig.worker.journals[0].snapshot, "a snapshot in the making")
+    disk.fail()
+    assert client.answer(request)[1] == [13, 0]
+    assert client.publish((1, client.frame(opened, 1, [b"c"]))) == [0, 1]
+    rig.turn(lambda: rig.worker.journals[0].snapshot is None, "the snapshot's end")
+    rig.turn(lambda: not rig.worker.logs[0]._snapshots.is_saving, "the snapshot's saving")
+    rig.crash()
+    rig = rigs()
+    client = rig.client()
+    assert client.open_producer(1)["next_sequence"] == 2
+    client.subscribe(1)
+    assert client.receive(2) == [(0, b"a"), (1, b"c")]
+
+
+def test_records_keep_their_order_over_a_failing_sync(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    disk = HeldSyncs(rig)
+    created = client.post(20, 1, 1, 1, "s", "shared", "earliest")
+    rig.turn(in_flight(rig, 1), "the subscription's record")
+    rig.worker.operations._delete_subscription(
+        Asked(partition_ids=[1], subscription="s")  # type: ignore[arg-type]
+    )
+    disk.fail()
+    assert client.answer(created)[0] == 66
+    rig.operation("delete_subscription", partition_ids=[1], subscription="other")
+    rig.turn(lambda: not rig.worker.journals[0].busy, "everything written")
+    rig.crash()
+    rig = rigs()
+    assert rig.worker.catalog.by_id[1].subscriptions == {}
+
+
+class Asked:
+    """A call of the coordinator whose answer nobody waits for."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.arguments = arguments
+
+    def reply(self, value: Any = None) -> None:
+        """Dropped."""
+
+    def fail(self, error: Exception) -> None:
+        """Dropped."""
+
+
+# ---------------------------------------------------------------- answers before their time
+
+
+def test_acks_are_durable_only_when_their_own_group_is(rigs):
+    rig = rigs()
+    rig.assign(1)
+    rig.assign(2, durability="os")
+    client = rig.client()
+    strict, loose = client.open_producer(1), client.open_producer(2)
+    client.publish((1, client.frame(strict, 0, [b"a"])))
+    client.subscribe(1)
+    client.receive(1)
+    disk = HeldSyncs(rig)
+    first = client.post(22, [[1, [0, 1]]])
+    rig.turn(in_flight(rig, 1), "the cursor's record")
+    assert client.publish((2, client.frame(loose, 0, [b"os"]))) == [0, 0]
+    second = client.post(22, [[1, [0, 1]]])
+    for _ in range(50):
+        rig.worker.do_work()
+        client.pump()
+    assert [reply for reply in client.waiting if reply[0] != 68] == []
+    disk.release()
+    assert client.answer(first)[0] == client.answer(second)[0] == 67
