@@ -244,11 +244,22 @@ class Commands:
             }
 
         answer = self._answer_when_durable(session, command.request, subscribed)
+
+        def recorded(error: DanubeError | None) -> None:
+            sub.recorded = sub.recorded or error is None
+            if error is not None and session.consumers.get(command.consumer_id) is consumer:
+                worker.detach(session, consumer)
+            answer(error)
+
+        journal = worker.journals[partition.log_slot]
         if created:
+            sub.recorded = False
             record = r.SubscriptionCreated(
                 partition.partition_id, sub.name, sub.kind.value, sub.cursor
             )
-            worker.journals[partition.log_slot].record(record, answer)
+            journal.record(record, recorded)
+        elif not sub.recorded:
+            journal.when_durable(recorded)
         else:
             answer(None)
 
@@ -299,7 +310,10 @@ class Commands:
                 self._result(session, request)
 
         for journal in worker.journals:
-            journal.when_durable(done)
+            if journal.stuck is not None:
+                done(journal.stuck)  # cursors were not even recorded
+            else:
+                journal.when_durable(done)
 
     def _nack(self, session: Session, command: p.Nack) -> None:
         worker = self._worker

@@ -24,7 +24,11 @@ from danube_fast.broker.tables import AdmissionTables
 from danube_fast.errors import InvalidArgument, ResourceExhausted
 from danube_fast.frame.check import describe_fault
 from danube_fast.frame.kernel import address_of, direct
-from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES
+from danube_fast.frame.layout import (
+    BUNDLE_ENTRY_BYTES,
+    BUNDLE_HEADER_BYTES,
+    FRAME_BYTES_CAP,
+)
 from danube_fast.types import Durability
 from danube_fast.workers.journal import Journal, Publication
 
@@ -38,6 +42,20 @@ OK = admission.STATUS_OK
 DUPLICATE = admission.STATUS_DUPLICATE
 
 
+def _invalid_text(fault: int) -> str:
+    if fault == admission.OVERLAP:
+        return (
+            "some of the frame's messages were accepted before and some were not; a resend must be "
+            "cut into the same frames as the first time"
+        )
+    if fault == admission.FRAME_TOO_LARGE:
+        return (
+            f"a frame of several messages may have {FRAME_BYTES_CAP} bytes; send fewer messages in "
+            "it (one message alone may be larger)"
+        )
+    return f"damaged frame: {describe_fault(fault)}; see docs/protocol.md"
+
+
 def _nobody(publication: Publication, place: int, partition_id: int, frame: memoryview) -> bool:
     return False
 
@@ -45,7 +63,10 @@ def _nobody(publication: Publication, place: int, partition_id: int, frame: memo
 class Intake:
     """Admits bundles for one worker."""
 
-    def __init__(self, tables: AdmissionTables, journals: list[Journal]) -> None:
+    def __init__(
+        self, tables: AdmissionTables, journals: list[Journal], bundle_bytes_max: int
+    ) -> None:
+        self.bundle_bytes_max = bundle_bytes_max
         self.tables = tables
         self.journals = journals
         self.partitions_by_slot: dict[int, Partition] = {}
@@ -76,6 +97,14 @@ class Intake:
         """Admit one bundle."""
         buffer = part.buffer if isinstance(part, zmq.Frame) else part
         size = len(buffer)
+        if size > self.bundle_bytes_max:
+            code = InvalidArgument.code
+            limit = self.bundle_bytes_max
+            self.texts[code] = f"a bundle of {size} bytes is over the limit of {limit}; send less"
+            publication.statuses = [code, 0]
+            self.refused += 1
+            self._finish(publication)
+            return
         for journal in self.journals:
             journal.reserve(size)
         session = publication.session
@@ -193,7 +222,7 @@ class Intake:
     def _explain(self, status: int, row: list[int]) -> None:
         self.refused += 1
         if status == InvalidArgument.code:
-            text = f"damaged frame: {describe_fault(row[2])}; see docs/protocol.md"
+            text = _invalid_text(row[2])
         elif status == ResourceExhausted.code:
             slot = row[1]
             partition = self.partitions_by_slot.get(slot)

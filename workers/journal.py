@@ -41,6 +41,10 @@ UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 CONTROL_RECORD_OVERHEAD_BYTES = 16
 CONTROL_FRAME_OVERHEAD_BYTES = HEADER_BYTES + 256
 CONTROL_RECORDS_PER_FRAME_MAX = 4096
+RECORD_BYTES_PER_GROUP_MAX = 1024 * 1024
+"""Many records go in several groups, each of about this size."""
+RECORDS_RETRY_NS = 100_000_000
+"""When records that found no room are tried again."""
 
 Done = Callable[[DanubeError | None], None]
 """Called when something is durable, or with the error that prevented it."""
@@ -110,6 +114,9 @@ class Journal:
         self._records: list[bytes] = []
         self._record_bytes = 0
         self._record_callbacks: list[Done] = []
+        self._now_ns = self._retry_ns = 0
+        self.stuck: DanubeError | None = None
+        """Why records could not be written the last time; they wait."""
         self.rewrite: deque[memoryview] = deque()
         """Frames that were acked and must be written again after a failed sync, in order."""
         self.taken_back: set[int] = set()
@@ -141,15 +148,15 @@ class Journal:
 
         If the log has no room, the kernel is told to refuse frames for it, with ResourceExhausted.
         """
-        needed = byte_count + self._control_bytes()
         group = self._group
-        if group is not None and group.byte_count + needed > self.log.room_bytes:
-            self.write()
-            group = self._group
         if group is not None:
-            return
+            needed = group.byte_count + byte_count + self._control_bytes()
+            if needed <= self.log.room_bytes:
+                return
+            self.write()
         if self.rewrite:
             return
+        needed = byte_count + min(self._control_bytes(), RECORD_BYTES_PER_GROUP_MAX)
         try:
             self.log.reserve(needed)
         except DanubeError as error:
@@ -163,12 +170,16 @@ class Journal:
         self.refusal = reason
         self._tables.logs[self.log_slot, LogWord.POSITION] = -ResourceExhausted.code
 
-    def _control_bytes(self) -> int:
+    def _control_bytes(self, count: int | None = None) -> int:
+        """Room that the first `count` waiting records need at most; None: all."""
         if not self._records:
             return 0
-        frames = 1 + len(self._records) // CONTROL_RECORDS_PER_FRAME_MAX
-        per_record = CONTROL_RECORD_OVERHEAD_BYTES * len(self._records)
-        return self._record_bytes + per_record + frames * CONTROL_FRAME_OVERHEAD_BYTES
+        if count is None or count == len(self._records):
+            count, size = len(self._records), self._record_bytes
+        else:
+            size = sum(map(len, self._records[:count]))
+        frames = 1 + count // CONTROL_RECORDS_PER_FRAME_MAX
+        return size + count * CONTROL_RECORD_OVERHEAD_BYTES + frames * CONTROL_FRAME_OVERHEAD_BYTES
 
     def open_group(self) -> Group:
         """The group that takes the next frame."""
@@ -214,8 +225,9 @@ class Journal:
 
     def commit(self, now_ns: int) -> None:
         """End of a turn: write the open group unless it is better to let it grow."""
+        self._now_ns = now_ns
         group = self._group
-        if (group is None and not self._records) or self.rewrite:
+        if (group is None and (not self._records or now_ns < self._retry_ns)) or self.rewrite:
             return
         if self.syncing and (
             group is None or (not group.on_written and group.byte_count < HOLD_BYTES_MAX)
@@ -226,24 +238,38 @@ class Journal:
     def write(self, now_ns: int = 0) -> None:
         """Write the open group and the records, and queue the sync."""
         group, self._group = self._group, None
-        if group is not None and group.byte_count + self._control_bytes() > self.log.room_bytes:
-            # the frames have their places in this segment; records that came since do not fit
-            self._write(group, [], now_ns)
-            group = None
-        if group is None:
-            if not self._records:
-                return
-            try:
-                self.log.reserve(self._control_bytes(), control=True)
-            except DanubeError as error:
-                self._fail_records(error)
-                return
-            self.refresh()
-            group = Group()
-        self._write(group, self._take_records(group), now_ns)
+        if group is not None:
+            # the frames have their places in this segment; records that came since may not fit
+            fits = group.byte_count + self._control_bytes() <= self.log.room_bytes
+            self._write(group, self._take_records(group) if fits else [], now_ns)
+        while self._records and self._write_records(now_ns):
+            pass
 
-    def _write(self, group: Group, records: list[memoryview], now_ns: int) -> None:
-        """Write one group, whose frames and records are stamped."""
+    def _write_records(self, now_ns: int) -> bool:
+        """Write a group of nothing but records, as many as go into one; False if that failed."""
+        count = self._records_of_a_group()
+        try:
+            self.log.reserve(self._control_bytes(count), control=True)
+        except DanubeError as error:
+            self._fail_records(error)
+            return False
+        self.refresh()
+        group = Group()
+        return self._write(group, self._take_records(group, count), now_ns)
+
+    def _records_of_a_group(self) -> int:
+        """How many of the waiting records go into one group; at least one."""
+        limit = min(RECORD_BYTES_PER_GROUP_MAX, self._settings.segment_bytes // 4)
+        if self._record_bytes <= limit:
+            return len(self._records)
+        size = count = 0
+        while size < limit and count < len(self._records):
+            size += len(self._records[count]) + CONTROL_RECORD_OVERHEAD_BYTES
+            count += 1
+        return max(1, count - 1)
+
+    def _write(self, group: Group, records: list[memoryview], now_ns: int) -> bool:
+        """Write one group, whose frames and records are stamped; False if that failed."""
         views = [
             memoryview(getattr(holder, "buffer", holder))[start:end]
             for holder, start, end in group.buffers
@@ -252,8 +278,11 @@ class Journal:
             self.log.append(views + records, group.byte_count, self._runs(group))
         except DanubeError as error:
             self._write_failed(group, error)
-            return
+            return False
         self.refresh()
+        if records:
+            self.stuck = None
+            group.records = []
         group.end_position = self.log.written_position
         self.group_count += 1
         self.last_write_ns = now_ns or self.last_write_ns
@@ -263,13 +292,16 @@ class Journal:
         if group.needs_sync or self.log.written_position - self._queued > UNSYNCED_BYTES_MAX:
             self._queued = self.log.written_position
             self.log.sync()
+        return True
 
-    def _take_records(self, group: Group) -> list[memoryview]:
-        """The waiting records as stamped control frames behind the group's frames."""
+    def _take_records(self, group: Group, count: int | None = None) -> list[memoryview]:
+        """The first `count` waiting records as stamped control frames behind the group's frames."""
         frames = []
-        while self._records:
-            some = self._records[:CONTROL_RECORDS_PER_FRAME_MAX]
-            del self._records[:CONTROL_RECORDS_PER_FRAME_MAX]
+        group.records = self._records[:count]
+        del self._records[: len(group.records)]
+        self._record_bytes -= sum(map(len, group.records))
+        for at in range(0, len(group.records), CONTROL_RECORDS_PER_FRAME_MAX):
+            some = group.records[at : at + CONTROL_RECORDS_PER_FRAME_MAX]
             frame = make_control_frame(some)
             row = self._tables.logs[self.log_slot]
             position = int(row[LogWord.POSITION])
@@ -287,9 +319,9 @@ class Journal:
             group.byte_count += len(frame)
             group.needs_sync = True
             frames.append(memoryview(frame))
-        self._record_bytes = 0
-        group.callbacks.extend(self._record_callbacks)
-        self._record_callbacks = []
+        if not self._records:  # who waits, waits for all of them
+            group.callbacks.extend(self._record_callbacks)
+            self._record_callbacks = []
         return frames
 
     def _runs(self, group: Group) -> Any:
@@ -308,8 +340,9 @@ class Journal:
         return runs
 
     def _fail_records(self, error: DanubeError) -> None:
-        self._records.clear()
-        self._record_bytes = 0
+        """Tell who waits. The records themselves stay: they say what is so in memory already."""
+        self.stuck = error
+        self._retry_ns = self._now_ns + RECORDS_RETRY_NS
         callbacks, self._record_callbacks = self._record_callbacks, []
         for done in callbacks:
             done(error)
@@ -326,6 +359,10 @@ class Journal:
         self._void(group, error)
         self._in_flight.append(group)
         self._just_written.append(group)
+        if group.records:
+            records, group.records = group.records, []
+            self.record_again(records)
+            self._fail_records(error)
 
     def _void(self, group: Group, error: DanubeError) -> None:
         """Nothing of the group will be shown; its publications are answered as they stand."""

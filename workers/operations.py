@@ -31,6 +31,8 @@ class Operations:
         self._worker = worker
         self.assignments_missing = False
         """The coordinator could not be asked; upkeep asks again."""
+        self._unrecorded: set[int] = set()
+        """Partitions whose assignment is not durable yet."""
         worker.boot.mailbox.handlers.update(
             {
                 "assign": self._assign,
@@ -84,16 +86,28 @@ class Operations:
             entry["durability"], entry["incarnation"], entry.get("first_offset", 0),
         )  # fmt: skip
         known = worker.catalog.by_id.get(assigned.partition_id)
+        unrecorded = self._unrecorded
+
+        def recorded(error: DanubeError | None) -> None:
+            if error is None:
+                unrecorded.discard(assigned.partition_id)
+            if done is not None:
+                done(error)
+
         if known is not None and known.assigned == assigned:
-            return False
+            if assigned.partition_id not in unrecorded:
+                return False
+            worker.journals[slot].when_durable(recorded)
+            return True
+        unrecorded.add(assigned.partition_id)
         partition = worker.catalog.assign(assigned, slot)
-        worker.journals[slot].record(assigned, done)
+        worker.journals[slot].record(assigned, recorded)
         worker.intake.reserve_offsets(partition, urgent=True)
         return True
 
     def _assign(self, request: Request) -> None:
         """{"partitions": [...]} -> {} when all of them are durable."""
-        left = 0
+        left = 1
         failed: DanubeError | None = None
 
         def done(error: DanubeError | None) -> None:
@@ -107,9 +121,10 @@ class Operations:
                     request.reply({})
 
         for entry in request.arguments["partitions"]:
-            left += self._take(entry, done)
-        if left == 0:
-            request.reply({})
+            left += 1
+            if not self._take(entry, done):
+                left -= 1
+        done(None)
 
     def _unassign(self, request: Request) -> None:
         """{"partition_ids": [...], "reason": text} -> {} when it is durable."""
@@ -147,6 +162,7 @@ class Operations:
                     worker.delivery.send(session, [p.encode(event)])
                     worker.detach(session, consumer)
         worker.catalog.remove(partition_id)
+        self._unrecorded.discard(partition_id)
         worker.forget_partition(partition)
         worker.journals[partition.log_slot].record(r.PartitionRemoved(partition_id), done)
         worker.logs[partition.log_slot].drop_partition(partition_id)

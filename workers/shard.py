@@ -49,10 +49,13 @@ __all__ = ["ShardWorker", "main"]
 _log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN_MAX = 256
+PUBLISH_PARTS = 2
 IDLE_POLL_MS = 250
 BUSY_POLL_MS = 2
 TIMER_POLL_MS = 10
 READ_AHEAD_BYTES = 1024 * 1024
+SEGMENT_BYTES_PER_RANGE = 256
+"""Acked ranges of one cursor record per byte of a segment: such a record fits any segment."""
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -72,7 +75,7 @@ class ShardWorker:
         self.journals = [
             Journal(log, slot, self.tables, settings) for slot, log in enumerate(self.logs)
         ]
-        self.intake = Intake(self.tables, self.journals)
+        self.intake = Intake(self.tables, self.journals, message_bytes_max(settings))
         self.intake.partitions_by_slot = self.catalog.by_slot
         self.sessions = Sessions(
             sessions_max=settings.sessions_max,
@@ -199,11 +202,18 @@ class ShardWorker:
             taken += 1
             try:
                 command = p.decode_client_command(parts[0].buffer)
-            except msgspec.DecodeError as error:
-                text = f"not a command: {error}; see docs/protocol.md"
+            except msgspec.DecodeError as fault:
+                text = f"not a command: {fault}; see docs/protocol.md"
                 self.delivery.reply(identity, p.Error(0, InvalidArgument.code, text))
                 continue
-            if type(command) is p.Publish and len(parts) == 2:
+            if type(command) is p.Publish:
+                if len(parts) != PUBLISH_PARTS:
+                    text = (
+                        f"PUBLISH comes with one bundle part, this one came with {len(parts) - 1}"
+                    )
+                    error = p.Error(command.request, InvalidArgument.code, text)
+                    self.delivery.reply(identity, error)
+                    continue
                 size += len(parts[1])
                 self._publish(identity, command, parts[1])
                 if size >= limit:
@@ -342,12 +352,16 @@ class ShardWorker:
     # ------------------------------------------------------------ shared steps
 
     def write_cursors(self) -> None:
-        """Record every cursor that moved."""
-        for partition in self.moved_cursors.values():
+        """Record every cursor that moved, except in logs that have no room for records."""
+        ranges_max = self.settings.segment_bytes // SEGMENT_BYTES_PER_RANGE
+        moved, self.moved_cursors = self.moved_cursors, {}
+        for partition_id, partition in moved.items():
             journal = self.journals[partition.log_slot]
-            for record in partition.cursor_records():
+            if journal.stuck is not None:
+                self.moved_cursors[partition_id] = partition
+                continue
+            for record in partition.cursor_records(ranges_max):
                 journal.record(record)
-        self.moved_cursors = {}
         self.upkeep.cursors_written(self.now_ns)
 
     def detach(self, session: Session, consumer: Consumer) -> None:

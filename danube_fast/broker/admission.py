@@ -31,11 +31,13 @@ from danube_fast.frame.check import check_frame
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.layout import (
     AT_BASE_SEQUENCE,
+    AT_FRAME_BYTES,
     AT_MESSAGE_COUNT,
     AT_PRODUCER_EPOCH,
     AT_PRODUCER_ID,
     BUNDLE_ENTRY_BYTES,
     BUNDLE_HEADER_BYTES,
+    FRAME_BYTES_CAP,
 )
 from danube_fast.frame.memory import load_i64, load_u32, store_u64
 from danube_fast.frame.stamp import stamp
@@ -54,6 +56,10 @@ STATUS_NOT_OWNER = 36
 NEED_RESERVATION = 100
 """The partition has no reserved offsets left: reserve more and admit the rest again."""
 NOT_ADMITTED_YET = 101
+OVERLAP = -1001
+"""In `base_offset` of an invalid frame: some of its messages were accepted before, some not."""
+FRAME_TOO_LARGE = -1002
+"""Likewise: more than one message in a frame above FRAME_BYTES_CAP."""
 TOO_MANY_FRAMES = -1000
 """Returned by `admit`: the result table has no room for this bundle now."""
 
@@ -107,6 +113,7 @@ _S_RESULTS = int(StateWord.RESULTS) * _W
 _S_RESULTS_MAX = int(StateWord.RESULTS_MAX) * _W
 _MODE_CLOSED = int(Mode.CLOSED)
 _MODE_LOGGED = int(Mode.LOGGED)
+_CAP = FRAME_BYTES_CAP
 _SPREAD = -7046029254386353131  # 2**64 / golden ratio, odd: multiplicative hashing
 
 
@@ -202,6 +209,9 @@ def _find_sender(state: int, frame: int, partition_row: int, session: int, resul
         return STATUS_OK
     if sequence > expected or sequence < 0:
         return STATUS_OUT_OF_SEQUENCE
+    if sequence + load_u32(frame + AT_MESSAGE_COUNT) > expected:
+        store_u64(result + _O_OFFSET, OVERLAP)
+        return STATUS_INVALID
     offset = original_offset(state, slot, sequence)
     store_u64(result + _O_OFFSET, offset)
     return STATUS_DUPLICATE if offset >= 0 else STATUS_TOO_OLD
@@ -257,6 +267,9 @@ def _admit_frame(
     store_u64(result + _O_PARTITION, slot)
     if slot < 0:
         return STATUS_NOT_OWNER
+    if load_u32(frame + AT_MESSAGE_COUNT) > 1 and load_u32(frame + AT_FRAME_BYTES) > _CAP:
+        store_u64(result + _O_OFFSET, FRAME_TOO_LARGE)
+        return STATUS_INVALID
     row = load_i64(state + _S_PARTITIONS) + slot * _P_ROW
     status = _find_sender(state, frame, row, session, result)
     if status != STATUS_OK:

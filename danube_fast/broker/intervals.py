@@ -132,6 +132,7 @@ class IntervalSet:
         self._starts.clear()
         self._ends.clear()
 
-    def flat(self) -> list[int]:
-        """[start, end, start, end, ...]."""
-        return [edge for pair in zip(self._starts, self._ends, strict=True) for edge in pair]
+    def flat(self, intervals_max: int | None = None) -> list[int]:
+        """[start, end, start, end, ...] of the first `intervals_max` intervals, or all."""
+        starts, ends = self._starts[:intervals_max], self._ends[:intervals_max]
+        return [edge for pair in zip(starts, ends, strict=True) for edge in pair]

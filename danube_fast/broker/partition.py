@@ -161,7 +161,12 @@ class Partition:
             return self.visible
         if wanted == "earliest":
             return self.first_offset
-        if isinstance(wanted, int) and not isinstance(wanted, bool) and 0 <= wanted < 1 << 62:
+        if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted >= 0:
+            if wanted > self.visible:
+                raise InvalidArgument(
+                    f"offset {wanted} lies beyond the end of {self.topic}, which is at "
+                    f"{self.visible}; use 'latest' to wait for new messages"
+                )
             return max(wanted, self.first_offset)
         raise InvalidArgument(
             f"position {wanted!r} is none of 'earliest', 'latest' or an offset of 0 or above"
@@ -221,13 +226,14 @@ class Partition:
 
     # ------------------------------------------------------------ records
 
-    def cursor_records(self) -> list[Cursor]:
+    def cursor_records(self, ranges_max: int = CURSOR_RANGES_MAX) -> list[Cursor]:
         """A record for each cursor that moved since the last call."""
         records = []
+        ranges_max = min(ranges_max, CURSOR_RANGES_MAX)
         for sub in self.subscriptions.values():
             if sub.cursor_dirty:
                 sub.cursor_dirty = False
-                flat = sub.acked.flat()[: 2 * CURSOR_RANGES_MAX]
+                flat = sub.acked.flat(ranges_max)
                 records.append(Cursor(self.partition_id, sub.name, sub.cursor, flat))
         return records
 
@@ -238,6 +244,6 @@ class Partition:
             records.append(
                 SubscriptionCreated(self.partition_id, sub.name, sub.kind.value, sub.cursor)
             )
-            flat = sub.acked.flat()[: 2 * CURSOR_RANGES_MAX]
+            flat = sub.acked.flat(CURSOR_RANGES_MAX)
             records.append(Cursor(self.partition_id, sub.name, sub.cursor, flat))
         return records

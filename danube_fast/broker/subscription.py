@@ -140,6 +140,8 @@ class Subscription:
         self.ahead: list[Stored] = []
         """Frames read from the log and not yet delivered; filled by the worker's fetch."""
         self.cursor_dirty = False
+        self.recorded = True
+        """Its creation is durable."""
         self.lost_count = 0
         self.redelivered_count = 0
 

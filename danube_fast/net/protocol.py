@@ -81,10 +81,14 @@ class _Command(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field
     pass
 
 
+class _Request(_Command, frozen=True, forbid_unknown_fields=True):
+    """A client's command: one with more fields than there are is an error, not half understood."""
+
+
 # ---------------------------------------------------------------- client to broker
 
 
-class Hello(_Command, tag=1, frozen=True):
+class Hello(_Request, tag=1, frozen=True):
     """Opens or resumes a session. Must be the first command on a connection.
 
     `host_id` tells whether client and broker share a host; `session` and `token` are 0 and empty
@@ -101,19 +105,19 @@ class Hello(_Command, tag=1, frozen=True):
     token: bytes = b""
 
 
-class Ping(_Command, tag=2, frozen=True):
+class Ping(_Request, tag=2, frozen=True):
     """Keeps the session alive; answered by PONG."""
 
     request: int
 
 
-class Bye(_Command, tag=3, frozen=True):
+class Bye(_Request, tag=3, frozen=True):
     """Ends the session: consumers leave, producers close. Answered by RESULT nil."""
 
     request: int
 
 
-class Lookup(_Command, tag=4, frozen=True):
+class Lookup(_Request, tag=4, frozen=True):
     """Where a topic's partitions are (bootstrap endpoint only).
 
     `create` is nil, or a map of topic options: create the topic if it is missing.
@@ -127,7 +131,7 @@ class Lookup(_Command, tag=4, frozen=True):
     wait_ms: int = 0
 
 
-class Admin(_Command, tag=5, frozen=True):
+class Admin(_Request, tag=5, frozen=True):
     """An administrative operation by name (bootstrap endpoint only). RESULT is its answer."""
 
     request: int
@@ -135,7 +139,7 @@ class Admin(_Command, tag=5, frozen=True):
     arguments: dict[str, Any] = {}
 
 
-class OpenProducer(_Command, tag=10, frozen=True):
+class OpenProducer(_Request, tag=10, frozen=True):
     """Registers a producer on one partition.
 
     RESULT is `{"producer_id", "producer_epoch", "next_sequence"}`. An older session with the same
@@ -147,13 +151,13 @@ class OpenProducer(_Command, tag=10, frozen=True):
     name: str
 
 
-class Publish(_Command, tag=11, frozen=True):
+class Publish(_Request, tag=11, frozen=True):
     """One bundle in the next part. Answered by PUBLISHED."""
 
     request: int
 
 
-class CloseProducer(_Command, tag=12, frozen=True):
+class CloseProducer(_Request, tag=12, frozen=True):
     """Gives a producer up. RESULT nil."""
 
     request: int
@@ -161,7 +165,7 @@ class CloseProducer(_Command, tag=12, frozen=True):
     producer_id: int
 
 
-class Subscribe(_Command, tag=20, frozen=True):
+class Subscribe(_Request, tag=20, frozen=True):
     """Attaches a consumer to one partition's subscription.
 
     `consumer_id` is chosen by the client, unique in its session. `flow_id` names the credit that
@@ -181,7 +185,7 @@ class Subscribe(_Command, tag=20, frozen=True):
     options: dict[str, Any] = {}
 
 
-class Flow(_Command, tag=21, frozen=True):
+class Flow(_Request, tag=21, frozen=True):
     """Grants credit. No reply."""
 
     flow_id: int
@@ -189,7 +193,7 @@ class Flow(_Command, tag=21, frozen=True):
     message_count: int
 
 
-class Ack(_Command, tag=22, frozen=True):
+class Ack(_Request, tag=22, frozen=True):
     """Acknowledges offsets: per consumer a flat list of [start, end) pairs.
 
     Offsets that the consumer does not hold are ignored. With `request` > 0, RESULT nil comes when
@@ -200,7 +204,7 @@ class Ack(_Command, tag=22, frozen=True):
     entries: list[tuple[int, list[int]]]
 
 
-class Nack(_Command, tag=23, frozen=True):
+class Nack(_Request, tag=23, frozen=True):
     """Gives messages back for redelivery: per consumer a flat list of [start, end) pairs."""
 
     entries: list[tuple[int, list[int]]]
@@ -208,7 +212,7 @@ class Nack(_Command, tag=23, frozen=True):
     reason: str = ""
 
 
-class Seek(_Command, tag=24, frozen=True):
+class Seek(_Request, tag=24, frozen=True):
     """Moves a subscription: "earliest", "latest" or an offset. RESULT `{"next_offset"}`."""
 
     request: int
@@ -216,7 +220,7 @@ class Seek(_Command, tag=24, frozen=True):
     position: str | int
 
 
-class CloseConsumer(_Command, tag=25, frozen=True):
+class CloseConsumer(_Request, tag=25, frozen=True):
     """Detaches a consumer; what it holds goes to others. RESULT nil."""
 
     request: int

@@ -235,3 +235,28 @@ def test_a_failed_sync_acks_nothing_and_the_next_segment_serves(rigs, monkeypatc
     other = rig.client()
     other.subscribe(2)
     assert other.receive(1) == [(0, b"os")]
+
+
+def test_what_cannot_be_right_is_refused_with_a_reason(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    assert client.publish((1, client.frame(opened, 0, [b"a", b"b"]))) == [0, 0]
+    overlapping = client.frame(opened, 1, [b"b", b"c"])
+    reply = client.ask(11, parts=(bytes(make_bundle([(1, overlapping)])),))
+    assert reply[1] == [3, 0] and "same frames" in reply[2][3]
+    large = client.frame(opened, 2, [bytes(200_000)] * 2)
+    reply = client.ask(11, parts=(bytes(make_bundle([(1, large)])),))
+    assert reply[1] == [3, 0] and "fewer messages" in reply[2][3]
+    assert client.publish((1, client.frame(opened, 2, [bytes(400_000)]))) == [0, 2]
+    huge = client.frame(opened, 3, [bytes(3 << 20)])
+    reply = client.ask(11, parts=(bytes(make_bundle([(1, huge)])),))
+    assert reply[1] == [3, 0] and "over the limit" in reply[2][3]
+    assert client.ask(11)[:1] == [66]
+    assert "beyond the end" in client.subscribe(1, position=4)[3]
+    client.send(2, 99, "one field too many")
+    rig.turn(
+        lambda: client.pump() or [reply for reply in client.waiting if reply[:2] == [66, 0]],
+        "an error for what is no command",
+    )
