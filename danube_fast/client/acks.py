@@ -13,15 +13,20 @@ from typing import Any
 
 from danube_fast.client.attachment import Attachment
 from danube_fast.client.calls import Call
+from danube_fast.client.connection import Connection
 from danube_fast.client.limits import ACK_DELAY_NS, ACK_RANGES_MAX, FOREVER_NS
 from danube_fast.client.message import Batch, Message, MessageId, Received
 from danube_fast.client.pump import Pump
-from danube_fast.errors import InvalidArgument
+from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.net.protocol import Ack, Nack
 
 __all__ = ["AckQueue"]
 
 _NOT_DUE = FOREVER_NS
+ACKS_LOST = (
+    "the connection was lost before all acks were durable; messages whose acks did not arrive are "
+    "delivered again, so go on receiving"
+)
 
 
 class AckQueue:
@@ -31,6 +36,10 @@ class AckQueue:
         self._pump = pump
         self._attachments = attachments
         self.due_ns = _NOT_DUE
+        self.lost = False
+        """Acks since the last flush were void when their session was lost."""
+        self._unconfirmed: set[Attachment] = set()
+        """Attachments with acks that no flush has confirmed yet."""
 
     def add_one(self, message: Received) -> None:
         """One message: the hot path of per-message consumers."""
@@ -87,7 +96,15 @@ class AckQueue:
                 f"{type(what).__name__} names no message; give a Message, a Batch or a list of messages"
             )
 
+    def restarted(self, attachment: Attachment) -> None:
+        """A new subscription or a seek: what waits, and what was not confirmed, is void."""
+        attachment.pending.clear()
+        if attachment in self._unconfirmed:
+            self._unconfirmed.discard(attachment)
+            self.lost = True
+
     def _soon(self, attachment: Attachment) -> None:
+        self._unconfirmed.add(attachment)
         if len(attachment.pending) > 2 * ACK_RANGES_MAX:
             self.send()
         elif self.due_ns == _NOT_DUE:
@@ -108,7 +125,9 @@ class AckQueue:
         connections = dict.fromkeys(attachment.connection for attachment in self._attachments)
         for connection in connections:
             if not connection.is_open:
-                continue  # whatever waits there is void by the time the session is back
+                if durable:
+                    self._give_up_on(connection)
+                continue  # `restarted` clears it when the session is back
             entries = [
                 (attachment.consumer_id, attachment.take_pending())
                 for attachment in self._attachments
@@ -120,6 +139,23 @@ class AckQueue:
             elif entries:
                 connection.send(Ack(0, entries))
         return calls
+
+    def _give_up_on(self, connection: Connection) -> None:
+        """Acks for a worker that cannot be reached are as good as lost."""
+        for attachment in [a for a in self._unconfirmed if a.connection is connection]:
+            self.restarted(attachment)
+
+    def confirm(self) -> None:
+        """All calls of a flush have succeeded. Raises Unavailable if acks were void before that."""
+        lost, self.lost = self.lost, False
+        self._unconfirmed = {a for a in self._unconfirmed if a.pending}
+        if lost:
+            raise Unavailable(ACKS_LOST)
+
+    def tell_lost(self) -> None:
+        """The application hears just now that its acks are lost: once is enough."""
+        self.lost = False
+        self._unconfirmed.clear()
 
     def give_back(self, what: Any, delay_ms: int, reason: str) -> None:
         """Nack messages at once."""

@@ -152,7 +152,8 @@ class Attachment:
 
     def on_time(self, now_ns: int) -> None:
         """Keeper: try to subscribe again."""
-        if self.connection.is_open and not self.subscribed and self.failure is None:
+        waiting = self.subscribed or self._call is not None or self.failure is not None
+        if self.connection.is_open and not waiting:
             self._subscribe()
 
     # ------------------------------------------------------------ what arrives

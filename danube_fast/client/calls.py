@@ -25,7 +25,7 @@ class OnLoss(enum.Enum):
 class Call:
     """A request that awaits its one reply."""
 
-    __slots__ = ("command", "done", "error", "on_done", "on_loss", "request", "sent", "value")
+    __slots__ = ("command", "done", "error", "on_done", "on_loss", "request", "value")
 
     def __init__(
         self,
@@ -37,7 +37,6 @@ class Call:
         self.request: int = command.request
         self.on_loss = on_loss
         self.on_done = on_done
-        self.sent = False
         self.done = False
         self.value: Any = None
         self.error: DanubeError | None = None

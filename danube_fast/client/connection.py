@@ -190,7 +190,9 @@ class Connection:
         return self.state is State.OPEN
 
     def _greet(self) -> None:
-        self.state = State.GREETING
+        was_open, self.state = self.state is State.OPEN, State.GREETING
+        if was_open:
+            self._drop_calls()
         self._hello = self.next_request()
         hello = Hello(
             self._hello,
@@ -204,6 +206,15 @@ class Connection:
         )
         self.send(hello)
         self.pump.arm(self, self.pump.clock.monotonic_ns() + self._patience_ns)
+
+    def _drop_calls(self) -> None:
+        """What was on its way may be lost, and this endpoint may never come back."""
+        for call in list(self.calls.values()):
+            if call.on_loss is OnLoss.FAIL:
+                self._finish(call, None, _unknown_outcome(self.endpoint))
+            elif call.on_loss is OnLoss.FORGET:
+                call.on_done = None
+                self._finish(call, None, None)
 
     def _lose(self) -> None:
         """The broker does not know us any more (or seems gone): greet again."""
@@ -226,13 +237,7 @@ class Connection:
         self.publishing.clear()
         self._arm_heartbeat()
         for call in list(self.calls.values()):
-            if not call.sent or call.on_loss is OnLoss.REPEAT:
-                self._send_call(call)
-            elif call.on_loss is OnLoss.FAIL:
-                self._finish(call, None, _unknown_outcome(self.endpoint))
-            else:
-                call.on_done = None
-                self._finish(call, None, None)
+            self.send(call.command)
         for user in tuple(self.users):
             user.on_session(resumed)
 
@@ -311,12 +316,8 @@ class Connection:
             return call
         self.calls[call.request] = call
         if self.state is State.OPEN:
-            self._send_call(call)
+            self.send(call.command)
         return call
-
-    def _send_call(self, call: Call) -> None:
-        call.sent = True
-        self.send(call.command)
 
     def abandon(self, call: Call) -> None:
         """Nobody waits for that reply any more."""

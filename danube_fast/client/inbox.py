@@ -34,6 +34,7 @@ from danube_fast.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
+    Unavailable,
 )
 from danube_fast.net.protocol import Seek
 
@@ -235,7 +236,7 @@ class Inbox:
     def restarted(self, attachment: Attachment) -> None:
         """A seek or a new subscription: frames from before it do not count any more."""
         attachment.generation += 1
-        attachment.pending.clear()
+        self._acks.restarted(attachment)
         if self._delivery is not None and self._delivery.attachment is attachment:
             self._stop = 0
 
@@ -276,7 +277,13 @@ class Inbox:
         with self._lock:
             calls = self._acks.send(durable=True)
         what = "acks; what is not acked is delivered again"
-        yield from self._answered_steps(calls, timeout, what)
+        try:
+            yield from self._answered_steps(calls, timeout, what)
+        except Unavailable:
+            self._acks.tell_lost()
+            raise
+        with self._lock:
+            self._acks.confirm()
 
     def seek_steps(self, position: Any, timeout: float = REQUEST_TIMEOUT_SECONDS) -> Steps[None]:
         """Move the subscription in every partition."""

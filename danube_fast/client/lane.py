@@ -427,7 +427,7 @@ class Lane:
             if self.connection.is_open:
                 if self.phase is Phase.PAUSED and self.on_way == 0:
                     self._resend()
-                elif self.phase is Phase.OPENING:
+                elif self.phase is Phase.OPENING and self._opening is None:
                     self._open()
         self._rearm(now_ns)
 

@@ -350,3 +350,61 @@ def test_operation_with_an_unknown_outcome_says_so(broker: Any, client: danube_f
     timer.join()
     broker.ignore_admin = False
     assert client.admin.list_topics() == [{"topic": TOPIC}]
+
+
+def test_flush_of_acks_does_not_wait_for_a_broker_that_fell_silent(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    client.producer(TOPIC).send_many([b"%d" % i for i in range(3)])
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    batch = consumer.receive_batch(timeout=5)
+    broker.mute = True
+    consumer.ack(batch)
+    began = time.monotonic()
+    with pytest.raises(danube_fast.Unavailable):
+        consumer.flush_acks(timeout=30)
+    assert time.monotonic() - began < 10
+    assert consumer.state == "reconnecting"
+    consumer.flush_acks(timeout=0.1)  # nothing was acked since
+    broker.mute = False
+
+
+def test_flush_of_acks_never_claims_what_it_could_not_send(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    client.producer(TOPIC).send_many([b"%d" % i for i in range(3)])
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    batch = consumer.receive_batch(timeout=5)
+    broker.mute = True
+    broker.wait("silence", lambda: consumer.state == "reconnecting")
+    consumer.ack(batch)
+    with pytest.raises(danube_fast.Unavailable, match="delivered again"):
+        consumer.flush_acks(timeout=30)
+    broker.mute = False
+    again: list[int] = []
+    while len(again) < 3:
+        again += consumer.receive_batch(timeout=5).offsets.tolist()
+    assert again == [0, 1, 2]
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_flush_acks_tells_when_acks_were_lost(
+    broker: Any, client: danube_fast.Client, flushed: bool
+) -> None:
+    """An ack that was sent, and then its session was lost, is not durable: never say it is."""
+    client.producer(TOPIC).send_many([b"a", b"b"])
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    messages = [consumer.receive(timeout=5) for _ in range(2)]
+    consumer.ack([m for m in messages if m])
+    if flushed:
+        consumer.flush_acks(timeout=5)
+    else:
+        broker.wait("the acks", lambda: len(broker.acked(TOPIC, "s")) == 2)
+    subscribed = broker.commands["Subscribe"]
+    broker.forget_sessions()
+    broker.wait("a new subscription", lambda: broker.commands["Subscribe"] > subscribed)
+    consumer.receive(timeout=0.05)
+    if not flushed:
+        with pytest.raises(danube_fast.Unavailable, match="delivered again"):
+            consumer.flush_acks(timeout=5)
+    consumer.flush_acks(timeout=5)
