@@ -250,7 +250,7 @@ def test_what_cannot_be_right_is_refused_with_a_reason(rigs):
     reply = client.ask(11, parts=(bytes(make_bundle([(1, large)])),))
     assert reply[1] == [3, 0] and "fewer messages" in reply[2][3]
     assert client.publish((1, client.frame(opened, 2, [bytes(400_000)]))) == [0, 2]
-    huge = client.frame(opened, 3, [bytes(3 << 20)])
+    huge = client.frame(opened, 3, [bytes(5 << 19)])
     reply = client.ask(11, parts=(bytes(make_bundle([(1, huge)])),))
     assert reply[1] == [3, 0] and "over the limit" in reply[2][3]
     assert client.ask(11)[:1] == [66]
