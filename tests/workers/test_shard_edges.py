@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from danube_fast.broker.records import SubscriptionCreated
+from danube_fast.errors import ResourceExhausted
 from danube_fast.frame.bundle import make_bundle
 from tests.workers.shard_rig import WAIT_SECONDS, RawClient, Rig
 
@@ -225,3 +227,129 @@ def test_acks_are_durable_only_when_their_own_group_is(rigs):
     assert [reply for reply in client.waiting if reply[0] != 68] == []
     disk.release()
     assert client.answer(first)[0] == client.answer(second)[0] == 67
+
+
+# ---------------------------------------------------------------- a log that refuses
+
+
+class FullLog:
+    """No group fits the disk until `mend`."""
+
+    def __init__(self, rig: Rig, slot: int = 0) -> None:
+        self.log = rig.worker.logs[slot]
+        self.log.reserve = self._refuse  # type: ignore[method-assign]
+        self.log.append = self._refuse  # type: ignore[method-assign,assignment]
+
+    @staticmethod
+    def _refuse(*args: Any, **kwargs: Any) -> int:
+        raise ResourceExhausted("the disk is full; free some")
+
+    def mend(self) -> None:
+        """There is room again."""
+        del self.log.reserve, self.log.append
+
+
+def settled(rig: Rig, slot: int = 0) -> None:
+    """Everything that waits is written and durable."""
+    rig.turn(lambda: not rig.worker.journals[slot].busy, "everything written")
+
+
+def test_an_assignment_that_found_no_room_is_recorded_when_there_is(rigs):
+    rig = rigs()
+    disk = FullLog(rig)
+    with pytest.raises(ResourceExhausted):
+        rig.assign(1)
+    with pytest.raises(ResourceExhausted):
+        rig.assign(1)
+    disk.mend()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    assert client.publish((1, client.frame(opened, 0, [b"a"]))) == [0, 0]
+    rig.crash()
+    rig = rigs()
+    client = rig.client()
+    assert client.open_producer(1)["next_sequence"] == 1
+
+
+def test_a_cursor_that_found_no_room_is_recorded_when_there_is(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.publish((1, client.frame(opened, 0, [b"a", b"b"])))
+    client.subscribe(1)
+    client.receive(2)
+    disk = FullLog(rig)
+    assert client.ask(22, [[1, [0, 1]]])[:3:2] == [66, 8]
+    assert client.ask(22, [[1, [1, 2]]])[:3:2] == [66, 8]
+    disk.mend()
+    rig.turn(lambda: rig.worker.journals[0].stuck is None, "the disk's recovery")
+    assert client.ask(22, [])[0] == 67
+    rig.crash()
+    rig = rigs()
+    assert rig.worker.catalog.by_id[1].subscriptions["s"].cursor == 2
+
+
+def test_records_of_a_group_that_was_not_written_are_written_with_the_next(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    rig.worker.journals[0].reserve(10_000)
+    log = rig.worker.logs[0]
+    log.append = FullLog._refuse  # type: ignore[method-assign,assignment]
+    post = client.post(20, 1, 1, 1, "s", "shared", "earliest")
+    request = post_publish(client, (1, client.frame(opened, 0, [b"a"])))
+    assert client.answer(request)[1] == [8, 0]
+    assert client.answer(post)[0] == 66
+    del log.append
+    settled(rig)
+    assert client.publish((1, client.frame(opened, 0, [b"a"]))) == [0, 0]
+    rig.crash()
+    rig = rigs()
+    assert list(rig.worker.catalog.by_id[1].subscriptions) == ["s"]
+
+
+def test_a_consumer_whose_subscription_was_not_recorded_is_not_there(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    disk = FullLog(rig)
+    assert client.subscribe(1, "s", consumer_id=1)[:3:2] == [66, 8]
+    assert client.subscribe(1, "s", consumer_id=2)[:3:2] == [66, 8]
+    disk.mend()
+    assert client.subscribe(1, "s", consumer_id=3)[0] == 67
+    assert rig.worker.sessions.by_number(client.session).holds == 1
+
+
+def test_who_attaches_to_a_new_subscription_waits_for_its_record_too(rigs):
+    rig = rigs()
+    rig.assign(1)
+    one, two = rig.client(), rig.client()
+    disk = HeldSyncs(rig)
+    first = one.post(20, 1, 1, 1, "s", "shared", "earliest")
+    rig.turn(in_flight(rig, 1), "the record")
+    second = two.post(20, 1, 1, 1, "s", "shared", "earliest")
+    for _ in range(50):
+        rig.worker.do_work()
+        two.pump()
+    assert two.waiting == []
+    disk.release()
+    assert one.answer(first)[0] == two.answer(second)[0] == 67
+
+
+def test_more_records_than_a_group_holds(rigs):
+    rig = rigs(segment_bytes=256 * 1024)
+    names = ["n" * 200 + str(i) for i in range(3000)]
+    rig.assign(1)
+    partition = rig.worker.catalog.by_id[1]
+    for name in names:
+        record = SubscriptionCreated(1, name, "shared", 0)
+        rig.worker.catalog.apply(record, 0)
+        rig.worker.journals[0].record(record)
+    assert len(partition.subscriptions) == 3000
+    settled(rig)
+    rig.crash()
+    rig = rigs(segment_bytes=256 * 1024)
+    assert len(rig.worker.catalog.by_id[1].subscriptions) == 3000
