@@ -1,9 +1,12 @@
-"""Acks of one consumer: gathered as ranges, sent together, at the latest after 10 ms.
+r"""Acks of one consumer: gathered as ranges, sent together, at the latest after 10 ms.
 
-    ack(message | batch | list) -> attachment.pending -> one ACK per connection
-                                                         many pending, a receive that waits, the keeper
+    ack(...) -> pending -> ACK -> sent -> ACK that is answered -> confirmed
+                                     \ the session is lost: void, until acked again
 
-Acks of messages from before a reconnect or a seek are quiet no-ops: the broker has given them back.
+Many pending, a receive that waits, or the keeper send what is pending; `flush` and, once a second,
+a send ask for an answer. Acks of messages from before a reconnect or a seek are quiet no-ops,
+because the broker has given those messages back; only a flush has to say that acks were void, and
+only if their messages were not acked again meanwhile.
 """
 
 from __future__ import annotations
@@ -14,32 +17,36 @@ from typing import Any
 from danube_fast.client.attachment import Attachment
 from danube_fast.client.calls import Call
 from danube_fast.client.connection import Connection
-from danube_fast.client.limits import ACK_DELAY_NS, ACK_RANGES_MAX, FOREVER_NS
+from danube_fast.client.limits import ACK_CONFIRM_NS, ACK_DELAY_NS, ACK_RANGES_MAX, FOREVER_NS
 from danube_fast.client.message import Batch, Message, MessageId, Received
 from danube_fast.client.pump import Pump
+from danube_fast.client.ranges import merged, subtracted
 from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.net.protocol import Ack, Nack
 
 __all__ = ["AckQueue"]
 
 _NOT_DUE = FOREVER_NS
-ACKS_LOST = (
+_ACKS_LOST = (
     "the connection was lost before all acks were durable; messages whose acks did not arrive are "
     "delivered again, so go on receiving"
 )
 
 
 class AckQueue:
-    """Ranges that wait to be sent. Under the pump's lock."""
+    """Ranges of offsets on their way from the application to the broker's log. Under the lock."""
 
     def __init__(self, pump: Pump, attachments: list[Attachment]) -> None:
         self._pump = pump
         self._attachments = attachments
         self.due_ns = _NOT_DUE
-        self.lost = False
-        """Acks since the last flush were void when their session was lost."""
-        self._unconfirmed: set[Attachment] = set()
-        """Attachments with acks that no flush has confirmed yet."""
+        self._confirm_due_ns = 0
+        self._sent: dict[Attachment, list[int]] = {}
+        """Sent, and no answered ACK behind them yet."""
+        self._confirming: dict[Call, dict[Attachment, list[int]]] = {}
+        """What each ACK on its way that will be answered covers."""
+        self._void: dict[Attachment, list[int]] = {}
+        """Lost with their session, and not acked again since."""
 
     def add_one(self, message: Received) -> None:
         """One message: the hot path of per-message consumers."""
@@ -96,15 +103,18 @@ class AckQueue:
                 f"{type(what).__name__} names no message; give a Message, a Batch or a list of messages"
             )
 
-    def restarted(self, attachment: Attachment) -> None:
-        """A new subscription or a seek: what waits, and what was not confirmed, is void."""
+    def restarted(self, attachment: Attachment, *, sought: bool) -> None:
+        """A new subscription after a lost session, or a seek: what is under way is void."""
+        lost = attachment.pending + self._sent.pop(attachment, [])
+        for covered in self._confirming.values():
+            lost += covered.pop(attachment, [])
         attachment.pending.clear()
-        if attachment in self._unconfirmed:
-            self._unconfirmed.discard(attachment)
-            self.lost = True
+        if sought:
+            self._void.pop(attachment, None)
+        elif lost:
+            self._void[attachment] = merged(self._void.get(attachment, []) + lost)
 
     def _soon(self, attachment: Attachment) -> None:
-        self._unconfirmed.add(attachment)
         if len(attachment.pending) > 2 * ACK_RANGES_MAX:
             self.send()
         elif self.due_ns == _NOT_DUE:
@@ -122,40 +132,59 @@ class AckQueue:
             return calls
         self.due_ns = _NOT_DUE
         self._pump.disarm(self)
-        connections = dict.fromkeys(attachment.connection for attachment in self._attachments)
-        for connection in connections:
-            if not connection.is_open:
-                if durable:
-                    self._give_up_on(connection)
-                continue  # `restarted` clears it when the session is back
-            entries = [
-                (attachment.consumer_id, attachment.take_pending())
-                for attachment in self._attachments
-                if attachment.connection is connection and attachment.pending
-            ]
-            if durable:
-                command = Ack(connection.next_request(), entries)
-                calls.append(connection.call(Call(command)))
-            elif entries:
-                connection.send(Ack(0, entries))
+        now = self._pump.clock.monotonic_ns()
+        answered = durable or now >= self._confirm_due_ns
+        if answered:
+            self._confirm_due_ns = now + ACK_CONFIRM_NS
+        for connection in dict.fromkeys(attachment.connection for attachment in self._attachments):
+            mine = [a for a in self._attachments if a.connection is connection]
+            if connection.is_open:
+                entries = [(a.consumer_id, self._take(a)) for a in mine if a.pending]
+                if answered and (entries or durable):
+                    calls.append(self._send_answered(connection, entries, mine))
+                elif entries:
+                    connection.send(Ack(0, entries))
+            elif durable:
+                for attachment in mine:
+                    self.restarted(attachment, sought=False)
         return calls
 
-    def _give_up_on(self, connection: Connection) -> None:
-        """Acks for a worker that cannot be reached are as good as lost."""
-        for attachment in [a for a in self._unconfirmed if a.connection is connection]:
-            self.restarted(attachment)
+    def _take(self, attachment: Attachment) -> list[int]:
+        """What is pending becomes sent."""
+        ranges = attachment.take_pending()
+        sent = self._sent.setdefault(attachment, [])
+        if sent and sent[-1] == ranges[0]:
+            sent[-1] = ranges[1]
+            sent += ranges[2:]
+        else:
+            sent += ranges
+        if attachment in self._void:
+            left = subtracted(self._void[attachment], merged(ranges))
+            if left:
+                self._void[attachment] = left
+            else:
+                del self._void[attachment]
+        return ranges
 
-    def confirm(self) -> None:
-        """All calls of a flush have succeeded. Raises Unavailable if acks were void before that."""
-        lost, self.lost = self.lost, False
-        self._unconfirmed = {a for a in self._unconfirmed if a.pending}
-        if lost:
-            raise Unavailable(ACKS_LOST)
+    def _send_answered(
+        self, connection: Connection, entries: list[tuple[int, list[int]]], mine: list[Attachment]
+    ) -> Call:
+        """An ACK whose answer confirms it and everything sent before."""
+        call = Call(Ack(connection.next_request(), entries), on_done=self._on_answer)
+        self._confirming[call] = {a: self._sent.pop(a) for a in mine if a in self._sent}
+        return connection.call(call)
 
-    def tell_lost(self) -> None:
-        """The application hears just now that its acks are lost: once is enough."""
-        self.lost = False
-        self._unconfirmed.clear()
+    def _on_answer(self, call: Call) -> None:
+        covered = self._confirming.pop(call, {})
+        if call.error is not None:
+            for attachment, ranges in covered.items():
+                self._void[attachment] = merged(self._void.get(attachment, []) + ranges)
+
+    def raise_void(self) -> None:
+        """After a flush: raise Unavailable, once, if acks were void and were not repeated."""
+        if self._void:
+            self._void.clear()
+            raise Unavailable(_ACKS_LOST)
 
     def give_back(self, what: Any, delay_ms: int, reason: str) -> None:
         """Nack messages at once."""

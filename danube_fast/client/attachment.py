@@ -20,6 +20,7 @@ from danube_fast.client.credit import Credit
 from danube_fast.client.delivery import Delivery
 from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, SECOND_NS
 from danube_fast.client.options import READER
+from danube_fast.client.ranges import merged
 from danube_fast.errors import (
     DanubeError,
     DataLoss,
@@ -88,7 +89,7 @@ class Attachment:
         self._forget_id()
         if inbox.type != READER:
             # a reader acks nothing and reads on behind what it has, so it keeps that
-            inbox.restarted(self)
+            inbox.restarted(self, sought=False)
         self.subscribed = False
         if self._call is not None:
             connection.abandon(self._call)
@@ -209,7 +210,7 @@ class Attachment:
     def on_sought(self, call: Call) -> None:
         """A seek was answered: what was delivered before it does not count any more."""
         if call.error is None:
-            self.inbox.restarted(self)
+            self.inbox.restarted(self, sought=True)
 
     # ------------------------------------------------------------ sessions
 
@@ -278,15 +279,3 @@ class Attachment:
         self.leave()
         self.generation += 1
         return call
-
-
-def merged(pairs: list[int]) -> list[int]:
-    """Flat [start, end) pairs, sorted, overlapping and touching ones joined."""
-    starts = sorted(zip(pairs[::2], pairs[1::2], strict=True))
-    out: list[int] = []
-    for start, end in starts:
-        if out and start <= out[-1]:
-            out[-1] = max(out[-1], end)
-        else:
-            out += (start, end)
-    return out

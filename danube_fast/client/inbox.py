@@ -34,7 +34,6 @@ from danube_fast.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
-    Unavailable,
 )
 from danube_fast.net.protocol import Seek
 
@@ -233,10 +232,10 @@ class Inbox:
         self.gaps.append(Gap(attachment.topic, first, last, reason))
         self.pump.notify()
 
-    def restarted(self, attachment: Attachment) -> None:
+    def restarted(self, attachment: Attachment, *, sought: bool) -> None:
         """A seek or a new subscription: frames from before it do not count any more."""
         attachment.generation += 1
-        self._acks.restarted(attachment)
+        self._acks.restarted(attachment, sought=sought)
         if self._delivery is not None and self._delivery.attachment is attachment:
             self._stop = 0
 
@@ -279,11 +278,9 @@ class Inbox:
         what = "acks; what is not acked is delivered again"
         try:
             yield from self._answered_steps(calls, timeout, what)
-        except Unavailable:
-            self._acks.tell_lost()
-            raise
-        with self._lock:
-            self._acks.confirm()
+        finally:
+            with self._lock:
+                self._acks.raise_void()
 
     def seek_steps(self, position: Any, timeout: float = REQUEST_TIMEOUT_SECONDS) -> Steps[None]:
         """Move the subscription in every partition."""

@@ -7,6 +7,7 @@ here too.
 from __future__ import annotations
 
 __all__ = [
+    "ACK_CONFIRM_NS",
     "ACK_DELAY_NS",
     "ACK_RANGES_MAX",
     "BACKOFF_MAX_NS",
@@ -82,6 +83,8 @@ PERMITS_MESSAGES_DEFAULT = 262_144
 CREDIT_PARTS = 4
 """Credit goes back in steps of the window divided by this."""
 ACK_DELAY_NS = 10 * MILLISECOND_NS
+ACK_CONFIRM_NS = 1 * SECOND_NS
+"""How often acks ask for an answer, so that what is known to be durable need not be remembered."""
 ACK_RANGES_MAX = 4096
 """Ranges of acks that wait at most, per consumer and partition, before they are sent."""
 BATCH_MESSAGES_DEFAULT = 10_000

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import danube_fast
-from danube_fast.client.attachment import merged
+from danube_fast.client.ranges import merged, subtracted
 
 
 def test_message_is_constructible() -> None:
@@ -44,6 +44,20 @@ def test_merged_ranges_hold_exactly_the_same_offsets(ranges: list[tuple[int, int
     pairs = list(zip(out[::2], out[1::2], strict=True))
     assert {o for start, end in pairs for o in range(start, end)} == wanted
     assert all(a[1] < b[0] for a, b in itertools.pairwise(pairs))
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=12)
+
+
+@given(RANGES, RANGES)
+def test_subtracted_ranges(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
+    def offsets(flat: list[int]) -> set[int]:
+        return {o for s, e in zip(flat[::2], flat[1::2], strict=True) for o in range(s, e)}
+
+    a, b = (merged([v for s, n in side for v in (s, s + n)]) for side in (left, right))
+    out = subtracted(a, b)
+    assert offsets(out) == offsets(a) - offsets(b)
+    assert out == sorted(out)
 
 
 def test_public_names() -> None:

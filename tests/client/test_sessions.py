@@ -394,12 +394,13 @@ def test_flush_acks_tells_when_acks_were_lost(
     """An ack that was sent, and then its session was lost, is not durable: never say it is."""
     client.producer(TOPIC).send_many([b"a", b"b"])
     consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
-    messages = [consumer.receive(timeout=5) for _ in range(2)]
-    consumer.ack([m for m in messages if m])
+    for count in (1, 2):  # the first ack asks for an answer, the second does not
+        message = consumer.receive(timeout=5)
+        assert message is not None
+        consumer.ack(message)
+        broker.wait("an ack", lambda n=count: len(broker.acked(TOPIC, "s")) == n)
     if flushed:
         consumer.flush_acks(timeout=5)
-    else:
-        broker.wait("the acks", lambda: len(broker.acked(TOPIC, "s")) == 2)
     subscribed = broker.commands["Subscribe"]
     broker.forget_sessions()
     broker.wait("a new subscription", lambda: broker.commands["Subscribe"] > subscribed)
@@ -408,3 +409,24 @@ def test_flush_acks_tells_when_acks_were_lost(
         with pytest.raises(danube_fast.Unavailable, match="delivered again"):
             consumer.flush_acks(timeout=5)
     consumer.flush_acks(timeout=5)
+
+
+def test_flush_acks_is_content_once_everything_was_acked_again(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    client.producer(TOPIC).send_many([b"a", b"b", b"c"])
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    for _ in range(3):
+        message = consumer.receive(timeout=5)
+        assert message is not None
+        consumer.ack(message)
+    broker.wait("the acks", lambda: len(broker.acked(TOPIC, "s")) == 3)
+    with broker.lock:
+        broker.topics[TOPIC].partitions[0].subs.clear()  # and they were not durable
+        broker.forget_sessions()
+    for _ in range(3):
+        message = consumer.receive(timeout=5)
+        assert message is not None
+        consumer.ack(message)
+    consumer.flush_acks(timeout=5)
+    assert broker.acked(TOPIC, "s") == {0, 1, 2}
