@@ -55,7 +55,7 @@ __all__ = ["Connection", "Identity", "User"]
 _EVENTS = zmq.EVENTS
 _POLLIN = int(zmq.POLLIN)
 _RECONNECT_MS = 50
-_RECONNECT_MS_MAX = 1000
+_RECONNECT_MS_MAX = 200
 _HANDSHAKE_MS_MAX = 5000
 _PRODUCER_NAMES_MAX = 100_000
 
