@@ -16,7 +16,13 @@ from danube_fast.broker import records as r
 from danube_fast.broker.layout import ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Consumer, Flow, SubscriptionKind
-from danube_fast.errors import DanubeError, Internal, InvalidArgument, NotFound
+from danube_fast.errors import (
+    DanubeError,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+)
 from danube_fast.net import protocol as p
 from danube_fast.net.greeting import NO_SESSION_TEXT
 from danube_fast.net.protocol import Status
@@ -31,6 +37,7 @@ __all__ = ["Commands"]
 _log = logging.getLogger(__name__)
 
 NAME_BYTES_MAX = 256
+FLOWS_MAX = 65_536
 OWN_SESSION = "session"
 """Resource of commands that name only what this session opened before, under `authorize`."""
 PERMISSIONS: dict[type, Permission] = {
@@ -227,8 +234,8 @@ class Commands:
             sub, created = partition.subscribe(command.subscription, kind, command.position)
         if not sub.tracks and kind is not SubscriptionKind.READER and not sub.consumers:
             sub.cursor = sub.next_offset = max(sub.cursor, partition.position("latest"))
-        flow = session.flows.setdefault(command.flow_id, Flow())
-        name = command.consumer_name or session.client_name
+        flow = self._flow_of(session, command.flow_id)
+        name = (command.consumer_name or session.client_name)[:NAME_BYTES_MAX]
         consumer = Consumer(sub, session.number, command.consumer_id, flow, name)
         sub.attach(consumer)
         session.consumers[command.consumer_id] = consumer
@@ -263,6 +270,16 @@ class Commands:
         else:
             answer(None)
 
+    @staticmethod
+    def _flow_of(session: Session, flow_id: int) -> Flow:
+        flow: Flow | None = session.flows.get(flow_id)
+        if flow is None:
+            if len(session.flows) >= FLOWS_MAX:
+                raise ResourceExhausted(f"a session has at most {FLOWS_MAX} flows; share them")
+            flow = session.flows[flow_id] = Flow()
+            flow.paused = bool(session.outbox)
+        return flow
+
     def _consumer(self, session: Session, consumer_id: int) -> Consumer:
         consumer: Consumer | None = session.consumers.get(consumer_id)
         if consumer is None:
@@ -270,9 +287,12 @@ class Commands:
         return consumer
 
     def _flow(self, session: Session, command: p.Flow) -> None:
-        flow: Flow = session.flows.setdefault(command.flow_id, Flow())
-        flow.byte_credit += max(0, command.byte_count)
-        flow.message_credit += max(0, command.message_count)
+        flow = self._flow_of(session, command.flow_id)
+        was_willing = flow.willing
+        flow.grant(command.byte_count, command.message_count)
+        if was_willing and not flow.ran_out:
+            return
+        flow.ran_out = False
         by_id = self._worker.catalog.by_id
         for consumer in flow.users:
             partition = by_id.get(consumer.subscription.partition_id)

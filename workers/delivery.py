@@ -4,7 +4,7 @@
 
 A bundle that came in and goes out whole, to one session, is sent as the very buffer that ZeroMQ
 received; everything else is copied into a new bundle. A message that finds the peer's queue full
-waits in the session's outbox; what waits is bounded by the credit that the peer granted.
+waits in the session's outbox; until that is empty the session gets no more frames.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from danube_fast.net.session import Session, Sessions
 
 __all__ = ["Delivery", "frame_bytes_of"]
 
+OUTBOX_MESSAGES_MAX = 20_000
+"""A session that leaves so many messages lying is given up."""
 PIECES_MAX = 4096
 """Frames in one DELIVER."""
 WHOLE_BUNDLES_MAX = 16
@@ -51,7 +53,9 @@ class Delivery:
         self._pieces: dict[int, list[Piece]] = {}
         self._waiting: set[Session] = set()
         self.gone: list[Session] = []
-        """Sessions whose connection turned out to be closed; the worker closes them."""
+        """Sessions that are lost, closed or without any reader; the worker closes them."""
+        self.drained: list[Session] = []
+        """Sessions whose outbox became empty."""
         self.frames_out = 0
         self.bytes_out = 0
         self.messages_out = 0
@@ -84,6 +88,10 @@ class Delivery:
         except DataLoss:
             # Compressed bodies, their message_count included, are the producer's word. Nobody can
             # take this one apart, so it goes out whole: the consumer finds the same fault.
+            wanted = sum(high - low for low, high in ranges)
+            estimate = stored.frame_bytes * wanted // stored.message_count
+            effect.consumer.flow.byte_credit += estimate - stored.frame_bytes
+            effect.consumer.flow.message_credit += wanted - stored.message_count
             return None
         rows = np.concatenate(
             [
@@ -179,17 +187,27 @@ class Delivery:
     # ------------------------------------------------------------ messages
 
     def send(self, session: Session, parts: list[bytes | zmq.Frame]) -> None:
-        """Send in order, or put into the session's outbox."""
+        """Send in order, or put into the session's outbox; nothing to a session that was closed."""
+        if session.closed:
+            return
         if session.outbox:
             session.outbox.append(parts)
+            if len(session.outbox) == OUTBOX_MESSAGES_MAX:
+                self.gone.append(session)
             return
         try:
             self._server.send(session.identity, parts)
         except WouldBlock:
             session.outbox.append(parts)
+            self._pause(session, paused=True)
             self._waiting.add(session)
         except PeerGone:
             self.gone.append(session)
+
+    @staticmethod
+    def _pause(session: Session, *, paused: bool) -> None:
+        for flow in session.flows.values():
+            flow.paused = paused
 
     def reply(self, identity: bytes, command: Any) -> None:
         """Answer a connection that may have no session; lost if its queue is full."""
@@ -222,6 +240,8 @@ class Delivery:
             del session.outbox[:done]
             if not session.outbox:
                 self._waiting.discard(session)
+                self._pause(session, paused=False)
+                self.drained.append(session)
 
     def forget(self, session: Session) -> None:
         """A session is closed: drop what waits for it."""

@@ -10,6 +10,7 @@ group is written.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from danube_fast.errors import InvalidArgument, ResourceExhausted
 from danube_fast.frame.check import describe_fault
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.layout import (
+    AT_BUNDLE_FRAME_COUNT,
     BUNDLE_ENTRY_BYTES,
     BUNDLE_HEADER_BYTES,
     FRAME_BYTES_CAP,
@@ -38,6 +40,7 @@ _admit = direct(admission.admit)
 
 RESERVE_BLOCK_MAX = 1 << 32
 PARTITION_ID_BYTES = 4
+_U32 = struct.Struct("<I")
 OK = admission.STATUS_OK
 DUPLICATE = admission.STATUS_DUPLICATE
 
@@ -114,6 +117,9 @@ class Intake:
                 self.tables.address, address_of(buffer), size, session, self.result_index, skip,
                 now_ns,
             )  # fmt: skip
+            if count == admission.TOO_MANY_FRAMES:
+                self._make_room(buffer, size)
+                continue
             if count < 0:
                 self._refuse_bundle(publication, count)
                 return
@@ -125,15 +131,20 @@ class Intake:
         self.bundles_in += 1
         self._finish(publication)
 
+    def _make_room(self, buffer: Any, size: int) -> None:
+        """Write the open groups, which gives their result rows back; grow the table if need be."""
+        frame_count = _U32.unpack_from(buffer, AT_BUNDLE_FRAME_COUNT)[0]
+        for journal in self.journals:
+            journal.write()
+        self.result_index = 0
+        if frame_count > len(self.tables.results):
+            self.tables.grow_results(frame_count)
+        for journal in self.journals:
+            journal.reserve(size)
+
     def _refuse_bundle(self, publication: Publication, fault: int) -> None:
-        if fault == admission.TOO_MANY_FRAMES:
-            code = ResourceExhausted.code
-            limit = len(self.tables.results)
-            text = f"too many frames are in flight (at most {limit}); send fewer, larger frames"
-        else:
-            code = InvalidArgument.code
-            text = f"damaged bundle: {describe_fault(fault)}; see docs/protocol.md"
-        self.texts[code] = text
+        code = InvalidArgument.code
+        self.texts[code] = f"damaged bundle: {describe_fault(fault)}; see docs/protocol.md"
         publication.statuses = [code, 0]
         self.refused += 1
         self._finish(publication)

@@ -9,8 +9,7 @@ from danube_fast.broker import records as r
 from danube_fast.broker.layout import PartitionWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
-from danube_fast.errors import DanubeError, TopicDeleted
-from danube_fast.net import protocol as p
+from danube_fast.errors import DanubeError, NotFound, TopicDeleted
 from danube_fast.workers.boot import COORDINATOR
 from danube_fast.workers.mailbox import Reply, Request
 
@@ -157,10 +156,7 @@ class Operations:
             for consumer in list(sub.consumers):
                 session = worker.sessions.by_number(consumer.session)
                 if session is not None:
-                    detail = {"code": TopicDeleted.code, "text": text}
-                    event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.CLOSED.value, detail)
-                    worker.delivery.send(session, [p.encode(event)])
-                    worker.detach(session, consumer)
+                    worker.close_consumer(session, consumer, TopicDeleted.code, text)
         worker.catalog.remove(partition_id)
         self._unrecorded.discard(partition_id)
         worker.forget_partition(partition)
@@ -259,10 +255,6 @@ class Operations:
                 session = worker.sessions.by_number(consumer.session)
                 if session is not None:
                     text = f"subscription {name!r} was deleted"
-                    event = p.ConsumerEvent(
-                        consumer.consumer_id, p.EventKind.CLOSED.value, {"code": 5, "text": text}
-                    )
-                    worker.delivery.send(session, [p.encode(event)])
-                    worker.detach(session, consumer)
+                    worker.close_consumer(session, consumer, NotFound.code, text)
             record = r.SubscriptionDeleted(partition.partition_id, name)
             worker.journals[partition.log_slot].record(record, done)

@@ -21,9 +21,16 @@ import zmq
 
 from danube_fast.broker import records as r
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription import Consumer, Deliver, Gap, Stored, SubscriptionKind
+from danube_fast.broker.subscription import (
+    Consumer,
+    Deliver,
+    Gap,
+    Stored,
+    Subscription,
+    SubscriptionKind,
+)
 from danube_fast.broker.tables import AdmissionTables
-from danube_fast.errors import InvalidArgument
+from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol as p
 from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter, message_bytes_max
 from danube_fast.net.server import Server
@@ -54,6 +61,8 @@ IDLE_POLL_MS = 250
 BUSY_POLL_MS = 2
 TIMER_POLL_MS = 10
 READ_AHEAD_BYTES = 1024 * 1024
+READ_BYTES_PER_TURN = 4 * 1024 * 1024
+"""What one turn reads of the logs for consumers behind the tail, about."""
 SEGMENT_BYTES_PER_RANGE = 256
 """Acked ranges of one cursor record per byte of a segment: such a record fits any segment."""
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
@@ -98,6 +107,10 @@ class ShardWorker:
         self.tail_bytes = 0
         self._tail_order: list[Partition] = []
         self._tail_head = 0
+        self._read_until = 0
+        self._reading: set[int] = set()
+        self._unread: dict[int, Partition] = {}
+        """Partitions that wait for their turn to read the log."""
         self.upkeep = Upkeep(self)
         self.operations = Operations(self)
         self.forwarder = Forwarder(self)
@@ -153,6 +166,8 @@ class ShardWorker:
         self.stop()
 
     def _sleep(self) -> None:
+        if self.dirty or self.intake.answered:
+            return
         if self.delivery.waiting:
             timeout_ms = BUSY_POLL_MS
         elif self.upkeep.soon:
@@ -185,10 +200,13 @@ class ShardWorker:
         work += self._complete()
         work += self._receive()
         self._commit()
-        self._dispatch()
+        work += self._dispatch()
         self._answer()
         work += self.upkeep.do_work(self.now_ns)
         work += self.delivery.flush()
+        for session in self.delivery.drained:
+            self.resume(session)
+        self.delivery.drained.clear()
         for session in self.delivery.gone:
             self.close_session(session)
         self.delivery.gone.clear()
@@ -291,17 +309,30 @@ class ShardWorker:
                 self.tail_bytes += stored.frame_bytes
                 order.append(partition)
 
-    def _dispatch(self) -> None:
+    def _dispatch(self) -> int:
+        """Hand out what can be handed out; 1 if some wait for their turn to read the log."""
         if self.dirty:
             dirty, self.dirty = self.dirty, {}
+            self._read_until = self.upkeep.bytes_read + READ_BYTES_PER_TURN
+            self._reading.clear()
             effects: list[Deliver] = []
             for partition in dirty.values():
-                for sub, gap in partition.dispatch(self._read_log, effects):
-                    self._tell_gap(partition, sub, gap)
+                for sub, met in partition.dispatch(self._read_log, effects):
+                    if isinstance(met, Gap):
+                        self._tell_gap(partition, sub, met)
+                    else:
+                        self._refuse_consumers(sub, met)
             if effects:
                 self.delivery.add(self.catalog.by_id, effects)
         if self.tail_bytes > self.settings.tail_bytes_max:
             self._evict()
+        if not self._unread:
+            return 0
+        # Who could not read at all goes before who was cut short.
+        unread, self._unread = self._unread, {}
+        first = {pid: part for pid, part in unread.items() if pid not in self._reading}
+        self.dirty = {**first, **unread, **self.dirty}
+        return 1
 
     def _evict(self) -> None:
         """Keep the tails of all partitions together within bounds, oldest first."""
@@ -317,7 +348,20 @@ class ShardWorker:
             self._tail_head = 0
 
     def _read_log(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
+        """Frames behind the tail; None, and the partition's turn comes again, when enough was read."""
+        if self.upkeep.bytes_read >= self._read_until:
+            self._unread[partition.partition_id] = partition
+            return None
+        self._reading.add(partition.partition_id)
         return self.upkeep.read_log(partition, offset, READ_AHEAD_BYTES)
+
+    def _refuse_consumers(self, sub: Subscription, error: DanubeError) -> None:
+        """What a subscription needs next cannot be read: its consumers are told and let go."""
+        _log.error("subscription %r: %s", sub.name, error)
+        for consumer in list(sub.consumers):
+            session = self.sessions.by_number(consumer.session)
+            if session is not None:
+                self.close_consumer(session, consumer, error.code, str(error))
 
     def _tell_gap(self, partition: Partition, sub: Any, gap: Gap) -> None:
         for consumer in sub.consumers:
@@ -364,6 +408,13 @@ class ShardWorker:
                 journal.record(record)
         self.upkeep.cursors_written(self.now_ns)
 
+    def close_consumer(self, session: Session, consumer: Consumer, code: int, text: str) -> None:
+        """Detach a consumer against its will, and say why."""
+        detail = {"code": code, "text": text}
+        event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.CLOSED.value, detail)
+        self.delivery.send(session, [p.encode(event)])
+        self.detach(session, consumer)
+
     def detach(self, session: Session, consumer: Consumer) -> None:
         """A consumer leaves; what it held may go to others."""
         sub = consumer.subscription
@@ -378,12 +429,20 @@ class ShardWorker:
 
     def forget_partition(self, partition: Partition) -> None:
         """A partition was removed: nothing of it is kept."""
-        for pending in (self.dirty, self.moved_cursors, self.delayed):
+        for pending in (self.dirty, self._unread, self.moved_cursors, self.delayed):
             pending.pop(partition.partition_id, None)
         while partition.tail_count:
             freed = partition.evict()
             if not partition.keeps_memory:
                 self.tail_bytes -= freed
+
+    def resume(self, session: Session) -> None:
+        """A session takes messages again."""
+        for flow in session.flows.values():
+            for consumer in flow.users:
+                partition = self.catalog.by_id.get(consumer.subscription.partition_id)
+                if partition is not None:
+                    self.dirty[partition.partition_id] = partition
 
     def close_session(self, session: Session) -> None:
         """A session ends: all its consumers leave."""

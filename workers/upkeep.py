@@ -44,6 +44,8 @@ class Upkeep:
         self._next_trim_ns = 0
         self._next_expiry_ns = 0
         self._cursors_at_ns = 0
+        self.bytes_read = 0
+        """Of the log, for consumers behind the tail."""
 
     @property
     def soon(self) -> bool:
@@ -265,17 +267,17 @@ class Upkeep:
         """Frames of a partition from `offset` on, about `byte_limit` bytes; or the gap there."""
         log = self._worker.logs[partition.log_slot]
         runs = log.runs(partition.partition_id, offset, byte_limit)
-        if not runs:
-            if offset < partition.visible:
-                return Gap(partition.visible, "the log no longer holds these messages")
-            return None
-        if runs[0].base_offset > offset:
-            return Gap(int(runs[0].base_offset), "these offsets were trimmed or never used")
+        if not runs or runs[0].base_offset > offset:
+            end = runs[0].base_offset if runs else partition.visible
+            lost = offset < partition.first_offset
+            reason = "these messages were trimmed" if lost else "these offsets were never used"
+            return Gap(end, reason, lost) if offset < end else None
         frames: list[Stored] = []
         for run in runs:
             data = log.read_run(run)
+            self.bytes_read += len(data)
             frames.extend(_frames_of(partition.partition_id, data))
-        return [frame for frame in frames if offset < frame.end_offset <= partition.visible]
+        return [frame for frame in frames if offset < frame.end_offset <= partition.visible] or None
 
 
 def _frames_of(partition_id: int, data: Any) -> list[Stored]:

@@ -18,7 +18,7 @@ from danube_fast.broker.records import (
     SubscriptionCreated,
 )
 from danube_fast.broker.subscription import Deliver, Gap, Stored, Subscription, SubscriptionKind
-from danube_fast.errors import FailedPrecondition, InvalidArgument
+from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
 from danube_fast.types import Dispatch, Durability
 
 __all__ = ["Partition", "ReadLog"]
@@ -52,6 +52,7 @@ class Partition:
         self._tail_bases: list[int] = []
         self._head = 0
         self.tail_bytes = 0
+        self._turn = 0
         self.message_count = 0
         self.byte_count = 0
 
@@ -134,18 +135,21 @@ class Partition:
     ) -> Stored | Gap | None:
         """The frame that holds `offset` for a subscription; see `subscription.Fetch`."""
         found = self._in_tail(offset)
-        if found is not None:
-            return found
         ahead = subscription.ahead
+        if found is not None:
+            if ahead:
+                subscription.ahead = []
+            return found
         while ahead and ahead[0].end_offset <= offset:
             ahead.pop(0)
         if ahead and ahead[0].base_offset <= offset:
             return ahead[0]
         oldest = self.oldest_in_tail()
         if not self.logged:
+            end = self.visible
             if oldest is not None and offset < oldest.base_offset:
-                return Gap(oldest.base_offset, "the messages were kept in memory only and are gone")
-            return Gap(self.visible, "the messages were kept in memory only and are gone")
+                end = oldest.base_offset
+            return Gap(end, "the messages were kept in memory only and are gone", lost=True)
         read = read_log(self, offset)
         if isinstance(read, list):
             subscription.ahead = read
@@ -205,19 +209,30 @@ class Partition:
         """Named ones and readers."""
         return [*self.subscriptions.values(), *self.readers]
 
-    def dispatch(self, read_log: ReadLog, effects: list[Deliver]) -> list[tuple[Subscription, Gap]]:
-        """Let every subscription with consumers hand out what it can."""
-        gaps: list[tuple[Subscription, Gap]] = []
+    def dispatch(
+        self, read_log: ReadLog, effects: list[Deliver]
+    ) -> list[tuple[Subscription, Gap | DanubeError]]:
+        """Let every subscription with consumers hand out what it can; each begins in its turn.
+
+        Returns gaps that were met, and errors of `read_log` that keep a subscription from going on.
+        """
+        met: list[tuple[Subscription, Gap | DanubeError]] = []
 
         def fetch(subscription: Subscription, offset: int) -> Stored | Gap | None:
-            return self.fetch(read_log, subscription, offset)
+            try:
+                return self.fetch(read_log, subscription, offset)
+            except DanubeError as error:
+                met.append((subscription, error))
+                return None
 
-        for subscription in self.all_subscriptions():
-            if not subscription.consumers:
-                continue
+        waiting = [sub for sub in self.all_subscriptions() if sub.consumers]
+        if len(waiting) > 1:
+            self._turn = (self._turn + 1) % len(waiting)
+            waiting = waiting[self._turn :] + waiting[: self._turn]
+        for subscription in waiting:
             for gap in subscription.dispatch(self.visible, fetch, effects):
-                gaps.append((subscription, gap))
-        return gaps
+                met.append((subscription, gap))
+        return met
 
     def oldest_needed(self) -> int:
         """First offset that some named subscription still needs; `visible` if there is none."""

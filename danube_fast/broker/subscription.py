@@ -11,6 +11,7 @@ readers; a type differs only in who may attach and how a frame is divided.
 from __future__ import annotations
 
 import enum
+import heapq
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ from danube_fast.broker.intervals import IntervalSet
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 __all__ = ["Consumer", "Deliver", "Flow", "Gap", "Stored", "Subscription", "SubscriptionKind"]
+
+CREDIT_MAX = 1 << 30
+"""Bytes, and messages, that one flow can be granted ahead."""
 
 
 class SubscriptionKind(enum.StrEnum):
@@ -65,26 +69,36 @@ class Stored:
 
 
 class Gap(NamedTuple):
-    """Offsets up to `end` do not exist or are gone."""
+    """Offsets up to `end` do not exist or are gone; `lost`: there were messages."""
 
     end: int
     reason: str
+    lost: bool = False
 
 
 class Flow:
     """Credit that one or more consumers of a session draw on."""
 
-    __slots__ = ("byte_credit", "message_credit", "users")
+    __slots__ = ("byte_credit", "message_credit", "paused", "ran_out", "users")
 
     def __init__(self) -> None:
         self.byte_credit = 0
         self.message_credit = 0
+        self.paused = False
+        """The session does not take what was sent already."""
+        self.ran_out = False
+        """Credit was used up since the last grant: somebody may wait for more."""
         self.users: set[Consumer] = set()
 
     @property
     def willing(self) -> bool:
         """One more frame may be sent."""
-        return self.byte_credit > 0 and self.message_credit > 0
+        return self.byte_credit > 0 and self.message_credit > 0 and not self.paused
+
+    def grant(self, byte_count: int, message_count: int) -> None:
+        """Add credit, up to a bound that no honest consumer needs."""
+        self.byte_credit = min(self.byte_credit + max(0, byte_count), CREDIT_MAX)
+        self.message_credit = min(self.message_credit + max(0, message_count), CREDIT_MAX)
 
 
 class Consumer:
@@ -167,6 +181,8 @@ class Subscription:
         for start, end in consumer.held:
             self._give_back(start, end)
         consumer.held.clear()
+        if not self.consumers:
+            self.ahead = []
         if self.turn >= len(self.consumers):
             self.turn = 0
 
@@ -203,20 +219,15 @@ class Subscription:
             for start, end in consumer.held.overlap(pairs[i], pairs[i + 1]):
                 consumer.held.remove(start, end)
                 if due_ns:
-                    self.delayed.append((due_ns, start, end))
+                    heapq.heappush(self.delayed, (due_ns, start, end))
                 else:
                     self._give_back(start, end)
 
     def release_due(self, now_ns: int) -> None:
         """Move delayed redeliveries that are due to the queue."""
-        if self.delayed:
-            waiting = []
-            for due_ns, start, end in self.delayed:
-                if due_ns <= now_ns:
-                    self._give_back(start, end)
-                else:
-                    waiting.append((due_ns, start, end))
-            self.delayed = waiting
+        while self.delayed and self.delayed[0][0] <= now_ns:
+            _, start, end = heapq.heappop(self.delayed)
+            self._give_back(start, end)
 
     def seek(self, offset: int) -> None:
         """Start over at `offset`: everything below counts as acked, everything above as new.
@@ -268,12 +279,14 @@ class Subscription:
             if isinstance(found, Gap):
                 upto = min(end, found.end)
                 self.redeliver.remove(start, upto)
-                self.settle(start, upto)
+                self._pass_over(start, upto, found)
                 gaps.append(found)
                 continue
-            upto = min(end, found.end_offset)
-            self.redeliver.remove(start, upto)
-            self._deliver(consumer, found, start, upto, effects)
+            # All that waits of one frame goes to one consumer: a frame is taken apart once.
+            wanted = self.redeliver.overlap(start, found.end_offset)
+            self.redeliver.remove(start, found.end_offset)
+            self._deliver(consumer, found, wanted, effects)
+            self.turn = (self.consumers.index(consumer) + 1) % len(self.consumers)
         while self.next_offset < visible:
             if self.willing() is None:
                 break
@@ -281,19 +294,24 @@ class Subscription:
             if found is None:
                 break
             if isinstance(found, Gap):
-                self.settle(self.next_offset, found.end)
+                self._pass_over(self.next_offset, found.end, found)
                 self.next_offset = max(self.next_offset, found.end)
                 gaps.append(found)
                 continue
             self._first_delivery(found, effects)
         return gaps
 
+    def _pass_over(self, start: int, end: int, gap: Gap) -> None:
+        if gap.lost:
+            self.lost_count += sum(high - low for low, high in self.acked.missing(start, end))
+        self.settle(start, end)
+
     def _first_delivery(self, stored: Stored, effects: list[Deliver]) -> None:
         start = self.next_offset
         self.next_offset = stored.end_offset
         consumers = [consumer for consumer in self.consumers if consumer.flow.willing]
         if len(consumers) == 1:
-            self._deliver(consumers[0], stored, start, stored.end_offset, effects)
+            self._deliver(consumers[0], stored, [(start, stored.end_offset)], effects)
             if self.kind is SubscriptionKind.SHARED and len(self.consumers) > 1:
                 self.turn = (self.consumers.index(consumers[0]) + 1) % len(self.consumers)
             return
@@ -316,7 +334,7 @@ class Subscription:
             while wanted:
                 low, end = todo[0]
                 upto = min(end, low + wanted)
-                self._deliver(consumer, stored, low, upto, effects)
+                self._deliver(consumer, stored, [(low, upto)], effects)
                 wanted -= upto - low
                 todo[0] = (upto, end)
                 if upto == end:
@@ -334,15 +352,17 @@ class Subscription:
         return 0
 
     def _deliver(
-        self, consumer: Consumer, stored: Stored, start: int, end: int, effects: list[Deliver]
+        self,
+        consumer: Consumer,
+        stored: Stored,
+        ranges: list[tuple[int, int]],
+        effects: list[Deliver],
     ) -> None:
-        """One consumer gets [start, end) of a frame, without what is acked already."""
+        """One consumer gets some offsets of a frame, without what is acked already."""
         if self.acked:
-            ranges = self.acked.missing(start, end)
+            ranges = [piece for low, high in ranges for piece in self.acked.missing(low, high)]
             if not ranges:
                 return
-        else:
-            ranges = [(start, end)]
         attempts = None
         if self.attempts:
             attempts = [
@@ -355,11 +375,13 @@ class Subscription:
             for low, high in ranges:
                 consumer.held.add(low, high)
         else:
-            self.cursor = max(self.cursor, end)
+            self.cursor = max(self.cursor, ranges[-1][1])
         whole = ranges[0] == (stored.base_offset, stored.end_offset) and attempts is None
         count = stored.message_count if whole else sum(high - low for low, high in ranges)
         flow.message_credit -= count
         flow.byte_credit -= (
             stored.frame_bytes if whole else stored.frame_bytes * count // stored.message_count
         )
+        if not flow.willing:
+            flow.ran_out = True
         effects.append(Deliver(consumer, stored, None if whole else ranges, attempts))

@@ -181,6 +181,11 @@ class AdmissionTables:
 
     # ------------------------------------------------------------ results
 
+    def grow_results(self, count: int) -> None:
+        """Room for a bundle of `count` frames; the rows that are there are lost."""
+        self.results = np.zeros((count, RESULT_WORDS), np.int64)
+        self._publish()
+
     def undo(self, index: int) -> None:
         """Take the accepted frame of result row `index` back. Newest first, if there are several."""
         _undo(self.address, int(self.results.ctypes.data) + index * RESULT_WORDS * WORD_BYTES)

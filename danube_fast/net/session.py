@@ -23,7 +23,7 @@ class Session:
     """One client connection as the broker sees it."""
 
     __slots__ = (
-        "client_name", "consumers", "flows", "holds", "identity", "last_seen_ns", "number",
+        "client_name", "closed", "consumers", "flows", "holds", "identity", "last_seen_ns", "number",
         "outbox", "principal", "published", "token",
     )  # fmt: skip
 
@@ -42,6 +42,7 @@ class Session:
         """Messages that found the peer's queue full, oldest first."""
         self.published: list[tuple[int, list[int]]] = []
         """Outcomes of PUBLISH that wait for the end of the turn."""
+        self.closed = False
         self.holds = 0
         """Consumers that must be heard often."""
 
@@ -105,6 +106,7 @@ class Sessions:
 
     def close(self, session: Session) -> None:
         """Forget a session."""
+        session.closed = True
         self._by_number.pop(session.number, None)
         if self._by_identity.get(session.identity) is session:
             del self._by_identity[session.identity]

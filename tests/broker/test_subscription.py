@@ -240,3 +240,51 @@ def test_every_offset_is_acked_held_or_waiting_and_nobody_holds_what_another_hol
         assert sorted(held + waiting + acked) == list(range(sub.next_offset))
         if sub.consumers:
             assert sub.next_offset == topic.end and not waiting
+
+
+def test_what_waits_of_one_frame_goes_out_in_one_piece():
+    topic = Topic(10, 10)
+    sub = Subscription(1, "s", SubscriptionKind.SHARED, 0, tracks=True)
+    one, two = consumer_of(sub, 1), consumer_of(sub, 2)
+    run(sub, topic)
+    held = list(one.held) + list(two.held)
+    assert sum(end - start for start, end in held) == 20
+    for consumer in (one, two):
+        odd = [edge for start, end in consumer.held for i in range(start, end) if i % 2 for edge in (i, i + 1)]  # fmt: skip
+        even = [edge for start, end in consumer.held for i in range(start, end) if not i % 2 for edge in (i, i + 1)]  # fmt: skip
+        sub.ack(consumer, even)
+        sub.nack(consumer, odd, 0)
+    effects = run(sub, topic)
+    assert [(effect.stored.base_offset, len(effect.ranges or [])) for effect in effects] == [
+        (0, 5), (10, 5)
+    ]  # fmt: skip
+    assert {effect.consumer for effect in effects} == {one, two}
+
+
+def test_delayed_redeliveries_come_when_they_are_due():
+    topic = Topic(10)
+    sub = Subscription(1, "s", SubscriptionKind.EXCLUSIVE, 0, tracks=True)
+    consumer = consumer_of(sub, 1)
+    run(sub, topic)
+    for offset, due_ns in ((5, 300), (2, 100), (7, 200)):
+        sub.nack(consumer, [offset, offset + 1], due_ns)
+    for now_ns, offset in ((100, 2), (200, 7), (300, 5)):
+        sub.release_due(now_ns)
+        (effect,) = run(sub, topic)
+        assert effect.ranges == [(offset, offset + 1)]
+    assert not sub.delayed
+
+
+def test_lost_messages_are_counted_and_unused_offsets_are_not():
+    topic = Topic(10, 10)
+    topic.frames[0].base_offset = 4
+
+    def lossy(subscription: Subscription, offset: int) -> Stored | Gap | None:
+        if offset < 2:
+            return Gap(2, "gone", lost=True)
+        return topic.fetch(subscription, offset)
+
+    sub = Subscription(1, "s", SubscriptionKind.EXCLUSIVE, 0, tracks=True)
+    consumer_of(sub, 1)
+    assert [gap.end for gap in sub.dispatch(topic.end, lossy, [])] == [2, 4]
+    assert (sub.lost_count, sub.cursor) == (2, 4)

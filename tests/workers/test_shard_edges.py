@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 
 from danube_fast.broker.records import SubscriptionCreated
+from danube_fast.broker.subscription import CREDIT_MAX
 from danube_fast.errors import ResourceExhausted
 from danube_fast.frame.bundle import make_bundle
+from danube_fast.net.server import WouldBlock
+from danube_fast.net.session import Session
+from danube_fast.workers import shard
+from danube_fast.workers.delivery import OUTBOX_MESSAGES_MAX, Delivery
 from tests.workers.shard_rig import WAIT_SECONDS, RawClient, Rig
 
 BIG = 300 * 1024
@@ -353,3 +358,146 @@ def test_more_records_than_a_group_holds(rigs):
     rig.crash()
     rig = rigs(segment_bytes=256 * 1024)
     assert len(rig.worker.catalog.by_id[1].subscriptions) == 3000
+
+
+# ---------------------------------------------------------------- reads behind the tail
+
+
+def fill(client: RawClient, partition_id: int, count: int, size: int = 100_000) -> None:
+    """Publish `count` messages of `size` bytes."""
+    opened = client.open_producer(partition_id)
+    for i in range(count):
+        frame = client.frame(opened, i, [bytes([i % 256]) * size])
+        assert client.publish((partition_id, frame)) == [0, i]
+
+
+def test_a_damaged_segment_stops_its_readers_and_nobody_else(rigs):
+    rig = rigs(tail_bytes_max=0)
+    rig.assign(1)
+    rig.assign(2)
+    client = rig.client()
+    fill(client, 1, 3)
+    fill(client, 2, 3)
+    log = rig.worker.logs[0]
+    run = log.find(1, 1)
+    assert run is not None
+    segment = log._chain[log._chain.index_of(run.position)]
+    with open(segment.path, "r+b") as file:
+        file.seek(segment.file_offset(run.position) + 200)
+        file.write(b"damage")
+    client.subscribe(1, consumer_id=1)
+    rig.turn(lambda: client.pump() or client.events, "word of the damage")
+    assert client.events[0][1:3] == [1, "closed"]
+    assert client.events[0][3]["code"] == 15 and "damaged" in client.events[0][3]["text"]
+    client.delivered.clear()
+    client.subscribe(2, consumer_id=2)
+    assert [offset for offset, _ in client.receive(3)] == [0, 1, 2]
+
+
+def test_who_reads_far_back_lets_others_live(rigs, monkeypatch):
+    monkeypatch.setattr(shard, "READ_BYTES_PER_TURN", 1024 * 1024)
+    rig = rigs(tail_bytes_max=0)
+    rig.assign(1)
+    rig.assign(2)
+    client = rig.client()
+    fill(client, 1, 80)
+    fill(client, 2, 1)
+    client.subscribe(1, consumer_id=1, credit=0)
+    client.subscribe(1, "other", consumer_id=2, credit=0)
+    client.subscribe(2, consumer_id=3, credit=0)
+    client.send(21, 1, 1 << 30, 1 << 30)
+    read: list[int] = []
+    before = rig.worker.upkeep.bytes_read
+
+    def got_short_one() -> bool:
+        rig.worker.do_work()
+        read.append(rig.worker.upkeep.bytes_read - before - sum(read))
+        client.pump()
+        return any(consumer_id == 3 for consumer_id, _ in client.delivered)
+
+    rig.turn(got_short_one, "the short backlog")
+    assert max(read) < 3 * 1024 * 1024
+    assert sum(1 for consumer_id, _ in client.delivered if consumer_id == 1) < 80
+    client.receive(161)
+
+
+def test_what_a_lagging_consumer_of_a_lossy_topic_missed_is_counted(rigs):
+    rig = rigs(tail_bytes_max=250_000)
+    rig.assign(1, dispatch="non_reliable")
+    client = rig.client()
+    client.subscribe(1, credit=0)
+    fill(client, 1, 10)
+    client.send(21, 1, 1 << 20, 1000)
+    assert [offset for offset, _ in client.receive(2)] == [8, 9]
+    stats = rig.operation("partition_stats")["partitions"][0]["subscriptions"][0]
+    assert stats["lost"] == 8
+    assert client.events[0][2] == "gap" and client.events[0][3]["end"] == 8
+
+
+# ---------------------------------------------------------------- hard clients
+
+
+def test_as_many_frames_as_a_bundle_holds(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    at = 0
+    requests = []
+    for count in (4000, 4000, 4000, 9000):
+        frames = [(1, client.frame(opened, at + i, [b""])) for i in range(count)]
+        at += count
+        requests.append(post_publish(client, *frames))
+    base = 0
+    for request in requests:
+        statuses = client.answer(request)[1]
+        assert set(statuses[::2]) == {0}
+        assert statuses[1::2] == list(range(base, base + len(statuses) // 2))
+        base += len(statuses) // 2
+    assert base == at
+    client.subscribe(1)
+    assert len(client.receive(at)) == at
+
+
+def test_credit_has_a_bound_and_is_used_to_the_end(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    client.subscribe(1, credit=0)
+    for _ in range(3):
+        client.send(21, 1, (1 << 64) - 1, (1 << 64) - 1)
+    client.ask(2)
+    flow = rig.worker.sessions.by_number(client.session).flows[1]
+    assert flow.byte_credit == flow.message_credit == CREDIT_MAX
+    client.send(21, 2, -5, -5)
+    client.ask(2)
+
+
+def test_small_grants_keep_a_consumer_going(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    client.subscribe(1, credit=0)
+    fill(client, 1, 20, size=1000)
+    for i in range(20):
+        client.send(21, 1, 100_000 if i == 0 else 1000, 1)
+        assert client.receive(1)[0][0] == i
+
+
+class DeafServer:
+    """No peer ever takes anything."""
+
+    def send(self, identity: bytes, parts: list[bytes]) -> None:
+        raise WouldBlock
+
+
+def test_a_session_that_takes_nothing_is_given_up():
+    delivery = Delivery(DeafServer(), None, 1000)  # type: ignore[arg-type]
+    session = Session(1, b"", b"", "deaf", "")
+    for _ in range(OUTBOX_MESSAGES_MAX + 10):
+        delivery.send(session, [b"x"])
+    assert delivery.gone == [session]
+    session.closed = True
+    delivery.forget(session)
+    delivery.send(session, [b"x"])
+    assert session.outbox == [] and not delivery.waiting
