@@ -180,6 +180,20 @@ class AckQueue:
             for attachment, ranges in covered.items():
                 self._void[attachment] = merged(self._void.get(attachment, []) + ranges)
 
+    @property
+    def has_void(self) -> bool:
+        """Whether acks may have been lost."""
+        return bool(self._void)
+
+    def settle_below(self, cursors: dict[str, int]) -> None:
+        """Everything below a partition's cursor has been acked after all."""
+        for attachment, ranges in list(self._void.items()):
+            left = subtracted(ranges, [0, max(0, cursors.get(attachment.topic, 0))])
+            if left:
+                self._void[attachment] = left
+            else:
+                del self._void[attachment]
+
     def raise_void(self) -> None:
         """After a flush: raise Unavailable, once, if acks were void and were not repeated."""
         if self._void:

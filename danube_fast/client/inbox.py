@@ -273,6 +273,8 @@ class Inbox:
     def flush_acks_steps(self, timeout: float = REQUEST_TIMEOUT_SECONDS) -> Steps[None]:
         """Send queued acks and wait until they are durable."""
         self.check_acking()
+        if self._acks.has_void:
+            yield from self._ask_cursors_steps(timeout)
         with self._lock:
             calls = self._acks.send(durable=True)
         what = "acks; what is not acked is delivered again"
@@ -281,6 +283,19 @@ class Inbox:
         finally:
             with self._lock:
                 self._acks.raise_void()
+
+    def _ask_cursors_steps(self, timeout: float) -> Steps[None]:
+        """Acks whose session was lost may have arrived: the subscription's cursor tells."""
+        for topic in self.topics:
+            arguments = {"topic": topic, "subscription": self.subscription}
+            try:
+                answer = yield from self._core.admin_steps(
+                    "describe_subscription", arguments, timeout
+                )
+            except DanubeError:
+                return  # then they stay in doubt, and the flush says so
+            with self._lock:
+                self._acks.settle_below(answer["cursors"])
 
     def seek_steps(self, position: Any, timeout: float = REQUEST_TIMEOUT_SECONDS) -> Steps[None]:
         """Move the subscription in every partition."""

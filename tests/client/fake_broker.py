@@ -273,6 +273,13 @@ class FakeBroker:
             return
         if command.operation == "list_topics":
             self.reply(identity, p.Result(command.request, [{"topic": t} for t in self.topics]))
+        elif command.operation == "describe_subscription":
+            topic = self.topics[command.arguments["topic"]]
+            cursors = {}
+            for partition in topic.partitions:
+                acked = partition.subs[command.arguments["subscription"]]["acked"]
+                cursors[partition.topic] = min(set(range(len(acked) + 1)) - acked)
+            self.reply(identity, p.Result(command.request, {"cursors": cursors, "lag_messages": 0}))
         elif command.operation == "create_topic":
             topic = self.create(name=command.arguments["topic"])
             self.reply(identity, p.Result(command.request, {"topic": topic.name}))
