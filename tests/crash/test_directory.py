@@ -1,0 +1,202 @@
+"""One data directory under another number of workers, and without its indexes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.crash.history import History
+from tests.crash.payloads import ident_of, partition_of, payload_of
+from tests.crash.resender import Resender
+from tests.crash.rig import Server
+
+PER_STEP = 2000
+TOPICS: dict[str, dict[str, Any]] = {
+    "/default/f8": {"dispatch": "reliable", "durability": "fsync", "partitions": 8},
+    "/default/o1": {"dispatch": "reliable", "durability": "os"},
+}
+SINCE_THE_START = {"messages_in", "bytes_in", "redelivered", "waiting_redelivery"}
+"""Figures that begin anew with each process."""
+Place = tuple[int, int]
+
+
+class Journey:
+    """What was published, acked and resent, from one start of the broker to the next."""
+
+    def __init__(self, server: Server, stack: ExitStack, about: str) -> None:
+        self.server = server
+        self.history = History(about)
+        self.sent = 0
+        self.acked: dict[str, set[Place]] = {topic: set() for topic in TOPICS}
+        context: zmq.Context[Any] = zmq.Context()
+        stack.callback(context.term)
+        self.resenders = [
+            Resender(context, server.url, self.history, topic=f"/default/r{durability}",
+                     name=f"resend-{durability}", index=index, durability=durability)
+            for index, durability in ((10, "fsync"), (11, "os"))
+        ]  # fmt: skip
+        for resender in self.resenders:
+            stack.callback(resender.close)
+
+    def publish(self, client: Any) -> None:
+        """A step's messages, by producers of the same names every time."""
+        first, self.sent = self.sent, self.sent + PER_STEP
+        for producer_index, (topic, options) in enumerate(TOPICS.items(), 1):
+            with client.producer(topic, name=f"p{producer_index}", **options) as producer:
+                told: list[tuple[int, Any]] = []
+                for number in range(first, self.sent):
+                    producer.send(
+                        payload_of(producer_index, number),
+                        key=f"k{number % 64}",
+                        on_delivery=lambda place, _, n=number, told=told: told.append((n, place)),
+                    )
+                producer.flush(timeout=30)
+            assert len(told) == PER_STEP
+            for number, place in told:
+                self.history.note_ack(
+                    topic, partition_of(place.topic), place.offset, producer_index << 48 | number,
+                    f"the ack of p{producer_index}",
+                )  # fmt: skip
+
+    def resend(self) -> None:
+        """The producers in the protocol's own words: duplicates keep their offsets; then some more."""
+        for resender in self.resenders:
+            resender.resend()
+            resender.publish_batches(70)
+
+    def consume(self, client: Any, count: int) -> None:
+        """Receive what is left of a subscription, ack all but every seventh of the first `count`."""
+        for topic in TOPICS:
+            history = self.history
+            history.settle(topic, client.reader(topic))
+            left = history.content[topic].keys() - self.acked[topic]
+            with client.consumer(topic, subscription="s", initial_position="earliest") as consumer:
+                came: set[Place] = set()
+                while len(came) < len(left):
+                    batch = list(consumer.receive_batch(timeout=20))
+                    if not batch:
+                        missing = sorted(left - came)[:5]
+                        raise history.fail(f"{topic}: {missing} are unacked and did not come")
+                    for message in batch:
+                        place = partition_of(message.topic), message.offset
+                        history.note(topic, *place, ident_of(message.payload), "the consumer")
+                        if place in self.acked[topic]:
+                            raise history.fail(f"{topic}: {place} came again although acked")
+                        came.add(place)
+                    mine = [m for m in batch if m.offset % 7 and len(came) <= count]
+                    consumer.ack(mine)
+                    self.acked[topic] |= {(partition_of(m.topic), m.offset) for m in mine}
+                consumer.flush_acks()
+                assert consumer.receive(timeout=0.01) is None
+
+    def step(self, count: int) -> None:
+        """Read all, resend, publish, consume."""
+        with self.server.client() as client:
+            if self.sent:
+                for topic in TOPICS:
+                    self.history.settle(topic, client.reader(topic))
+            self.resend()
+            self.publish(client)
+            self.consume(client, count)
+            for index, topic in enumerate(TOPICS, 1):
+                self.history.complete(topic, index, self.sent)
+            for resender in self.resenders:
+                self.history.settle(resender.topic, client.reader(resender.topic))
+                self.history.complete(resender.topic, resender.index, resender.next_sequence)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+def test_four_workers_two_workers_four_workers(tmp_path: Path, stack: ExitStack) -> None:
+    """Everything readable and publishable at every step, cursors and dedup kept; after an orderly
+    stop and after kill -9."""
+    server = Server(tmp_path / "data", workers=4)
+    journey = Journey(server, stack, "4 workers")
+    with server:
+        journey.step(1500)
+        for workers, end in ((2, "stop"), (4, "kill")):
+            if end == "stop":
+                server.stop()
+            else:
+                server.kill("all")
+            server.workers = workers
+            journey.history.about = f"{workers} workers now, after a {end}"
+            server.start()
+            logs = server.status()["logs"]
+            assert len(logs) == 4
+            assert {log["worker"] for log in logs} == set(range(workers))
+            journey.step(1500)
+
+
+def lasting(value: Any) -> Any:
+    """An answer of the broker without the figures that begin anew."""
+    if isinstance(value, dict):
+        return {k: lasting(v) for k, v in value.items() if k not in SINCE_THE_START}
+    return [lasting(entry) for entry in value] if isinstance(value, list) else value
+
+
+def state_of(server: Server) -> dict[str, Any]:
+    """What users see of all topics."""
+    with server.client() as client:
+        state: dict[str, Any] = {}
+        for entry in client.admin.list_topics():
+            topic = entry["topic"]
+            state[topic] = {
+                "about": client.admin.describe_topic(topic),
+                "stats": lasting(client.admin.topic_stats(topic)),
+                "subscriptions": lasting(client.admin.list_subscriptions(topic)),
+                "messages": sorted(
+                    (m.topic, m.offset, m.payload, m.key, m.sequence, m.publish_time)
+                    for m in client.reader(topic)
+                ),
+            }
+            if entry["partitions"] == 1:
+                middle = len(state[topic]["messages"]) // 2
+                rest = client.reader(topic, start=middle)
+                state[topic]["from the middle"] = [(m.topic, m.offset) for m in rest]
+                assert len(state[topic]["from the middle"]) > PER_STEP // 4
+        return state
+
+
+def test_the_index_is_only_a_cache(tmp_path: Path, stack: ExitStack) -> None:
+    """Deleted, or put back from an earlier stop: only the time of the start may change."""
+    server = Server(tmp_path / "data")
+    journey = Journey(server, stack, "before the index is touched")
+    with server:
+        journey.step(1500)
+        server.stop()
+        indexes = sorted((tmp_path / "data" / "logs").glob("*/index"))
+        assert len(indexes) == 2
+        for index in indexes:
+            assert any(index.iterdir())
+            shutil.copytree(index, index.with_name("index-of-then"))
+        server.start()
+        journey.step(3000)
+        before = state_of(server)
+        for end, what in (("kill", "delete"), ("stop", "put back"), ("stop", "delete")):
+            journey.history.about = f"index: {what}, after a {end}"
+            if end == "stop":
+                server.stop()
+            else:
+                server.kill("all")
+            for index in indexes:
+                shutil.rmtree(index)
+                if what == "put back":
+                    index.with_name("index-of-then").rename(index)
+            server.start()
+            after = state_of(server)
+            for topic, state in before.items():
+                for name, value in state.items():
+                    assert after[topic][name] == value, f"{topic}: {name} differ ({what})"
+            assert all(index.is_dir() for index in indexes)
+        journey.step(4500)

@@ -1,0 +1,253 @@
+"""kill -9 of any process, or of all at once, while producers and consumers are at work.
+
+    load: 7 named producers in 2 processes (fsync, os, non_reliable; whole batches, keys over several
+          partitions, one by one), 2 more in the protocol's own words, 4 consumers
+    round: wait for load, SIGKILL, (start again), resend what was acked before, go on
+    end:   read everything back and hold it against what anybody ever saw
+
+The clients of the load are never touched: they must go on by themselves. DANUBE_CRASH_ROUNDS=n makes
+it n rounds, DANUBE_CRASH_SEED another order and other moments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.crash.history import History
+from tests.crash.payloads import RECORD_DTYPE, partition_of
+from tests.crash.resender import Resender
+from tests.crash.rig import Member, Server, rounds
+
+SEED = int(os.environ.get("DANUBE_CRASH_SEED", "20240917"))
+ROUNDS = rounds(4)
+VICTIMS = ("worker", "coordinator", "supervisor", "all")
+ACKS_BEFORE_KILL = 3000
+RECOVERY_SECONDS = 40.0
+DRAIN_SECONDS = 30.0
+
+FSYNC: dict[str, Any] = {"dispatch": "reliable", "durability": "fsync"}
+OS: dict[str, Any] = {"dispatch": "reliable", "durability": "os"}
+PLANS: list[list[dict[str, Any]]] = [
+    [
+        {"topic": "/default/f4", "index": 1, "style": "keyed", "options": {**FSYNC, "partitions": 4}},
+        {"topic": "/default/o2", "index": 2, "style": "keyed", "options": {**OS, "partitions": 2}},
+        {"topic": "/default/n1", "index": 3, "style": "batch",
+         "options": {"dispatch": "non_reliable"}},
+        {"topic": "/default/s1", "index": 4, "style": "single", "options": FSYNC},
+    ],
+    [
+        {"topic": "/default/f1", "index": 5, "style": "batch", "options": FSYNC},
+        {"topic": "/default/o1", "index": 6, "style": "batch", "options": OS},
+        {"topic": "/default/s1", "index": 7, "style": "single", "options": FSYNC},
+    ],
+]  # fmt: skip
+PAUSES = {"batch": 0.02, "keyed": 0.02, "single": 0.002}
+DURABLE_TOPICS = ("/default/f4", "/default/o2", "/default/s1", "/default/f1", "/default/o1")
+TAKERS: list[dict[str, Any]] = [
+    {"topic": "/default/f4", "subscription": "solo", "type": "exclusive", "acks": True},
+    {"topic": "/default/o2", "subscription": "team", "type": "shared", "acks": True},
+    {"topic": "/default/o2", "subscription": "team", "type": "shared", "acks": True},
+    {"topic": "/default/n1", "subscription": "eyes", "type": "exclusive", "acks": False},
+]
+
+
+class Load:
+    """Everybody who publishes and consumes, and what they wrote down."""
+
+    def __init__(self, folder: Path, server: Server, history: History, stack: ExitStack) -> None:
+        self.folder = folder
+        self.history = history
+        self.producers: list[tuple[dict[str, Any], Path]] = []
+        self.takers: list[tuple[dict[str, Any], Path]] = []
+        self.producer_members: list[Member] = []
+        self.taker_members: list[Member] = []
+        context: zmq.Context[Any] = zmq.Context()
+        stack.callback(context.term)
+        self.resenders = [
+            Resender(context, server.url, history, topic=f"/default/r{durability}",
+                     name=f"resend-{durability}", index=index, durability=durability)
+            for index, durability in ((10, "fsync"), (11, "os"))
+        ]  # fmt: skip
+        for resender in self.resenders:
+            stack.callback(resender.close)
+            assert resender.connect() == 0
+        for number, plan in enumerate(PLANS):
+            for entry in plan:
+                name = f"p{entry['index']}"
+                path = folder / f"{name}.acks"
+                entry = {
+                    **entry,
+                    "name": name,
+                    "record": str(path),
+                    "pause": PAUSES[entry["style"]],
+                }
+                self.producers.append((entry, path))
+            mine = [entry for entry, _ in self.producers[-len(plan) :]]
+            member = Member(
+                "producer_process", {"url": server.url, "producers": mine}, folder / f"load{number}"
+            )
+            self.producer_members.append(stack.enter_context(member))
+        for member in self.producer_members:
+            member.wait_ready()
+        for number, entry in enumerate(TAKERS):
+            path = folder / f"taker{number}.seen"
+            plan = {**entry, "url": server.url, "name": f"taker{number}", "record": str(path),
+                    "seed": SEED + number}  # fmt: skip
+            self.takers.append((plan, path))
+            taker = Member("consumer_process", plan, folder / f"taker{number}")
+            self.taker_members.append(stack.enter_context(taker))
+        for taker in self.taker_members:
+            taker.wait_ready()
+        for resender in self.resenders:
+            resender.start()
+
+    def ack_counts(self) -> list[int]:
+        """Acked messages of each producer."""
+        return [
+            path.stat().st_size // RECORD_DTYPE.itemsize if path.exists() else 0
+            for _, path in self.producers
+        ]
+
+    def wait_for_acks(self, each: int, total: int, seconds: float) -> None:
+        """Until every producer has `each` more acks and all together `total`."""
+        start = self.ack_counts()
+        deadline = time.monotonic() + seconds
+        while True:
+            self.check_alive()
+            new = [now - then for now, then in zip(self.ack_counts(), start, strict=True)]
+            if min(new) >= each and sum(new) >= total:
+                return
+            if time.monotonic() > deadline:
+                raise self.history.fail(f"within {seconds} s only {new} acks came")
+            time.sleep(0.01)
+
+    def check_alive(self) -> None:
+        """No client has given up."""
+        for member in (*self.producer_members, *self.taker_members):
+            if member.process.poll() is not None:
+                raise self.history.fail(f"{member.name} ended: {member.error_text()}")
+
+    def read_acks(self) -> dict[str, Any]:
+        """All acks so far into the history; the records by producer name."""
+        return {
+            entry["name"]: self.history.read_producer(entry["topic"], path)
+            for entry, path in self.producers
+        }
+
+
+def strike(load: Load, server: Server, victim: str, draw: random.Random) -> int:
+    """One kill, somewhere in the load; its time."""
+    load.wait_for_acks(5, ACKS_BEFORE_KILL, RECOVERY_SECONDS)
+    time.sleep(draw.random() * 0.1)
+    killed_ns = server.kill(victim, 1 + draw.randrange(server.workers))
+    if victim in ("supervisor", "all"):
+        for resender in load.resenders:
+            resender.halt()
+        server.start()
+    else:
+        time.sleep(0.05)  # the coordinator's death must not disturb what goes on meanwhile
+        for resender in load.resenders:
+            resender.halt()
+    return killed_ns
+
+
+def check_it_hit(load: Load, victim: str, killed_ns: int, before_ns: int, flying: int) -> None:
+    """The kill fell into load: messages were acked shortly before, some batches were on their way
+    (`flying` of them of producers that do not tell by themselves)."""
+    recent = after = 0
+    for records in load.read_acks().values():
+        at, sent = records["at_ns"], records["sent_ns"]
+        recent += int(((at > before_ns) & (at < killed_ns)).sum())
+        flying += int(((sent < killed_ns) & (at > killed_ns)).sum())
+        after += int(((at > killed_ns) & (at < killed_ns + 500_000_000)).sum())
+    if recent < ACKS_BEFORE_KILL or not flying:
+        raise load.history.fail(f"the kill missed: {recent} acked before, {flying} on their way")
+    if victim == "coordinator" and not after:
+        raise load.history.fail("nothing was acked while only the coordinator was down")
+
+
+def drain(client: Any, topic: str, subscription: str, wanted: int) -> list[tuple[int, int]]:
+    """All that is left for a subscription: at least `wanted` messages, and what comes on top."""
+    rest: list[tuple[int, int]] = []
+    with client.consumer(topic, subscription=subscription, type="shared"
+                         if subscription == "team" else "exclusive") as consumer:  # fmt: skip
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while time.monotonic() < deadline:
+            batch = consumer.receive_batch(timeout=0.5)
+            rest += [(partition_of(message.topic), message.offset) for message in batch]
+            if not batch and len(rest) >= wanted:
+                break
+    return rest
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path / "data") as started:
+        yield started
+
+
+@pytest.mark.timeout(120 + 30 * ROUNDS)
+def test_any_process_killed_under_load(server: Server, tmp_path: Path) -> None:
+    draw = random.Random(SEED)
+    victims = [victim for _ in range(0, ROUNDS, 4) for victim in draw.sample(VICTIMS, 4)][:ROUNDS]
+    history = History(f"seed {SEED}, victims {victims}")
+    with ExitStack() as stack:
+        load = Load(tmp_path, server, history, stack)
+        for number, victim in enumerate(victims):
+            history.about = f"seed {SEED}, victims {victims}, round {number}"
+            before_ns = time.monotonic_ns()
+            killed_ns = strike(load, server, victim, draw)
+            flying = sum(resender.on_way_at(killed_ns) for resender in load.resenders)
+            for resender in load.resenders:
+                resender.resend()
+                resender.start()
+            load.wait_for_acks(1, 0, RECOVERY_SECONDS)
+            check_it_hit(load, victim, killed_ns, before_ns, flying)
+        for resender in load.resenders:
+            resender.halt()
+            resender.resend()
+            assert resender.duplicates > 20 * ROUNDS
+        finish(load, server)
+
+
+def finish(load: Load, server: Server) -> None:
+    """Stop the clients and judge."""
+    history = load.history
+    for taker in load.taker_members:
+        taker.finish()
+    sent: dict[str, int] = {}
+    for member in load.producer_members:
+        sent |= json.loads(member.finish())
+    load.read_acks()
+    records = [
+        history.read_consumer(plan["topic"], path, ordered=plan["type"] == "exclusive")
+        for plan, path in load.takers
+    ]
+    with server.client() as client:
+        for topic in DURABLE_TOPICS:
+            history.settle(topic, client.reader(topic))
+        for entry, _ in load.producers:
+            if entry["topic"] in DURABLE_TOPICS:
+                history.complete(entry["topic"], entry["index"], sent[entry["name"]])
+        for resender in load.resenders:
+            history.settle(resender.topic, client.reader(resender.topic))
+            history.complete(resender.topic, resender.index, resender.next_sequence)
+        for topic, subscription in (("/default/f4", "solo"), ("/default/o2", "team")):
+            mine = [
+                record
+                for (plan, _), record in zip(load.takers, records, strict=True)
+                if plan["subscription"] == subscription
+            ]
+            rest = drain(client, topic, subscription, history.unacked_count(topic, mine))
+            durable = history.cursor(topic, mine, rest)
+            assert durable > 1000, f"only {durable} messages were acked"
