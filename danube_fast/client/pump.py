@@ -212,17 +212,28 @@ class Pump:
     def _sleep(self, limit_ns: int) -> None:
         """Sleep on the sockets without the lock; the caller has just found them empty."""
         self._asleep = True
-        self.lock.release()
         try:
+            self.lock.release()
             events = self._epoll.poll(limit_ns / 1e9)
         finally:
-            self.lock.acquire()
+            self._own_again()
             self._asleep = False
             if self.closed:
                 self._close_descriptors()
         for fd, _ in events:
             if fd == self._wake_fd:
                 self.clear_wake()
+
+    def _own_again(self) -> None:
+        """Hold the lock again, wherever an interrupt struck; it is raised once the lock is held."""
+        interrupt: KeyboardInterrupt | None = None
+        while not self.lock._is_owned():  # type: ignore[attr-defined]
+            try:
+                self.lock.acquire()
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def clear_wake(self) -> None:
         """Take back a wake-up that was signalled."""
@@ -247,14 +258,14 @@ class Pump:
         try:
             while self.callbacks:
                 function, arguments = self.callbacks.popleft()
-                self.lock.release()
                 try:
+                    self.lock.release()
                     function(*arguments)
                 except Exception:
                     # the application's own fault must not stop the pump
                     _log.exception("a callback of the application failed")
                 finally:
-                    self.lock.acquire()
+                    self._own_again()
         finally:
             self._caller = 0
             self.notify()
