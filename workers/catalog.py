@@ -51,9 +51,9 @@ class Catalog:
             self.by_slot[slot] = partition
         partition.assigned = assigned
         row = self.tables.partitions[partition.slot]
-        row[PartitionWord.MODE] = Mode.LOGGED if partition.logged else Mode.MEMORY
-        strict = partition.logged and partition.durability is not Durability.OS
-        if not strict and row[PartitionWord.RESERVED_UNTIL] == INT64_MAX:
+        if not partition.refusal:
+            row[PartitionWord.MODE] = Mode.LOGGED if partition.logged else Mode.MEMORY
+        if not partition.strict and row[PartitionWord.RESERVED_UNTIL] == INT64_MAX:
             row[PartitionWord.RESERVED_UNTIL] = row[PartitionWord.NEXT_OFFSET]
         return partition
 
@@ -84,11 +84,11 @@ class Catalog:
         if isinstance(record, r.PartitionRemoved):
             self.remove(record.partition_id)
         elif isinstance(record, r.Reserved):
-            row[PartitionWord.RESERVED_UNTIL] = record.until
+            row[PartitionWord.RESERVED_UNTIL] = partition.safe_until = record.until
         elif isinstance(record, r.PartitionState):
             row[PartitionWord.NEXT_OFFSET] = record.next_offset
             row[PartitionWord.APPEND_TIME_NS] = record.append_time_ns
-            row[PartitionWord.RESERVED_UNTIL] = record.reserved_until
+            row[PartitionWord.RESERVED_UNTIL] = partition.safe_until = record.reserved_until
             partition.first_offset = record.first_offset
         elif isinstance(record, r.ProducerOpened):
             self.open_producer(partition, record.producer_id, record.name, record.epoch)
@@ -137,7 +137,10 @@ class Catalog:
         if partition is None:
             return
         row = self.tables.partitions[partition.slot]
-        row[PartitionWord.NEXT_OFFSET] = fields["base_offset"] + fields["offset_span"]
+        # A frame of a memory topic that was written to the log later may come behind its successors.
+        row[PartitionWord.NEXT_OFFSET] = max(
+            int(row[PartitionWord.NEXT_OFFSET]), fields["base_offset"] + fields["offset_span"]
+        )
         row[PartitionWord.APPEND_TIME_NS] = fields["append_time_ns"]
         slot = self.tables.find_producer(fields["partition_id"], fields["producer_id"])
         if slot < 0:
@@ -147,12 +150,14 @@ class Catalog:
         )
         self.tables.producers[slot, ProducerWord.LAST_USED_NS] = fields["append_time_ns"]
 
-    def finish_restore(self, log_slot: int, boot_id: str) -> None:
+    def finish_restore(self, log_slot: int, boot_id: str) -> list[r.PartitionState]:
         """Everything of a log was applied: put offsets where nothing can be given out twice.
 
         After an unclean end, offsets that consumers may have seen without their being in the log
-        (memory and non_reliable; `os` when the host went down too) are skipped.
+        (memory and non_reliable; `os` when the host went down too) are skipped. Returns what must be
+        recorded, so that the next start does not take them back.
         """
+        skipped: list[r.PartitionState] = []
         last = self._last_epoch.get(log_slot)
         clean = last is None or last.clean
         same_boot = last is None or last.boot_id == boot_id
@@ -165,14 +170,16 @@ class Catalog:
             skip = skip or (
                 not same_boot and partition.logged and partition.durability is Durability.OS
             )
-            if skip and reserved != INT64_MAX:
-                row[PartitionWord.NEXT_OFFSET] = max(int(row[PartitionWord.NEXT_OFFSET]), reserved)
+            if skip and INT64_MAX != reserved > row[PartitionWord.NEXT_OFFSET]:
+                row[PartitionWord.NEXT_OFFSET] = reserved
+                skipped.append(self.state_of(partition))
             partition.visible = int(row[PartitionWord.NEXT_OFFSET])
             if not partition.logged:
                 partition.first_offset = partition.visible
             for sub in partition.subscriptions.values():
                 if not sub.tracks:
                     sub.cursor = sub.next_offset = partition.visible
+        return skipped
 
     def clean_epoch(self, log_slot: int) -> r.EpochStarted | None:
         """The last epoch record that was applied for a log."""
@@ -191,22 +198,24 @@ class Catalog:
 
     # ------------------------------------------------------------ snapshots
 
+    def state_of(self, partition: Partition) -> r.PartitionState:
+        """Where a partition stands."""
+        row = self.tables.partitions[partition.slot]
+        return r.PartitionState(
+            partition.partition_id,
+            int(row[PartitionWord.NEXT_OFFSET]),
+            int(row[PartitionWord.APPEND_TIME_NS]),
+            partition.first_offset,
+            int(row[PartitionWord.RESERVED_UNTIL]),
+        )
+
     def snapshot(self, log_slot: int, epoch: r.EpochStarted) -> list[r.Record]:
         """Records that give the present state of a log's partitions."""
         tables = self.tables
         records: list[r.Record] = [epoch]
         for partition in self._of_log(log_slot):
-            row = tables.partitions[partition.slot]
             records.append(partition.assigned)
-            records.append(
-                r.PartitionState(
-                    partition.partition_id,
-                    int(row[PartitionWord.NEXT_OFFSET]),
-                    int(row[PartitionWord.APPEND_TIME_NS]),
-                    partition.first_offset,
-                    int(row[PartitionWord.RESERVED_UNTIL]),
-                )
-            )
+            records.append(self.state_of(partition))
             records.extend(partition.subscription_records())
         for slot in range(tables.producer_count):
             producer = tables.producers[slot]

@@ -102,7 +102,7 @@ class Forwarder:
             publication.statuses[place] = status
             publication.statuses[place + 1] = offset
             if reply.error is not None:
-                self._worker.intake.texts[Status.NOT_OWNER] = str(reply.error)
+                publication.texts[Status.NOT_OWNER] = str(reply.error)
             self._worker.release(publication)
 
         self._worker.boot.mailbox.call(

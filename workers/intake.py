@@ -31,7 +31,6 @@ from danube_fast.frame.layout import (
     BUNDLE_HEADER_BYTES,
     FRAME_BYTES_CAP,
 )
-from danube_fast.types import Durability
 from danube_fast.workers.journal import Journal, Publication
 
 __all__ = ["Intake"]
@@ -40,6 +39,8 @@ _admit = direct(admission.admit)
 
 RESERVE_BLOCK_MAX = 1 << 32
 PARTITION_ID_BYTES = 4
+BUNDLE_SHARE_MIN = 4
+"""A frame that stays in memory for long is copied if it is less than this part of its bundle."""
 _U32 = struct.Struct("<I")
 OK = admission.STATUS_OK
 DUPLICATE = admission.STATUS_DUPLICATE
@@ -82,8 +83,6 @@ class Intake:
         """See `Forwarder.publish`."""
         self.answered: list[Publication] = []
         """Publications that wait for nothing."""
-        self.texts: dict[int, str] = {}
-        """Explanations of this turn's error statuses."""
         self.bundles_in = 0
         self.frames_in = 0
         self.messages_in = 0
@@ -103,7 +102,9 @@ class Intake:
         if size > self.bundle_bytes_max:
             code = InvalidArgument.code
             limit = self.bundle_bytes_max
-            self.texts[code] = f"a bundle of {size} bytes is over the limit of {limit}; send less"
+            publication.texts[code] = (
+                f"a bundle of {size} bytes is over the limit of {limit}; send less"
+            )
             publication.statuses = [code, 0]
             self.refused += 1
             self._finish(publication)
@@ -144,7 +145,7 @@ class Intake:
 
     def _refuse_bundle(self, publication: Publication, fault: int) -> None:
         code = InvalidArgument.code
-        self.texts[code] = f"damaged bundle: {describe_fault(fault)}; see docs/protocol.md"
+        publication.texts[code] = f"damaged bundle: {describe_fault(fault)}; see docs/protocol.md"
         publication.statuses = [code, 0]
         self.refused += 1
         self._finish(publication)
@@ -165,16 +166,18 @@ class Intake:
                     journal = self.journals[partition.log_slot]
                     journal.wait_for_original(publication, len(statuses))
             elif status == admission.NEED_RESERVATION:
-                if self.reserve_offsets(self.partitions_by_slot[row[1]], urgent=True):
+                partition = self.partitions_by_slot[row[1]]
+                stuck = self.journals[partition.log_slot].stuck
+                if stuck is None and self.reserve_offsets(partition, urgent=True):
                     return index
                 status = ResourceExhausted.code
-                self.texts[status] = "no more offsets could be reserved; the log has no room"
+                publication.texts[status] = f"no more offsets could be reserved: {stuck}"
             elif status == admission.STATUS_NOT_OWNER and self._forward(
                 publication, buffer, index, row
             ):
                 status = OK
             else:
-                self._explain(status, row)
+                self._explain(publication, status, row)
             statuses.append(status)
             statuses.append(row[2] if status in (OK, DUPLICATE) else 0)
         return count
@@ -206,7 +209,12 @@ class Intake:
         self.messages_in += messages
         if position < 0:
             self.touched[partition.partition_id] = partition
-            self.memory_entries.append((partition, stored))
+            if partition.keeps_memory and frame_bytes * BUNDLE_SHARE_MIN < len(part):
+                stored.holder = bytes(
+                    memoryview(getattr(part, "buffer", part))[start:][:frame_bytes]
+                )
+                stored.start = stored.index = stored.bundle_frames = 0
+            self._show_when_safe(publication, partition, stored)
             return
         group = self.journals[partition.log_slot].open_group()
         place = len(publication.statuses)
@@ -218,11 +226,18 @@ class Intake:
         else:
             buffers.append((part, start, end))
         group.byte_count += frame_bytes
-        if partition.assigned.durability == Durability.OS.value:
+        strict = partition.strict
+        if not strict:
             self.touched[partition.partition_id] = partition
+            # without a durable reservation of its offset, or behind a frame that waits for a sync,
+            # a frame of an `os` topic waits too
+            strict = stored.end_offset > partition.safe_until
+            strict = strict or partition.strict_end > partition.visible
+        if not strict:
             group.written_entries.append((partition, stored))
             waiting = group.on_written
         else:
+            partition.strict_end = stored.end_offset
             group.synced_entries.append((partition, stored))
             group.needs_sync = True
             waiting = group.on_synced
@@ -230,7 +245,22 @@ class Intake:
             waiting.append(publication)
             publication.pending += 1
 
-    def _explain(self, status: int, row: list[int]) -> None:
+    def _show_when_safe(
+        self, publication: Publication, partition: Partition, stored: Stored
+    ) -> None:
+        """A frame that is kept in memory: visible now, or when its offsets are reserved durably."""
+        if stored.end_offset <= partition.safe_until:
+            self.memory_entries.append((partition, stored))
+            return
+
+        def reserved(error: Any = None) -> None:
+            self.memory_entries.append((partition, stored))
+            self._finish(publication)
+
+        publication.pending += 1
+        self.journals[partition.log_slot].when_durable(reserved)
+
+    def _explain(self, publication: Publication, status: int, row: list[int]) -> None:
         self.refused += 1
         if status == InvalidArgument.code:
             text = _invalid_text(row[2])
@@ -252,7 +282,7 @@ class Intake:
             text = "an earlier batch of this producer is missing; send that one first"
         else:
             text = "refused"
-        self.texts[status] = text
+        publication.texts[status] = text
 
     def _finish(self, publication: Publication) -> None:
         """Drop the hold that admission itself has on a publication."""
@@ -265,8 +295,8 @@ class Intake:
     def reserve_offsets(self, partition: Partition, *, urgent: bool = False) -> bool:
         """Reserve the next block of a partition's offsets in the log.
 
-        With `urgent` the offsets can be used at once; otherwise when the record is durable. False
-        if the partition needs none.
+        With `urgent` the offsets can be used at once, by messages that wait for the record;
+        otherwise when it is durable. False if the partition needs none.
         """
         words = self.tables.partitions[partition.slot]
         until = int(words[PartitionWord.NEXT_OFFSET]) + partition.reserve_block
@@ -277,15 +307,19 @@ class Intake:
 
         def use(error: Any = None) -> None:
             if error is None:
-                row = self.tables.partitions[partition.slot]
-                if row[PartitionWord.PARTITION_ID] == partition.partition_id:
-                    row[PartitionWord.RESERVED_UNTIL] = max(
-                        int(row[PartitionWord.RESERVED_UNTIL]), until
-                    )
+                allow()
+                partition.safe_until = max(partition.safe_until, until)
 
-        journal.record(Reserved(partition.partition_id, until), None if urgent else use)
+        def allow() -> None:
+            row = self.tables.partitions[partition.slot]
+            if row[PartitionWord.RESERVED_UNTIL] != INT64_MAX:
+                row[PartitionWord.RESERVED_UNTIL] = max(
+                    int(row[PartitionWord.RESERVED_UNTIL]), until
+                )
+
+        journal.record(Reserved(partition.partition_id, until), use)
         if urgent:
-            use()
+            allow()
         return True
 
     def needs_reservation(self, partition: Partition) -> bool:
@@ -293,5 +327,7 @@ class Intake:
         row = self.tables.partitions[partition.slot]
         if row[PartitionWord.MODE] == Mode.CLOSED:
             return False
-        left = int(row[PartitionWord.RESERVED_UNTIL]) - int(row[PartitionWord.NEXT_OFFSET])
+        if row[PartitionWord.RESERVED_UNTIL] == INT64_MAX:
+            return False
+        left = partition.safe_until - int(row[PartitionWord.NEXT_OFFSET])
         return left < partition.reserve_block // 4

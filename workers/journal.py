@@ -53,7 +53,7 @@ Done = Callable[[DanubeError | None], None]
 class Publication:
     """One PUBLISH on its way: answered when every log it touched is done with it."""
 
-    __slots__ = ("done", "pending", "request", "session", "statuses")
+    __slots__ = ("done", "pending", "request", "session", "statuses", "texts")
 
     def __init__(
         self, session: int, request: int, done: Callable[[Publication], None] | None = None
@@ -63,7 +63,15 @@ class Publication:
         self.request = request
         self.done = done
         self.statuses: list[int] = []
+        self.texts: dict[int, str] = {}
+        """Why, for each status that is an error."""
         self.pending = 1
+
+    def refuse(self, place: int, code: int, text: str) -> None:
+        """The frame whose status stands at `place` was not accepted after all."""
+        self.statuses[place] = code
+        self.statuses[place + 1] = 0
+        self.texts[code] = text
 
 
 class Group:
@@ -353,8 +361,7 @@ class Journal:
         _log.error("write to log %d failed: %s", self.log.log_id, error)
         for _, _, index, publication, place in reversed(group.entries):
             self._tables.undo(index)
-            publication.statuses[place] = ResourceExhausted.code
-            publication.statuses[place + 1] = 0
+            publication.refuse(place, ResourceExhausted.code, str(error))
         self.refresh()
         self._void(group, error)
         self._in_flight.append(group)
@@ -371,8 +378,7 @@ class Journal:
             done(error)
         for publication, place in group.duplicates:
             # Perhaps the original is durable: then the next repetition will be told so.
-            publication.statuses[place] = error.code
-            publication.statuses[place + 1] = 0
+            publication.refuse(place, error.code, str(error))
         group.duplicates = []
         group.entries = []
         group.written_entries = []
@@ -415,8 +421,7 @@ class Journal:
                 results[index] = row
                 self._tables.undo(index)
                 results[index] = borrowed
-            publication.statuses[place] = error.code
-            publication.statuses[place + 1] = 0
+            publication.refuse(place, error.code, str(error))
 
     # ------------------------------------------------------------ completion
 

@@ -11,6 +11,7 @@ from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import DanubeError, NotFound, TopicDeleted
 from danube_fast.workers.boot import COORDINATOR
+from danube_fast.workers.durability import change_durability
 from danube_fast.workers.mailbox import Reply, Request
 
 if TYPE_CHECKING:
@@ -97,6 +98,9 @@ class Operations:
             if assigned.partition_id not in unrecorded:
                 return False
             worker.journals[slot].when_durable(recorded)
+            return True
+        if known is not None and known.assigned.durability != assigned.durability:
+            change_durability(worker, known, assigned, recorded)
             return True
         unrecorded.add(assigned.partition_id)
         partition = worker.catalog.assign(assigned, slot)

@@ -36,7 +36,6 @@ from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter, message_bytes_max
 from danube_fast.net.server import Server
 from danube_fast.net.session import Session, Sessions
 from danube_fast.ring.control import ProcessState
-from danube_fast.ring.counters import Counter
 from danube_fast.security.authorization import authorize
 from danube_fast.wal.log import Log
 from danube_fast.workers.boot import COORDINATOR, Boot, boot
@@ -116,8 +115,8 @@ class ShardWorker:
         self.forwarder = Forwarder(self)
         self.intake.forward = self.forwarder.publish
         for slot in range(len(self.logs)):
-            self.catalog.finish_restore(slot, self.boot_id)
-            self._begin_epoch(slot)
+            self._begin_epoch(slot, self.catalog.finish_restore(slot, self.boot_id))
+            self.upkeep.find_first_offsets(slot)
         self._poller = zmq.Poller()
         self.quota = WorkerQuota(boot.mailbox, boot.config)
 
@@ -138,10 +137,17 @@ class ShardWorker:
             self.catalog.apply_block(block, slot)
         return log
 
-    def _begin_epoch(self, slot: int) -> None:
-        log = self.logs[slot]
-        started = r.EpochStarted(log.epoch + 1, self.now_wall_ns, self.boot_id, clean=False)
+    def _begin_epoch(self, slot: int, skipped: list[r.PartitionState]) -> None:
+        """Write the epoch's record. `skipped`: where partitions stand that skip offsets. Until that
+        is durable too, the log's last boot is unknown, so that the next start skips them again."""
+        log, journal = self.logs[slot], self.journals[slot]
+        boot_id = "" if skipped else self.boot_id
+        started = r.EpochStarted(log.epoch + 1, self.now_wall_ns, boot_id, clean=False)
         log.begin_epoch([r.encode_record(started)])
+        for state in skipped:
+            journal.record(state)
+        if skipped:
+            journal.record(r.EpochStarted(log.epoch, self.now_wall_ns, self.boot_id, clean=False))
         self.journals[slot].refresh()
 
     def start(self) -> None:
@@ -301,13 +307,16 @@ class ShardWorker:
         if not entries:
             return
         dirty = self.dirty
-        order = self._tail_order
         for partition, stored in entries:
             partition.append(stored)
             dirty[partition.partition_id] = partition
             if not partition.keeps_memory:
-                self.tail_bytes += stored.frame_bytes
-                order.append(partition)
+                self.count_in_tail(partition, stored)
+
+    def count_in_tail(self, partition: Partition, stored: Stored) -> None:
+        """A frame of a partition's tail may be evicted, in its turn."""
+        self.tail_bytes += stored.frame_bytes
+        self._tail_order.append(partition)
 
     def _dispatch(self) -> int:
         """Hand out what can be handed out; 1 if some wait for their turn to read the log."""
@@ -380,18 +389,20 @@ class ShardWorker:
             return
         answered, intake.answered = intake.answered, []
         by_session: dict[int, list[tuple[int, list[int]]]] = {}
+        texts: dict[int, dict[int, str]] = {}
         for publication in answered:
             if publication.done is not None:
                 publication.done(publication)
                 continue
             outcome = (publication.request, publication.statuses)
             by_session.setdefault(publication.session, []).append(outcome)
-        texts = intake.texts
+            if publication.texts:
+                texts.setdefault(publication.session, {}).update(publication.texts)
         for number, entries in by_session.items():
             session = self.sessions.by_number(number)
             if session is not None:
-                self.delivery.send(session, [p.encode(p.Published(entries, texts))])
-        intake.texts = {}
+                answer = p.Published(entries, texts.get(number, {}))
+                self.delivery.send(session, [p.encode(answer)])
 
     # ------------------------------------------------------------ shared steps
 
@@ -429,7 +440,8 @@ class ShardWorker:
 
     def forget_partition(self, partition: Partition) -> None:
         """A partition was removed: nothing of it is kept."""
-        for pending in (self.dirty, self._unread, self.moved_cursors, self.delayed):
+        touched = self.intake.touched
+        for pending in (self.dirty, self._unread, self.moved_cursors, self.delayed, touched):
             pending.pop(partition.partition_id, None)
         while partition.tail_count:
             freed = partition.evict()
@@ -455,31 +467,6 @@ class ShardWorker:
         """State of a log's partitions at its written position."""
         epoch = r.EpochStarted(self.logs[slot].epoch, self.now_wall_ns, self.boot_id, clean)
         return r.encode_snapshot(self.catalog.snapshot(slot, epoch))
-
-    def publish_counters(self) -> None:
-        """Refresh this worker's counters in shared memory."""
-        counters = self.boot.counters
-        intake, delivery = self.intake, self.delivery
-        values = {
-            Counter.MESSAGES_IN: intake.messages_in,
-            Counter.BYTES_IN: intake.bytes_in,
-            Counter.FRAMES_IN: intake.frames_in,
-            Counter.MESSAGES_OUT: delivery.messages_out,
-            Counter.BYTES_OUT: delivery.bytes_out,
-            Counter.DUPLICATES: intake.duplicates,
-            Counter.REFUSED: intake.refused,
-            Counter.REDELIVERED: delivery.redelivered,
-            Counter.SESSIONS: len(self.sessions),
-            Counter.PARTITIONS: len(self.catalog.by_id),
-            Counter.LOG_BYTES: sum(log.bytes_on_disk for log in self.logs),
-            Counter.LOG_POSITION: sum(log.written_position for log in self.logs),
-            Counter.SYNCS: sum(log.sync_count for log in self.logs),
-            Counter.GROUPS: sum(journal.group_count for journal in self.journals),
-            Counter.BUNDLES_IN: intake.bundles_in,
-            Counter.CONSUMERS: sum(session.holds for session in self.sessions),
-        }
-        for counter, value in values.items():
-            counters.set(counter, value)
 
 
 def main() -> int:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from danube_fast.broker import records as r
 from danube_fast.errors import DanubeError, Internal
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.layout import CONTROL_PARTITION_ID, HEADER_DTYPE, Flag
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from danube_fast.wal.log import Log
     from danube_fast.workers.shard import ShardWorker
 
-__all__ = ["repair_failed_sync"]
+__all__ = ["append_frame", "repair_failed_sync"]
 
 _log = logging.getLogger(__name__)
 _stamp = direct(stamp)
@@ -45,7 +44,7 @@ def repair_failed_sync(worker: ShardWorker, slot: int) -> None:
         if log.sync_fault is not None:
             _cut(worker, slot, log.sync_fault)
         while journal.rewrite:
-            _append_frame(log, journal.rewrite[0])
+            append_frame(log, journal.rewrite[0], control=True)
             journal.rewrite.popleft()
     except DanubeError as error:
         _log.error("log %d is not repaired yet: %s", log.log_id, error)
@@ -65,7 +64,6 @@ def _cut(worker: ShardWorker, slot: int, fault: tuple[int, int]) -> None:
         "check the disk of the data directory"
     )
     journal.void_unsynced(error)
-    worker.intake.texts[Internal.code] = str(error)
     start = log.synced_position
     kept = log.read(start, log.written_position - start)
     log.cut_after_fault()
@@ -89,19 +87,17 @@ def _frames_to_keep(
         if header["flags"] & Flag.PAD:
             continue
         if int(header["partition_id"]) == CONTROL_PARTITION_ID:
-            for payload in FrameView(frame).payloads():
-                if not isinstance(r.decode_record(payload or b""), r.EpochStarted):
-                    records.append(payload or b"")
+            records.extend(payload or b"" for payload in FrameView(frame).payloads())
             continue
         shown = int(header["log_position"]) not in journal.taken_back
         if shown and int(header["partition_id"]) in worker.catalog.by_id:
             yield frame
 
 
-def _append_frame(log: Log, frame: memoryview) -> None:
-    """Write one frame again: same offsets, new place and epoch."""
+def append_frame(log: Log, frame: memoryview, *, control: bool = False) -> None:
+    """Write one frame again, in a group of its own: same offsets, new place and epoch."""
     header = np.frombuffer(frame, HEADER_DTYPE, 1)[0]
-    position = log.reserve(len(frame), control=True)
+    position = log.reserve(len(frame), control=control)
     _stamp(
         address_of(frame), log.log_id, position, int(header["base_offset"]),
         int(header["append_time_ns"]), log.synced_position, int(header["partition_id"]), log.epoch,

@@ -17,6 +17,7 @@ from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Gap, Stored
 from danube_fast.errors import DanubeError, ResourceExhausted
 from danube_fast.frame.layout import HEADER_DTYPE
+from danube_fast.ring.counters import Counter
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
@@ -100,7 +101,33 @@ class Upkeep:
                 self.trim_memory(partition)
                 if partition.tail_count:
                     worker.intake.touched[partition.partition_id] = partition
-        worker.publish_counters()
+        self._publish_counters()
+
+    def _publish_counters(self) -> None:
+        """Refresh this worker's counters in shared memory."""
+        worker = self._worker
+        counters = worker.boot.counters
+        intake, delivery = worker.intake, worker.delivery
+        values = {
+            Counter.MESSAGES_IN: intake.messages_in,
+            Counter.BYTES_IN: intake.bytes_in,
+            Counter.FRAMES_IN: intake.frames_in,
+            Counter.MESSAGES_OUT: delivery.messages_out,
+            Counter.BYTES_OUT: delivery.bytes_out,
+            Counter.DUPLICATES: intake.duplicates,
+            Counter.REFUSED: intake.refused,
+            Counter.REDELIVERED: delivery.redelivered,
+            Counter.SESSIONS: len(worker.sessions),
+            Counter.PARTITIONS: len(worker.catalog.by_id),
+            Counter.LOG_BYTES: sum(log.bytes_on_disk for log in worker.logs),
+            Counter.LOG_POSITION: sum(log.written_position for log in worker.logs),
+            Counter.SYNCS: sum(log.sync_count for log in worker.logs),
+            Counter.GROUPS: sum(journal.group_count for journal in worker.journals),
+            Counter.BUNDLES_IN: intake.bundles_in,
+            Counter.CONSUMERS: sum(session.holds for session in worker.sessions),
+        }
+        for counter, value in values.items():
+            counters.set(counter, value)
 
     def _expire_producers(self) -> None:
         """Forget producers that were not used for long, and the longest unused above the limit."""
@@ -191,7 +218,7 @@ class Upkeep:
         limit = log.position_before(worker.now_wall_ns - keep_ns)
         pin: tuple[Partition, str] | None = None
         for partition in worker.catalog.by_id.values():
-            if partition.log_slot != slot or not partition.logged:
+            if partition.log_slot != slot:
                 continue
             for sub in partition.subscriptions.values():
                 if limit <= log.oldest_position:
@@ -215,11 +242,19 @@ class Upkeep:
                 first = run.base_offset if run is not None else partition.visible
                 partition.first_offset = max(partition.first_offset, first)
 
+    def find_first_offsets(self, slot: int) -> None:
+        """At the start: what was trimmed is known to the log, not to the last snapshot."""
+        log = self._worker.logs[slot]
+        for partition in self._worker.catalog.by_id.values():
+            if partition.log_slot == slot and partition.reliable:
+                run = log.find(partition.partition_id, partition.assigned.first_offset)
+                partition.first_offset = run.base_offset if run is not None else partition.visible
+
     def _limit(self, slot: int, pin: tuple[Partition, str] | None) -> None:
         """At `wal_bytes_max`, refuse the topic whose subscription pins the oldest segment."""
         worker = self._worker
         for partition in worker.catalog.by_id.values():
-            if partition.log_slot != slot or not partition.logged:
+            if partition.log_slot != slot or not partition.logged or partition.switching:
                 continue
             refused = pin is not None and pin[0] is partition
             if refused == bool(partition.refusal):
@@ -248,6 +283,8 @@ class Upkeep:
             partition.evict()
             oldest = partition.oldest_in_tail()
         full = partition.tail_bytes > quota
+        if worker.catalog.by_id.get(partition.partition_id) is not partition or partition.switching:
+            return
         if full != bool(partition.refusal):
             row = worker.tables.partitions[partition.slot]
             row[PartitionWord.MODE] = Mode.CLOSED if full else Mode.MEMORY

@@ -46,6 +46,12 @@ class Partition:
         self.readers: list[Subscription] = []
         self.producer_names: dict[int, str] = {}
         self.reserve_block = 1 << 20
+        self.safe_until = assigned.first_offset
+        """Offsets below are reserved durably: they may be shown before they are in the log."""
+        self.strict_end = 0
+        """End of the newest frame that becomes visible only when it is synced."""
+        self.switching = 0
+        """Changes of the durability that are under way."""
         self.refusal = ""
         """Why publishes are refused just now; empty when they are not."""
         self._tail: list[Stored] = []
@@ -75,6 +81,11 @@ class Partition:
     def logged(self) -> bool:
         """Messages are written to the log."""
         return self.reliable and self.assigned.durability != Durability.MEMORY.value
+
+    @property
+    def strict(self) -> bool:
+        """A message is in the log durably before anybody sees it."""
+        return self.logged and self.assigned.durability != Durability.OS.value
 
     @property
     def keeps_memory(self) -> bool:
@@ -110,6 +121,10 @@ class Partition:
     def tail_count(self) -> int:
         """Frames in the tail."""
         return len(self._tail) - self._head
+
+    def tail_frames(self) -> list[Stored]:
+        """Frames in the tail, oldest first."""
+        return self._tail[self._head :]
 
     def oldest_in_tail(self) -> Stored | None:
         """The frame that `evict` would drop."""
@@ -149,6 +164,12 @@ class Partition:
             end = self.visible
             if oldest is not None and offset < oldest.base_offset:
                 end = oldest.base_offset
+            if self.reliable:  # the topic may have been written to the log in former times
+                read = read_log(self, offset)
+                if read is None or (isinstance(read, list) and read[0].base_offset <= offset):
+                    subscription.ahead = read or []
+                    return subscription.ahead[0] if read else None
+                end = min(end, read[0].base_offset if isinstance(read, list) else read.end)
             return Gap(end, "the messages were kept in memory only and are gone", lost=True)
         read = read_log(self, offset)
         if isinstance(read, list):

@@ -109,7 +109,7 @@ class Cursor(_Record, tag=9, frozen=True):
 
 
 class PartitionState(_Record, tag=10, frozen=True):
-    """Snapshot only: where a partition stands."""
+    """Where a partition stands: in snapshots, and where the log's frames alone do not tell."""
 
     partition_id: int
     next_offset: int
