@@ -183,7 +183,7 @@ def test_the_index_is_only_a_cache(tmp_path: Path, stack: ExitStack) -> None:
         server.start()
         journey.step(3000)
         before = state_of(server)
-        for end, what in (("kill", "delete"), ("stop", "put back"), ("stop", "delete")):
+        for end, what in (("kill", "delete"), ("stop", "put back")):
             journey.history.about = f"index: {what}, after a {end}"
             if end == "stop":
                 server.stop()
