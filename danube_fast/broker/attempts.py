@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
+from danube_fast.broker.intervals import IntervalSet
+
 __all__ = ["Attempts"]
 
 
@@ -24,6 +26,42 @@ class Attempts:
         """Add one to every offset of [start, end)."""
         pieces = [(low, high, count + 1) for low, high, count in self.segments(start, end)]
         self._replace(start, end, pieces)
+
+    def bump_all(self, ranges: IntervalSet) -> None:
+        """`bump` of many ranges, in one sweep."""
+        bumped = [
+            (low, high, count + 1)
+            for start, end in ranges
+            for low, high, count in self.segments(start, end)
+        ]
+        self._set(sorted([*self._outside(ranges), *bumped]))
+
+    def discard_all(self, ranges: IntervalSet) -> None:
+        """`discard` of many ranges, in one sweep."""
+        if self._starts:
+            self._set(self._outside(ranges))
+
+    def _outside(self, ranges: IntervalSet) -> list[tuple[int, int, int]]:
+        """What is counted outside of `ranges`, in order."""
+        return [
+            (low, high, count)
+            for start, end, count in zip(self._starts, self._ends, self._counts, strict=True)
+            for low, high in ranges.missing(start, end)
+        ]
+
+    def _set(self, pieces: list[tuple[int, int, int]]) -> None:
+        """Replace everything; neighbours of one count become one."""
+        starts: list[int] = []
+        ends: list[int] = []
+        counts: list[int] = []
+        for start, end, count in pieces:
+            if ends and ends[-1] == start and counts[-1] == count:
+                ends[-1] = end
+                continue
+            starts.append(start)
+            ends.append(end)
+            counts.append(count)
+        self._starts, self._ends, self._counts = starts, ends, counts
 
     def segments(self, start: int, end: int) -> list[tuple[int, int, int]]:
         """[start, end) cut into ranges of one count each, zeros included, in order."""

@@ -9,7 +9,15 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-__all__ = ["IntervalSet"]
+__all__ = ["IntervalSet", "sorted_set"]
+
+
+def sorted_set(pairs: list[int]) -> IntervalSet:
+    """The set of flat [start, end) pairs in any order, quickly also when there are many."""
+    ranges = IntervalSet()
+    for start, end in sorted(zip(pairs[::2], pairs[1::2], strict=False)):
+        ranges.add(start, end)
+    return ranges
 
 
 class IntervalSet:
@@ -122,6 +130,33 @@ class IntervalSet:
         if at < end:
             found.append((at, end))
         return found
+
+    def split_off(self, other: IntervalSet) -> IntervalSet:
+        """Remove everything that is in `other`, too; returns what was removed. In one sweep."""
+        kept, removed = IntervalSet(), IntervalSet()
+        theirs = list(other)
+        i = 0
+        for start, end in self:
+            while i < len(theirs) and theirs[i][1] <= start:
+                i += 1
+            at = start
+            k = i
+            while k < len(theirs) and theirs[k][0] < end:
+                low, high = max(start, theirs[k][0]), min(end, theirs[k][1])
+                kept.add(at, low)
+                removed.add(low, high)
+                at = high
+                k += 1
+            kept.add(at, end)
+        self._starts, self._ends = kept._starts, kept._ends
+        return removed
+
+    def add_all(self, other: IntervalSet) -> None:
+        """Add everything that is in `other`. In one sweep."""
+        merged = IntervalSet()
+        for start, end in sorted([*self, *other]):
+            merged.add(start, end)
+        self._starts, self._ends = merged._starts, merged._ends
 
     def pop_first(self) -> tuple[int, int]:
         """Remove and return the first interval. Raises IndexError on an empty set."""

@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from danube_fast.broker.attempts import Attempts
-from danube_fast.broker.intervals import IntervalSet
+from danube_fast.broker.intervals import IntervalSet, sorted_set
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 __all__ = ["Consumer", "Deliver", "Flow", "Gap", "Stored", "Subscription", "SubscriptionKind"]
 
+MANY_RANGES = 256
+"""From here on a sweep over everything is cheaper than changes one by one."""
 CREDIT_MAX = 1 << 30
 """Bytes, and messages, that one flow can be granted ahead."""
 
@@ -178,9 +180,8 @@ class Subscription:
             return
         self.consumers.remove(consumer)
         consumer.flow.users.discard(consumer)
-        for start, end in consumer.held:
-            self._give_back(start, end)
-        consumer.held.clear()
+        self._give_back_all(consumer.held)
+        consumer.held = IntervalSet()
         if not self.consumers:
             self.ahead = []
         if self.turn >= len(self.consumers):
@@ -191,15 +192,41 @@ class Subscription:
         self.redeliver.add(start, end)
         self.redelivered_count += end - start
 
+    def _give_back_all(self, ranges: IntervalSet) -> None:
+        if len(ranges) < MANY_RANGES:
+            for start, end in ranges:
+                self._give_back(start, end)
+            return
+        self.attempts.bump_all(ranges)
+        self.redeliver.add_all(ranges)
+        self.redelivered_count += ranges.count
+
+    @staticmethod
+    def _take(consumer: Consumer, pairs: list[int]) -> IntervalSet:
+        """What a consumer holds of flat [start, end) pairs; it holds that no longer."""
+        if len(pairs) < 2 * MANY_RANGES:
+            taken = IntervalSet()
+            for i in range(0, len(pairs) - 1, 2):
+                for start, end in consumer.held.overlap(pairs[i], pairs[i + 1]):
+                    consumer.held.remove(start, end)
+                    taken.add(start, end)
+            return taken
+        return consumer.held.split_off(sorted_set(pairs))
+
     # ------------------------------------------------------------ acks
 
     def ack(self, consumer: Consumer, pairs: list[int]) -> None:
         """Acknowledge flat [start, end) pairs, as far as the consumer holds them."""
-        held = consumer.held
-        for i in range(0, len(pairs) - 1, 2):
-            for start, end in held.overlap(pairs[i], pairs[i + 1]):
-                held.remove(start, end)
+        taken = self._take(consumer, pairs)
+        if not taken or len(taken) < MANY_RANGES:
+            for start, end in taken:
                 self.settle(start, end)
+            return
+        self.acked.add_all(taken)
+        if self.acked.first <= self.cursor:
+            self.cursor = max(self.cursor, self.acked.pop_first()[1])
+        self.attempts.discard_all(taken)
+        self.cursor_dirty = self.tracks
 
     def settle(self, start: int, end: int) -> None:
         """[start, end) needs no delivery any more: acked, or it does not exist."""
@@ -215,19 +242,19 @@ class Subscription:
 
     def nack(self, consumer: Consumer, pairs: list[int], due_ns: int) -> None:
         """Give flat [start, end) pairs back; they are redelivered at `due_ns` (0: at once)."""
-        for i in range(0, len(pairs) - 1, 2):
-            for start, end in consumer.held.overlap(pairs[i], pairs[i + 1]):
-                consumer.held.remove(start, end)
-                if due_ns:
-                    heapq.heappush(self.delayed, (due_ns, start, end))
-                else:
-                    self._give_back(start, end)
+        taken = self._take(consumer, pairs)
+        if not due_ns:
+            self._give_back_all(taken)
+            return
+        for start, end in taken:
+            heapq.heappush(self.delayed, (due_ns, start, end))
 
     def release_due(self, now_ns: int) -> None:
         """Move delayed redeliveries that are due to the queue."""
+        due: list[int] = []
         while self.delayed and self.delayed[0][0] <= now_ns:
-            _, start, end = heapq.heappop(self.delayed)
-            self._give_back(start, end)
+            due.extend(heapq.heappop(self.delayed)[1:])
+        self._give_back_all(sorted_set(due))
 
     def seek(self, offset: int) -> None:
         """Start over at `offset`: everything below counts as acked, everything above as new.

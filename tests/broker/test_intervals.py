@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from danube_fast.broker.attempts import Attempts
-from danube_fast.broker.intervals import IntervalSet
+from danube_fast.broker.intervals import IntervalSet, sorted_set
 
 ranges = st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1]))
 
@@ -48,6 +48,39 @@ def test_edges_of_an_interval_set():
     intervals.clear()
     with pytest.raises(IndexError):
         _ = intervals.first
+
+
+@given(st.lists(ranges, max_size=20), st.lists(ranges, max_size=20))
+def test_sweeps_do_what_single_changes_do(some, others):
+    flat = [edge for pair in others for edge in pair]
+    left, right = IntervalSet([edge for pair in some for edge in pair]), sorted_set(flat)
+    assert list(right) == list(IntervalSet(flat))
+    model, wanted = (
+        {n for low, high in intervals for n in range(low, high)} for intervals in (left, right)
+    )
+    removed = left.split_off(right)
+    assert {n for low, high in left for n in range(low, high)} == model - wanted
+    assert {n for low, high in removed for n in range(low, high)} == model & wanted
+    left.add_all(right)
+    assert {n for low, high in left for n in range(low, high)} == model | wanted
+    assert list(left) == list(IntervalSet(left.flat()))
+
+
+@given(st.lists(ranges, max_size=20), st.lists(ranges, max_size=20))
+def test_attempts_in_one_sweep(bumped, discarded):
+    slow, fast = Attempts(), Attempts()
+    for pairs in (bumped, bumped[1:]):
+        together = sorted_set([edge for pair in pairs for edge in pair])
+        for start, end in together:
+            slow.bump(start, end)
+        fast.bump_all(together)
+    gone = sorted_set([edge for pair in discarded for edge in pair])
+    for start, end in gone:
+        slow.discard(start, end)
+    fast.discard_all(gone)
+    for n in range(80):
+        assert slow.segments(n, n + 1) == fast.segments(n, n + 1)
+    assert bool(slow) == bool(fast)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["bump", "discard"]), ranges), max_size=40), ranges)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from danube_fast.broker import subscription
 from danube_fast.broker.subscription import (
     Consumer,
     Deliver,
@@ -242,6 +243,9 @@ def test_every_offset_is_acked_held_or_waiting_and_nobody_holds_what_another_hol
             assert sub.next_offset == topic.end and not waiting
 
 
+some = st.lists(st.integers(0, 59), max_size=30)
+
+
 def test_what_waits_of_one_frame_goes_out_in_one_piece():
     topic = Topic(10, 10)
     sub = Subscription(1, "s", SubscriptionKind.SHARED, 0, tracks=True)
@@ -288,3 +292,37 @@ def test_lost_messages_are_counted_and_unused_offsets_are_not():
     consumer_of(sub, 1)
     assert [gap.end for gap in sub.dispatch(topic.end, lossy, [])] == [2, 4]
     assert (sub.lost_count, sub.cursor) == (2, 4)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ack", "nack", "later", "leave"]), some), max_size=12))
+def test_many_ranges_at_once_do_what_few_do(steps):
+    def play(many: int) -> list[object]:
+        seen: list[object] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(subscription, "MANY_RANGES", many)
+            topic = Topic(20, 20, 20)
+            sub = Subscription(1, "s", SubscriptionKind.EXCLUSIVE, 0, tracks=True)
+            consumer = consumer_of(sub, 1)
+            run(sub, topic)
+            for now_ns, (what, chosen) in enumerate(steps, 1):
+                pairs = [edge for offset in chosen for edge in (offset, offset + 1)]
+                if what == "ack":
+                    sub.ack(consumer, pairs)
+                elif what == "leave":
+                    sub.detach(consumer)
+                    consumer = consumer_of(sub, 1)
+                else:
+                    sub.nack(consumer, pairs, now_ns + 1 if what == "later" else 0)
+                sub.release_due(now_ns)
+                effects = run(sub, topic)
+                pieces = [(effect.ranges, effect.attempts) for effect in effects]
+                counted = [
+                    (n, count)
+                    for low, high, count in sub.attempts.segments(0, 60)
+                    for n in range(low, high)
+                ]
+                ranges = [effect[0] for effect in pieces]
+                seen.append((sub.cursor, sub.acked.flat(), consumer.held.flat(), ranges, counted))
+        return seen
+
+    assert play(0) == play(1000)
