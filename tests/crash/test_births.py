@@ -19,8 +19,8 @@ STORM_SECONDS = 60.0
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path / "data", workers=WORKERS) as started:
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    with Server(tmp_path / "data", workers=getattr(request, "param", 2)) as started:
         yield started
 
 
@@ -58,6 +58,7 @@ async def storm(url: str, topics: list[str]) -> dict[str, list[tuple[int, bytes 
     return {topic: done[3 * at] for at, topic in enumerate(topics)}
 
 
+@pytest.mark.parametrize("server", [WORKERS], indirect=True)
 def test_a_thousand_first_publishes_and_subscribes(server: Server) -> None:
     """No NotFound, nothing made twice, nobody gets another topic's messages."""
     topics = [f"/default/{'ab' * (i % 3)}{i}" for i in range(TOPICS)]
