@@ -65,6 +65,10 @@ class Catalog:
         row = self.tables.partitions[partition.slot]
         row[PartitionWord.MODE] = Mode.CLOSED
         row[PartitionWord.REFUSAL] = TopicDeleted.code
+        self.tables.remove_producers_of(partition_id)
+        partition.subscriptions = {}
+        partition.readers = []
+        partition.producer_names = {}
         return partition
 
     # ------------------------------------------------------------ restoring
@@ -110,6 +114,8 @@ class Catalog:
         partition: Partition, record: r.SubscriptionCreated | r.SubscriptionDeleted | r.Cursor
     ) -> None:
         if isinstance(record, r.SubscriptionCreated):
+            # a snapshot may know of a subscription whose earlier records stand behind it
+            partition.subscriptions.pop(record.name, None)
             sub, _ = partition.subscribe(record.name, SubscriptionKind(record.type), 0)
             sub.restore(record.cursor, ())
         elif isinstance(record, r.SubscriptionDeleted):

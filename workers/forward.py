@@ -5,7 +5,7 @@
 
 For clients that keep one connection, and for what the broker itself publishes. A frame that goes
 this way is copied once more and must fit the mailbox; clients that look topics up never need it.
-On the owner a passed-on producer belongs to a session numbered minus the peer's process index.
+On the owner all passed-on producers of a peer belong to one session, with a negative number.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ __all__ = ["Forwarder"]
 
 OWNERS_MAX = 100_000
 """Partitions of other workers that are remembered; beyond, all are forgotten and asked again."""
+
+
+def _session_of(request: Request) -> int:
+    """Below -1, which stands for nobody."""
+    return -1 - request.peer
 
 
 class Forwarder:
@@ -122,12 +127,12 @@ class Forwarder:
                 request.reply(opened)
 
         self._worker.commands.register_producer(
-            -request.peer, arguments["partition_id"], arguments["name"], done
+            _session_of(request), arguments["partition_id"], arguments["name"], done
         )
 
     def _publish_here(self, request: Request) -> None:
         def done(publication: Publication) -> None:
             request.reply(publication.statuses)
 
-        publication = Publication(-request.peer, 0, done)
+        publication = Publication(_session_of(request), 0, done)
         self._worker.intake.publish(publication, bytearray(request.body), self._worker.now_wall_ns)

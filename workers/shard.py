@@ -76,6 +76,8 @@ class ShardWorker:
         self.clock = boot.clock
         self.now_ns = self.clock.monotonic_ns()
         self.now_wall_ns = self.clock.wall_ns()
+        self.drained_ns = self.now_ns
+        """Everything that clients had sent by then was read."""
         self.tables = AdmissionTables(log_count=len(boot.config.logs))
         self.catalog = Catalog(self.tables)
         self.boot_id = BOOT_ID_PATH.read_text().strip()
@@ -244,6 +246,8 @@ class ShardWorker:
                     break
             else:
                 self.commands.handle(identity, command)
+        if self.server.drained:
+            self.drained_ns = self.now_ns
         return taken
 
     def _publish(self, identity: bytes, command: p.Publish, part: zmq.Frame) -> None:

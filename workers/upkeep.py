@@ -33,6 +33,8 @@ TICK_NS = 10 * MS
 SLOW_TICK_NS = 250 * MS
 TRIM_TICK_NS = 1000 * MS
 EXPIRY_TICK_NS = 60_000 * MS
+BACKLOG_NS_MAX = 5000 * MS
+"""For so long a worker that cannot keep up takes silent sessions for living ones."""
 
 
 class Upkeep:
@@ -89,7 +91,9 @@ class Upkeep:
 
     def _slow(self, now_ns: int) -> None:
         worker = self._worker
-        for session in worker.sessions.silent(now_ns):
+        # after a standstill of our own, what clients sent meanwhile is read before they are judged
+        heard_until_ns = max(worker.drained_ns, now_ns - BACKLOG_NS_MAX)
+        for session in worker.sessions.silent(heard_until_ns):
             worker.close_session(session)
         if worker.operations.assignments_missing:
             worker.operations.ask_assignments()

@@ -52,6 +52,7 @@ STATUS_INVALID = 3
 STATUS_TOO_OLD = 6
 STATUS_OUT_OF_SEQUENCE = 32
 STATUS_FENCED = 34
+STATUS_TOPIC_DELETED = 35
 STATUS_NOT_OWNER = 36
 NEED_RESERVATION = 100
 """The partition has no reserved offsets left: reserve more and admit the rest again."""
@@ -271,10 +272,13 @@ def _admit_frame(
         store_u64(result + _O_OFFSET, FRAME_TOO_LARGE)
         return STATUS_INVALID
     row = load_i64(state + _S_PARTITIONS) + slot * _P_ROW
+    closed = load_i64(row + _P_MODE) == _MODE_CLOSED
+    if closed and load_i64(row + _P_REFUSAL) == STATUS_TOPIC_DELETED:
+        return STATUS_TOPIC_DELETED  # its producers are forgotten
     status = _find_sender(state, frame, row, session, result)
     if status != STATUS_OK:
         return status
-    if load_i64(row + _P_MODE) == _MODE_CLOSED:
+    if closed:
         return load_i64(row + _P_REFUSAL)
     return _accept(state, frame, row, result, now_ns)
 
@@ -340,6 +344,8 @@ def undo(state: int, result: int) -> int:
     store_u64(row + _P_NEXT_OFFSET, load_i64(result + _O_OFFSET))
     slot = load_i64(result + _O_PRODUCER)
     producer = load_i64(state + _S_PRODUCERS) + slot * _R_ROW
+    if load_i64(producer + _R_PARTITION) != load_i64(row + _P_ID):
+        return 0  # it was forgotten meanwhile
     store_u64(producer + _R_NEXT, load_i64(result + _O_SEQUENCE))
     store_u64(producer + _R_BATCHES, load_i64(producer + _R_BATCHES) - 1)
     return 0

@@ -98,17 +98,10 @@ class AdmissionTables:
         self._publish()
         return slot
 
-    def remove_partition(self, partition_id: int) -> None:
-        """Forget a partition and its producers."""
-        slot = int(self.slot_of[partition_id])
-        self.slot_of[partition_id] = -1
-        self.partitions[slot] = 0
-        self._free_partitions.append(slot)
+    def remove_producers_of(self, partition_id: int) -> None:
+        """Forget the producers of a partition that was deleted. Its row stays, to refuse for it."""
         used = self.producers[: self.producer_count, ProducerWord.PARTITION_ID] == partition_id
-        for producer_slot in np.flatnonzero(used):
-            self.producers[producer_slot] = 0
-            self._free_producers.append(int(producer_slot))
-        self._rehash(len(self.hash))
+        self.remove_producers(np.flatnonzero(used).tolist())
 
     # ------------------------------------------------------------ producers
 

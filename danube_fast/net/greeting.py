@@ -61,7 +61,8 @@ class Greeter:
             for old in (session, self._sessions.by_identity(identity)):
                 if old is not None:
                     self._close_session(old)
-            principal = str(command.auth.get("principal", "anonymous"))
+            claimed = command.auth.get("principal")
+            principal = claimed[:NAME_CHARACTERS_MAX] if isinstance(claimed, str) else "anonymous"
             name = command.client_name[:NAME_CHARACTERS_MAX]
             try:
                 session = self._sessions.open(identity, name, principal, now_ns)

@@ -52,6 +52,8 @@ class Server:
         socket.setsockopt(zmq.HANDSHAKE_IVL, handshake_timeout_ms)
         socket.setsockopt(zmq.MAXMSGSIZE, message_bytes_max + PART_BYTES_MAX_SLACK)
         self.socket = socket
+        self.drained = False
+        """The last `receive` took everything that was there."""
 
     def bind(self, host: str, port: int, ipc_endpoint: str) -> int:
         """Listen on tcp (`port` 0: chosen by the system) and on ipc; returns the tcp port.
@@ -74,10 +76,12 @@ class Server:
     def receive(self, limit: int) -> Iterator[tuple[bytes, list[zmq.Frame]]]:
         """Up to `limit` waiting messages as (identity, parts). Never blocks."""
         receive = self.socket.recv_multipart
+        self.drained = False
         for _ in range(limit):
             try:
                 parts = receive(zmq.NOBLOCK, copy=False)
             except zmq.Again:
+                self.drained = True
                 return
             identity = parts[0].bytes
             if identity[:1] == b"\0" and 2 <= len(parts) <= PARTS_MAX:

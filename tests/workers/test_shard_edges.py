@@ -6,11 +6,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from danube_fast.broker.layout import PartitionWord
+from danube_fast.broker.layout import PartitionWord, ProducerWord
 from danube_fast.broker.records import SubscriptionCreated
 from danube_fast.broker.subscription import CREDIT_MAX
 from danube_fast.errors import ResourceExhausted
@@ -690,3 +691,79 @@ def test_who_was_refused_is_told_why_and_nobody_else(rigs):
     assert answer[1] == [0, 0, 32, 0] and 32 in answer[2]
     fine = client.publish((1, client.frame(opened, 1, [b"c"])))
     assert fine[0] == 0
+
+
+# ---------------------------------------------------------------- stalls, restarts, leftovers
+
+
+def test_a_worker_that_stood_still_does_not_take_its_clients_for_dead(rigs, monkeypatch):
+    rig = rigs(session_timeout_ms=1000)
+    rig.assign(1)
+    clients = [rig.client() for _ in range(3)]
+    for number, client in enumerate(clients):
+        assert client.subscribe(1, f"s{number}")[0] == 67
+    monkeypatch.setattr(shard, "MESSAGES_PER_TURN_MAX", 1)
+    later = [rig.worker.clock.monotonic_ns() + 3_000_000_000]
+    for client in clients:
+        client.post(2)
+    wait(lambda: rig.worker.server.socket.poll(0), "the pings")
+    time.sleep(0.05)  # all three are there, as after a pause of the whole process
+    monkeypatch.setattr(
+        rig.worker, "clock",
+        SimpleNamespace(monotonic_ns=lambda: later[0], wall_ns=rig.worker.clock.wall_ns),
+    )  # fmt: skip
+    for _ in range(10):
+        later[0] += 300_000_000
+        rig.worker.do_work()
+        if rig.worker.server.drained:
+            break
+    assert len(rig.worker.sessions) == 3
+    later[0] += 3_000_000_000
+    rig.worker.do_work()
+    assert len(rig.worker.sessions) == 0
+
+
+def test_a_snapshot_that_is_ahead_of_its_records(rigs):
+    rig = rigs()
+    rig.assign(1)
+    settled(rig)
+    disk = HeldSyncs(rig)
+    client = rig.client()
+    post = client.post(10, 1, "p")
+    rig.turn(in_flight(rig, 1), "a record under way")
+    client.post(20, 1, 1, 1, "s", "exclusive", "earliest")
+    rig.turn(lambda: rig.worker.catalog.by_id[1].subscriptions, "the subscription")
+    rig.worker.operations._delete_subscription(
+        Asked(partition_ids=[1], subscription="s")  # type: ignore[arg-type]
+    )
+    client.post(20, 2, 1, 1, "s", "shared", "earliest")
+    rig.turn(lambda: rig.worker.catalog.by_id[1].subscriptions, "the subscription again")
+    log = rig.worker.logs[0]
+    log._snapshot_rolls = -1
+    rig.turn(lambda: rig.worker.journals[0].snapshot, "a snapshot in the making")
+    disk.release()
+    assert client.answer(post)[0] == 67
+    settled(rig)
+    rig.turn(lambda: log.snapshot_position, "a snapshot")
+    rig.crash()
+    rig = rigs()
+    (sub,) = rig.worker.catalog.by_id[1].subscriptions.values()
+    assert sub.kind == "shared"
+
+
+def test_nothing_of_a_removed_partition_is_kept(rigs):
+    rig = rigs()
+    client = rig.client()
+    for partition_id in range(1, 30):
+        rig.assign(partition_id)
+        fill(client, partition_id, 1, size=10)
+        client.subscribe(partition_id, consumer_id=partition_id)
+        rig.operation("unassign", partition_ids=[partition_id], reason="deleted")
+    worker = rig.worker
+    left = list(worker.catalog.by_slot.values())
+    assert not any(part.subscriptions or part.producer_names or part.tail_count for part in left)
+    live = worker.tables.producers[: worker.tables.producer_count, ProducerWord.PARTITION_ID]
+    assert not live.any()
+    assert worker.tail_bytes == 0
+    opened = {"producer_id": 1, "producer_epoch": 1}
+    assert client.publish((7, client.frame(opened, 0, [b"x"]))) == [35, 0]
