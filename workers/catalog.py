@@ -177,7 +177,7 @@ class Catalog:
                 not same_boot and partition.logged and partition.durability is Durability.OS
             )
             if skip and INT64_MAX != reserved > row[PartitionWord.NEXT_OFFSET]:
-                row[PartitionWord.NEXT_OFFSET] = reserved
+                row[PartitionWord.NEXT_OFFSET] = partition.unsure_until = reserved
                 skipped.append(self.state_of(partition))
             partition.visible = int(row[PartitionWord.NEXT_OFFSET])
             if not partition.logged:

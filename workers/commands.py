@@ -314,8 +314,8 @@ class Commands:
         if command.request:
             self._flush_acks(session, command.request)
 
-    def _flush_acks(self, session: Session, request: int) -> None:
-        """Answer when all cursors that moved are durable, on every log."""
+    def _flush_acks(self, session: Session, request: int, value: Any = None) -> None:
+        """Answer with `value` when all cursors that moved are durable, on every log."""
         worker = self._worker
         worker.write_cursors()
         left = len(worker.journals)
@@ -327,7 +327,7 @@ class Commands:
                 left = -1
                 self._fail(session, request, error)
             elif left == 0:
-                self._result(session, request)
+                self._result(session, request, value)
 
         for journal in worker.journals:
             if journal.stuck is not None:
@@ -356,9 +356,13 @@ class Commands:
         sub = consumer.subscription
         partition = self._partition(sub.partition_id)
         sub.seek(partition.position(command.position))
+        start = sub.next_offset
         self._worker.moved_cursors[partition.partition_id] = partition
         self._worker.dirty[partition.partition_id] = partition
-        self._result(session, command.request, {"next_offset": sub.next_offset})
+        if sub.tracks:
+            self._flush_acks(session, command.request, {"next_offset": start})
+        else:
+            self._result(session, command.request, {"next_offset": start})
 
     def _close_consumer(self, session: Session, command: p.CloseConsumer) -> None:
         consumer = session.consumers.get(command.consumer_id)

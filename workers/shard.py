@@ -192,7 +192,10 @@ class ShardWorker:
         for slot, journal in enumerate(self.journals):
             journal.write(self.now_ns)
             journal.snapshot = None
-            self.logs[slot].close(self.snapshot_state(slot, clean=True))
+            try:
+                self.logs[slot].close(self.snapshot_state(slot, clean=True))
+            except DanubeError as error:
+                _log.error("log %d did not end in order: %s", self.logs[slot].log_id, error)
         self.delivery.flush()
         self.server.close()
         self.boot.set_state(ProcessState.STOPPED)

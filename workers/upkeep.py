@@ -310,7 +310,7 @@ class Upkeep:
         runs = log.runs(partition.partition_id, offset, byte_limit)
         if not runs or runs[0].base_offset > offset:
             end = runs[0].base_offset if runs else partition.visible
-            lost = offset < partition.first_offset
+            lost = offset < partition.first_offset and end > partition.unsure_until
             reason = "these messages were trimmed" if lost else "these offsets were never used"
             return Gap(end, reason, lost) if offset < end else None
         frames: list[Stored] = []

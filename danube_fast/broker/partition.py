@@ -48,6 +48,8 @@ class Partition:
         self.reserve_block = 1 << 20
         self.safe_until = assigned.first_offset
         """Offsets below are reserved durably: they may be shown before they are in the log."""
+        self.unsure_until = 0
+        """Nobody knows which offsets below were used and lost, and which were never used."""
         self.strict_end = 0
         """End of the newest frame that becomes visible only when it is synced."""
         self.switching = 0
@@ -170,7 +172,8 @@ class Partition:
                     subscription.ahead = read or []
                     return subscription.ahead[0] if read else None
                 end = min(end, read[0].base_offset if isinstance(read, list) else read.end)
-            return Gap(end, "the messages were kept in memory only and are gone", lost=True)
+            reason = "the messages were kept in memory only and are gone"
+            return Gap(end, reason, lost=end > self.unsure_until)
         read = read_log(self, offset)
         if isinstance(read, list):
             subscription.ahead = read

@@ -767,3 +767,59 @@ def test_nothing_of_a_removed_partition_is_kept(rigs):
     assert worker.tail_bytes == 0
     opened = {"producer_id": 1, "producer_epoch": 1}
     assert client.publish((7, client.frame(opened, 0, [b"x"]))) == [35, 0]
+
+
+def test_one_log_that_cannot_end_in_order_does_not_keep_the_others_from_it(rigs):
+    rig = rigs(log_count=2)
+    rig.assign(1, log_id=0)
+    rig.assign(2, log_id=1, durability="memory")
+    client = rig.client()
+    fill(client, 1, 1, size=10)
+    fill(client, 2, 3, size=10)
+    disk = HeldSyncs(rig)
+    rig.worker.journals[0].record(SubscriptionCreated(1, "s", "shared", 0))
+    rig.turn(in_flight(rig, 1), "a group")
+    disk.fail()
+    rig.stop()
+    rig = rigs(log_count=2)
+    assert rig.worker.catalog.by_id[1].visible == 1
+    assert rig.worker.catalog.by_id[2].visible == 3
+
+
+def test_a_seek_is_answered_when_it_is_durable(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    fill(client, 1, 3, size=10)
+    client.subscribe(1)
+    client.receive(3)
+    client.ack(0, 3)
+    disk = HeldSyncs(rig)
+    request = client.post(24, 1, 1)
+    for _ in range(50):
+        rig.worker.do_work()
+        client.pump()
+    assert [reply for reply in client.waiting if reply[0] == 67] == []
+    disk.release()
+    assert client.answer(request)[2] == {"next_offset": 1}
+    assert [offset for offset, _ in client.receive(2)] == [1, 2]
+    rig.crash()
+    rig = rigs()
+    assert rig.worker.catalog.by_id[1].subscriptions["s"].cursor == 1
+
+
+@pytest.mark.parametrize("end", ["stop", "crash"])
+def test_what_a_restart_lost_is_told_and_counted_as_far_as_it_is_known(rigs, end):
+    rig = rigs()
+    rig.assign(1, durability="memory")
+    client = rig.client()
+    client.subscribe(1, credit=0)
+    fill(client, 1, 5, size=10)
+    getattr(rig, end)()
+    rig = rigs()
+    client = rig.client()
+    client.subscribe(1)
+    rig.turn(lambda: client.pump() or client.events, "word of the gap")
+    assert client.events[0][2] == "gap" and client.events[0][3]["end"] >= 5
+    stats = rig.operation("partition_stats")["partitions"][0]["subscriptions"][0]
+    assert stats["lost"] == (5 if end == "stop" else 0)
