@@ -111,19 +111,24 @@ class Catalog:
 
     @staticmethod
     def _apply_subscription(
-        partition: Partition, record: r.SubscriptionCreated | r.SubscriptionDeleted | r.Cursor
+        partition: Partition,
+        record: r.SubscriptionCreated | r.SubscriptionDeleted | r.Cursor | r.Acked,
     ) -> None:
         if isinstance(record, r.SubscriptionCreated):
             # a snapshot may know of a subscription whose earlier records stand behind it
             partition.subscriptions.pop(record.name, None)
             sub, _ = partition.subscribe(record.name, SubscriptionKind(record.type), 0)
-            sub.restore(record.cursor, ())
+            sub.restore(record.cursor, [])
         elif isinstance(record, r.SubscriptionDeleted):
             partition.subscriptions.pop(record.name, None)
         else:
             existing = partition.subscriptions.get(record.name)
-            if existing is not None:
+            if existing is None:
+                return
+            if isinstance(record, r.Cursor):
                 existing.restore(record.cursor, record.acked)
+            else:
+                existing.restore_acked(record.ranges)
 
     def apply_block(self, block: Any, log_slot: int) -> None:
         """Rows of `Log.replay`: data frames move offsets and sequences, control frames are records."""

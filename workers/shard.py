@@ -62,8 +62,6 @@ TIMER_POLL_MS = 10
 READ_AHEAD_BYTES = 1024 * 1024
 READ_BYTES_PER_TURN = 4 * 1024 * 1024
 """What one turn reads of the logs for consumers behind the tail, about."""
-SEGMENT_BYTES_PER_RANGE = 256
-"""Acked ranges of one cursor record per byte of a segment: such a record fits any segment."""
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -415,14 +413,13 @@ class ShardWorker:
 
     def write_cursors(self) -> None:
         """Record every cursor that moved, except in logs that have no room for records."""
-        ranges_max = self.settings.segment_bytes // SEGMENT_BYTES_PER_RANGE
         moved, self.moved_cursors = self.moved_cursors, {}
         for partition_id, partition in moved.items():
             journal = self.journals[partition.log_slot]
             if journal.stuck is not None:
                 self.moved_cursors[partition_id] = partition
                 continue
-            for record in partition.cursor_records(ranges_max):
+            for record in partition.cursor_records():
                 journal.record(record)
         self.upkeep.cursors_written(self.now_ns)
 

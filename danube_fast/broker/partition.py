@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from danube_fast.broker.records import (
+    Acked,
     Cursor,
     PartitionAssigned,
     SubscriptionCreated,
@@ -27,8 +28,6 @@ ReadLog = Callable[["Partition", int], "list[Stored] | Gap | None"]
 """Frames of a partition from an offset on, read from the log; a gap; or None if nothing is there."""
 
 _COMPACT_AT = 256
-CURSOR_RANGES_MAX = 10_000
-"""Acked ranges above the cursor that one record carries; more are redelivered after a crash."""
 
 
 class Partition:
@@ -265,16 +264,9 @@ class Partition:
 
     # ------------------------------------------------------------ records
 
-    def cursor_records(self, ranges_max: int = CURSOR_RANGES_MAX) -> list[Cursor]:
-        """A record for each cursor that moved since the last call."""
-        records = []
-        ranges_max = min(ranges_max, CURSOR_RANGES_MAX)
-        for sub in self.subscriptions.values():
-            if sub.cursor_dirty:
-                sub.cursor_dirty = False
-                flat = sub.acked.flat(ranges_max)
-                records.append(Cursor(self.partition_id, sub.name, sub.cursor, flat))
-        return records
+    def cursor_records(self) -> list[Cursor | Acked]:
+        """What changed in the cursors since the last call."""
+        return [record for sub in self.subscriptions.values() for record in sub.cursor_records()]
 
     def subscription_records(self) -> list[SubscriptionCreated | Cursor]:
         """Everything about the subscriptions, for a snapshot."""
@@ -283,6 +275,5 @@ class Partition:
             records.append(
                 SubscriptionCreated(self.partition_id, sub.name, sub.kind.value, sub.cursor)
             )
-            flat = sub.acked.flat(CURSOR_RANGES_MAX)
-            records.append(Cursor(self.partition_id, sub.name, sub.cursor, flat))
+            records.append(Cursor(self.partition_id, sub.name, sub.cursor, sub.acked.flat()))
         return records

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 __all__ = [
+    "Acked",
     "Cursor",
     "EpochStarted",
     "PartitionAssigned",
@@ -100,12 +101,21 @@ class SubscriptionDeleted(_Record, tag=8, frozen=True):
 
 
 class Cursor(_Record, tag=9, frozen=True):
-    """All below `cursor` is acked, and the flat [start, end) pairs of `acked` above it."""
+    """All below `cursor` is acked, and the flat [start, end) pairs of `acked` above it; nothing else.
+    Written for seeks and in snapshots."""
 
     partition_id: int
     name: str
     cursor: int
     acked: list[int] = []
+
+
+class Acked(_Record, tag=12, frozen=True):
+    """Flat [start, end) pairs that are acked besides what was acked before. Once or twice is the same."""
+
+    partition_id: int
+    name: str
+    ranges: list[int]
 
 
 class PartitionState(_Record, tag=10, frozen=True):
@@ -132,7 +142,7 @@ class ProducerState(_Record, tag=11, frozen=True):
 Record = (
     EpochStarted | PartitionAssigned | PartitionRemoved | Reserved | ProducerOpened
     | ProducerExpired | SubscriptionCreated | SubscriptionDeleted | Cursor | PartitionState
-    | ProducerState
+    | ProducerState | Acked
 )  # fmt: skip
 
 encode_record = msgspec.msgpack.Encoder().encode

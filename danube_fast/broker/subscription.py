@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from danube_fast.broker.attempts import Attempts
 from danube_fast.broker.intervals import IntervalSet, sorted_set
+from danube_fast.broker.records import Acked, Cursor
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 __all__ = ["Consumer", "Deliver", "Flow", "Gap", "Stored", "Subscription", "SubscriptionKind"]
 
 MANY_RANGES = 256
 """From here on a sweep over everything is cheaper than changes one by one."""
+RANGES_PER_RECORD_MAX = 1024
+"""Acked ranges in one record: a group of the smallest segment holds it."""
 CREDIT_MAX = 1 << 30
 """Bytes, and messages, that one flow can be granted ahead."""
 
@@ -155,7 +158,8 @@ class Subscription:
         self.turn = 0
         self.ahead: list[Stored] = []
         """Frames read from the log and not yet delivered; filled by the worker's fetch."""
-        self.cursor_dirty = False
+        self._unrecorded = IntervalSet()
+        self._sought: int | None = None
         self.recorded = True
         """Its creation is durable."""
         self.lost_count = 0
@@ -226,7 +230,8 @@ class Subscription:
         if self.acked.first <= self.cursor:
             self.cursor = max(self.cursor, self.acked.pop_first()[1])
         self.attempts.discard_all(taken)
-        self.cursor_dirty = self.tracks
+        if self.tracks:
+            self._unrecorded.add_all(taken)
 
     def settle(self, start: int, end: int) -> None:
         """[start, end) needs no delivery any more: acked, or it does not exist."""
@@ -238,7 +243,8 @@ class Subscription:
                 self.cursor = max(self.cursor, self.acked.pop_first()[1])
         if self.attempts:
             self.attempts.discard(start, end)
-        self.cursor_dirty = self.tracks
+        if self.tracks:
+            self._unrecorded.add(start, end)
 
     def nack(self, consumer: Consumer, pairs: list[int], due_ns: int) -> None:
         """Give flat [start, end) pairs back; they are redelivered at `due_ns` (0: at once)."""
@@ -269,12 +275,47 @@ class Subscription:
         self.delayed.clear()
         self.attempts = Attempts()
         self.ahead.clear()
-        self.cursor_dirty = self.tracks
+        if self.tracks:
+            self._sought = offset
+            self._unrecorded.clear()
 
-    def restore(self, cursor: int, acked: Iterable[int]) -> None:
+    # ------------------------------------------------------------ records
+
+    @property
+    def cursor_dirty(self) -> bool:
+        """Something was acked or sought since the last `cursor_records`."""
+        return self._sought is not None or bool(self._unrecorded)
+
+    def cursor_records(self) -> list[Cursor | Acked]:
+        """What changed since the last call: however much is acked above the cursor, a record only
+        holds what is new."""
+        records: list[Cursor | Acked] = []
+        if self._sought is not None:
+            records.append(Cursor(self.partition_id, self.name, self._sought))
+            self._sought = None
+        flat = self._unrecorded.flat()
+        self._unrecorded.clear()
+        for at in range(0, len(flat), 2 * RANGES_PER_RECORD_MAX):
+            some = flat[at : at + 2 * RANGES_PER_RECORD_MAX]
+            records.append(Acked(self.partition_id, self.name, some))
+        return records
+
+    def restore(self, cursor: int, acked: list[int]) -> None:
         """Set what a cursor record says."""
         self.cursor = self.next_offset = cursor
-        self.acked = IntervalSet(list(acked))
+        self.acked = IntervalSet(acked)
+
+    def restore_acked(self, ranges: list[int]) -> None:
+        """Add what a record says, maybe not for the first time."""
+        for i in range(0, len(ranges) - 1, 2):
+            if ranges[i] > self.cursor:
+                self.acked.add(ranges[i], ranges[i + 1])
+            elif ranges[i + 1] > self.cursor:
+                self.cursor = ranges[i + 1]
+                self.acked.remove(0, self.cursor)
+                if self.acked and self.acked.first <= self.cursor:
+                    self.cursor = self.acked.pop_first()[1]
+        self.next_offset = self.cursor
 
     @property
     def held_count(self) -> int:

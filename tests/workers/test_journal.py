@@ -48,3 +48,30 @@ def test_records_that_come_behind_a_reservation(rig: Rig, monkeypatch: pytest.Mo
     missing = partition.subscriptions["s"].acked.missing(0, FRAMES * MESSAGES)
     assert [i for low, high in missing for i in range(low, high)] == list(holes)
     assert rig.worker.logs[0].written_position > 10 * 64 * KIB
+
+
+def test_durable_acks_with_ever_so_many_holes(tmp_path: Path) -> None:
+    """Every second message of 30,000 is acked: a crash brings back the others and nothing else, and
+    the log does not fill with the same ranges again and again."""
+    settings = {"segment_bytes": 1024 * KIB, "group_bytes_max": 64 * KIB}
+    rig = Rig(tmp_path / "data", **settings)
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.subscribe(1)
+    for base in range(0, 30_000, 1000):
+        frame = client.frame(opened, base, [b"%d" % n for n in range(base, base + 1000)])
+        assert client.publish((1, frame)) == [0, base]
+    client.receive(30_000)
+    before = rig.worker.logs[0].written_position
+    for base in range(0, 30_000, 1000):
+        client.ack(*[edge for n in range(base, base + 1000, 2) for edge in (n, n + 1)])
+    assert rig.worker.logs[0].written_position - before < 1024 * KIB
+    rig.crash()
+    rig = Rig(tmp_path / "data", **settings)
+    client = rig.client()
+    client.subscribe(1)
+    assert [offset for offset, _ in client.receive(15_000)] == list(range(1, 30_000, 2))
+    client.ack(0, 30_000)
+    assert rig.worker.catalog.by_id[1].subscriptions["s"].cursor == 30_000
+    rig.stop()
