@@ -181,11 +181,11 @@ class Core:
     def cached_producer_steps(self, topic: str) -> Steps[Outbox]:
         """The producer that `client.publish` uses for a topic."""
         while True:
-            producer = self.cached.get(topic)
-            if producer is not None and producer in self.opened:
-                self.cached.move_to_end(topic)
-                return producer
-            with self.pump.lock:
+            with self.pump.lock:  # looking and claiming are one step: else two would open
+                producer = self.cached.get(topic)
+                if producer is not None and producer in self.opened:
+                    self.cached.move_to_end(topic)
+                    return producer
                 if topic not in self._opening:
                     self._opening.add(topic)
                     break
