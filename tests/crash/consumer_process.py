@@ -1,8 +1,8 @@
 """A consumer in a process of its own: `python -m tests.crash.consumer_process PLAN`.
 
-PLAN is JSON: {"url", "parent", "topic", "subscription", "type", "name", "record", "acks", "seed"}. It
+PLAN is JSON: {"url", "parent", "topic", "subscription", "type", "name", "record", "acks", "holes", "seed"}. It
 writes down what it receives before it acks it, and what is durably acked once `flush_acks` has
-returned. Some messages it never acks. Until stdin ends.
+returned. With `holes` there are messages that it never acks. Until stdin ends.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Taker:
     def __init__(self, consumer: Any, plan: dict[str, Any]) -> None:
         self._consumer = consumer
         self._acks: bool = plan["acks"]
+        self._holes: bool = plan.get("holes", False)
         self._record = Recorder(plan["record"])
         self._draw = random.Random(plan["seed"])
         self._unflushed: list[Any] = []
@@ -44,7 +45,7 @@ class Taker:
             self._note(RECEIVED, message)
         if not self._acks:
             return
-        if batch and self._draw.random() < SKIP_SHARE:
+        if batch and self._holes and self._draw.random() < SKIP_SHARE:
             start = self._draw.randrange(len(batch))
             del batch[start : start + self._draw.randint(1, SKIP_MESSAGES_MAX)]
         for message in batch:

@@ -47,10 +47,12 @@ class History:
     def __init__(self, about: str) -> None:
         self.about = about
         """Seed and circumstances, named in every failure."""
+        self.kills_ns: list[int] = []
         self.seen: dict[Place, int] = {}
         self.acked: dict[Place, int] = {}
         self.content: dict[str, dict[tuple[int, int], int]] = {}
         """Topic -> what its log holds, once `settle` was called."""
+        self._firsts: dict[str, dict[int, int]] = {}
 
     def fail(self, text: str) -> AssertionError:
         """The error of a broken rule."""
@@ -107,8 +109,9 @@ class History:
 
     # ------------------------------------------------------------ what the log holds
 
-    def settle(self, topic: str, messages: Iterable[Any], *, from_zero: bool = True) -> None:
-        """`messages`: the whole topic as a reader gives it. Nothing is missing, nothing is twice."""
+    def settle(self, topic: str, messages: Iterable[Any], *, trimmed: bool = False) -> None:
+        """`messages`: the whole topic as a reader gives it. Nothing is missing, nothing is twice; with
+        `trimmed` the beginnings of partitions may be gone."""
         content: dict[tuple[int, int], int] = {}
         places: dict[int, Sight] = {}
         ends: dict[int, int] = {}
@@ -117,7 +120,7 @@ class History:
             partition, offset = partition_of(message.topic), message.offset
             ident = ident_of(message.payload)
             self.note(topic, partition, offset, ident, "the reader")
-            expected = ends.get(partition, 0 if from_zero else offset)
+            expected = ends.get(partition, offset if trimmed else 0)
             if offset != expected:
                 raise self.fail(f"{topic} {partition}@{offset} was read where {expected} should be")
             ends[partition] = offset + 1
@@ -134,11 +137,9 @@ class History:
                 )
             numbers[producer, partition] = number
         self.content[topic] = content
-        firsts = {}
-        for partition, offset in content:
-            firsts.setdefault(partition, offset)
+        self._firsts.pop(topic, None)
         for (name, partition, offset), ident in self.seen.items():
-            if name != topic or (not from_zero and offset < firsts.get(partition, 1 << 62)):
+            if name != topic or (trimmed and offset < self.first_offset(topic, partition)):
                 continue
             if content.get((partition, offset)) != ident:
                 what = "acked" if (name, partition, offset) in self.acked else "delivered"
@@ -147,11 +148,29 @@ class History:
                     f"the partition ends at {ends.get(partition, 0)}"
                 )
 
+    def first_offset(self, topic: str, partition: int) -> int:
+        """First offset that a partition still has."""
+        firsts = self._firsts.get(topic)
+        if firsts is None:
+            firsts = self._firsts[topic] = {}
+            for place, offset in self.content[topic]:  # in order of offset
+                firsts.setdefault(place, offset)
+        return firsts.get(partition, 1 << 62)
+
+    def trimmed(self, topic: str) -> set[tuple[int, int]]:
+        """Places that were acked to a producer and are trimmed away."""
+        return {
+            (partition, offset)
+            for name, partition, offset in self.acked
+            if name == topic and offset < self.first_offset(topic, partition)
+        }
+
     def complete(self, topic: str, producer: int, count: int) -> None:
-        """Every message of a producer that closed in peace is there."""
+        """Every message of a producer that closed in peace is there, or was until it was trimmed."""
+        gone = (self.acked[topic, *place] for place in self.trimmed(topic))
         there = {
             number_of(ident)
-            for ident in self.content[topic].values()
+            for ident in (*self.content[topic].values(), *gone)
             if producer_of(ident) == producer
         }
         missing = set(range(count)) - there
@@ -196,7 +215,13 @@ class History:
                     last[place] = max(at_ns, last[place])
         back = [place for place, at_ns in durable.items() if last[place] > at_ns]
         if back:
-            raise self.fail(f"{topic}: {len(back)} came again although acked: {sorted(back)[:5]}")
+            place = min(back)
+            kills = [round((at - durable[place]) / 1e9, 3) for at in self.kills_ns]
+            raise self.fail(
+                f"{topic}: {len(back)} came again although acked: {sorted(back)[:5]}; the first "
+                f"{(last[place] - durable[place]) / 1e9:.3f} s after its ack was durable, the kills "
+                f"were at {kills} s"
+            )
         came = set(rest)
         back = sorted(came & durable.keys())
         if back:
@@ -204,4 +229,7 @@ class History:
         lost = sorted(self.content[topic].keys() - came - sent)
         if lost:
             raise self.fail(f"{topic}: {len(lost)} are unacked and did not come back: {lost[:5]}")
+        early = sorted(self.trimmed(topic) - sent)
+        if early:
+            raise self.fail(f"{topic}: {len(early)} were trimmed although unacked: {early[:5]}")
         return len(durable)

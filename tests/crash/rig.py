@@ -72,13 +72,36 @@ class Server:
         """Start it and wait until it is ready."""
         assert self.broker is None
         began = time.monotonic()
-        self.broker = Broker(
-            self.data_dir, fake="", workers=self.workers, listen=f"127.0.0.1:{self.port}",
-            **self.changes,
-        )  # fmt: skip
+        self.broker = self._broker()
         self.broker.wait_ready()
         self.start_seconds = time.monotonic() - began
         return self.broker
+
+    def _broker(self) -> Broker:
+        return Broker(
+            self.data_dir, fake="", workers=self.workers, listen=f"127.0.0.1:{self.port}",
+            **self.changes,
+        )  # fmt: skip
+
+    def start_and_kill(self, seconds: float) -> bool:
+        """Start it and SIGKILL everything so much later, ready or not; whether it was ready."""
+        assert self.broker is None
+        self.broker = self._broker()
+        output = self.broker.process.stdout
+        assert output is not None
+        ready = bool(select.select([output], [], [], seconds)[0])
+        children = self._children()
+        self.broker.process.kill()
+        self.broker.process.wait(10)
+        wait_until("end of all", lambda: not any(map(is_running, children)), 10)
+        self._release()
+        return ready
+
+    def _children(self) -> list[int]:
+        assert self.broker is not None
+        pid = self.broker.process.pid
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        return [int(child) for child in text.split()]
 
     def stop(self) -> None:
         """SIGTERM; it must end with 0."""

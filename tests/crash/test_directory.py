@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,8 +17,12 @@ import zmq
 from tests.crash.history import History
 from tests.crash.payloads import ident_of, partition_of, payload_of
 from tests.crash.resender import Resender
-from tests.crash.rig import Server
+from tests.crash.rig import Server, rounds
+from tests.workers.broker import wait_until
 
+SEED = int(os.environ.get("DANUBE_CRASH_SEED", "4"))
+CUT_RECOVERIES = rounds(2)
+LONG = rounds(0) > 0
 PER_STEP = 2000
 TOPICS: dict[str, dict[str, Any]] = {
     "/default/f8": {"dispatch": "reliable", "durability": "fsync", "partitions": 8},
@@ -169,34 +176,64 @@ def state_of(server: Server) -> dict[str, Any]:
 
 
 def test_the_index_is_only_a_cache(tmp_path: Path, stack: ExitStack) -> None:
-    """Deleted, or put back from an earlier stop: only the time of the start may change."""
+    """Without it only the start takes longer. (An index of yesterday put back is a longer variant.)"""
     server = Server(tmp_path / "data")
     journey = Journey(server, stack, "before the index is touched")
     with server:
         journey.step(1500)
-        server.stop()
-        indexes = sorted((tmp_path / "data" / "logs").glob("*/index"))
-        assert len(indexes) == 2
-        for index in indexes:
-            assert any(index.iterdir())
-            shutil.copytree(index, index.with_name("index-of-then"))
-        server.start()
-        journey.step(3000)
+        if LONG:
+            server.stop()
+            for index in indexes_of(server):
+                shutil.copytree(index, index.with_name("index-of-yesterday"))
+            server.start()
+            journey.step(3000)
         before = state_of(server)
-        for end, what in (("kill", "delete"), ("stop", "put back")):
-            journey.history.about = f"index: {what}, after a {end}"
+        for end, what in (("kill", "deleted"), ("stop", "of yesterday"))[: 2 if LONG else 1]:
+            journey.history.about = f"index {what}, after a {end}"
             if end == "stop":
                 server.stop()
             else:
                 server.kill("all")
-            for index in indexes:
+            for index in indexes_of(server):
                 shutil.rmtree(index)
-                if what == "put back":
-                    index.with_name("index-of-then").rename(index)
+                if what == "of yesterday":
+                    index.with_name("index-of-yesterday").rename(index)
             server.start()
             after = state_of(server)
             for topic, state in before.items():
                 for name, value in state.items():
-                    assert after[topic][name] == value, f"{topic}: {name} differ ({what})"
-            assert all(index.is_dir() for index in indexes)
+                    assert after[topic][name] == value, f"{topic}: {name} differ, index {what}"
+        assert len(indexes_of(server)) == 2
+        journey.step(4500)
+
+
+def indexes_of(server: Server) -> list[Path]:
+    """The index folder of every log, none of them empty."""
+    found = sorted((server.data_dir / "logs").glob("*/index"))
+    assert len(found) == server.workers
+    assert all(any(index.iterdir()) for index in found)
+    return found
+
+
+def test_killed_again_and_again_while_it_recovers(tmp_path: Path, stack: ExitStack) -> None:
+    """A recovery that is cut off anywhere leaves all for the next one."""
+    draw = random.Random(SEED)
+    server = Server(tmp_path / "data")
+    journey = Journey(server, stack, f"seed {SEED}")
+    with server:
+        journey.step(1500)
+        server.kill("all")
+        cut = 0
+        for _ in range(4 * CUT_RECOVERIES):
+            cut += not server.start_and_kill(server.start_seconds * draw.uniform(0.5, 1.1))
+            if cut == CUT_RECOVERIES:
+                break
+        assert cut, "no recovery was cut off"
+        server.start()
+        journey.step(3000)
+        for _ in range(CUT_RECOVERIES):  # a worker, and its replacement while that starts
+            pid = server.pid_of(1)
+            server.kill("worker", 1)
+            wait_until("a replacement", lambda pid=pid: server.pid_of(1) not in (0, pid))
+            time.sleep(server.start_seconds * draw.uniform(0, 0.5))
         journey.step(4500)

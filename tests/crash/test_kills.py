@@ -5,6 +5,9 @@
     round: wait for load, SIGKILL, (start again), resend what was acked before, go on
     end:   read everything back and hold it against what anybody ever saw
 
+Once with a log that keeps everything, once with one that is trimmed behind the cursors all the while,
+so that segments are used again with the frames of before in them.
+
 The clients of the load are never touched: they must go on by themselves. DANUBE_CRASH_ROUNDS=n makes
 it n rounds, DANUBE_CRASH_SEED another order and other moments.
 """
@@ -15,7 +18,6 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -64,7 +66,9 @@ TAKERS: list[dict[str, Any]] = [
 class Load:
     """Everybody who publishes and consumes, and what they wrote down."""
 
-    def __init__(self, folder: Path, server: Server, history: History, stack: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, server: Server, history: History, stack: ExitStack, *, holes: bool
+    ) -> None:
         self.folder = folder
         self.history = history
         self.producers: list[tuple[dict[str, Any], Path]] = []
@@ -81,6 +85,18 @@ class Load:
         for resender in self.resenders:
             stack.callback(resender.close)
             assert resender.connect() == 0
+        with server.client() as client:
+            for entry in PLANS[0]:
+                client.admin.create_topic(entry["topic"], **entry["options"])
+        for number, entry in enumerate(TAKERS):
+            path = folder / f"taker{number}.seen"
+            plan = {**entry, "url": server.url, "name": f"taker{number}", "record": str(path),
+                    "holes": holes, "seed": SEED + number}  # fmt: skip
+            self.takers.append((plan, path))
+            taker = Member("consumer_process", plan, folder / f"taker{number}")
+            self.taker_members.append(stack.enter_context(taker))
+        for taker in self.taker_members:
+            taker.wait_ready()
         for number, plan in enumerate(PLANS):
             for entry in plan:
                 name = f"p{entry['index']}"
@@ -99,15 +115,6 @@ class Load:
             self.producer_members.append(stack.enter_context(member))
         for member in self.producer_members:
             member.wait_ready()
-        for number, entry in enumerate(TAKERS):
-            path = folder / f"taker{number}.seen"
-            plan = {**entry, "url": server.url, "name": f"taker{number}", "record": str(path),
-                    "seed": SEED + number}  # fmt: skip
-            self.takers.append((plan, path))
-            taker = Member("consumer_process", plan, folder / f"taker{number}")
-            self.taker_members.append(stack.enter_context(taker))
-        for taker in self.taker_members:
-            taker.wait_ready()
         for resender in self.resenders:
             resender.start()
 
@@ -190,23 +197,22 @@ def drain(client: Any, topic: str, subscription: str, wanted: int) -> list[tuple
     return rest
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path / "data") as started:
-        yield started
-
-
 @pytest.mark.timeout(120 + 30 * ROUNDS)
-def test_any_process_killed_under_load(server: Server, tmp_path: Path) -> None:
-    draw = random.Random(SEED)
-    victims = [victim for _ in range(0, ROUNDS, 4) for victim in draw.sample(VICTIMS, 4)][:ROUNDS]
-    history = History(f"seed {SEED}, victims {victims}")
+@pytest.mark.parametrize("log", ["kept", "trimmed"])
+def test_any_process_killed_under_load(tmp_path: Path, log: str) -> None:
+    draw = random.Random(f"{SEED} {log}")
+    count = ROUNDS if log == "kept" else max(ROUNDS // 4, 1)
+    victims = [victim for _ in range(0, count, 4) for victim in draw.sample(VICTIMS, 4)][:count]
+    history = History("")
+    retention = {} if log == "kept" else {"retention_seconds_min": 0}
     with ExitStack() as stack:
-        load = Load(tmp_path, server, history, stack)
+        server = stack.enter_context(Server(tmp_path / "data", **retention))
+        load = Load(tmp_path, server, history, stack, holes=log == "kept")
         for number, victim in enumerate(victims):
-            history.about = f"seed {SEED}, victims {victims}, round {number}"
+            history.about = f"seed {SEED}, log {log}, victims {victims}, round {number}"
             before_ns = time.monotonic_ns()
             killed_ns = strike(load, server, victim, draw)
+            history.kills_ns.append(killed_ns)
             flying = sum(resender.on_way_at(killed_ns) for resender in load.resenders)
             for resender in load.resenders:
                 resender.resend()
@@ -216,32 +222,47 @@ def test_any_process_killed_under_load(server: Server, tmp_path: Path) -> None:
         for resender in load.resenders:
             resender.halt()
             resender.resend()
-            assert resender.duplicates > 20 * ROUNDS
-        finish(load, server)
+            assert resender.duplicates > 20 * count
+        sent = stop_clients(load)
+        if log == "trimmed":
+            server.stop()
+            server.changes["retention_seconds_min"] = 24 * 3600  # nothing goes while it is read
+            server.start()
+        judge(load, server, sent, trimmed=log == "trimmed")
 
 
-def finish(load: Load, server: Server) -> None:
-    """Stop the clients and judge."""
-    history = load.history
+def stop_clients(load: Load) -> dict[str, int]:
+    """An orderly end; how many messages each producer sent."""
     for taker in load.taker_members:
         taker.finish()
     sent: dict[str, int] = {}
     for member in load.producer_members:
         sent |= json.loads(member.finish())
     load.read_acks()
+    return sent
+
+
+def judge(load: Load, server: Server, sent: dict[str, int], *, trimmed: bool) -> None:
+    """Hold what is there against what was seen."""
+    history = load.history
     records = [
         history.read_consumer(plan["topic"], path, ordered=plan["type"] == "exclusive")
         for plan, path in load.takers
     ]
+    producers = [
+        (entry["topic"], entry["index"], sent[entry["name"]])
+        for entry, _ in load.producers
+        if entry["topic"] in DURABLE_TOPICS
+    ]
+    producers += [(each.topic, each.index, each.next_sequence) for each in load.resenders]
+    gone = 0
     with server.client() as client:
-        for topic in DURABLE_TOPICS:
-            history.settle(topic, client.reader(topic))
-        for entry, _ in load.producers:
-            if entry["topic"] in DURABLE_TOPICS:
-                history.complete(entry["topic"], entry["index"], sent[entry["name"]])
-        for resender in load.resenders:
-            history.settle(resender.topic, client.reader(resender.topic))
-            history.complete(resender.topic, resender.index, resender.next_sequence)
+        for topic in {topic for topic, _, _ in producers}:
+            history.settle(topic, client.reader(topic), trimmed=trimmed)
+            gone += len(history.trimmed(topic))
+        assert (gone > 1000) == trimmed, f"{gone} messages were trimmed"
+        for producer in producers:
+            history.complete(*producer)
         for topic, subscription in (("/default/f4", "solo"), ("/default/o2", "team")):
             mine = [
                 record

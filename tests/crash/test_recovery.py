@@ -20,15 +20,16 @@ from tests.crash.rig import SLACK, Member, Server
 from tests.workers.broker import wait_until
 
 TOPIC = "/default/t"
+HELD_TOPIC = "/default/held"
 WORKER_RECOVERY_SECONDS = 4.0
 """Restart, recovery of the log, reconnect and the first message at a client."""
 SESSION_TIMEOUT_SECONDS = 2.5
 PAUSE_SECONDS = 0.005
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path / "data") as started:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("recovery") / "data") as started:
         yield started
 
 
@@ -227,7 +228,7 @@ def until(what: str, attempt: Callable[[], Any], refused: type[DanubeError], sec
 def holder(server: Server, folder: Path, kind: str) -> tuple[Member, Path]:
     """A consumer process that acks nothing, at work."""
     record = folder / f"{kind}.seen"
-    plan = {"url": server.url, "topic": TOPIC, "subscription": kind, "type": kind, "name": "doomed",
+    plan = {"url": server.url, "topic": HELD_TOPIC, "subscription": kind, "type": kind, "name": "doomed",
             "record": str(record), "acks": False, "seed": 0}  # fmt: skip
     return Member("consumer_process", plan, folder / f"{kind}.errors"), record
 
@@ -235,7 +236,7 @@ def holder(server: Server, folder: Path, kind: str) -> tuple[Member, Path]:
 def test_what_a_dead_client_held_is_given_to_others(server: Server, tmp_path: Path) -> None:
     """An exclusive slot is free, and held messages come again with a count of 1."""
     with server.client() as client:
-        with client.producer(TOPIC) as producer:
+        with client.producer(HELD_TOPIC) as producer:
             producer.send_many([payload_of(1, number) for number in range(500)])
         holders = {kind: holder(server, tmp_path, kind) for kind in ("exclusive", "shared")}
         for kind, (member, record) in holders.items():
@@ -245,15 +246,15 @@ def test_what_a_dead_client_held_is_given_to_others(server: Server, tmp_path: Pa
                 assert set(read_records(record)["kind"].tolist()) == {RECEIVED}
                 if kind == "exclusive":
                     with pytest.raises(FailedPrecondition, match="doomed"):
-                        client.consumer(TOPIC, subscription=kind, initial_position="earliest")
+                        client.consumer(HELD_TOPIC, subscription=kind, initial_position="earliest")
                 else:
-                    second = client.consumer(TOPIC, subscription=kind, type=kind)
+                    second = client.consumer(HELD_TOPIC, subscription=kind, type=kind)
                     assert second.receive(timeout=0.2) is None
                 member.kill()
             if kind == "exclusive":
                 second, _ = until(
                     "the slot's release",
-                    lambda: client.consumer(TOPIC, subscription="exclusive"),
+                    lambda: client.consumer(HELD_TOPIC, subscription="exclusive"),
                     FailedPrecondition,
                     SLACK * SESSION_TIMEOUT_SECONDS,
                 )
