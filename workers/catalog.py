@@ -55,6 +55,7 @@ class Catalog:
             row[PartitionWord.MODE] = Mode.LOGGED if partition.logged else Mode.MEMORY
         if not partition.strict and row[PartitionWord.RESERVED_UNTIL] == INT64_MAX:
             row[PartitionWord.RESERVED_UNTIL] = row[PartitionWord.NEXT_OFFSET]
+            partition.safe_until = int(row[PartitionWord.NEXT_OFFSET])
         return partition
 
     def remove(self, partition_id: int) -> Partition | None:

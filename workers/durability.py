@@ -81,6 +81,7 @@ def _switch(
     worker: ShardWorker, partition: Partition, assigned: r.PartitionAssigned
 ) -> DanubeError | None:
     """Everything that was published so far is durable: from here on the new settings hold."""
+    worker.show_memory_entries()
     was_logged = partition.logged
     becomes_logged = assigned.durability != Durability.MEMORY.value
     if was_logged and not becomes_logged:

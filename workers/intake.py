@@ -11,6 +11,7 @@ group is written.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,8 @@ class Intake:
         self.result_index = 0
         self.memory_entries: list[tuple[Partition, Stored]] = []
         """Frames that are visible at the end of this turn."""
+        self._unsafe: dict[int, deque[tuple[Stored, Publication]]] = {}
+        """By partition: frames that wait for a durable reservation of their offsets."""
         self.touched: dict[int, Partition] = {}
         """Partitions that reserve offsets and took messages lately."""
         self.forward: Callable[[Publication, int, int, memoryview], bool] = _nobody
@@ -157,6 +160,7 @@ class Intake:
         statuses = publication.statuses
         for index, row in enumerate(rows, skip):
             status = row[0]
+            stopped = status == admission.NEED_RESERVATION
             if status == OK:
                 self._accepted(publication, part, index, count, first + index, row)
             elif status == DUPLICATE:
@@ -165,7 +169,7 @@ class Intake:
                 if partition.logged:
                     journal = self.journals[partition.log_slot]
                     journal.wait_for_original(publication, len(statuses))
-            elif status == admission.NEED_RESERVATION:
+            elif stopped:
                 partition = self.partitions_by_slot[row[1]]
                 stuck = self.journals[partition.log_slot].stuck
                 if stuck is None and self.reserve_offsets(partition, urgent=True):
@@ -180,6 +184,8 @@ class Intake:
                 self._explain(publication, status, row)
             statuses.append(status)
             statuses.append(row[2] if status in (OK, DUPLICATE) else 0)
+            if stopped:
+                return index + 1
         return count
 
     def _forward(self, publication: Publication, buffer: Any, index: int, row: list[int]) -> bool:
@@ -253,12 +259,22 @@ class Intake:
             self.memory_entries.append((partition, stored))
             return
 
-        def reserved(error: Any = None) -> None:
+        publication.pending += 1
+        self._unsafe.setdefault(partition.partition_id, deque()).append((stored, publication))
+
+    def _show_safe(self, partition: Partition) -> None:
+        """More offsets of a partition are reserved durably: show what waited for that."""
+        waiting = self._unsafe.get(partition.partition_id)
+        while waiting and waiting[0][0].end_offset <= partition.safe_until:
+            stored, publication = waiting.popleft()
             self.memory_entries.append((partition, stored))
             self._finish(publication)
 
-        publication.pending += 1
-        self.journals[partition.log_slot].when_durable(reserved)
+    def forget(self, partition: Partition) -> None:
+        """A partition was removed."""
+        self.touched.pop(partition.partition_id, None)
+        for _, publication in self._unsafe.pop(partition.partition_id, ()):
+            self._finish(publication)
 
     def _explain(self, publication: Publication, status: int, row: list[int]) -> None:
         self.refused += 1
@@ -306,9 +322,12 @@ class Intake:
         journal = self.journals[partition.log_slot]
 
         def use(error: Any = None) -> None:
-            if error is None:
-                allow()
-                partition.safe_until = max(partition.safe_until, until)
+            if error is not None:
+                journal.wait_again(use)
+                return
+            allow()
+            partition.safe_until = max(partition.safe_until, until)
+            self._show_safe(partition)
 
         def allow() -> None:
             row = self.tables.partitions[partition.slot]

@@ -219,6 +219,10 @@ class Journal:
         if done is not None:
             self._record_callbacks.append(done)
 
+    def wait_again(self, done: Done) -> None:
+        """For a `done` that was called with an error: its record is kept, and it waits on."""
+        self._record_callbacks.append(done)
+
     def record_again(self, records: list[bytes]) -> None:
         """Records that were written in vain: they go before those that came since."""
         self._records[:0] = records

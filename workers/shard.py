@@ -273,8 +273,7 @@ class ShardWorker:
                 self._show(group.written_entries)
                 for publication in group.on_written:
                     self.release(publication)
-        entries, self.intake.memory_entries = self.intake.memory_entries, []
-        self._show(entries)
+        self.show_memory_entries()
 
     def _complete(self) -> int:
         """Groups that became durable: show their frames, release their acks."""
@@ -306,6 +305,11 @@ class ShardWorker:
         publication.pending -= 1
         if publication.pending == 0:
             self.intake.answered.append(publication)
+
+    def show_memory_entries(self) -> None:
+        """Frames that are kept in memory become visible."""
+        entries, self.intake.memory_entries = self.intake.memory_entries, []
+        self._show(entries)
 
     def _show(self, entries: list[tuple[Partition, Stored]]) -> None:
         """Frames became visible to consumers."""
@@ -444,8 +448,8 @@ class ShardWorker:
 
     def forget_partition(self, partition: Partition) -> None:
         """A partition was removed: nothing of it is kept."""
-        touched = self.intake.touched
-        for pending in (self.dirty, self._unread, self.moved_cursors, self.delayed, touched):
+        self.intake.forget(partition)
+        for pending in (self.dirty, self._unread, self.moved_cursors, self.delayed):
             pending.pop(partition.partition_id, None)
         while partition.tail_count:
             freed = partition.evict()

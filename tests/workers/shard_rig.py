@@ -6,6 +6,7 @@ msgpack and the frame codec.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import zmq
 
 from danube_fast.clock import SystemClock
 from danube_fast.config import Settings
+from danube_fast.errors import DanubeError
 from danube_fast.frame.bundle import bundle_entries, make_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.view import FrameView
@@ -142,7 +144,8 @@ class Rig:
     def crash(self) -> None:
         """Let go of the files without a clean end, as far as one process can."""
         for log in self.worker.logs:
-            log.close()
+            with contextlib.suppress(DanubeError):
+                log.close()
         self.worker.server.close()
         self._release()
 
