@@ -7,21 +7,6 @@ import os
 import pytest
 
 from danube_fast.frame.bundle import make_bundle
-from tests.workers.shard_rig import Rig
-
-
-@pytest.fixture
-def rigs(tmp_path):
-    started: list[Rig] = []
-
-    def start(**settings):
-        rig = Rig(tmp_path / "data", **settings)
-        started.append(rig)
-        return rig
-
-    yield start
-    if started and not started[-1].context.closed:
-        started[-1].stop()
 
 
 def test_a_message_goes_in_and_comes_out(rigs):

@@ -15,8 +15,8 @@ import pytest
 
 from danube_fast.errors import ResourceExhausted
 from danube_fast.frame.bundle import make_bundle
-from tests.workers.shard_rig import RawClient, Rig
-from tests.workers.test_shard_edges import HeldSyncs
+from tests.workers.shard_faults import HeldSyncs
+from tests.workers.shard_rig import FakeRequest, RawClient, Rig
 
 LOGS = 2
 DURABILITIES = ("fsync", "os", "memory", "fsync")
@@ -42,6 +42,10 @@ class Lane:
         """Where acked frames end, as sequences."""
         self.generation = 0
         self.made = 0
+        self.change: FakeRequest | None = None
+        """Of the durability, under way."""
+        self.was_memory = False
+        """Since the worker's start, so that it may forget what this lane sent."""
 
     def frames(self, draw: random.Random) -> list[list[bytes]]:
         """Up to three new frames."""
@@ -88,9 +92,12 @@ class Storm:
         self.client = RawClient(self.rig)
         self.rig.clients.append(self.client)
         for lane in self.lanes:
-            if lane.durability == "memory":
+            in_force = self.rig.worker.catalog.by_id[lane.partition_id].assigned.durability
+            if "memory" in (lane.durability, in_force) or lane.was_memory:
                 lane.generation += 1
                 lane.unacked, lane.first, lane.ends = [], 0, set()
+            lane.durability, lane.change = in_force, None
+            lane.was_memory = in_force == "memory"
             name = f"p{lane.partition_id}-{lane.generation}"
             lane.opened = self.client.open_producer(lane.partition_id, name)
             lane.posted = 0
@@ -115,7 +122,7 @@ class Storm:
     def step(self) -> None:
         self.draw.choice(
             [self.publish] * 6 + [self.turn] * 6 + [self.ack, self.ack, self.hold, self.release]
-            + [self.fail, self.refuse, self.restart]
+            + [self.fail, self.refuse, self.restart, self.change]
         )()  # fmt: skip
         self.look()
 
@@ -157,7 +164,7 @@ class Storm:
                 lane.ends.add(end)
                 for i, payload in enumerate(payloads):
                     self.saw(lane.partition_id, offset + i, payload)
-                    if lane.durability != "memory":
+                    if lane.durability != "memory" and lane.change is None:
                         self.acked[lane.partition_id, offset + i] = payload
         while lane.unacked and lane.first + len(lane.unacked[0]) in lane.ends:
             lane.first += len(lane.unacked.pop(0))
@@ -219,6 +226,28 @@ class Storm:
 
         setattr(log, name, full)
 
+    def change(self) -> None:
+        """Another durability, while messages are under way."""
+        lane = self.draw.choice(self.lanes)
+        if lane.change is not None:
+            return
+        wanted = self.draw.choice(DURABILITIES)
+        entry = {
+            "partition_id": lane.partition_id, "topic": f"/default/t{lane.partition_id}",
+            "index": 0, "dispatch": "reliable", "durability": wanted, "incarnation": 1,
+            "log_id": lane.partition_id % LOGS,
+        }  # fmt: skip
+        lane.change = FakeRequest(partitions=[entry])
+        lane.was_memory = lane.was_memory or wanted == "memory"
+        self.rig.worker.operations._assign(lane.change)  # type: ignore[arg-type]
+
+    def changed(self) -> None:
+        for lane in self.lanes:
+            if lane.change is not None and lane.change.done:
+                if lane.change.error is None:
+                    lane.durability = lane.change.arguments["partitions"][0]["durability"]
+                lane.change = None
+
     def restart(self) -> None:
         if self.draw.random() < 0.5:
             self.end(self.draw.choice(("stop", "crash")))
@@ -233,6 +262,7 @@ class Storm:
             reply = self.client._answer(request)
             if reply is not None:
                 self.requests.pop(request)(reply)
+        self.changed()
         taken, self.client.delivered = self.client.delivered, []
         for consumer_id, view in taken:
             view.check(stamped=True)
@@ -263,8 +293,7 @@ class Storm:
         self.end("crash")
         self.start()
         for lane in self.lanes:
-            if lane.durability != "memory":
-                self.check_all(lane)
+            self.check_all(lane)
         self.rig.stop()
 
     def check_all(self, lane: Lane) -> None:
@@ -273,7 +302,7 @@ class Storm:
         self.rig.clients.append(reader)
         reader.subscribe(lane.partition_id, "", kind="reader", consumer_id=1)
         found: dict[int, bytes] = {}
-        while len(found) < len(wanted):
+        while not wanted.keys() <= found.keys():
             for offset, payload in reader.receive(1):
                 assert offset not in found
                 found[offset] = payload
