@@ -91,8 +91,12 @@ class Catalog:
         elif isinstance(record, r.Reserved):
             row[PartitionWord.RESERVED_UNTIL] = partition.safe_until = record.until
         elif isinstance(record, r.PartitionState):
-            row[PartitionWord.NEXT_OFFSET] = record.next_offset
-            row[PartitionWord.APPEND_TIME_NS] = record.append_time_ns
+            # After a failed sync such a record stands behind frames that it does not know of.
+            for word, value in (
+                (PartitionWord.NEXT_OFFSET, record.next_offset),
+                (PartitionWord.APPEND_TIME_NS, record.append_time_ns),
+            ):
+                row[word] = max(int(row[word]), value)
             row[PartitionWord.RESERVED_UNTIL] = partition.safe_until = record.reserved_until
             partition.first_offset = record.first_offset
         elif isinstance(record, r.ProducerOpened):
@@ -211,14 +215,15 @@ class Catalog:
     # ------------------------------------------------------------ snapshots
 
     def state_of(self, partition: Partition) -> r.PartitionState:
-        """Where a partition stands."""
+        """Where a partition stands, all records that were written so far included."""
         row = self.tables.partitions[partition.slot]
+        reserved = int(row[PartitionWord.RESERVED_UNTIL])
         return r.PartitionState(
             partition.partition_id,
             int(row[PartitionWord.NEXT_OFFSET]),
             int(row[PartitionWord.APPEND_TIME_NS]),
             partition.first_offset,
-            int(row[PartitionWord.RESERVED_UNTIL]),
+            max(reserved, partition.reserving_until),
         )
 
     def snapshot(self, log_slot: int, epoch: r.EpochStarted) -> list[r.Record]:

@@ -43,15 +43,17 @@ def change_durability(
         f"the durability of {partition.topic} is being changed to {assigned.durability}; send again"
     )
     journal = worker.journals[partition.log_slot]
+    journal.changing += 1
     journal.record(assigned)
 
     def recorded(error: DanubeError | None) -> None:
         partition.switching -= 1
+        journal.changing -= 1
         if worker.catalog.by_id.get(partition.partition_id) is partition:
             error = error or _switch(worker, partition, assigned)
             if error is not None:
                 _log.error("%s stays %s: %s", partition.topic, partition.durability, error)
-                journal.record(partition.assigned)
+                _go_back(worker, partition)
             if not partition.switching:
                 partition.refusal = ""
                 worker.catalog.assign(partition.assigned, partition.log_slot)
@@ -59,6 +61,17 @@ def change_durability(
         done(error)
 
     journal.record(_standing(worker, partition, assigned), recorded)
+
+
+def _go_back(worker: ShardWorker, partition: Partition) -> None:
+    """The record of the change may be in the log all the same: another one must follow it, and no
+    offset may be shown by the reservation that the change took back."""
+    journal = worker.journals[partition.log_slot]
+    state = worker.catalog.state_of(partition)
+    journal.record(partition.assigned)
+    journal.record(state)
+    if not partition.strict:
+        partition.safe_until = min(partition.safe_until, state.next_offset)
 
 
 def _standing(

@@ -78,8 +78,9 @@ class Intake:
         self.result_index = 0
         self.memory_entries: list[tuple[Partition, Stored]] = []
         """Frames that are visible at the end of this turn."""
-        self._unsafe: dict[int, deque[tuple[Stored, Publication]]] = {}
-        """By partition: frames that wait for a durable reservation of their offsets."""
+        self._unsafe: dict[int, deque[tuple[int, Stored | None, Publication]]] = {}
+        """By partition: frames that wait for a durable reservation of their offsets, by their end;
+        and resends of such."""
         self.touched: dict[int, Partition] = {}
         """Partitions that reserve offsets and took messages lately."""
         self.forward: Callable[[Publication, int, int, memoryview], bool] = _nobody
@@ -166,7 +167,11 @@ class Intake:
             elif status == DUPLICATE:
                 self.duplicates += 1
                 partition = self.partitions_by_slot[row[1]]
-                if partition.logged:
+                unsafe = self._unsafe.get(partition.partition_id)
+                if unsafe:
+                    publication.pending += 1
+                    unsafe.append((unsafe[-1][0], None, publication))
+                elif partition.logged:
                     journal = self.journals[partition.log_slot]
                     journal.wait_for_original(publication, len(statuses))
             elif stopped:
@@ -260,20 +265,22 @@ class Intake:
             return
 
         publication.pending += 1
-        self._unsafe.setdefault(partition.partition_id, deque()).append((stored, publication))
+        unsafe = self._unsafe.setdefault(partition.partition_id, deque())
+        unsafe.append((stored.end_offset, stored, publication))
 
     def _show_safe(self, partition: Partition) -> None:
         """More offsets of a partition are reserved durably: show what waited for that."""
         waiting = self._unsafe.get(partition.partition_id)
-        while waiting and waiting[0][0].end_offset <= partition.safe_until:
-            stored, publication = waiting.popleft()
-            self.memory_entries.append((partition, stored))
+        while waiting and waiting[0][0] <= partition.safe_until:
+            _, stored, publication = waiting.popleft()
+            if stored is not None:
+                self.memory_entries.append((partition, stored))
             self._finish(publication)
 
     def forget(self, partition: Partition) -> None:
         """A partition was removed."""
         self.touched.pop(partition.partition_id, None)
-        for _, publication in self._unsafe.pop(partition.partition_id, ()):
+        for _, _, publication in self._unsafe.pop(partition.partition_id, ()):
             self._finish(publication)
 
     def _explain(self, publication: Publication, status: int, row: list[int]) -> None:
@@ -318,6 +325,7 @@ class Intake:
         until = int(words[PartitionWord.NEXT_OFFSET]) + partition.reserve_block
         if int(words[PartitionWord.RESERVED_UNTIL]) == INT64_MAX:
             return False
+        partition.reserving_until = max(partition.reserving_until, until)
         partition.reserve_block = min(2 * partition.reserve_block, RESERVE_BLOCK_MAX)
         journal = self.journals[partition.log_slot]
 

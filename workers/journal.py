@@ -127,6 +127,8 @@ class Journal:
         """Why records could not be written the last time; they wait."""
         self.rewrite: deque[memoryview] = deque()
         """Frames that were acked and must be written again after a failed sync, in order."""
+        self.changing = 0
+        """Records under way that take effect only when they are durable: no snapshot meanwhile."""
         self.taken_back: set[int] = set()
         """Log positions of the frames that `void_unsynced` took back."""
         self._queued = 0

@@ -94,12 +94,14 @@ class Operations:
             if done is not None:
                 done(error)
 
-        if known is not None and known.assigned == assigned:
+        if known is not None and known.assigned == assigned and not known.switching:
             if assigned.partition_id not in unrecorded:
                 return False
             worker.journals[slot].when_durable(recorded)
             return True
-        if known is not None and known.assigned.durability != assigned.durability:
+        if known is not None and (
+            known.switching or known.assigned.durability != assigned.durability
+        ):
             change_durability(worker, known, assigned, recorded)
             return True
         unrecorded.add(assigned.partition_id)

@@ -209,7 +209,7 @@ class Upkeep:
                 log.save_snapshot(position, state)
             else:
                 journal.sync_now()
-        elif log.snapshot_due and not journal.has_open_group:
+        elif log.snapshot_due and not journal.has_open_group and not journal.changing:
             journal.snapshot = (log.written_position, worker.snapshot_state(slot, clean=False))
 
     def _trim(self, slot: int, *, over: bool) -> None:

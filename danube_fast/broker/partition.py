@@ -47,6 +47,8 @@ class Partition:
         self.reserve_block = 1 << 20
         self.safe_until = assigned.first_offset
         """Offsets below are reserved durably: they may be shown before they are in the log."""
+        self.reserving_until = 0
+        """The same of what is recorded, durably or not yet."""
         self.unsure_until = 0
         """Nobody knows which offsets below were used and lost, and which were never used."""
         self.strict_end = 0
