@@ -87,7 +87,7 @@ def test_lies_of_a_compressed_body(codec: Codec) -> None:
     for count in (1, 3, 0xFFFF_FFFF):
         changed = bytearray(frame)
         struct.pack_into("<I", changed, layout.AT_MESSAGE_COUNT, count)
-        with pytest.raises(DataLoss, match="BUFFER_BYTES|MESSAGE_COUNT"):
+        with pytest.raises(DataLoss, match=r"BUFFER_BYTES|MESSAGE_COUNT"):
             FrameView(changed).payloads()
     for at in range(HEADER_BYTES, len(frame)):
         changed = bytearray(frame)
