@@ -65,7 +65,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     group_bytes_max: Annotated[int, Meta(ge=64 * KIB, le=64 * MIB)] = 4 * MIB
     idle_marker_ms: Annotated[int, Meta(ge=1, le=HOUR_MS)] = 100
     retention_seconds_min: Annotated[int, Meta(ge=0, le=100 * YEAR_SECONDS)] = 24 * 3600
-    snapshot_bytes_max: Annotated[int, Meta(ge=MIB, le=TIB)] = 1024 * MIB
     index_flush_entries: Annotated[int, Meta(ge=1, le=10_000_000)] = 4096
     index_map_bytes: Annotated[int, Meta(ge=MIB, le=16 * TIB)] = 64 * MIB
 
@@ -80,10 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     heartbeat_idle_ms: Annotated[int, Meta(ge=10, le=HOUR_MS)] = 5000
     session_timeout_ms: Annotated[int, Meta(ge=50, le=HOUR_MS)] = 2500
     sessions_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
-    send_queue_messages_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
 
     # dedup
-    dedup_batches_max: Annotated[int, Meta(ge=1, le=64)] = 64
     producers_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
     producer_expiry_seconds: Annotated[int, Meta(ge=1, le=100 * YEAR_SECONDS)] = 7 * 24 * 3600
 
@@ -91,7 +88,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tail_bytes_max: Annotated[int, Meta(ge=0, le=TIB)] = 64 * MIB
     """Recent frames that a worker keeps in memory for consumers near the tail."""
     memory_topic_bytes_max: Annotated[int, Meta(ge=64 * KIB, le=TIB)] = 256 * MIB
-    ack_commit_ms: Annotated[int, Meta(ge=1, le=HOUR_MS)] = 100
     delivery_bytes_max: Annotated[int, Meta(ge=4 * KIB, le=GIB)] = 1 * MIB
     """Largest DELIVER, unless one frame alone is larger."""
 

@@ -197,10 +197,6 @@ class Catalog:
                     sub.cursor = sub.next_offset = partition.visible
         return skipped
 
-    def clean_epoch(self, log_slot: int) -> r.EpochStarted | None:
-        """The last epoch record that was applied for a log."""
-        return self._last_epoch.get(log_slot)
-
     # ------------------------------------------------------------ producers
 
     def open_producer(self, partition: Partition, producer_id: int, name: str, epoch: int) -> int:

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 MS = 1_000_000
 CURSOR_INTERVAL_NS = 10 * MS
-"""Cursors are written at most this often (and at the latest after `ack_commit_ms`)."""
+"""Cursors are written at most this often."""
 TICK_NS = 10 * MS
 SLOW_TICK_NS = 250 * MS
 TRIM_TICK_NS = 1000 * MS
