@@ -329,7 +329,7 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         """Everything for `danube-fast status`."""
-        boot, config = self._boot, self._config
+        boot, config, cursors = self._boot, self._config, self.quota.cursors
         return {
             "version": VERSION,
             "supervisor_pid": config.supervisor_pid,
@@ -338,7 +338,11 @@ class Coordinator:
             "partitions": self.topics.partition_count,
             "processes": web.BrokerView(boot.control, boot.counters, self.clock).processes(),
             "logs": [
-                {"log_id": log_id, "worker": worker - 1}
+                {
+                    "log_id": log_id,
+                    "worker": worker - 1,
+                    **(cursors[log_id]._asdict() if log_id in cursors else {}),
+                }
                 for log_id, worker in enumerate(config.log_workers)
             ],
             "counters": {counter.name.lower(): boot.counters.total(counter) for counter in Counter},
@@ -352,6 +356,7 @@ def main() -> int:
     context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
     try:
         coordinator = Coordinator(booted, context)
+        booted.settle()
         coordinator.start()
         coordinator.run()
         coordinator.stop()

@@ -9,7 +9,7 @@ from danube_fast.broker import records as r
 from danube_fast.broker.layout import PartitionWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
-from danube_fast.errors import DanubeError, NotFound, TopicDeleted
+from danube_fast.errors import DanubeError, DataLoss, NotFound, TopicDeleted
 from danube_fast.workers.boot import COORDINATOR
 from danube_fast.workers.durability import change_durability
 from danube_fast.workers.mailbox import Reply, Request
@@ -55,10 +55,10 @@ class Operations:
                 _log.info("no assignments yet, asking again: %s", reply.error)
                 self.assignments_missing = True
                 return
-            wanted = reply.value["partitions"]
-            for entry in wanted:
+            for entry in reply.value["partitions"]:
                 self._take(entry, None)
-            self._drop_others({entry["partition_id"] for entry in wanted})
+            self._drop(reply.value["deleted"])
+            self._report_unknown({entry["partition_id"] for entry in reply.value["partitions"]})
 
         self._worker.boot.mailbox.call(
             COORDINATOR,
@@ -68,11 +68,28 @@ class Operations:
             timeout_ms=ASSIGNMENTS_TIMEOUT_MS,
         )
 
-    def _drop_others(self, wanted: set[int]) -> None:
+    def _drop(self, partition_ids: list[int]) -> None:
         """Partitions that were deleted while this worker was away."""
-        for partition_id in list(self._worker.catalog.by_id):
-            if partition_id not in wanted:
-                self._remove(partition_id, None)
+        mailbox = self._worker.boot.mailbox
+        for partition_id in partition_ids:
+
+            def dropped(error: DanubeError | None, partition_id: int = partition_id) -> None:
+                if error is None:
+                    mailbox.notify(COORDINATOR, "dropped", {"partition_ids": [partition_id]})
+
+            self._remove(partition_id, dropped)
+
+    def _report_unknown(self, assigned: set[int]) -> None:
+        """The metadata is behind the log, as after an old backup: keep everything, and say so."""
+        for partition_id, partition in self._worker.catalog.by_id.items():
+            if partition_id not in assigned:
+                _log.error(
+                    "partition %d (%s) is in log %d, but the metadata does not know it; it is kept "
+                    "and not served: restore the metadata that belongs to this data directory",
+                    partition_id,
+                    partition.topic,
+                    self._worker.logs[partition.log_slot].log_id,
+                )
 
     def _take(self, entry: dict[str, Any], done: Any) -> bool:
         """Enter one assignment; True if it needed a record."""
@@ -86,6 +103,16 @@ class Operations:
             entry["durability"], entry["incarnation"], entry.get("first_offset", 0),
         )  # fmt: skip
         known = worker.catalog.by_id.get(assigned.partition_id)
+        if known is not None and known.assigned.incarnation != assigned.incarnation:
+            text = (
+                f"partition {assigned.partition_id} is {known.topic} in log {entry['log_id']} but "
+                f"{assigned.topic} in the metadata: the two do not belong together; restore the "
+                "metadata of this data directory"
+            )
+            _log.error("%s", text)
+            if done is not None:
+                done(DataLoss(text))
+            return True
         unrecorded = self._unrecorded
 
         def recorded(error: DanubeError | None) -> None:
@@ -133,13 +160,10 @@ class Operations:
 
     def _unassign(self, request: Request) -> None:
         """{"partition_ids": [...], "reason": text} -> {} when it is durable."""
-        ids = [
-            pid for pid in request.arguments["partition_ids"] if pid in self._worker.catalog.by_id
-        ]
+        ids = request.arguments["partition_ids"]
         left = len(ids)
-        if not left:
+        if not ids:
             request.reply({})
-            return
 
         def done(error: DanubeError | None) -> None:
             nonlocal left
@@ -147,6 +171,7 @@ class Operations:
             if error is not None:
                 request.fail(error)
             elif left == 0:
+                self._worker.boot.mailbox.notify(COORDINATOR, "dropped", {"partition_ids": ids})
                 request.reply({})
 
         for partition_id in ids:
@@ -156,6 +181,8 @@ class Operations:
         worker = self._worker
         partition = worker.catalog.by_id.get(partition_id)
         if partition is None:
+            if done is not None:
+                done(None)
             return
         text = f"topic {partition.topic} was deleted; create it again to use its name"
         for sub in partition.all_subscriptions():

@@ -104,6 +104,7 @@ class Placement:
         self._now_ns = 0
         mailbox.handlers["assignments"] = self._assignments
         mailbox.handlers["owner"] = self._owner
+        mailbox.handlers["dropped"] = self._dropped
 
     def _owner(self, request: Request) -> None:
         """{"partition_id"} -> {"process": index of the worker that owns it, or None}."""
@@ -243,9 +244,19 @@ class Placement:
     # ---------------------------------------------------------------- asked by workers
 
     def _assignments(self, request: Request) -> None:
-        """{"log_ids": [...]} -> {"partitions": [...]}: all that lives in these logs."""
+        """{"log_ids": [...]} -> {"partitions": [...], "deleted": [ids]}: what lives in these logs,
+        and what is to be dropped from them."""
+        log_ids = request.arguments["log_ids"]
         entries = [
-            assignment(self._topics, record)
-            for record in self._topics.partitions_in_logs(request.arguments["log_ids"])
+            assignment(self._topics, record) for record in self._topics.partitions_in_logs(log_ids)
         ]
-        request.reply({"partitions": [entry for entry in entries if entry is not None]})
+        request.reply(
+            {
+                "partitions": [entry for entry in entries if entry is not None],
+                "deleted": self._topics.deleted_in_logs(log_ids),
+            }
+        )
+
+    def _dropped(self, request: Request) -> None:
+        """{"partition_ids"}: a worker has dropped them durably."""
+        self._topics.dropped(request.arguments["partition_ids"])

@@ -1,25 +1,55 @@
-"""The log quota of the whole broker, shared by its workers: who uses little lends to who needs more.
+"""What workers report of their logs, and the log quota that they share.
 
-    worker --"log_usage" {bytes} once a second--> coordinator
-           <--"log_allowance" {bytes}------------
+    worker --"log_usage" {bytes, logs: commit cursors} once a second--> coordinator
+           <--"log_allowance" {bytes}----------------------------------
 
-`wal_bytes_max` holds for all logs together. A worker may always use its equal share; what the others
+Who uses little lends to who needs more: `wal_bytes_max` holds for all logs together. A worker may always use its equal share; what the others
 leave unused of theirs is granted on top. While the coordinator is down the last word stands.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from danube_fast.config import Settings
 from danube_fast.workers.boot import COORDINATOR, BootConfig
 from danube_fast.workers.mailbox import Mailbox, Request
 
-__all__ = ["QuotaKeeper", "WorkerQuota", "log_quota_bytes"]
+if TYPE_CHECKING:
+    from danube_fast.wal.log import Log
+
+__all__ = ["CommitCursor", "QuotaKeeper", "WorkerQuota", "log_quota_bytes"]
 
 QUOTA_BYTES_CEILING = 100 * 1024**3
 SEGMENTS_MIN = 4
 """Segments, spares among them, that a log cannot do without."""
+
+
+class CommitCursor(NamedTuple):
+    """How far a log had come when its worker spoke last; positions in bytes, which never restart."""
+
+    log_id: int
+    oldest_position: int
+    """First byte that is still there."""
+    snapshot_position: int
+    """Up to here the state is in a durable snapshot."""
+    synced_position: int
+    """All below is durable."""
+    written_position: int
+    """All below survives the worker's death."""
+
+    @classmethod
+    def of(cls, log: Log) -> CommitCursor:
+        """The cursor of a log as it stands."""
+        return cls(
+            log.log_id,
+            log.oldest_position,
+            log.snapshot_position,
+            log.synced_position,
+            log.written_position,
+        )
 
 
 def log_quota_bytes(config: BootConfig, used_bytes: int = 0) -> int:
@@ -32,16 +62,19 @@ def log_quota_bytes(config: BootConfig, used_bytes: int = 0) -> int:
 
 
 class QuotaKeeper:
-    """The coordinator's side: divides the quota."""
+    """The coordinator's side: divides the quota, remembers the commit cursors by log id."""
 
     def __init__(self, mailbox: Mailbox, config: BootConfig) -> None:
         self._mailbox = mailbox
         self._config = config
         self._used: dict[int, int] = {}
+        self.cursors: dict[int, CommitCursor] = {}
         mailbox.handlers["log_usage"] = self._usage
 
     def _usage(self, request: Request) -> None:
         self._used[request.peer] = int(request.arguments["bytes"])
+        for cursor in map(CommitCursor._make, request.arguments["logs"]):
+            self.cursors[cursor.log_id] = cursor
         total = log_quota_bytes(self._config, sum(self._used.values()))
         share = total // max(1, self._config.worker_count)
         others = sum(
@@ -68,9 +101,10 @@ class WorkerQuota:
         """What this worker's logs may use together."""
         return max(self._allowance, self._floor)
 
-    def report(self, used_bytes: int) -> None:
-        """Tell the coordinator."""
-        self._mailbox.notify(COORDINATOR, "log_usage", {"bytes": used_bytes})
+    def report(self, used_bytes: int, logs: Iterable[Log]) -> None:
+        """Tell the coordinator what the logs take, and how far each has come."""
+        cursors = [CommitCursor.of(log) for log in logs]
+        self._mailbox.notify(COORDINATOR, "log_usage", {"bytes": used_bytes, "logs": cursors})
 
     def _allowed(self, request: Request) -> None:
         self._allowance = int(request.arguments["bytes"])

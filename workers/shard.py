@@ -483,6 +483,7 @@ def main() -> int:
     booted = boot()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     worker = ShardWorker(booted, context)
+    booted.settle()
     worker.start()
     worker.run()
     context.destroy(linger=0)

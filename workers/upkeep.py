@@ -80,7 +80,7 @@ class Upkeep:
         if now_ns >= self._next_trim_ns:
             self._next_trim_ns = now_ns + TRIM_TICK_NS
             used = sum(log.bytes_on_disk for log in worker.logs)
-            worker.quota.report(used)
+            worker.quota.report(used, worker.logs)
             over = used > worker.quota.allowance_bytes
             for slot in range(len(worker.journals)):
                 self._trim(slot, over=over)

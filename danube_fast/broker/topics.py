@@ -2,15 +2,16 @@
 
     /namespaces/{namespace}        NamespaceRecord
     /topics/{namespace}/{topic}    TopicRecord      writing it is what makes a topic exist
-    /partitions/{partition id}     PartitionRecord  written before its topic, removed after it
+    /partitions/{partition id}     PartitionRecord  written before its topic; once that is gone it
+                                                    stays until its worker has dropped the messages
     /ids/next                      first id that was never given out
 
 The metadata store holds the truth and this its copy in memory; the coordinator is the only writer.
 A commit may take milliseconds, so new topics are collected: `create` checks and enters them here,
 `commit` makes all of them durable with as few transactions as may be, and only then may anybody be
 told. Ids are taken in blocks, are never used twice, and number incarnations as well as partitions.
-A kill between two writes leaves partitions without a topic: `load` removes them, for nobody ever
-saw them.
+A partition without a topic is a deleted one, whether its topic was deleted or a kill came between
+two writes: only what is recorded as deleted may a worker ever drop.
 """
 
 from __future__ import annotations
@@ -116,11 +117,12 @@ class TopicDirectory:
     """All topics and partitions of a broker, over a metadata store."""
 
     def __init__(self, store: Store, *, log_count: int, partitions_per_topic_max: int) -> None:
-        """Read everything; remove what a kill left half made. `log_count` logs can be placed on."""
+        """Read everything. `log_count` logs can be placed on."""
         self._store = store
         self._partitions_max = partitions_per_topic_max
         self._topics: dict[str, TopicRecord] = {}
         self._partitions: dict[int, PartitionRecord] = {}
+        self._deleted: dict[int, PartitionRecord] = {}
         self._namespaces: dict[str, NamespaceRecord] = {}
         self._load_of_log = [0] * log_count
         self._next_id = self._reserved_id = 1
@@ -170,6 +172,21 @@ class TopicDirectory:
         """Every partition that is written to one of these logs."""
         wanted = set(log_ids)
         return [record for record in self._partitions.values() if record.log_id in wanted]
+
+    def deleted_in_logs(self, log_ids: Iterable[int]) -> list[int]:
+        """Partitions in these logs whose messages are to be dropped."""
+        wanted = set(log_ids)
+        return [record.partition_id for record in self._deleted.values() if record.log_id in wanted]
+
+    def dropped(self, partition_ids: Iterable[int]) -> None:
+        """Their worker has dropped these; what the store could not forget is asked for again."""
+        gone = [number for number in partition_ids if number in self._deleted]
+        for at in range(0, len(gone), CHANGES_MAX):
+            some = gone[at : at + CHANGES_MAX]
+            with contextlib.suppress(DanubeError):
+                self._store.transact([(_partition_key(number), None) for number in some])
+                for number in some:
+                    del self._deleted[number]
 
     @property
     def partition_count(self) -> int:
@@ -224,10 +241,7 @@ class TopicDirectory:
         record = self._require_durable(name)
         self._store.delete(_topic_key(name))
         partitions = self._forget(record)
-        keys = [_partition_key(partition.partition_id) for partition in partitions]
-        with contextlib.suppress(DanubeError):  # the topic is gone; `load` removes what is left
-            for at in range(0, len(keys), CHANGES_MAX):
-                self._store.transact([(key, None) for key in keys[at : at + CHANGES_MAX]])
+        self._deleted.update((partition.partition_id, partition) for partition in partitions)
         return record, partitions
 
     def set_durability(self, name: str, durability: str) -> TopicRecord:
@@ -307,10 +321,10 @@ class TopicDirectory:
             record = msgspec.json.decode(entry.value, type=TopicRecord)
             self._topics[record.topic] = record
         alive = {key for record in self._topics.values() for key in record.partition_ids}
-        for key, entry in self._store.list("/partitions/"):
+        for _, entry in self._store.list("/partitions/"):
             partition = msgspec.json.decode(entry.value, type=PartitionRecord)
             if partition.partition_id not in alive:
-                self._store.delete(key)
+                self._deleted[partition.partition_id] = partition
                 continue
             self._partitions[partition.partition_id] = partition
             self._count(partition, 1)

@@ -30,9 +30,11 @@ SEGMENT_BYTES = 4 * 1024 * 1024
 
 
 class FakeMailbox:
-    """Nobody to talk to; operations are called directly."""
+    """Nobody to talk to; operations are called directly, what the worker says is kept."""
 
     def __init__(self) -> None:
+        self.calls: list[tuple[str, Callable[[Any], None]]] = []
+        self.notices: list[tuple[str, Any]] = []
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK)
         self.handlers: dict[str, Callable[[Any], None]] = {}
         self.epoch_watchers: list[Any] = []
@@ -50,11 +52,13 @@ class FakeMailbox:
     def prepare_sleep(self) -> bool:
         return True
 
-    def call(self, *args: Any, **kwargs: Any) -> None:
-        return
+    def call(
+        self, peer: int, operation: str, arguments: Any, on_reply: Callable[[Any], None], **_: Any
+    ) -> None:
+        self.calls.append((operation, on_reply))
 
-    def notify(self, *args: Any, **kwargs: Any) -> None:
-        return
+    def notify(self, peer: int, operation: str, arguments: Any, body: bytes = b"") -> None:
+        self.notices.append((operation, arguments))
 
     def close(self) -> None:
         os.close(self._eventfd)
@@ -130,6 +134,16 @@ class Rig:
             **options,
         }  # fmt: skip
         self.operation("assign", partitions=[entry])
+
+    def said(self, operation: str) -> list[Any]:
+        """What the worker told others of this kind."""
+        return [arguments for name, arguments in self.mailbox.notices if name == operation]
+
+    def answer_assignments(self, partitions: list[Any], deleted: list[int]) -> None:
+        """What the coordinator says to the question of the start."""
+        (on_reply,) = [got for operation, got in self.mailbox.calls if operation == "assignments"]
+        value = {"partitions": partitions, "deleted": deleted}
+        on_reply(SimpleNamespace(error=None, value=value))
 
     def client(self) -> RawClient:
         client = RawClient(self)

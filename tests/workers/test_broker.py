@@ -147,3 +147,25 @@ def test_a_thousand_at_once(tmp_path: Path) -> None:
         assert len(set().union(*ids)) == 1000, "one id for two topics"
         status = broker.status()
         assert status["topics"] == status["partitions"] == 1000
+
+
+def test_commit_cursors_of_all_logs_reach_the_coordinator(broker: Broker) -> None:
+    def cursors() -> list[dict[str, int]]:
+        logs: list[dict[str, int]] = broker.status()["logs"]
+        return logs
+
+    wait_until(
+        "a word of every log", lambda: all("synced_position" in log for log in cursors()), 10
+    )
+    before = cursors()
+    with Client(broker) as client:
+        client.admin("create_topic", topic="/default/a", partitions=8)  # recorded in both logs
+
+    def moved() -> bool:
+        return all(
+            old["synced_position"] < new["synced_position"] <= new["written_position"]
+            and old["oldest_position"] == new["oldest_position"]
+            for old, new in zip(before, cursors(), strict=True)
+        )
+
+    wait_until("cursors that moved", moved, 10)

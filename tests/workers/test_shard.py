@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from danube_fast.errors import DataLoss
 from danube_fast.frame.bundle import make_bundle
 
 
@@ -188,6 +189,38 @@ def test_a_deleted_partition_tells_its_clients(rigs):
     rig.stop()
     rig = rigs()
     assert 1 not in rig.worker.catalog.by_id
+
+
+def test_only_what_was_deleted_is_dropped(rigs):
+    """A coordinator that knows nothing, as with metadata that was lost, costs no message."""
+    rig = rigs()
+    for partition_id in (1, 2):
+        rig.assign(partition_id)
+        client = rig.client()
+        opened = client.open_producer(partition_id)
+        client.publish((partition_id, client.frame(opened, 0, [b"kept"])))
+    rig.stop()
+    rig = rigs()
+    rig.answer_assignments([], [])
+    assert set(rig.worker.catalog.by_id) == {1, 2}
+    rig.answer_assignments([], [2, 77])
+    rig.turn(lambda: len(rig.said("dropped")) == 2, "word of what was dropped")
+    assert rig.said("dropped") == [{"partition_ids": [77]}, {"partition_ids": [2]}]
+    rig.stop()
+    rig = rigs()
+    assert set(rig.worker.catalog.by_id) == {1}
+    client = rig.client()
+    client.subscribe(1)
+    assert client.receive(1) == [(0, b"kept")]
+
+
+def test_a_partition_of_another_topic_is_refused(rigs):
+    """Metadata of another data directory: the id is known, but as a partition of something else."""
+    rig = rigs()
+    rig.assign(1)
+    with pytest.raises(DataLoss, match="do not belong together"):
+        rig.assign(1, incarnation=2, topic="/default/other")
+    assert rig.worker.catalog.by_id[1].topic == "/default/t1"
 
 
 def test_a_failed_sync_acks_nothing_and_the_next_segment_serves(rigs, monkeypatch):

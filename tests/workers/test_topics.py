@@ -169,8 +169,29 @@ def test_new_topics_share_commits_and_large_ones_take_several() -> None:
     again = TopicDirectory(store, log_count=2, partitions_per_topic_max=500)
     assert again.topics() == topics.topics()
     assert again.partition_count == topics.partition_count == 150 + 301
-    topics.delete("/default/wide")
+    _, gone = topics.delete("/default/wide")
+    topics.dropped([record.partition_id for record in gone])
     assert len(store.list("/partitions/")) == 150
+
+
+def test_a_deleted_partition_is_remembered_until_its_worker_dropped_it() -> None:
+    store = FailingStore(SystemClock())
+    topics = directory(store, log_count=1)
+    create(topics, "/default/a", partitions=3)
+    (first, *rest) = topics.topic("/default/a").partition_ids
+    topics.delete("/default/a")
+    assert topics.deleted_in_logs([0]) == [first, *rest] and topics.deleted_in_logs([1]) == []
+    assert topics.partition(first) is None
+    store.left = 0
+    topics.dropped([first])  # the store cannot forget it just now
+    store.left = 1 << 60
+    topics = directory(store, log_count=1)
+    assert topics.deleted_in_logs([0]) == [first, *rest]
+    topics.dropped([first, 999])
+    assert topics.deleted_in_logs([0]) == rest
+    topics.dropped(rest)
+    assert directory(store, log_count=1).deleted_in_logs([0]) == []
+    assert store.list("/partitions/") == []
 
 
 def test_what_cannot_be_recorded_does_not_exist() -> None:
@@ -250,6 +271,7 @@ def test_a_kill_between_any_two_writes(steps: list[tuple[bool, int, int]], cut: 
     assert found == alive
     listed = {pid for record in again.topics() for pid in record.partition_ids}
     stored = {int(key.rpartition("/")[2]) for key, _ in store.list("/partitions/")}
-    assert stored == listed == {p.partition_id for p in again.partitions_in_logs(range(2))}
+    assert listed == {p.partition_id for p in again.partitions_in_logs(range(2))}
+    assert stored - listed == set(again.deleted_in_logs(range(2)))
     fresh = create(again, "/default/new", partitions=2)
     assert not {fresh.incarnation, *fresh.partition_ids} & (recorded | listed)
