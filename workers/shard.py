@@ -32,6 +32,7 @@ from danube_fast.broker.subscription import (
 from danube_fast.broker.tables import AdmissionTables
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol as p
+from danube_fast.net.allocation import keep_freed_memory
 from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter, message_bytes_max
 from danube_fast.net.server import Server
 from danube_fast.net.session import Session, Sessions
@@ -480,6 +481,7 @@ class ShardWorker:
 def main() -> int:
     """Process entry."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    keep_freed_memory()
     booted = boot()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     worker = ShardWorker(booted, context)

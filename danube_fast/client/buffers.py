@@ -6,12 +6,14 @@
     +--------+----------------+---------------------------+---------
 
 A bundle of one frame therefore goes out as one slice, and may go out again. Buffers are reused
-last in, first out, so that a producer whose acks keep pace stays in the processor's cache.
+last in, first out, so that producers whose acks keep pace stay in the processor's cache.
 """
 
 from __future__ import annotations
 
 import struct
+
+import numpy as np
 
 from danube_fast.frame.kernel import address_of
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES, BUNDLE_MAGIC
@@ -20,7 +22,7 @@ __all__ = ["FRAME_AT", "Buffer", "BufferPool"]
 
 FRAME_AT = BUNDLE_HEADER_BYTES + BUNDLE_ENTRY_BYTES
 _PREFIX = struct.Struct("<IIII")
-_KEPT_MAX = 64
+_KEPT_MAX = 256
 
 
 class Buffer:
@@ -30,19 +32,20 @@ class Buffer:
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
-        self.memory = bytearray(FRAME_AT + capacity_bytes)
-        self.view = memoryview(self.memory)
+        # not zeroed: a page that no frame reaches is never touched
+        self.memory = np.empty(FRAME_AT + capacity_bytes, dtype=np.uint8)
+        self.view = self.memory.data
         self.address = address_of(self.memory) + FRAME_AT
         """Where the frame begins."""
 
     def bundle(self, partition_id: int, frame_bytes: int) -> memoryview:
         """Write the bundle's directory; the bytes to send."""
-        _PREFIX.pack_into(self.memory, 0, BUNDLE_MAGIC, 1, partition_id, frame_bytes)
+        _PREFIX.pack_into(self.view, 0, BUNDLE_MAGIC, 1, partition_id, frame_bytes)
         return self.view[: FRAME_AT + frame_bytes]
 
 
 class BufferPool:
-    """Buffers of one size, for one producer. Under the pump's lock."""
+    """Buffers of one size, for all producers of a client. Under the pump's lock."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import zmq
 
 from danube_fast.client.calls import Call, OnLoss
+from danube_fast.client.dock import Dock
 from danube_fast.client.limits import (
     BACKOFF_MIN_NS,
     HANDSHAKE_RETRY_NS,
@@ -99,13 +100,6 @@ class Subscriber(User, Protocol):
         """Something happened to the consumer."""
 
 
-class PublishReply(Protocol):
-    """A frame on its way."""
-
-    def on_published(self, request: int, status: int, offset: int, text: str) -> None:
-        """The outcome of one frame."""
-
-
 class Connection:
     """One endpoint of the broker as this client sees it."""
 
@@ -126,7 +120,7 @@ class Connection:
         self.subscribers: dict[int, Subscriber] = {}
         self.producer_names: dict[tuple[int, int], str] = {}
         self.calls: dict[int, Call] = {}
-        self.publishing: dict[int, PublishReply] = {}
+        self.dock = Dock(self)
         self._context = context
         self._identity = identity
         self._session, self._token = 0, b""
@@ -234,7 +228,7 @@ class Connection:
         resumed = command.resumed and not first
         if not resumed:
             self.producer_names.clear()
-        self.publishing.clear()
+        self.dock.clear()
         self._arm_heartbeat()
         for call in list(self.calls.values()):
             self.send(call.command)
@@ -257,7 +251,7 @@ class Connection:
         return self.limits.get(name, default)
 
     def _arm_heartbeat(self) -> None:
-        self._quick = bool(self.subscribers) or bool(self.publishing)
+        self._quick = bool(self.subscribers) or bool(self.dock.on_way)
         name, default = ("heartbeat_ms", 500) if self._quick else ("heartbeat_idle_ms", 5000)
         wait_ns = self.limit(name, default) * MILLISECOND_NS
         self.pump.arm(self, self.pump.clock.monotonic_ns() + wait_ns)
@@ -378,12 +372,11 @@ class Connection:
             raise TypeError(f"a command of kind {kind.__name__} has no meaning for a client")
 
     def _on_published(self, command: Published) -> None:
-        for request, outcome in command.entries:
-            frame = self.publishing.pop(request, None)
-            if frame is not None:
-                status = outcome[0]
-                text = command.texts.get(status, "") if status > Status.DUPLICATE else ""
-                frame.on_published(request, status, outcome[1], text)
+        dock = self.dock
+        with dock.together():  # acks let open batches go: in as few bundles as may be
+            for request, outcome in command.entries:
+                dock.on_published(request, outcome, command.texts)
+            dock.answered()
 
     def _on_error(self, command: Error) -> None:
         if command.code == Status.NO_SESSION:
@@ -400,9 +393,7 @@ class Connection:
         if call is not None:
             self._finish(call, None, _error(command))
             return
-        frame = self.publishing.pop(command.request, None)
-        if frame is not None:
-            frame.on_published(command.request, command.code, 0, command.text)
+        self.dock.on_published(command.request, [command.code, 0], {command.code: command.text})
 
     def _on_deliver(self, consumer_ids: list[int], bundles: list[memoryview]) -> None:
         from danube_fast.frame.bundle import bundle_entries

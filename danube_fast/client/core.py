@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import zmq
 
+from danube_fast.client.buffers import BufferPool
 from danube_fast.client.calls import Call
 from danube_fast.client.connection import Connection, Identity
 from danube_fast.client.inbox import Inbox
@@ -71,6 +72,7 @@ class Core:
         self.pump = Pump(SystemClock())
         self.opened: dict[Outbox | Inbox, None] = {}
         self.cached: collections.OrderedDict[str, Outbox] = collections.OrderedDict()
+        self._buffers: dict[int, BufferPool] = {}
         self._opening: set[str] = set()
         """Topics whose cached producer somebody is opening."""
         self._identity = Identity(self.name, {"token": token} if token else {})
@@ -88,6 +90,13 @@ class Core:
     def connect(self, endpoints: list[str]) -> Connection:
         """A connection to one of these endpoints. Under the lock."""
         return Connection(self.pump, self._context, endpoints, self._identity)
+
+    def buffers(self, batch_bytes: int) -> BufferPool:
+        """Send buffers for batches of that size. Under the lock."""
+        pool = self._buffers.get(batch_bytes)
+        if pool is None:
+            pool = self._buffers[batch_bytes] = BufferPool(batch_bytes)
+        return pool
 
     def run(self, steps: Steps[T]) -> T:
         """Drive an operation in the calling thread. Raises what makes the client unusable."""

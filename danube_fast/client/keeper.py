@@ -68,12 +68,11 @@ class Keeper:
         """Under the lock: call what is due; how long to sleep now, nanoseconds."""
         pump = self._pump
         now = pump.clock.monotonic_ns()
-        due = [timed for timed, deadline in pump.armed.items() if deadline <= now]
-        if due or not pump.armed:
+        if pump.next_deadline_ns() <= now or not pump.armed:
             pump.try_drain()
-        for timed in due:
-            deadline = pump.armed.get(timed)
-            if deadline is not None and deadline <= now:
+        due = pump.take_due(now)
+        for timed, deadline_ns in due:
+            if pump.armed.get(timed) == deadline_ns:  # unless one before it has changed that
                 del pump.armed[timed]
                 timed.on_time(now)
         if due:
@@ -85,7 +84,7 @@ class Keeper:
         if not pump.armed:
             pump.keeper_sleeps_until(now + KEEPER_IDLE_NS)
             return KEEPER_IDLE_NS
-        next_ns = min(pump.armed.values())
+        next_ns = pump.next_deadline_ns()
         if not due and not signalled and next_ns - now < KEEPER_QUIET_NS:
             pump.keeper_sleeps_until(0)
             return KEEPER_QUIET_NS

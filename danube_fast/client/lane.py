@@ -19,7 +19,7 @@ import collections
 import enum
 from typing import TYPE_CHECKING, Any
 
-from danube_fast.client.buffers import Buffer
+from danube_fast.client.buffers import FRAME_AT, Buffer
 from danube_fast.client.calls import Call, OnLoss
 from danube_fast.client.connection import Connection
 from danube_fast.client.limits import (
@@ -27,7 +27,6 @@ from danube_fast.client.limits import (
     BACKOFF_MIN_NS,
     FOREVER_NS,
     FRAMES_IN_FLIGHT_MAX,
-    SETTLE_TICK_NS,
 )
 from danube_fast.client.message import MessageId
 from danube_fast.client.outgoing import Outgoing
@@ -45,7 +44,7 @@ from danube_fast.errors import (
 )
 from danube_fast.frame.kernel import direct
 from danube_fast.frame.stamp import seal
-from danube_fast.net.protocol import CloseProducer, OpenProducer, Publish, Status, encode
+from danube_fast.net.protocol import CloseProducer, OpenProducer, Status
 
 if TYPE_CHECKING:
     from danube_fast.client.outbox import Outbox
@@ -95,6 +94,10 @@ class Sending:
         self.error: DanubeError | None = None
         self.callbacks: list[tuple[int, Any]] | None = None
 
+    def frame(self) -> memoryview:
+        """The packed frame."""
+        return self.buffer.view[FRAME_AT : FRAME_AT + self.frame_bytes]
+
     def on_published(self, request: int, status: int, offset: int, text: str) -> None:
         """The broker's answer."""
         if request == self.request:
@@ -115,7 +118,6 @@ class Lane:
         self.opened = False
         self.failure: DanubeError | None = None
         self.batch = Outgoing()
-        self.linger_due_ns = FOREVER_NS
         self.unacked: collections.deque[Sending] = collections.deque()
         self.on_way = 0
         """Frames sent and not answered."""
@@ -224,11 +226,11 @@ class Lane:
             found = [(i - start, call) for i, call in outgoing.callbacks if start <= i < stop]
             sending.callbacks = found or None
         self.unacked.append(sending)
-        outbox.unacked_bytes += frame_bytes
+        outbox.sent(frame_bytes)
         if self.phase is Phase.FLOWING:
             self._transmit(sending)
         if self not in outbox.pump.armed:
-            outbox.pump.arm(self, now + SETTLE_TICK_NS)
+            outbox.pump.arm(self, sending.deadline_ns)
         return start + count
 
     def push(self) -> bool:
@@ -247,18 +249,11 @@ class Lane:
                 self.batch = Outgoing()
                 break
             batch = self.batch = batch.part(packed)
-        self.linger_due_ns = FOREVER_NS
         return True
 
     def _transmit(self, sending: Sending) -> None:
-        connection = self.connection
-        request = sending.request = connection.next_request()
-        connection.beat_soon()
-        connection.publishing[request] = sending
         self.on_way += 1
-        connection.send_bundle(
-            encode(Publish(request)), sending.buffer.bundle(self.partition_id, sending.frame_bytes)
-        )
+        self.connection.dock.send(sending)
 
     def _resend(self) -> None:
         """Everything that is not acked goes out (again), in order."""
@@ -349,7 +344,7 @@ class Lane:
         self.phase, self.failure = Phase.FAILED, error
         self.on_way = 0
         for sending in self.unacked:
-            self.connection.publishing.pop(sending.request, None)
+            sending.request = 0
             self._give_up(sending, error)
         self.unacked.clear()
         dropped, self.batch = self.batch, Outgoing()
@@ -393,11 +388,12 @@ class Lane:
     def leave(self) -> None:
         """Forget the connection."""
         for sending in self.unacked:
-            self.connection.publishing.pop(sending.request, None)
             sending.request = 0
         if self._opening is not None:
             self.connection.abandon(self._opening)
             self._opening = None
+        self.connection.dock.prune()
+        self.connection.dock.forget(self)
         self.connection.users.pop(self, None)
 
     def close(self) -> Call | None:
@@ -418,8 +414,6 @@ class Lane:
         """Keeper: a linger, a retry or a timeout may be due."""
         if self.phase is Phase.FAILED:
             return
-        if self.linger_due_ns <= now_ns and self.batch.payloads:
-            self.push()
         if self.unacked and self.unacked[0].deadline_ns <= now_ns:
             self._expire(now_ns)
         if self._retry_due_ns <= now_ns:
@@ -432,9 +426,9 @@ class Lane:
         self._rearm(now_ns)
 
     def _rearm(self, now_ns: int) -> None:
-        due_ns = min(self.linger_due_ns, self._retry_due_ns)
+        due_ns = self._retry_due_ns
         if self.unacked:
-            due_ns = min(due_ns, now_ns + SETTLE_TICK_NS)
+            due_ns = min(due_ns, self.unacked[0].deadline_ns)
         if due_ns < FOREVER_NS:
             self.outbox.pump.arm(self, max(due_ns, now_ns))
 
@@ -442,7 +436,7 @@ class Lane:
         """The oldest frames have waited for longer than the producer's timeout."""
         while self.unacked and self.unacked[0].deadline_ns <= now_ns:
             sending = self.unacked.popleft()
-            self.connection.publishing.pop(sending.request, None)
+            sending.request = 0
             cause = sending.refusal
             why = f"; the broker said: {cause}" if cause is not None else ""
             kind = type(cause) if isinstance(cause, ResourceExhausted) else DeadlineExceeded
@@ -457,8 +451,8 @@ class Lane:
         # the broker may or may not have them: only it knows the next sequence
         self.on_way = 0
         for sending in self.unacked:
-            self.connection.publishing.pop(sending.request, None)
             sending.request = 0
+        self.connection.dock.prune()
         if self.connection.is_open:
             self._open()
         else:

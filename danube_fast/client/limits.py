@@ -15,9 +15,13 @@ __all__ = [
     "BATCH_BYTES_DEFAULT",
     "BATCH_BYTES_MAX",
     "BATCH_MESSAGES_MAX",
+    "BUNDLE_BYTES_MAX",
+    "BUSY_BUNDLES",
+    "CLIENT_WINDOW_BYTES",
     "CLOSE_TIMEOUT_SECONDS",
     "CONNECT_TIMEOUT_SECONDS",
     "CREDIT_PARTS",
+    "DRAIN_NS",
     "FRAMES_IN_FLIGHT_MAX",
     "HANDSHAKE_RETRY_NS",
     "HANDSHAKE_RETRY_NS_MAX",
@@ -74,6 +78,14 @@ a lost connection always gets the original offsets."""
 MESSAGE_BYTES_MAX_DEFAULT = 16 * 1024 * 1024
 PRODUCERS_CACHED_MAX = 1024
 """Producers that `client.publish` keeps open; the one used longest ago is closed first."""
+BUSY_BUNDLES = 2
+"""A connection with so many unanswered bundles is busy: one is being synced, one is being read."""
+BUNDLE_BYTES_MAX = 1024 * 1024
+"""Frames of many partitions that go out together; more make another bundle."""
+CLIENT_WINDOW_BYTES = 64 * 1024 * 1024
+"""Unacked bytes of all producers of a client together."""
+DRAIN_NS = 200 * 1000
+"""A busy sender looks for answers once in this time."""
 SETTLE_TICK_NS = 20 * MILLISECOND_NS
 """How often the keeper looks for acks when nobody else reads the sockets."""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from danube_fast.client.lane import Lane, Sending
 from danube_fast.client.limits import (
     BATCH_MESSAGES_MAX,
+    CLIENT_WINDOW_BYTES,
     CLOSE_TIMEOUT_SECONDS,
     FRAME_OVERHEAD_BYTES,
     MESSAGE_BYTES_MAX_DEFAULT,
@@ -66,10 +67,12 @@ class Outbox:
 
     def __init__(self, core: Core, topic: Topic, name: str, options: ProducerOptions) -> None:
         self.topic: str = topic.name
+        self.ack_class = f"{topic.dispatch} {topic.durability}"
+        """Frames with the same are acked at the same moment."""
         self.name = name
         self.pump = core.pump
         self.timeout_ns = options.timeout_ns
-        self.packer = Packer(options.batch_bytes, options.codec)
+        self.packer = Packer(core.buffers(options.batch_bytes), options.codec)
         self.unacked_bytes = 0
         self._core = core
         self._route = topic
@@ -142,20 +145,16 @@ class Outbox:
 
     def _appended(self, lane: Lane, count: int) -> None:
         """A message was added to the open batch of `lane`: now, or later?"""
-        if not lane.unacked:
-            lane.push()
-        elif count == 1:
-            self._linger(lane)
-        elif (
-            count & _LINGER_CHECK_MASK == 0 and self.pump.clock.monotonic_ns() >= lane.linger_due_ns
-        ):
-            self.pump.try_drain()
-            lane.push()
-
-    def _linger(self, lane: Lane) -> None:
-        """The open batch goes out at the latest when its linger is over."""
-        lane.linger_due_ns = self.pump.clock.monotonic_ns() + self._linger_ns
-        self.pump.arm(lane, lane.linger_due_ns)
+        dock = lane.connection.dock
+        if count == 1:
+            if not lane.unacked and not dock.is_busy:
+                lane.push()
+                return
+            now_ns = self.pump.clock.monotonic_ns()
+            dock.linger(lane, now_ns, self._linger_ns)
+            dock.keep_time(now_ns)
+        elif count & _LINGER_CHECK_MASK == 0:
+            dock.keep_time(self.pump.clock.monotonic_ns())
 
     def try_send(self, fields: Fields, callback: OnDelivery | Ticket | None) -> Lane | None:
         """Add a checked message to its lane's open batch; that lane if it must be waited for."""
@@ -383,11 +382,18 @@ class Outbox:
     @property
     def window_open(self) -> bool:
         """Whether the unacked bytes leave room for one more frame."""
-        return self.unacked_bytes < self._window_bytes
+        unacked_of_all = self.pump.unacked_bytes
+        return self.unacked_bytes < self._window_bytes and unacked_of_all < CLIENT_WINDOW_BYTES
+
+    def sent(self, frame_bytes: int) -> None:
+        """Lane: a frame was packed."""
+        self.unacked_bytes += frame_bytes
+        self.pump.unacked_bytes += frame_bytes
 
     def settled(self, lane: Lane, sending: Sending) -> None:
         """Lane: a frame is acked or given up."""
         self.unacked_bytes -= sending.frame_bytes
+        self.pump.unacked_bytes -= sending.frame_bytes
         self.packer.pool.give_back(sending.buffer)
         error = sending.error
         if error is None:

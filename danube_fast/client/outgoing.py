@@ -235,12 +235,12 @@ def outgoing_list(
 
 
 class Packer:
-    """Packs frames of one producer into its buffers."""
+    """Packs frames of one producer into buffers that all producers of the client share."""
 
-    def __init__(self, batch_bytes: int, codec: Codec) -> None:
-        self.pool = BufferPool(batch_bytes)
+    def __init__(self, pool: BufferPool, codec: Codec) -> None:
+        self.pool = pool
         self.message_frame_bytes_max = 0
-        self._batch_bytes = batch_bytes
+        self._batch_bytes = pool.capacity_bytes
         self._codec = codec
 
     def pack(self, outgoing: Outgoing, start: int) -> tuple[Buffer, int, int]:

@@ -22,6 +22,8 @@ threads; `aio.py` drives the same generators for an event loop.
 from __future__ import annotations
 
 import collections
+import heapq
+import itertools
 import logging
 import os
 import select
@@ -90,6 +92,11 @@ class Pump:
             collections.deque()
         )
         self.armed: dict[Timed, int] = {}
+        self._deadlines: list[tuple[int, int, Timed]] = []
+        """A heap; an entry counts only as long as `armed` says the same."""
+        self._order = itertools.count()
+        self.unacked_bytes = 0
+        """Of all producers."""
         self.on_progress: Callable[[], None] | None = None
         """An event loop that shares this pump hears here that states changed."""
         self._condition = threading.Condition(self.lock)
@@ -281,6 +288,7 @@ class Pump:
     def arm(self, timed: Timed, deadline_ns: int) -> None:
         """Under the lock: `timed.on_time` shall be called at that monotonic time."""
         self.armed[timed] = deadline_ns
+        heapq.heappush(self._deadlines, (deadline_ns, next(self._order), timed))
         if deadline_ns < self._keeper_next_ns:
             self._keeper_next_ns = 0
             self._keeper_wake()
@@ -288,6 +296,21 @@ class Pump:
     def disarm(self, timed: Timed) -> None:
         """Under the lock: no call any more."""
         self.armed.pop(timed, None)
+
+    def take_due(self, now_ns: int) -> list[tuple[Timed, int]]:
+        """Under the lock: what is due, with its deadline; `armed` still has it."""
+        due: list[tuple[Timed, int]] = []
+        while self.next_deadline_ns() <= now_ns:
+            deadline_ns, _, timed = heapq.heappop(self._deadlines)
+            due.append((timed, deadline_ns))
+        return due
+
+    def next_deadline_ns(self) -> int:
+        """Under the lock: when the next one is due."""
+        heap = self._deadlines
+        while heap and self.armed.get(heap[0][2]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else FOREVER_NS
 
     def attach_keeper(self, wake: Callable[[], None]) -> None:
         """The keeper says how it is woken."""
