@@ -125,8 +125,6 @@ class Journal:
         self._now_ns = self._retry_ns = 0
         self.stuck: DanubeError | None = None
         """Why records could not be written the last time; they wait."""
-        self.rewrite: deque[memoryview] = deque()
-        """Frames that were acked and must be written again after a failed sync, in order."""
         self.changing = 0
         """Records under way that take effect only when they are durable: no snapshot meanwhile."""
         self.taken_back: set[int] = set()
@@ -164,8 +162,6 @@ class Journal:
             if needed <= self.log.room_bytes:
                 return
             self.write()
-        if self.rewrite:
-            return
         needed = byte_count + min(self._control_bytes(), RECORD_BYTES_PER_GROUP_MAX)
         try:
             self.log.reserve(needed)
@@ -241,7 +237,7 @@ class Journal:
         """End of a turn: write the open group unless it is better to let it grow."""
         self._now_ns = now_ns
         group = self._group
-        if (group is None and (not self._records or now_ns < self._retry_ns)) or self.rewrite:
+        if group is None and (not self._records or now_ns < self._retry_ns):
             return
         if self.syncing and (
             group is None or (not group.on_written and group.byte_count < HOLD_BYTES_MAX)

@@ -281,7 +281,7 @@ class ShardWorker:
         done = 0
         for slot, journal in enumerate(self.journals):
             # Asked first: behind a fault the synced position stands still.
-            failed = self.logs[slot].sync_fault is not None or bool(journal.rewrite)
+            failed = self.logs[slot].sync_fault is not None
             done += self._finish_all(journal)
             if failed:
                 repair_failed_sync(self, slot)

@@ -1,11 +1,13 @@
 """After a failed sync (DESIGN 6): nothing unsynced is acked, nothing that was acked is lost.
 
-    log:    ... synced | cut | os frames, control frames, fsync frames        | written
-                              |            |               +-> taken back, publishers get Internal
-                              +------------+-> written again behind the cut, same offsets, next epoch
+    log:    ... synced | cut | os frames      control frames      fsync frames      | written
+                              |               |                   +-> taken back, publishers get Internal
+                              |               +-> recorded again with the next group
+                              +-> open the new segment, same offsets, next epoch
 
 What lies behind the cut may or may not be on the disk, and a later sync that succeeds would prove
-nothing about it: the kernel reports a failed write once. So the log goes on in a new segment.
+nothing about it: the kernel reports a failed write once. So the log goes on in a new segment. The
+`os` frames are in it when it takes its place, in one step: SIGKILL at any moment loses none.
 """
 
 from __future__ import annotations
@@ -35,17 +37,16 @@ _stamp = direct(stamp)
 
 
 def repair_failed_sync(worker: ShardWorker, slot: int) -> None:
-    """One step back to service, see the module's drawing; called every turn until all is done.
+    """Back to service, see the module's drawing; called every turn until it succeeds.
 
     Publishes are refused meanwhile: the frames that were acked must come first.
     """
     log, journal = worker.logs[slot], worker.journals[slot]
+    fault = log.sync_fault
+    if fault is None:
+        return
     try:
-        if log.sync_fault is not None:
-            _cut(worker, slot, log.sync_fault)
-        while journal.rewrite:
-            append_frame(log, journal.rewrite[0], control=True)
-            journal.rewrite.popleft()
+        _cut(worker, slot, fault)
     except DanubeError as error:
         _log.error("log %d is not repaired yet: %s", log.log_id, error)
         journal.refuse(f"the log is being repaired: {error}")
@@ -66,10 +67,8 @@ def _cut(worker: ShardWorker, slot: int, fault: tuple[int, int]) -> None:
     journal.void_unsynced(error)
     start = log.synced_position
     kept = log.read(start, log.written_position - start)
-    log.cut_after_fault()
     records: list[bytes] = []
-    again = list(_frames_to_keep(worker, slot, memoryview(kept), records))
-    journal.rewrite.extendleft(reversed(again))
+    log.cut_after_fault(list(_frames_to_keep(worker, slot, memoryview(kept), records)))
     journal.record_again(records)
     journal.taken_back.clear()
 
@@ -94,10 +93,10 @@ def _frames_to_keep(
             yield frame
 
 
-def append_frame(log: Log, frame: memoryview, *, control: bool = False) -> None:
+def append_frame(log: Log, frame: memoryview) -> None:
     """Write one frame again, in a group of its own: same offsets, new place and epoch."""
     header = np.frombuffer(frame, HEADER_DTYPE, 1)[0]
-    position = log.reserve(len(frame), control=control)
+    position = log.reserve(len(frame))
     _stamp(
         address_of(frame), log.log_id, position, int(header["base_offset"]),
         int(header["append_time_ns"]), log.synced_position, int(header["partition_id"]), log.epoch,

@@ -14,6 +14,7 @@ shorter group would not cover; the epoch then rises by one, so recovery cannot t
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import struct
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from danube_fast.errors import (
+    DanubeError,
     FailedPrecondition,
     Internal,
     InvalidArgument,
@@ -34,6 +36,7 @@ from danube_fast.wal.layout import (
     group_bytes,
     pad_bytes,
 )
+from danube_fast.wal.rewrite import Rewrite, restamp
 from danube_fast.wal.segment import Chain, Segment
 from danube_fast.wal.spares import SparePool
 from danube_fast.wal.sync import SyncThread
@@ -69,6 +72,7 @@ class Appender:
         self._wall_ns = wall_ns
         self._queued_position = 0
         self._barrier_due = False
+        self._cut_epoch = 0
         self._epochs: list[tuple[int, int]] = []
         self._left: collections.deque[Segment] = collections.deque()
         self._pads = PadStamper(log_id)
@@ -199,7 +203,7 @@ class Appender:
         self.written_position += pad
 
     def _write_barrier(self) -> None:
-        """Open the new epoch durably, with a marker, before anything else is written in it.
+        """Make the new epoch durable, with a marker, before anything new is written in it.
 
         Raises ResourceExhausted or Internal; the next `reserve` tries again.
         """
@@ -252,46 +256,68 @@ class Appender:
                 break
             self._left.popleft().close()
 
-    def _make_segment(self, *, control: bool) -> Segment:
-        """A segment that starts at `written_position`. Raises ResourceExhausted."""
-        is_reserve = False
-        segment_bytes = self._spares.segment_bytes
+    def _take_file(self, byte_count: int, *, control: bool) -> tuple[Path, int]:
+        """A file for a segment with room for `byte_count` bytes, and its size.
+
+        Raises ResourceExhausted.
+        """
+        size = self._spares.segment_bytes
         try:
-            source = self._spares.take()
+            if SEGMENT_HEADER_BYTES + byte_count <= size:
+                return self._spares.take(), size
+            size = SEGMENT_HEADER_BYTES + byte_count
+            return self._spares.allocate(size), size
         except OSError as fault:
-            source = self._spares.reserve_path
-            if not control or not source.exists():
-                reason = os.strerror(fault.errno or 0)
-                raise ResourceExhausted(self._full_text(reason)) from fault
-            segment_bytes = source.stat().st_size
-            is_reserve = True
+            reserve = self._spares.reserve_path
+            size = reserve.stat().st_size if control and reserve.exists() else 0
+            if SEGMENT_HEADER_BYTES + byte_count <= size:
+                return reserve, size
+            raise ResourceExhausted(self._full_text(os.strerror(fault.errno or 0))) from fault
+
+    def _make_segment(self, *, control: bool, rewrite: Rewrite | None = None) -> Segment:
+        """A segment that starts at `written_position`, with `rewrite` in front.
+
+        Raises ResourceExhausted or Internal.
+        """
         here = self.written_position
+        room = 0 if rewrite is None else rewrite.end_position - here + group_bytes(0)
+        source, segment_bytes = self._take_file(room, control=control)
         previous = self._chain[-1].first_position if len(self._chain) else here
         header = SegmentHeader(
             self._log_id, here, previous, segment_bytes, self._wall_ns(), self.epoch
         )
         try:
-            segment = Segment.adopt(source, header)
-        except OSError as fault:
+            segment = Segment.adopt(source, header, () if rewrite is None else rewrite.groups)
+        except (OSError, WriteFault) as fault:
+            with contextlib.suppress(OSError):
+                self._spares.put_back(source)
+            if isinstance(fault, WriteFault):
+                raise fault.error from fault
             raise ResourceExhausted(self._full_text(os.strerror(fault.errno or 0))) from fault
-        segment.is_reserve = is_reserve
+        segment.is_reserve = source == self._spares.reserve_path
         return segment
 
-    def cut_at(self, position: int) -> list[Segment]:
+    def cut_at(self, position: int, frames: Sequence[memoryview]) -> tuple[list[Segment], Rewrite]:
         """End the log at `position`, go on there in a new segment with the next epoch.
 
-        The sync thread must be drained; its fault is reset. Returns segments that left the chain:
-        their files are gone. Raises ResourceExhausted if no file can be made; all stays as it was
-        then, and this may be tried again.
+        `frames` are stamped again and open the segment: they are in it when it gets its name. The
+        sync thread must be drained; its fault is reset. Returns segments that left the chain, whose
+        files are gone, and where the frames stand now. Raises ResourceExhausted or Internal if no
+        file can be made; all stays as it was then, and this may be tried again.
         """
         gone: list[Segment] = []
         before = self.written_position, self.epoch
         while len(self._chain) and self._chain[-1].first_position >= position:
             gone.append(self._chain.pop_last())
-        self.written_position, self.epoch = position, self.epoch + 1
+        # an attempt that fails may leave frames of its epoch behind in a spare file
+        self._cut_epoch = max(self._cut_epoch, self.epoch) + 1
+        self.written_position, self.epoch = position, self._cut_epoch
+        rewrite = restamp(
+            frames, self._pads, log_id=self._log_id, position=position, epoch=self.epoch
+        )
         try:
-            segment = self._make_segment(control=True)
-        except ResourceExhausted:
+            segment = self._make_segment(control=True, rewrite=rewrite)
+        except DanubeError:
             self.written_position, self.epoch = before
             for kept in reversed(gone):
                 self._chain.append(kept)
@@ -301,7 +327,8 @@ class Appender:
         self._barrier_due = True
         self._sync.reset()
         self._enter(segment)
+        self.written_position = rewrite.end_position
         for lost in gone:
             if lost.path != segment.path:
                 lost.path.unlink(missing_ok=True)
-        return gone
+        return gone, rewrite

@@ -8,8 +8,8 @@ syncs, one makes spare segments, one writes a snapshot when asked. The log does 
 control records mean: it carries them.
 
 A failed sync: `sync_fault` says so and nothing is synced any more. Read what must be written again,
-call `cut_after_fault()`, stamp and append that again, publish on. After three within a minute the
-log is `refusing` until it is opened again; reads go on.
+call `cut_after_fault(frames)`, publish on. After three within a minute the log is `refusing` until
+it is opened again; reads go on.
 """
 
 from __future__ import annotations
@@ -332,20 +332,24 @@ class Log:
         """Three syncs failed within a minute: publishes are refused until the log is reopened."""
         return self._refusing
 
-    def cut_after_fault(self) -> int:
+    def cut_after_fault(self, frames: Sequence[memoryview] = ()) -> int:
         """End the log at the last synced position and go on there, in a new segment, epoch + 1.
 
-        Returns the cut. Read what has to be written again before calling this. Raises
-        FailedPrecondition if no sync failed, ResourceExhausted if no segment can be made (call again).
+        `frames` behind the cut that must not be lost open that segment, stamped again (in place): a
+        kill at any moment finds them where they were or there. Returns the cut. Raises
+        FailedPrecondition if no sync failed; ResourceExhausted or Internal if no segment can be made
+        (all is as before, call again).
         """
         if self._sync.fault is None:
             raise FailedPrecondition("no sync failed; there is nothing to cut")
         self._sync.drain()
         cut = self.synced_position
         self._snapshots.cancel()
-        for segment in self._appender.cut_at(cut):
+        gone, rewrite = self._appender.cut_at(cut, frames)
+        for segment in gone:
             self._reader.forget(segment)
         self._runs.cut(cut)
+        self._runs.appended(rewrite.runs)
         now = self._clock.monotonic_ns()
         self._faults.append(now)
         full = len(self._faults) == _FAULTS_MAX

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from danube_fast.errors import DataLoss, FailedPrecondition
@@ -25,6 +25,8 @@ from danube_fast.wal.layout import (
     position_from_name,
     position_name,
 )
+from danube_fast.wal.rewrite import WrittenGroup
+from danube_fast.wal.writer import WriteFault, write_all
 
 __all__ = ["Chain", "Segment", "list_segments", "sync_directory", "usable_segments"]
 
@@ -62,16 +64,24 @@ class Segment:
         self.fd = -1
 
     @classmethod
-    def adopt(cls, source: Path, header: SegmentHeader) -> Segment:
-        """Turn the spare file `source` into the segment of `header`. Raises OSError."""
+    def adopt(
+        cls, source: Path, header: SegmentHeader, groups: Iterable[WrittenGroup] = ()
+    ) -> Segment:
+        """Turn the spare file `source` into the segment of `header`, with `groups` in front.
+
+        Raises OSError or WriteFault; there is no such segment then.
+        """
         target = source.parent / position_name(header.first_position, SEGMENT_SUFFIX)
         fd = os.open(source, _OPEN_FLAGS)
         try:
             written = os.pwrite(fd, header.encode(), 0)
             if written != SEGMENT_HEADER_BYTES:
                 raise OSError(f"only {written} bytes of a segment header were written")
+            for group in groups:
+                at = SEGMENT_HEADER_BYTES + group.position - header.first_position
+                write_all(fd, group.buffers, group.byte_count, at, str(target))
             os.rename(source, target)
-        except OSError:
+        except (OSError, WriteFault):
             os.close(fd)
             raise
         segment = cls(target, header.first_position, os.fstat(fd).st_size)
@@ -228,11 +238,13 @@ def usable_segments(directory: Path, segment_bytes: int, log_id: int) -> list[Se
     """The segments of log `log_id`. Raises FailedPrecondition if the folder is another log's.
 
     The oldest files may have been recycled just before a power cut that undid their renaming: they
-    hold nothing of their old place and are removed.
+    hold nothing of their old place and are removed. So are files that a cut had given up (see
+    `Appender.cut_at`) when the process was killed before it removed them.
     """
     segments = list_segments(directory, segment_bytes)
     while segments and segments[0].is_foreign:
         segments.pop(0).path.unlink()
+    segments = _without_given_up(segments)
     for segment in segments:
         if segment.log_id not in (None, log_id):
             raise FailedPrecondition(
@@ -249,3 +261,17 @@ def sync_directory(directory: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _without_given_up(segments: list[Segment]) -> list[Segment]:
+    """Removes those that stand behind one of a later epoch without having been made after it."""
+    kept: list[Segment] = []
+    epoch = 0
+    for segment in segments:
+        is_linked = not kept or segment.previous_position == kept[-1].first_position
+        if segment.fault is None and segment.epoch < epoch and not is_linked:
+            segment.path.unlink()
+            continue
+        kept.append(segment)
+        epoch = max(epoch, segment.epoch)
+    return kept

@@ -93,7 +93,14 @@ class SparePool:
         """A file of `segment_bytes`: a spare, else one made now. Raises OSError, e.g. ENOSPC."""
         if self._ready:
             return self._ready.popleft()
-        return self._allocate()
+        return self.allocate(self.segment_bytes)
+
+    def put_back(self, path: Path) -> None:
+        """A file that was taken and could not be used after all."""
+        if path.stat().st_size == self.segment_bytes:
+            self._ready.appendleft(path)
+        elif path != self.reserve_path:
+            path.unlink()
 
     def give(self, path: Path, file_bytes: int) -> None:
         """Recycle a file that is no segment any more, or remove it. Raises OSError."""
@@ -110,12 +117,12 @@ class SparePool:
             self._next_number += 1
         return self.directory / f"{SPARE_PREFIX}{number}{suffix}"
 
-    def _allocate(self) -> Path:
-        """Allocate a file at once, without writing it."""
+    def allocate(self, byte_count: int) -> Path:
+        """A file of another size, allocated at once and not written. Raises OSError."""
         path = self._new_path(TEMPORARY_SUFFIX)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, self.segment_bytes)
+            os.posix_fallocate(fd, 0, byte_count)
         except OSError:
             path.unlink()
             raise

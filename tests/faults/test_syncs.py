@@ -1,0 +1,197 @@
+"""Acks without durability: a disk whose fdatasync is slow, fails, or stands still."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from danube_fast.errors import Internal, ResourceExhausted
+from danube_fast.net.protocol import Status
+from tests.crash.payloads import ident_of, number_of
+from tests.faults.rig import SEGMENTS, Background, Disk, FaultyServer, RawProducer, Word, read_all
+
+FSYNC = "/default/strict"
+OS = "/default/loose"
+MEMORY = "/default/kept"
+FLEETING = "/default/fleeting"
+DELAY_SECONDS = 0.2
+OS_SECONDS_MAX = 0.02
+
+
+def check_topic(client: Any, topic: str, acked: dict[int, int], about: str) -> None:
+    """A topic holds what was acked, each at its offset, once, and nothing else."""
+    read = [(m.offset, number_of(ident_of(m.payload))) for m in read_all(client, topic)]
+    assert read == sorted(acked.items()), f"{topic} {about}"
+
+
+def seconds_of(answers: list[Any]) -> float:
+    """Median time from sending to the answer."""
+    assert {answer.status for answer in answers} == {Status.OK}
+    return statistics.median((a.answered_ns - a.sent_ns) / 1e9 for a in answers)
+
+
+def test_an_ack_takes_as_long_as_the_sync_it_promises(tmp_path: Path, disk: Disk) -> None:
+    with (
+        FaultyServer(tmp_path / "data", disk, workers=1) as server,
+        RawProducer(server, FSYNC, 1, durability="fsync") as strict,
+        RawProducer(server, OS, 2, durability="os") as loose,
+    ):
+        for producer in (strict, loose):
+            producer.publish()
+        assert seconds_of([strict.publish() for _ in range(20)]) < DELAY_SECONDS / 2
+        disk.delay_syncs(DELAY_SECONDS)
+
+        def publish_strict(_: Any) -> None:
+            for _ in range(5):
+                strict.publish()
+
+        with Background(publish_strict):
+            quick = [loose.publish() for _ in range(200)]
+        assert seconds_of(strict.answers[-5:]) >= DELAY_SECONDS
+        assert seconds_of(quick) < OS_SECONDS_MAX
+        with server.client() as client:
+            began = time.monotonic()
+            client.publish(FSYNC, b"x")
+            assert time.monotonic() - began >= DELAY_SECONDS
+        disk.delay_syncs(0)
+
+
+def test_a_failed_sync_takes_back_what_was_not_acked(tmp_path: Path, disk: Disk) -> None:
+    server = FaultyServer(tmp_path / "data", disk, workers=1)
+    with (
+        server,
+        RawProducer(server, FSYNC, 1, durability="fsync") as strict,
+        RawProducer(server, OS, 2, durability="os") as loose,
+    ):
+        for producer in (strict, loose):
+            for _ in range(10):
+                assert producer.publish(5).status == Status.OK
+        disk.choose(SEGMENTS)
+        for _ in range(2):
+            fail_one_sync(disk, strict, loose)
+        with server.client() as client:
+            for producer in (strict, loose):
+                check_topic(client, producer.topic, producer.acked, "after failed syncs")
+        server.kill("all")
+        server.start()
+        with server.client() as client:
+            for producer in (strict, loose):
+                check_topic(client, producer.topic, producer.acked, "after SIGKILL")
+        with RawProducer(server, FSYNC, 1) as again:
+            assert again.next_sequence == strict.next_sequence
+            assert again.publish(5, sequence=again.next_sequence - 5).status == Status.DUPLICATE
+
+
+def fail_one_sync(disk: Disk, strict: RawProducer, loose: RawProducer) -> None:
+    """A sync stands still, much is published meanwhile, and then it fails."""
+    disk.hold_syncs()
+    sequence = strict.next_sequence
+    first = strict.send(5)
+    disk.wait_held()
+    doomed = [first, *(strict.send(5) for _ in range(20))]
+    for _ in range(40):
+        assert loose.publish(5).status == Status.OK, "os waits for a sync"
+    assert strict.take(0.1) == 0, "acked without a sync"
+    failed = disk[Word.SYNCS_FAILED]
+    disk.release_syncs(failures=1)
+    disk.wait_failed(failed + 1)
+    strict.settle()
+    for answer in doomed:
+        assert answer.status == Internal.code, answer.status
+        assert "the disk failed to make this durable" in answer.text
+        assert "send it again" in answer.text
+    strict.next_sequence = sequence
+    taken = strict.publish_until_taken(count=5)
+    assert taken.offset == max(offset for offset in strict.acked if offset < taken.offset) + 1
+    loose.publish_until_taken(count=5)
+
+
+def fail_somehow(disk: Disk, strict: RawProducer, number: int) -> None:
+    """One more sync fails, `number` in all: that of a publish or any other of the log."""
+    disk.fail_syncs(1)
+    while disk[Word.SYNCS_FAILED] < number:
+        answer = strict.publish(sequence=strict.next_sequence)
+        assert answer.status in (Status.OK, Internal.code, ResourceExhausted.code), answer.status
+        strict.next_sequence += answer.status == Status.OK
+
+
+def test_three_failed_syncs_stop_publishes_and_nothing_else(tmp_path: Path, disk: Disk) -> None:
+    server = FaultyServer(tmp_path / "data", disk, workers=1)
+    with (
+        server,
+        RawProducer(server, FSYNC, 1, durability="fsync") as strict,
+        RawProducer(server, OS, 2, durability="os") as loose,
+        RawProducer(server, MEMORY, 3, durability="memory") as kept,
+        RawProducer(server, FLEETING, 4, dispatch="non_reliable") as fleeting,
+        server.client() as client,
+        client.consumer(FSYNC, subscription="s", initial_position="earliest") as consumer,
+    ):
+        producers = (strict, loose, kept, fleeting)
+        for producer in producers:
+            assert producer.publish(5).status == Status.OK
+        disk.choose(SEGMENTS)
+        for number in range(1, 4):
+            fail_somehow(disk, strict, number)
+        for producer in (strict, loose):
+            refused = producer.publish(sequence=producer.next_sequence)
+            assert refused.status == ResourceExhausted.code, refused.status
+            assert "3 syncs failed within a minute" in refused.text
+            assert "restart the broker" in refused.text
+        for producer in (kept, fleeting):
+            assert producer.publish().status == Status.OK, "refused, though it needs no disk"
+        for producer in (strict, loose):
+            check_topic(client, producer.topic, producer.acked, "of a log that refuses")
+        received = [consumer.receive(timeout=10) for _ in range(5)]
+        consumer.ack([message for message in received if message is not None])
+        consumer.flush_acks()
+        assert consumer.lag() == 0
+        server.stop()
+        server.start()
+        for producer in (strict, loose):
+            with RawProducer(server, producer.topic, producer.index) as again:
+                assert again.next_sequence == producer.next_sequence
+                again.publish_until_taken()
+                check_topic(
+                    client, producer.topic, {**producer.acked, **again.acked}, "after a restart"
+                )
+        assert consumer.lag() == 1
+
+
+@pytest.mark.parametrize("everywhere", [False, True], ids=["segments", "folder too"])
+def test_syncs_that_fail_again_and_again_ack_nothing(
+    tmp_path: Path, disk: Disk, everywhere: bool
+) -> None:
+    """The disk stays broken: the repair fails too, and nothing is promised."""
+    server = FaultyServer(tmp_path / "data", disk, workers=1)
+    with (
+        server,
+        RawProducer(server, FSYNC, 1, durability="fsync") as strict,
+        RawProducer(server, OS, 2, durability="os") as loose,
+    ):
+        for producer in (strict, loose):
+            assert producer.publish(5).status == Status.OK
+        disk.choose("" if everywhere else SEGMENTS)
+        disk.fail_syncs(-1)
+        before = dict(strict.acked)
+        sequence = strict.next_sequence
+        for _ in range(5):
+            assert strict.publish(sequence=sequence).status in (
+                Internal.code, ResourceExhausted.code,
+            )  # fmt: skip
+        assert strict.acked == before
+        with server.client() as client:
+            for producer in (strict, loose):
+                check_topic(client, producer.topic, producer.acked, "of a broken disk")
+        server.kill("all")
+        disk.fail_syncs(0)
+        server.start()
+        with server.client() as client:
+            for producer in (strict, loose):
+                check_topic(client, producer.topic, producer.acked, "after SIGKILL")
+        with RawProducer(server, FSYNC, 1) as again:
+            assert again.next_sequence == sequence
+            assert again.publish().status == Status.OK
