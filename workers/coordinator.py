@@ -37,6 +37,7 @@ from danube_fast.types import parse_topic
 from danube_fast.version import VERSION
 from danube_fast.workers import web
 from danube_fast.workers.boot import Boot, boot
+from danube_fast.workers.datadir import METADATA_SEAL
 from danube_fast.workers.front import Front
 from danube_fast.workers.mailbox import Reply
 from danube_fast.workers.placement import Placement
@@ -79,7 +80,8 @@ class Coordinator:
         self._config = booted.config
         self._settings = booted.settings
         self.clock: Clock = booted.clock
-        self._store = LmdbStore(Path(self._config.data_dir) / "metadata", self.clock)
+        data_dir = Path(self._config.data_dir)
+        self._store = LmdbStore(data_dir / "metadata", self.clock, data_dir / METADATA_SEAL)
         self.topics = TopicDirectory(
             self._store,
             log_count=len(self._config.log_workers),

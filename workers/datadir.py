@@ -3,7 +3,10 @@
     data_dir/
       LOCK          flock held as long as the server runs; holds its pid
       FORMAT        one line with the format version, written once
+      LOGS          how many logs were ready at least once: none of them may come up without segments
       metadata/     the coordinator's
+      metadata.seal which metadata belongs here; made empty, while there are no logs, then the
+                    coordinator's (metadata/seal.py)
       logs/0000/    log 0; log i belongs to worker i % N while N workers run
       logs/0001/    ...
       history/      objects, when no other store is named
@@ -21,12 +24,15 @@ from pathlib import Path
 
 from danube_fast.errors import DataLoss, FailedPrecondition, Unavailable
 
-__all__ = ["FORMAT_VERSION", "DataDirectory"]
+__all__ = ["FORMAT_VERSION", "METADATA_SEAL", "DataDirectory"]
 
 FORMAT_VERSION = 1
 """Format that this version writes; it reads this one and the one before."""
 
+METADATA_SEAL = "metadata.seal"
+
 _FORMAT_PREFIX = "danube-fast data format "
+_LOGS_PREFIX = "danube-fast logs in use: "
 _PID_BYTES_MAX = 32
 _LOG_DIGITS = 4
 
@@ -57,6 +63,7 @@ class DataDirectory:
         try:
             _lock(root, lock_fd)
             _check_format(root)
+            _make_seal(root)
         except BaseException:
             os.close(lock_fd)
             raise
@@ -83,12 +90,59 @@ class DataDirectory:
                 f"log {missing[0]} is missing in {folder} although log {max(found)} is there; put "
                 "it back from a backup"
             )
-        logs = [(log_id, folder / f"{log_id:0{_LOG_DIGITS}}") for log_id in range(count)]
+        used = self._logs_used()
+        for log_id in range(used):
+            if not _segments(self._folder(log_id)):
+                raise DataLoss(
+                    f"log {log_id} in {self._folder(log_id)} has no segments although it was in use: "
+                    "what it held is missing; put it back from a backup"
+                )
+        logs = [(log_id, self._folder(log_id)) for log_id in range(max(count, used))]
         for _, directory in logs:
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         _sync_directory(folder)
         _sync_directory(self.path)
         return [(log_id, str(directory)) for log_id, directory in logs]
+
+    def note_used(self) -> None:
+        """The broker is ready: from now on a log that has lost its segments is not taken for new."""
+        log_id = 0
+        while _segments(self._folder(log_id)):
+            log_id += 1
+        if log_id > self._logs_used():
+            _write_line(self.path / "LOGS", f"{_LOGS_PREFIX}{log_id}")
+
+    def _folder(self, log_id: int) -> Path:
+        return self.path / "logs" / f"{log_id:0{_LOG_DIGITS}}"
+
+    def _logs_used(self) -> int:
+        """As `note_used` was told last."""
+        try:
+            text = (self.path / "LOGS").read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return 0
+        count = text.removeprefix(_LOGS_PREFIX).strip()
+        if not text.startswith(_LOGS_PREFIX) or not (count.isascii() and count.isdecimal()):
+            raise DataLoss(
+                f"{self.path / 'LOGS'} is damaged; it should read {_LOGS_PREFIX}N with the number of "
+                f"folders in {self.path / 'logs'}: write that number, or remove the file if all of "
+                "them are there"
+            )
+        return int(count)
+
+
+def _segments(directory: Path) -> bool:
+    """Whether a log's folder holds any segment that is part of the log."""
+    names = os.listdir(directory) if directory.is_dir() else []
+    return any(name.endswith(".seg") and name[:1].isdecimal() for name in names)
+
+
+def _make_seal(root: Path) -> None:
+    """Allow the coordinator to make metadata, but only where there are no logs yet."""
+    seal, logs = root / METADATA_SEAL, root / "logs"
+    folders = list(logs.iterdir()) if logs.is_dir() else []
+    if not seal.exists() and not any(map(_segments, folders)):
+        seal.touch(mode=0o640)
 
 
 def _lock(root: Path, lock_fd: int) -> None:
@@ -122,9 +176,13 @@ def _check_format(root: Path) -> None:
 
 
 def _write_format(path: Path) -> None:
-    partial = path.with_name("FORMAT.partial")
+    _write_line(path, f"{_FORMAT_PREFIX}{FORMAT_VERSION}")
+
+
+def _write_line(path: Path, line: str) -> None:
+    partial = path.with_name(f"{path.name}.partial")
     with partial.open("w", encoding="utf-8") as file:
-        file.write(f"{_FORMAT_PREFIX}{FORMAT_VERSION}\n")
+        file.write(f"{line}\n")
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)

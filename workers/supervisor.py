@@ -236,6 +236,7 @@ class Supervisor:
         addresses = self._shared.addresses
         for child in self._children:
             addresses.ports[child.process] = self._shared.control.port(child.process)
+        self._shared.directory.note_used()
         pids = [child.popen.pid for child in self._children if child.popen is not None]
         self._output.ready(self._shared, pids[COORDINATOR], pids[COORDINATOR + 1 :])
 

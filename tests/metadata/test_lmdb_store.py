@@ -13,7 +13,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from danube_fast.errors import FailedPrecondition, Internal, ResourceExhausted, Unavailable
+from danube_fast.errors import DataLoss, FailedPrecondition, ResourceExhausted, Unavailable
 from danube_fast.metadata import Entry, LmdbStore, layout, lmdb_store
 from tests.metadata.conformance import Conformance, ManualClock
 
@@ -97,7 +97,7 @@ def test_a_newer_format_is_refused_in_one_sentence(tmp_path: Path, clock: Manual
 
 def test_damage_is_named(tmp_path: Path, clock: ManualClock) -> None:
     (tmp_path / layout.DATA_FILE).write_bytes(b"not a database" * 4096)
-    with pytest.raises(Internal, match="damaged"):
+    with pytest.raises(DataLoss, match=r"data\.mdb is damaged at byte 0.*backup"):
         LmdbStore(tmp_path, clock)
 
 
