@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("danube_fast", "workers", "spark", "pyspark_danube")
+PRODUCT = ("danube_fast", "workers", "spark", "bench", "pyspark_danube")
+SUITES = Path("bench/suites")  # tests, for all that they stand beside the harness
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 KERNEL_LINES_MAX = 40
@@ -42,7 +43,9 @@ def product_files() -> list[Path]:
     return [
         path
         for path in tracked_files()
-        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in PRODUCT
+        if path.suffix == ".py"
+        and path.relative_to(ROOT).parts[0] in PRODUCT
+        and not path.relative_to(ROOT).is_relative_to(SUITES)
     ]
 
 
@@ -182,7 +185,7 @@ def test_nobody_imports_the_folders_by_their_bare_names() -> None:
             faults += [
                 f"{name}:{node.lineno} imports {module}"
                 for module in modules
-                if module.split(".")[0] in ("workers", "spark")
+                if module.split(".")[0] in ("workers", "spark", "bench")
             ]
     assert not faults, faults
 
@@ -190,9 +193,10 @@ def test_nobody_imports_the_folders_by_their_bare_names() -> None:
 def test_importing_the_product_loads_no_folder_twice() -> None:
     code = (
         "import pkgutil, sys, danube_fast, danube_fast.workers, danube_fast.spark\n"
+        "import danube_fast.bench.command\n"
         "for x in pkgutil.walk_packages(danube_fast.workers.__path__, 'danube_fast.workers.'):\n"
         "    __import__(x.name)\n"
-        "print(sorted({'workers', 'spark'} & set(sys.modules)))\n"
+        "print(sorted({'workers', 'spark', 'bench'} & set(sys.modules)))\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100
@@ -238,7 +242,7 @@ def test_a_wheel_built_from_the_sdist_holds_two_packages(tmp_path: Path) -> None
         names = archive.namelist()
     top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert top == {"danube_fast", "pyspark_danube"}
-    for folder in ("workers", "spark"):
+    for folder in ("workers", "spark", "bench"):
         sources = {
             path.relative_to(ROOT).as_posix()
             for path in product_files()
@@ -246,6 +250,7 @@ def test_a_wheel_built_from_the_sdist_holds_two_packages(tmp_path: Path) -> None
         }
         packaged = {name.removeprefix("danube_fast/") for name in names}
         assert sources <= packaged, f"not in the wheel: {sources - packaged}"
+    assert not any("/suites/" in name for name in names)
     assert "danube_fast/py.typed" in names
     with tarfile.open(sdist) as archive:
         assert any(name.endswith("/pyspark_danube/__init__.py") for name in archive.getnames())

@@ -16,6 +16,7 @@ import typer
 
 from danube_fast import errors
 from danube_fast.cli import (
+    bench,
     completion,
     config,
     consume,
@@ -73,7 +74,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for _module in (serve, produce, consume, status, doctor, demo, completion):
+for _module in (serve, produce, consume, status, doctor, demo, bench, completion):
     _module.register(app)
 for _module in (topics, subscriptions, namespaces, wal, config):
     app.add_typer(_module.app)

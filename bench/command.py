@@ -1,0 +1,127 @@
+"""The two things that `danube-fast bench` does: measure, or check against the floors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from danube_fast.bench import floors, harness, host, report
+from danube_fast.bench.floors import Case
+from danube_fast.bench.plan import Figures
+from danube_fast.bench.plot import write_bars
+from danube_fast.bench.rig import Rig
+from danube_fast.errors import FailedPrecondition, InvalidArgument
+from danube_fast.version import VERSION
+
+__all__ = ["Choices", "check", "measure"]
+
+TRANSPORTS = ("zmq", "shm")
+
+
+class Choices(NamedTuple):
+    """What the command line said."""
+
+    workloads: list[str]
+    changes: dict[str, Any]
+    runs: int | None = None
+    url: str | None = None
+    plot: Path | None = None
+    is_json: bool = False
+
+
+Note = Callable[[str], None]
+Emit = Callable[[dict[str, object]], None]
+
+
+def _prepare(choices: Choices, note: Note) -> None:
+    transport = choices.changes.get("transport", "zmq")
+    if transport not in TRANSPORTS:
+        raise InvalidArgument(f"--transport {transport!r} is unknown; use zmq or shm")
+    if transport == "shm":
+        raise FailedPrecondition(
+            "shared memory is not served yet; use --transport zmq, which takes ipc on the same host"
+        )
+    if choices.plot is not None and choices.plot.suffix != ".svg":
+        raise InvalidArgument(f"--plot {choices.plot} is drawn as SVG; give it a name in .svg")
+    note(f"danube-fast {VERSION} on {host.machine()}")
+
+
+def measure(choices: Choices, note: Note, emit: Emit) -> bool:
+    """Run workloads, print their figures; whether nothing was lost or changed."""
+    plans = harness.plans(choices.workloads, choices.changes)
+    _prepare(choices, note)
+    if not choices.workloads and choices.url is not None:
+        plans = [plan for plan in plans if plan.workload not in _OWN_BROKER]
+    found: list[Figures] = []
+    with Rig(choices.url) as rig:
+        for plan in plans:
+            figures = harness.run(
+                rig, plan, choices.runs or 1, choices.changes.get("seconds"),
+                lambda plan, figures: note(report.progress(plan.workload, figures)),
+            )  # fmt: skip
+            found.append(figures)
+            if choices.is_json:
+                emit(report.json_line(figures))
+    if not choices.is_json:
+        report.print_figures(Console(highlight=False, width=_WIDTH), found)
+    if choices.plot is not None:
+        write_bars(choices.plot, "messages per second", _bars(found))
+    return all(figures.is_faultless for figures in found)
+
+
+_OWN_BROKER = ("ready", "recovery", "idle", "readback")
+_WIDTH = 170
+
+
+def check(choices: Choices, note: Note, emit: Emit) -> bool:
+    """Run the cases of the floors, print the verdicts; whether all were met."""
+    cases = floors.select(choices.workloads)
+    if choices.url is not None:
+        raise FailedPrecondition("--check starts brokers of its own; leave --url out")
+    if "seconds" in choices.changes:
+        raise InvalidArgument("--check counts messages; use --messages instead of --seconds")
+    _prepare(choices, note)
+    runs = choices.runs or floors.RUNS
+    with Rig() as rig:
+        measured = floors.check(
+            rig, cases, runs, choices.changes,
+            lambda case, figures: note(report.progress(case.what, figures)),
+        )  # fmt: skip
+    found = floors.verdicts(cases, measured)
+    if choices.is_json:
+        for verdict in found:
+            emit(_verdict_line(verdict, runs))
+    else:
+        report.print_verdicts(Console(highlight=False, width=_WIDTH), found)
+    if choices.plot is not None:
+        write_bars(choices.plot, "messages per second", _case_bars(cases, measured))
+    return all(verdict.is_met for verdict in found)
+
+
+def _verdict_line(verdict: floors.Verdict, runs: int) -> dict[str, object]:
+    floor = verdict.floor
+    return {
+        "what": verdict.case.what, "workload": verdict.case.workload, "figure": floor.figure,
+        "unit": floor.unit, "floor": floor.floor, "target": floor.target, "median": verdict.median,
+        "runs": runs, "vs_reference": verdict.vs_reference, "is_met": verdict.is_met,
+    }  # fmt: skip
+
+
+def _bars(found: Sequence[Figures]) -> list[tuple[str, float]]:
+    return [
+        (f"{figures.workload}, {figures.durability or figures.system}", figures.messages_per_s)
+        for figures in found
+        if figures.messages_per_s is not None and not figures.rate
+    ]
+
+
+def _case_bars(cases: Sequence[Case], measured: Sequence[list[Figures]]) -> list[tuple[str, float]]:
+    rows = []
+    for case, runs in zip(cases, measured, strict=True):
+        figures = harness.median_figures(runs)
+        if figures.messages_per_s is not None and not figures.rate:
+            rows.append((case.what, figures.messages_per_s))
+    return rows

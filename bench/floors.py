@@ -1,0 +1,214 @@
+"""What danube-fast must reach on two cores, and what it aims at: the one table of both.
+
+`danube-fast bench --check` runs every case, takes the median of each figure over the runs, and misses
+a floor aloud. The reference runs beside each case that measures a rate, so that a slow machine can be
+told from slow code.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from danube_fast.bench.plan import Figures, Plan
+from danube_fast.bench.rig import Rig
+from danube_fast.bench.workloads import GB, WORKLOADS, find, planned
+from danube_fast.errors import InvalidArgument
+
+__all__ = [
+    "CASES",
+    "RUNS",
+    "Case",
+    "Floor",
+    "Verdict",
+    "check",
+    "measure",
+    "select",
+    "value_of",
+    "verdicts",
+]
+
+RUNS = 5
+REFERENCE_BYTES_MAX = 500_000_000
+
+
+class Floor(NamedTuple):
+    """One figure: at least (or at most) the floor, better the target."""
+
+    figure: str
+    """A field of `Figures`, or a name in its `extra`."""
+    floor: float
+    target: float
+    unit: str
+
+    @property
+    def is_ceiling(self) -> bool:
+        """Whether less is better."""
+        return self.target < self.floor
+
+    def is_met(self, value: float | None) -> bool:
+        """Whether a median is good enough."""
+        if value is None:
+            return False
+        return value <= self.floor if self.is_ceiling else value >= self.floor
+
+
+class Case(NamedTuple):
+    """A workload with the numbers under which it is checked."""
+
+    what: str
+    workload: str
+    changes: Mapping[str, Any]
+    floors: Sequence[Floor]
+
+    def plan(self, **changes: Any) -> Plan:
+        """Its plan; a user's choice goes before ours where the workload takes it."""
+        takes = find(self.workload).takes
+        return planned(
+            self.workload,
+            **{**self.changes, **{k: v for k, v in changes.items() if k in takes}},
+        )
+
+
+def _rate(floor: float, target: float) -> list[Floor]:
+    return [Floor("messages_per_s", floor, target, "msgs/s")]
+
+
+def _micros(name: str, floor: float, target: float) -> Floor:
+    return Floor(f"{name}_us", floor, target, "us")
+
+
+CASES = (
+    Case("reliable, fdatasync before ack", "throughput", {}, _rate(6e6, 9e6)),
+    Case("reliable, os", "throughput", {"durability": "os"}, _rate(7e6, 10e6)),
+    Case("non_reliable", "throughput", {"durability": "non_reliable"}, _rate(8e6, 12e6)),
+    Case(
+        "reliable fsync, 1 KiB", "throughput",
+        {"message_bytes": 1024, "messages": 1_000_000}, _rate(0.8e6, 1.2e6),
+    ),
+    Case(
+        "per-message API both ends, fsync", "messages", {"messages": 2_000_000},
+        _rate(1.5e6, 3e6),
+    ),
+    Case("1,000 topics, one process", "topics", {"messages": 2_000_000}, _rate(1.5e6, 3e6)),
+    Case(
+        "64 clients publish() one by one, fsync", "publishers", {},
+        [*_rate(30e3, 60e3), Floor("disk_bytes_per_message", 600, 300, "B/message")],
+    ),
+    Case("fan-out 1 to 8, sum", "fanout", {}, _rate(8e6, 12e6)),
+    Case(
+        "publish() ack at 1,000/s, os", "publish-latency", {"durability": "os"},
+        [_micros("p99", 400, 250)],
+    ),
+    Case(
+        "publish() ack at 1,000/s, fsync", "publish-latency", {},
+        [_micros("p50", 300, 200), _micros("p99", 1000, 500)],
+    ),
+    Case(
+        "publish to consume at 1,000/s, non_reliable", "latency", {"durability": "non_reliable"},
+        [_micros("p50", 150, 80), _micros("p99", 400, 200)],
+    ),
+    Case(
+        "publish to consume at 1,000/s, fsync", "latency", {},
+        [_micros("p50", 300, 185), _micros("p99", 800, 400)],
+    ),
+    Case(
+        "non_reliable p99 beside a publish() loop", "isolation", {},
+        [Floor("p99_ratio", 2.0, 1.3, "times quiet")],
+    ),
+    Case("ready, kernels compiled before", "ready", {}, [Floor("ready_seconds", 2.0, 1.0, "s")]),
+    Case(
+        "SIGKILL of all, 200 topics, 5 GB: first read", "recovery", {"log_bytes": 5 * GB},
+        [Floor("read_seconds", 3.0, 1.5, "s")],
+    ),
+    Case(
+        "idle: 4 workers, 50 clients, 1,000 topics", "idle", {},
+        [Floor("cpu_percent", 1.5, 0.5, "% of a core"), Floor("rss_anon_mb", 110, 80, "MB a worker")],
+    ),
+    Case(
+        "one of 1,000 partitions out of 5 GB", "readback", {"log_bytes": 5 * GB},
+        [Floor("read_ratio", 2.0, 1.2, "times its bytes")],
+    ),
+)  # fmt: skip
+
+_COMPARED = ("throughput", "messages", "topics", "fanout")
+
+
+class Verdict(NamedTuple):
+    """A floor, what was measured, and whether that is enough."""
+
+    case: Case
+    floor: Floor
+    median: float | None
+    vs_reference: float | None
+    is_met: bool
+
+
+def value_of(figures: Figures, name: str) -> float | None:
+    """A figure by name."""
+    value = getattr(figures, name, None) if name in Figures.__struct_fields__ else None
+    return figures.extra.get(name) if value is None else value
+
+
+def select(names: Sequence[str]) -> list[Case]:
+    """Cases of these workloads; all without names. Raises InvalidArgument."""
+    for name in names:
+        find(name)
+    chosen = [case for case in CASES if not names or case.workload in names]
+    if not chosen:
+        known = ", ".join(name for name in WORKLOADS if any(c.workload == name for c in CASES))
+        raise InvalidArgument(f"{', '.join(names)} has no floor; those that have: {known}")
+    return chosen
+
+
+def reference_plan(plan: Plan) -> Plan:
+    """The reference that moves as many bytes as a plan."""
+    messages = min(plan.messages, max(1, REFERENCE_BYTES_MAX // plan.message_bytes))
+    return planned("reference", messages=messages, message_bytes=plan.message_bytes)
+
+
+def measure(rig: Rig, plan: Plan) -> Figures:
+    """One run of a plan, after one of the reference where that says something."""
+    rate = None
+    if plan.workload in _COMPARED and not plan.rate:
+        rate = WORKLOADS["reference"].run(rig, reference_plan(plan)).messages_per_s
+    figures = WORKLOADS[plan.workload].run(rig, plan)
+    if rate and figures.messages_per_s:
+        figures.vs_reference = figures.messages_per_s / rate
+        figures.extra["reference_messages_per_s"] = rate
+    return figures
+
+
+def check(
+    rig: Rig,
+    cases: Sequence[Case],
+    runs: int,
+    changes: Mapping[str, Any],
+    on_run: Callable[[Case, Figures], None],
+) -> list[list[Figures]]:
+    """Run every case once in each round, a fresh broker for each round; figures of each case."""
+    measured: list[list[Figures]] = [[] for _ in cases]
+    for _ in range(runs):
+        for case, found in zip(cases, measured, strict=True):
+            found.append(measure(rig, case.plan(**changes)))
+            on_run(case, found[-1])
+        rig.drop_broker()
+    return measured
+
+
+def verdicts(cases: Sequence[Case], measured: Sequence[Sequence[Figures]]) -> list[Verdict]:
+    """Medians against floors; a run that lost or changed messages misses its floor."""
+    found = []
+    for case, runs in zip(cases, measured, strict=True):
+        is_faultless = all(figures.is_faultless for figures in runs)
+        ratio = _median([figures.vs_reference for figures in runs])
+        for floor in case.floors:
+            median = _median([value_of(figures, floor.figure) for figures in runs])
+            found.append(Verdict(case, floor, median, ratio, is_faultless and floor.is_met(median)))
+    return found
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

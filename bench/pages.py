@@ -1,0 +1,133 @@
+"""`./run bench`: measures the cases of the floors and writes the tables of the pages anew.
+
+    README.md   <!-- bench:rates -->  ...  <!-- bench:end -->      what moves how many messages
+    tuning.md   <!-- bench:floors --> ...  <!-- bench:end -->      every case with its floor and target
+
+What stands between the markers is ours; the rest of a page is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from danube_fast.bench import floors, host, report
+from danube_fast.bench.floors import Case, Verdict
+from danube_fast.bench.plan import Figures
+from danube_fast.bench.rig import Rig
+from danube_fast.bench.workloads import find
+from danube_fast.errors import DanubeError, NotFound
+from danube_fast.version import VERSION
+
+__all__ = ["floors_table", "main", "rates_table", "replaced"]
+
+END = "<!-- bench:end -->"
+PAGES = {"README.md": "rates", "tuning.md": "floors"}
+RUNS = 3
+
+
+def replaced(text: str, name: str, table: str) -> str:
+    """A page with a table between its markers. Raises NotFound if it has none."""
+    start = f"<!-- bench:{name} -->"
+    head, found, rest = text.partition(start)
+    _, ended, tail = rest.partition(END)
+    if not found or not ended:
+        raise NotFound(
+            f"the page has no {start} with an {END} behind it; put both where the table goes"
+        )
+    return f"{head}{start}\n{table}\n{END}{tail}"
+
+
+def _machine(runs: int) -> str:
+    today = dt.datetime.now(dt.UTC).date().isoformat()
+    times = "one run" if runs == 1 else f"medians of {runs} runs"
+    return f"{today}, danube-fast {VERSION}, {host.machine()}; {times}."
+
+
+def _header(*names: str) -> list[str]:
+    return ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+
+
+def rates_table(found: Sequence[Verdict], durabilities: Sequence[str], runs: int) -> str:
+    """What moves how many messages a second."""
+    lines = _header("what", "durability", "messages/s", "of raw ZeroMQ")
+    for verdict, durability in zip(found, durabilities, strict=True):
+        if verdict.floor.figure != "messages_per_s":
+            continue
+        share = "-" if verdict.vs_reference is None else f"{verdict.vs_reference:.0%}"
+        lines.append(
+            f"| {verdict.case.what} | {durability} | {report.amount(verdict.median)} | {share} |"
+        )
+    note = (
+        "Measured by `./run bench`: broker with two workers, producer and consumer processes on the same "
+        f"host, ipc, 100 B incompressible payloads unless said, every byte compared. {_machine(runs)}"
+    )
+    return "\n".join([note, "", *lines])
+
+
+def floors_table(found: Sequence[Verdict], durabilities: Sequence[str], runs: int) -> str:
+    """Every case with its floor and target."""
+    lines = _header("what", "durability", "floor", "target", "measured", "unit", "of raw ZeroMQ")
+    for verdict, durability in zip(found, durabilities, strict=True):
+        floor = verdict.floor
+        share = "-" if verdict.vs_reference is None else f"{verdict.vs_reference:.0%}"
+        measured = report.amount(verdict.median) + ("" if verdict.is_met else " (missed)")
+        lines.append(
+            f"| {verdict.case.what} | {durability} | {report.amount(floor.floor)} | "
+            f"{report.amount(floor.target)} | {measured} | {floor.unit} | {share} |"
+        )
+    return "\n".join([f"Measured by `./run bench`. {_machine(runs)}", "", *lines])
+
+
+def main() -> int:
+    """Measure, rewrite; the exit code."""
+    parser = argparse.ArgumentParser(description="Measure and write the tables of the pages anew.")
+    parser.add_argument("--root", type=Path, default=Path.cwd(), help="where README.md is")
+    parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--messages", type=int, help="for a short trial")
+    parser.add_argument("workloads", nargs="*")
+    arguments = parser.parse_args()
+    try:
+        _rewrite(arguments)
+    except DanubeError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _rewrite(arguments: argparse.Namespace) -> None:
+    pages = {name: arguments.root / name for name in PAGES}
+    for name, path in pages.items():
+        if not path.is_file():
+            raise NotFound(f"there is no {path}; run this where README.md and tuning.md are")
+        replaced(path.read_text(), PAGES[name], "")  # before an hour of measuring
+    cases = floors.select(arguments.workloads)
+    changes = {} if arguments.messages is None else {"messages": arguments.messages}
+    with Rig() as rig:
+        measured = floors.check(rig, cases, arguments.runs, changes, _say)
+    found = floors.verdicts(cases, measured)
+    durabilities = [_durability(verdict.case) for verdict in found]
+    tables = {"rates": rates_table, "floors": floors_table}
+    for name, path in pages.items():
+        table = tables[PAGES[name]](found, durabilities, arguments.runs)
+        path.write_text(replaced(path.read_text(), PAGES[name], table))
+        print(f"{path}: written", file=sys.stderr)
+
+
+def _durability(case: Case) -> str:
+    if not {"durability", "topics"} & find(case.workload).takes:
+        return "-"
+    return case.plan().durability
+
+
+def _say(case: Case, figures: Figures) -> None:
+    print(report.progress(case.what, figures), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""What the workloads of one invocation share: a folder, a broker, payloads, names of topics."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from danube_fast.bench import host
+from danube_fast.bench.payloads import create_payloads
+from danube_fast.bench.plan import Figures, Plan
+from danube_fast.bench.processes import Broker, Crew, Usage
+from danube_fast.errors import FailedPrecondition
+
+__all__ = ["WORKERS", "Rig", "blank", "charge"]
+
+WORKERS = 2
+
+
+class Rig:
+    """A context manager: at its end no process and no file is left."""
+
+    def __init__(self, url: str | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="danube-fast-bench-"))
+        self.url = url
+        self._broker: Broker | None = None
+        self._payloads: tuple[int, int, int] = (0, 0, -1)
+        self._topics = 0
+
+    def broker(self) -> Broker:
+        """The broker of the workloads that share one: the given one, or `serve --workers 2`."""
+        if self._broker is None:
+            self._broker = Broker(self.folder, WORKERS, self.url)
+        return self._broker
+
+    def drop_broker(self) -> None:
+        """End the shared broker with its data; the next workload gets a fresh one."""
+        if self._broker is not None:
+            broker, self._broker = self._broker, None
+            broker.stop()
+            if self.url is None:
+                shutil.rmtree(broker.data_dir, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def own_broker(self, what: str, workers: int = WORKERS) -> Iterator[Broker]:
+        """A broker for one run alone. Raises FailedPrecondition if another one was given."""
+        if self.url is not None:
+            raise FailedPrecondition(
+                f"{what} starts and stops brokers of its own; run it without --url"
+            )
+        self.drop_broker()
+        broker = Broker(self.folder, workers)
+        try:
+            yield broker
+        finally:
+            broker.stop()
+            shutil.rmtree(broker.data_dir, ignore_errors=True)
+
+    def payloads(self, count: int, message_bytes: int) -> int:
+        """Descriptor of prepared messages; kept for the next run of the same size."""
+        if self._payloads[:2] != (count, message_bytes):
+            self._close_payloads()
+            self._payloads = (count, message_bytes, create_payloads(count, message_bytes))
+        return self._payloads[2]
+
+    def _close_payloads(self) -> None:
+        if self._payloads[2] >= 0:
+            os.close(self._payloads[2])
+            self._payloads = (0, 0, -1)
+
+    def topics(self, count: int) -> list[str]:
+        """Names that no run has used before."""
+        self._topics += 1
+        run = f"/default/bench-{os.getpid()}-{self._topics}"
+        return [f"{run}-{index}" for index in range(count)]
+
+    def crew(self) -> Crew:
+        """For the members of a run."""
+        return Crew(self.folder)
+
+    def close(self) -> None:
+        """End everything."""
+        try:
+            self.drop_broker()
+        finally:
+            self._close_payloads()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def charge(figures: Figures, broker: Broker, before: Usage) -> Figures:
+    """Fill in what a run has cost the broker since `before`."""
+    cpu_seconds = host.cpu_seconds(broker.pids) - before.cpu_seconds
+    if broker.pids:
+        figures.broker_cpu_s = cpu_seconds
+        figures.broker_rss_mb = broker.resident_mb()
+    after = broker.settled_usage(before.messages + (figures.messages or 0))
+    figures.syncs = after.syncs - before.syncs
+    if figures.syncs:
+        figures.bytes_per_sync = (after.written_bytes - before.written_bytes) / figures.syncs
+    return figures
+
+
+def blank(plan: Plan) -> Figures:
+    """Figures with what the plan says."""
+    return Figures(
+        workload=plan.workload,
+        transport=plan.transport,
+        durability=plan.durability,
+        message_bytes=plan.message_bytes,
+        messages=plan.messages,
+        rate=plan.rate or None,
+    )

@@ -1,0 +1,115 @@
+"""Every workload: what it is called, what it runs, what it is given when nobody says otherwise."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from danube_fast.bench import latency, rates, reference, standing
+from danube_fast.bench.plan import Figures, Plan
+from danube_fast.bench.rig import Rig
+from danube_fast.errors import InvalidArgument
+
+__all__ = ["WORKLOADS", "Workload", "find", "planned"]
+
+GB = 1_000_000_000
+
+
+class Workload(NamedTuple):
+    """One of them."""
+
+    what: str
+    run: Callable[[Rig, Plan], Figures]
+    defaults: dict[str, Any]
+    takes: frozenset[str]
+    """Fields of the plan that a user may choose."""
+
+
+_STREAM = frozenset({"durability", "message_bytes", "messages", "seconds", "producers", "rate"})
+_PACED = frozenset({"durability", "message_bytes", "messages", "seconds", "rate"})
+
+WORKLOADS: dict[str, Workload] = {
+    "throughput": Workload(
+        "send_many and receive_batch, one process each",
+        rates.run_batches, {"messages": 5_000_000}, _STREAM | {"consumers"},
+    ),
+    "messages": Workload(
+        "send(), receive() and ack() of every message alone",
+        rates.run_each, {"messages": 1_000_000}, _STREAM | {"consumers"},
+    ),
+    "topics": Workload(
+        "one process, a producer for each topic, send() in turn; one list consumer",
+        rates.run_topics, {"messages": 1_000_000, "topics": 1000},
+        (_STREAM | {"topics"}) - {"producers"},
+    ),
+    "publishers": Workload(
+        "clients that publish() one by one, each to its own topic: acks per second",
+        rates.run_publishers, {"messages": 64_000, "producers": 4, "clients": 64},
+        frozenset({"durability", "message_bytes", "messages", "seconds", "producers", "clients"}),
+    ),
+    "fanout": Workload(
+        "one producer, eight exclusive consumers in processes of their own, their sum",
+        rates.run_batches, {"messages": 1_000_000, "consumers": 8}, _STREAM | {"consumers"},
+    ),
+    "publish-latency": Workload(
+        "publish() at a pace, until the ack",
+        latency.run_publish_latency, {"messages": 5_000, "rate": 1000.0}, _PACED,
+    ),
+    "latency": Workload(
+        "publish() at a pace, until receive() has it",
+        latency.run_latency, {"messages": 5_000, "rate": 1000.0}, _PACED,
+    ),
+    "isolation": Workload(
+        "non_reliable latency while a neighbour publishes in a loop, against quiet",
+        latency.run_isolation,
+        {"messages": 5_000, "rate": 1000.0, "durability": "non_reliable"}, _PACED,
+    ),
+    "ready": Workload(
+        "serve --workers 2 until its ready line", standing.run_ready, {}, frozenset()
+    ),
+    "recovery": Workload(
+        "SIGKILL of all under load, until the first read",
+        standing.run_recovery,
+        {"topics": 200, "message_bytes": 1000, "log_bytes": GB // 4},
+        frozenset({"topics", "message_bytes", "log_bytes", "durability"}),
+    ),
+    "idle": Workload(
+        "4 workers and clients that do nothing: CPU and memory",
+        standing.run_idle, {"topics": 1000, "clients": 50}, frozenset({"topics", "clients"}),
+    ),
+    "readback": Workload(
+        "one of many partitions read back from the log",
+        standing.run_readback,
+        {"topics": 1000, "durability": "os", "log_bytes": GB // 4},
+        frozenset({"topics", "log_bytes"}),
+    ),
+    "reference": Workload(
+        "raw ZeroMQ without a broker, the same bytes",
+        reference.run_reference, {"messages": 5_000_000},
+        frozenset({"message_bytes", "messages"}),
+    ),
+}  # fmt: skip
+
+
+def find(name: str) -> Workload:
+    """A workload by name. Raises InvalidArgument that names the nearest."""
+    workload = WORKLOADS.get(name)
+    if workload is None:
+        near = difflib.get_close_matches(name, WORKLOADS, 1, 0.4)
+        hint = f"did you mean {near[0]!r}?" if near else "choose among them"
+        raise InvalidArgument(f"there is no workload {name!r}; {hint} ({', '.join(WORKLOADS)})")
+    return workload
+
+
+def planned(name: str, **changes: Any) -> Plan:
+    """The plan of a workload with what was chosen. Raises InvalidArgument for what it cannot take."""
+    workload = find(name)
+    for field in changes:
+        if field != "transport" and field not in workload.takes:
+            option = f"--{field.replace('_', '-')}"
+            raise InvalidArgument(f"the workload {name} takes no {option}; leave it out")
+    plan = Plan(workload=name, **{**workload.defaults, **changes})
+    if plan.clients < plan.producers and name == "publishers":
+        raise InvalidArgument("--clients must be at least --producers: each process holds some")
+    return plan

@@ -1,0 +1,102 @@
+"""`danube-fast bench`: the load-test harness."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from danube_fast.cli.options import OutputForm, OutputOption, example
+from danube_fast.cli.output import note, print_result
+
+__all__ = ["bench", "register"]
+
+RUNS_CHECKED = 5
+
+
+class DurabilityChoice(enum.StrEnum):
+    """Durabilities of a reliable topic, and the one kind that has none."""
+
+    MEMORY = "memory"
+    OS = "os"
+    FSYNC = "fsync"
+    NON_RELIABLE = "non_reliable"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog=example(
+            "danube-fast bench throughput --durability os --messages 5000000",
+            "danube-fast bench latency --rate 1000 --seconds 10 --output json",
+            "danube-fast bench --check --plot floors.svg",
+        )
+    )(bench)
+
+
+def bench(
+    workloads: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WORKLOAD ...]", help="Which to run (default: all)."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with the floors; exit 1 on a miss.")
+    ] = False,
+    transport: Annotated[
+        str, typer.Option(metavar="zmq|shm", help="How clients reach the broker.")
+    ] = "zmq",
+    durability: Annotated[DurabilityChoice | None, typer.Option(help="Of the topics.")] = None,
+    message_bytes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Size.")] = None,
+    messages: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, metavar="S", help="About how long, instead.")
+    ] = None,
+    producers: Annotated[
+        int | None, typer.Option(min=1, max=256, metavar="N", help="Producer processes.")
+    ] = None,
+    consumers: Annotated[
+        int | None, typer.Option(min=1, max=256, metavar="N", help="Each receives everything.")
+    ] = None,
+    topics: Annotated[int | None, typer.Option(min=1, metavar="N", help="Topics.")] = None,
+    clients: Annotated[int | None, typer.Option(min=1, metavar="N", help="Clients.")] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="MSGS_PER_S", help="Open loop; without, as fast as it goes."),
+    ] = None,
+    log_bytes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Log to recover or to read back from.")
+    ] = None,
+    runs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Medians of so many (--check: 5).")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="A broker that is there (default: its own).")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Bars of the rates as an SVG.")
+    ] = None,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Measure a broker under load, and verify that everything arrived exactly as sent.
+
+    Starts a broker with two workers in a temporary directory unless --url names one. Workloads:
+    throughput, messages, topics, publishers, fanout, publish-latency, latency, isolation, ready,
+    recovery, idle, readback, reference (raw ZeroMQ without a broker).
+    """
+    changes: dict[str, Any] = {
+        "transport": transport, "message_bytes": message_bytes, "messages": messages,
+        "seconds": seconds, "producers": producers, "consumers": consumers, "topics": topics,
+        "clients": clients, "rate": rate, "log_bytes": log_bytes,
+        "durability": None if durability is None else durability.value,
+    }  # fmt: skip
+    given = {name: value for name, value in changes.items() if value is not None}
+    from danube_fast.bench import command  # loads the kernels; --help must not wait for them
+
+    choices = command.Choices(workloads or [], given, runs, url, plot, output is OutputForm.JSON)
+    is_fine = (command.check if check else command.measure)(
+        choices, note, lambda line: print_result(OutputForm.JSON, line)
+    )
+    if not is_fine:
+        raise typer.Exit(1)
