@@ -1,0 +1,311 @@
+"""A power cut: what no sync had covered is gone, or half gone, on every file of the data directory.
+
+One broker runs under load on a disk that keeps a journal, with everything that moves files: rolls,
+trims, snapshots, failed syncs, kills. Then the power fails at instants of that journal, and on what
+the disk holds then a broker must start and know everything that was promised by that instant.
+
+DANUBE_POWER_CUTS=n makes more cuts, DANUBE_POWER_SEED=n other ones; DANUBE_POWER_RECORDING=folder
+repeats the cuts of an earlier run, as a failure says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from danube_fast.errors import Internal, ResourceExhausted, Unavailable
+from danube_fast.net.protocol import Status
+from tests.crash.payloads import ident_of, number_of
+from tests.faults.power import Kind, Recording
+from tests.faults.rig import SEGMENTS, Background, Disk, FaultyServer, RawProducer, read_all
+
+CUTS = int(os.environ.get("DANUBE_POWER_CUTS", "4"))
+SEED = int(os.environ.get("DANUBE_POWER_SEED", "1"))
+EARLIER = os.environ.get("DANUBE_POWER_RECORDING", "")
+SECONDS = 4.0
+TOPICS = {"/default/strict": "fsync", "/default/loose": "os", "/default/kept": "memory"}
+STRICT = "/default/strict"
+SUBSCRIPTION = "s"
+BEHIND = 200
+"""So many of the newest messages the consumer leaves unacked."""
+SETTINGS: dict[str, Any] = {
+    "workers": 1,
+    "segment_bytes": 512 * 1024,
+    "retention_seconds_min": 1,
+    "index_map_bytes": 1 << 20,
+}
+
+
+class Evidence:
+    """What the broker said, each with the length of the journal when it was heard."""
+
+    def __init__(self) -> None:
+        self.acks: list[list[Any]] = []
+        """[topic, sequence, count, offset, journal]"""
+        self.seen: list[list[Any]] = []
+        """[topic, offset, number, journal]"""
+        self.sent: list[list[Any]] = []
+        """[topic, offset] of messages whose ack was sent by the consumer."""
+        self.durable: list[list[int]] = []
+        """[offset, journal] of those of the strict topic whose ack is durable."""
+        self.born = 0
+        """All topics and the subscription were there."""
+
+
+class Load:
+    """Producers and consumers of one broker until it is killed."""
+
+    def __init__(self, server: FaultyServer, evidence: Evidence) -> None:
+        self.server = server
+        self.evidence = evidence
+        self.journal = server.disk.journal
+        self.producers = [
+            RawProducer(server, topic, index, durability=durability)
+            for index, (topic, durability) in enumerate(TOPICS.items(), 1)
+        ]
+        for producer in self.producers:
+            producer.journal = self.journal
+            producer.publish()
+
+    def size(self) -> int:
+        """Length of the journal now."""
+        assert self.journal is not None
+        return self.journal.stat().st_size
+
+    def publish(self, producer: RawProducer, stopping: Any) -> None:
+        """Frames of growing size, a few on their way; what is refused is sent again."""
+        while not stopping.is_set():
+            for count in (1, 3, 40, 1, 7):
+                producer.send(count)
+            producer.settle()
+            refused = [a for a in producer.answers[-5:] if a.status != Status.OK]
+            if refused:
+                codes = {Internal.code, ResourceExhausted.code, Status.OUT_OF_SEQUENCE}
+                assert {a.status for a in refused} <= codes, [a.status for a in refused]
+                producer.next_sequence = min(a.sequence for a in refused)
+                stopping.wait(0.005)
+            stopping.wait(0.002)
+
+    def consume(self, topic: str, stopping: Any) -> None:
+        """Everything that comes is evidence; all but the newest is acked."""
+        with (
+            self.server.client() as client,
+            client.consumer(
+                topic, subscription=SUBSCRIPTION, type="shared", initial_position="earliest"
+            ) as consumer,
+        ):
+            held: list[Any] = []
+            while not stopping.is_set():
+                batch = consumer.receive_batch(timeout=0.1)
+                size = self.size()
+                self.evidence.seen += [
+                    [topic, m.offset, number_of(ident_of(m.payload)), size] for m in batch
+                ]
+                held += batch
+                done, held = held[:-BEHIND], held[-BEHIND:]
+                if not done:
+                    continue
+                self.evidence.sent += [[topic, m.offset] for m in done]
+                consumer.ack(done)
+                if topic == STRICT:
+                    with contextlib.suppress(Unavailable):  # a sync failed: not durable, so far
+                        consumer.flush_acks()
+                        size = self.size()
+                        self.evidence.durable += [[m.offset, size] for m in done]
+
+    def run(self) -> None:
+        """Load and trouble, for a while."""
+        disk = self.server.disk
+        crew = [
+            Background(lambda stopping, who=producer: self.publish(who, stopping))
+            for producer in self.producers
+        ]
+        crew += [
+            Background(lambda stopping, what=topic: self.consume(topic, stopping))
+            for topic in TOPICS
+        ]
+        try:
+            end = time.monotonic() + SECONDS
+            disk.choose(SEGMENTS)
+            for number in (1, 2):
+                time.sleep(SECONDS / 4)
+                disk.hold_syncs()
+                disk.wait_held()
+                time.sleep(0.05)
+                disk.release_syncs(failures=1)
+                disk.wait_failed(number)
+            time.sleep(max(0.0, end - time.monotonic()))
+        finally:
+            for member in crew:
+                member.stopping.set()
+            for member in crew:
+                member.stop()
+        for producer in self.producers:
+            self.evidence.acks += [
+                [producer.topic, a.sequence, a.count, a.offset, a.journal_bytes]
+                for a in producer.answers
+                if a.status == Status.OK
+            ]
+            producer.close()
+
+
+def record(folder: Path, disk: Disk) -> None:
+    """Run a broker under load; its journal and the evidence stay in `folder`."""
+    disk.journal = folder / "journal"
+    evidence = Evidence()
+    server = FaultyServer(folder / "data", disk, **SETTINGS)
+    with server:
+        load = Load(server, evidence)
+        with server.client() as client:
+            for topic in TOPICS:
+                client.consumer(topic, subscription=SUBSCRIPTION, type="shared",
+                                initial_position="earliest").close()  # fmt: skip
+        evidence.born = load.size()
+        load.run()
+        server.kill("all")
+    disk.journal = None
+    (folder / "evidence").write_text(json.dumps(vars(evidence)))
+
+
+class Aftermath:
+    """One cut: the broker on what is left, and what it must know."""
+
+    def __init__(self, evidence: Evidence, cut: int, about: str) -> None:
+        self.about = about
+        self.acked: dict[str, dict[int, int]] = {topic: {} for topic in TOPICS}
+        self.batches: list[list[Any]] = []
+        for topic, sequence, count, offset, size in evidence.acks:
+            if size <= cut:
+                self.acked[topic].update({offset + i: sequence + i for i in range(count)})
+                if topic == STRICT:
+                    self.batches.append([sequence, count, offset])
+        self.known: dict[str, dict[int, int]] = {t: dict(a) for t, a in self.acked.items()}
+        for topic, offset, number, size in evidence.seen:
+            if size <= cut:
+                self.known[topic][offset] = number
+        self.durable = {offset for offset, size in evidence.durable if size <= cut}
+        self.sent: dict[str, set[int]] = {topic: set() for topic in TOPICS}
+        for topic, offset in evidence.sent:
+            self.sent[topic].add(offset)
+
+    def check(self, condition: Any, text: str) -> None:
+        """A rule."""
+        assert condition, f"{text}\n{self.about}"
+
+    def check_log(self, client: Any, topic: str) -> None:
+        """One content per offset; what a strict topic promised is there, or trimmed."""
+        found: dict[int, int] = {}
+        for message in read_all(client, topic):
+            number = number_of(ident_of(message.payload))
+            self.check(message.offset not in found, f"{topic}@{message.offset} came twice")
+            found[message.offset] = number
+        numbers = list(found.values())
+        self.check(len(set(numbers)) == len(numbers), f"{topic}: a message is there twice")
+        for offset, number in found.items():
+            known = self.known[topic].get(offset, number)
+            self.check(known == number, f"{topic}@{offset} was {known} and is {number}")
+        if topic == STRICT:
+            missing = self.known[topic].keys() - found.keys() - self.sent[topic]
+            self.check(not missing, f"{topic}: lost {sorted(missing)[:5]}, {len(missing)} in all")
+            first, end = min(found, default=0), max(found, default=-1) + 1
+            self.check(len(found) == end - first, f"{topic} is not dense")
+
+    def check_cursor(self, client: Any, topic: str) -> None:
+        """What was acked durably does not come again; what nobody acked comes, or a gap says that
+        it is gone."""
+        wanted = self.known[topic].keys() - self.sent[topic]
+        with client.consumer(topic, subscription=SUBSCRIPTION, type="shared") as consumer:
+            came: set[int] = set()
+            deadline = time.monotonic() + 20
+            while not wanted <= came and time.monotonic() < deadline:
+                came.update(m.offset for m in consumer.receive_batch(timeout=0.1))
+                if topic != STRICT:
+                    told = consumer.gaps
+                    came |= {o for o in wanted for gap in told if gap.first <= o <= gap.last}
+        lost = sorted(wanted - came)
+        self.check(not lost, f"{topic}: {lost[:5]}, {len(lost)} in all, gone without a word")
+        if topic == STRICT:
+            again = came & self.durable
+            self.check(not again, f"{sorted(again)[:5]} came again, {len(again)} durably acked")
+
+    def check_producers(self, server: FaultyServer) -> None:
+        """Resends are known, and no offset is given out twice."""
+        for index, topic in enumerate(TOPICS, 1):
+            known = self.known[topic]
+            with RawProducer(server, topic, index) as producer:
+                expected = producer.next_sequence
+                if topic == STRICT:
+                    sequence, count, offset = max(self.batches)
+                    self.check(expected >= sequence + count, f"next sequence is {expected}")
+                    answer = producer.publish(count, sequence=sequence)
+                    self.check(
+                        (answer.status, answer.offset) == (Status.DUPLICATE, offset),
+                        f"resent {sequence} ({offset}): {answer.status} {answer.offset}",
+                    )
+                    producer.next_sequence = expected
+                answer = producer.publish(3)
+                self.check(answer.status == Status.OK, f"{topic}: {answer.status} {answer.text}")
+                self.check(
+                    answer.offset > max(known, default=-1),
+                    f"{topic}: offset {answer.offset} again; {max(known, default=-1)} was seen",
+                )
+
+
+def cut_points(recording: Recording, born: int, draw: random.Random) -> list[int]:
+    """Instants: half of them right behind a change of a name, when most is in suspense."""
+    ends = [record.end for record in recording.records if record.end >= born]
+    names = [
+        record.end
+        for record in recording.records
+        if record.end >= born and record.kind in (Kind.CREATE, Kind.RENAME, Kind.UNLINK)
+    ]
+    return [draw.choice(names if number % 2 else ends) for number in range(CUTS)]
+
+
+@pytest.mark.timeout(120 + 20 * CUTS)
+def test_a_power_cut(tmp_path: Path, disk: Disk) -> None:
+    folder = Path(EARLIER) if EARLIER else tmp_path
+    if not EARLIER:
+        record(folder, disk)
+    evidence = Evidence()
+    vars(evidence).update(json.loads((folder / "evidence").read_text()))
+    recording = Recording(folder / "journal")
+    draw = random.Random(SEED)
+    root = Path(os.path.realpath(folder / "data"))
+    for number, cut in enumerate(cut_points(recording, evidence.born, draw)):
+        about = f"cut {number} at {cut} of {recording.records[-1].end}"
+        target = tmp_path / f"cut-{number}"
+        chance = recording.build(cut, root, target, draw)
+        about += (
+            f": {chance}; again: DANUBE_POWER_RECORDING={folder} DANUBE_POWER_SEED={SEED} "
+            f"DANUBE_POWER_CUTS={CUTS} pytest {Path(__file__).name}; the disk is in {target}"
+        )
+        disk.boot_id = tmp_path / f"boot-{number}"
+        disk.boot_id.write_text(f"boot-{SEED}-{number}\n")
+        go_on_after(FaultyServer(target, disk, **SETTINGS), Aftermath(evidence, cut, about))
+        shutil.rmtree(target)
+
+
+def go_on_after(server: FaultyServer, aftermath: Aftermath) -> None:
+    """Start on what is left and compare."""
+    with contextlib.ExitStack() as stack:
+        stack.push(server.__exit__)
+        try:
+            server.start()
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{aftermath.about}") from None
+        client = stack.enter_context(server.client())
+        for topic in TOPICS:
+            aftermath.check_log(client, topic)
+        for topic in TOPICS:
+            aftermath.check_cursor(client, topic)
+        aftermath.check_producers(server)
+        server.kill("all")
