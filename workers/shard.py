@@ -480,14 +480,18 @@ class ShardWorker:
 
 def main() -> int:
     """Process entry."""
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     keep_freed_memory()
     booted = boot()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-    worker = ShardWorker(booted, context)
-    booted.settle()
-    worker.start()
-    worker.run()
+    try:
+        worker = ShardWorker(booted, context)
+        booted.settle()
+        worker.start()
+        worker.run()
+    except DanubeError as error:
+        _log.error("%s", error)
+        booted.set_state(ProcessState.FAILED)
+        return 1
     context.destroy(linger=0)
     return 0
 

@@ -1,12 +1,14 @@
 """The index: (partition, offset) and (partition, time) -> position, in LMDB. Only a cache.
 
-    db "offset"  partition_id u32 | base_offset u64     (big-endian)   -> position, bytes, span, time
-    db "time"    partition_id u32 | append_time_ns u64  (big-endian)   -> base_offset u64
-    db "meta"    what it was built from: log id, format, boot id, clean flag, indexed position
+    db "offset"  partition_id u32 | base_offset u64     (big-endian)   -> position, bytes, span, time,
+                                                                          check
+    db "time"    partition_id u32 | append_time_ns u64  (big-endian)   -> base_offset u64, check
+    db "meta"    what it was built from: log id, format, boot id, clean flag, indexed position, crc
 
-It is believed only if the log id matches and either the boot id matches (the page cache is the one
-that LMDB wrote to) or it was closed cleanly; then it is caught up from `indexed`, otherwise built
-anew. It is opened without sync and without a writable map, its file allocated ahead: a full disk is
+It is believed only if the file is sound (frame/lmdb_tree.py), the log id matches and either the boot
+id matches (the page cache is the one that LMDB wrote to) or it was closed cleanly; then it is caught
+up from `indexed`, otherwise built anew. What an entry says is checked when it is read: `check` mixes
+key and value. A fault found then is an lmdb.Error, and the index is built anew. It is opened without sync and without a writable map, its file allocated ahead: a full disk is
 an error here, never a SIGBUS, and such an error costs nothing but time: what could not be written
 stays in the tail table and is tried again.
 
@@ -28,17 +30,35 @@ import msgspec
 import numpy as np
 
 from danube_fast.clock import Clock
+from danube_fast.errors import DataLoss
+from danube_fast.frame.crc import crc32c
+from danube_fast.frame.lmdb_tree import check_lmdb_file
 
 __all__ = ["Index", "Run"]
 
-_INDEX_VERSION = 1
+_INDEX_VERSION = 2
 _KEY = struct.Struct(">IQ")
-_VALUE = struct.Struct("<QIIq")
+_VALUE = struct.Struct("<QIIqI")
+_TIME_VALUE = struct.Struct("<QI")
 _U64 = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_MIXERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93,
+           0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)  # fmt: skip
+"""Odd numbers without a pattern: a changed bit anywhere changes about half of the sum."""
+_MASK_64 = 0xFFFF_FFFF_FFFF_FFFF
+_MASK_32 = 0xFFFF_FFFF
 _KEY_DTYPE = np.dtype([("partition_id", ">u4"), ("second", ">u8")])
 _VALUE_DTYPE = np.dtype(
-    [("position", "<u8"), ("byte_count", "<u4"), ("offset_span", "<u4"), ("append_time_ns", "<i8")]
+    [
+        ("position", "<u8"),
+        ("byte_count", "<u4"),
+        ("offset_span", "<u4"),
+        ("append_time_ns", "<i8"),
+        ("check", "<u4"),
+    ]
 )
+_TIME_VALUE_DTYPE = np.dtype([("base_offset", "<u8"), ("check", "<u4")])
+_META_KEYS = (b"log_id", b"version", b"boot_id", b"clean", b"indexed")
 _DATABASES = 3
 _MAP_FREE_PART = 4  # grow when less than a quarter of the map is free
 _RETRY_NS = 1_000_000_000
@@ -101,15 +121,17 @@ class Index:
         self._offsets: Any = None
         self._times: Any = None
         self._meta: Any = None
+        self._meta_values: dict[bytes, bytes] = {}
 
     # -- opening and closing -----------------------------------------------------------------
 
     def open(self) -> None:
         """Open or make it. Anything unreadable or foreign is thrown away; raises OSError only."""
         try:
+            check_lmdb_file(self.directory / "data.mdb")
             self._open()
             self.valid = self._believe()
-        except lmdb.Error:
+        except (lmdb.Error, DataLoss):
             self.close_environment()
             self.valid = False
         if not self.valid:
@@ -147,14 +169,17 @@ class Index:
 
     def _believe(self) -> bool:
         with self._environment.begin(db=self._meta) as transaction:
-            get = transaction.get
-            if get(b"log_id") != _U64.pack(self._log_id):
-                return False
-            if get(b"version") != _U64.pack(_INDEX_VERSION):
-                return False
-            if get(b"clean") != b"1" and (get(b"boot_id") != _boot_id() or not _boot_id()):
-                return False
-            self.indexed_position = _U64.unpack(get(b"indexed", bytes(_U64.size)))[0]
+            found = {key: bytes(transaction.get(key) or b"") for key in (*_META_KEYS, b"crc")}
+        if found.pop(b"crc") != meta_crc(found):
+            return False
+        if found[b"log_id"] != _U64.pack(self._log_id):
+            return False
+        if found[b"version"] != _U64.pack(_INDEX_VERSION):
+            return False
+        if found[b"clean"] != b"1" and (found[b"boot_id"] != _boot_id() or not _boot_id()):
+            return False
+        self.indexed_position = _U64.unpack(found[b"indexed"])[0]
+        self._meta_values = found
         return True
 
     def mark_open(self) -> None:
@@ -178,17 +203,23 @@ class Index:
         if self._environment is None:
             return
         try:
-            with self._environment.begin(write=True, db=self._meta) as transaction:
-                transaction.put(b"log_id", _U64.pack(self._log_id))
-                transaction.put(b"version", _U64.pack(_INDEX_VERSION))
-                transaction.put(b"boot_id", _boot_id())
-                transaction.put(b"indexed", _U64.pack(self.indexed_position))
-                for key, value in changes.items():
-                    transaction.put(key, value)
+            own = {
+                b"log_id": _U64.pack(self._log_id),
+                b"version": _U64.pack(_INDEX_VERSION),
+                b"boot_id": _boot_id(),
+                b"indexed": _U64.pack(self.indexed_position),
+            }
+            with self._environment.begin(write=True) as transaction:
+                self._put_meta(transaction, own | changes)
             if durable:
                 self._environment.sync(True)
         except (lmdb.Error, OSError) as fault:
             self._note(fault)
+
+    def _put_meta(self, transaction: Any, changes: dict[bytes, bytes]) -> None:
+        self._meta_values.update(changes)
+        for key, value in {**changes, b"crc": meta_crc(self._meta_values)}.items():
+            transaction.put(key, value, db=self._meta)
 
     def _note(self, fault: Exception) -> None:
         self.fault = f"index {self.directory} cannot be written: {fault}; free space on its disk"
@@ -233,15 +264,20 @@ class Index:
         values = np.zeros(count, dtype=_VALUE_DTYPE)
         for field in ("position", "byte_count", "offset_span", "append_time_ns"):
             values[field] = runs[field]
+        words = ("partition_id", "base_offset", "position", "byte_count", "offset_span")
+        values["check"] = _checks(*(runs[word] for word in words), runs["append_time_ns"])
         by_offset = _pairs(keys, values)
+        times = np.zeros(count, dtype=_TIME_VALUE_DTYPE)
         keys["second"] = np.maximum(runs["append_time_ns"], 0)
-        by_time = _pairs(keys, runs["base_offset"].copy())
+        times["base_offset"] = runs["base_offset"]
+        times["check"] = _checks(runs["partition_id"], runs["base_offset"], keys["second"])
+        by_time = _pairs(keys, times)
         with self._environment.begin(write=True) as transaction:
             if count:
                 transaction.cursor(self._offsets).putmulti(by_offset)
                 # The first run of an instant stays: keys are in the order of offsets.
                 transaction.cursor(self._times).putmulti(by_time, overwrite=False)
-            transaction.put(b"indexed", _U64.pack(indexed_position), db=self._meta)
+            self._put_meta(transaction, {b"indexed": _U64.pack(indexed_position)})
 
     def _grow_ahead(self) -> None:
         info = self._environment.info()
@@ -258,7 +294,10 @@ class Index:
     # -- looking up --------------------------------------------------------------------------
 
     def runs(self, partition_id: int, offset: int, oldest_position: int) -> Iterator[Run]:
-        """Runs of a partition that end behind `offset`, in order; those below the trim are skipped."""
+        """Runs of a partition that end behind `offset`, in order; those below the trim are skipped.
+
+        Raises lmdb.Error if the index is damaged, as `find_time` does: build it anew.
+        """
         if self._environment is None or partition_id in self._dropped:
             return
         with (
@@ -271,9 +310,29 @@ class Index:
                 partition, base_offset = _KEY.unpack(key)
                 if partition != partition_id:
                     return
-                position, byte_count, span, time_ns = _VALUE.unpack(value)
+                position, byte_count, span, time_ns = self._entry(partition, base_offset, value)
                 if base_offset + span > offset and position >= oldest_position:
                     yield Run(partition_id, base_offset, span, position, byte_count, time_ns)
+
+    @staticmethod
+    def _entry(partition_id: int, base_offset: int, value: bytes) -> tuple[int, int, int, int]:
+        if len(value) == _VALUE.size:
+            position, byte_count, span, time_ns, check = _VALUE.unpack(value)
+            if check == mix(partition_id, base_offset, position, byte_count, span, time_ns):
+                return position, byte_count, span, time_ns
+        raise lmdb.CorruptedError(
+            f"the entry of partition {partition_id}, offset {base_offset}, is not what was written"
+        )
+
+    @staticmethod
+    def _time_entry(partition_id: int, time_ns: int, value: bytes) -> int:
+        if len(value) == _TIME_VALUE.size:
+            base_offset, check = _TIME_VALUE.unpack(value)
+            if check == mix(partition_id, base_offset, time_ns):
+                return int(base_offset)
+        raise lmdb.CorruptedError(
+            f"the entry of partition {partition_id}, time {time_ns}, is not what was written"
+        )
 
     def find_time(self, partition_id: int, time_ns: int, oldest_position: int) -> int | None:
         """Base offset of the first run appended at `time_ns` or later."""
@@ -284,9 +343,10 @@ class Index:
             if not cursor.set_range(_KEY.pack(partition_id, max(time_ns, 0))):
                 return None
             for key, value in cursor:
-                if _KEY.unpack(key)[0] != partition_id:
+                partition, second = _KEY.unpack(key)
+                if partition != partition_id:
                     return None
-                offset: int = _U64.unpack(value)[0]
+                offset = self._time_entry(partition, second, value)
                 for run in self.runs(partition_id, offset, oldest_position):
                     if run.append_time_ns >= time_ns:
                         return run.base_offset
@@ -318,7 +378,7 @@ class Index:
             with self._environment.begin(write=True) as transaction:
                 while done < entries_max and self._sweep_next <= _PARTITION_ID_MAX:
                     done += 1 + self._sweep_partition(transaction, entries_max - done)
-        except (lmdb.Error, OSError) as fault:
+        except (lmdb.Error, OSError, struct.error) as fault:
             self._note(fault)
             self._sweep_next = _PARTITION_ID_MAX + 1  # the next trim starts again
         return done
@@ -346,12 +406,32 @@ class Index:
             offsets.delete()
             removed += 1
             while times.key() and _KEY.unpack(times.key())[0] == partition_id:
-                if _U64.unpack(times.value())[0] > base_offset:
+                if _TIME_VALUE.unpack(times.value())[0] > base_offset:
                     break
                 times.delete()
         if survivor is not None or removed < entries_max:
             self._sweep_next = partition_id + 1
         return removed
+
+
+def meta_crc(values: dict[bytes, bytes]) -> bytes:
+    """Checksum of what the index says of itself."""
+    return _CRC.pack(crc32c(b"".join(values.get(key, b"") + b"\0" for key in _META_KEYS)))
+
+
+def mix(*words: int) -> int:
+    """32 bits that depend on every bit of the words."""
+    total = sum(word * mixer for word, mixer in zip(words, _MIXERS, strict=False)) & _MASK_64
+    return (total ^ (total >> 32)) & _MASK_32
+
+
+def _checks(*columns: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """`mix` of every row."""
+    total = np.zeros(len(columns[0]), dtype=np.uint64)
+    for column, mixer in zip(columns, _MIXERS, strict=False):
+        total += column.astype(np.int64).view(np.uint64) * np.uint64(mixer)
+    mixed: np.ndarray[Any, Any] = (total ^ (total >> np.uint64(32))) & np.uint64(_MASK_32)
+    return mixed
 
 
 def _pairs(keys: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> list[tuple[bytes, bytes]]:
