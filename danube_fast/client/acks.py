@@ -27,6 +27,8 @@ from danube_fast.net.protocol import Ack, Nack
 __all__ = ["AckQueue"]
 
 _NOT_DUE = FOREVER_NS
+_LOOKS = 2
+"""How often a run is looked at that does not grow any more."""
 _ACKS_LOST = (
     "the connection was lost before all acks were durable; messages whose acks did not arrive are "
     "delivered again, so go on receiving"
@@ -40,6 +42,13 @@ class AckQueue:
         self._pump = pump
         self._attachments = attachments
         self.due_ns = _NOT_DUE
+        self.run_source: Any = None
+        """Frame whose messages are acked one by one, in order; None = there is none."""
+        self.run_end = 0
+        """One past the last offset acked of it. Written by the consumer's thread, without the lock."""
+        self._run_start = 0
+        self._run_delivery: Any = None
+        self._looks = 0
         self._confirm_due_ns = 0
         self._sent: dict[Attachment, list[int]] = {}
         """Sent, and no answered ACK behind them yet."""
@@ -49,18 +58,45 @@ class AckQueue:
         """Lost with their session, and not acked again since."""
 
     def add_one(self, message: Received) -> None:
-        """One message: the hot path of per-message consumers."""
+        """One message. If it follows the last one, `Consumer.ack` does not even come here: it only
+        raises `run_end`, without the lock; whoever sends collects what the run has grown by."""
         source: Any = message._source
+        offset = message.offset
+        if source is self.run_source and offset == self.run_end:
+            self.run_end = offset + 1
+            return
+        self._collect()
+        self.run_source = None
         attachment = source.attachment
         if source.generation == attachment.generation:
-            offset = message.offset
-            pending = attachment.pending
-            if pending and pending[-1] == offset:
-                pending[-1] = offset + 1
-                return
-            pending.append(offset)
-            pending.append(offset + 1)
+            self._run_start, self.run_end = offset, offset + 1
+            self.run_source = self._run_delivery = source
+            self._looks = _LOOKS
             self._soon(attachment)
+
+    def _collect(self) -> bool:
+        """Queue what the run has grown by; False if that is nothing."""
+        start, end = self._run_start, self.run_end
+        if self._run_delivery is None or start == end:
+            return False
+        self._run_start = end
+        pending = self._run_delivery.attachment.pending
+        if pending and pending[-1] == start:
+            pending[-1] = end
+        else:
+            pending += (start, end)
+        return True
+
+    def _look_again(self, grown: bool) -> None:
+        """The run may grow without a word: look again, until it has stood still for a while."""
+        if grown:
+            self._looks = _LOOKS
+        elif self._looks:
+            self._looks -= 1
+            self.run_source = None  # the next ack comes with the lock, and starts another run
+        if self._looks and self.due_ns == _NOT_DUE:
+            self.due_ns = self._pump.clock.monotonic_ns() + ACK_DELAY_NS
+            self._pump.arm(self, self.due_ns)
 
     def add(self, what: Any) -> None:
         """Anything that names messages."""
@@ -105,6 +141,8 @@ class AckQueue:
 
     def restarted(self, attachment: Attachment, *, sought: bool) -> None:
         """A new subscription after a lost session, or a seek: what is under way is void."""
+        self._collect()
+        self.run_source = self._run_delivery = None
         lost = attachment.pending + self._sent.pop(attachment, [])
         for covered in self._confirming.values():
             lost += covered.pop(attachment, [])
@@ -128,7 +166,8 @@ class AckQueue:
     def send(self, *, durable: bool = False) -> list[Call]:
         """Send what is queued; with `durable` the calls that tell when all of it is on disk."""
         calls: list[Call] = []
-        if self.due_ns == _NOT_DUE and not durable:
+        grown = self._collect()
+        if self.due_ns == _NOT_DUE and not durable and not grown:
             return calls
         self.due_ns = _NOT_DUE
         self._pump.disarm(self)
@@ -147,6 +186,7 @@ class AckQueue:
             elif durable:
                 for attachment in mine:
                     self.restarted(attachment, sought=False)
+        self._look_again(grown)
         return calls
 
     def _take(self, attachment: Attachment) -> list[int]:
@@ -209,4 +249,7 @@ class AckQueue:
 
     def close(self) -> None:
         """No timer any more."""
+        self.run_source = None
+        self._looks = 0
+        self.due_ns = _NOT_DUE
         self._pump.disarm(self)

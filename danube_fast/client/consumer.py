@@ -46,7 +46,7 @@ class Consumer(Inbox):
         index = self._index
         if index < self._stop:
             self._index = index + 1
-            return Received(self._delivery, index, self._payloads[index], self._offsets[index])
+            return self._messages[index]
         return self._core.run(self.receive_steps(timeout))
 
     def receive_batch(
@@ -67,11 +67,17 @@ class Consumer(Inbox):
 
     def ack(self, what: Message | MessageId | Batch | Iterable[Message]) -> None:
         """Done with a message, a batch, or a list of messages. Queued; see `flush_acks`."""
+        acks = self._acks
+        if type(what) is Received:
+            offset = what.offset
+            if what._source is acks.run_source and offset == acks.run_end:
+                acks.run_end = offset + 1
+                return
         with self._lock:
             if type(what) is Received:
-                self._acks.add_one(what)
+                acks.add_one(what)
             else:
-                self._acks.add(what)
+                acks.add(what)
 
     def ack_cumulative(self, message: Message) -> None:
         """Done with everything of the message's partition up to and with it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +135,7 @@ class Delivery:
         """Messages `start` to `stop` of the frame."""
         payloads = self.view.payloads(start, stop)
         offsets = self.offset_list(start, stop)
-        return map(Received, [self] * len(payloads), range(start, stop), payloads, offsets)
+        return map(Received, itertools.repeat(self), range(start, stop), payloads, offsets)
 
     def ranges(self, start: int, stop: int) -> list[int]:
         """Offsets of messages `start` to `stop` as flat [start, end) pairs."""

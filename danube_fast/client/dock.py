@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from danube_fast.client.limits import (
+    ANSWER_TICK_NS,
     BUNDLE_BYTES_MAX,
     BUSY_BUNDLES,
     DRAIN_NS,
@@ -60,7 +61,11 @@ class Dock:
     def linger(self, lane: Lane, now_ns: int, linger_ns: int) -> None:
         """The open batch of `lane` was begun."""
         self._waiting[lane] = None
-        if now_ns + linger_ns < self._due_ns:
+        if self._overdue:
+            return
+        if self.is_busy:
+            self._wait_for_answer(now_ns)
+        elif now_ns + linger_ns < self._due_ns:
             self._due_ns = now_ns + linger_ns
             self._pump.arm(self, self._due_ns)
 
@@ -70,16 +75,20 @@ class Dock:
             self._drained_ns = now_ns
             self._pump.try_drain()
         if now_ns >= self._due_ns:
-            self._ship_unless_busy()
+            self._ship_unless_busy(now_ns)
+
+    def _wait_for_answer(self, now_ns: int) -> None:
+        """Nothing goes before the next answer; the keeper looks for it if nobody else does."""
+        self._overdue, self._due_ns = True, FOREVER_NS
+        self._pump.arm(self, now_ns + ANSWER_TICK_NS)
 
     def forget(self, lane: Lane) -> None:
         """That lane has nothing to do with this connection any more."""
         self._waiting.pop(lane, None)
 
-    def _ship_unless_busy(self) -> None:
+    def _ship_unless_busy(self, now_ns: int) -> None:
         if self.is_busy:
-            self._overdue = True
-            self._due_ns = FOREVER_NS
+            self._wait_for_answer(now_ns)
         else:
             self._ship()
 
@@ -94,15 +103,16 @@ class Dock:
 
     def answered(self) -> None:
         """Answers were read."""
-        if self._waiting and (self._overdue or not self.on_way):
-            self._ship_unless_busy()
+        if self._waiting and (self._overdue or not self.on_way) and not self.is_busy:
+            self._ship()
 
     def on_time(self, now_ns: int) -> None:
         """Keeper, which has just read the sockets: a linger may be over."""
         if now_ns >= self._due_ns:
-            self._ship_unless_busy()
+            self._ship_unless_busy(now_ns)
         if self.on_way:
-            self._pump.arm(self, min(self._due_ns, now_ns + SETTLE_TICK_NS))
+            tick_ns = ANSWER_TICK_NS if self._overdue else SETTLE_TICK_NS
+            self._pump.arm(self, min(self._due_ns, now_ns + tick_ns))
 
     # ------------------------------------------------------------ frames that go out
 

@@ -26,7 +26,7 @@ from danube_fast.client.limits import (
     CLOSE_TIMEOUT_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
 )
-from danube_fast.client.message import Batch, Message, Received
+from danube_fast.client.message import Batch, Message
 from danube_fast.client.options import READER, ConsumerOptions, checked_position
 from danube_fast.client.pump import Steps, Wait, deadline_after
 from danube_fast.errors import (
@@ -80,8 +80,7 @@ class Inbox:
         self._delivery: Any = None
         self._index = 0
         self._stop = 0
-        self._payloads: list[bytes | None] = []
-        self._offsets: Sequence[int] = ()
+        self._messages: list[Message] = []
         self.attachments: list[Attachment] = []
         self._acks = AckQueue(self.pump, self.attachments)
         self._attach(options)
@@ -125,7 +124,7 @@ class Inbox:
         """The next message of the frame in hand, which has one."""
         index = self._index
         self._index = index + 1
-        return Received(self._delivery, index, self._payloads[index], self._offsets[index])
+        return self._messages[index]
 
     def receive_steps(self, timeout: float | None = None) -> Steps[Message | None]:
         """The next message; None when the time is up."""
@@ -204,11 +203,9 @@ class Inbox:
 
     def _hold(self, delivery: Delivery, index: int) -> None:
         """Take that frame in hand, from message `index` on."""
-        count = delivery.count
-        self._payloads = delivery.view.payloads()
-        self._offsets = delivery.offset_list(0, count)
+        self._messages = list(delivery.messages(0, delivery.count))
         self._delivery = delivery
-        self._index, self._stop = index, count
+        self._index, self._stop = index, delivery.count
 
     def has_waiting(self, attachment: Attachment) -> bool:
         """Whether frames of that partition wait in the queue or are in hand."""
@@ -379,7 +376,7 @@ class Inbox:
 
 def messages_in_hand(inbox: Inbox) -> Iterator[Message]:
     """The messages left in the frame in hand; an interrupted iteration loses none."""
-    delivery, payloads, offsets = inbox._delivery, inbox._payloads, inbox._offsets
+    delivery, messages = inbox._delivery, inbox._messages
     while (index := inbox._index) < inbox._stop and delivery is inbox._delivery:
         inbox._index = index + 1
-        yield Received(delivery, index, payloads[index], offsets[index])
+        yield messages[index]

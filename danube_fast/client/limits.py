@@ -10,6 +10,7 @@ __all__ = [
     "ACK_CONFIRM_NS",
     "ACK_DELAY_NS",
     "ACK_RANGES_MAX",
+    "ANSWER_TICK_NS",
     "BACKOFF_MAX_NS",
     "BACKOFF_MIN_NS",
     "BATCH_BYTES_DEFAULT",
@@ -86,6 +87,8 @@ CLIENT_WINDOW_BYTES = 64 * 1024 * 1024
 """Unacked bytes of all producers of a client together."""
 DRAIN_NS = 200 * 1000
 """A busy sender looks for answers once in this time."""
+ANSWER_TICK_NS = 2 * MILLISECOND_NS
+"""How often the keeper looks for an answer that open batches wait for."""
 SETTLE_TICK_NS = 20 * MILLISECOND_NS
 """How often the keeper looks for acks when nobody else reads the sockets."""
 

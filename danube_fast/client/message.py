@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import msgspec
+
 from danube_fast.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -99,35 +101,16 @@ class _Fields(NamedTuple):
         return self.values[4]
 
 
-class Message:
-    """One message. Times are nanoseconds since the epoch, UTC; what is not there is None.
+class _Views:
+    """What a message shows of itself, wherever its fields are."""
 
-    `payload` None is a tombstone: its key is to be forgotten.
-    """
+    __slots__ = ()
 
-    __slots__ = ("_index", "_source", "offset", "payload")
-
-    def __init__(
-        self,
-        payload: bytes | None,
-        *,
-        key: bytes | str | None = None,
-        attributes: dict[str, str] | None = None,
-        offset: int = 0,
-        topic: str = "",
-        publish_time: int = 0,
-        event_time: int | None = None,
-        producer_name: str = "",
-        sequence: int = 0,
-        redelivery_count: int = 0,
-        schema: tuple[int, int] | None = None,
-    ) -> None:
-        key = key.encode() if isinstance(key, str) else key
-        values = (key, attributes or {}, event_time, sequence, redelivery_count)
-        self.payload = payload
-        self.offset = offset
-        self._source: Source = _Fields(topic, producer_name, publish_time, schema, values)
-        self._index = 0
+    if TYPE_CHECKING:
+        payload: bytes | None
+        offset: int
+        _source: Source
+        _index: int
 
     @property
     def key(self) -> bytes | None:
@@ -213,16 +196,64 @@ def _rebuild(payload: bytes | None, fields: dict[str, Any]) -> Message:
     return Message(payload, **fields)
 
 
-class Received(Message):
-    """A message out of a received frame. Cheap to make: four references."""
+class _MessageKind(type):
+    """Received messages are messages too."""
 
-    __slots__ = ()
+    def __instancecheck__(cls, instance: object) -> bool:
+        return type(instance) is Received or super().__instancecheck__(instance)
 
-    def __init__(self, source: Source, index: int, payload: bytes | None, offset: int) -> None:
-        self._source = source
-        self._index = index
+
+class Message(_Views, metaclass=_MessageKind):
+    """One message. Times are nanoseconds since the epoch, UTC; what is not there is None.
+
+    `payload` None is a tombstone: its key is to be forgotten.
+    """
+
+    __slots__ = ("_index", "_source", "offset", "payload")
+
+    def __init__(
+        self,
+        payload: bytes | None,
+        *,
+        key: bytes | str | None = None,
+        attributes: dict[str, str] | None = None,
+        offset: int = 0,
+        topic: str = "",
+        publish_time: int = 0,
+        event_time: int | None = None,
+        producer_name: str = "",
+        sequence: int = 0,
+        redelivery_count: int = 0,
+        schema: tuple[int, int] | None = None,
+    ) -> None:
+        key = key.encode() if isinstance(key, str) else key
+        values = (key, attributes or {}, event_time, sequence, redelivery_count)
         self.payload = payload
         self.offset = offset
+        self._source: Source = _Fields(topic, producer_name, publish_time, schema, values)
+        self._index = 0
+
+
+if TYPE_CHECKING:
+
+    class Received(Message):
+        """A message out of a received frame."""
+
+        def __init__(
+            self, source: Source, index: int, payload: bytes | None, offset: int
+        ) -> None: ...
+
+else:
+
+    class Received(_Views, msgspec.Struct, gc=False, eq=False, weakref=False):
+        """A message out of a received frame: four references, made by C code, and no work for the
+        garbage collector (a frame never refers to its messages). Three times cheaper than a class
+        with an `__init__` of its own, which is why it does not inherit from Message."""
+
+        _source: Any
+        _index: int
+        payload: Any
+        offset: int
 
 
 class Batch:

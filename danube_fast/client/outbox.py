@@ -78,6 +78,7 @@ class Outbox:
         self._route = topic
         self._options = options
         self._lock = core.pump.lock
+        self._acquire, self._release = self._lock.acquire, self._lock.release
         self._batch_bytes = options.batch_bytes - FRAME_OVERHEAD_BYTES
         self._window_bytes = options.window_bytes
         self._linger_ns = options.linger_ns
@@ -120,7 +121,8 @@ class Outbox:
 
     def send_plain(self, payload: Any) -> bool:
         """`send` of a payload alone, if that needs neither a wait nor a decision."""
-        with self._lock:
+        self._acquire()  # a `with` looks two methods up each time
+        try:
             lane = self._quick
             if lane is None or type(payload) is not bytes:
                 return False
@@ -136,6 +138,8 @@ class Outbox:
             if count == 1 or count & _LINGER_CHECK_MASK == 0:
                 self._appended(lane, count)
             return True
+        finally:
+            self._release()
 
     def _requicken(self) -> None:
         """Which lane `send_plain` may use without looking further; None = it must not."""
