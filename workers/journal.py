@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from danube_fast.broker.layout import LogWord, ResultWord
-from danube_fast.broker.partition import Partition
 from danube_fast.broker.records import Record, encode_record
-from danube_fast.broker.subscription import Stored
 from danube_fast.broker.tables import AdmissionTables
 from danube_fast.config import Settings
 from danube_fast.errors import DanubeError, ResourceExhausted
@@ -29,8 +26,9 @@ from danube_fast.frame.layout import HEADER_BYTES
 from danube_fast.wal.control import make_control_frame, stamp_control_frame
 from danube_fast.wal.layout import RUN_DTYPE
 from danube_fast.wal.log import Log
+from danube_fast.workers.group import Done, Group, Publication
 
-__all__ = ["Group", "Journal", "Publication"]
+__all__ = ["Done", "Group", "Journal", "Publication"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +36,14 @@ HOLD_BYTES_MAX = 256 * 1024
 """An open group of this size no longer waits for the sync before it."""
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 """A log of `os` topics is synced at least this often, so that little is at stake at a failed sync."""
+IN_FLIGHT_BYTES_MAX = 128 * 1024 * 1024
+"""Frames that wait in memory for a sync, per log: a disk that hangs must not take all memory. A disk
+that keeps up has 32 full groups of work queued by then, so it never waits for more."""
+BEHIND_BYTES_MAX = 1024 * 1024 * 1024
+"""How far the disk may be behind what was written, per log. `os` frames wait in the page cache, not
+here, but after a failed sync they are read and written again at once."""
+SYNC_BACKLOG_MAX = 768
+"""Syncs that may be queued: the queue has 1,024 places, and a full one would stop the loop."""
 CONTROL_RECORD_OVERHEAD_BYTES = 16
 CONTROL_FRAME_OVERHEAD_BYTES = HEADER_BYTES + 256
 CONTROL_RECORDS_PER_FRAME_MAX = 4096
@@ -45,65 +51,6 @@ RECORD_BYTES_PER_GROUP_MAX = 1024 * 1024
 """Many records go in several groups, each of about this size."""
 RECORDS_RETRY_NS = 100_000_000
 """When records that found no room are tried again."""
-
-Done = Callable[[DanubeError | None], None]
-"""Called when something is durable, or with the error that prevented it."""
-
-
-class Publication:
-    """One PUBLISH on its way: answered when every log it touched is done with it."""
-
-    __slots__ = ("done", "pending", "request", "session", "statuses", "texts")
-
-    def __init__(
-        self, session: int, request: int, done: Callable[[Publication], None] | None = None
-    ) -> None:
-        """`done` is called with the outcome instead of answering a session."""
-        self.session = session
-        self.request = request
-        self.done = done
-        self.statuses: list[int] = []
-        self.texts: dict[int, str] = {}
-        """Why, for each status that is an error."""
-        self.pending = 1
-
-    def refuse(self, place: int, code: int, text: str) -> None:
-        """The frame whose status stands at `place` was not accepted after all."""
-        self.statuses[place] = code
-        self.statuses[place + 1] = 0
-        self.texts[code] = text
-
-
-class Group:
-    """Frames and records that are written together."""
-
-    __slots__ = (
-        "buffers", "byte_count", "callbacks", "duplicates", "end_position", "entries",
-        "needs_sync", "on_synced", "on_written", "records", "rows", "synced_entries",
-        "written_entries",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.buffers: list[tuple[Any, int, int]] = []
-        """(holder, start, end): adjacent frames of one holder are one buffer."""
-        self.byte_count = 0
-        self.end_position = 0
-        self.entries: list[tuple[Partition, Stored, int, Publication, int]] = []
-        """(partition, frame, result index, publication, place of its status)."""
-        self.written_entries: list[tuple[Partition, Stored]] = []
-        """Visible once written."""
-        self.synced_entries: list[tuple[Partition, Stored]] = []
-        """Visible once synced."""
-        self.on_written: list[Publication] = []
-        self.on_synced: list[Publication] = []
-        self.duplicates: list[tuple[Publication, int]] = []
-        """(publication, place of its status): what they repeat may stand in this group."""
-        self.records: list[bytes] = []
-        """The control records at its end."""
-        self.callbacks: list[Done] = []
-        self.needs_sync = False
-        self.rows: Any = None
-        """Result rows of `entries`, kept until the group is durable."""
 
 
 class Journal:
@@ -118,6 +65,7 @@ class Journal:
         self._settings = settings
         self._group: Group | None = None
         self._in_flight: deque[Group] = deque()
+        self._in_flight_bytes = 0
         self._just_written: list[Group] = []
         self._records: list[bytes] = []
         self._record_bytes = 0
@@ -154,8 +102,18 @@ class Journal:
     def reserve(self, byte_count: int) -> None:
         """Make room for up to `byte_count` more bytes of frames in the open group.
 
-        If the log has no room, the kernel is told to refuse frames for it, with ResourceExhausted.
+        If the log has no room or its disk is too far behind, the kernel is told to refuse frames for
+        it, with ResourceExhausted.
         """
+        if self._is_behind(byte_count):
+            if self._group is not None:
+                self.write()
+            self.refuse(
+                "the disk does not keep up with what is published: "
+                f"{self.log.written_position - self.log.synced_position} bytes wait for a sync; "
+                "send again later, and check the disk if it goes on"
+            )
+            return
         group = self._group
         if group is not None:
             needed = group.byte_count + byte_count + self._control_bytes()
@@ -170,6 +128,18 @@ class Journal:
             return
         self.refusal = ""
         self.refresh()
+
+    def _is_behind(self, byte_count: int) -> bool:
+        """So much waits for the disk that `byte_count` more bytes may not."""
+        held = self._in_flight_bytes + byte_count
+        if self._group is not None:
+            held += self._group.byte_count
+        log = self.log
+        return bool(
+            (self._in_flight_bytes and held > IN_FLIGHT_BYTES_MAX)
+            or log.written_position - log.synced_position > BEHIND_BYTES_MAX
+            or log.sync_backlog > SYNC_BACKLOG_MAX
+        )
 
     def refuse(self, reason: str) -> None:
         """Have the kernel refuse frames for this log until the next successful `reserve`."""
@@ -236,6 +206,8 @@ class Journal:
     def commit(self, now_ns: int) -> None:
         """End of a turn: write the open group unless it is better to let it grow."""
         self._now_ns = now_ns
+        if self.log.sync_is_put_off:
+            self.log.sync()
         group = self._group
         if group is None and (not self._records or now_ns < self._retry_ns):
             return
@@ -297,7 +269,9 @@ class Journal:
         self.group_count += 1
         self.last_write_ns = now_ns or self.last_write_ns
         self.marked = False
-        self._in_flight.append(group)
+        if group.needs_sync or group.on_synced or group.callbacks:
+            self._in_flight.append(group)
+            self._in_flight_bytes += group.byte_count
         self._just_written.append(group)
         if group.needs_sync or self.log.written_position - self._queued > UNSYNCED_BYTES_MAX:
             self._queued = self.log.written_position
@@ -367,6 +341,7 @@ class Journal:
         self.refresh()
         self._void(group, error)
         self._in_flight.append(group)
+        self._in_flight_bytes += group.byte_count
         self._just_written.append(group)
         if group.records:
             records, group.records = group.records, []
@@ -398,6 +373,7 @@ class Journal:
         if self._group is not None:
             groups.append(self._group)
             self._in_flight.append(self._group)
+            self._in_flight_bytes += self._group.byte_count
             self._just_written.append(self._group)
             self._group = None
         for group in reversed(groups):
@@ -452,6 +428,7 @@ class Journal:
             group = self._in_flight[0]
             if group.needs_sync and group.end_position > synced:
                 break
+            self._in_flight_bytes -= group.byte_count
             done.append(self._in_flight.popleft())
         return done
 

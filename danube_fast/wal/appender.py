@@ -45,6 +45,9 @@ from danube_fast.wal.writer import PadStamper, WriteFault, write_all
 __all__ = ["Appender"]
 
 _LEFT_OPEN = 2  # segments that were left by a roll and stay open for readers
+_BACKLOG_MAX = 256
+"""With so many syncs queued the disk hangs: the next are put off, so that the queue never fills up
+and the loop never waits for it; rolls, which must queue theirs, have the rest."""
 _POSITION = struct.Struct("<Q")
 _EPOCH = struct.Struct("<I")
 
@@ -73,6 +76,7 @@ class Appender:
         self._queued_position = 0
         self._barrier_due = False
         self._cut_epoch = 0
+        self._put_off = False
         self._epochs: list[tuple[int, int]] = []
         self._left: collections.deque[Segment] = collections.deque()
         self._pads = PadStamper(log_id)
@@ -215,7 +219,7 @@ class Appender:
 
     def sync_and_wait(self) -> None:
         """Sync all that was written. Raises Internal if a sync failed."""
-        self.sync()
+        self.sync(now=True)
         self._sync.drain()
         fault = self._sync.fault
         if fault is not None:
@@ -223,9 +227,22 @@ class Appender:
                 f"a sync of {self.directory} failed: {os.strerror(fault[0])}; check the disk"
             )
 
-    def sync(self) -> None:
-        """Queue a sync of all that was written."""
+    @property
+    def backlog(self) -> int:
+        """Syncs that are queued or under way."""
+        return self._sync.backlog
+
+    @property
+    def sync_is_put_off(self) -> bool:
+        """A sync was asked for while too many were queued; `sync` again."""
+        return self._put_off and self._sync.backlog < _BACKLOG_MAX
+
+    def sync(self, *, now: bool = False) -> None:
+        """Queue a sync of all that was written; unless `now`, it is put off while the disk hangs."""
         if self.written_position > self._queued_position:
+            self._put_off = not now and self._sync.backlog >= _BACKLOG_MAX
+            if self._put_off:
+                return
             newest = self._chain[-1]
             self._sync.push(newest.open(), self.written_position)
             self._queued_position = self.written_position
@@ -241,7 +258,7 @@ class Appender:
     def _roll(self, *, control: bool) -> None:
         """Go on in a new segment, which starts at `written_position`."""
         segment = self._make_segment(control=control)
-        self.sync()
+        self.sync(now=True)
         self._enter(segment)
 
     def _enter(self, segment: Segment) -> None:

@@ -48,6 +48,7 @@ from danube_fast.wal.segment import Chain, usable_segments
 from danube_fast.wal.snapshot import SnapshotStore, list_snapshots
 from danube_fast.wal.spares import SparePool
 from danube_fast.wal.sync import SyncThread
+from danube_fast.wal.trims import note_trim
 from danube_fast.wal.walk import ReplayBlock
 
 __all__ = ["Log"]
@@ -306,6 +307,16 @@ class Log:
             self._spare_rolls = self._appender.rolls
             self._spares.refill()
 
+    @property
+    def sync_is_put_off(self) -> bool:
+        """Too many syncs were queued for another one, and now there are fewer: `sync` again."""
+        return self._appender.sync_is_put_off
+
+    @property
+    def sync_backlog(self) -> int:
+        """Syncs that are queued or under way."""
+        return self._appender.backlog
+
     def write_marker(self) -> bool:
         """When idle: write and sync a group that says how far the log is durable.
 
@@ -426,14 +437,20 @@ class Log:
         """
         bound = min(position, self._snapshots.oldest_position, self.synced_position)
         count = 0
-        while len(self._chain) > 1 and self._chain.end_of(0) <= bound:
+        while count + 1 < len(self._chain) and self._chain.end_of(count) <= bound:
+            count += 1
+        if not count:
+            return 0
+        try:
+            note_trim(self.directory, self._chain[count].first_position)
+        except OSError:
+            return 0  # the disk cannot take a name; the next trim tries again
+        for _ in range(count):
             segment = self._chain.pop_first()
             self._reader.forget(segment)
             with contextlib.suppress(FileNotFoundError):
                 self._spares.give(segment.path, segment.file_bytes)
-            count += 1
-        if count:
-            self._runs.start_sweep(self._chain.oldest_position)
+        self._runs.start_sweep(self._chain.oldest_position)
         return count
 
     def drop_partition(self, partition_id: int) -> None:

@@ -172,6 +172,12 @@ class SyncThread:
         return _call_load(self._synced_address)  # type: ignore[no-any-return]
 
     @property
+    def backlog(self) -> int:
+        """Entries that are queued or under way."""
+        tail = _call_load(self._address + _AT_TAIL)
+        return tail - _call_load(self._address + _AT_HEAD)  # type: ignore[no-any-return]
+
+    @property
     def sync_count(self) -> int:
         """How many calls of fdatasync succeeded."""
         return _call_load(self._address + _AT_COUNT)  # type: ignore[no-any-return]

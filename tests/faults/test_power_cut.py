@@ -125,11 +125,11 @@ class Load:
         """Load and trouble, for a while."""
         disk = self.server.disk
         crew = [
-            Background(lambda stopping, who=producer: self.publish(who, stopping))
+            Background(lambda stopping, producer=producer: self.publish(producer, stopping))
             for producer in self.producers
         ]
         crew += [
-            Background(lambda stopping, what=topic: self.consume(topic, stopping))
+            Background(lambda stopping, topic=topic: self.consume(topic, stopping))
             for topic in TOPICS
         ]
         try:

@@ -195,3 +195,65 @@ def test_syncs_that_fail_again_and_again_ack_nothing(
         with RawProducer(server, FSYNC, 1) as again:
             assert again.next_sequence == sequence
             assert again.publish().status == Status.OK
+
+
+HANG_SECONDS = 3.0
+HEARTBEAT_TIMEOUT_MS = 1500
+"""Half as long as the disk hangs: a worker that waits for it would be killed."""
+FLOOD_BYTES = 1 << 20
+FLOOD_FRAMES = 200
+HELD_BYTES_MAX = 128 << 20
+SMALL_FRAMES = 1500
+"""More than the queue of syncs has places."""
+
+
+def test_a_disk_that_hangs_holds_up_only_what_waits_for_it(tmp_path: Path, disk: Disk) -> None:
+    server = FaultyServer(
+        tmp_path / "data", disk, workers=1, heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS,
+        segment_bytes=64 << 20, spare_segments=0,
+    )  # fmt: skip
+    with (
+        server,
+        RawProducer(server, FSYNC, 1, durability="fsync") as strict,
+        RawProducer(server, OS, 2, durability="os") as loose,
+        RawProducer(server, FLEETING, 4, dispatch="non_reliable") as fleeting,
+        RawProducer(server, "/default/flood", 5, durability="fsync") as flood,
+    ):
+        producers = (strict, loose, fleeting)
+        for producer in producers:
+            assert producer.publish().status == Status.OK
+        pid = server.pid_of(1)
+        memory = server.rss_bytes()
+        disk.choose(SEGMENTS)
+        disk.hold_syncs()
+        hung = time.monotonic()
+        for _ in range(SMALL_FRAMES):
+            strict.send()
+            assert loose.publish().status == Status.OK
+        for _ in range(FLOOD_FRAMES):
+            flood.send(size=FLOOD_BYTES)
+        flood.take(10)
+        while not any(answer.text for answer in flood.answers):
+            assert flood.take(10), "more and more is taken in"
+        refused = next(answer for answer in flood.answers if answer.text)
+        assert refused.status == ResourceExhausted.code
+        assert "the disk does not keep up" in refused.text
+        assert "wait for a sync" in refused.text
+        quick = [fleeting.publish() for _ in range(100)]
+        while time.monotonic() < hung + HANG_SECONDS:
+            quick.append(fleeting.publish())
+        assert seconds_of(quick) < OS_SECONDS_MAX
+        assert server.rss_bytes() - memory < 2 * HELD_BYTES_MAX
+        assert strict.take() == 0, "acked without a sync"
+        disk.release_syncs()
+        for producer in (strict, flood):
+            producer.settle()
+        assert {answer.status for answer in strict.answers} == {Status.OK}
+        taken = [answer for answer in flood.answers if answer.status == Status.OK]
+        assert 100 < len(taken) * FLOOD_BYTES / 1e6 < 1.2 * HELD_BYTES_MAX / 1e6
+        flood.next_sequence = len(taken)
+        flood.publish_until_taken()
+        assert (server.pid_of(1), server.status()["processes"][1]["restarts"]) == (pid, 0)
+        with server.client() as client:
+            for producer in (strict, loose):
+                check_topic(client, producer.topic, producer.acked, "after the hang")
