@@ -27,6 +27,7 @@ from danube_fast.wal.repair import Damage, Loss, read_losses, repair
 from danube_fast.wal.scan import ScanCode, describe_scan
 from danube_fast.wal.segment import Chain, Segment, list_segments
 from danube_fast.wal.snapshot import list_snapshots, read_snapshot
+from danube_fast.wal.trims import trimmed_position
 from danube_fast.wal.walk import Walk, collect_evidence, next_group, read_at
 
 __all__ = [
@@ -219,6 +220,11 @@ class _Verifier:
             if not sound:
                 reason = "there is no sound snapshot of what stood before the oldest segment"
             yield Damage(str(self.directory), start, oldest, reason, epoch)
+        elif trimmed_position(self.directory) < oldest:
+            reason = "the segments from there on are missing"
+            yield Damage(
+                str(self.directory), trimmed_position(self.directory), oldest, reason, epoch=0
+            )
 
     def _headers(self) -> Iterator[Damage]:
         """Damaged headers: nothing is lost with one, the name and the frames say the same."""

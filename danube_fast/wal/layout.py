@@ -7,6 +7,7 @@
       spare-3.seg                   ready for use, made in the background or recycled
       reserve.seg                   small; for control records when the disk is full
       00000000000004190208.snap     the state that all frames below its position add up to
+      00000000000004190208.trim     segments below this position were given up (trims.py)
       losses.jsonl                  what an operator accepted to lose, one line each
       index/                        LMDB: only a cache
 
@@ -61,6 +62,7 @@ INDEX_NAME = "index"
 RESERVE_NAME = "reserve.seg"
 SEGMENT_SUFFIX = ".seg"
 SNAPSHOT_SUFFIX = ".snap"
+TRIM_SUFFIX = ".trim"
 SPARE_PREFIX = "spare-"
 TEMPORARY_SUFFIX = ".tmp"
 NAME_DIGITS = 20

@@ -23,6 +23,7 @@ from danube_fast.wal.layout import SegmentHeader, SnapshotHeader
 from danube_fast.wal.scan import ScanCode, describe_scan
 from danube_fast.wal.segment import Chain, sync_directory
 from danube_fast.wal.spares import SparePool
+from danube_fast.wal.trims import trimmed_position
 from danube_fast.wal.walk import Evidence, ReplayBlock, Walk, collect_evidence
 
 __all__ = ["Corruption", "Recovery", "settle"]
@@ -92,6 +93,11 @@ class Recovery:
                 reason = "there is no sound snapshot and the log does not start there"
             return Corruption(
                 str(self.directory), missing, reason, max(self.named_position, oldest)
+            )
+        trimmed = trimmed_position(self.directory)
+        if oldest > trimmed:
+            return Corruption(
+                str(self.directory), trimmed, "the segments from there on are missing", oldest
             )
         for index in range(1, len(chain)):
             before, after = chain[index - 1], chain[index]

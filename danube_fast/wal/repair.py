@@ -32,6 +32,7 @@ from danube_fast.wal.layout import (
 )
 from danube_fast.wal.segment import Chain, Segment, list_segments, sync_directory
 from danube_fast.wal.snapshot import list_snapshots, write_snapshot
+from danube_fast.wal.trims import note_trim
 from danube_fast.wal.writer import PadStamper
 
 __all__ = ["Damage", "Loss", "read_losses", "repair"]
@@ -95,9 +96,14 @@ def repair(
     for fault in faults:
         if fault.until == fault.position:
             continue
-        if fault.position < chain.oldest_position and not list_snapshots(directory):
-            _write_empty_snapshot(directory, log_id, fault.until, wall_ns)
-            continue
+        if fault.position < chain.oldest_position:
+            snapshot = max((position for position, _ in list_snapshots(directory)), default=-1)
+            if snapshot < 0:
+                _write_empty_snapshot(directory, log_id, fault.until, wall_ns)
+            if not 0 <= snapshot < fault.until:
+                note_trim(directory, fault.until)
+                continue
+            note_trim(directory, fault.position)
         _cover(directory, chain, pads, log_id, fault, wall_ns)
     _relink(directory, log_id, wall_ns)
     sync_directory(directory)
