@@ -31,6 +31,8 @@ __all__ = [
 
 RUNS = 5
 REFERENCE_BYTES_MAX = 500_000_000
+REST_FROM_BYTES = 50_000_000
+"""A run that writes so much waits until a new broker has made its spare segments."""
 
 
 class Floor(NamedTuple):
@@ -171,6 +173,8 @@ def reference_plan(plan: Plan) -> Plan:
 def measure(rig: Rig, plan: Plan) -> Figures:
     """One run of a plan, after one of the reference where that says something."""
     rate = None
+    if plan.messages * plan.message_bytes >= REST_FROM_BYTES and plan.workload != "reference":
+        rig.broker().rest()
     if plan.workload in _COMPARED and not plan.rate:
         rate = WORKLOADS["reference"].run(rig, reference_plan(plan)).messages_per_s
     figures = WORKLOADS[plan.workload].run(rig, plan)
@@ -187,13 +191,13 @@ def check(
     changes: Mapping[str, Any],
     on_run: Callable[[Case, Figures], None],
 ) -> list[list[Figures]]:
-    """Run every case once in each round, a fresh broker for each round; figures of each case."""
+    """Run every case once in each round, each time on a fresh broker; figures of each case."""
     measured: list[list[Figures]] = [[] for _ in cases]
     for _ in range(runs):
         for case, found in zip(cases, measured, strict=True):
             found.append(measure(rig, case.plan(**changes)))
             on_run(case, found[-1])
-        rig.drop_broker()
+            rig.drop_broker()
     return measured
 
 

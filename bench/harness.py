@@ -75,6 +75,7 @@ def run(
     for _ in range(runs):
         found.append(measure(rig, plan))
         on_run(plan, found[-1])
+    rig.drop_broker()
     return median_figures(found)
 
 

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["cpu_seconds", "machine", "memory_bytes", "read_bytes"]
+__all__ = ["cpu_seconds", "machine", "memory_bytes", "read_bytes", "written_bytes"]
 
 KIB = 1024
 
@@ -44,6 +44,14 @@ def read_bytes(pid: int) -> int:
     """Bytes that a process has read from files (rchar)."""
     try:
         return int(Path(f"/proc/{pid}/io").read_text().split()[1])
+    except OSError:
+        return 0
+
+
+def written_bytes(pid: int) -> int:
+    """Bytes that a process has written to files (wchar)."""
+    try:
+        return int(Path(f"/proc/{pid}/io").read_text().split()[3])
     except OSError:
         return 0
 

@@ -41,6 +41,10 @@ READY_SECONDS = 120.0
 """The first start on a machine compiles the kernels."""
 HEAR_SECONDS = 300.0
 STOP_SECONDS = 15.0
+REST_SECONDS_MAX = 10.0
+REST_STEP_SECONDS = 0.3
+REST_BYTES_MAX = 1_000_000
+"""Zeroing a spare segment writes far more in a step."""
 LAST_WORDS_CHARACTERS = 400
 REPORT_INTERVAL_SECONDS = 1.1
 REPORT_SECONDS_MAX = 3.0
@@ -203,6 +207,17 @@ class Broker:
         if self._client is None:
             self._client = danube_fast.connect(self.url, name="bench")
         return self._client
+
+    def rest(self) -> None:
+        """Until the workers have made their spare segments, as any broker has after some seconds."""
+        deadline = time.monotonic() + REST_SECONDS_MAX
+        before = -1
+        while self.worker_pids and time.monotonic() < deadline:
+            written = sum(host.written_bytes(pid) for pid in self.worker_pids)
+            if written - before < REST_BYTES_MAX and before >= 0:
+                return
+            before = written
+            time.sleep(REST_STEP_SECONDS)
 
     def status(self) -> dict[str, Any]:
         """What `danube-fast status` shows."""

@@ -1,0 +1,255 @@
+"""The parts of the harness: a verifier that sees every fault, even paces, honest verdicts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+import xml.etree.ElementTree as ET
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from danube_fast.bench import floors, harness, pages, report, verify
+from danube_fast.bench.floors import CASES
+from danube_fast.bench.pacer import Pacer
+from danube_fast.bench.payloads import Payloads, create_payloads
+from danube_fast.bench.plan import Figures
+from danube_fast.bench.plot import bars
+from danube_fast.bench.verify import Verifier
+from danube_fast.bench.workloads import WORKLOADS, planned
+from danube_fast.errors import InvalidArgument, NotFound, ResourceExhausted
+
+COUNT, SIZE = 2000, 100
+PR_GET_TIMERSLACK = 30
+
+
+@pytest.fixture
+def payloads() -> Iterator[Payloads]:
+    fd = create_payloads(COUNT, SIZE)
+    yield Payloads(fd, SIZE)
+    os.close(fd)
+
+
+@pytest.fixture(params=["kernel", "plain"])
+def verifier(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, payloads: Payloads
+) -> Verifier:
+    monkeypatch.setattr(verify, "OBJECTS_READABLE", request.param == "kernel")
+    return Verifier(payloads, 4)
+
+
+def counts(verifier: Verifier) -> tuple[int, int, int]:
+    return verifier.lost, verifier.duplicated, verifier.corrupted
+
+
+def test_payloads_are_numbered_and_do_not_compress(payloads: Payloads) -> None:
+    cut = payloads.cut()
+    assert len(cut) == COUNT
+    assert [int.from_bytes(one[:8], "little") for one in cut] == list(range(COUNT))
+    tails = b"".join(one[8:] for one in cut)
+    assert len(zlib.compress(tails)) > 0.99 * len(tails)
+    assert payloads.cut(3, 7) == cut[3::7]
+    lists = payloads.lists(1, 3, 10)
+    assert {len(some) for some in lists} <= {10, 7, 6}
+    assert [one for some in lists for one in some] == cut[1::3]
+
+
+def test_payloads_too_small_or_too_many_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="at least 8"):
+        create_payloads(1, 7)
+    with pytest.raises(ResourceExhausted, match="take fewer"):
+        create_payloads(10**9, 10**6)
+
+
+def test_what_was_sent_is_right_in_any_interleaving_of_streams(
+    verifier: Verifier, payloads: Payloads
+) -> None:
+    cut = payloads.cut()
+    for stream in (2, 0, 3, 1):
+        some = cut[stream::4]
+        verifier.take(some[:100])
+        verifier.take(some[100:])
+    assert counts(verifier) == (0, 0, 0)
+    assert verifier.received == verifier.right == COUNT
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (lambda x: x.__delitem__(1000), (1, 0, 0)),
+        (lambda x: x.insert(1001, x[1000]), (0, 1, 0)),
+        (lambda x: x.insert(1500, x[0]), (0, 1, 0)),
+        (lambda x: x.__setitem__(7, x[7][:-1] + bytes([x[7][-1] ^ 1])), (1, 0, 1)),
+        (lambda x: x.__setitem__(7, bytes([x[7][0] ^ 4]) + x[7][1:]), (1, 0, 1)),
+        (lambda x: x.__setitem__(7, x[7] + b"x"), (1, 0, 1)),
+        (lambda x: x.__setitem__(7, x[7][:-1]), (1, 0, 1)),
+        (lambda x: x.__setitem__(7, None), (1, 0, 1)),
+        (lambda x: x.__setitem__(7, b"\xff" * SIZE), (1, 0, 1)),
+        (lambda x: x.__setitem__(7, b""), (1, 0, 1)),
+        (lambda x: x.__setitem__(slice(40, 48), x[44:48] + x[40:44]), (4, 4, 0)),
+    ],
+    ids=[
+        "gone",
+        "twice",
+        "late",
+        "flipped",
+        "renumbered",
+        "longer",
+        "shorter",
+        "none",
+        "unknown",
+        "empty",
+        "swapped",
+    ],
+)
+def test_every_fault_is_seen(
+    verifier: Verifier, payloads: Payloads, fault: Any, expected: tuple[int, int, int]
+) -> None:
+    received: list[Any] = payloads.cut()
+    fault(received)
+    verifier.take(received)
+    assert counts(verifier) == expected
+
+
+def test_the_pacer_is_never_early_and_its_sleeps_end_on_time() -> None:
+    late, slack = [], []
+
+    def run() -> None:  # the slack belongs to a thread
+        pacer = Pacer(1000)
+        slack.append(ctypes.CDLL(None).prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0))
+        began = pacer.start()
+        for number in range(50):
+            due = pacer.wait(number)
+            late.append(time.monotonic_ns() - due)
+            assert due == began + number * 1_000_000
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    assert len(late) == 50, "the pacer's thread failed"
+    assert min(late) >= 0
+    assert slack == [1]
+
+
+# ------------------------------------------------------------------ the table of floors
+
+
+def figures(**fields: Any) -> Figures:
+    return Figures(workload="throughput", **{"durability": "fsync", "lost": 0, **fields})
+
+
+def test_every_workload_has_a_floor_but_the_reference() -> None:
+    assert {case.workload for case in CASES} == set(WORKLOADS) - {"reference"}
+    known = set(Figures.__struct_fields__)
+    known |= {"disk_bytes_per_message", "p99_ratio", "ready_seconds", "read_seconds"}
+    known |= {"cpu_percent", "rss_anon_mb", "read_ratio"}
+    assert {floor.figure for case in CASES for floor in case.floors} <= known
+    for case in CASES:
+        case.plan()  # every change is one that the workload takes
+
+
+def verdict_of(case: floors.Case, *runs: Figures) -> list[bool]:
+    return [verdict.is_met for verdict in floors.verdicts([case], [list(runs)])]
+
+
+def test_a_median_meets_a_floor_or_misses_it() -> None:
+    rate, ceiling = CASES[0], next(case for case in CASES if case.workload == "publishers")
+    good, bad = figures(messages_per_s=6.0e6), figures(messages_per_s=5.99e6)
+    assert verdict_of(rate, good, good, bad) == [True]
+    assert verdict_of(rate, good, bad, bad) == [False]
+    assert verdict_of(rate, figures()) == [False], "not measured is not met"
+    fast = figures(messages_per_s=30e3, extra={"disk_bytes_per_message": 600.0})
+    fat = figures(messages_per_s=30e3, extra={"disk_bytes_per_message": 600.1})
+    assert verdict_of(ceiling, fast) == [True, True]
+    assert verdict_of(ceiling, fat) == [True, False]
+
+
+@pytest.mark.parametrize("fault", [{"lost": 1}, {"duplicated": 1}, {"corrupted": 1}])
+def test_a_fast_run_that_is_wrong_misses_its_floor(fault: dict[str, int]) -> None:
+    wrong = figures(messages_per_s=1e9, messages=1000, **fault)
+    right = figures(messages_per_s=1e9, messages=1000)
+    assert not wrong.is_faultless
+    assert verdict_of(CASES[0], wrong, right, right) == [False]
+
+
+def test_non_reliable_may_lose_one_in_a_thousand() -> None:
+    def lost(count: int) -> bool:
+        some = {"durability": "non_reliable", "messages": 10_000, "lost": count}
+        return figures(**some).is_faultless
+
+    assert lost(10)
+    assert not lost(11)
+
+
+def test_unknown_workloads_and_choices_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="did you mean 'throughput'"):
+        floors.select(["througput"])
+    with pytest.raises(InvalidArgument, match="reference has no floor"):
+        floors.select(["reference"])
+    with pytest.raises(InvalidArgument, match="idle takes no --rate"):
+        planned("idle", rate=5.0)
+    with pytest.raises(InvalidArgument, match="choose one"):
+        harness.plans(["throughput"], {"seconds": 1.0, "messages": 5})
+    with pytest.raises(InvalidArgument, match="takes no --seconds"):
+        harness.plans(["ready"], {"seconds": 1.0})
+    assert harness.plans(["latency"], {"seconds": 3.0})[0].messages == 3000
+    assert {plan.workload for plan in harness.plans([], {"messages": 9})} == set(WORKLOADS)
+
+
+# ------------------------------------------------------------------ what is printed
+
+
+def test_the_json_line_has_the_fields_that_others_hold_on_to() -> None:
+    line = report.json_line(figures(extra={"acked_per_s": 1.23456}))
+    fields = (
+        "system version workload transport durability message_bytes messages messages_per_s "
+        "mb_per_s p50_us p99_us p999_us syncs bytes_per_sync lost duplicated corrupted "
+        "broker_cpu_s client_cpu_s broker_rss_mb"
+    )
+    assert list(line)[:20] == fields.split()
+    assert line["system"] == "danube-fast"
+    assert line["acked_per_s"] == 1.235
+
+
+def test_medians_of_figures_and_the_worst_of_faults() -> None:
+    rates = [
+        figures(messages_per_s=rate, lost=lost) for rate, lost in ((1.0, 0), (9.0, 3), (5.0, 0))
+    ]
+    merged = harness.median_figures(rates)
+    assert (merged.messages_per_s, merged.lost, merged.workload) == (5.0, 3, "throughput")
+
+
+def test_tables_go_between_the_markers_and_nowhere_else() -> None:
+    page = "before\n<!-- bench:rates -->\nold\n<!-- bench:end -->\nafter\n"
+    new = pages.replaced(page, "rates", "| a |")
+    assert new == "before\n<!-- bench:rates -->\n| a |\n<!-- bench:end -->\nafter\n"
+    assert pages.replaced(new, "rates", "| a |") == new
+    with pytest.raises(NotFound, match="bench:floors"):
+        pages.replaced(page, "floors", "")
+    root = Path(__file__).parents[2]
+    for name, table in pages.PAGES.items():
+        pages.replaced((root / name).read_text(), table, "")
+
+
+def test_the_tables_of_the_pages_name_what_was_measured() -> None:
+    case = CASES[0]
+    found = floors.verdicts([case], [[figures(messages_per_s=7e6, vs_reference=0.5)]])
+    rates = pages.rates_table(found, ["fsync"], 3)
+    table = pages.floors_table(found, ["fsync"], 3)
+    assert f"| {case.what} | fsync | 7.00 M | 50% |" in rates
+    assert "6.00 M | 9.00 M | 7.00 M | msgs/s | 50% |" in table
+    for words in ("cores", "Linux", "Python", "medians of 3 runs"):
+        assert words in rates
+        assert words in table
+
+
+def test_bars_are_svg() -> None:
+    drawn = ET.fromstring(bars("<rates> & more", [("a & b", 10.0), ("c", 5.0)]))
+    widths = [float(x.get("width", "0")) for x in drawn if x.tag.endswith("rect")][1:]
+    assert widths[0] == 2 * widths[1]
+    assert ET.tostring(drawn).count(b"a &amp; b") == 1
