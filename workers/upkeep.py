@@ -47,8 +47,15 @@ class Upkeep:
         self._next_trim_ns = 0
         self._next_expiry_ns = 0
         self._cursors_at_ns = 0
+        self._wall_at_zero_ns = worker.clock.wall_ns() - worker.clock.monotonic_ns()
         self.bytes_read = 0
         """Of the log, for consumers behind the tail."""
+
+    @property
+    def _steady_wall_ns(self) -> int:
+        """The wall clock as it was at the start, and what went by since then: whoever sets the clock
+        forward makes nothing older."""
+        return self._wall_at_zero_ns + self._worker.now_ns
 
     @property
     def soon(self) -> bool:
@@ -140,7 +147,7 @@ class Upkeep:
         producers = tables.producers[: tables.producer_count]
         used = producers[:, ProducerWord.LAST_USED_NS]
         live = producers[:, ProducerWord.PARTITION_ID] != 0
-        oldest_ns = worker.now_wall_ns - settings.producer_expiry_seconds * 1000 * MS
+        oldest_ns = self._steady_wall_ns - settings.producer_expiry_seconds * 1000 * MS
         gone = set(np.flatnonzero(live & (used < oldest_ns)).tolist())
         excess = int(np.count_nonzero(live)) - len(gone) - settings.producers_max
         if excess > 0:
@@ -218,8 +225,8 @@ class Upkeep:
         log = worker.logs[slot]
         if log.segment_count < 2 or log.snapshot_position == 0:
             return
-        keep_ns = 0 if over else worker.settings.retention_seconds_min * 1000 * MS
-        limit = log.position_before(worker.now_wall_ns - keep_ns)
+        keep_ns = worker.settings.retention_seconds_min * 1000 * MS
+        limit = log.position_before(INT64_MAX if over else self._steady_wall_ns - keep_ns)
         pin: tuple[Partition, str] | None = None
         for partition in worker.catalog.by_id.values():
             if partition.log_slot != slot:

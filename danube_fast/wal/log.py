@@ -227,11 +227,15 @@ class Log:
         return self._appender.room_bytes
 
     def position_before(self, wall_ns: int) -> int:
-        """A position below which everything was written before `wall_ns` (wall clock, ns)."""
+        """A position below which everything was written before `wall_ns` (wall clock, ns).
+
+        The clock may have been set back meanwhile: a segment is never older than the one before it.
+        """
         position = self._chain.oldest_position
         for segment in self._chain:
-            if segment.created_ns <= wall_ns:
-                position = segment.first_position
+            if segment.created_ns > wall_ns:
+                break
+            position = segment.first_position
         return position
 
     @property
