@@ -121,6 +121,9 @@ class Lane:
         self.unacked: collections.deque[Sending] = collections.deque()
         self.on_way = 0
         """Frames sent and not answered."""
+        self.refusal: DanubeError | None = None
+        """What the broker said last, if it has taken nothing since: frames behind a refused one are
+        refused for their sequence, which explains nothing."""
         self.next_sequence = 0
         self.producer_id = 0
         self.producer_epoch = 0
@@ -284,6 +287,7 @@ class Lane:
         code = Unavailable.code if status == Status.NOT_OWNER else status
         if status != Status.OUT_OF_SEQUENCE:
             sending.refusal = error_from_code(code, text or f"{self.topic} refused a publish")
+            self.refusal = sending.refusal
         if self.phase is Phase.FLOWING:
             self.phase = Phase.PAUSED
         if status == Status.NOT_OWNER:
@@ -292,6 +296,7 @@ class Lane:
             self._recover()
 
     def _settle(self, sending: Sending, offset: int) -> None:
+        self.refusal = None
         sending.done, sending.offset = True, offset
         unacked = self.unacked
         while unacked and unacked[0].done:
@@ -437,7 +442,7 @@ class Lane:
         while self.unacked and self.unacked[0].deadline_ns <= now_ns:
             sending = self.unacked.popleft()
             sending.request = 0
-            cause = sending.refusal
+            cause = sending.refusal or self.refusal
             why = f"; the broker said: {cause}" if cause is not None else ""
             kind = type(cause) if isinstance(cause, ResourceExhausted) else DeadlineExceeded
             self._give_up(

@@ -229,7 +229,7 @@ class Outbox:
                 f"{lane.topic}: the worker at {lane.connection.endpoint} could not be reached for "
                 f"{seconds:g} s; look at `danube-fast status`, then send again"
             )
-        why = lane.unacked[0].refusal if lane.unacked else None
+        why = lane.refusal if lane.unacked else None
         return ResourceExhausted(
             f"{lane.topic}: {self.unacked_bytes} bytes in {len(lane.unacked)} batches were not acked "
             f"within {seconds:g} s, so the message was not taken"
@@ -359,6 +359,7 @@ class Outbox:
             if not ready:
                 raise DeadlineExceeded(
                     f"not acked within {seconds:g} s: {self._unacked_text()}; flush again to wait on"
+                    f"{self._refusal_text()}"
                 )
             return self._last_id
 
@@ -380,6 +381,11 @@ class Outbox:
                 first = first or f"{lane.topic} sequence {begin}"
                 last = f"{lane.topic} sequence {end - 1}"
         return f"{count} messages, first {first}, last {last}"
+
+    def _refusal_text(self) -> str:
+        """Why the broker does not take what is unacked."""
+        reasons = [lane.refusal for lane in self.lanes if lane.unacked]
+        return next((f" (the broker says: {reason})" for reason in reasons if reason), "")
 
     # ------------------------------------------------------------ what lanes report
 
