@@ -85,6 +85,7 @@ def test_life_of_a_broker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standing, "IDLE_SETTLE_SECONDS", 0.1)
     monkeypatch.setattr(standing, "IDLE_SECONDS", 0.5)
     monkeypatch.setattr(standing, "IDLE_WORKERS", 1)
+    monkeypatch.setattr(standing, "LOAD_SECONDS", 0.1)
     idle = run(rig, "idle", topics=4, clients=2)
     assert 20 < idle.extra["rss_anon_mb"] < 1000
     recovery = run(rig, "recovery", topics=4, log_bytes=1_000_000)
