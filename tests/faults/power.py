@@ -91,10 +91,13 @@ class Recording:
             content = data[at - data_bytes : at]
             self.records.append(Record(at, Kind(kind), flags, inode, where, size, name, content))
 
-    def build(self, cut: int, root: Path, target: Path, draw: random.Random) -> str:
-        """Make in `target` what `root` holds when the power fails at `cut`; what chance decided."""
+    def build(self, cut: int, root: Path, target: Path, draw: random.Random, *, power: bool) -> str:
+        """Make in `target` what `root` holds when the power fails at `cut`; what chance decided.
+
+        Without `power`: when all processes are killed at `cut`, so that nothing is lost.
+        """
         folders = self._replay(cut)
-        luck = draw.choice((0.0, 0.3, 0.7, 1.0))
+        luck = draw.choice((0.0, 0.3, 0.7, 1.0)) if power else 1.0
         sector = draw.choice(SECTORS)
         lost = kept = 0
         for folder, changes in folders.items():

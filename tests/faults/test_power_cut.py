@@ -11,6 +11,7 @@ repeats the cuts of an earlier run, as a failure says.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -23,16 +24,20 @@ import pytest
 
 from danube_fast.errors import Internal, ResourceExhausted, Unavailable
 from danube_fast.net.protocol import Status
+from danube_fast.wal.layout import position_from_name
 from tests.crash.payloads import ident_of, number_of
 from tests.faults.power import Kind, Recording
 from tests.faults.rig import SEGMENTS, Background, Disk, FaultyServer, RawProducer, read_all
 
-CUTS = int(os.environ.get("DANUBE_POWER_CUTS", "4"))
+CUTS = int(os.environ.get("DANUBE_POWER_CUTS", "3"))
 SEED = int(os.environ.get("DANUBE_POWER_SEED", "1"))
 EARLIER = os.environ.get("DANUBE_POWER_RECORDING", "")
+KILLS = max(2, CUTS // 2)
 SECONDS = 4.0
+HELD_SECONDS = 0.3
+"""Long enough for `os` messages to fill segments that the failed sync then gives up."""
 TOPICS = {"/default/strict": "fsync", "/default/loose": "os", "/default/kept": "memory"}
-STRICT = "/default/strict"
+STRICT, OS = "/default/strict", "/default/loose"
 SUBSCRIPTION = "s"
 BEHIND = 200
 """So many of the newest messages the consumer leaves unacked."""
@@ -139,7 +144,7 @@ class Load:
                 time.sleep(SECONDS / 4)
                 disk.hold_syncs()
                 disk.wait_held()
-                time.sleep(0.05)
+                time.sleep(HELD_SECONDS)
                 disk.release_syncs(failures=1)
                 disk.wait_failed(number)
             time.sleep(max(0.0, end - time.monotonic()))
@@ -178,8 +183,10 @@ def record(folder: Path, disk: Disk) -> None:
 class Aftermath:
     """One cut: the broker on what is left, and what it must know."""
 
-    def __init__(self, evidence: Evidence, cut: int, about: str) -> None:
+    def __init__(self, evidence: Evidence, cut: int, about: str, safe: tuple[str, ...]) -> None:
         self.about = about
+        self.safe = safe
+        """Topics that must not lose anything."""
         self.acked: dict[str, dict[int, int]] = {topic: {} for topic in TOPICS}
         self.batches: list[list[Any]] = []
         for topic, sequence, count, offset, size in evidence.acks:
@@ -201,7 +208,7 @@ class Aftermath:
         assert condition, f"{text}\n{self.about}"
 
     def check_log(self, client: Any, topic: str) -> None:
-        """One content per offset; what a strict topic promised is there, or trimmed."""
+        """One content per offset; what a safe topic promised is there, or trimmed."""
         found: dict[int, int] = {}
         for message in read_all(client, topic):
             number = number_of(ident_of(message.payload))
@@ -212,7 +219,7 @@ class Aftermath:
         for offset, number in found.items():
             known = self.known[topic].get(offset, number)
             self.check(known == number, f"{topic}@{offset} was {known} and is {number}")
-        if topic == STRICT:
+        if topic in self.safe:
             missing = self.known[topic].keys() - found.keys() - self.sent[topic]
             self.check(not missing, f"{topic}: lost {sorted(missing)[:5]}, {len(missing)} in all")
             first, end = min(found, default=0), max(found, default=-1) + 1
@@ -227,7 +234,7 @@ class Aftermath:
             deadline = time.monotonic() + 20
             while not wanted <= came and time.monotonic() < deadline:
                 came.update(m.offset for m in consumer.receive_batch(timeout=0.1))
-                if topic != STRICT:
+                if topic not in self.safe:
                     told = consumer.gaps
                     came |= {o for o in wanted for gap in told if gap.first <= o <= gap.last}
         lost = sorted(wanted - came)
@@ -259,39 +266,83 @@ class Aftermath:
                 )
 
 
-def cut_points(recording: Recording, born: int, draw: random.Random) -> list[int]:
-    """Instants: half of them right behind a change of a name, when most is in suspense."""
-    ends = [record.end for record in recording.records if record.end >= born]
-    names = [
-        record.end
-        for record in recording.records
-        if record.end >= born and record.kind in (Kind.CREATE, Kind.RENAME, Kind.UNLINK)
-    ]
-    return [draw.choice(names if number % 2 else ends) for number in range(CUTS)]
+class Recorded:
+    """One life of a broker, to be cut off anywhere."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = Path(os.path.realpath(folder / "data"))
+        self.recording = Recording(folder / "journal")
+        self.evidence = Evidence()
+        vars(self.evidence).update(json.loads((folder / "evidence").read_text()))
+        assert len(self.evidence.acks) > 100 and self.evidence.durable, "there was too little load"
+        self.records = [r for r in self.recording.records if r.end >= self.evidence.born]
+
+    def names(self) -> list[int]:
+        """Instants right behind a change of a name: most is in suspense there."""
+        kinds = (Kind.CREATE, Kind.RENAME, Kind.UNLINK)
+        return [record.end for record in self.records if record.kind in kinds]
+
+    def repairs(self) -> list[int]:
+        """Instants at which a failed sync has made the new segment and not removed the old ones."""
+        ends = []
+        named = set(self.names())
+        for before, after in itertools.pairwise(r for r in self.records if r.end in named):
+            paths = before.path.partition("\0")[2], after.path
+            segments = all(position_from_name(Path(p).name, SEGMENTS) is not None for p in paths)
+            if segments and before.kind == Kind.RENAME and after.kind == Kind.UNLINK:
+                ends.append(before.end)
+        assert ends, "no failed sync gave up a segment"
+        return ends
+
+
+@pytest.fixture(scope="module")
+def recorded(disk_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    if EARLIER:
+        return Recorded(Path(EARLIER))
+    folder = tmp_path_factory.mktemp("recorded")
+    disk = Disk(disk_library, folder)
+    record(folder, disk)
+    disk.close()
+    return Recorded(folder)
+
+
+def cut_off(
+    recorded: Recorded, cuts: list[int], draw: random.Random, disk: Disk, folder: Path,
+    *, power: bool,
+) -> None:  # fmt: skip
+    """Cut the broker's life off at each of `cuts`, and look at what its successor knows."""
+    for number, cut in enumerate(cuts):
+        target = folder / f"cut-{number}"
+        chance = recorded.recording.build(cut, recorded.root, target, draw, power=power)
+        about = (
+            f"cut {number} at {cut} of {recorded.records[-1].end}: {chance}; again: "
+            f"DANUBE_POWER_RECORDING={recorded.folder} DANUBE_POWER_SEED={SEED} "
+            f"DANUBE_POWER_CUTS={CUTS} ./run test {Path(__file__).name}; the disk is in {target}"
+        )
+        if power:
+            disk.boot_id = folder / f"boot-{number}"
+            disk.boot_id.write_text(f"boot-{SEED}-{number}\n")
+        safe = (STRICT,) if power else (STRICT, OS)
+        aftermath = Aftermath(recorded.evidence, cut, about, safe)
+        go_on_after(FaultyServer(target, disk, **SETTINGS), aftermath)
+        shutil.rmtree(target)
 
 
 @pytest.mark.timeout(120 + 20 * CUTS)
-def test_a_power_cut(tmp_path: Path, disk: Disk) -> None:
-    folder = Path(EARLIER) if EARLIER else tmp_path
-    if not EARLIER:
-        record(folder, disk)
-    evidence = Evidence()
-    vars(evidence).update(json.loads((folder / "evidence").read_text()))
-    recording = Recording(folder / "journal")
+def test_a_power_cut(recorded: Recorded, tmp_path: Path, disk: Disk) -> None:
     draw = random.Random(SEED)
-    root = Path(os.path.realpath(folder / "data"))
-    for number, cut in enumerate(cut_points(recording, evidence.born, draw)):
-        about = f"cut {number} at {cut} of {recording.records[-1].end}"
-        target = tmp_path / f"cut-{number}"
-        chance = recording.build(cut, root, target, draw)
-        about += (
-            f": {chance}; again: DANUBE_POWER_RECORDING={folder} DANUBE_POWER_SEED={SEED} "
-            f"DANUBE_POWER_CUTS={CUTS} pytest {Path(__file__).name}; the disk is in {target}"
-        )
-        disk.boot_id = tmp_path / f"boot-{number}"
-        disk.boot_id.write_text(f"boot-{SEED}-{number}\n")
-        go_on_after(FaultyServer(target, disk, **SETTINGS), Aftermath(evidence, cut, about))
-        shutil.rmtree(target)
+    ends = [record.end for record in recorded.records]
+    cuts = [draw.choice(recorded.names() if n % 2 else ends) for n in range(CUTS)]
+    cut_off(recorded, cuts, draw, disk, tmp_path, power=True)
+
+
+@pytest.mark.timeout(120 + 20 * KILLS)
+def test_a_kill_between_two_calls(recorded: Recorded, tmp_path: Path, disk: Disk) -> None:
+    """What no timing of a real signal would hit; `os` topics lose nothing either."""
+    draw = random.Random(SEED)
+    cuts = [draw.choice(recorded.names() if n % 2 else recorded.repairs()) for n in range(KILLS)]
+    cut_off(recorded, cuts, draw, disk, tmp_path, power=False)
 
 
 def go_on_after(server: FaultyServer, aftermath: Aftermath) -> None:
