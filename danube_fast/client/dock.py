@@ -2,8 +2,7 @@
 
     lanes with an open batch --linger over, or an answer came--> frames --> one PUBLISH, one bundle
 
-A batch that lingers while the connection has BUSY_BUNDLES bundles unanswered waits for the next
-answer: the more there is to do, the more goes into one bundle, and nobody is asked to choose a
+A batch that lingers while the connection has many bundles unanswered waits for the next answer: the more there is to do, the more goes into one bundle, and nobody is asked to choose a
 linger. Whoever sends keeps the time himself; the keeper only steps in for one who stopped sending.
 
 All methods are called under the pump's lock.
@@ -19,7 +18,9 @@ from danube_fast.client.limits import (
     ANSWER_TICK_NS,
     BUNDLE_BYTES_MAX,
     BUSY_BUNDLES,
+    BUSY_BUNDLES_OF_FEW,
     DRAIN_NS,
+    FEW_LANES,
     FOREVER_NS,
     SETTLE_TICK_NS,
 )
@@ -53,8 +54,9 @@ class Dock:
 
     @property
     def is_busy(self) -> bool:
-        """Whether what may wait should wait for an answer."""
-        return len(self.on_way) >= BUSY_BUNDLES
+        """Whether what may wait should wait for an answer: sooner, the more lanes wait."""
+        limit = BUSY_BUNDLES if len(self._waiting) > FEW_LANES else BUSY_BUNDLES_OF_FEW
+        return len(self.on_way) >= limit
 
     # ------------------------------------------------------------ lanes that wait
 

@@ -18,11 +18,13 @@ __all__ = [
     "BATCH_MESSAGES_MAX",
     "BUNDLE_BYTES_MAX",
     "BUSY_BUNDLES",
+    "BUSY_BUNDLES_OF_FEW",
     "CLIENT_WINDOW_BYTES",
     "CLOSE_TIMEOUT_SECONDS",
     "CONNECT_TIMEOUT_SECONDS",
     "CREDIT_PARTS",
     "DRAIN_NS",
+    "FEW_LANES",
     "FRAMES_IN_FLIGHT_MAX",
     "HANDSHAKE_RETRY_NS",
     "HANDSHAKE_RETRY_NS_MAX",
@@ -81,6 +83,9 @@ PRODUCERS_CACHED_MAX = 1024
 """Producers that `client.publish` keeps open; the one used longest ago is closed first."""
 BUSY_BUNDLES = 2
 """A connection with so many unanswered bundles is busy: one is being synced, one is being read."""
+BUSY_BUNDLES_OF_FEW = 16
+FEW_LANES = 8
+"""Up to so many open batches, waiting for an answer would gain little: then it takes more bundles."""
 BUNDLE_BYTES_MAX = 1024 * 1024
 """Frames of many partitions that go out together; more make another bundle."""
 CLIENT_WINDOW_BYTES = 64 * 1024 * 1024

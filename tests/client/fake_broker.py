@@ -85,6 +85,8 @@ class FakeBroker:
         self.held: list[tuple[bytes, Any]] = []
         self.waiting: list[tuple[bytes, p.Lookup, float]] = []
         self.publish_sizes: list[int] = []
+        self.bundle_counts: list[int] = []
+        """Frames in each PUBLISH."""
         self.hellos = 0
         self.lock = threading.RLock()
         self.stopping = False
@@ -314,12 +316,17 @@ class FakeBroker:
         if self.drop_publishes:
             self.drop_publishes -= 1
             return
-        ((partition_id, start, frame_bytes),) = bundle_entries(bundle)
-        self.publish_sizes.append(frame_bytes)
-        frame = bytearray(bundle[start : start + frame_bytes])
-        status, offset, text = self._accept(session, partition_id, frame)
-        texts = {status: text} if text else {}
-        answer = p.Published([(command.request, [status, offset])], texts)
+        outcome: list[int] = []
+        texts: dict[int, str] = {}
+        entries = bundle_entries(bundle)
+        self.bundle_counts.append(len(entries))
+        for partition_id, start, frame_bytes in entries:
+            self.publish_sizes.append(frame_bytes)
+            frame = bytearray(bundle[start : start + frame_bytes])
+            status, offset, text = self._accept(session, partition_id, frame)
+            outcome += (status, offset)
+            texts |= {status: text} if text else {}
+        answer = p.Published([(command.request, outcome)], texts)
         if self.hold_acks:
             self.held.append((identity, answer))
         else:

@@ -363,3 +363,42 @@ def test_unknown_status_is_an_error(broker: Any, client: danube_fast.Client) -> 
     # the broker claims a gap where there is none: the lane asks where it stands, then sends again
     assert producer.publish(b"x").offset == 0
     assert broker.commands["OpenProducer"] == 2
+
+
+def test_batches_of_many_producers_travel_in_few_bundles(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    """While answers are awaited, whatever is sent gathers; what has another durability goes apart."""
+    names = [f"/default/many{i}" for i in range(100)]
+    producers = [
+        client.producer(name, durability="os" if i % 2 else "fsync") for i, name in enumerate(names)
+    ]
+    broker.hold_acks = True
+    for number in range(20):
+        for producer in producers:
+            producer.send(b"%d" % number)
+    broker.hold_acks = False
+    broker.release_acks()
+    for producer in producers:
+        producer.flush(timeout=20)
+    for name in names:
+        assert stored(broker, name) == [b"%d" % number for number in range(20)]
+    assert len(names) // 4 < max(broker.bundle_counts) <= len(names) // 2, broker.bundle_counts
+    assert len(broker.bundle_counts) < len(broker.publish_sizes) // 2
+
+
+def test_a_refused_frame_harms_no_other_of_its_bundle(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    producers = [client.producer(f"/default/many{i}") for i in range(30)]
+    broker.hold_acks = True
+    for number in range(3):
+        for producer in producers:
+            producer.send(b"%d" % number)
+    broker.refuse.extend([(8, "the log is full")] * 7)
+    broker.hold_acks = False
+    broker.release_acks()
+    for producer in producers:
+        producer.flush(timeout=20)
+    for i in range(30):
+        assert stored(broker, f"/default/many{i}") == [b"0", b"1", b"2"]
