@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 MS = 1_000_000
 CURSOR_INTERVAL_NS = 10 * MS
+CURSOR_EACH_NS = 100_000
+CURSOR_INTERVAL_NS_MAX = 60 * MS
+"""An ack is durable after 100 ms at the latest: 10 in the client, these, and a sync."""
 """Cursors are written at most this often."""
 TICK_NS = 10 * MS
 SLOW_TICK_NS = 250 * MS
@@ -44,6 +47,7 @@ class Upkeep:
         self._worker = worker
         self._next_tick_ns = 0
         self._next_slow_ns = 0
+        self._segments = 0
         self._next_trim_ns = 0
         self._next_expiry_ns = 0
         self._cursors_at_ns = 0
@@ -84,8 +88,10 @@ class Upkeep:
         if now_ns >= self._next_slow_ns:
             self._next_slow_ns = now_ns + SLOW_TICK_NS
             self._slow(now_ns)
-        if now_ns >= self._next_trim_ns:
+        segments = sum(log.segment_count for log in worker.logs)
+        if now_ns >= self._next_trim_ns or segments != self._segments:
             self._next_trim_ns = now_ns + TRIM_TICK_NS
+            self._segments = segments  # a fast publisher fills several between two ticks
             used = sum(log.bytes_on_disk for log in worker.logs)
             worker.quota.report(used, worker.logs)
             over = used > worker.quota.allowance_bytes
@@ -176,8 +182,10 @@ class Upkeep:
     # ------------------------------------------------------------ cursors
 
     def cursors_due(self, now_ns: int) -> bool:
-        """Cursors that moved should ride with the next group."""
-        return now_ns - self._cursors_at_ns >= CURSOR_INTERVAL_NS
+        """Cursors that moved should ride with the next group; later, the more there are of them."""
+        count = len(self._worker.moved_cursors)
+        wait_ns = min(CURSOR_INTERVAL_NS + count * CURSOR_EACH_NS, CURSOR_INTERVAL_NS_MAX)
+        return now_ns - self._cursors_at_ns >= wait_ns
 
     def cursors_written(self, now_ns: int) -> None:
         """They were written."""
