@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from danube_fast.bench import host
 from danube_fast.bench.payloads import create_payloads
@@ -29,6 +32,8 @@ class Rig:
         self._broker: Broker | None = None
         self._payloads: tuple[int, int, int] = (0, 0, -1)
         self._topics = 0
+        self._on_terminate: Any = None
+        """What SIGTERM did before."""
 
     def broker(self) -> Broker:
         """The broker of the workloads that share one: the given one, or `serve --workers 2`."""
@@ -90,10 +95,21 @@ class Rig:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Rig:
+        if threading.current_thread() is threading.main_thread():
+            self._on_terminate = signal.signal(signal.SIGTERM, _interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        try:
+            self.close()
+        finally:
+            if self._on_terminate is not None:
+                signal.signal(signal.SIGTERM, self._on_terminate)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """SIGTERM ends a run as Ctrl-C does: with nothing left behind."""
+    raise KeyboardInterrupt
 
 
 def charge(figures: Figures, broker: Broker, before: Usage) -> Figures:
