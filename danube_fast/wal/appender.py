@@ -48,6 +48,8 @@ _LEFT_OPEN = 2  # segments that were left by a roll and stay open for readers
 _BACKLOG_MAX = 256
 """With so many syncs queued the disk hangs: the next are put off, so that the queue never fills up
 and the loop never waits for it; rolls, which must queue theirs, have the rest."""
+_BARRIER_WAIT_SECONDS = 0.5
+"""Far more than a sound disk needs for one marker, far less than a heartbeat may be late."""
 _POSITION = struct.Struct("<Q")
 _EPOCH = struct.Struct("<I")
 
@@ -75,6 +77,7 @@ class Appender:
         self._wall_ns = wall_ns
         self._queued_position = 0
         self._barrier_due = False
+        self._barrier_end = 0
         self._cut_epoch = 0
         self._put_off = False
         self._epochs: list[tuple[int, int]] = []
@@ -178,6 +181,7 @@ class Appender:
             if fault.touched:
                 self._set_epoch(self.epoch + 1)
                 self._barrier_due = True
+                self._barrier_end = 0
             raise fault.error from fault
 
     def _check_stamp(self, buffers: Sequence[Any], position: int) -> None:
@@ -209,18 +213,32 @@ class Appender:
     def _write_barrier(self) -> None:
         """Make the new epoch durable, with a marker, before anything new is written in it.
 
-        Raises ResourceExhausted or Internal; the next `reserve` tries again.
+        Raises ResourceExhausted or Internal; the next `reserve` tries again, or looks whether a disk
+        that is slow has done it by then.
         """
-        if self.written_position + group_bytes(0) > self._chain[-1].end_position:
-            self._roll(control=True)
-        self._append([], 0)
-        self.sync_and_wait()
+        if not self._barrier_end:
+            if self.written_position + group_bytes(0) > self._chain[-1].end_position:
+                self._roll(control=True)
+            self._append([], 0)
+            self.sync(now=True)
+            self._barrier_end = self.written_position
+            self._sync.wait(self._barrier_end, _BARRIER_WAIT_SECONDS)
+        self._raise_fault()
+        if self._sync.synced_position < self._barrier_end:
+            raise ResourceExhausted(
+                f"{self.directory} is being repaired after a failed write or sync, and its disk is "
+                "slow to confirm; send again later"
+            )
         self._barrier_due = False
+        self._barrier_end = 0
 
     def sync_and_wait(self) -> None:
         """Sync all that was written. Raises Internal if a sync failed."""
         self.sync(now=True)
         self._sync.drain()
+        self._raise_fault()
+
+    def _raise_fault(self) -> None:
         fault = self._sync.fault
         if fault is not None:
             raise Internal(
@@ -342,6 +360,7 @@ class Appender:
         self._set_epoch(self.epoch)
         self._queued_position = position
         self._barrier_due = True
+        self._barrier_end = 0
         self._sync.reset()
         self._enter(segment)
         self.written_position = rewrite.end_position

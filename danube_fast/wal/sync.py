@@ -212,6 +212,15 @@ class SyncThread:
                 )
             time.sleep(_FULL_WAIT_SECONDS)
 
+    def wait(self, position: int, seconds: float) -> bool:
+        """Wait until all below `position` is durable or a sync fails; False when the time is up."""
+        deadline = time.monotonic() + seconds
+        while self.synced_position < position and self.fault is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_FULL_WAIT_SECONDS)
+        return True
+
     def reset(self) -> None:
         """Forget a fault. Drains first, so nothing queued before can count as synced later."""
         self.drain()

@@ -28,7 +28,7 @@
 
 enum word {
     SYNC_DELAY_US, /* every sync takes so much longer */
-    SYNC_HELD,     /* syncs stand still while this is not 0 */
+    SYNC_HELD,     /* syncs stand still while this is not 0, but those that fail */
     SYNC_ERRNO,    /* syncs fail with this ... */
     SYNC_FAILURES, /* ... so many times; -1: until told otherwise */
     FULL,          /* 1: nothing can be allocated; 2: nothing can be written at all */
@@ -178,23 +178,27 @@ static int fails_now(void) {
     return left < 0;
 }
 
+static int sync_fails(void) {
+    int fault = word(SYNC_ERRNO);
+    if (!fault || !fails_now()) return 0;
+    count(SYNCS_FAILED, 1);
+    errno = fault;
+    return 1;
+}
+
 static int sync_file(int fd, int (*real)(int)) {
     char path[PATH_MAX];
     if (!is_ours(fd, path)) return real(fd);
     if (strstr(path, (const char *)control + FILTER_AT)) {
         count(SYNCS, 1);
+        if (sync_fails()) return -1;
         if (word(SYNC_HELD)) {
             count(SYNCS_WAITING, 1);
             while (word(SYNC_HELD)) pause_us(1000);
             count(SYNCS_WAITING, -1);
+            if (sync_fails()) return -1;
         }
         if (word(SYNC_DELAY_US)) pause_us(word(SYNC_DELAY_US));
-        int fault = word(SYNC_ERRNO);
-        if (fault && fails_now()) {
-            count(SYNCS_FAILED, 1);
-            errno = fault;
-            return -1;
-        }
     }
     struct stat file;
     off_t covered = journal >= 0 ? lseek(journal, 0, SEEK_END) : 0;

@@ -249,6 +249,26 @@ def test_a_disk_that_hangs_holds_up_only_what_waits_for_it(tmp_path: Path, disk:
         flood.next_sequence = len(taken)
         flood.publish_until_taken()
         assert (server.pid_of(1), server.status()["processes"][1]["restarts"]) == (pid, 0)
+        fail_and_hang(disk, strict, fleeting)
+        assert (server.pid_of(1), server.status()["processes"][1]["restarts"]) == (pid, 0)
         with server.client() as client:
             for producer in (strict, loose):
                 check_topic(client, producer.topic, producer.acked, "after the hang")
+
+
+def fail_and_hang(disk: Disk, strict: RawProducer, fleeting: RawProducer) -> None:
+    """A sync fails, and the next ones, which the repair needs, stand still."""
+    failed = disk[Word.SYNCS_FAILED]
+    disk.fail_syncs(1)
+    disk.hold_syncs()
+    hung = time.monotonic()
+    assert strict.publish(sequence=strict.next_sequence).status == Internal.code
+    disk.wait_failed(failed + 1)
+    assert fleeting.publish().status == Status.OK
+    while time.monotonic() < hung + HANG_SECONDS:
+        refused = strict.publish(sequence=strict.next_sequence)
+        assert refused.status == ResourceExhausted.code
+        assert "is being repaired" in refused.text, refused.text
+        assert fleeting.publish().status == Status.OK
+    disk.release_syncs()
+    strict.publish_until_taken()
