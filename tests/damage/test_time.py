@@ -22,6 +22,8 @@ from tests.crash.rig import SMALL, Server
 SOURCE = Path(__file__).with_name("clock.c")
 DAY_NS = 86_400 * 10**9
 JUMPS_NS = (400 * DAY_NS, -400 * DAY_NS, 3600 * 10**9, -7 * DAY_NS, 0)
+AT_FIRST = 3000
+"""Messages before the first jump: some segments, acked, which a day's retention still keeps."""
 GAP_SECONDS_MAX = 2.0
 """No message may take longer, from its publish to its receipt."""
 
@@ -35,6 +37,10 @@ def clock_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [compiler, "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o"]
     subprocess.run([*command, str(library), str(SOURCE), "-ldl"], check=True, timeout=60)
     return library
+
+
+def payload_of(number: int) -> bytes:
+    return b"%d " % number + bytes(1000)
 
 
 class WallClock:
@@ -69,9 +75,12 @@ def test_jumps_both_ways_change_nothing(
 
             def publish() -> None:
                 with client.producer("/default/t", name="p", durability="fsync") as producer:
+                    for number in range(AT_FIRST):
+                        producer.send(payload_of(number))
+                    producer.flush(timeout=30)
                     while not stop.is_set():
                         began = time.monotonic_ns()
-                        offset = producer.publish(b"%d" % len(sent)).offset
+                        offset = producer.publish(payload_of(AT_FIRST + len(sent))).offset
                         sent.append((offset, time.monotonic_ns() - began))
                         time.sleep(0.002)
 
@@ -82,14 +91,17 @@ def test_jumps_both_ways_change_nothing(
                     "/default/t", subscription="s", initial_position="earliest"
                 ) as consumer:
                     received = 0
-                    for jump_ns in JUMPS_NS:
+                    for jump_ns in (0, *JUMPS_NS):
                         wall.shift(jump_ns)
                         jumped.append(jump_ns)
-                        until = time.monotonic() + 0.8
-                        while time.monotonic() < until:
+                        until = time.monotonic() + 1.2
+                        while time.monotonic() < until or received < AT_FIRST:
                             message = consumer.receive(timeout=GAP_SECONDS_MAX)
                             assert message is not None, f"nothing came after the jumps {jumped}"
-                            assert (message.offset, message.payload) == (received, b"%d" % received)
+                            assert (message.offset, message.payload) == (
+                                received,
+                                payload_of(received),
+                            )
                             assert message.redelivery_count == 0
                             consumer.ack(message)
                             received += 1
@@ -97,11 +109,14 @@ def test_jumps_both_ways_change_nothing(
                 stop.set()
                 thread.join(30)
             assert not thread.is_alive(), "the producer stalled"
-            assert [offset for offset, _ in sent] == list(range(len(sent)))
+            assert [offset for offset, _ in sent] == [AT_FIRST + n for n in range(len(sent))]
             slowest = max(took for _, took in sent) / 1e9
             assert slowest < GAP_SECONDS_MAX, f"a publish took {slowest} s"
             assert idle.publish(b"again").offset == first.offset + 1
             assert not any(entry["restarts"] for entry in server.status()["processes"])
+        found = sorted(path.name for path in (tmp_path / "data/logs/0000").glob("0*.seg"))
+        assert len(found) >= 3, f"too few segments to expire any: {found}"
+        assert int(found[0][:20]) == 0, f"a segment of just now expired: {found}"
         server.stop()
     times = append_times(tmp_path / "data" / "logs" / "0000")
     assert times == sorted(times), "append times went back"

@@ -21,7 +21,7 @@ from tests.protocol.test_hostile import chosen_seed, endpoint, storm_at
 from tests.workers.broker import Broker, Client, wait_until
 
 TOPIC = "/default/good"
-ROUNDS = int(os.environ.get("DANUBE_FUZZ_CASES", "0")) // 1000 or 2
+ROUNDS = int(os.environ.get("DANUBE_STORM_ROUNDS", "2"))
 SILENT = 10_000
 SPARE_DESCRIPTORS = 500
 CONNECT_SECONDS_MAX = 10.0
