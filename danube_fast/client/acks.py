@@ -85,7 +85,14 @@ class AckQueue:
             pending[-1] = end
         else:
             pending += (start, end)
+        self._arm()
         return True
+
+    def _arm(self) -> None:
+        """What is queued goes after a while at the latest."""
+        if self.due_ns == _NOT_DUE:
+            self.due_ns = self._pump.clock.monotonic_ns() + ACK_DELAY_NS
+            self._pump.arm(self, self.due_ns)
 
     def _look_again(self, grown: bool) -> None:
         """The run may grow without a word: look again, until it has stood still for a while."""
@@ -94,9 +101,8 @@ class AckQueue:
         elif self._looks:
             self._looks -= 1
             self.run_source = None  # the next ack comes with the lock, and starts another run
-        if self._looks and self.due_ns == _NOT_DUE:
-            self.due_ns = self._pump.clock.monotonic_ns() + ACK_DELAY_NS
-            self._pump.arm(self, self.due_ns)
+        if self._looks:
+            self._arm()
 
     def add(self, what: Any) -> None:
         """Anything that names messages."""
@@ -141,8 +147,10 @@ class AckQueue:
 
     def restarted(self, attachment: Attachment, *, sought: bool) -> None:
         """A new subscription after a lost session, or a seek: what is under way is void."""
-        self._collect()
-        self.run_source = self._run_delivery = None
+        if self._run_delivery is not None and self._run_delivery.attachment is attachment:
+            # only its own run: the consumer may be raising the end of another just now
+            self._collect()
+            self.run_source = self._run_delivery = None
         lost = attachment.pending + self._sent.pop(attachment, [])
         for covered in self._confirming.values():
             lost += covered.pop(attachment, [])
@@ -155,9 +163,8 @@ class AckQueue:
     def _soon(self, attachment: Attachment) -> None:
         if len(attachment.pending) > 2 * ACK_RANGES_MAX:
             self.send()
-        elif self.due_ns == _NOT_DUE:
-            self.due_ns = self._pump.clock.monotonic_ns() + ACK_DELAY_NS
-            self._pump.arm(self, self.due_ns)
+        else:
+            self._arm()
 
     def on_time(self, now_ns: int) -> None:
         """Keeper: acks have waited long enough."""
@@ -167,7 +174,7 @@ class AckQueue:
         """Send what is queued; with `durable` the calls that tell when all of it is on disk."""
         calls: list[Call] = []
         grown = self._collect()
-        if self.due_ns == _NOT_DUE and not durable and not grown:
+        if self.due_ns == _NOT_DUE and not durable:
             return calls
         self.due_ns = _NOT_DUE
         self._pump.disarm(self)

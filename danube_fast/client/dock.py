@@ -2,8 +2,9 @@
 
     lanes with an open batch --linger over, or an answer came--> frames --> one PUBLISH, one bundle
 
-A batch that lingers while the connection has many bundles unanswered waits for the next answer: the more there is to do, the more goes into one bundle, and nobody is asked to choose a
-linger. Whoever sends keeps the time himself; the keeper only steps in for one who stopped sending.
+A batch that lingers while the connection has many bundles unanswered waits for the next answer: the
+more there is to do, the more goes into one bundle, and nobody is asked to choose a linger. Whoever
+sends keeps the time himself; the keeper only steps in for one who stopped sending.
 
 All methods are called under the pump's lock.
 """
@@ -109,8 +110,9 @@ class Dock:
             self._ship()
 
     def on_time(self, now_ns: int) -> None:
-        """Keeper, which has just read the sockets: a linger may be over."""
-        if now_ns >= self._due_ns:
+        """Keeper, which has just read the sockets: a linger may be over, or nothing is on its way any
+        more because the session was lost."""
+        if self._overdue or now_ns >= self._due_ns:
             self._ship_unless_busy(now_ns)
         if self.on_way:
             tick_ns = ANSWER_TICK_NS if self._overdue else SETTLE_TICK_NS

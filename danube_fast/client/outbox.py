@@ -391,9 +391,12 @@ class Outbox:
 
     @property
     def window_open(self) -> bool:
-        """Whether the unacked bytes leave room for one more frame."""
-        unacked_of_all = self.pump.unacked_bytes
-        return self.unacked_bytes < self._window_bytes and unacked_of_all < CLIENT_WINDOW_BYTES
+        """Whether the unacked bytes leave room for one more frame. Who has nothing unacked may always
+        send one: topics that are refused must not stop the others."""
+        if not self.unacked_bytes:
+            return True
+        of_all_max = max(CLIENT_WINDOW_BYTES, self._window_bytes)
+        return self.unacked_bytes < self._window_bytes and self.pump.unacked_bytes < of_all_max
 
     def sent(self, frame_bytes: int) -> None:
         """Lane: a frame was packed."""

@@ -402,3 +402,17 @@ def test_a_refused_frame_harms_no_other_of_its_bundle(
         producer.flush(timeout=20)
     for i in range(30):
         assert stored(broker, f"/default/many{i}") == [b"0", b"1", b"2"]
+
+
+def test_refused_topics_do_not_stop_the_others(
+    broker: Any, client: danube_fast.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The window that all producers share is full of what nobody takes: the next one goes on."""
+    monkeypatch.setattr("danube_fast.client.outbox.CLIENT_WINDOW_BYTES", 64 * 1024)
+    stuck, free = client.producer("/default/stuck"), client.producer("/default/free")
+    broker.drop_publishes = 1 << 30
+    stuck.send_many([bytes(1000)] * 300)
+    assert client._core.pump.unacked_bytes > 64 * 1024
+    broker.drop_publishes = 0
+    for number in range(5):
+        assert free.publish(b"%d" % number).offset == number
