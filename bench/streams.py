@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import danube_fast
@@ -177,10 +178,9 @@ class _Receiver:
         )
 
 
-def consume_batches(link: Link, options: dict[str, Any]) -> None:
-    """Batches, a `bytes` object of each message, one ack for each batch."""
-    receiver = _Receiver(link, options)
-    verifier, wanted = receiver.verifier, receiver.wanted
+@contextmanager
+def _consumer(options: dict[str, Any]) -> Iterator[danube_fast.Consumer]:
+    """The consumer of a receiving role, on a client of its own."""
     with (
         _connect(options) as client,
         client.consumer(
@@ -190,6 +190,14 @@ def consume_batches(link: Link, options: dict[str, Any]) -> None:
             timeout=TOPIC_TIMEOUT_SECONDS,
         ) as consumer,
     ):
+        yield consumer
+
+
+def consume_batches(link: Link, options: dict[str, Any]) -> None:
+    """Batches, a `bytes` object of each message, one ack for each batch."""
+    receiver = _Receiver(link, options)
+    verifier, wanted = receiver.verifier, receiver.wanted
+    with _consumer(options) as consumer:
         link.ready()
         cpu = time.process_time()
         while verifier.received < wanted:
@@ -211,15 +219,7 @@ def consume_each(link: Link, options: dict[str, Any]) -> None:
     """One message and one ack after the other."""
     receiver = _Receiver(link, options)
     verifier, wanted = receiver.verifier, receiver.wanted
-    with (
-        _connect(options) as client,
-        client.consumer(
-            options["topics"],
-            subscription=options["subscription"],
-            initial_position="earliest",
-            timeout=TOPIC_TIMEOUT_SECONDS,
-        ) as consumer,
-    ):
+    with _consumer(options) as consumer:
         link.ready()
         cpu = time.process_time()
         receive, ack, silence = consumer.receive, consumer.ack, receiver.silence_seconds
