@@ -393,10 +393,8 @@ class Outbox:
     def window_open(self) -> bool:
         """Whether the unacked bytes leave room for one more frame. Who has nothing unacked may always
         send one: topics that are refused must not stop the others."""
-        if not self.unacked_bytes:
-            return True
-        of_all_max = max(CLIENT_WINDOW_BYTES, self._window_bytes)
-        return self.unacked_bytes < self._window_bytes and self.pump.unacked_bytes < of_all_max
+        own, most = self.unacked_bytes, self._window_bytes
+        return not own or (own < most and self.pump.unacked_bytes < max(CLIENT_WINDOW_BYTES, most))
 
     def sent(self, frame_bytes: int) -> None:
         """Lane: a frame was packed."""
