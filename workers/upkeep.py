@@ -205,8 +205,12 @@ class Upkeep:
         if log.synced_position < log.written_position:
             journal.sync_now()
             return
+        self._write_marker(slot)
+
+    def _write_marker(self, slot: int, *, again: bool = False) -> None:
+        journal, log = self._worker.journals[slot], self._worker.logs[slot]
         try:
-            log.write_marker()
+            log.write_marker(again=again)
         except DanubeError as error:
             _log.warning("no marker in log %d: %s", log.log_id, error)
         journal.marked = True
@@ -225,7 +229,10 @@ class Upkeep:
             else:
                 journal.sync_now()
         elif log.snapshot_due and not journal.has_open_group and not journal.changing:
-            journal.snapshot = (log.written_position, worker.snapshot_state(slot, clean=False))
+            if log.written_position > log.snapshot_position:
+                journal.snapshot = (log.written_position, worker.snapshot_state(slot, clean=False))
+            else:
+                self._write_marker(slot, again=True)  # moves the log on
 
     def _trim(self, slot: int, *, over: bool) -> None:
         """Give back segments whose messages nobody needs any more."""
@@ -247,7 +254,7 @@ class Upkeep:
                     limit, pin = run.position, (partition, sub.name)
         before = log.oldest_position
         if limit > before:
-            log.trim(limit)
+            log.trim(limit, urgent=over)
         if log.oldest_position > before:
             self._move_first_offsets(slot)
         self._limit(slot, pin if over and log.oldest_position == before else None)

@@ -321,13 +321,11 @@ class Log:
         """Syncs that are queued or under way."""
         return self._appender.backlog
 
-    def write_marker(self) -> bool:
-        """When idle: write and sync a group that says how far the log is durable.
-
-        False, and nothing is written, if the last group is such a marker or not all is synced.
-        """
+    def write_marker(self, *, again: bool = False) -> bool:
+        """When idle: write and sync a group that says how far the log is durable. False if not all
+        is synced, or the last group is such a marker and this is not `again`; nothing is written."""
         synced = self.synced_position
-        if synced != self.written_position or self._marked_position == synced:
+        if synced != self.written_position or (self._marked_position == synced and not again):
             self._runs.work(synced, idle=True)
             return False
         self.append_control([])
@@ -401,7 +399,7 @@ class Log:
 
     @property
     def snapshot_due(self) -> bool:
-        """Whether a segment was begun since the last `save_snapshot`."""
+        """Whether a segment was begun since the last `save_snapshot`, or `trim` needs a newer one."""
         return self._appender.rolls != self._snapshot_rolls and not self._snapshots.is_saving
 
     @property
@@ -434,16 +432,18 @@ class Log:
             state_crc=crc32c(state),
         )
 
-    def trim(self, position: int) -> int:
+    def trim(self, position: int, *, urgent: bool = False) -> int:
         """Recycle segments wholly below `position` that no kept snapshot needs; how many.
 
-        The two newest snapshots are kept, so the log stays readable from the older one on.
-        """
+        The two newest snapshots are kept: the log stays readable from the older one on. If that
+        alone is in the way and it is `urgent`, a snapshot is due."""
         bound = min(position, self._snapshots.oldest_position, self.synced_position)
         count = 0
         while count + 1 < len(self._chain) and self._chain.end_of(count) <= bound:
             count += 1
         if not count:
+            if urgent and len(self._chain) > 1 and self._chain.end_of(0) <= position:
+                self._snapshot_rolls = -1
             return 0
         try:
             note_trim(self.directory, self._chain[count].first_position)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from danube_fast.broker.layout import PartitionWord
@@ -81,6 +83,30 @@ def test_the_first_offset_is_known_after_a_restart(rigs, end):
     assert rig.worker.catalog.by_id[1].first_offset >= first
     client = rig.client()
     assert client.subscribe(1)[2]["first_offset"] >= first
+
+
+def test_an_older_snapshot_does_not_hold_segments_above_the_quota(rigs, monkeypatch):
+    """Many segments are filled while one snapshot is saved, and then nothing more is written."""
+    rig = rigs(segment_bytes=256 * 1024, retention_seconds_min=3600, wal_bytes_max=1 << 30)
+    rig.assign(1)
+    rig.assign(2)
+    client = rig.client()
+    log = rig.worker.logs[0]
+    fill(client, 1, 20, size=20_000)
+    rig.turn(lambda: log.snapshot_position, "the first snapshot")
+    saving = threading.Event()
+    monkeypatch.setattr(log._snapshots, "_synced_position", _behind(log, saving))
+    fill(client, 2, 200, size=20_000)
+    settled(rig)
+    rig.turn(lambda: rig.worker.journals[0].marked, "the marker")
+    assert log.segment_count > 10
+    saving.set()
+    rig.worker.quota._allowance = 0
+    rig.turn(lambda: log.segment_count < 4, "room in the log")
+
+
+def _behind(log, saving):
+    return lambda: log.synced_position if saving.is_set() else 0
 
 
 # ---------------------------------------------------------------- durability that changes
