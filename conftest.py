@@ -4,6 +4,9 @@ Without `--benchmark` the functions in bench/ run tiny, as tests; with it they r
 unless paths are given. A run gets a temporary folder of its own, so that leftovers can be told from
 those of another run on the same machine, and a mark in the environment, which every process that a
 test starts inherits: whatever still carries the mark at the end was leaked.
+
+With `-n` the tests run in processes beside each other: each looks for what its own tests left, and
+tells the one that started them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,16 +121,21 @@ def _allowed_skips() -> list[str]:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if session.config.option.collectonly or _folder is None:
         return
-    _problems.extend(
-        f"left running: {pid} {command[:200]}" for pid, command in _leaked_processes().items()
-    )
-    _problems.extend(f"left in /dev/shm: {x}" for x in sorted(_shared_memory() - _shm_before))
+    is_helper = hasattr(session.config, "workerinput")  # one of `-n`
+    if is_helper or not session.config.getoption("numprocesses", None):
+        _problems.extend(
+            f"left running: {pid} {command[:200]}" for pid, command in _leaked_processes().items()
+        )
     kernel_cache = f"danube-fast-{os.getuid()}"  # the documented place when ~ cannot be written
     _problems.extend(
         f"left in the temporary folder: {path.name}"
         for path in sorted(_folder.glob("danube-fast*"))
         if path.name != kernel_cache and not path.name.startswith("danube-fast-kernels-")
     )
+    if is_helper:
+        session.config.workeroutput["problems"] = _problems
+        return
+    _problems.extend(f"left in /dev/shm: {x}" for x in sorted(_shared_memory() - _shm_before))
     allowed = _allowed_skips()
     _problems.extend(
         f"skipped, but not listed in {SKIPS_ALLOWED.relative_to(ROOT)}: {test} ({reason})"
@@ -135,6 +144,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     )
     if _problems and exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """One of the processes of `-n` has ended."""
+    _problems.extend(getattr(node, "workeroutput", {}).get("problems", ()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
