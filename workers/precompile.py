@@ -1,16 +1,15 @@
-"""The supervisor's side of `compile.py`: runs the compile child and shows how far it is."""
+"""Has the kernel image built before any process needs it, and shows how far that is."""
 
 from __future__ import annotations
 
 import os
 import select
 import subprocess
-import sys
 from collections.abc import Callable
 
 from danube_fast.clock import Clock
 from danube_fast.errors import Internal
-from danube_fast.workers import compile as kernel_compile
+from danube_fast.frame.image import build_command, is_built
 from danube_fast.workers.spawn import child_environment
 
 __all__ = ["precompile"]
@@ -26,10 +25,10 @@ def precompile(stop_fd: int, note: Callable[[str], None], clock: Clock) -> bool:
 
     Raises Internal if the child fails or takes far too long.
     """
-    if kernel_compile.is_compiled():
+    if is_built():
         return True
     with subprocess.Popen(
-        [sys.executable, "-m", "danube_fast.workers.compile", str(os.getpid())],
+        build_command(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env=child_environment(),

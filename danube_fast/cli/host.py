@@ -217,9 +217,9 @@ def _memfd() -> Finding:
 
 
 def _kernels() -> Finding:
-    from danube_fast.workers.compile import is_compiled
+    from danube_fast.frame.image import is_built
 
-    if is_compiled():
+    if is_built():
         return Finding("kernels", Verdict.OK, "compiled")
     advice = "nothing to do: the first serve compiles them, once, in about a minute"
     return Finding("kernels", Verdict.OK, "not compiled yet", advice)

@@ -34,6 +34,7 @@ from danube_fast.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
+    Unavailable,
 )
 from danube_fast.net.protocol import Seek
 
@@ -285,14 +286,18 @@ class Inbox:
         """Acks whose session was lost may have arrived: the subscription's cursor tells."""
         for topic in self.topics:
             arguments = {"topic": topic, "subscription": self.subscription}
-            try:
-                answer = yield from self._core.admin_steps(
-                    "describe_subscription", arguments, timeout
-                )
-            except DanubeError:
-                return  # then they stay in doubt, and the flush says so
-            with self._lock:
-                self._acks.settle_below(answer["cursors"])
+            for may_repeat in (True, False):
+                try:
+                    answer = yield from self._core.admin_steps(
+                        "describe_subscription", arguments, timeout
+                    )
+                except DanubeError as error:
+                    if may_repeat and isinstance(error, Unavailable):
+                        continue  # the session that answers may have been lost with the other
+                    return  # then they stay in doubt, and the flush says so
+                with self._lock:
+                    self._acks.settle_below(answer["cursors"])
+                break
 
     def seek_steps(self, position: Any, timeout: float = REQUEST_TIMEOUT_SECONDS) -> Steps[None]:
         """Move the subscription in every partition."""

@@ -1,9 +1,8 @@
 """crc32c (Castagnoli), inside kernels and in Python.
 
-The work is done by the C library that ships inside the google-crc32c wheel (about 28 GB/s). Its
-entry point is bound to a symbol of our own, `danube_crc32c_extend`. Where that library cannot be
-loaded, the same symbol is bound to a table-driven routine compiled here: slower, same answers. As
-kernels only know the symbol, kernels cached on disk stay right whichever of the two is behind it.
+The work is done by the C library that ships inside the google-crc32c wheel (about 28 GB/s). Kernels
+call it through a symbol of our own, `danube_crc32c_extend`, and a word that holds its address. Where
+that library cannot be loaded, a table-driven routine stands there: slower, same answers.
 """
 
 from __future__ import annotations
@@ -15,17 +14,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding
-import numba
 import numpy as np
-from numba import types
 
-from danube_fast.frame.kernel import address_of, direct, kernel
+from danube_fast.frame import kernel as kernels
+from danube_fast.frame.kernel import address_of, direct, external, kernel
 from danube_fast.frame.memory import load_u8
 
 __all__ = ["HARDWARE_CRC", "crc32c", "crc32c_extend"]
 
 _SYMBOL = "danube_crc32c_extend"
+_SIGNATURE = "uint32(uint32,int64,int64)"
 _POLYNOMIAL = 0x82F6_3B78
 _MASK = 0xFFFF_FFFF
 _DISABLE_VARIABLE = "DANUBE_PLAIN_CRC"
@@ -76,25 +74,32 @@ def _library_entry() -> int | None:
     return None
 
 
-def _table_entry() -> int:
-    """Address of the compiled fallback with the C signature."""
-    signature = types.uint32(types.uint32, types.int64, types.int64)
+def _bind(entry: int | None) -> Any:
+    """Put the C library, or the table, behind the symbol; returns what must be kept alive."""
+    if not kernels.COMPILING:
+        if entry is not None:
+            kernels.image.set_crc_entry(entry)  # else the table is there already
+        return None
+    import llvmlite.binding
+    import numba
 
-    @numba.cfunc(signature)
-    def entry(crc: Any, address: Any, byte_count: Any) -> Any:
-        return np.uint32(_call_table(np.int64(crc), address, byte_count))
+    kept: Any = None
+    if entry is None:
 
-    _KEPT.append(entry)
-    return int(entry.address or 0)
+        @numba.cfunc(_SIGNATURE)
+        def table(crc: Any, address: Any, byte_count: Any) -> Any:
+            return np.uint32(_call_table(np.int64(crc), address, byte_count))
+
+        kept, entry = table, int(table.address or 0)
+    llvmlite.binding.add_symbol(_SYMBOL, entry)
+    return kept
 
 
-_KEPT: list[Any] = []  # the compiled fallback must live as long as the process
 _entry = _library_entry()
 HARDWARE_CRC = _entry is not None
 """Whether the C library is in use (a constant of the process)."""
-llvmlite.binding.add_symbol(_SYMBOL, _table_entry() if _entry is None else _entry)
-
-_extend: Any = types.ExternalFunction(_SYMBOL, types.uint32(types.uint32, types.int64, types.int64))
+_kept = _bind(_entry)
+_extend = external(_SYMBOL, _SIGNATURE)
 
 
 @kernel("int64(int64,int64,int64)")

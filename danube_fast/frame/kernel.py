@@ -1,91 +1,108 @@
-"""How kernels are declared, cached and called.
+"""How kernels are declared and called.
 
-`@kernel("int64(int64,int64)")` compiles at import from a cache. Numba's own cache looks only at the
-file that defines a function, so a kernel would keep a stale copy of a callee from another file; here
-the cache folder's name is a hash of every kernel source in the package, so any edit starts afresh.
+    @kernel("int64(int64,int64)")       a function that Numba compiles; all values are int64
+    intrinsic, external                 what kernels are made of: LLVM code of our own, C functions
 
-`direct(f)` is the compiled entry point: a call costs 31 to 56 ns instead of the dispatcher's 81 to
-122, but it checks nothing: pass exactly as many ints (or arrays) as the signature has.
+A process takes compiled kernels out of the image (`image.py`) and never imports Numba. The one that
+builds the image, and those started with DANUBE_KERNELS=numba (for kernels that are not part of the
+package), compile them as they are declared.
+
+`direct(f)` is what Python calls, 40 ns. Pass exactly as many ints as the signature has.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import numba
-import numba.core.config
-import numpy as np
-
-__all__ = ["address_of", "direct", "kernel"]
+__all__ = ["COMPILING", "address_of", "declared", "direct", "external", "intrinsic", "kernel"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_KERNEL_FOLDERS = ("frame", "ring", "wal", "broker", "client")
+_MODE = os.environ.get("DANUBE_KERNELS", "")
+COMPILING = _MODE in ("build", "numba")
+"""Whether kernels are compiled in this process (a constant of the process)."""
 
 
-def _cache_folder() -> Path:
-    """The folder for compiled kernels; made if missing, in a temporary place if it must be."""
-    package = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256(numba.__version__.encode())
-    for folder in _KERNEL_FOLDERS:
-        for source in sorted((package / folder).glob("*.py")):
-            text = source.read_bytes()
-            # Intrinsics name numba; constants of layout.py are frozen into the compiled code.
-            if b"@kernel(" in text or b"numba" in text or source.name == "layout.py":
-                digest.update(source.name.encode() + b"\0" + text)
-    name = f"kernels-{digest.hexdigest()[:16]}"
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for parent in (
-        base / "danube-fast",
-        Path(tempfile.gettempdir()) / f"danube-fast-{os.getuid()}",
-    ):
-        try:
-            (parent / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(parent / name, os.W_OK):
-            return parent / name
-    return Path(tempfile.mkdtemp(prefix="danube-fast-kernels-"))
+class Declared(NamedTuple):
+    """A kernel that was compiled in this process."""
+
+    name: str
+    nogil: bool
+    dispatcher: Any
 
 
-_configuration: Any = numba.core.config
-if not os.environ.get("NUMBA_CACHE_DIR"):
-    _configuration.CACHE_DIR = str(_cache_folder())
+declared: list[Declared] = []
+"""In the order of their declaration; empty unless COMPILING."""
+
+if COMPILING:
+    import numba
+    import numba.core.config
+    import numba.core.sigutils
+    import numba.core.typing
+    import numba.extending
+    import numpy as np
+
+    from danube_fast.frame.image import image_path
+
+    _numba: Any = numba
+
+    if _MODE == "numba":
+        # Numba's own cache looks only at the file of a function, not at those of its callees
+        _numba.core.config.CACHE_DIR = str(image_path().with_suffix(".numba"))
+
+    def address_of(buffer: Any) -> int:
+        """Address of the first byte of a contiguous bytes-like object."""
+        return int(np.frombuffer(buffer, np.uint8).ctypes.data)
+
+else:
+    from danube_fast.frame.image import ADDRESS_OF, Image
+
+    image = Image()
+    address_of: Callable[[Any], int] = image.function(ADDRESS_OF)  # type: ignore[no-redef]
+    """Address of the first byte of a contiguous bytes-like object. BufferError if it is not one.
+
+    The caller keeps the object alive.
+    """
 
 
 def kernel(signature: str, *, nogil: bool = False) -> Callable[[_Function], _Function]:
-    """Compile for exactly one signature, cached on disk. `nogil` releases the GIL while it runs."""
-    decorate: Any = numba.njit(signature, cache=True, nogil=nogil, error_model="numpy")
+    """Compile for exactly one signature. `nogil` releases the GIL while it runs."""
 
     def apply(function: _Function) -> _Function:
-        return decorate(function)  # type: ignore[no-any-return]
+        name = f"{function.__module__}.{function.__qualname__}"
+        if not COMPILING:
+            return image.function(name)  # type: ignore[return-value]
+        decorate: Any = numba.njit(
+            signature, cache=_MODE == "numba", nogil=nogil, error_model="numpy"
+        )
+        dispatcher = decorate(function)
+        declared.append(Declared(name, nogil, dispatcher))
+        return dispatcher  # type: ignore[no-any-return]
 
     return apply
 
 
 def direct(function: Any) -> Callable[..., Any]:
     """The unchecked entry point of a compiled kernel."""
+    if not COMPILING:
+        return function  # type: ignore[no-any-return]
     (overload,) = function.overloads.values()
     return overload.entry_point  # type: ignore[no-any-return]
 
 
-@kernel("int64(Array(uint8, 1, 'C', True))")
-def _array_address(array: Any) -> int:
-    return array.ctypes.data  # type: ignore[no-any-return]
+def intrinsic(define: Callable[..., Any]) -> Any:
+    """A function for kernels whose code `define` generates: see Numba's `intrinsic`.
 
-
-_call_array_address = direct(_array_address)
-_BYTE = np.dtype(np.uint8)
-
-
-def address_of(buffer: Any) -> int:
-    """Address of the first byte of a contiguous bytes-like object (about 0.3 us).
-
-    The caller keeps the object alive.
+    Import Numba and llvmlite.ir inside `define`: most processes do without.
     """
-    return _call_array_address(np.frombuffer(buffer, _BYTE))  # type: ignore[no-any-return]
+    return _numba.extending.intrinsic(define) if COMPILING else define
+
+
+def external(name: str, signature: str) -> Any:
+    """A C function of this process for kernels; signature as Numba writes it."""
+    if not COMPILING:
+        return None
+    arguments, result = _numba.core.sigutils.normalize_signature(signature)
+    return _numba.types.ExternalFunction(name, _numba.core.typing.signature(result, *arguments))

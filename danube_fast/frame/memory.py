@@ -13,10 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from danube_fast.frame.kernel import external, intrinsic
 
 __all__ = [
     "load_i32",
@@ -33,23 +30,22 @@ __all__ = [
     "store_u64",
 ]
 
-_intrinsic: Any = intrinsic  # typed by hand below: its own type describes the generator
-_external: Any = types.ExternalFunction
-_I8 = ir.IntType(8)
-_I64 = ir.IntType(64)
-
 
 def _make_load(name: str, bits: int, *, signed: bool) -> Any:
     """Build the intrinsic `name(address) -> int64` that loads `bits` bits, unaligned."""
-    element = ir.IntType(bits)
 
     def load(typing_context: Any, address: Any) -> Any:
+        from llvmlite import ir
+        from numba import types
+
+        element, wide = ir.IntType(bits), ir.IntType(64)
+
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], element.as_pointer())
             value = builder.load(pointer, align=1)
             if bits == 64:
                 return value
-            return builder.sext(value, _I64) if signed else builder.zext(value, _I64)
+            return builder.sext(value, wide) if signed else builder.zext(value, wide)
 
         return types.int64(types.int64), generate
 
@@ -59,9 +55,13 @@ def _make_load(name: str, bits: int, *, signed: bool) -> Any:
 
 def _make_store(name: str, bits: int) -> Any:
     """Build the intrinsic `name(address, value)` that stores the low `bits` bits, unaligned."""
-    element = ir.IntType(bits)
 
     def store(typing_context: Any, address: Any, value: Any) -> Any:
+        from llvmlite import ir
+        from numba import types
+
+        element = ir.IntType(bits)
+
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], element.as_pointer())
             stored = arguments[1] if bits == 64 else builder.trunc(arguments[1], element)
@@ -86,9 +86,12 @@ store_u64: Callable[[int, int], None] = _make_store("store_u64", 64)
 
 
 def _memory_copy(typing_context: Any, destination: Any, source: Any, byte_count: Any) -> Any:
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _I8.as_pointer()
+        pointer = ir.IntType(8).as_pointer()
         cgutils.raw_memcpy(  # type: ignore[no-untyped-call]
             builder,
             builder.inttoptr(arguments[0], pointer),
@@ -102,19 +105,20 @@ def _memory_copy(typing_context: Any, destination: Any, source: Any, byte_count:
 
 
 def _memory_zero(typing_context: Any, destination: Any, byte_count: Any) -> Any:
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], _I8.as_pointer())
+        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
         cgutils.memset(builder, pointer, arguments[1], 0)  # type: ignore[no-untyped-call]
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
 
 
-memory_copy: Callable[[int, int, int], None] = _intrinsic(_memory_copy)
+memory_copy: Callable[[int, int, int], None] = intrinsic(_memory_copy)
 """memcpy(destination, source, byte_count)."""
-memory_zero: Callable[[int, int], None] = _intrinsic(_memory_zero)
+memory_zero: Callable[[int, int], None] = intrinsic(_memory_zero)
 """memset(destination, 0, byte_count)."""
-memory_compare: Callable[[int, int, int], int] = _external(
-    "memcmp", types.int32(types.int64, types.int64, types.int64)
-)
+memory_compare: Callable[[int, int, int], int] = external("memcmp", "int32(int64,int64,int64)")

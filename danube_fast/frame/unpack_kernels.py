@@ -7,11 +7,7 @@ where `cpython.OBJECTS_READABLE`.
 
 from __future__ import annotations
 
-from typing import Any
-
-from numba import types
-
-from danube_fast.frame.kernel import kernel
+from danube_fast.frame.kernel import external, kernel
 from danube_fast.frame.layout import (
     AT_BUFFER_COUNT,
     AT_ENTRY_BYTES,
@@ -27,9 +23,8 @@ from danube_fast.frame.memory import load_i32, load_u8, load_u16, load_u32
 
 __all__ = ["find_buffer", "unpack_items"]
 
-_external: Any = types.ExternalFunction
-_new_bytes = _external("PyBytes_FromStringAndSize", types.int64(types.int64, types.int64))
-_set_item = _external("PyList_SetItem", types.int32(types.int64, types.int64, types.int64))
+_new_bytes = external("PyBytes_FromStringAndSize", "int64(int64,int64)")
+_set_item = external("PyList_SetItem", "int32(int64,int64,int64)")
 
 
 @kernel("int64(int64,int64)")

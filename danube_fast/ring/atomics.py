@@ -16,10 +16,7 @@ import platform
 from collections.abc import Callable
 from typing import Any, cast
 
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from danube_fast.frame.kernel import intrinsic
 
 __all__ = [
     "compare_exchange",
@@ -33,9 +30,6 @@ __all__ = [
     "store_seq_cst",
 ]
 
-_utilities: Any = cgutils
-_I32 = ir.IntType(32)
-_I64 = ir.IntType(64)
 _ALIGNMENT = 8
 
 
@@ -43,8 +37,11 @@ def _make_load(name: str, ordering: str) -> Callable[[int], int]:
     """Build the intrinsic `name(address) -> int64`."""
 
     def load(typing_context: Any, address: Any) -> Any:
+        from llvmlite import ir
+        from numba import types
+
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], _I64.as_pointer())
+            pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
             return builder.load_atomic(pointer, ordering, _ALIGNMENT)
 
         return types.int64(types.int64), generate
@@ -57,8 +54,11 @@ def _make_store(name: str, ordering: str) -> Callable[[int, int], None]:
     """Build the intrinsic `name(address, value)`."""
 
     def store(typing_context: Any, address: Any, value: Any) -> Any:
+        from llvmlite import ir
+        from numba import types
+
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], _I64.as_pointer())
+            pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
             builder.store_atomic(arguments[1], pointer, ordering, _ALIGNMENT)
             return context.get_dummy_value()
 
@@ -77,9 +77,11 @@ store_seq_cst = _make_store("store_seq_cst", "seq_cst")
 
 def _fetch_add(typing_context: Any, address: Any, value: Any) -> Any:
     """Add `value` to the word at `address`; returns what stood there before. Acq_rel."""
+    from llvmlite import ir
+    from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], _I64.as_pointer())
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
         return builder.atomic_rmw("add", pointer, arguments[1], "acq_rel")
 
     return types.int64(types.int64, types.int64), generate
@@ -87,17 +89,20 @@ def _fetch_add(typing_context: Any, address: Any, value: Any) -> Any:
 
 def _compare_exchange(typing_context: Any, address: Any, expected: Any, desired: Any) -> Any:
     """Store `desired` if the word at `address` is `expected`; 1 if it was, else 0. Seq_cst."""
+    from llvmlite import ir
+    from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], _I64.as_pointer())
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
         pair = builder.cmpxchg(pointer, arguments[1], arguments[2], "seq_cst", "acquire")
-        return builder.zext(builder.extract_value(pair, 1), _I64)
+        return builder.zext(builder.extract_value(pair, 1), ir.IntType(64))
 
     return types.int64(types.int64, types.int64, types.int64), generate
 
 
 def _fence(typing_context: Any) -> Any:
     """Full fence: no load or store moves across it, not even a load before an earlier store."""
+    from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("seq_cst")
@@ -116,13 +121,19 @@ does nothing; an instruction barrier over the full system (15) waits a little.""
 
 def _pause(typing_context: Any) -> Any:
     """Tell the processor that this is a spinning loop; nothing where it cannot be told."""
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+
+    utilities: Any = cgutils
     name, numbers = _PAUSE.get(platform.machine(), ("", ()))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if name:
-            kind = ir.FunctionType(ir.VoidType(), [_I32] * len(numbers))
-            function = _utilities.get_or_insert_function(builder.module, kind, name)
-            builder.call(function, [_I32(number) for number in numbers])
+            word = ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [word] * len(numbers))
+            function = utilities.get_or_insert_function(builder.module, kind, name)
+            builder.call(function, [word(number) for number in numbers])
         return context.get_dummy_value()
 
     return types.void(), generate

@@ -22,13 +22,11 @@ import errno
 import os
 import threading
 import time
-from typing import Any
 
 import numpy as np
-from numba import types
 
 from danube_fast.errors import Internal
-from danube_fast.frame.kernel import direct, kernel
+from danube_fast.frame.kernel import direct, external, kernel
 from danube_fast.frame.memory import load_i32, load_i64, store_u64
 from danube_fast.ring.atomics import load_acquire, load_relaxed, store_release
 
@@ -53,10 +51,10 @@ _EINTR = errno.EINTR
 _FULL_WAIT_SECONDS = 0.0005
 _DRAIN_WAIT_SECONDS = 30.0
 
-_read: Any = types.ExternalFunction("read", types.int64(types.int64, types.int64, types.int64))
-_write: Any = types.ExternalFunction("write", types.int64(types.int64, types.int64, types.int64))
-_fdatasync: Any = types.ExternalFunction("fdatasync", types.int32(types.int64))
-_errno_location: Any = types.ExternalFunction("__errno_location", types.int64())
+_read = external("read", "int64(int64,int64,int64)")
+_write = external("write", "int64(int64,int64,int64)")
+_fdatasync = external("fdatasync", "int32(int64)")
+_errno_location = external("__errno_location", "int64()")
 
 
 @kernel("int64(int64)")

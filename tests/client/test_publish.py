@@ -417,3 +417,5 @@ def test_refused_topics_do_not_stop_the_others(
     broker.drop_publishes = 0
     for number in range(5):
         assert free.publish(b"%d" % number).offset == number
+    broker.forget_sessions()  # what was dropped is sent again
+    stuck.flush(timeout=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -15,6 +16,20 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER_SECONDS = 60.0
+COMPILE_SECONDS = 300.0
+LITMUS = ("message_writer", "message_reader", "store_buffer", "adder")
+"""Roles with kernels of their own, which Numba compiles in their process."""
+
+
+@functools.cache
+def _litmus_environment() -> dict[str, str]:
+    """Of a process that compiles; the first of them fills Numba's cache for the others."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DANUBE_KERNELS": "numba"}
+    subprocess.run(
+        [sys.executable, "-c", "import tests.ring.peer"],
+        env=environment, timeout=COMPILE_SECONDS, check=True,
+    )  # fmt: skip
+    return environment
 
 
 class Peer:
@@ -27,7 +42,9 @@ class Peer:
             pass_fds=fds,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=_litmus_environment()
+            if role in LITMUS
+            else {**os.environ, "PYTHONPATH": str(ROOT)},
         )
 
     @property

@@ -20,6 +20,7 @@ import pytest
 
 from danube_fast.config import Settings
 from danube_fast.errors import InvalidArgument, Unavailable
+from danube_fast.frame.image import image_path
 from danube_fast.net import protocol
 from danube_fast.ring.memory import map_fd
 from danube_fast.workers.datadir import DataDirectory
@@ -302,28 +303,25 @@ def test_lookup_waits_for_its_worker(tmp_path: Path) -> None:
             assert isinstance(created, protocol.Result), "it waits until the worker is back"
 
 
-def test_compile_child_shows_progress_and_is_skipped_when_warm(tmp_path: Path) -> None:
+def test_an_image_that_is_missing_or_damaged_is_built_anew(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    environment.pop("NUMBA_CACHE_DIR", None)
-    code = (
-        "from danube_fast.workers import compile as c; import sys; "
-        "print(c.is_compiled(), 'numba' in sys.modules)"
-    )
-    command = ["-c", code]
 
-    def look() -> str:
+    def run(code: str) -> str:
         return subprocess.run(
-            [sys.executable, *command], env=environment, capture_output=True, text=True, check=True
-        ).stdout.strip()
+            [sys.executable, "-c", f"from danube_fast.frame import image; {code}"],
+            env=environment, capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
 
-    assert look() == "False False"
-    cache = Path(tmp_path / "cache" / "danube-fast" / "kernels-x")
-    cache.mkdir(parents=True)
-    marker = subprocess.run(
-        [sys.executable, "-c", "from danube_fast.workers import compile as c; print(c.marker_path())"],
-        env=environment, capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    Path(marker).write_text(str(cache))
-    assert look() == "False False", "a cache that was emptied is no cache"
-    (cache / "one.nbi").touch()
-    assert look() == "True False"
+    look = "import sys; print(image.is_built(), 'numba' in sys.modules, 'llvmlite' in sys.modules)"
+    assert run(look) == "False False False"
+    path = Path(run("print(image.image_path())"))
+    assert path.parent == tmp_path / "cache" / "danube-fast"
+    whole = image_path().read_bytes()
+    path.write_bytes(whole)
+    assert run(look) == "True False False"
+    for damaged in (whole[:-1], whole[:10], b"", whole[:500] + b"?" + whole[501:]):
+        path.write_bytes(damaged)
+        assert run(look) == "False False False"
+    use = "from danube_fast.frame.crc import crc32c; print(hex(crc32c(b'123456789')))"
+    assert run(use) == "0xe3069283", "built anew"
+    assert run(look) == "True False False"

@@ -1,0 +1,233 @@
+"""Builds the kernel image: `python -m danube_fast.frame.image_builder PATH`, a short-lived child.
+
+    import every module with kernels   Numba compiles each          DANUBE_KERNELS=build
+    link their LLVM modules into one, with a wrapper for each that takes and gives Python's ints
+    everything but the wrappers becomes internal; optimise; emit one object
+
+A wrapper is a C function as CPython calls built-in functions with METH_FASTCALL. It is written as
+LLVM code here, since Numba's own ones need Numba in the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import importlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["DANUBE_KERNELS"] = "build"  # before anything of ours is imported
+
+import llvmlite.binding as llvm
+
+from danube_fast.frame import image
+from danube_fast.frame.kernel import Declared, declared
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+_OLD_SECONDS = 30 * 86400
+_TABLE = "danube_fast.frame.crc._table_extend"
+_VIEW_BYTES = 80
+"""sizeof(Py_buffer); its first word is the address."""
+
+_PREAMBLE = f"""
+@_Py_NoneStruct = external global i8
+@{image.CRC_ENTRY} = global ptr @danube_crc32c_table
+declare i32 @PyErr_BadArgument()
+declare ptr @PyErr_Occurred()
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyLong_FromLongLong(i64)
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+declare void @Py_IncRef(ptr)
+declare i32 @PyObject_GetBuffer(ptr, ptr, i32)
+declare void @PyBuffer_Release(ptr)
+
+define i32 @danube_crc32c_extend(i32 %crc, i64 %address, i64 %count) {{
+  %entry = load ptr, ptr @{image.CRC_ENTRY}
+  %result = call i32 %entry(i32 %crc, i64 %address, i64 %count)
+  ret i32 %result
+}}
+
+define ptr @"danube:{image.ADDRESS_OF}"(ptr %self, ptr %arguments, i64 %count) {{
+  %right = icmp eq i64 %count, 1
+  br i1 %right, label %take, label %wrong
+wrong:
+  %ignored = call i32 @PyErr_BadArgument()
+  ret ptr null
+take:
+  %view = alloca [{_VIEW_BYTES} x i8], align 8
+  %object = load ptr, ptr %arguments
+  %status = call i32 @PyObject_GetBuffer(ptr %object, ptr %view, i32 0)
+  %failed = icmp ne i32 %status, 0
+  br i1 %failed, label %fail, label %give
+fail:
+  ret ptr null
+give:
+  %address = load i64, ptr %view
+  call void @PyBuffer_Release(ptr %view)
+  %result = call ptr @PyLong_FromLongLong(i64 %address)
+  ret ptr %result
+}}
+"""
+
+_TABLE_CODE = """
+define i32 @danube_crc32c_table(i32 %crc, i64 %address, i64 %count) {{
+  %result = alloca i64
+  %fault = alloca ptr
+  %wide = zext i32 %crc to i64
+  %status = call i32 @"{core}"(ptr %result, ptr %fault, i64 %wide, i64 %address, i64 %count)
+  %value = load i64, ptr %result
+  %narrow = trunc i64 %value to i32
+  ret i32 %narrow
+}}
+"""
+
+
+def _wrapper(entry: Declared, core: str, count: int, *, gives_none: bool) -> str:
+    """The built-in function of one kernel, whose compiled form is `core`: i32 (result, fault, ...)."""
+    lines = [
+        f'define ptr @"danube:{entry.name}"(ptr %self, ptr %arguments, i64 %count) {{',
+        f"  %right = icmp eq i64 %count, {count}",
+        "  br i1 %right, label %take, label %wrong",
+        "wrong:",
+        "  %ignored = call i32 @PyErr_BadArgument()",
+        "  ret ptr null",
+        "take:",
+        "  %result = alloca i64",
+        "  %fault = alloca ptr",
+        "  store i64 0, ptr %result",
+    ]
+    suspicious = "false"  # -1 may stand for an error
+    for i in range(count):
+        lines += [
+            f"  %p{i} = getelementptr ptr, ptr %arguments, i64 {i}",
+            f"  %o{i} = load ptr, ptr %p{i}",
+            f"  %a{i} = call i64 @PyLong_AsLongLong(ptr %o{i})",
+            f"  %m{i} = icmp eq i64 %a{i}, -1",
+            f"  %s{i} = or i1 {suspicious}, %m{i}",
+        ]
+        suspicious = f"%s{i}"
+    lines += [
+        f"  br i1 {suspicious}, label %look, label %run",
+        "look:",
+        "  %error = call ptr @PyErr_Occurred()",
+        "  %bad = icmp ne ptr %error, null",
+        "  br i1 %bad, label %fail, label %run",
+        "fail:",
+        "  ret ptr null",
+        "run:",
+    ]
+    arguments = ", ".join(["ptr %result", "ptr %fault", *(f"i64 %a{i}" for i in range(count))])
+    call = f'  %status = call i32 @"{core}"({arguments})'
+    if entry.nogil:
+        lines += [
+            "  %state = call ptr @PyEval_SaveThread()",
+            call,
+            "  call void @PyEval_RestoreThread(ptr %state)",
+        ]
+    else:
+        lines.append(call)
+    if gives_none:
+        lines += ["  call void @Py_IncRef(ptr @_Py_NoneStruct)", "  ret ptr @_Py_NoneStruct", "}"]
+    else:
+        lines += [
+            "  %value = load i64, ptr %result",
+            "  %object = call ptr @PyLong_FromLongLong(i64 %value)",
+            "  ret ptr %object",
+            "}",
+        ]
+    return "\n".join(lines)
+
+
+def _link(entries: list[Declared]) -> tuple[Any, list[str]]:
+    """One LLVM module of all kernels and their wrappers; the names of those."""
+    from numba import types
+
+    module = llvm.parse_assembly("")
+    code, cores, names = [_PREAMBLE], {}, [image.ADDRESS_OF]
+    for entry in entries:
+        (compiled,) = entry.dispatcher.overloads.values()
+        part = llvm.parse_assembly(compiled.library.get_llvm_str())
+        for function in part.functions:
+            if "cpython" in function.name or "cfunc" in function.name:
+                function.linkage = "internal"  # wrappers that need Numba; nobody calls them
+        module.link_in(part)
+        signature, core = compiled.signature, compiled.fndesc.llvm_func_name
+        if entry.name == _TABLE:
+            code.append(_TABLE_CODE.format(core=core))
+        if any(argument != types.int64 for argument in signature.args):
+            continue  # called by kernels only
+        if signature.return_type not in (types.int64, types.none):
+            continue
+        count = len(signature.args)
+        cores[core] = count
+        names.append(entry.name)
+        code.append(_wrapper(entry, core, count, gives_none=signature.return_type == types.none))
+    code += [f'declare i32 @"{core}"(ptr, ptr{", i64" * count})' for core, count in cores.items()]
+    module.link_in(llvm.parse_assembly("\n".join(code)))
+    return module, names
+
+
+def _emit(module: Any) -> bytes:
+    """Optimised object code; only wrappers and the crc's word can be seen from outside."""
+    from numba.core.registry import cpu_target
+
+    seen = (image.CRC_ENTRY,)
+    for value in (*module.functions, *module.global_variables):
+        if (
+            not value.is_declaration
+            and not value.name.startswith("danube:")
+            and value.name not in seen
+        ):
+            value.linkage = "internal"
+    machine = cpu_target.target_context.codegen()._tm
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return bytes(machine.emit_object(module))
+
+
+def _build(path: Path) -> None:
+    modules = [
+        f"danube_fast.{source.parent.name}.{source.stem}"
+        for source in image.kernel_sources()
+        if source.stem not in ("kernel", "image", "image_builder")
+    ]
+    for done, module in enumerate(modules):
+        print(f"{done}/{len(modules)} {module}", flush=True)
+        importlib.import_module(module)
+    linked, names = _link(declared)
+    data = image.pack_image(names, _emit(linked))
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    print(f"{len(modules)}/{len(modules)} done", flush=True)
+    for other in path.parent.glob("kernels-*.image"):
+        with contextlib.suppress(OSError):
+            if other.stat().st_mtime < time.time() - _OLD_SECONDS:
+                other.unlink()
+
+
+def main() -> int:
+    """Build the image at the path given unless it is there; one builder at a time."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))  # nobody waits for it then
+    path = Path(sys.argv[1])
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not image.is_built(path):
+            _build(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
