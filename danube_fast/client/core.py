@@ -9,11 +9,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import zmq
-
 from danube_fast.client.buffers import BufferPool
 from danube_fast.client.calls import Call
 from danube_fast.client.connection import Connection, Identity
+from danube_fast.client.context import release_context, take_context
 from danube_fast.client.inbox import Inbox
 from danube_fast.client.keeper import Keeper
 from danube_fast.client.limits import PRODUCERS_CACHED_MAX, REQUEST_TIMEOUT_SECONDS
@@ -76,13 +75,13 @@ class Core:
         self._opening: set[str] = set()
         """Topics whose cached producer somebody is opening."""
         self._identity = Identity(self.name, {"token": token} if token else {})
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = take_context()
         self._keeper = Keeper(self.pump, self.name)
         try:
             with self.pump.lock:
                 self.routes = Routes(self, self.connect(parse_url(url)))
         except DanubeError:
-            self._context.term()
+            release_context(self._context)
             raise
         self._keeper.start()
         _cores.add(self)
@@ -267,7 +266,7 @@ class Core:
             self.routes.close()
             self.pump.close()
         self._keeper.stop()
-        self._context.term()
+        release_context(self._context)
         _cores.discard(self)
 
     def after_fork(self) -> None:

@@ -12,8 +12,8 @@ sleep on a condition; when the leader leaves, one of them takes over.
       +----------------------------------------------------------------+
 
 ZeroMQ's file descriptor is edge-triggered by commands: any send or receive may swallow the edge.
-So nobody sleeps on it before a look at every socket under the lock, and whoever sends while a
-leader sleeps wakes it if something has come in (`after_send`).
+So nobody sleeps on it before a look, under the lock, at every socket that was used since it was read,
+and whoever sends while a leader sleeps wakes it if something has come in (`after_send`).
 
 Operations that wait are written once, as generators of `Wait` (`Steps`). `run` drives them for
 threads; `aio.py` drives the same generators for an event loop.
@@ -28,7 +28,7 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from danube_fast.client.limits import FOREVER_NS, SLICE_NS
@@ -102,6 +102,8 @@ class Pump:
         self._condition = threading.Condition(self.lock)
         self._sockets: list[Socket] = []
         self._by_fd: dict[int, Socket] = {}
+        self._stirred: dict[Socket, None] = {}
+        """Sockets that were used since they were read, or that woke the sleeper."""
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -128,6 +130,7 @@ class Pump:
 
     def remove(self, connection: Socket) -> None:
         """Forget a connection, before its socket is closed. Under the lock."""
+        self._stirred.pop(connection, None)
         if connection in self._sockets:
             self._sockets.remove(connection)
             self._by_fd.pop(connection.fileno(), None)
@@ -138,9 +141,14 @@ class Pump:
 
     def drain(self) -> int:
         """Read every socket. Under the lock. How many messages were read."""
+        return self._drain(tuple(self._sockets))
+
+    def _drain(self, connections: Iterable[Socket]) -> int:
+        self._stirred = {}
         count = 0
-        for connection in tuple(self._sockets):
-            count += connection.drain()
+        for connection in connections:
+            if connection in self._sockets:  # reading another may have closed it
+                count += connection.drain()
         if count:
             self.notify()
         return count
@@ -150,6 +158,7 @@ class Pump:
 
         The sleeper is woken instead of reading here, so that no handler runs inside another.
         """
+        self._stirred[connection] = None
         if (self._asleep or self.on_progress is not None) and connection.readable():
             os.eventfd_write(self._wake_fd, 1)
 
@@ -208,7 +217,8 @@ class Pump:
     def _lead(self, ready: Callable[[], bool], deadline_ns: int) -> bool:
         """Read and sleep until `ready()`, callbacks are due, or the time is up (then True)."""
         while True:
-            self.drain()
+            # of all others the descriptor would tell: only use of a socket swallows its edge
+            self._drain(self._stirred)
             if (self.callbacks and not self._caller) or ready():
                 return False
             left_ns = deadline_ns - self.clock.monotonic_ns()
@@ -230,6 +240,8 @@ class Pump:
         for fd, _ in events:
             if fd == self._wake_fd:
                 self.clear_wake()
+            elif fd in self._by_fd:
+                self._stirred[self._by_fd[fd]] = None
 
     def _own_again(self) -> None:
         """Hold the lock again, wherever an interrupt struck; it is raised once the lock is held."""

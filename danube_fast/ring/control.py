@@ -166,7 +166,7 @@ class ControlBlock:
 
     def epoch(self, process: int) -> int:
         """How often `process` was started, as it says itself."""
-        return self.status(process).epoch
+        return self._words[self._at(process, _STATUS)] >> layout.STATUS_EPOCH_SHIFT
 
     def port(self, process: int) -> int:
         """TCP port of `process`, 0 if it has none yet."""
