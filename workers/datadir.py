@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 from pathlib import Path
 
@@ -29,6 +30,7 @@ __all__ = ["FORMAT_VERSION", "METADATA_SEAL", "DataDirectory"]
 FORMAT_VERSION = 1
 """Format that this version writes; it reads this one and the one before."""
 
+TOKEN_CHARACTERS = 32
 METADATA_SEAL = "metadata.seal"
 
 _FORMAT_PREFIX = "danube-fast data format "
@@ -72,6 +74,14 @@ class DataDirectory:
     def close(self) -> None:
         """Give the lock back."""
         os.close(self._lock_fd)
+
+    @property
+    def token(self) -> str:
+        """Names this directory on this host, the same after a restart: endpoints are called after it,
+        so that clients reconnect by themselves."""
+        status = os.fstat(self._lock_fd)
+        text = f"{self.path} {status.st_dev} {status.st_ino}"
+        return hashlib.sha256(text.encode()).hexdigest()[:TOKEN_CHARACTERS]
 
     @property
     def metadata(self) -> Path:

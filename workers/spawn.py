@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -38,7 +37,6 @@ from danube_fast.workers.datadir import DataDirectory
 
 __all__ = ["Addresses", "Shared", "child_environment", "process_name"]
 
-TOKEN_BYTES = 16
 STANDARD_ERROR = 2
 ALL_INTERFACES = ("0.0.0.0", "::", "*")  # noqa: S104 - recognised, not bound
 PORT_MAX = 65535
@@ -147,9 +145,8 @@ class Shared:
         self.counters = CounterBlock.create(self.process_count)
         self.doorbells = [create_eventfd() for _ in range(self.process_count)]
         self.liveness, self._liveness_end = os.pipe()
-        token = secrets.token_hex(TOKEN_BYTES)
         self.ipc_endpoints = [
-            f"ipc://@danube-{token}-{process_name(i).replace(' ', '')}"
+            f"ipc://@danube-{directory.token}-{process_name(i).replace(' ', '')}"
             for i in range(self.process_count)
         ]
         self._rings: dict[tuple[int, int], int] = {}

@@ -116,10 +116,12 @@ class Recorder:
         os.close(self._fd)
 
 
-def read_records(path: str | Path) -> npt.NDArray[Any]:
-    """All records of a file so far."""
+def read_records(path: str | Path, first: int = 0) -> npt.NDArray[Any]:
+    """All records of a file so far, from record `first` on."""
     try:
-        data = Path(path).read_bytes()
+        with open(path, "rb") as file:
+            file.seek(first * RECORD_DTYPE.itemsize)
+            data = file.read()
     except FileNotFoundError:
         data = b""
     whole = len(data) - len(data) % RECORD_DTYPE.itemsize
