@@ -49,7 +49,7 @@ class Catalog:
             self.tables.partitions[slot, PartitionWord.NEXT_OFFSET] = assigned.first_offset
             self.by_id[assigned.partition_id] = partition
             self.by_slot[slot] = partition
-        partition.assigned = assigned
+        partition.assign(assigned)
         row = self.tables.partitions[partition.slot]
         if not partition.refusal:
             row[PartitionWord.MODE] = Mode.LOGGED if partition.logged else Mode.MEMORY

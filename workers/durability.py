@@ -105,7 +105,7 @@ def _switch(
             _write_tail(worker, partition)
         except DanubeError as error:
             return error
-    partition.assigned = assigned
+    partition.assign(assigned)
     if becomes_logged:
         row = worker.tables.partitions[partition.slot]
         if partition.strict:

@@ -34,7 +34,7 @@ class Partition:
     """State of one partition."""
 
     def __init__(self, assigned: PartitionAssigned, log_slot: int, slot: int) -> None:
-        self.assigned = assigned
+        self.assign(assigned)
         self.partition_id = assigned.partition_id
         self.topic = assigned.topic
         self.log_slot = log_slot
@@ -75,25 +75,18 @@ class Partition:
         """The topic's durability; it may change live."""
         return Durability(self.assigned.durability)
 
-    @property
-    def reliable(self) -> bool:
+    def assign(self, assigned: PartitionAssigned) -> None:
+        """Take over the topic's options as they are now."""
+        self.assigned = assigned
+        # asked several times for every frame, and names of an enum are slow
+        self.reliable = assigned.dispatch == Dispatch.RELIABLE.value
         """Messages are acked, redelivered and never dropped."""
-        return self.assigned.dispatch == Dispatch.RELIABLE.value
-
-    @property
-    def logged(self) -> bool:
+        self.logged = self.reliable and assigned.durability != Durability.MEMORY.value
         """Messages are written to the log."""
-        return self.reliable and self.assigned.durability != Durability.MEMORY.value
-
-    @property
-    def strict(self) -> bool:
+        self.strict = self.logged and assigned.durability != Durability.OS.value
         """A message is in the log durably before anybody sees it."""
-        return self.logged and self.assigned.durability != Durability.OS.value
-
-    @property
-    def keeps_memory(self) -> bool:
+        self.keeps_memory = self.reliable and not self.logged
         """Unacked messages live in memory only and must not be evicted."""
-        return self.reliable and not self.logged
 
     # ------------------------------------------------------------ tail
 
