@@ -42,6 +42,11 @@ RESERVE_BLOCK_MAX = 1 << 32
 PARTITION_ID_BYTES = 4
 BUNDLE_SHARE_MIN = 4
 """A frame that stays in memory for long is copied if it is less than this part of its bundle."""
+LAG_BYTES_MAX = 8 * 1024 * 1024
+"""What consumers of a non_reliable topic may be behind before its producers are held up a little."""
+HOLD_NS = 50_000_000
+STILL_NS = 250_000_000
+"""A consumer that took nothing for so long holds up nobody."""
 _U32 = struct.Struct("<I")
 OK = admission.STATUS_OK
 DUPLICATE = admission.STATUS_DUPLICATE
@@ -87,6 +92,10 @@ class Intake:
         """See `Forwarder.publish`."""
         self.answered: list[Publication] = []
         """Publications that wait for nothing."""
+        self.held: deque[tuple[int, Partition, Publication]] = deque()
+        """Publications to non_reliable topics whose ack waits for consumers that are close behind, at
+        most until a monotonic time: better a short wait than a loss."""
+        self._now_ns = 0
         self.bundles_in = 0
         self.frames_in = 0
         self.messages_in = 0
@@ -94,8 +103,9 @@ class Intake:
         self.duplicates = 0
         self.refused = 0
 
-    def begin_turn(self) -> None:
-        """Reuse the result rows if no group needs them any more."""
+    def begin_turn(self, now_ns: int) -> None:
+        """Reuse the result rows if no group needs them any more. `now_ns` is monotonic."""
+        self._now_ns = now_ns
         if not any(journal.has_open_group for journal in self.journals):
             self.result_index = 0
 
@@ -262,11 +272,31 @@ class Intake:
         """A frame that is kept in memory: visible now, or when its offsets are reserved durably."""
         if stored.end_offset <= partition.safe_until:
             self.memory_entries.append((partition, stored))
+            if not partition.reliable and self._is_followed(partition):
+                self.held.append((self._now_ns + HOLD_NS, partition, publication))
+                publication.pending += 1
             return
 
         publication.pending += 1
         unsafe = self._unsafe.setdefault(partition.partition_id, deque())
         unsafe.append((stored.end_offset, stored, publication))
+
+    def _is_followed(self, partition: Partition) -> bool:
+        """Whether the last of the consumers is behind, but moving."""
+        behind, offset = partition.lag()
+        if offset != partition.last_offset:
+            partition.last_offset, partition.last_moved_ns = offset, self._now_ns
+        return behind > LAG_BYTES_MAX and self._now_ns - partition.last_moved_ns < STILL_NS
+
+    def release_held(self) -> None:
+        """Answer those whose consumers have caught up, or who waited long enough."""
+        held = self.held
+        while held:
+            until_ns, partition, publication = held[0]
+            if self._now_ns < until_ns and partition.lag()[0] > LAG_BYTES_MAX:
+                return
+            held.popleft()
+            self._finish(publication)
 
     def _show_safe(self, partition: Partition) -> None:
         """More offsets of a partition are reserved durably: show what waited for that."""

@@ -76,7 +76,7 @@ class ShardWorker:
         self.now_ns = self.clock.monotonic_ns()
         self.now_wall_ns = self.clock.wall_ns()
         self.drained_ns = self.now_ns
-        """Everything that clients had sent by then was read."""
+        """All that clients had sent by then was read."""
         self.tables = AdmissionTables(log_count=len(boot.config.logs))
         self.catalog = Catalog(self.tables)
         self.boot_id = BOOT_ID_PATH.read_text().strip()
@@ -175,7 +175,7 @@ class ShardWorker:
     def _sleep(self) -> None:
         if self.dirty or self.intake.answered:
             return
-        if self.delivery.waiting:
+        if self.delivery.waiting or self.intake.held:
             timeout_ms = BUSY_POLL_MS
         elif self.upkeep.soon:
             timeout_ms = TIMER_POLL_MS
@@ -205,12 +205,13 @@ class ShardWorker:
         """One bounded turn; the number of things done."""
         self.now_ns = self.clock.monotonic_ns()
         self.now_wall_ns = self.clock.wall_ns()
-        self.intake.begin_turn()
+        self.intake.begin_turn(self.now_ns)
         work = self.boot.mailbox.do_work(self.now_ns)
         work += self._complete()
         work += self._receive()
         self._commit()
         work += self._dispatch()
+        self.intake.release_held()
         self._answer()
         work += self.upkeep.do_work(self.now_ns)
         work += self.delivery.flush()
@@ -259,8 +260,7 @@ class ShardWorker:
             self.delivery.reply(identity, error)
             return
         session.last_seen_ns = self.now_ns
-        # Each producer in the bundle was opened by this session under `authorize` for its topic;
-        # admission refuses any other.
+        # Admission takes only producers that this session opened under `authorize` for their topics.
         authorize(session.principal, PERMISSIONS[p.Publish], OWN_SESSION)
         publication = Publication(session.number, command.request)
         self.intake.publish(publication, part, self.now_wall_ns)

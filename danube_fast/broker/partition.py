@@ -57,6 +57,8 @@ class Partition:
         """Changes of the durability that are under way."""
         self.refusal = ""
         """Why publishes are refused just now; empty when they are not."""
+        self.last_offset = self.last_moved_ns = 0
+        """Where the last of the consumers was seen, and since when."""
         self._tail: list[Stored] = []
         self._tail_bases: list[int] = []
         self._head = 0
@@ -251,6 +253,14 @@ class Partition:
             for gap in subscription.dispatch(self.visible, fetch, effects):
                 met.append((subscription, gap))
         return met
+
+    def lag(self) -> tuple[int, int]:
+        """How far the last subscription with consumers is behind, about, bytes; its next offset."""
+        offset = min(
+            (sub.next_offset for sub in self.all_subscriptions() if sub.consumers),
+            default=self.visible,
+        )
+        return (self.visible - offset) * self.byte_count // max(1, self.message_count), offset
 
     def oldest_needed(self) -> int:
         """First offset that some named subscription still needs; `visible` if there is none."""

@@ -15,6 +15,7 @@ from danube_fast.net.server import WouldBlock
 from danube_fast.net.session import Session
 from danube_fast.workers import shard
 from danube_fast.workers.delivery import OUTBOX_MESSAGES_MAX, Delivery
+from danube_fast.workers.intake import HOLD_NS, STILL_NS
 from tests.workers.shard_faults import (
     Asked,
     HeldSyncs,
@@ -354,3 +355,38 @@ def test_what_a_restart_lost_is_told_and_counted_as_far_as_it_is_known(rigs, end
     assert client.events[0][2] == "gap" and client.events[0][3]["end"] >= 5
     stats = rig.operation("partition_stats")["partitions"][0]["subscriptions"][0]
     assert stats["lost"] == (5 if end == "stop" else 0)
+
+
+def test_who_is_close_behind_holds_up_a_non_reliable_producer_a_little(rigs):
+    """8 MiB behind and moving: acks wait, for a while. Who stands still holds up nobody."""
+    rig = rigs()
+    rig.assign(1, dispatch="non_reliable")
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.subscribe(1, credit=100_000)
+    now = SimpleNamespace(ns=rig.worker.now_ns)
+    rig.worker.clock = SimpleNamespace(monotonic_ns=lambda: now.ns, wall_ns=time.time_ns)
+    requests: list[int] = []
+
+    def is_acked() -> bool:
+        """Whether one more message of 100 kB is acked within the same instant."""
+        before = rig.worker.intake.messages_in
+        frame = client.frame(opened, len(requests), [bytes(100_000)])
+        requests.append(post_publish(client, (1, frame)))
+        rig.turn(lambda: rig.worker.intake.messages_in > before, "admission")
+        return len(rig.worker.intake.held) == 0
+
+    while is_acked():
+        assert len(requests) < 100, "no ack ever waited"
+    assert len(requests) > 80, "it waited too soon"
+    now.ns += HOLD_NS
+    client.answer(requests[-1])
+    now.ns += STILL_NS
+    assert is_acked(), "a consumer that stands still"
+    client.send(21, 1, 100_000, 100_000)
+    client.receive(2)
+    assert not is_acked(), "it moves again, and is as far behind"
+    client.send(21, 1, 1 << 30, 1 << 30)
+    client.answer(requests[-1])
+    assert now.ns == rig.worker.now_ns
+    client.receive(len(requests) - 2)
