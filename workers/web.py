@@ -7,9 +7,11 @@ after the broker is ready: that takes half a second, which nobody should wait fo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from danube_fast.admin.view import BrokerView
@@ -18,7 +20,9 @@ __all__ = ["BrokerView", "WebThread"]
 
 _log = logging.getLogger(__name__)
 
+TICK_SECONDS = 1.0
 STOP_WAIT_SECONDS = 1.0
+"""The thread dies with the process; only requests under way are waited for."""
 
 
 class WebThread:
@@ -28,6 +32,7 @@ class WebThread:
         self._view = view
         self._listen_fd = listen_fd
         self._server: Any = None
+        self._wake: Callable[[], object] = lambda: None
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="admin-http", daemon=True)
 
@@ -40,6 +45,7 @@ class WebThread:
         self._stopped = True
         if self._server is not None:
             self._server.should_exit = True
+            self._wake()
             self._thread.join(STOP_WAIT_SECONDS)
 
     def _run(self) -> None:
@@ -49,9 +55,22 @@ class WebThread:
             _log.exception("the admin port stopped; restart the coordinator to have it back")
 
     def _serve(self) -> None:
+        import asyncio
+
         import uvicorn
 
         from danube_fast.admin.http_api import create_app
+
+        class Server(uvicorn.Server):
+            """Looks at the clock once a second, not ten times: an idle broker should cost nothing."""
+
+            async def main_loop(server) -> None:  # noqa: N805
+                ended = asyncio.Event()
+                loop = asyncio.get_running_loop()
+                self._wake = lambda: loop.call_soon_threadsafe(ended.set)
+                while not await server.on_tick(0):
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(ended.wait(), TICK_SECONDS)
 
         config = uvicorn.Config(
             create_app(self._view),
@@ -61,6 +80,6 @@ class WebThread:
             lifespan="off",
             timeout_graceful_shutdown=1,
         )
-        self._server = uvicorn.Server(config)
+        self._server = Server(config)
         if not self._stopped:
             self._server.run(sockets=[socket.socket(fileno=self._listen_fd)])
