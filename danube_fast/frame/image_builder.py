@@ -19,14 +19,16 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ["DANUBE_KERNELS"] = "build"  # before anything of ours is imported
 
 import llvmlite.binding as llvm
 
 from danube_fast.frame import image
-from danube_fast.frame.kernel import Declared, declared
+
+if TYPE_CHECKING:
+    from danube_fast.frame.kernel import Declared
 
 __all__ = ["main"]
 
@@ -203,6 +205,8 @@ def _build(path: Path) -> None:
     for done, module in enumerate(modules):
         print(f"{done}/{len(modules)} {module}", flush=True)
         importlib.import_module(module)
+    from danube_fast.frame.kernel import declared
+
     linked, names = _link(declared)
     data = image.pack_image(names, _emit(linked))
     partial = path.with_name(f"{path.name}.{os.getpid()}")
@@ -222,10 +226,15 @@ def main() -> int:
     """Build the image at the path given unless it is there; one builder at a time."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))  # nobody waits for it then
     path = Path(sys.argv[1])
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not image.is_built(path):
-            _build(path)
+    try:
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not image.is_built(path):
+                _build(path)
+    except Exception as error:  # one line for whoever started the broker, not a traceback
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        print(f"{text}; is the installation of danube-fast and Numba whole?", file=sys.stderr)
+        return 1
     return 0
 
 
