@@ -35,6 +35,8 @@ ENVIRONMENT_PREFIX = "DANUBE_"
 ENVIRONMENT_OTHERS = frozenset(
     {
         "DANUBE_CONFIG",
+        "DANUBE_KERNELS",
+        "DANUBE_MALLOC",
         "DANUBE_PLAIN_CRC",
         "DANUBE_PLAIN_FRAMES",
         "DANUBE_TEST_RUN",
