@@ -15,7 +15,7 @@ import numpy as np
 import zmq
 
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription import Consumer, Deliver, Stored
+from danube_fast.broker.subscription import Consumer, Deliver, Stored, Subscription
 from danube_fast.errors import DataLoss
 from danube_fast.frame.bundle import make_bundle
 from danube_fast.frame.split import split_frame
@@ -60,6 +60,8 @@ class Delivery:
         self.bytes_out = 0
         self.messages_out = 0
         self.redelivered = 0
+        self.lost = 0
+        """Messages of non_reliable topics that subscriptions did not get."""
 
     # ------------------------------------------------------------ frames
 
@@ -118,6 +120,12 @@ class Delivery:
             return
         names = protocol.ProducerNames(partition.partition_id, {producer_id: name})
         self.send(session, [protocol.encode(names)])
+
+    def count_lost(self, partition: Partition, sub: Subscription) -> None:
+        """A subscription has met a gap."""
+        if not partition.reliable:
+            self.lost += sub.lost_count - sub.lost_counted
+            sub.lost_counted = sub.lost_count
 
     def flush(self) -> int:
         """Send what the turn collected; the number of messages that went out."""

@@ -48,6 +48,8 @@ HOLD_NS = 50_000_000
 STILL_NS = 250_000_000
 """A consumer that took nothing for so long holds up nobody."""
 _U32 = struct.Struct("<I")
+Outcome = tuple[int, list[int]]
+"""Request number of a PUBLISH, and status and offset of each of its frames, flat."""
 OK = admission.STATUS_OK
 DUPLICATE = admission.STATUS_DUPLICATE
 
@@ -100,6 +102,7 @@ class Intake:
         self.frames_in = 0
         self.messages_in = 0
         self.bytes_in = 0
+        self.frames_answered = 0
         self.duplicates = 0
         self.refused = 0
 
@@ -287,6 +290,24 @@ class Intake:
         if offset != partition.last_offset:
             partition.last_offset, partition.last_moved_ns = offset, self._now_ns
         return behind > LAG_BYTES_MAX and self._now_ns - partition.last_moved_ns < STILL_NS
+
+    def take_answers(self) -> tuple[dict[int, list[Outcome]], dict[int, dict[int, str]]]:
+        """Outcomes of what waits for nothing any more, and the texts of refusals, by session."""
+        by_session: dict[int, list[Outcome]] = {}
+        texts: dict[int, dict[int, str]] = {}
+        if not self.answered:
+            return by_session, texts
+        answered, self.answered = self.answered, []
+        for publication in answered:
+            if publication.done is not None:
+                publication.done(publication)
+                continue
+            outcome = (publication.request, publication.statuses)
+            by_session.setdefault(publication.session, []).append(outcome)
+            self.frames_answered += len(publication.statuses) // 2
+            if publication.texts:
+                texts.setdefault(publication.session, {}).update(publication.texts)
+        return by_session, texts
 
     def release_held(self) -> None:
         """Answer those whose consumers have caught up, or who waited long enough."""

@@ -14,7 +14,6 @@ import logging
 import secrets
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import zmq
@@ -382,32 +381,20 @@ class ShardWorker:
             if session is not None:
                 self.close_consumer(session, consumer, error.code, str(error))
 
-    def _tell_gap(self, partition: Partition, sub: Any, gap: Gap) -> None:
+    def _tell_gap(self, partition: Partition, sub: Subscription, gap: Gap) -> None:
         for consumer in sub.consumers:
             session = self.sessions.by_number(consumer.session)
             if session is not None:
                 detail = {"end": gap.end, "reason": gap.reason, "topic": partition.topic}
                 event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.GAP.value, detail)
                 self.delivery.send(session, [p.encode(event)])
+        self.delivery.count_lost(partition, sub)
         if sub.cursor_dirty:
             self.moved_cursors[partition.partition_id] = partition
 
     def _answer(self) -> None:
         """Outcomes of PUBLISH, coalesced by session."""
-        intake = self.intake
-        if not intake.answered:
-            return
-        answered, intake.answered = intake.answered, []
-        by_session: dict[int, list[tuple[int, list[int]]]] = {}
-        texts: dict[int, dict[int, str]] = {}
-        for publication in answered:
-            if publication.done is not None:
-                publication.done(publication)
-                continue
-            outcome = (publication.request, publication.statuses)
-            by_session.setdefault(publication.session, []).append(outcome)
-            if publication.texts:
-                texts.setdefault(publication.session, {}).update(publication.texts)
+        by_session, texts = self.intake.take_answers()
         for number, entries in by_session.items():
             session = self.sessions.by_number(number)
             if session is not None:

@@ -52,6 +52,7 @@ class Upkeep:
         self._next_expiry_ns = 0
         self._cursors_at_ns = 0
         self._wall_at_zero_ns = worker.clock.wall_ns() - worker.clock.monotonic_ns()
+        self._synced_before = sum(log.synced_position for log in worker.logs)
         self.bytes_read = 0
         """Of the log, for consumers behind the tail."""
 
@@ -94,6 +95,7 @@ class Upkeep:
             self._segments = segments  # a fast publisher fills several between two ticks
             used = sum(log.bytes_on_disk for log in worker.logs)
             worker.quota.report(used, worker.logs)
+            worker.boot.counters.set(Counter.PRODUCERS, self._open_producers())
             over = used > worker.quota.allowance_bytes
             for slot in range(len(worker.journals)):
                 self._trim(slot, over=over)
@@ -141,10 +143,20 @@ class Upkeep:
             Counter.SYNCS: sum(log.sync_count for log in worker.logs),
             Counter.GROUPS: sum(journal.group_count for journal in worker.journals),
             Counter.BUNDLES_IN: intake.bundles_in,
+            Counter.SYNC_BYTES: sum(log.synced_position for log in worker.logs)
+            - self._synced_before,
+            Counter.ACKS_OUT: max(0, intake.frames_answered - intake.refused),
+            Counter.LOST_NON_RELIABLE: delivery.lost,
             Counter.CONSUMERS: sum(session.holds for session in worker.sessions),
         }
         for counter, value in values.items():
             counters.set(counter, value)
+
+    def _open_producers(self) -> int:
+        tables = self._worker.tables
+        openers = tables.producers[: tables.producer_count, ProducerWord.SESSION]
+        living = [session.number for session in self._worker.sessions]
+        return int(np.count_nonzero(np.isin(openers, living)))
 
     def _expire_producers(self) -> None:
         """Forget producers that were not used for long, and the longest unused above the limit."""

@@ -163,6 +163,8 @@ class Subscription:
         self.recorded = True
         """Its creation is durable."""
         self.lost_count = 0
+        self.lost_counted = 0
+        """The same as far as the worker's counter has it."""
         self.redelivered_count = 0
 
     # ------------------------------------------------------------ consumers

@@ -13,6 +13,7 @@ from danube_fast.broker.subscription import CREDIT_MAX
 from danube_fast.frame.bundle import make_bundle
 from danube_fast.net.server import WouldBlock
 from danube_fast.net.session import Session
+from danube_fast.ring.counters import Counter
 from danube_fast.workers import shard
 from danube_fast.workers.delivery import OUTBOX_MESSAGES_MAX, Delivery
 from danube_fast.workers.intake import HOLD_NS, STILL_NS
@@ -390,3 +391,36 @@ def test_who_is_close_behind_holds_up_a_non_reliable_producer_a_little(rigs):
     client.answer(requests[-1])
     assert now.ns == rig.worker.now_ns
     client.receive(len(requests) - 2)
+
+
+def test_every_counter_is_kept(rigs):
+    rig = rigs()
+    rig.assign(1)
+    rig.assign(2, dispatch="non_reliable")
+    told: dict[Counter, int] = {}
+    rig.boot.counters.set = told.__setitem__
+    client = rig.client()
+    opened, other = client.open_producer(1), client.open_producer(2)
+    client.subscribe(2, credit=0)
+    assert client.publish((1, client.frame(opened, 0, [b"a", b"b"]))) == [0, 0]
+    assert client.publish((1, client.frame(opened, 0, [b"a", b"b"]))) == [1, 0]
+    assert client.publish((1, client.frame(opened, 5, [b"out of turn"])))[0] > 1
+    for sequence in range(3):
+        assert client.publish((2, client.frame(other, sequence, [b"c"])))[0] == 0
+    partition = rig.worker.catalog.by_id[2]
+    while partition.tail_count:
+        partition.evict()
+    client.send(21, 1, 1 << 20, 1 << 20)
+    rig.turn(lambda: told.get(Counter.LOST_NON_RELIABLE) and told.get(Counter.PRODUCERS), "counts")
+    settled(rig)
+    told.clear()
+    rig.turn(lambda: len(told) == len(Counter), f"a value for each of {list(Counter)}")
+    wanted = {
+        "MESSAGES_IN": 5, "FRAMES_IN": 4, "ACKS_OUT": 5, "DUPLICATES": 1, "REFUSED": 1,
+        "PRODUCERS": 2, "CONSUMERS": 1, "SESSIONS": 1, "PARTITIONS": 2,
+    }  # fmt: skip
+    assert {name: told[Counter[name]] for name in wanted} == wanted
+    assert told[Counter.LOST_NON_RELIABLE] == 3
+    assert 0 < told[Counter.SYNC_BYTES] <= told[Counter.LOG_POSITION]
+    client.ask(12, 1, opened["producer_id"])
+    rig.turn(lambda: told[Counter.PRODUCERS] == 1, "one producer less")
