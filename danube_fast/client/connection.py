@@ -138,7 +138,12 @@ class Connection:
     # ------------------------------------------------------------ socket
 
     def _connect(self) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.DEALER)
+        try:
+            socket = self._context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            raise Unavailable(
+                f"no more sockets in this process ({error}); close clients, or raise `ulimit -n`"
+            ) from error
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)

@@ -11,6 +11,9 @@ __all__ = ["release_context", "take_context"]
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
+SOCKETS_MAX = 16_384
+"""Connections of all clients of a process; ZeroMQ's own 1,023 are too few for many clients."""
+
 _lock = threading.Lock()
 _users: dict[Context, int] = {}
 _shared: dict[int, Context] = {}
@@ -23,6 +26,7 @@ def take_context() -> Context:
         context = _shared.get(os.getpid())
         if context is None:
             context = _shared[os.getpid()] = zmq.Context()
+            context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
         _users[context] = _users.get(context, 0) + 1
         return context
 

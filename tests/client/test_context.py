@@ -1,0 +1,51 @@
+"""Clients of one process share a ZeroMQ context."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import danube_fast
+from danube_fast.client import context as shared
+
+TOPIC = "/default/shared"
+MANY = """
+import resource, zmq
+from danube_fast.client.context import release_context, take_context
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+context = take_context()
+sockets = [context.socket(zmq.DEALER) for _ in range(1500)]
+for socket in sockets:
+    socket.close(0)
+release_context(context)
+print(context.closed)
+"""
+
+
+def test_who_closes_leaves_the_others_alone(broker: Any) -> None:
+    before = set(shared._shared.values())
+    first = danube_fast.connect(broker.url)
+    second = danube_fast.connect(broker.url)
+    (context,) = shared._shared.values()
+    assert first._core._context is second._core._context is context
+    first.close()
+    first.close()
+    assert not context.closed
+    with second.producer(TOPIC) as producer:
+        assert producer.publish(b"x").offset == 0
+    second.close()
+    assert context.closed != bool(before), "the last one closes it, unless others were there"
+
+
+def test_there_is_room_for_many_connections() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MANY], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    broken = MANY.replace("take_context()", "zmq.Context()", 1)
+    done = subprocess.run(
+        [sys.executable, "-c", broken], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "Too many open files" in done.stderr, "the limit that this is about is gone"
