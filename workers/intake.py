@@ -44,6 +44,8 @@ BUNDLE_SHARE_MIN = 4
 """A frame that stays in memory for long is copied if it is less than this part of its bundle."""
 LAG_BYTES_MAX = 8 * 1024 * 1024
 """What consumers of a non_reliable topic may be behind before its producers are held up a little."""
+FLOOD_BYTES_MIN = 128 * 1024
+"""Only bundles of this size are: who publishes one by one, or at a modest rate, waits for nobody."""
 HOLD_NS = 50_000_000
 STILL_NS = 250_000_000
 """A consumer that took nothing for so long holds up nobody."""
@@ -97,6 +99,8 @@ class Intake:
         self.held: deque[tuple[int, Partition, Publication]] = deque()
         """Publications to non_reliable topics whose ack waits for consumers that are close behind, at
         most until a monotonic time: better a short wait than a loss."""
+        self.lag_bytes_hopeless = 0
+        """Who is so far behind loses messages anyway."""
         self._now_ns = 0
         self.bundles_in = 0
         self.frames_in = 0
@@ -275,7 +279,9 @@ class Intake:
         """A frame that is kept in memory: visible now, or when its offsets are reserved durably."""
         if stored.end_offset <= partition.safe_until:
             self.memory_entries.append((partition, stored))
-            if not partition.reliable and self._is_followed(partition):
+            bundle: Any = stored.holder
+            flood = not partition.reliable and len(bundle) >= FLOOD_BYTES_MIN
+            if flood and self._is_followed(partition):
                 self.held.append((self._now_ns + HOLD_NS, partition, publication))
                 publication.pending += 1
             return
@@ -285,11 +291,12 @@ class Intake:
         unsafe.append((stored.end_offset, stored, publication))
 
     def _is_followed(self, partition: Partition) -> bool:
-        """Whether the last of the consumers is behind, but moving."""
+        """Whether the last of the consumers is behind and moving, and nothing was lost to it yet."""
         behind, offset = partition.lag()
         if offset != partition.last_offset:
             partition.last_offset, partition.last_moved_ns = offset, self._now_ns
-        return behind > LAG_BYTES_MAX and self._now_ns - partition.last_moved_ns < STILL_NS
+        moving = self._now_ns - partition.last_moved_ns < STILL_NS
+        return moving and LAG_BYTES_MAX < behind < self.lag_bytes_hopeless
 
     def take_answers(self) -> tuple[dict[int, list[Outcome]], dict[int, dict[int, str]]]:
         """Outcomes of what waits for nothing any more, and the texts of refusals, by session."""

@@ -85,6 +85,7 @@ class ShardWorker:
         ]
         self.intake = Intake(self.tables, self.journals, message_bytes_max(settings))
         self.intake.partitions_by_slot = self.catalog.by_slot
+        self.intake.lag_bytes_hopeless = settings.tail_bytes_max // 4 * 3
         self.sessions = Sessions(
             sessions_max=settings.sessions_max,
             session_timeout_ms=settings.session_timeout_ms,
