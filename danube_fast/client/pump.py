@@ -146,9 +146,13 @@ class Pump:
     def _drain(self, connections: Iterable[Socket]) -> int:
         self._stirred = {}
         count = 0
-        for connection in connections:
-            if connection in self._sockets:  # reading another may have closed it
-                count += connection.drain()
+        try:
+            for connection in connections:
+                if connection in self._sockets:  # reading another may have closed it
+                    count += connection.drain()
+        except BaseException:
+            self._stirred = dict.fromkeys(self._sockets)  # an interrupt: nobody knows what was read
+            raise
         if count:
             self.notify()
         return count

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 import danube_fast
 from danube_fast.client import context as shared
 
@@ -49,3 +51,31 @@ def test_there_is_room_for_many_connections() -> None:
         [sys.executable, "-c", broken], capture_output=True, text=True, timeout=60, check=False
     )
     assert "Too many open files" in done.stderr, "the limit that this is about is gone"
+
+
+def test_an_interrupt_while_reading_leaves_nothing_unread(broker: Any) -> None:
+    """The interrupted socket is read again by the next who waits, though its edge is gone."""
+    with danube_fast.connect(broker.url) as client, client.producer(TOPIC) as producer:
+        producer.publish(b"x")
+        pump = client._core.pump
+
+        class Interrupted:
+            reads = 0
+
+            def drain(self) -> int:
+                self.reads += 1
+                if self.reads == 1:
+                    raise KeyboardInterrupt
+                return 0
+
+        other: Any = Interrupted()
+        with pump.lock:
+            pump._sockets.append(other)
+            pump._stirred[other] = None
+        with pytest.raises(KeyboardInterrupt):
+            pump.wait(lambda: False, pump.clock.monotonic_ns() + 1_000_000_000)
+        assert not pump.wait(lambda: False, pump.clock.monotonic_ns() + 1)
+        assert other.reads == 2
+        with pump.lock:
+            pump._sockets.remove(other)
+        assert producer.publish(b"y").offset == 1
