@@ -240,11 +240,13 @@ class Upkeep:
                 log.save_snapshot(position, state)
             else:
                 journal.sync_now()
-        elif log.snapshot_due and not journal.has_open_group and not journal.changing:
-            if log.written_position > log.snapshot_position:
-                journal.snapshot = (log.written_position, worker.snapshot_state(slot, clean=False))
-            else:
-                self._write_marker(slot, again=True)  # moves the log on
+        elif (
+            log.snapshot_due
+            and log.written_position > log.snapshot_position
+            and not journal.has_open_group
+            and not journal.changing
+        ):
+            journal.snapshot = (log.written_position, worker.snapshot_state(slot, clean=False))
 
     def _trim(self, slot: int, *, over: bool) -> None:
         """Give back segments whose messages nobody needs any more."""
@@ -267,6 +269,10 @@ class Upkeep:
         before = log.oldest_position
         if limit > before:
             log.trim(limit, urgent=over)
+            # a snapshot that is due although nothing was written since the last: move the log on
+            idle = not worker.journals[slot].has_open_group
+            if log.snapshot_due and idle and log.written_position == log.snapshot_position:
+                self._write_marker(slot, again=True)
         if log.oldest_position > before:
             self._move_first_offsets(slot)
         self._limit(slot, pin if over and log.oldest_position == before else None)

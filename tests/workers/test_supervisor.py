@@ -23,7 +23,7 @@ from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.frame.image import image_path
 from danube_fast.net import protocol
 from danube_fast.ring.memory import map_fd
-from danube_fast.workers.datadir import DataDirectory
+from danube_fast.workers.datadir import TOKEN_CHARACTERS, DataDirectory
 from danube_fast.workers.spawn import Addresses, Shared
 from tests.workers.broker import Broker, Client, is_running, wait_until
 
@@ -325,3 +325,14 @@ def test_an_image_that_is_missing_or_damaged_is_built_anew(tmp_path: Path) -> No
     use = "from danube_fast.frame.crc import crc32c; print(hex(crc32c(b'123456789')))"
     assert run(use) == "0xe3069283", "built anew"
     assert run(look) == "True False False"
+
+
+def test_endpoints_are_called_after_the_data_directory(tmp_path: Path) -> None:
+    """The same after a restart: clients of a broker that died reconnect to the same name."""
+    tokens = []
+    for name in ("a", "a", "b"):
+        directory = DataDirectory.open(str(tmp_path / name))
+        tokens.append(directory.token)
+        directory.close()
+    assert tokens[0] == tokens[1] != tokens[2]
+    assert len(tokens[0]) == TOKEN_CHARACTERS
