@@ -42,6 +42,7 @@ from danube_fast.workers.front import Front
 from danube_fast.workers.mailbox import Reply
 from danube_fast.workers.placement import Placement
 from danube_fast.workers.quota import QuotaKeeper
+from danube_fast.workers.sleeper import Sleeper
 
 __all__ = ["Coordinator", "main"]
 
@@ -99,7 +100,6 @@ class Coordinator:
         self._parked_deadlines: list[tuple[int, int, str]] = []
         self._order = itertools.count()
         self._now_ns = self.clock.monotonic_ns()
-        self._poller = zmq.Poller()
         self._web: web.WebThread | None = None
 
     # ---------------------------------------------------------------- life
@@ -108,15 +108,14 @@ class Coordinator:
         """Bind and say ready. Raises Unavailable if the address is taken."""
         config = self._config
         port = self.front.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
-        self._poller.register(self.front.server.socket, zmq.POLLIN)
-        self._poller.register(self._boot.mailbox.fileno(), zmq.POLLIN)
+        self._sleeper = Sleeper(self.front.server, self._boot.mailbox)
         self._boot.set_state(ProcessState.READY, port)
 
     def run(self) -> None:
         """The loop, until a stop is requested."""
         while not self._boot.stop_requested:
-            if not self.do_work() and self._boot.mailbox.prepare_sleep():
-                self._poller.poll(self._sleep_ms())
+            if not self.do_work():
+                self._sleeper.sleep(self._sleep_ms())
 
     def stop(self) -> None:
         """Orderly end: no request is answered from here on."""

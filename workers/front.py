@@ -74,9 +74,9 @@ class Front:
         """Take what clients sent, retry what waits, drop the silent; the number of messages taken."""
         self._now_ns = now_ns
         taken = 0
-        for identity, parts in self.server.receive(MESSAGES_PER_TURN_MAX):
+        for identity, head, _ in self.server.receive(MESSAGES_PER_TURN_MAX):
             taken += 1
-            self._receive(identity, parts[0])
+            self._receive(identity, head)
         for session in list(self._waiting):
             self._flush(session)
         if now_ns - self._swept_ns > SWEEP_NS:
@@ -102,9 +102,9 @@ class Front:
 
     # ---------------------------------------------------------------- inside
 
-    def _receive(self, identity: bytes, part: zmq.Frame) -> None:
+    def _receive(self, identity: bytes, head: memoryview) -> None:
         try:
-            command = protocol.decode_client_command(part.buffer)
+            command = protocol.decode_client_command(head)
         except msgspec.MsgspecError as error:
             text = f"not a command: {error}; see docs/protocol.md"
             self._send_raw(identity, protocol.Error(0, InvalidArgument.code, text))

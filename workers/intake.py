@@ -113,8 +113,10 @@ class Intake:
     def begin_turn(self, now_ns: int) -> None:
         """Reuse the result rows if no group needs them any more. `now_ns` is monotonic."""
         self._now_ns = now_ns
-        if not any(journal.has_open_group for journal in self.journals):
-            self.result_index = 0
+        for journal in self.journals:
+            if journal.has_open_group:
+                return
+        self.result_index = 0
 
     def publish(self, publication: Publication, part: zmq.Frame | bytearray, now_ns: int) -> None:
         """Admit one bundle."""

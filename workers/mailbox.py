@@ -261,6 +261,8 @@ class Mailbox:
         self._now_ns = clock.monotonic_ns()
         self._look_ns = 0
         self._asleep = False
+        self.silent = False
+        """Nobody rang during this sleep: whoever polled the doorbell may say so."""
         for link in links:
             link.epoch = peers.epoch(link.peer)
 
@@ -347,7 +349,9 @@ class Mailbox:
         if self._asleep:
             self._asleep = False
             self._bell.cancel_sleep()
-            self._bell.drain()
+            if not self.silent:
+                self._bell.drain()
+            self.silent = False
         if looks:
             self._look_ns = now_ns + LOOK_NS
         done = 0

@@ -47,6 +47,7 @@ from danube_fast.workers.intake import Intake
 from danube_fast.workers.journal import Group, Journal, Publication
 from danube_fast.workers.operations import Operations
 from danube_fast.workers.quota import WorkerQuota
+from danube_fast.workers.sleeper import Sleeper
 from danube_fast.workers.sync_faults import repair_failed_sync
 from danube_fast.workers.upkeep import Upkeep
 
@@ -55,7 +56,6 @@ __all__ = ["ShardWorker", "main"]
 _log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN_MAX = 256
-PUBLISH_PARTS = 2
 IDLE_POLL_MS = 250
 BUSY_POLL_MS = 2
 TIMER_POLL_MS = 10
@@ -118,7 +118,6 @@ class ShardWorker:
         for slot in range(len(self.logs)):
             self._begin_epoch(slot, self.catalog.finish_restore(slot, self.boot_id))
             self.upkeep.find_first_offsets(slot)
-        self._poller = zmq.Poller()
         self.quota = WorkerQuota(boot.mailbox, boot.config)
 
     # ------------------------------------------------------------ life
@@ -155,8 +154,7 @@ class ShardWorker:
         """Bind, say ready, and ask the coordinator what else is ours."""
         config = self.boot.config
         port = self.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
-        self._poller.register(self.server.socket, zmq.POLLIN)
-        self._poller.register(self.boot.mailbox.fileno(), zmq.POLLIN)
+        self._sleeper = Sleeper(self.server, self.boot.mailbox)
         self.operations.ask_assignments()
         self.boot.mailbox.epoch_watchers.append(self._peer_restarted)
         self.boot.set_state(ProcessState.READY, port)
@@ -181,8 +179,7 @@ class ShardWorker:
             timeout_ms = TIMER_POLL_MS
         else:
             timeout_ms = IDLE_POLL_MS
-        if self.boot.mailbox.prepare_sleep():
-            self._poller.poll(timeout_ms)
+        self._sleeper.sleep(timeout_ms)
 
     def stop(self) -> None:
         """Orderly end: everything written is synced, a clean snapshot says so."""
@@ -227,24 +224,22 @@ class ShardWorker:
         """Take what clients sent, up to one group."""
         taken = size = 0
         limit = self.settings.group_bytes_max
-        for identity, parts in self.server.receive(MESSAGES_PER_TURN_MAX):
+        for identity, head, parts in self.server.receive(MESSAGES_PER_TURN_MAX):
             taken += 1
             try:
-                command = p.decode_client_command(parts[0].buffer)
+                command = p.decode_client_command(head)
             except msgspec.DecodeError as fault:
                 text = f"not a command: {fault}; see docs/protocol.md"
                 self.delivery.reply(identity, p.Error(0, InvalidArgument.code, text))
                 continue
             if type(command) is p.Publish:
-                if len(parts) != PUBLISH_PARTS:
-                    text = (
-                        f"PUBLISH comes with one bundle part, this one came with {len(parts) - 1}"
-                    )
+                if len(parts) != 1:
+                    text = f"PUBLISH comes with one bundle part, this one came with {len(parts)}"
                     error = p.Error(command.request, InvalidArgument.code, text)
                     self.delivery.reply(identity, error)
                     continue
-                size += len(parts[1])
-                self._publish(identity, command, parts[1])
+                size += len(parts[0])
+                self._publish(identity, command, parts[0])
                 if size >= limit:
                     break
             else:

@@ -6,6 +6,8 @@ block is refreshed whenever that happens; nobody else may keep an address across
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +34,8 @@ from danube_fast.frame.kernel import direct
 __all__ = ["AdmissionTables"]
 
 Words = NDArray[np.int64]
+_LOG_ROW = struct.Struct(f"={len(LogWord)}q")
+"""A row of `logs`: the words in the order of LogWord."""
 
 _find = direct(admission.find_producer)
 _insert = direct(admission.insert_producer)
@@ -185,8 +189,5 @@ class AdmissionTables:
 
     def set_log(self, slot: int, *, log_id: int, position: int, epoch: int, synced: int) -> None:
         """What the kernel stamps and where the next frame goes."""
-        row = self.logs[slot]
-        row[LogWord.LOG_ID] = log_id
-        row[LogWord.POSITION] = position
-        row[LogWord.EPOCH] = epoch
-        row[LogWord.SYNCED_POSITION] = synced
+        # for every bundle: assigning to an array costs four times as much
+        _LOG_ROW.pack_into(self.logs.data, slot * _LOG_ROW.size, log_id, position, epoch, synced)

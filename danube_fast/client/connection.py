@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import zmq
@@ -33,6 +32,7 @@ from danube_fast.client.limits import (
 from danube_fast.client.pump import Pump
 from danube_fast.errors import DanubeError, Unavailable, error_from_code
 from danube_fast.net.host import host_id
+from danube_fast.net.port import Port
 from danube_fast.net.protocol import (
     PROTOCOL_VERSION,
     Bye,
@@ -53,8 +53,6 @@ from danube_fast.net.protocol import (
 
 __all__ = ["Connection", "Identity", "User"]
 
-_EVENTS = zmq.EVENTS
-_POLLIN = int(zmq.POLLIN)
 _RECONNECT_MS = 50
 _RECONNECT_MS_MAX = 200
 _HANDSHAKE_MS_MAX = 5000
@@ -132,12 +130,12 @@ class Connection:
         self._heard_ns = pump.clock.monotonic_ns()
         self._pinged_ns = 0
         self._lost_ns = self._heard_ns
-        self._socket = self._connect()
+        self._port = self._connect()
         self._greet()
 
     # ------------------------------------------------------------ socket
 
-    def _connect(self) -> zmq.Socket[bytes]:
+    def _connect(self) -> Port:
         try:
             socket = self._context.socket(zmq.DEALER)
         except zmq.ZMQError as error:
@@ -158,9 +156,9 @@ class Connection:
             socket.close(0)
             raise Unavailable(f"cannot connect to {self.endpoint} ({error}); check it") from error
         self._fd: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
-        self._socket = socket
+        self._port = Port(socket)
         self.pump.add(self)
-        return socket
+        return self._port
 
     def fileno(self) -> int:
         """ZeroMQ's edge-triggered descriptor."""
@@ -168,12 +166,12 @@ class Connection:
 
     def readable(self) -> bool:
         """Whether a message waits in the socket."""
-        return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
+        return self._port.readable()
 
     def _renew(self) -> None:
         """A fresh socket: nothing stale in its queue, no waiting for ZeroMQ to reconnect."""
         self.pump.remove(self)
-        self._socket.close(0)
+        self._port.close(0)
         if self.state is State.GREETING:
             self._patience_ns = min(2 * self._patience_ns, HANDSHAKE_RETRY_NS_MAX)
             place = self._endpoints.index(self.endpoint) + 1
@@ -298,14 +296,14 @@ class Connection:
 
     def send(self, command: Any) -> None:
         """Send one command of one part."""
-        self._socket.send(encode(command), zmq.NOBLOCK)
+        self._port.send(encode(command))
         self.pump.after_send(self)
 
     def send_bundle(self, command: bytes, bundle: memoryview) -> None:
         """Send an encoded PUBLISH and its bundle; the bundle is copied."""
-        socket = self._socket
-        socket.send(command, zmq.SNDMORE | zmq.NOBLOCK)
-        socket.send(bundle, zmq.NOBLOCK)
+        port = self._port
+        port.send_more(command)
+        port.send(bundle)
         self.pump.after_send(self)
 
     def call(self, call: Call) -> Call:
@@ -330,30 +328,22 @@ class Connection:
 
     def drain(self) -> int:
         """Read until nothing is left (credit and windows bound it). How many commands there were."""
-        socket = self._socket
-        events: Any = socket.get
-        receive = socket.recv
+        port = self._port
         count = 0
-        # asking for EVENTS costs half of what the exception of an empty receive costs
-        while socket is self._socket and events(_EVENTS) & _POLLIN:
-            self._handle(receive(zmq.NOBLOCK, copy=False), receive)
+        while port is self._port and (head := port.receive_head()) is not None:
+            self._handle(head, port)
             count += 1
         if count:
             self._heard_ns = self.pump.clock.monotonic_ns()
         return count
 
-    def _handle(self, part: zmq.Frame, receive: Callable[..., Any]) -> None:
-        command = decode_server_command(part.buffer)
+    def _handle(self, head: memoryview, port: Port) -> None:
+        command = decode_server_command(head)
         kind = type(command)
+        parts = port.receive_rest() if port.more else ()
         if kind is Deliver:
-            bundles = []
-            while part.more:
-                part = receive(zmq.NOBLOCK, copy=False)
-                bundles.append(part.buffer)
-            self._on_deliver(command.consumer_ids, bundles)
+            self._on_deliver(command.consumer_ids, [part.buffer for part in parts])
             return
-        while part.more:
-            part = receive(zmq.NOBLOCK, copy=False)
         if kind is Published:
             self._on_published(command)
         elif kind is Result:
@@ -428,7 +418,7 @@ class Connection:
             self._finish(call, None, self.failure)
         self.pump.disarm(self)
         self.pump.remove(self)
-        self._socket.close(_BYE_LINGER_MS)
+        self._port.close(_BYE_LINGER_MS)
 
 
 _BYE_LINGER_MS = 200

@@ -41,7 +41,7 @@ __all__ = [
     "pack_image",
 ]
 
-KERNEL_FOLDERS = ("frame", "ring", "wal", "broker", "client", "workers", "bench")
+KERNEL_FOLDERS = ("frame", "ring", "wal", "net", "broker", "client", "workers", "bench")
 ADDRESS_OF = "address_of"
 """The built-in function that gives the address of a buffer."""
 CRC_ENTRY = "danube_crc32c_entry"

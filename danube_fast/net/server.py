@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import zmq
 
 from danube_fast.errors import Unavailable
+from danube_fast.net.port import SEND_LAST, SEND_MORE, Port, send_part
 
 __all__ = ["PeerGone", "Server", "WouldBlock"]
 
@@ -52,8 +53,14 @@ class Server:
         socket.setsockopt(zmq.HANDSHAKE_IVL, handshake_timeout_ms)
         socket.setsockopt(zmq.MAXMSGSIZE, message_bytes_max + PART_BYTES_MAX_SLACK)
         self.socket = socket
+        self._port = Port(socket)
+        self.readable = self._port.readable
         self.drained = False
         """The last `receive` took everything that was there."""
+
+    def fileno(self) -> int:
+        """The descriptor to sleep on, whenever nothing is `readable`."""
+        return int(self.socket.getsockopt(zmq.FD))
 
     def bind(self, host: str, port: int, ipc_endpoint: str) -> int:
         """Listen on tcp (`port` 0: chosen by the system) and on ipc; returns the tcp port.
@@ -73,29 +80,34 @@ class Server:
         text = bound.decode() if isinstance(bound, bytes) else str(bound)
         return int(text.rstrip("\0").rsplit(":", 1)[1])
 
-    def receive(self, limit: int) -> Iterator[tuple[bytes, list[zmq.Frame]]]:
-        """Up to `limit` waiting messages as (identity, parts). Never blocks."""
-        receive = self.socket.recv_multipart
+    def receive(self, limit: int) -> Iterator[tuple[bytes, memoryview, list[zmq.Frame]]]:
+        """Up to `limit` waiting messages: identity, command (valid until the next one), parts
+        behind it. Never blocks."""
+        port = self._port
         self.drained = False
         for _ in range(limit):
-            try:
-                parts = receive(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            head = port.receive_head()
+            if head is None:
                 self.drained = True
                 return
-            identity = parts[0].bytes
-            if identity[:1] == b"\0" and 2 <= len(parts) <= PARTS_MAX:
-                yield identity, parts[1:]
+            identity = bytes(head)
+            command = port.receive_head()
+            parts = port.receive_rest() if port.more else []
+            if identity[:1] == b"\0" and command is not None and len(parts) < PARTS_MAX:
+                yield identity, command, parts
 
     def send(self, identity: bytes, parts: list[bytes | zmq.Frame]) -> None:
         """Queue one message for a peer. Raises PeerGone or WouldBlock; then nothing was sent."""
-        flags = zmq.NOBLOCK
-        last = len(parts) - 1
+        port = self._port
+        left = len(parts)
         try:
-            self.socket.send(identity, flags | zmq.SNDMORE)
-            for i, part in enumerate(parts):
-                more = zmq.SNDMORE if i < last else 0
-                self.socket.send(part, flags | more, copy=isinstance(part, bytes))
+            port.send_more(identity)
+            for part in parts:
+                left -= 1
+                if type(part) is bytes:
+                    port.send(part, SEND_MORE if left else SEND_LAST)
+                else:
+                    send_part(port.socket, part, SEND_MORE if left else SEND_LAST, False)
         except zmq.Again as error:
             raise WouldBlock from error
         except zmq.ZMQError as error:
@@ -106,4 +118,4 @@ class Server:
     def close(self) -> None:
         """Close the socket; what was queued is dropped."""
         with contextlib.suppress(zmq.ZMQError):
-            self.socket.close(linger=0)
+            self._port.close(0)
