@@ -46,7 +46,7 @@ class Group:
     """Frames and records that are written together."""
 
     __slots__ = (
-        "buffers", "byte_count", "callbacks", "duplicates", "end_position", "entries",
+        "buffers", "byte_count", "callbacks", "duplicates", "end_position", "entries", "first_row",
         "needs_sync", "on_synced", "on_written", "records", "rows", "synced_entries",
         "written_entries",
     )  # fmt: skip
@@ -71,4 +71,5 @@ class Group:
         self.callbacks: list[Done] = []
         self.needs_sync = False
         self.rows: Any = None
-        """Result rows of `entries`, kept until the group is durable."""
+        """Result rows from `first_row` on, with those of `entries`, kept until it is durable."""
+        self.first_row = 0

@@ -15,18 +15,16 @@ import logging
 from collections import deque
 from typing import Any
 
-import numpy as np
-
 from danube_fast.broker.layout import LogWord, ResultWord
 from danube_fast.broker.records import Record, encode_record
 from danube_fast.broker.tables import AdmissionTables
 from danube_fast.config import Settings
-from danube_fast.errors import DanubeError, ResourceExhausted
+from danube_fast.errors import DanubeError, Internal, ResourceExhausted
 from danube_fast.frame.layout import HEADER_BYTES
 from danube_fast.wal.control import make_control_frame, stamp_control_frame
-from danube_fast.wal.layout import RUN_DTYPE
 from danube_fast.wal.log import Log
 from danube_fast.workers.group import Done, Group, Publication
+from danube_fast.workers.runs import make_runs
 
 __all__ = ["Done", "Group", "Journal", "Publication"]
 
@@ -309,18 +307,15 @@ class Journal:
         return frames
 
     def _runs(self, group: Group) -> Any:
-        """Index entries of the group's frames; adjacent frames of one partition are one run."""
-        if not group.entries:
-            return np.empty(0, RUN_DTYPE)
-        indexes = [entry[2] for entry in group.entries]
-        rows = group.rows = self._tables.results[indexes]
-        runs = np.empty(len(rows), RUN_DTYPE)
-        runs["partition_id"] = [entry[0].partition_id for entry in group.entries]
-        runs["base_offset"] = rows[:, ResultWord.BASE_OFFSET]
-        runs["offset_span"] = rows[:, ResultWord.MESSAGE_COUNT]
-        runs["position"] = rows[:, ResultWord.LOG_POSITION]
-        runs["byte_count"] = rows[:, ResultWord.FRAME_BYTES]
-        runs["append_time_ns"] = rows[:, ResultWord.APPEND_TIME_NS]
+        """Index entries of the group's frames."""
+        entries = group.entries
+        if not entries:
+            return None
+        first, stop = entries[0][2], entries[-1][2] + 1
+        group.rows, group.first_row = self._tables.results[first:stop].copy(), first
+        runs = make_runs(self._tables, self.log_slot, first, stop)
+        if len(runs) != len(entries):  # a frame that is not indexed would be lost later
+            raise Internal(f"{len(entries)} frames of a group have {len(runs)} index entries")
         return runs
 
     def _fail_records(self, error: DanubeError) -> None:
@@ -393,7 +388,7 @@ class Journal:
                 continue
             else:
                 # The row may belong to an open group of another log by now.
-                row = group.rows[number]
+                row = group.rows[index - group.first_row]
                 self.taken_back.add(int(row[ResultWord.LOG_POSITION]))
                 borrowed = results[index].copy()
                 results[index] = row
