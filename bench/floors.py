@@ -1,8 +1,8 @@
 """What danube-fast must reach on two cores, and what it aims at: the one table of both.
 
 `danube-fast bench --check` runs every case, takes the median of each figure over the runs, and misses
-a floor aloud. The reference runs beside each case that measures a rate, so that a slow machine can be
-told from slow code.
+a floor aloud. Raw ZeroMQ runs beside each case that it can be compared with, so that a slow machine can
+be told from slow code.
 """
 
 from __future__ import annotations
@@ -135,6 +135,8 @@ CASES = (
 )  # fmt: skip
 
 _COMPARED = ("throughput", "messages", "topics", "fanout")
+_ECHOED = ("publishers", "publish-latency", "latency")
+_TIMES = ("p50_us", "p99_us")
 
 
 class Verdict(NamedTuple):
@@ -144,6 +146,9 @@ class Verdict(NamedTuple):
     floor: Floor
     median: float | None
     vs_reference: float | None
+    """`messages_per_s` divided by that of raw ZeroMQ in the same run."""
+    reference: float | None
+    """The same figure of raw ZeroMQ in the same run, a median too."""
     is_met: bool
 
 
@@ -170,17 +175,31 @@ def reference_plan(plan: Plan) -> Plan:
     return planned("reference", messages=messages, message_bytes=plan.message_bytes)
 
 
+def echo_plan(plan: Plan) -> Plan:
+    """The echo that sends as many messages, at the same pace or from as many clients."""
+    changes: dict[str, Any] = {"messages": plan.messages, "message_bytes": plan.message_bytes}
+    if plan.rate:
+        changes["rate"] = plan.rate
+    else:
+        changes |= {"producers": plan.producers, "clients": plan.clients}
+    return planned("echo", **changes)
+
+
 def measure(rig: Rig, plan: Plan) -> Figures:
-    """One run of a plan, after one of the reference where that says something."""
-    rate = None
+    """One run of a plan, after one of raw ZeroMQ where that says something."""
     if plan.messages * plan.message_bytes >= REST_FROM_BYTES and plan.workload != "reference":
         rig.broker().rest()
+    raw = None
     if plan.workload in _COMPARED and not plan.rate:
-        rate = WORKLOADS["reference"].run(rig, reference_plan(plan)).messages_per_s
+        raw = WORKLOADS["reference"].run(rig, reference_plan(plan))
+    elif plan.workload in _ECHOED:
+        raw = WORKLOADS["echo"].run(rig, echo_plan(plan))
     figures = WORKLOADS[plan.workload].run(rig, plan)
+    for name in () if raw is None else ("messages_per_s",) if raw.p50_us is None else _TIMES:
+        figures.extra[f"reference_{name}"] = getattr(raw, name)
+    rate = figures.extra.get("reference_messages_per_s")
     if rate and figures.messages_per_s:
         figures.vs_reference = figures.messages_per_s / rate
-        figures.extra["reference_messages_per_s"] = rate
     return figures
 
 
@@ -209,7 +228,9 @@ def verdicts(cases: Sequence[Case], measured: Sequence[Sequence[Figures]]) -> li
         ratio = _median([figures.vs_reference for figures in runs])
         for floor in case.floors:
             median = _median([value_of(figures, floor.figure) for figures in runs])
-            found.append(Verdict(case, floor, median, ratio, is_faultless and floor.is_met(median)))
+            raw = _median([figures.extra.get(f"reference_{floor.figure}") for figures in runs])
+            is_met = is_faultless and floor.is_met(median)
+            found.append(Verdict(case, floor, median, ratio, raw, is_met))
     return found
 
 

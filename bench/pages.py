@@ -1,7 +1,8 @@
-"""`./run bench`: measures the cases of the floors and writes the tables of the pages anew.
+"""`./run bench`: measures the cases of the floors and writes tables and plots of the pages anew.
 
     README.md   <!-- bench:rates -->  ...  <!-- bench:end -->      what moves how many messages
     tuning.md   <!-- bench:floors --> ...  <!-- bench:end -->      every case with its floor and target
+    docs/plots/rates.svg, docs/plots/latencies.svg                 the same as bars, beside raw ZeroMQ
 
 What stands between the markers is ours; the rest of a page is left alone.
 """
@@ -17,15 +18,18 @@ from pathlib import Path
 from danube_fast.bench import floors, host, report
 from danube_fast.bench.floors import Case, Verdict
 from danube_fast.bench.plan import Figures
+from danube_fast.bench.plot import write_bars
 from danube_fast.bench.rig import Rig
 from danube_fast.bench.workloads import find
 from danube_fast.errors import DanubeError, NotFound
 from danube_fast.version import VERSION
 
-__all__ = ["floors_table", "main", "rates_table", "replaced"]
+__all__ = ["floors_table", "main", "plots", "rates_table", "replaced"]
 
 END = "<!-- bench:end -->"
 PAGES = {"README.md": "rates", "tuning.md": "floors"}
+PLOTS = Path("docs", "plots")
+RAW = "the same, raw ZeroMQ"
 RUNS = 3
 
 
@@ -65,21 +69,45 @@ def rates_table(found: Sequence[Verdict], durabilities: Sequence[str], runs: int
         "Measured by `./run bench`: broker with two workers, producer and consumer processes on the same "
         f"host, ipc, 100 B incompressible payloads unless said, every byte compared. {_machine(runs)}"
     )
-    return "\n".join([note, "", *lines])
+    return "\n".join([note, "", *lines, "", f"![messages a second]({PLOTS}/rates.svg)"])
 
 
 def floors_table(found: Sequence[Verdict], durabilities: Sequence[str], runs: int) -> str:
     """Every case with its floor and target."""
-    lines = _header("what", "durability", "floor", "target", "measured", "unit", "of raw ZeroMQ")
+    lines = _header("what", "durability", "floor", "target", "measured", "unit", "raw ZeroMQ")
     for verdict, durability in zip(found, durabilities, strict=True):
         floor = verdict.floor
-        share = "-" if verdict.vs_reference is None else f"{verdict.vs_reference:.0%}"
         measured = report.amount(verdict.median) + ("" if verdict.is_met else " (missed)")
         lines.append(
             f"| {verdict.case.what} | {durability} | {report.amount(floor.floor)} | "
-            f"{report.amount(floor.target)} | {measured} | {floor.unit} | {share} |"
+            f"{report.amount(floor.target)} | {measured} | {floor.unit} | "
+            f"{report.amount(verdict.reference)} |"
         )
-    return "\n".join([f"Measured by `./run bench`. {_machine(runs)}", "", *lines])
+    note = f"Measured by `./run bench`. {_machine(runs)}"
+    return "\n".join([note, "", *lines, "", f"![latencies]({PLOTS}/latencies.svg)"])
+
+
+def plots(
+    found: Sequence[Verdict], durabilities: Sequence[str]
+) -> dict[str, tuple[str, list[tuple[str, float]]]]:
+    """Title and bars of each plot, by the name of its file."""
+    rates: list[tuple[str, float]] = []
+    times: list[tuple[str, float]] = []
+    for verdict, durability in zip(found, durabilities, strict=True):
+        name, what = verdict.floor.figure, verdict.case.what
+        if verdict.median is None or not (name.endswith("_us") or name == "messages_per_s"):
+            continue
+        label = what if durability in what else f"{what}, {durability}"
+        rows = rates
+        if name.endswith("_us"):
+            rows, label = times, f"{label}, {name.removesuffix('_us')}"
+        rows.append((label, verdict.median))
+        if verdict.reference is not None and rows is times:
+            rows.append((RAW, verdict.reference))
+    return {
+        "rates.svg": ("messages a second", rates),
+        "latencies.svg": ("latency at 1,000 messages a second, us", times),
+    }
 
 
 def main() -> int:
@@ -113,6 +141,10 @@ def _rewrite(arguments: argparse.Namespace) -> None:
     found = floors.verdicts(cases, measured)
     durabilities = [_durability(verdict.case) for verdict in found]
     tables = {"rates": rates_table, "floors": floors_table}
+    folder = arguments.root / PLOTS
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (title, rows) in plots(found, durabilities).items():
+        write_bars(folder / name, title, rows, _machine(arguments.runs))
     for name, path in pages.items():
         table = tables[PAGES[name]](found, durabilities, arguments.runs)
         path.write_text(replaced(path.read_text(), PAGES[name], table))

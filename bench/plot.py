@@ -16,13 +16,15 @@ VALUE_WIDTH = 80
 ROW_HEIGHT = 24
 BAR_HEIGHT = 16
 TOP = 40
+CAPTION_HEIGHT = 22
 FONT = 'font-family="sans-serif" font-size="13" role="img"'
 FILL = 'fill="#2f6db5"'
 
 
-def bars(title: str, rows: Sequence[tuple[str, float]]) -> str:
+def bars(title: str, rows: Sequence[tuple[str, float]], caption: str = "") -> str:
     """An SVG picture with a bar for each (label, value)."""
-    height = TOP + ROW_HEIGHT * len(rows) + 10
+    bottom = TOP + ROW_HEIGHT * len(rows) + 10
+    height = bottom + (CAPTION_HEIGHT if caption else 0)
     longest = max((value for _, value in rows), default=0.0) or 1.0
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" {FONT}>',
@@ -38,9 +40,13 @@ def bars(title: str, rows: Sequence[tuple[str, float]]) -> str:
             f'<rect x="{LABEL_WIDTH}" y="{y}" width="{length:.1f}" height="{BAR_HEIGHT}" {FILL}/>',
             f'<text x="{LABEL_WIDTH + length + 6:.1f}" y="{middle}">{amount(value)}</text>',
         ]
+    if caption:
+        parts.append(f'<text x="10" y="{bottom + 8}" font-size="11">{escape(caption)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
-def write_bars(path: Path, title: str, rows: Sequence[tuple[str, float]]) -> None:
+def write_bars(
+    path: Path, title: str, rows: Sequence[tuple[str, float]], caption: str = ""
+) -> None:
     """Write the picture to a file."""
-    path.write_text(bars(title, rows))
+    path.write_text(bars(title, rows, caption))

@@ -22,7 +22,7 @@ from danube_fast.bench.processes import hear_all
 from danube_fast.bench.rig import Rig, blank
 from danube_fast.errors import DeadlineExceeded
 
-__all__ = ["consume", "produce", "relay", "run_reference"]
+__all__ = ["consume", "open_socket", "produce", "relay", "run_reference", "stalled"]
 
 _HERE = "danube_fast.bench.reference"
 PART_BYTES = 256 * 1024
@@ -31,7 +31,8 @@ HIGH_WATER_PARTS = 64
 WAIT_MS = 30_000
 
 
-def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
+def open_socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
+    """A socket that waits for at most WAIT_MS and then raises zmq.Again."""
     socket: zmq.Socket[Any] = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_PARTS)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_PARTS)
@@ -41,7 +42,8 @@ def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
     return socket
 
 
-def _stalled() -> DeadlineExceeded:
+def stalled() -> DeadlineExceeded:
+    """What to raise then."""
     return DeadlineExceeded(
         f"the ZeroMQ reference stood still for {WAIT_MS // 1000} s; is this host busy? Run it again"
     )
@@ -55,7 +57,7 @@ def produce(link: Link, options: dict[str, Any]) -> None:
         b"".join(payloads.cut(start, 1, start + part_messages))
         for start in range(0, payloads.count, part_messages)
     ]
-    with zmq.Context() as context, _socket(context, zmq.DEALER) as socket:
+    with zmq.Context() as context, open_socket(context, zmq.DEALER) as socket:
         socket.connect(options["inward"])
         link.ready()
         cpu, began = time.process_time(), time.monotonic_ns()
@@ -65,15 +67,15 @@ def produce(link: Link, options: dict[str, Any]) -> None:
             link.say({"began_ns": began, "cpu": time.process_time() - cpu})
             link.hear()
         except zmq.Again:
-            raise _stalled() from None
+            raise stalled() from None
 
 
 def relay(link: Link, options: dict[str, Any]) -> None:
     """Pass every part on to the one consumer."""
     with (
         zmq.Context() as context,
-        _socket(context, zmq.ROUTER) as inward,
-        _socket(context, zmq.ROUTER) as outward,
+        open_socket(context, zmq.ROUTER) as inward,
+        open_socket(context, zmq.ROUTER) as outward,
     ):
         outward.setsockopt(zmq.ROUTER_MANDATORY, 1)
         inward.bind(options["inward"])
@@ -92,13 +94,13 @@ def relay(link: Link, options: dict[str, Any]) -> None:
             link.say({"cpu": time.process_time() - cpu})
             link.hear()
         except zmq.Again:
-            raise _stalled() from None
+            raise stalled() from None
 
 
 def consume(link: Link, options: dict[str, Any]) -> None:
     """Receive every part."""
     wanted = options["messages"] * options["message_bytes"]
-    with zmq.Context() as context, _socket(context, zmq.DEALER) as socket:
+    with zmq.Context() as context, open_socket(context, zmq.DEALER) as socket:
         socket.connect(options["outward"])
         socket.send(b"here")
         cpu = time.process_time()
@@ -107,7 +109,7 @@ def consume(link: Link, options: dict[str, Any]) -> None:
             while got < wanted:
                 got += len(socket.recv(copy=False).buffer)
         except zmq.Again:
-            raise _stalled() from None
+            raise stalled() from None
         link.say({"ended_ns": time.monotonic_ns(), "cpu": time.process_time() - cpu})
         link.hear()
 

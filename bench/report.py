@@ -88,13 +88,13 @@ def print_verdicts(console: Console, found: Sequence[Verdict]) -> None:
     """Floor, target, measured, pass or miss."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("what", no_wrap=True)
-    for name in ("floor", "target", "median", "unit", "vs ZeroMQ", ""):
+    for name in ("floor", "target", "median", "unit", "raw ZeroMQ", ""):
         table.add_column(name, justify="left" if name == "unit" else "right", no_wrap=True)
     for verdict in found:
         sign = "<= " if verdict.floor.is_ceiling else ">= "
         table.add_row(
             verdict.case.what, sign + amount(verdict.floor.floor), amount(verdict.floor.target),
-            amount(verdict.median), verdict.floor.unit, amount(verdict.vs_reference),
+            amount(verdict.median), verdict.floor.unit, amount(verdict.reference),
             "[green]pass[/]" if verdict.is_met else "[red]MISS[/]",
         )  # fmt: skip
     console.print(table)

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from danube_fast.bench import latency, rates, reference, standing
+from danube_fast.bench import echo, latency, rates, reference, standing
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.rig import Rig
 from danube_fast.errors import InvalidArgument
@@ -89,6 +89,11 @@ WORKLOADS: dict[str, Workload] = {
         reference.run_reference, {"messages": 5_000_000},
         frozenset({"message_bytes", "messages"}),
     ),
+    "echo": Workload(
+        "raw ZeroMQ without a broker, one message at a time, there and back",
+        echo.run_echo, {"messages": 64_000, "producers": 4, "clients": 64},
+        frozenset({"message_bytes", "messages", "producers", "clients", "rate"}),
+    ),
 }  # fmt: skip
 
 
@@ -110,6 +115,6 @@ def planned(name: str, **changes: Any) -> Plan:
             option = f"--{field.replace('_', '-')}"
             raise InvalidArgument(f"the workload {name} takes no {option}; leave it out")
     plan = Plan(workload=name, **{**workload.defaults, **changes})
-    if plan.clients < plan.producers and name == "publishers":
+    if plan.clients < plan.producers and name in ("publishers", "echo"):
         raise InvalidArgument("--clients must be at least --producers: each process holds some")
     return plan

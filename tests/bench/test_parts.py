@@ -143,8 +143,8 @@ def figures(**fields: Any) -> Figures:
     return Figures(workload="throughput", **{"durability": "fsync", "lost": 0, **fields})
 
 
-def test_every_workload_has_a_floor_but_the_reference() -> None:
-    assert {case.workload for case in CASES} == set(WORKLOADS) - {"reference"}
+def test_every_workload_has_a_floor_but_raw_zeromq() -> None:
+    assert {case.workload for case in CASES} == set(WORKLOADS) - {"reference", "echo"}
     known = set(Figures.__struct_fields__)
     known |= {"disk_bytes_per_message", "p99_ratio", "ready_seconds", "read_seconds"}
     known |= {"cpu_percent", "rss_anon_mb", "read_ratio"}
@@ -238,14 +238,25 @@ def test_tables_go_between_the_markers_and_nowhere_else() -> None:
 
 def test_the_tables_of_the_pages_name_what_was_measured() -> None:
     case = CASES[0]
-    found = floors.verdicts([case], [[figures(messages_per_s=7e6, vs_reference=0.5)]])
+    raw = {"reference_messages_per_s": 14e6}
+    found = floors.verdicts([case], [[figures(messages_per_s=7e6, vs_reference=0.5, extra=raw)]])
     rates = pages.rates_table(found, ["fsync"], 3)
     table = pages.floors_table(found, ["fsync"], 3)
     assert f"| {case.what} | fsync | 7.00 M | 50% |" in rates
-    assert "6.00 M | 9.00 M | 7.00 M | msgs/s | 50% |" in table
+    assert "6.00 M | 9.00 M | 7.00 M | msgs/s | 14.00 M |" in table
     for words in ("cores", "Linux", "Python", "medians of 3 runs"):
         assert words in rates
         assert words in table
+    assert pages.plots(found, ["fsync"])["rates.svg"][1] == [(f"{case.what}, fsync", 7e6)]
+
+
+def test_latencies_are_drawn_beside_raw_zeromq() -> None:
+    case = next(case for case in CASES if case.workload == "publish-latency")
+    extra = {"reference_p50_us": 100.0, "reference_p99_us": 200.0}
+    runs = [figures(p50_us=300.0, p99_us=time, extra=extra) for time in (500.0, 700.0, 400.0)]
+    found = floors.verdicts([case], [runs])
+    _, rows = pages.plots(found, ["os"] * len(found))["latencies.svg"]
+    assert rows[-2:] == [(f"{case.what}, p99", 500.0), (pages.RAW, 200.0)]
 
 
 def test_bars_are_svg() -> None:

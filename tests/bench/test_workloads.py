@@ -130,6 +130,15 @@ def test_check_prints_verdicts_and_fails_on_a_miss(monkeypatch: pytest.MonkeyPat
     assert check(choices, lambda _: None, lines.append) is True
 
 
+@pytest.mark.parametrize("choice", [{"clients": 4, "producers": 2}, {"rate": 500.0}])
+def test_the_echo_counts_round_trips(rig: Rig, choice: dict[str, Any]) -> None:
+    figures = WORKLOADS["echo"].run(rig, planned("echo", messages=200, **choice))
+    assert figures.system == "zeromq"
+    assert figures.messages == 200
+    assert (figures.messages_per_s or 0) > 0
+    assert ((figures.p50_us or 0) > 0) == ("rate" in choice)
+
+
 def test_the_reference_and_its_plot(tmp_path: Path) -> None:
     plot = tmp_path / "rates.svg"
     lines: list[dict[str, Any]] = []
