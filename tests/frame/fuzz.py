@@ -2,13 +2,16 @@
 
     python tests/frame/fuzz.py STATE_FILE systematic            every field, entry and offset
     python tests/frame/fuzz.py STATE_FILE random SEED COUNT     COUNT random frames from SEED on
+    python tests/frame/fuzz.py STATE_FILE mutated SEED COUNT    COUNT times 10,000 mutated frames: the
+                                                                check of each, all of some
 
 STATE_FILE holds the case under way, so that it is known even after a SIGSEGV. `random SEED 1`
-repeats one case.
+repeats one case, `mutated SEED 1` 10,000 of them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import random
 import struct
@@ -22,8 +25,9 @@ from samples import COLUMNS, FULL, random_frame, rows_of, stamped
 from danube_fast.errors import DanubeError
 from danube_fast.frame.arrow import to_record_batch
 from danube_fast.frame.bundle import make_bundle, read_bundle
-from danube_fast.frame.check import check_frame
+from danube_fast.frame.check import body_crc, check_frame
 from danube_fast.frame.crc import crc32c
+from danube_fast.frame.kernel import direct
 from danube_fast.frame.layout import (
     AT_BODY_CRC32C,
     AT_BUFFER_COUNT,
@@ -63,6 +67,11 @@ ODD = (
     0x8000_0000,
     0xFFFF_FFFF,
 )
+
+MUTATED_BATCH = 10_000
+CUT_SHARE, NUMBER_SHARE, SEALED_SHARE = 0.1, 0.8, 0.9
+READ_EVERY = 64
+"""So many accepted frames of a mutated batch are only checked before one is read too."""
 
 memory = Guarded(1 << 16)
 
@@ -244,6 +253,55 @@ def random_case(seed: int) -> None:
     try_frame(frame)
 
 
+def _templates(seed: int) -> list[tuple[bytes, list[tuple[int, int]]]]:
+    """Frames to mutate, with the place and size of every number in them."""
+    found = []
+    for frame in (*_full_frames(), *(random_frame(random.Random(16 * seed + i)) for i in range(8))):
+        walkable = frame if frame[AT_CODEC] == Codec.NONE else frame[:HEADER_BYTES] + bytes(8)
+        found.append((bytes(frame), [(at, size) for _, at, size in _places(walkable)]))
+    return found
+
+
+def mutated_batch(seed: int) -> None:
+    """MUTATED_BATCH frames with one to four lies, as fast as Python goes: most are only checked."""
+    check, crc_of = direct(check_frame), direct(body_crc)
+    templates, chance = _templates(seed), random.Random(seed)
+    below = chance.random
+    whole = memory.window(memory.first, memory.capacity_bytes).cast("B")
+    accepted = 0
+    for _ in range(MUTATED_BATCH):
+        frame, numbers = templates[int(below() * len(templates))]
+        length = len(frame)
+        if below() < CUT_SHARE:
+            length = int(below() * length)
+        start = memory.capacity_bytes - length
+        address = memory.end - length
+        ctypes.memmove(address, frame, length)
+        for _ in range(1 + int(below() * 4)):
+            if below() < NUMBER_SHARE:
+                at, size = numbers[int(below() * len(numbers))]
+                value = ODD[int(below() * len(ODD))] if below() < 0.5 else int(below() * 2**32)
+            else:
+                at, size, value = int(below() * len(frame)), 1, int(below() * 256)
+            if at + size <= length:
+                lie = (value % (1 << (8 * size))).to_bytes(size, "little")
+                whole[start + at : start + at + size] = lie
+        if length >= HEADER_BYTES and below() < SEALED_SHARE:
+            told = struct.unpack_from("<I", whole, start + AT_FRAME_BYTES)[0]
+            if HEADER_BYTES <= told <= length:
+                crc = crc_of(address, told)
+                struct.pack_into("<I", whole, start + AT_BODY_CRC32C, crc)
+        result = check(address, length, ALL_FLAGS, 1)
+        if result > length:
+            raise SystemExit(f"check_frame accepted {result} of {length} bytes")
+        if result >= 0:
+            accepted += 1
+            if accepted % READ_EVERY == 0:
+                read_everything(memory.window(address, length))
+    if accepted < MUTATED_BATCH // 100:
+        raise SystemExit(f"only {accepted} of {MUTATED_BATCH} were accepted: nothing was read")
+
+
 def main() -> None:
     """Run as the module's docstring says; prints the number of cases."""
     path, mode, *numbers = sys.argv[1:]
@@ -257,6 +315,12 @@ def main() -> None:
         print(systematic(tell))
         return
     first, count = map(int, numbers)
+    if mode == "mutated":
+        for seed in range(first, first + count):
+            tell(f"seed {seed}: repeat with `fuzz.py STATE_FILE mutated {seed} 1`")
+            mutated_batch(seed)
+        print(count * MUTATED_BATCH)
+        return
     for seed in range(first, first + count):
         tell(f"seed {seed}: repeat with `fuzz.py STATE_FILE random {seed} 1`")
         random_case(seed)

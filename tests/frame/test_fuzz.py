@@ -1,7 +1,7 @@
 """Whatever the bytes say, reading them stays inside them (see fuzz.py and guarded.py).
 
-`DANUBE_FUZZ_CASES=100000 pytest tests/frame/test_fuzz.py` looks longer; `DANUBE_FUZZ_SEED` sets where
-to begin (default: the same few thousand every time).
+`DANUBE_FUZZ_CASES=100000 pytest tests/frame/test_fuzz.py` looks longer, `DANUBE_FUZZ_MUTATED=10000000`
+checks ten million mutated frames; `DANUBE_FUZZ_SEED` sets where to begin (default: the same every time).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 STATE_BYTES = 256
 CASES = int(os.environ.get("DANUBE_FUZZ_CASES", "2000"))
+MUTATED = int(os.environ.get("DANUBE_FUZZ_MUTATED", "200000"))
+BATCH = 10_000
 SEED = int(os.environ.get("DANUBE_FUZZ_SEED", "1"))
 
 
@@ -27,7 +29,7 @@ def _run(tmp_path: Path, *arguments: str) -> int:
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"},
         capture_output=True,
         text=True,
-        timeout=120 + CASES / 100,
+        timeout=120 + CASES / 100 + MUTATED / 2000,
         check=False,
     )
     case = state.read_bytes().rstrip(b"\0").decode()
@@ -43,6 +45,11 @@ def test_every_number_may_lie(tmp_path: Path) -> None:
 
 def test_random_lies(tmp_path: Path) -> None:
     assert _run(tmp_path, "random", str(SEED), str(CASES)) == CASES
+
+
+def test_mutated_frames(tmp_path: Path) -> None:
+    batches = -(-MUTATED // BATCH)
+    assert _run(tmp_path, "mutated", str(SEED), str(batches)) == batches * BATCH
 
 
 def test_the_guard_page_kills(tmp_path: Path) -> None:
