@@ -78,7 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # sessions
     handshake_timeout_ms: Annotated[int, Meta(ge=100, le=HOUR_MS)] = 5000
     heartbeat_ms: Annotated[int, Meta(ge=10, le=HOUR_MS)] = 500
-    heartbeat_idle_ms: Annotated[int, Meta(ge=10, le=HOUR_MS)] = 5000
+    heartbeat_idle_ms: Annotated[int, Meta(ge=10, le=HOUR_MS)] = 15_000
     session_timeout_ms: Annotated[int, Meta(ge=50, le=HOUR_MS)] = 2500
     sessions_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
 

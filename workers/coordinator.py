@@ -48,7 +48,7 @@ __all__ = ["Coordinator", "main"]
 
 _log = logging.getLogger(__name__)
 
-IDLE_POLL_MS = 500
+IDLE_POLL_MS = 1000
 """Longest sleep: the heartbeat must advance."""
 BUSY_POLL_MS = 2
 PLACE_WAIT_MS = 5_000

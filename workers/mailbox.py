@@ -366,7 +366,10 @@ class Mailbox:
 
     def next_deadline_ns(self) -> int:
         """When `do_work` must run again at the latest (monotonic ns), though nothing came in."""
-        deadline_ns = self._deadlines[0][0] if self._deadlines else NEVER_NS
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][1] not in deadlines[0][2].calls:
+            heapq.heappop(deadlines)  # that call has ended
+        deadline_ns = deadlines[0][0] if deadlines else NEVER_NS
         if any(link.queue for link in self._links.values()):
             deadline_ns = min(deadline_ns, self._now_ns + RETRY_NS)
         return deadline_ns

@@ -1,6 +1,6 @@
 """What workers report of their logs, and the log quota that they share.
 
-    worker --"log_usage" {bytes, logs: commit cursors} once a second--> coordinator
+    worker --"log_usage" {bytes, logs: commit cursors} once a second at most--> coordinator
            <--"log_allowance" {bytes}----------------------------------
 
 Who uses little lends to who needs more: `wal_bytes_max` holds for all logs together. A worker may always use its equal share; what the others
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["CommitCursor", "QuotaKeeper", "WorkerQuota", "log_quota_bytes"]
 
 QUOTA_BYTES_CEILING = 100 * 1024**3
+SAY_AGAIN_NS = 5_000_000_000
+"""What has not changed is said again so often: a coordinator that was restarted knows nothing."""
 SEGMENTS_MIN = 4
 """Segments, spares among them, that a log cannot do without."""
 
@@ -94,6 +96,8 @@ class WorkerQuota:
         self._mailbox = mailbox
         self._floor = SEGMENTS_MIN * config.settings.segment_bytes * max(1, len(config.logs))
         self._allowance = log_quota_bytes(config) // max(1, config.worker_count)
+        self._said: object = None
+        self._said_ns = 0
         mailbox.handlers["log_allowance"] = self._allowed
 
     @property
@@ -101,10 +105,13 @@ class WorkerQuota:
         """What this worker's logs may use together."""
         return max(self._allowance, self._floor)
 
-    def report(self, used_bytes: int, logs: Iterable[Log]) -> None:
-        """Tell the coordinator what the logs take, and how far each has come."""
-        cursors = [CommitCursor.of(log) for log in logs]
-        self._mailbox.notify(COORDINATOR, "log_usage", {"bytes": used_bytes, "logs": cursors})
+    def report(self, used_bytes: int, logs: Iterable[Log], now_ns: int) -> None:
+        """Tell the coordinator what the logs take, and how far each has come, if that is news."""
+        said = (used_bytes, [CommitCursor.of(log) for log in logs])
+        if said == self._said and now_ns - self._said_ns < SAY_AGAIN_NS:
+            return
+        self._said, self._said_ns = said, now_ns
+        self._mailbox.notify(COORDINATOR, "log_usage", {"bytes": said[0], "logs": said[1]})
 
     def _allowed(self, request: Request) -> None:
         self._allowance = int(request.arguments["bytes"])

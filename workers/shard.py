@@ -57,6 +57,7 @@ _log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN_MAX = 256
 IDLE_POLL_MS = 250
+REST_POLL_MS = 1000
 BUSY_POLL_MS = 2
 TIMER_POLL_MS = 10
 READ_AHEAD_BYTES = 1024 * 1024
@@ -178,7 +179,7 @@ class ShardWorker:
         elif self.upkeep.soon:
             timeout_ms = TIMER_POLL_MS
         else:
-            timeout_ms = IDLE_POLL_MS
+            timeout_ms = REST_POLL_MS if self.upkeep.rests else IDLE_POLL_MS
         self._sleeper.sleep(timeout_ms)
 
     def stop(self) -> None:

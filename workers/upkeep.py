@@ -48,6 +48,8 @@ class Upkeep:
         self._next_tick_ns = 0
         self._next_slow_ns = 0
         self._segments = 0
+        self.rests = False
+        """No session holds anything that must be given back soon if its client dies."""
         self._next_trim_ns = 0
         self._next_expiry_ns = 0
         self._cursors_at_ns = 0
@@ -94,7 +96,7 @@ class Upkeep:
             self._next_trim_ns = now_ns + TRIM_TICK_NS
             self._segments = segments  # a fast publisher fills several between two ticks
             used = sum(log.bytes_on_disk for log in worker.logs)
-            worker.quota.report(used, worker.logs)
+            worker.quota.report(used, worker.logs, now_ns)
             worker.boot.counters.set(Counter.PRODUCERS, self._open_producers())
             over = used > worker.quota.allowance_bytes
             for slot in range(len(worker.journals)):
@@ -112,6 +114,9 @@ class Upkeep:
             worker.close_session(session)
         if worker.operations.assignments_missing:
             worker.operations.ask_assignments()
+        self.rests = not worker.operations.assignments_missing and not any(
+            session.holds for session in worker.sessions
+        )
         touched, worker.intake.touched = worker.intake.touched, {}
         for partition in touched.values():
             if worker.intake.needs_reservation(partition):

@@ -255,7 +255,7 @@ class Connection:
 
     def _arm_heartbeat(self) -> None:
         self._quick = bool(self.subscribers) or bool(self.dock.on_way)
-        name, default = ("heartbeat_ms", 500) if self._quick else ("heartbeat_idle_ms", 5000)
+        name, default = ("heartbeat_ms", 500) if self._quick else ("heartbeat_idle_ms", 15_000)
         wait_ns = self.limit(name, default) * MILLISECOND_NS
         self.pump.arm(self, self.pump.clock.monotonic_ns() + wait_ns)
 
