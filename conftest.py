@@ -45,6 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     global _folder, _shm_before
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # a shell starts what runs in the background so, and every process of a test would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--benchmark"):
         if config.args_source is not pytest.Config.ArgsSource.ARGS:
             config.args = ["bench"]

@@ -368,10 +368,14 @@ class Connection:
 
     def _on_published(self, command: Published) -> None:
         dock = self.dock
-        with dock.together():  # acks let open batches go: in as few bundles as may be
+        gathers = dock.gather()  # acks let open batches go: in as few bundles as may be
+        try:
             for request, outcome in command.entries:
                 dock.on_published(request, outcome, command.texts)
             dock.answered()
+        finally:
+            if gathers:
+                dock.release()
 
     def _on_error(self, command: Error) -> None:
         if command.code == Status.NO_SESSION:

@@ -11,8 +11,6 @@ All methods are called under the pump's lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from danube_fast.client.limits import (
@@ -99,10 +97,14 @@ class Dock:
         """Send every open batch that waits."""
         waiting, self._waiting = self._waiting, {}
         self._due_ns, self._overdue = FOREVER_NS, False
-        with self.together():
+        gathers = self.gather()
+        try:
             for lane in waiting:
                 if lane.batch.payloads:
                     lane.push()
+        finally:
+            if gathers:
+                self.release()
 
     def answered(self) -> None:
         """Answers were read."""
@@ -120,25 +122,26 @@ class Dock:
 
     # ------------------------------------------------------------ frames that go out
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Frames sent meanwhile go out in bundles at the end."""
+    def gather(self) -> bool:
+        """From now on frames wait for `release`. False if they do so already: then somebody else
+        releases them."""
         if self._gathered is not None:
-            yield
+            return False
+        self._gathered = {}
+        return True
+
+    def release(self) -> None:
+        """Send what was gathered, in as few bundles as may be."""
+        gathered, self._gathered = self._gathered, None
+        if not gathered:
             return
-        gathered: dict[Sending, None] = {}
-        self._gathered = gathered
-        try:
-            yield
-        finally:
-            self._gathered = None
-            # Grouped by what their acks wait for: none shall wait for the sync of another.
-            groups: dict[str, list[Sending]] = {}
-            for sending in gathered:
-                if sending.request == _GATHERED:  # and not given up since
-                    groups.setdefault(sending.lane.outbox.ack_class, []).append(sending)
-            for group in groups.values():
-                self._publish_all(group)
+        # Grouped by what their acks wait for: none shall wait for the sync of another.
+        groups: dict[str, list[Sending]] = {}
+        for sending in gathered:
+            if sending.request == _GATHERED:  # and not given up since
+                groups.setdefault(sending.lane.outbox.ack_class, []).append(sending)
+        for group in groups.values():
+            self._publish_all(group)
 
     def _publish_all(self, sendings: list[Sending]) -> None:
         some: list[Sending] = []
