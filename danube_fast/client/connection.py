@@ -168,6 +168,13 @@ class Connection:
         """Whether a message waits in the socket."""
         return self._port.readable()
 
+    def distrust(self) -> None:
+        """A message may have been read and not handled: begin anew, so that nothing of it is lost."""
+        if self.state is State.OPEN:
+            self._lost_ns = self.pump.clock.monotonic_ns()
+        if self.state in (State.OPEN, State.GREETING):
+            self._renew()
+
     def _renew(self) -> None:
         """A fresh socket: nothing stale in its queue, no waiting for ZeroMQ to reconnect."""
         self.pump.remove(self)

@@ -70,6 +70,9 @@ class Socket(Protocol):
     def readable(self) -> bool:
         """Whether something can be read now."""
 
+    def distrust(self) -> None:
+        """Reading was interrupted, perhaps in the middle of a message."""
+
 
 def deadline_after(clock: Clock, seconds: float | None) -> int:
     """Monotonic deadline that many seconds from now; None means never."""
@@ -146,12 +149,15 @@ class Pump:
     def _drain(self, connections: Iterable[Socket]) -> int:
         self._stirred = {}
         count = 0
+        connection: Socket | None = None
         try:
             for connection in connections:
                 if connection in self._sockets:  # reading another may have closed it
                     count += connection.drain()
-        except BaseException:
-            self._stirred = dict.fromkeys(self._sockets)  # an interrupt: nobody knows what was read
+        except BaseException:  # an interrupt: nobody knows what was read
+            if connection is not None:
+                connection.distrust()
+            self._stirred = dict.fromkeys(self._sockets)
             raise
         if count:
             self.notify()

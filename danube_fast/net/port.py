@@ -40,6 +40,8 @@ _MESSAGE_BYTES = 64
 _MORE_SHIFT = 40
 _SIZE_MASK = (1 << _MORE_SHIFT) - 1
 _EAGAIN, _EINTR = errno.EAGAIN, errno.EINTR
+_TRIES = 100
+"""Signals that a call outlasts. In a forked child libzmq says EINTR for ever."""
 
 _base: Any = backend.Socket
 send_part: Callable[..., Any] = _base.send
@@ -118,13 +120,13 @@ def _receive_head(table: int, socket: int, message: int, capacity: int) -> int:
     """Receive one part behind the zmq_msg_t at `message`: its size and, above that, whether more
     follows; or minus an errno. A part larger than `capacity` stays in `message` for `_take`."""
     call_int(load_i64(table + _INIT), message, 0, 0, 0)
-    while True:
+    size = -1
+    for _ in range(_TRIES):
         size = call_int(load_i64(table + _RECV), message, socket, _NOBLOCK, 0)
-        if size >= 0:
+        if size >= 0 or _fault(table) != -_EINTR:
             break
-        fault = _fault(table)
-        if fault != -_EINTR:
-            return fault
+    if size < 0:
+        return _fault(table)
     more = call_int(load_i64(table + _MORE), message, 0, 0, 0)
     if size <= capacity:
         _take(table, message, message + _MESSAGE_BYTES, size)
@@ -134,13 +136,12 @@ def _receive_head(table: int, socket: int, message: int, capacity: int) -> int:
 @kernel("int64(int64,int64,int64,int64,int64)")
 def _send(table: int, socket: int, data: int, size: int, flags: int) -> int:
     """Send a copy of a part; minus an errno if that failed."""
-    while True:
+    sent = -1
+    for _ in range(_TRIES):
         sent = call_int(load_i64(table + _SEND), socket, data, size, flags)
-        if sent >= 0:
-            return sent
-        fault = _fault(table)
-        if fault != -_EINTR:
-            return fault
+        if sent >= 0 or _fault(table) != -_EINTR:
+            break
+    return sent if sent >= 0 else _fault(table)
 
 
 @kernel("int64(int64,int64,int64)")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import danube_fast
+from danube_fast.client import connection
 from danube_fast.client import context as shared
 
 TOPIC = "/default/shared"
@@ -68,6 +69,9 @@ def test_an_interrupt_while_reading_leaves_nothing_unread(broker: Any) -> None:
                     raise KeyboardInterrupt
                 return 0
 
+            def distrust(self) -> None:
+                self.distrusted = True
+
         other: Any = Interrupted()
         with pump.lock:
             pump._sockets.append(other)
@@ -76,6 +80,41 @@ def test_an_interrupt_while_reading_leaves_nothing_unread(broker: Any) -> None:
             pump.wait(lambda: False, pump.clock.monotonic_ns() + 1_000_000_000)
         assert not pump.wait(lambda: False, pump.clock.monotonic_ns() + 1)
         assert other.reads == 2
+        assert other.distrusted
         with pump.lock:
             pump._sockets.remove(other)
         assert producer.publish(b"y").offset == 1
+
+
+@pytest.mark.parametrize("kind", ["Published", "Deliver"])
+def test_what_an_interrupt_tore_comes_again(
+    broker: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """An interrupt strikes when a message is taken from the socket and not handled yet, and parts of
+    it may be left there: an ack is heard and a message received all the same."""
+    decode = connection.decode_server_command
+    strikes = iter([True])
+
+    def strike(head: memoryview) -> Any:
+        command = decode(head)
+        if type(command).__name__ == kind and next(strikes, False):
+            raise KeyboardInterrupt
+        return command
+
+    with (
+        danube_fast.connect(broker.url) as client,
+        client.producer(TOPIC) as producer,
+        client.consumer(TOPIC, subscription="torn", initial_position="earliest") as consumer,
+    ):
+        monkeypatch.setattr(connection, "decode_server_command", strike)
+        calls = {
+            "Published": lambda: producer.publish(b"x"),
+            "Deliver": lambda: [producer.publish(b"x"), consumer.receive(timeout=10)],
+        }
+        with pytest.raises(KeyboardInterrupt):
+            calls[kind]()
+        assert next(strikes, None) is None, "nothing was interrupted"
+        last = producer.publish(b"y")
+        got = [consumer.receive(timeout=10) for _ in range(last.offset + 1)]
+        assert [message.payload for message in got if message][-2:] == [b"x", b"y"]
+        assert producer.flush(10) == last
