@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from danube_fast.errors import InvalidArgument, NotFound, Unavailable
-from danube_fast.workers.mailbox import Link, Mailbox, Reply, Request
+from danube_fast.workers.mailbox import NEVER_NS, Link, Mailbox, Reply, Request
 from danube_fast.workers.records import FIRST, PREFIX, Assembler, Head, encode_message, fragments
 
 SECOND_NS = 1_000_000_000
@@ -152,6 +152,15 @@ def test_late_reply_and_only_one(pair: Pair) -> None:
     requests[0].reply(2)
     pair.turn(2)
     assert [reply.result() for reply in replies] == [1]
+
+
+def test_a_call_that_has_ended_wakes_nobody(pair: Pair) -> None:
+    pair.one.handlers["now"] = lambda request: request.reply(1)
+    replies = ask(pair, "now", {})
+    assert pair.zero.next_deadline_ns() == pair.now_ns + SECOND_NS
+    pair.turn(2)
+    assert [reply.result() for reply in replies] == [1]
+    assert pair.zero.next_deadline_ns() == NEVER_NS
 
 
 def test_large_messages_are_cut_and_joined_in_order(pair: Pair) -> None:

@@ -17,6 +17,7 @@ from danube_fast.ring.counters import Counter
 from danube_fast.workers import shard
 from danube_fast.workers.delivery import OUTBOX_MESSAGES_MAX, Delivery
 from danube_fast.workers.intake import HOLD_NS, STILL_NS
+from danube_fast.workers.quota import SAY_AGAIN_NS
 from tests.workers.shard_faults import (
     Asked,
     HeldSyncs,
@@ -431,3 +432,31 @@ def test_every_counter_is_kept(rigs):
     assert 0 < told[Counter.SYNC_BYTES] <= told[Counter.LOG_POSITION]
     client.ask(12, 1, opened["producer_id"])
     rig.turn(lambda: told[Counter.PRODUCERS] == 1, "one producer less")
+
+
+def test_a_worker_that_owes_nothing_rests(rigs):
+    """It sleeps longer, and says what its logs take only when that is news."""
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    upkeep, quota = rig.worker.upkeep, rig.worker.quota
+    rig.turn(lambda: upkeep.rests and quota._said_ns, "rest")
+
+    def said() -> int:
+        return [name for name, _ in rig.mailbox.notices].count("log_usage")
+
+    logs = rig.worker.logs
+    used = sum(log.bytes_on_disk for log in logs)
+    at_ns = quota._said_ns + SAY_AGAIN_NS
+    quota.report(used, logs, at_ns)
+    before = said()
+    quota.report(used, logs, at_ns + SAY_AGAIN_NS - 1)
+    assert said() == before
+    quota.report(used, logs, at_ns + SAY_AGAIN_NS)
+    assert said() == before + 1
+    assert client.publish((1, client.frame(opened, 0, [b"a"]))) == [0, 0]
+    quota.report(used, logs, quota._said_ns + 1)
+    assert said() >= before + 2
+    client.subscribe(1)
+    rig.turn(lambda: not upkeep.rests, "the end of the rest")
