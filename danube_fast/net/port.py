@@ -2,11 +2,11 @@
 
     receive_head()   the first part of a message, or None   (one call, no exception, no lock given up)
     receive_rest()   the parts behind it, as Frames
-    send(a, b)       one or two parts, copied
+    send(), send_more()   one part, copied; with send_more another follows
 
 pyzmq turns every option and flag into an enum, raises an exception for an empty socket, and gives up
 the interpreter's lock for every part, which threads of one process then fight for. For a message of
-100 bytes that is ten times the work of ZeroMQ. Large parts, which must not be copied, still go through
+100 bytes that is several times the work of ZeroMQ. Large parts, which must not be copied, still go through
 pyzmq: they are its Frames. Nothing here ever blocks.
 """
 
