@@ -28,14 +28,13 @@ from danube_fast.wal.layout import position_from_name
 from tests.crash.payloads import ident_of, number_of
 from tests.faults.power import Kind, Recording
 from tests.faults.rig import SEGMENTS, Background, Disk, FaultyServer, RawProducer, read_all
+from tests.workers.broker import wait_until
 
 CUTS = int(os.environ.get("DANUBE_POWER_CUTS", "3"))
 SEED = int(os.environ.get("DANUBE_POWER_SEED", "1"))
 EARLIER = os.environ.get("DANUBE_POWER_RECORDING", "")
 KILLS = max(2, CUTS // 2)
 SECONDS = 4.0
-HELD_SECONDS = 0.3
-"""Long enough for `os` messages to fill segments that the failed sync then gives up."""
 TOPICS = {"/default/strict": "fsync", "/default/loose": "os", "/default/kept": "memory"}
 STRICT, OS = "/default/strict", "/default/loose"
 SUBSCRIPTION = "s"
@@ -84,6 +83,12 @@ class Load:
         """Length of the journal now."""
         assert self.journal is not None
         return self.journal.stat().st_size
+
+    def newest_segment(self) -> int:
+        """First position of the segment that is written."""
+        names = (path.name for path in self.server.data_dir.rglob(f"*{SEGMENTS}"))
+        positions = (position_from_name(name, SEGMENTS) for name in names)
+        return max(position for position in positions if position is not None)
 
     def publish(self, producer: RawProducer, stopping: Any) -> None:
         """Frames of growing size, a few on their way; what is refused is sent again."""
@@ -144,7 +149,12 @@ class Load:
                 time.sleep(SECONDS / 4)
                 disk.hold_syncs()
                 disk.wait_held()
-                time.sleep(HELD_SECONDS)
+                held = self.newest_segment()
+                wait_until(
+                    "a segment of `os` messages that the failed sync then gives up",
+                    lambda held=held: self.newest_segment() > held,
+                    30,
+                )
                 disk.release_syncs(failures=1)
                 disk.wait_failed(number)
             time.sleep(max(0.0, end - time.monotonic()))
