@@ -40,10 +40,6 @@ def _prepare(choices: Choices, note: Note) -> None:
     transport = choices.changes.get("transport", "zmq")
     if transport not in TRANSPORTS:
         raise InvalidArgument(f"--transport {transport!r} is unknown; use zmq or shm")
-    if transport == "shm":
-        raise FailedPrecondition(
-            "shared memory is not served yet; use --transport zmq, which takes ipc on the same host"
-        )
     if choices.plot is not None and choices.plot.suffix != ".svg":
         raise InvalidArgument(f"--plot {choices.plot} is drawn as SVG; give it a name in .svg")
     note(f"danube-fast {VERSION} on {host.machine()}")

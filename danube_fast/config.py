@@ -81,6 +81,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     heartbeat_idle_ms: Annotated[int, Meta(ge=10, le=HOUR_MS)] = 15_000
     session_timeout_ms: Annotated[int, Meta(ge=50, le=HOUR_MS)] = 2500
     sessions_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
+    shm_ring_bytes: Annotated[int, Meta(ge=0, le=512 * MIB)] = 4 * MIB
+    """Each of the two rings of a client on this host; rounded up to a power of two; 0 = no shared memory."""
+    shm_clients_max: Annotated[int, Meta(ge=1, le=65_536)] = 256
+    """Clients of one worker that have rings; others use ZeroMQ."""
 
     # dedup
     producers_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000

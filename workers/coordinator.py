@@ -108,7 +108,9 @@ class Coordinator:
         """Bind and say ready. Raises Unavailable if the address is taken."""
         config = self._config
         port = self.front.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
-        self._sleeper = Sleeper(self.front.server, self._boot.mailbox)
+        self._sleeper = Sleeper(
+            [self.front.server.fileno()], self.front.server.readable, self._boot.mailbox
+        )
         self._boot.set_state(ProcessState.READY, port)
 
     def run(self) -> None:

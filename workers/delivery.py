@@ -21,8 +21,9 @@ from danube_fast.frame.bundle import make_bundle
 from danube_fast.frame.split import split_frame
 from danube_fast.frame.view import FrameView
 from danube_fast.net import protocol
-from danube_fast.net.server import PeerGone, Server, WouldBlock
+from danube_fast.net.server import PeerGone, WouldBlock
 from danube_fast.net.session import Session, Sessions
+from danube_fast.workers.doors import Doors
 
 __all__ = ["Delivery", "frame_bytes_of"]
 
@@ -46,8 +47,8 @@ def frame_bytes_of(stored: Stored) -> memoryview:
 class Delivery:
     """Outbound half of a worker. Used by its loop only."""
 
-    def __init__(self, server: Server, sessions: Sessions, delivery_bytes_max: int) -> None:
-        self._server = server
+    def __init__(self, doors: Doors, sessions: Sessions, delivery_bytes_max: int) -> None:
+        self._doors = doors
         self._sessions = sessions
         self._bytes_max = delivery_bytes_max
         self._pieces: dict[int, list[Piece]] = {}
@@ -204,7 +205,7 @@ class Delivery:
                 self.gone.append(session)
             return
         try:
-            self._server.send(session.identity, parts)
+            self._doors.send(session.identity, parts)
         except WouldBlock:
             session.outbox.append(parts)
             self._pause(session, paused=True)
@@ -224,7 +225,7 @@ class Delivery:
             self.send(session, [protocol.encode(command)])
             return
         try:
-            self._server.send(identity, [protocol.encode(command)])
+            self._doors.send(identity, [protocol.encode(command)])
         except (WouldBlock, PeerGone):
             return
 
@@ -238,7 +239,7 @@ class Delivery:
             done = 0
             try:
                 for parts in session.outbox:
-                    self._server.send(session.identity, parts)
+                    self._doors.send(session.identity, parts)
                     done += 1
             except WouldBlock:
                 pass

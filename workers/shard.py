@@ -42,6 +42,7 @@ from danube_fast.workers.boot import COORDINATOR, Boot, boot
 from danube_fast.workers.catalog import Catalog
 from danube_fast.workers.commands import OWN_SESSION, PERMISSIONS, Commands
 from danube_fast.workers.delivery import Delivery
+from danube_fast.workers.doors import Doors
 from danube_fast.workers.forward import Forwarder
 from danube_fast.workers.intake import Intake
 from danube_fast.workers.journal import Group, Journal, Publication
@@ -99,7 +100,8 @@ class ShardWorker:
             handshake_timeout_ms=settings.handshake_timeout_ms,
         )
         self.greeter = Greeter(self.sessions, settings, boot.config.host_id, self.close_session)
-        self.delivery = Delivery(self.server, self.sessions, settings.delivery_bytes_max)
+        self.doors = Doors(self.server)
+        self.delivery = Delivery(self.doors, self.sessions, settings.delivery_bytes_max)
         self.commands = Commands(self)
         self.dirty: dict[int, Partition] = {}
         """Partitions whose subscriptions may have something to hand out."""
@@ -155,7 +157,8 @@ class ShardWorker:
         """Bind, say ready, and ask the coordinator what else is ours."""
         config = self.boot.config
         port = self.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
-        self._sleeper = Sleeper(self.server, self.boot.mailbox)
+        self.doors.open_gate(config.ipc_endpoint, self.settings)
+        self._sleeper = Sleeper(self.doors.filenos(), self.doors.readable, self.boot.mailbox)
         self.operations.ask_assignments()
         self.boot.mailbox.epoch_watchers.append(self._peer_restarted)
         self.boot.set_state(ProcessState.READY, port)
@@ -194,7 +197,7 @@ class ShardWorker:
             except DanubeError as error:
                 _log.error("log %d did not end in order: %s", self.logs[slot].log_id, error)
         self.delivery.flush()
-        self.server.close()
+        self.doors.close()
         self.boot.set_state(ProcessState.STOPPED)
 
     # ------------------------------------------------------------ one turn
@@ -216,6 +219,9 @@ class ShardWorker:
         for session in self.delivery.drained:
             self.resume(session)
         self.delivery.drained.clear()
+        for identity in self.doors.take_gone():
+            if (ended := self.sessions.by_identity(identity)) is not None:
+                self.close_session(ended)
         for session in self.delivery.gone:
             self.close_session(session)
         self.delivery.gone.clear()
@@ -225,7 +231,7 @@ class ShardWorker:
         """Take what clients sent, up to one group."""
         taken = size = 0
         limit = self.settings.group_bytes_max
-        for identity, head, parts in self.server.receive(MESSAGES_PER_TURN_MAX):
+        for identity, head, parts in self.doors.receive(MESSAGES_PER_TURN_MAX):
             taken += 1
             try:
                 command = p.decode_client_command(head)
@@ -245,7 +251,7 @@ class ShardWorker:
                     break
             else:
                 self.commands.handle(identity, command)
-        if self.server.drained:
+        if self.doors.drained:
             self.drained_ns = self.now_ns
         return taken
 

@@ -1,4 +1,4 @@
-"""One connection: a DEALER socket to one endpoint of the broker, and the session on it.
+"""One connection: a DEALER socket, or rings, to one endpoint of the broker, and the session on it.
 
     GREETING --WELCOME--> OPEN --NO_SESSION or silence--> GREETING ...       FAILED and CLOSED end it
 
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import zmq
 
 from danube_fast.client.calls import Call, OnLoss
+from danube_fast.client.dialer import Dialer, Rings
 from danube_fast.client.dock import Dock
 from danube_fast.client.limits import (
     BACKOFF_MIN_NS,
@@ -28,8 +29,10 @@ from danube_fast.client.limits import (
     HANDSHAKE_RETRY_NS_MAX,
     LOOKUP_AFTER_NS,
     MILLISECOND_NS,
+    RINGS_RETRY_NS,
 )
 from danube_fast.client.pump import Pump
+from danube_fast.client.ring_port import RingPort
 from danube_fast.errors import DanubeError, Unavailable, error_from_code
 from danube_fast.net.host import host_id
 from danube_fast.net.port import Port
@@ -53,9 +56,6 @@ from danube_fast.net.protocol import (
 
 __all__ = ["Connection", "Identity", "User"]
 
-_RECONNECT_MS = 50
-_RECONNECT_MS_MAX = 200
-_HANDSHAKE_MS_MAX = 5000
 _PRODUCER_NAMES_MAX = 100_000
 
 
@@ -107,6 +107,7 @@ class Connection:
         context: zmq.Context[zmq.Socket[bytes]],
         endpoints: list[str],
         identity: Identity,
+        rings: Rings = Rings.NEVER,
     ) -> None:
         self.pump = pump
         self.endpoint = endpoints[0]
@@ -119,7 +120,6 @@ class Connection:
         self.producer_names: dict[tuple[int, int], str] = {}
         self.calls: dict[int, Call] = {}
         self.dock = Dock(self)
-        self._context = context
         self._identity = identity
         self._session, self._token = 0, b""
         self._request = 0
@@ -130,43 +130,32 @@ class Connection:
         self._heard_ns = pump.clock.monotonic_ns()
         self._pinged_ns = 0
         self._lost_ns = self._heard_ns
-        self._port = self._connect()
+        self._dialer = Dialer(context, rings, pump.clock)
+        self._port: Port | RingPort | None = None
+        self._connect()
         self._greet()
 
     # ------------------------------------------------------------ socket
 
-    def _connect(self) -> Port:
-        try:
-            socket = self._context.socket(zmq.DEALER)
-        except zmq.ZMQError as error:
-            raise Unavailable(
-                f"no more sockets in this process ({error}); close clients, or raise `ulimit -n`"
-            ) from error
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MS_MAX)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS_MAX)
-        if self.endpoint.startswith("tcp://["):
-            socket.setsockopt(zmq.IPV6, 1)
-        try:
-            socket.connect(self.endpoint)
-        except zmq.ZMQError as error:
-            socket.close(0)
-            raise Unavailable(f"cannot connect to {self.endpoint} ({error}); check it") from error
-        self._fd: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
-        self._port = Port(socket)
-        self.pump.add(self)
-        return self._port
+    def _connect(self) -> None:
+        """Open a port, unless none is to be had just now."""
+        self._port = self._dialer.open(self.endpoint)
+        if self._port is not None:
+            self._fd = self._port.fileno()
+            self.pump.add(self)
 
     def fileno(self) -> int:
-        """ZeroMQ's edge-triggered descriptor."""
+        """The port's descriptor; ZeroMQ's is edge-triggered."""
         return self._fd
 
     def readable(self) -> bool:
-        """Whether a message waits in the socket."""
-        return self._port.readable()
+        """Whether a message waits in the port."""
+        return self._port is not None and self._port.readable()
+
+    @property
+    def has_rings(self) -> bool:
+        """Whether it goes through shared memory now."""
+        return isinstance(self._port, RingPort)
 
     def distrust(self) -> None:
         """A message may have been read and not handled: begin anew, so that nothing of it is lost."""
@@ -176,13 +165,32 @@ class Connection:
             self._renew()
 
     def _renew(self) -> None:
-        """A fresh socket: nothing stale in its queue, no waiting for ZeroMQ to reconnect."""
-        self.pump.remove(self)
-        self._port.close(0)
-        if self.state is State.GREETING:
+        """A fresh port: nothing stale in its queue, no waiting for ZeroMQ to reconnect."""
+        was_asked = self._port is not None
+        self._drop_port(0)
+        if self.state is State.GREETING and was_asked:
             self._patience_ns = min(2 * self._patience_ns, HANDSHAKE_RETRY_NS_MAX)
             place = self._endpoints.index(self.endpoint) + 1
             self.endpoint = self._endpoints[place % len(self._endpoints)]
+        self._connect()
+        self._greet()
+
+    def _drop_port(self, linger_ms: int) -> None:
+        port, self._port = self._port, None
+        if port is not None:
+            self.pump.remove(self)
+            port.close(linger_ms)
+
+    def _on_rings_lost(self, port: RingPort) -> None:
+        """The worker ended, or has no rings for this client."""
+        self._drop_port(0)
+        was_open = self.state is State.OPEN
+        if was_open:
+            self._lost_ns = self.pump.clock.monotonic_ns()
+        hopeless = self._dialer.lost(port, was_open=was_open)
+        if hopeless is not None:
+            self._fail(hopeless)
+            return
         self._connect()
         self._greet()
 
@@ -197,6 +205,9 @@ class Connection:
         was_open, self.state = self.state is State.OPEN, State.GREETING
         if was_open:
             self._drop_calls()
+        if self._port is None:
+            self.pump.arm(self, self.pump.clock.monotonic_ns() + RINGS_RETRY_NS)
+            return
         self._hello = self.next_request()
         hello = Hello(
             self._hello,
@@ -303,15 +314,15 @@ class Connection:
 
     def send(self, command: Any) -> None:
         """Send one command of one part."""
-        self._port.send(encode(command))
-        self.pump.after_send(self)
+        if self._port is not None:
+            self._port.post(encode(command))
+            self.pump.after_send(self)
 
     def send_bundle(self, command: bytes, bundle: memoryview) -> None:
         """Send an encoded PUBLISH and its bundle; the bundle is copied."""
-        port = self._port
-        port.send_more(command)
-        port.send(bundle)
-        self.pump.after_send(self)
+        if self._port is not None:
+            self._port.post(command, bundle)
+            self.pump.after_send(self)
 
     def call(self, call: Call) -> Call:
         """Send a request now, or as soon as the session is open."""
@@ -337,19 +348,25 @@ class Connection:
         """Read until nothing is left (credit and windows bound it). How many commands there were."""
         port = self._port
         count = 0
-        while port is self._port and (head := port.receive_head()) is not None:
+        while port is not None and port is self._port:
+            head = port.receive_head()
+            if head is None:
+                break
             self._handle(head, port)
             count += 1
         if count:
             self._heard_ns = self.pump.clock.monotonic_ns()
+        if isinstance(port, RingPort) and port is self._port and port.lost is not None:
+            self._on_rings_lost(port)
+            count += 1
         return count
 
-    def _handle(self, head: memoryview, port: Port) -> None:
+    def _handle(self, head: memoryview | bytes, port: Port | RingPort) -> None:
         command = decode_server_command(head)
         kind = type(command)
-        parts = port.receive_rest() if port.more else ()
+        parts = port.receive_rest() if port.more else []
         if kind is Deliver:
-            self._on_deliver(command.consumer_ids, [part.buffer for part in parts])
+            self._on_deliver(command.consumer_ids, parts)
             return
         if kind is Published:
             self._on_published(command)
@@ -401,11 +418,12 @@ class Connection:
             return
         self.dock.on_published(command.request, [command.code, 0], {command.code: command.text})
 
-    def _on_deliver(self, consumer_ids: list[int], bundles: list[memoryview]) -> None:
+    def _on_deliver(self, consumer_ids: list[int], bundles: list[Any]) -> None:
         from danube_fast.frame.bundle import bundle_entries
 
         index = 0
-        for buffer in bundles:
+        for bundle in bundles:
+            buffer = bundle if type(bundle) is memoryview else bundle.buffer
             for _, start, frame_bytes in bundle_entries(buffer):
                 subscriber = self.subscribers.get(consumer_ids[index])
                 index += 1
@@ -428,8 +446,12 @@ class Connection:
         for call in list(self.calls.values()):
             self._finish(call, None, self.failure)
         self.pump.disarm(self)
-        self.pump.remove(self)
-        self._port.close(_BYE_LINGER_MS)
+        self._drop_port(_BYE_LINGER_MS)
+
+    def after_fork(self) -> None:
+        """In a forked child: the worker shall see the end of the parent."""
+        if isinstance(self._port, RingPort):
+            self._port.close(0)
 
 
 _BYE_LINGER_MS = 200

@@ -13,6 +13,7 @@ from danube_fast.client.buffers import BufferPool
 from danube_fast.client.calls import Call
 from danube_fast.client.connection import Connection, Identity
 from danube_fast.client.context import release_context, take_context
+from danube_fast.client.dialer import Rings
 from danube_fast.client.inbox import Inbox
 from danube_fast.client.keeper import Keeper
 from danube_fast.client.limits import PRODUCERS_CACHED_MAX, REQUEST_TIMEOUT_SECONDS
@@ -38,7 +39,9 @@ __all__ = ["Core"]
 T = TypeVar("T")
 P = TypeVar("P", bound=Outbox)
 C = TypeVar("C", bound=Inbox)
-_TRANSPORTS = ("auto", "zmq", "tcp")
+_TRANSPORTS = {
+    "auto": Rings.PREFERRED, "shm": Rings.REQUIRED, "zmq": Rings.NEVER, "tcp": Rings.NEVER,
+}  # fmt: skip
 _FORKED = FailedPrecondition(
     "this process was forked after the client was opened, and neither sockets nor threads survive "
     "that; call danube_fast.connect() again in the child, or start it with spawn"
@@ -53,12 +56,8 @@ class Core:
     def __init__(
         self, url: str, *, name: str | None, token: str | None, tls: Any, transport: str
     ) -> None:
-        if transport == "shm":
-            raise FailedPrecondition(
-                "shared memory is not served yet; use transport='auto', which takes ipc on the same host"
-            )
         if transport not in _TRANSPORTS:
-            raise InvalidArgument(f"transport={transport!r} is unknown; use 'auto' or 'zmq'")
+            raise InvalidArgument(f"transport={transport!r} is unknown; use 'auto', 'shm' or 'zmq'")
         if tls is not None:
             raise FailedPrecondition(
                 "TLS is not served yet; connect without tls= on a trusted network"
@@ -86,9 +85,14 @@ class Core:
         self._keeper.start()
         _cores.add(self)
 
-    def connect(self, endpoints: list[str]) -> Connection:
+    def connect(self, endpoints: list[str], rings: Rings = Rings.NEVER) -> Connection:
         """A connection to one of these endpoints. Under the lock."""
-        return Connection(self.pump, self._context, endpoints, self._identity)
+        return Connection(self.pump, self._context, endpoints, self._identity, rings)
+
+    def connect_worker(self, endpoint: str, *, same_host: bool) -> Connection:
+        """A connection to a worker. Under the lock."""
+        rings = _TRANSPORTS[self.transport] if same_host else Rings.NEVER
+        return self.connect([endpoint], rings)
 
     def buffers(self, batch_bytes: int) -> BufferPool:
         """Send buffers for batches of that size. Under the lock."""
@@ -273,6 +277,8 @@ class Core:
         """In the child: the other threads are gone, so is everything that they held."""
         self.refusal = _FORKED
         self.pump.after_fork()
+        for connection in self.routes.workers.values():
+            connection.after_fork()
         for user in list(self.opened):
             user.refuse(_FORKED)
 

@@ -36,6 +36,8 @@ __all__ = [
     "PERMITS_MESSAGES_DEFAULT",
     "PRODUCERS_CACHED_MAX",
     "REQUEST_TIMEOUT_SECONDS",
+    "RINGS_RETRY_NS",
+    "RINGS_WAIT_NS",
     "SEND_TIMEOUT_SECONDS",
     "SETTLE_TICK_NS",
     "SLICE_NS",
@@ -60,6 +62,10 @@ HANDSHAKE_RETRY_NS_MAX = 4 * SECOND_NS
 """An unanswered HELLO is repeated on a fresh socket after this time, doubled each time."""
 LOOKUP_AFTER_NS = 1 * SECOND_NS
 """A worker that stayed away this long may have moved: its topics are looked up again."""
+RINGS_RETRY_NS = 20 * MILLISECOND_NS
+"""How often a connection without a port asks for rings."""
+RINGS_WAIT_NS = 5 * SECOND_NS
+"""A connection that had rings waits so long for new ones before it takes a socket."""
 BACKOFF_MIN_NS = 20 * MILLISECOND_NS
 BACKOFF_MAX_NS = 1 * SECOND_NS
 

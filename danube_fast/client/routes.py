@@ -16,7 +16,13 @@ from danube_fast.client.calls import Call, OnLoss
 from danube_fast.client.connection import Connection
 from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, MILLISECOND_NS
 from danube_fast.client.pump import Steps, Wait
-from danube_fast.errors import DanubeError, DeadlineExceeded, NotFound, TopicDeleted
+from danube_fast.errors import (
+    DanubeError,
+    DeadlineExceeded,
+    FailedPrecondition,
+    NotFound,
+    TopicDeleted,
+)
 from danube_fast.net.host import host_id
 from danube_fast.net.protocol import Lookup
 
@@ -139,6 +145,11 @@ class Routes:
                 "Try `danube-fast status`"
             )
         answer = call.result()
+        if self.core.transport == "shm" and answer.get("host_id") != host_id():
+            raise FailedPrecondition(
+                "transport='shm' works on the broker's own host only; use transport='auto', which "
+                "takes shared memory where it can"
+            )
         with lock:
             return Topic(topic, answer, self.partitions_of(answer))
 
@@ -147,14 +158,16 @@ class Routes:
         same_host = answer.get("host_id") == host_id() and self.core.transport != "tcp"
         partitions = []
         for partition_id, topic, _, tcp, ipc in answer["partitions"]:
-            endpoint = ipc if same_host and ipc else tcp
-            partitions.append(Partition(partition_id, topic, self._worker(endpoint)))
+            near = same_host and bool(ipc)
+            connection = self._worker(ipc if near else tcp, near)
+            partitions.append(Partition(partition_id, topic, connection))
         return partitions
 
-    def _worker(self, endpoint: str) -> Connection:
+    def _worker(self, endpoint: str, same_host: bool) -> Connection:
         connection = self.workers.get(endpoint)
         if connection is None:
-            connection = self.workers[endpoint] = self.core.connect([endpoint])
+            connection = self.core.connect_worker(endpoint, same_host=same_host)
+            self.workers[endpoint] = connection
         return connection
 
     def refresh(self, topic: Topic) -> None:

@@ -3,6 +3,7 @@
     receive_head()   the first part of a message, or None   (one call, no exception, no lock given up)
     receive_rest()   the parts behind it, as Frames
     send(), send_more()   one part, copied; with send_more another follows
+    post()           a whole message
 
 pyzmq turns every option and flag into an enum, raises an exception for an empty socket, and gives up
 the interpreter's lock for every part, which threads of one process then fight for. For a message of
@@ -174,6 +175,10 @@ class Port:
         self.more = False
         """Parts follow the one that `receive_head` gave."""
 
+    def fileno(self) -> int:
+        """The edge-triggered descriptor to sleep on, whenever nothing is `readable`."""
+        return int(self.socket.getsockopt(zmq.FD))
+
     def readable(self) -> bool:
         """Whether a message waits. It also does what ZeroMQ's descriptor was raised for."""
         events: int = _events(_table, self._own_handle(), self._message)
@@ -218,6 +223,12 @@ class Port:
         sent: int = _give(_table, handle, address_of(data), len(data), flags)
         if sent < 0:
             raise zmq.Again if sent == -_EAGAIN else zmq.ZMQError(-sent)
+
+    def post(self, *parts: Any) -> None:
+        """Send a copy of one message of these parts. Raises as `send`."""
+        for part in parts[:-1]:
+            self.send(part, SEND_MORE)
+        self.send(parts[-1])
 
     def send_more(self, data: Any) -> None:
         """The same with a part to follow."""

@@ -101,7 +101,7 @@ class Doorbell:
         number = _look(self._word)
         if number == 0:
             return False
-        signal_eventfd(self._eventfd)
+        self.ring_always()
         _forget(self._word, number)
         return True
 

@@ -9,13 +9,16 @@ Ring: one memory region per ordered pair of processes.
         +----------------+----------------+---
   0     | version word   | capacity_bytes |         creator; the version word is stored last
         +----------------+----------------+---
-  128   | tail           | cached_head    |         producer
+  128   | tail           | cached_head    | room asked      producer
         +----------------+----------------+---
   256   | head           | cached_tail    |         consumer
         +----------------+----------------+---
-  384   | reserved                        |
-        +---------------------------------+
+  384   | sleeping word  | sleep_count    |         consumer sets, producer clears
+        +----------------+----------------+---
   512   | data, capacity_bytes, a power of two                                       |
+
+  room asked and the sleeping word are for the rings of a `Duplex`; other rings have a doorbell of
+  their own and leave them 0. A producer without room stores a number there that was not there before.
 
   tail and head are positions: they only grow; position & (capacity - 1) is the place in the data.
   A record never wraps; a pad record fills the end of the data instead.
@@ -73,8 +76,11 @@ AT_VERSION = 0
 AT_CAPACITY = 8
 AT_TAIL = LINE_BYTES
 AT_CACHED_HEAD = LINE_BYTES + 8
+AT_ROOM_ASKED = LINE_BYTES + 16
 AT_HEAD = 2 * LINE_BYTES
 AT_CACHED_TAIL = 2 * LINE_BYTES + 8
+AT_READER_SLEEPING = 3 * LINE_BYTES
+AT_READER_SLEEP_COUNT = 3 * LINE_BYTES + 8
 RING_HEADER_BYTES = 4 * LINE_BYTES
 
 RING_CAPACITY_BYTES_MIN = 64
@@ -167,8 +173,11 @@ _RING_WORDS = {
     "capacity_bytes": (AT_CAPACITY, "creator"),
     "tail": (AT_TAIL, "producer"),
     "cached_head": (AT_CACHED_HEAD, "producer"),
+    "room_asked": (AT_ROOM_ASKED, "producer"),
     "head": (AT_HEAD, "consumer"),
     "cached_tail": (AT_CACHED_TAIL, "consumer"),
+    "sleeping": (AT_READER_SLEEPING, "consumer and producer"),
+    "sleep_count": (AT_READER_SLEEP_COUNT, "consumer and producer"),
 }
 _SLOT_WORDS = {
     "status": (AT_STATUS, "process"),
@@ -213,6 +222,8 @@ def _prove() -> None:
         raise ImportError("a pad record must fit wherever a record does not")
     if RING_CAPACITY_BYTES_MAX > RECORD_LENGTH_MASK >> 1:
         raise ImportError("place and length of a record no longer fit one int64")
+    if AT_READER_SLEEP_COUNT - AT_READER_SLEEPING != AT_SLEEP_COUNT - AT_SLEEPING:
+        raise ImportError("the doorbell's two words lie apart in one place and not in the other")
     if len({RING_VERSION_WORD, CONTROL_VERSION_WORD, COUNTER_VERSION_WORD}) != 3:
         raise ImportError("two kinds of shared memory have the same version word")
 

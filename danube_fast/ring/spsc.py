@@ -131,6 +131,11 @@ class SpscRing:
         return cls(memory)
 
     @property
+    def address(self) -> int:
+        """Where the ring's header begins, for kernels; the ring must outlive its use."""
+        return self._base
+
+    @property
     def capacity_bytes(self) -> int:
         """Bytes of the data part."""
         return self._capacity

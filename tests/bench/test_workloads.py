@@ -166,7 +166,6 @@ def test_pages_are_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         (["througput"], 2, "did you mean 'throughput'"),
         (["idle", "--rate", "5"], 2, "takes no --rate"),
-        (["throughput", "--transport", "shm"], 4, "shared memory is not served yet"),
         (["throughput", "--transport", "smoke"], 2, "use zmq or shm"),
         (["throughput", "--message-bytes", "3"], 2, "at least 8"),
         (["throughput", "--plot", "x.png"], 2, ".svg"),

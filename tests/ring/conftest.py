@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PEER_SECONDS = 60.0
+PEER_SECONDS = 180.0
 COMPILE_SECONDS = 300.0
 LITMUS = ("message_writer", "message_reader", "store_buffer", "adder")
 """Roles with kernels of their own, which Numba compiles in their process."""

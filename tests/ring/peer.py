@@ -34,7 +34,7 @@ from danube_fast.ring.doorbell import Doorbell
 from danube_fast.ring.memory import address_of_memory, map_fd
 from danube_fast.ring.spsc import SpscRing
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 150.0
 LINE = 128
 ROLES: dict[str, Callable[..., object]] = {}
 

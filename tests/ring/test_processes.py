@@ -23,7 +23,7 @@ def make_ring(peers: Any, capacity_bytes: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "capacity_bytes", "by_one"), [(150, 1 << 18, 0), (25, 1 << 12, 1)]
+    ("rounds", "capacity_bytes", "by_one"), [(150, 1 << 18, 0), (12, 1 << 12, 1)]
 )
 def test_millions_of_records_in_order(
     peers: Any, rounds: int, capacity_bytes: int, by_one: int

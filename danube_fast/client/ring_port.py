@@ -1,0 +1,129 @@
+"""A connection's port over shared memory: what `net.port.Port` is for a ZeroMQ socket.
+
+    dial --> waits for its rings --> open --> lost (the worker ended, or refused)
+
+What is sent before the rings are there, or while they are full, waits in a queue: windows and credit
+bound it. The socket is readable only for who has found the ring empty, so every `receive_head` that
+finds nothing arms it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from typing import Any
+
+from danube_fast.errors import DanubeError, Unavailable
+from danube_fast.ring.duplex import Duplex
+from danube_fast.ring.handover import Refused, dial, take
+
+__all__ = ["RingPort"]
+
+_MESSAGE_BYTES_MAX = 1 << 30
+"""Nothing that a broker sends is larger; its own limits are lower."""
+
+
+class RingPort:
+    """Rings to one worker. One thread at a time."""
+
+    __slots__ = ("_duplex", "_queue", "_rest", "_socket", "lost", "more")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._duplex: Duplex | None = None
+        self._queue: deque[tuple[Any, ...]] = deque()
+        self._rest: list[bytes] = []
+        self.more = False
+        """Parts follow the one that `receive_head` gave."""
+        self.lost: DanubeError | None = None
+        """Why nothing comes or goes any more."""
+
+    @classmethod
+    def dial(cls, ipc_endpoint: str) -> RingPort | None:
+        """Ask the worker at that endpoint for rings; None if it does not listen just now."""
+        sock = dial(ipc_endpoint)
+        return None if sock is None else cls(sock)
+
+    def fileno(self) -> int:
+        """The descriptor to sleep on, once `receive_head` has found nothing."""
+        return self._socket.fileno()
+
+    @property
+    def refused(self) -> bool:
+        """The worker lives and gives no rings to this client."""
+        return isinstance(self.lost, Refused)
+
+    def readable(self) -> bool:
+        """Whether a message waits."""
+        return self._duplex is not None and self.lost is None and self._duplex.readable
+
+    # ------------------------------------------------------------ in
+
+    def receive_head(self) -> bytes | None:
+        """The first part of the next message, if there is one."""
+        if self.lost is not None:
+            return None
+        try:
+            message = self._receive()
+        except DanubeError as error:
+            self.lost = error
+            return None
+        if message is None:
+            return None
+        head, *self._rest = message
+        self.more = bool(self._rest)
+        return head
+
+    def _receive(self) -> list[bytes] | None:
+        duplex = self._duplex
+        if duplex is None:
+            duplex = self._duplex = take(self._socket, _MESSAGE_BYTES_MAX)
+            if duplex is None:
+                return None
+        while True:
+            message = duplex.receive()
+            if message is not None:
+                return message
+            here = duplex.hear()
+            self._send_queued(duplex)
+            if duplex.arm():
+                if not here:
+                    raise Unavailable("the worker ended")
+                return None
+
+    def receive_rest(self) -> list[memoryview]:
+        """The parts behind the head."""
+        rest, self._rest = self._rest, []
+        self.more = False
+        return [memoryview(part) for part in rest]
+
+    # ------------------------------------------------------------ out
+
+    def post(self, *parts: Any) -> None:
+        """Send a copy of one message, now or when there is room."""
+        if self.lost is not None:
+            return
+        duplex = self._duplex
+        if duplex is None or self._queue:
+            self._queue.append(tuple(bytes(part) for part in parts))
+            if duplex is not None:
+                self._send_queued(duplex)
+            return
+        try:
+            if not duplex.send(parts):
+                self._queue.append(tuple(bytes(part) for part in parts))
+        except DanubeError as error:
+            self.lost = error
+
+    def _send_queued(self, duplex: Duplex) -> None:
+        queue = self._queue
+        while queue and duplex.send(queue[0]):
+            queue.popleft()
+        duplex.flush()
+
+    def close(self, linger_ms: int) -> None:
+        """End the connection. What is in the ring is still read by the worker."""
+        if self.lost is None:
+            self.lost = Unavailable("the connection was closed")
+        self._queue.clear()
+        self._socket.close()

@@ -1,0 +1,300 @@
+"""How a client gets its rings: a UNIX socket beside the worker's ipc endpoint.
+
+    client                                  worker
+      dial(): connect        ------------>  Gate: SO_PEERCRED: the broker's own user?
+      take(): rings mapped   <------------    OFFER, capacity and the memfd (SCM_RIGHTS)
+              or why not     <------------    REFUSAL, a text
+
+The memfd's size is sealed, so neither side can be made to fault by the other. Nothing has a name
+in a file system: the address is abstract, and memory and socket go with the processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from danube_fast.errors import DanubeError, DataLoss, Unavailable
+from danube_fast.ring.duplex import Duplex, duplex_bytes
+from danube_fast.ring.memory import create_memfd, map_fd
+from danube_fast.ring.spsc import SpscRing
+
+__all__ = ["Gate", "Refused", "dial", "take"]
+
+_HEAD = struct.Struct("<4sIQ")
+_OFFER, _REFUSAL = b"DFsm", b"DFno"
+_VERSION = 1
+_TEXT_BYTES_MAX = 1024
+_CREDENTIALS = struct.Struct("3i")
+_BACKLOG = 1024
+_IDENTITY = struct.Struct(">BQ")
+_IDENTITY_KIND = 1
+"""ROUTER's own identities begin with 0."""
+_PREFIXES = ("ipc://@", "ipc://")
+
+
+class Refused(Unavailable):
+    """The worker does not give this client any rings; the text says why."""
+
+
+def address_beside(ipc_endpoint: str) -> bytes:
+    """Address of the socket that belongs to an ipc endpoint; empty if it can have none."""
+    for prefix in _PREFIXES:
+        if ipc_endpoint.startswith(prefix):
+            return b"\0" + ipc_endpoint.removeprefix(prefix).encode() + b".shm"
+    return b""
+
+
+# ---------------------------------------------------------------- client
+
+
+def dial(ipc_endpoint: str) -> socket.socket | None:
+    """A socket on its way to the worker; None if nobody offers rings there just now."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        sock.connect(address_beside(ipc_endpoint))
+    except OSError:  # nobody listens, or too many knock
+        sock.close()
+        return None
+    return sock
+
+
+def take(sock: socket.socket, message_bytes_max: int) -> Duplex | None:
+    """The rings, once the worker has sent them; None before.
+
+    Raises Refused, DataLoss for an answer that makes no sense, and Unavailable if the worker ended.
+    """
+    try:
+        answer, fds, _, _ = socket.recv_fds(sock, _HEAD.size, 1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        raise Unavailable(f"the worker ended before it gave its rings ({error})") from error
+    try:
+        if len(answer) != _HEAD.size:
+            raise Unavailable("the worker ended before it gave its rings")
+        kind, version, capacity = _HEAD.unpack(answer)
+        if kind == _REFUSAL:
+            text = b"the worker refuses shared memory"
+            with contextlib.suppress(OSError):
+                text = sock.recv(min(capacity, _TEXT_BYTES_MAX), socket.MSG_DONTWAIT)
+            raise Refused(text.decode(errors="replace"))
+        if kind != _OFFER or version != _VERSION or len(fds) != 1:
+            raise DataLoss(f"{answer!r} offers no rings of version {_VERSION}; use transport='zmq'")
+        memory = map_fd(fds[0])
+    finally:
+        for fd in fds:
+            os.close(fd)
+    if len(memory) != duplex_bytes(capacity):
+        raise DataLoss(f"{len(memory)} bytes of memory are no two rings of {capacity}")
+    return Duplex(memory, sock, capacity, serves=False, message_bytes_max=message_bytes_max)
+
+
+# ---------------------------------------------------------------- worker
+
+
+class Gate:
+    """All clients of one worker that have rings. Used by its loop only."""
+
+    def __init__(
+        self, ipc_endpoint: str, *, ring_bytes: int, links_max: int, message_bytes_max: int
+    ) -> None:
+        """Listen beside `ipc_endpoint`, and refuse everybody if `ring_bytes` is 0.
+
+        Raises Unavailable if the address is taken.
+        """
+        self._ring_bytes = ring_bytes
+        self._links_max = links_max
+        self._message_bytes_max = message_bytes_max
+        self._number = 0
+        self._links: dict[bytes, Duplex] = {}
+        self._by_fd: dict[int, bytes] = {}
+        self._awake: dict[bytes, None] = {}
+        """Links that are not armed: something may be in their rings."""
+        self._ended: set[bytes] = set()
+        """Those of them whose client is gone; what it sent before still counts."""
+        self.gone: list[bytes] = []
+        """Identities of links that are closed, until somebody empties this."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            self._listener.bind(address_beside(ipc_endpoint))
+            self._listener.listen(_BACKLOG)
+        except OSError as error:
+            self._listener.close()
+            raise Unavailable(f"cannot listen beside {ipc_endpoint}: {error}") from error
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        """Given up to take, and refuse, a client for whom no descriptor is left."""
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def fileno(self) -> int:
+        """Readable when a client knocks, signals or ends."""
+        return self._epoll.fileno()
+
+    @property
+    def awake(self) -> bool:
+        """Whether `receive` has to look again before anybody sleeps."""
+        return bool(self._awake)
+
+    # ------------------------------------------------------------ links
+
+    def look(self) -> None:
+        """Take new clients, signals and ends."""
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._listener.fileno():
+                self._accept_all()
+                continue
+            identity = self._by_fd[fd]
+            self._awake[identity] = None
+            if not self._links[identity].hear():
+                self._ended.add(identity)
+                self._epoll.unregister(fd)
+
+    def _accept_all(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    return
+                self._refuse_without_descriptor()
+                return
+            sock.setblocking(False)
+            self._welcome(sock)
+
+    def _refuse_without_descriptor(self) -> None:
+        os.close(self._reserve)
+        try:
+            with contextlib.suppress(OSError):
+                sock, _ = self._listener.accept()
+                _refuse(sock, "the worker has no file descriptors left; raise `ulimit -n`")
+        finally:
+            self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, user, _ = _CREDENTIALS.unpack(raw)
+        if user != os.geteuid():
+            _refuse(sock, f"shared memory is for user {os.geteuid()}, not {user}")
+            return
+        if not self._ring_bytes:
+            _refuse(sock, "shared memory is switched off here (shm_ring_bytes is 0)")
+            return
+        if len(self._links) >= self._links_max:
+            limit = self._links_max
+            _refuse(sock, f"{limit} clients have shared memory; raise shm_clients_max")
+            return
+        try:
+            link = self._offer(sock)
+        except (OSError, DanubeError) as error:
+            _refuse(sock, f"no memory for rings: {error}")
+            return
+        self._number += 1
+        identity = _IDENTITY.pack(_IDENTITY_KIND, self._number)
+        self._links[identity] = link
+        self._by_fd[sock.fileno()] = identity
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        self._awake[identity] = None
+
+    def _offer(self, sock: socket.socket) -> Duplex:
+        """Make the rings and pass them on."""
+        capacity = self._ring_bytes
+        fd = create_memfd("danube-rings", duplex_bytes(capacity))
+        try:
+            memory = map_fd(fd)
+            half = len(memory) // 2
+            for view in (memoryview(memory)[:half], memoryview(memory)[half:]):
+                SpscRing.create(view, capacity)
+            link = Duplex(
+                memory, sock, capacity, serves=True, message_bytes_max=self._message_bytes_max
+            )
+            socket.send_fds(sock, [_HEAD.pack(_OFFER, _VERSION, capacity)], [fd])
+            return link
+        finally:
+            os.close(fd)
+
+    def _close(self, identity: bytes) -> None:
+        link = self._links.pop(identity)
+        fd = link.fileno()
+        del self._by_fd[fd]
+        if identity not in self._ended:
+            self._epoll.unregister(fd)
+        self._ended.discard(identity)
+        self._awake.pop(identity, None)
+        link.close()
+        self.gone.append(identity)
+
+    def close(self) -> None:
+        """End all links."""
+        for identity in list(self._links):
+            self._close(identity)
+        self._epoll.close()
+        self._listener.close()
+        os.close(self._reserve)
+
+    # ------------------------------------------------------------ messages
+
+    def receive(self, limit: int) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Up to `limit` waiting messages with who sent them, of all clients in turn."""
+        self.look()
+        left = limit
+        while self._awake and left > 0:
+            for identity in list(self._awake):
+                try:
+                    parts = self._next(identity)
+                except DanubeError:  # it wrote nonsense into its own rings
+                    self._close(identity)
+                    continue
+                if parts is not None:
+                    left -= 1
+                    yield identity, parts
+                    if left == 0:
+                        return
+
+    def _next(self, identity: bytes) -> list[bytes] | None:
+        """The link's next message; without one it is armed, or closed if its client is gone."""
+        link = self._links[identity]
+        # the last in turn goes first the next time
+        del self._awake[identity]
+        self._awake[identity] = None
+        parts = link.receive()
+        if parts is not None:
+            return parts
+        if identity in self._ended:
+            self._close(identity)
+            return None
+        link.flush()
+        if link.arm():
+            del self._awake[identity]
+        return None
+
+    def send(self, identity: bytes, parts: Sequence[Any]) -> bool | None:
+        """Send one message: True; False if there is no room just now; None if the link is closed."""
+        link = self._links.get(identity)
+        if link is None:
+            return None
+        try:
+            return link.send(parts)
+        except DanubeError:
+            self._close(identity)
+            return None
+
+
+def _refuse(sock: socket.socket, text: str) -> None:
+    data = text.encode()[:_TEXT_BYTES_MAX]
+    with sock, contextlib.suppress(OSError):
+        sock.send(
+            _HEAD.pack(_REFUSAL, _VERSION, len(data)) + data,
+            socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,
+        )

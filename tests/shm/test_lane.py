@@ -1,0 +1,298 @@
+"""Shared memory between real clients and real brokers: the same promises as over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import danube_fast
+from danube_fast.errors import InvalidArgument, Unavailable
+from tests.crash.rig import Server
+from tests.workers.broker import ROOT, is_running, wait_until
+
+RING_BYTES = 64 * 1024
+LARGE = [0, 1, 1000, RING_BYTES // 2, RING_BYTES, 3 * RING_BYTES, 400_000]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    data_dir = tmp_path_factory.mktemp("lane") / "data"
+    with Server(data_dir, workers=2, shm_ring_bytes=RING_BYTES, session_timeout_ms=20_000) as made:
+        yield made
+
+
+def ways(client: Any) -> set[bool]:
+    """Whether the connections to workers go through rings."""
+    return {connection.has_rings for connection in client._core.routes.workers.values()}
+
+
+def take(consumer: Any, count: int, seconds: float = 30) -> list[Any]:
+    """That many messages, acked."""
+    messages: list[Any] = []
+    deadline = time.monotonic() + seconds
+    while len(messages) < count and time.monotonic() < deadline:
+        batch = consumer.receive_batch(timeout=0.5)
+        messages += batch
+        if batch:
+            consumer.ack(batch)
+    assert len(messages) == count, f"{len(messages)} of {count} came within {seconds} s"
+    return messages
+
+
+@pytest.mark.parametrize("durability", ["memory", "os", "fsync", None])
+def test_remote_and_local_clients_share_one_topic_in_one_order(
+    server: Server, durability: str | None
+) -> None:
+    topic = f"/default/mixed-{durability}"
+    options = {"durability": durability} if durability else {"dispatch": "non_reliable"}
+    with server.client(transport="shm") as near, server.client(transport="tcp") as far:
+        producers = [client.producer(topic, **options) for client in (near, far)]
+        consumers = [
+            client.consumer(topic, subscription=name, initial_position="earliest")
+            for name, client in (("near", near), ("far", far))
+        ]
+        for turn in range(30):
+            for index, producer in enumerate(producers):
+                producer.send_many([b"%d %d %d" % (index, turn, i) for i in range(50)])
+        for producer in producers:
+            producer.flush()
+        seen = [[(m.offset, m.payload) for m in take(consumer, 3000)] for consumer in consumers]
+        assert seen[0] == seen[1]
+        assert [offset for offset, _ in seen[0]] == list(range(3000))
+        for index in (0, 1):
+            own = [payload for _, payload in seen[0] if payload.startswith(b"%d " % index)]
+            assert own == [b"%d %d %d" % (index, turn, i) for turn in range(30) for i in range(50)]
+        assert ways(near) == {True} and ways(far) == {False}
+
+
+def test_messages_larger_than_the_ring_keep_their_place(server: Server) -> None:
+    payloads = [os.urandom(size) for _ in range(4) for size in LARGE]
+    with server.client(transport="shm") as client:
+        producer = client.producer("/default/large")
+        consumer = client.consumer("/default/large", subscription="s", initial_position="earliest")
+        for payload in payloads:
+            producer.send(payload)
+        producer.flush()
+        assert [m.payload for m in take(consumer, len(payloads))] == payloads
+        assert ways(client) == {True}
+
+
+def test_a_flood_of_more_than_the_rings_hold(server: Server) -> None:
+    """Both rings are full all the time; the consumer begins late."""
+    count = 200_000
+    with server.client() as client:
+        producer = client.producer("/default/flood", durability="os")
+        consumer = client.consumer("/default/flood", subscription="s", initial_position="earliest")
+        for start in range(0, count, 10_000):
+            producer.send_many([b"%d" % i for i in range(start, start + 10_000)])
+        producer.flush()
+        assert [int(m.payload) for m in take(consumer, count, 60)] == list(range(count))
+        assert ways(client) == {True}
+
+
+def test_a_producer_that_changes_its_way_keeps_order_and_exactness(server: Server) -> None:
+    topic = "/default/changing"
+    sent: list[bytes] = []
+    with server.client() as reader:
+        consumer = None
+        for turn, transport in enumerate(["shm", "zmq", "auto", "tcp", "shm"]):
+            with server.client(transport=transport) as client:
+                producer = client.producer(topic, name="same")
+                payloads = [b"%d %d" % (turn, i) for i in range(500)]
+                producer.send_many(payloads)
+                producer.flush()
+                sent += payloads
+                assert ways(client) == {transport in ("shm", "auto")}
+        consumer = reader.consumer(topic, subscription="s", initial_position="earliest")
+        assert [m.payload for m in take(consumer, len(sent))] == sent
+
+
+def test_asyncio(server: Server) -> None:
+    async def run() -> list[bytes]:
+        async with await danube_fast.connect_async(server.url, transport="shm") as client:
+            producer = await client.producer("/default/async")
+            consumer = await client.consumer(
+                "/default/async", subscription="s", initial_position="earliest"
+            )
+            await asyncio.gather(*(producer.publish(b"%d" % i) for i in range(200)))
+            got: list[bytes] = []
+            while len(got) < 200:
+                message = await consumer.receive(timeout=10)
+                got.append(message.payload)
+                await consumer.ack(message)
+            assert ways(client) == {True}
+            return got
+
+    assert sorted(asyncio.run(run())) == sorted(b"%d" % i for i in range(200))
+
+
+@pytest.mark.parametrize("transport", ["shm", "auto"])
+def test_a_killed_worker_comes_back_with_new_rings(tmp_path: Path, transport: str) -> None:
+    with (
+        Server(tmp_path / "data", workers=1) as server,
+        server.client(transport=transport) as client,
+    ):
+        producer = client.producer("/default/t")
+        consumer = client.consumer("/default/t", subscription="s", initial_position="earliest")
+        for turn in range(3):
+            payloads = [b"%d %d" % (turn, i) for i in range(1000)]
+            producer.send_many(payloads)
+            wait_until("a worker that lives", lambda: is_running(server.pid_of(1)))
+            server.kill("worker", 1)
+            producer.flush()
+            got = {m.payload for m in take_distinct(consumer, payloads)}
+            assert got >= set(payloads)
+            assert ways(client) == {True}
+
+
+def take_distinct(consumer: Any, payloads: list[bytes], seconds: float = 30) -> list[Any]:
+    """Messages until each of `payloads` was there; some may come twice over a kill."""
+    messages: list[Any] = []
+    missing = set(payloads)
+    deadline = time.monotonic() + seconds
+    while missing and time.monotonic() < deadline:
+        batch = consumer.receive_batch(timeout=0.5)
+        messages += batch
+        missing -= {m.payload for m in batch}
+        if batch:
+            consumer.ack(batch)
+    assert not missing, f"{len(missing)} of {len(payloads)} did not come within {seconds} s"
+    return messages
+
+
+_HOLDER = """
+import sys, time, danube_fast
+client = danube_fast.connect(sys.argv[1], transport="shm")
+consumer = client.consumer("/default/held", subscription="s", type="shared", initial_position="earliest")
+producer = client.producer("/default/dying")
+batch = []
+while len(batch) < 100:
+    batch += consumer.receive_batch(timeout=1)
+print("holds", flush=True)
+while True:
+    producer.send_many([b"x" * 100] * 1000)
+"""
+
+
+def test_what_a_killed_client_held_goes_to_others_at_once(server: Server) -> None:
+    """Its rings end with it: nobody waits for the session's timeout, which is 20 s here."""
+    with server.client(transport="shm") as client:
+        producer = client.producer("/default/held")
+        producer.send_many([b"%d" % i for i in range(100)])
+        producer.flush()
+        other = None
+        with subprocess.Popen(
+            [sys.executable, "-c", _HOLDER, server.url], stdout=subprocess.PIPE, cwd=ROOT
+        ) as holder:
+            try:
+                assert holder.stdout is not None and holder.stdout.readline() == b"holds\n"
+                other = client.consumer("/default/held", subscription="s", type="shared")
+                began = time.monotonic()
+            finally:
+                holder.send_signal(signal.SIGKILL)
+            holder.wait(10)
+        again = take(other, 100, 10)
+        assert time.monotonic() - began < 10
+        assert sorted(int(m.payload) for m in again) == list(range(100))
+        assert {m.redelivery_count for m in again} == {1}
+        # what it published before is whole
+        reader = client.reader("/default/dying", start="earliest")
+        whole = [m.payload for m in reader.receive_batch(timeout=2)]
+        assert set(whole) <= {b"x" * 100}
+
+
+def test_rings_go_with_their_clients(server: Server) -> None:
+    """Memory and descriptors of the workers are what they were before 40 clients came and went."""
+    pids = [server.pid_of(process) for process in (1, 2)]
+
+    def held() -> list[tuple[int, int]]:
+        maps = [Path(f"/proc/{pid}/maps").read_text().count("memfd:danube-rings") for pid in pids]
+        return list(zip(maps, (len(os.listdir(f"/proc/{pid}/fd")) for pid in pids), strict=True))
+
+    with server.client(transport="shm") as client:
+        client.producer("/default/warm").publish(b"x")
+    before = wait_until("the end of earlier clients", lambda: settled(held))
+    for number in range(40):
+        with server.client(transport="shm") as client:
+            client.producer("/default/warm").publish(b"%d" % number)
+    wait_until(f"{before} again, not {held()}", lambda: held() <= before)
+
+
+def settled(look: Any) -> Any:
+    """What `look` says, once it says the same for a while."""
+    first = look()
+    time.sleep(0.5)
+    return first if look() == first else None
+
+
+def test_who_gets_no_rings_uses_zeromq_or_is_told(tmp_path: Path) -> None:
+    with (
+        Server(tmp_path / "data", workers=1, shm_clients_max=1) as server,
+        server.client() as first,
+        server.client() as second,
+        server.client(transport="shm") as third,
+    ):
+        first.producer("/default/t").publish(b"1")
+        second.producer("/default/t").publish(b"2")
+        assert (ways(first), ways(second)) == ({True}, {False})
+        with pytest.raises(Unavailable, match="raise shm_clients_max"):
+            third.producer("/default/t", timeout=5)
+
+
+def test_a_broker_without_shared_memory(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", workers=1, shm_ring_bytes=0) as server:
+        with server.client() as client:
+            client.producer("/default/t").publish(b"1")
+            assert ways(client) == {False}
+        with (
+            server.client(transport="shm") as client,
+            pytest.raises(danube_fast.DanubeError) as told,
+        ):
+            client.producer("/default/t", timeout=2)
+        assert "shared memory" in str(told.value)
+
+
+def test_an_unknown_transport_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="'shm'"):
+        danube_fast.connect("danube://127.0.0.1:1", transport="pigeon")
+
+
+def test_a_forked_child_does_not_hide_the_parents_end(server: Server) -> None:
+    """The child inherits the socket; the worker hears of the parent's death all the same."""
+    code = """
+import os, sys, time, danube_fast
+client = danube_fast.connect(sys.argv[1], transport="shm")
+consumer = client.consumer("/default/forked", subscription="s", type="shared", initial_position="earliest")
+batch = []
+while len(batch) < 10:
+    batch += consumer.receive_batch(timeout=1)
+pid = os.fork()
+if pid == 0:
+    sys.stdin.read()
+    os._exit(0)
+print(pid, flush=True)
+time.sleep(60)
+"""
+    with server.client(transport="shm") as client:
+        producer = client.producer("/default/forked")
+        producer.send_many([b"%d" % i for i in range(10)])
+        producer.flush()
+        with subprocess.Popen(
+            [sys.executable, "-c", code, server.url],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT,
+        ) as holder:  # fmt: skip
+            assert holder.stdout is not None
+            child = int(holder.stdout.readline())
+            other = client.consumer("/default/forked", subscription="s", type="shared")
+            holder.kill()
+            assert len(take(other, 10, 10)) == 10
+            assert Path(f"/proc/{child}").exists(), "the child was to live on"

@@ -1,0 +1,91 @@
+"""The two doors of a worker: its ROUTER for everybody, and rings for clients of this host.
+
+Commands, sessions and answers are the same behind both; only the identity tells who came where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import zmq
+
+from danube_fast.config import Settings
+from danube_fast.net.greeting import message_bytes_max
+from danube_fast.net.server import PART_BYTES_MAX_SLACK, PeerGone, Server, WouldBlock
+from danube_fast.ring.handover import Gate
+
+__all__ = ["Doors"]
+
+_ROUTED = 0
+"""First byte of the identities that ROUTER makes; those of the gate begin otherwise."""
+
+
+class Doors:
+    """`Server` and `Gate` as one. Used by the worker's loop only."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.gate: Gate | None = None
+        self.drained = False
+        """The last `receive` took everything that was there."""
+        self._gate_first = False
+
+    def open_gate(self, ipc_endpoint: str, settings: Settings) -> None:
+        """Serve rings too; if they are switched off, clients are told so. Raises Unavailable."""
+        size = settings.shm_ring_bytes
+        if ipc_endpoint:
+            self.gate = Gate(
+                ipc_endpoint,
+                ring_bytes=1 << (size - 1).bit_length() if size else 0,
+                links_max=settings.shm_clients_max,
+                message_bytes_max=message_bytes_max(settings) + PART_BYTES_MAX_SLACK,
+            )
+
+    def receive(self, limit: int) -> Iterator[tuple[bytes, Any, list[Any]]]:
+        """Up to `limit` waiting messages: identity, command (valid until the next one), parts
+        behind it. Never blocks. The doors take turns in going first."""
+        self.drained = False
+        self._gate_first = not self._gate_first
+        if self._gate_first:
+            yield from self._from_gate(limit)
+        yield from self.server.receive(limit)
+        if not self._gate_first:
+            yield from self._from_gate(limit)
+        self.drained = self.server.drained and not (self.gate and self.gate.awake)
+
+    def _from_gate(self, limit: int) -> Iterator[tuple[bytes, Any, list[Any]]]:
+        if self.gate is not None:
+            for identity, (command, *parts) in self.gate.receive(limit):
+                yield identity, command, parts
+
+    def send(self, identity: bytes, parts: list[bytes | zmq.Frame]) -> None:
+        """Queue one message for a client. Raises PeerGone or WouldBlock; then nothing was sent."""
+        if identity[0] == _ROUTED:
+            self.server.send(identity, parts)
+            return
+        sent = self.gate.send(identity, parts) if self.gate is not None else None
+        if not sent:
+            raise PeerGone if sent is None else WouldBlock
+
+    def take_gone(self) -> list[bytes]:
+        """Identities whose connection has ended, each once. ROUTER tells of none."""
+        if self.gate is None or not self.gate.gone:
+            return []
+        gone, self.gate.gone = self.gate.gone, []
+        return gone
+
+    def readable(self) -> bool:
+        """Whether something waits that no descriptor will tell of."""
+        return bool(self.gate and self.gate.awake) or self.server.readable()
+
+    def filenos(self) -> list[int]:
+        """The descriptors to sleep on, whenever nothing is `readable`."""
+        own = [self.server.fileno()]
+        return [*own, self.gate.fileno()] if self.gate is not None else own
+
+    def close(self) -> None:
+        """Close both; what was queued is dropped."""
+        self.server.close()
+        if self.gate is not None:
+            self.gate.close()
