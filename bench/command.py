@@ -74,7 +74,7 @@ _WIDTH = 170
 
 def check(choices: Choices, note: Note, emit: Emit) -> bool:
     """Run the cases of the floors, print the verdicts; whether all were met."""
-    cases = floors.select(choices.workloads)
+    cases = floors.select(choices.workloads, choices.changes.get("transport", "zmq"))
     if choices.url is not None:
         raise FailedPrecondition("--check starts brokers of its own; leave --url out")
     if "seconds" in choices.changes:

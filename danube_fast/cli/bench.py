@@ -68,6 +68,10 @@ def bench(
     log_bytes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Log to recover or to read back from.")
     ] = None,
+    spin_us: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="US", help="Workers and clients look on so long, then sleep."),
+    ] = None,
     runs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Medians of so many (--check: 5).")
     ] = None,
@@ -82,13 +86,13 @@ def bench(
     """Measure a broker under load, and verify that everything arrived exactly as sent.
 
     Starts a broker with two workers in a temporary directory unless --url names one. Workloads:
-    throughput, messages, topics, publishers, fanout, publish-latency, latency, isolation, ready,
+    throughput, messages, topics, publishers, fanout, merge, publish-latency, latency, isolation, ready,
     recovery, idle, readback, reference (raw ZeroMQ without a broker).
     """
     changes: dict[str, Any] = {
         "transport": transport, "message_bytes": message_bytes, "messages": messages,
         "seconds": seconds, "producers": producers, "consumers": consumers, "topics": topics,
-        "clients": clients, "rate": rate, "log_bytes": log_bytes,
+        "clients": clients, "rate": rate, "log_bytes": log_bytes, "spin_us": spin_us,
         "durability": None if durability is None else durability.value,
     }  # fmt: skip
     given = {name: value for name, value in changes.items() if value is not None}

@@ -56,7 +56,10 @@ def address_beside(ipc_endpoint: str) -> bytes:
 
 def dial(ipc_endpoint: str) -> socket.socket | None:
     """A socket on its way to the worker; None if nobody offers rings there just now."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    except OSError:  # no descriptor is left; whoever opens a socket instead says so
+        return None
     try:
         sock.connect(address_beside(ipc_endpoint))
     except OSError:  # nobody listens, or too many knock
