@@ -189,7 +189,7 @@ class Gate:
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(raw)
         if user != os.geteuid():
-            _refuse(sock, f"shared memory is for user {os.geteuid()}, not {user}")
+            _refuse(sock, f"shared memory is for the broker's user {os.geteuid()}, not for {user}")
             return
         if not self._ring_bytes:
             _refuse(sock, "shared memory is switched off here (shm_ring_bytes is 0)")
