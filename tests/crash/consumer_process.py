@@ -1,6 +1,7 @@
 """A consumer in a process of its own: `python -m tests.crash.consumer_process PLAN`.
 
-PLAN is JSON: {"url", "parent", "topic", "subscription", "type", "name", "record", "acks", "holes", "seed"}. It
+PLAN is JSON: {"url", "parent", "topic", "subscription", "type", "name", "record", "acks", "holes", "seed",
+"transport"}. It
 writes down what it receives before it acks it, and what is durably acked once `flush_acks` has
 returned. With `holes` there are messages that it never acks. Until stdin ends.
 """
@@ -88,7 +89,9 @@ def main() -> int:
         stop.set()
 
     with (
-        danube_fast.connect(plan["url"], name=plan["name"], timeout=60) as client,
+        danube_fast.connect(
+            plan["url"], name=plan["name"], timeout=60, transport=plan.get("transport", "auto")
+        ) as client,
         client.consumer(
             plan["topic"], subscription=plan["subscription"], type=plan["type"],
             initial_position="earliest", name=plan["name"],

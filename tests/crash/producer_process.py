@@ -106,7 +106,9 @@ def main() -> int:
     plan = json.loads(sys.argv[1])
     die_with_parent(plan["parent"])
     stop = threading.Event()
-    with danube_fast.connect(plan["url"], name="crash-load", timeout=60) as client:
+    with danube_fast.connect(
+        plan["url"], name="crash-load", timeout=60, transport=plan.get("transport", "auto")
+    ) as client:
         publishers = [Publisher(client, entry, stop) for entry in plan["producers"]]
         failures: list[str] = []
 

@@ -32,6 +32,8 @@ from tests.crash.rig import Member, Server, rounds
 
 SEED = int(os.environ.get("DANUBE_CRASH_SEED", "20240917"))
 ROUNDS = rounds(20)
+TRANSPORTS = ("shm", "zmq")
+"""Clients take turns."""
 VICTIMS = ("worker", "coordinator", "supervisor", "all")
 ACKS_BEFORE_KILL = 5000
 RECOVERY_SECONDS = 40.0
@@ -91,7 +93,7 @@ class Load:
         for number, entry in enumerate(TAKERS):
             path = folder / f"taker{number}.seen"
             plan = {**entry, "url": server.url, "name": f"taker{number}", "record": str(path),
-                    "holes": holes, "seed": SEED + number}  # fmt: skip
+                    "holes": holes, "seed": SEED + number, "transport": TRANSPORTS[number % 2]}  # fmt: skip
             self.takers.append((plan, path))
             taker = Member("consumer_process", plan, folder / f"taker{number}")
             self.taker_members.append(stack.enter_context(taker))
@@ -110,7 +112,9 @@ class Load:
                 self.producers.append((entry, path))
             mine = [entry for entry, _ in self.producers[-len(plan) :]]
             member = Member(
-                "producer_process", {"url": server.url, "producers": mine}, folder / f"load{number}"
+                "producer_process",
+                {"url": server.url, "producers": mine, "transport": TRANSPORTS[number % 2]},
+                folder / f"load{number}",
             )
             self.producer_members.append(stack.enter_context(member))
         for member in self.producer_members:
