@@ -120,9 +120,13 @@ class Adapter(ABC):
     def start(self, folder: Path, variant: Variant) -> Server | None:
         """A server of its own with its files in `folder`; None: there is no server."""
 
+    def sweep(self, topic: str) -> None:  # noqa: B027 - most leave nothing
+        """Remove what the members of a run may have left outside the harness's folder."""
+
     @abstractmethod
     def open_sender(self, options: dict[str, Any]) -> Sender:
-        """Connected. `options`: the variant's, `address`, `topic`, `message_bytes`, `messages`."""
+        """Connected. `options`: the variant's, `address` (without a server a free one), `folder`, `topic`,
+        `message_bytes`, `messages`."""
 
     @abstractmethod
     def open_receiver(self, options: dict[str, Any]) -> Receiver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -96,7 +97,7 @@ def _peer_rows(session: _Session, name: str) -> list[str]:
                 for plan in session.plans:
                     if plan.workload in variant.workloads:
                         session.measure(bench.run, plan)
-        except DanubeError as error:
+        except (DanubeError, OSError, subprocess.SubprocessError) as error:
             failed.append(f"{variant.system}, {variant.durability}: {error}")
             session.note(f"FAILED {failed[-1]}")
     return failed

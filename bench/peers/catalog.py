@@ -5,15 +5,17 @@ from __future__ import annotations
 import difflib
 
 from danube_fast.bench.peers.adapter import Adapter
+from danube_fast.bench.peers.iceoryx import Iceoryx
 from danube_fast.bench.peers.nats import Nats
 from danube_fast.bench.peers.redis import Redis
+from danube_fast.bench.peers.zenoh import Zenoh
 from danube_fast.bench.peers.zeromq import ZeroMQ
 from danube_fast.errors import InvalidArgument
 
 __all__ = ["ADAPTERS", "ALL", "WITHOUT_ADAPTER", "absence", "find", "select"]
 
 ALL = "all"
-ADAPTERS: dict[str, Adapter] = {x.name: x for x in (ZeroMQ(), Nats(), Redis())}
+ADAPTERS: dict[str, Adapter] = {x.name: x for x in (ZeroMQ(), Iceoryx(), Zenoh(), Nats(), Redis())}
 
 WITHOUT_ADAPTER = {
     "rabbitmq": "no adapter has been run against it; it takes a server and pip install pika",

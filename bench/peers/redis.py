@@ -152,7 +152,7 @@ class Redis(Adapter):
             appendonly="yes", appendfsync="everysec",
         ),
         _stream(
-            "AOF, fsync before replies, shared by a pipeline (appendfsync always)",
+            "AOF, fsync before replies, one for what a turn has read (appendfsync always)",
             appendonly="yes", appendfsync="always",
         ),
     )  # fmt: skip

@@ -12,7 +12,7 @@ import msgspec
 
 from danube_fast.bench.latency import set_latencies
 from danube_fast.bench.peers.adapter import WINDOW_BYTES, Adapter, Variant
-from danube_fast.bench.peers.server import Server
+from danube_fast.bench.peers.server import HOST, Server, free_port
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.processes import hear_all
 from danube_fast.bench.rig import Rig, blank
@@ -59,7 +59,8 @@ class Bench:
         """One run of `throughput` or `latency`. Raises what a member failed with."""
         options = self._variant.options | {
             "peer": self._adapter.name,
-            "address": "" if self._server is None else self._server.address,
+            "address": self._server.address if self._server else f"{HOST}:{free_port()}",
+            "folder": str(self._rig.folder),
             "topic": f"bench-{os.getpid()}-{secrets.token_hex(8)}",
             "is_lossy": self._variant.is_lossy,
             "message_bytes": plan.message_bytes,
@@ -67,6 +68,12 @@ class Bench:
             "rate": plan.rate,
             "fd": self._rig.payloads(plan.messages, plan.message_bytes),
         }
+        try:
+            return self._run(plan, options)
+        finally:
+            self._adapter.sweep(options["topic"])
+
+    def _run(self, plan: Plan, options: dict[str, Any]) -> Figures:
         suffix = "_paced" if plan.workload == "latency" else ""
         with self._rig.crew() as crew:
             members = []

@@ -14,7 +14,18 @@ import pytest
 from rich.console import Console
 
 from danube_fast.bench.payloads import create_payloads
-from danube_fast.bench.peers import adapter, beside, catalog, nats, redis, roles, runs, server
+from danube_fast.bench.peers import (
+    adapter,
+    beside,
+    catalog,
+    iceoryx,
+    nats,
+    redis,
+    roles,
+    runs,
+    server,
+    zenoh,
+)
 from danube_fast.bench.peers.adapter import Adapter, Before, Receiver, Sender, Take, Variant
 from danube_fast.bench.peers.table import OWN_DURABILITY, print_rows
 from danube_fast.bench.peers.zeromq import ZeroMQ
@@ -109,6 +120,26 @@ def test_a_missing_server_and_a_missing_client_are_named(
     assert "pip install" in (catalog.absence(name) or "")
     monkeypatch.setattr(module, "has_module", lambda _: True)
     assert catalog.absence(name) is None
+
+
+@pytest.mark.parametrize(("module", "name"), [(zenoh, "zenoh"), (iceoryx, "iceoryx2")])
+def test_a_missing_client_of_a_system_without_servers_is_named(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    monkeypatch.setattr(module, "has_module", lambda _: False)
+    assert "pip install" in (catalog.absence(name) or "")
+    monkeypatch.setattr(module, "has_module", lambda _: True)
+    assert catalog.absence(name) is None
+
+
+def test_what_a_run_leaves_in_shared_memory_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceoryx, "SHARED_MEMORY", tmp_path)
+    for name in ("bench-1-ab_node", "bench-1-cd_node"):
+        (tmp_path / name).touch()
+    iceoryx.Iceoryx().sweep("bench-1-ab")
+    assert [path.name for path in tmp_path.iterdir()] == ["bench-1-cd_node"]
 
 
 def test_a_program_is_found_on_the_path_or_in_a_package(
