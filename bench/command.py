@@ -76,7 +76,7 @@ _OWN_BROKER = ("ready", "recovery", "idle", "readback")
 
 def check(choices: Choices, note: Note, emit: Emit) -> bool:
     """Run the cases of the floors, print the verdicts; whether all were met."""
-    cases = floors.select(choices.workloads)
+    cases = floors.select(choices.workloads, choices.changes.get("transport", "zmq"))
     if choices.peers is not None:
         raise InvalidArgument("--check and --peers are two runs; leave one of them out")
     if choices.url is not None:

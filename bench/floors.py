@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.rig import Rig
-from danube_fast.bench.workloads import GB, WORKLOADS, find, planned
+from danube_fast.bench.workloads import EVERYWHERE, GB, WORKLOADS, find, planned
 from danube_fast.errors import InvalidArgument
 
 __all__ = [
     "CASES",
+    "LANE_CASES",
     "RUNS",
     "Case",
     "Floor",
@@ -66,7 +67,7 @@ class Case(NamedTuple):
 
     def plan(self, **changes: Any) -> Plan:
         """Its plan; a user's choice goes before ours where the workload takes it."""
-        takes = find(self.workload).takes
+        takes = find(self.workload).takes | EVERYWHERE
         return planned(
             self.workload,
             **{**self.changes, **{k: v for k, v in changes.items() if k in takes}},
@@ -134,6 +135,54 @@ CASES = (
     ),
 )  # fmt: skip
 
+_M, _K = {"durability": "non_reliable"}, {"message_bytes": 1024}
+LANE_CASES = (
+    Case("non_reliable", "throughput", {**_M, "messages": 10_000_000}, _rate(35e6, 50e6)),
+    Case("non_reliable, 1 KiB", "throughput", {**_M, **_K, "messages": 2_000_000}, _rate(4e6, 6e6)),
+    Case(
+        "reliable, os", "throughput", {"durability": "os", "messages": 10_000_000, "warm": True},
+        _rate(20e6, 32e6),
+    ),
+    Case(
+        "reliable, os, 1 KiB", "throughput",
+        {"durability": "os", **_K, "messages": 2_000_000, "warm": True}, _rate(3e6, 5e6),
+    ),
+    Case(
+        "reliable fsync, 2 GB", "throughput", {"messages": 20_000_000, "warm": True},
+        _rate(18e6, 22e6),
+    ),
+    Case(
+        "reliable fsync, 1 KiB, 2 GB", "throughput",
+        {**_K, "messages": 2_000_000, "warm": True}, _rate(1.5e6, 2.5e6),
+    ),
+    Case(
+        "reliable fsync, empty data directory, first 2 GB", "throughput",
+        {"messages": 20_000_000}, _rate(8e6, 14e6),
+    ),
+    Case(
+        "per-message API both ends, non_reliable", "messages", {**_M, "messages": 2_000_000},
+        _rate(3e6, 6e6),
+    ),
+    Case("fan-out 1 to 8, sum", "fanout", {**_M, "messages": 2_000_000}, _rate(40e6, 90e6)),
+    Case(
+        "4 producers into 1 topic, fsync", "merge", {},
+        [Floor("vs_one_producer", 0.8, 1.0, "of one producer")],
+    ),
+    Case(
+        "publish to consume at 1,000/s, non_reliable", "latency", _M,
+        [_micros("p50", 45, 25), _micros("p99", 150, 80)],
+    ),
+    Case(
+        "the same, spinning", "latency", {**_M, "spin_us": 2000},
+        [_micros("p50", 20, 10), _micros("p99", 60, 30)],
+    ),
+    Case(
+        "publish to consume at 1,000/s, fsync", "latency", {},
+        [_micros("p50", 180, 130), _micros("p99", 450, 250)],
+    ),
+)  # fmt: skip
+"""Those of shared memory; `--transport shm` chooses them."""
+
 _COMPARED = ("throughput", "messages", "topics", "fanout")
 _ECHOED = ("publishers", "publish-latency", "latency")
 _TIMES = ("p50_us", "p99_us")
@@ -158,13 +207,14 @@ def value_of(figures: Figures, name: str) -> float | None:
     return figures.extra.get(name) if value is None else value
 
 
-def select(names: Sequence[str]) -> list[Case]:
-    """Cases of these workloads; all without names. Raises InvalidArgument."""
+def select(names: Sequence[str], transport: str = "zmq") -> list[Case]:
+    """Cases of these workloads over that transport; all without names. Raises InvalidArgument."""
     for name in names:
         find(name)
-    chosen = [case for case in CASES if not names or case.workload in names]
+    cases = LANE_CASES if transport == "shm" else CASES
+    chosen = [case for case in cases if not names or case.workload in names]
     if not chosen:
-        known = ", ".join(name for name in WORKLOADS if any(c.workload == name for c in CASES))
+        known = ", ".join(name for name in WORKLOADS if any(c.workload == name for c in cases))
         raise InvalidArgument(f"{', '.join(names)} has no floor; those that have: {known}")
     return chosen
 
@@ -188,7 +238,7 @@ def echo_plan(plan: Plan) -> Plan:
 def measure(rig: Rig, plan: Plan) -> Figures:
     """One run of a plan, after one of raw ZeroMQ where that says something."""
     if plan.messages * plan.message_bytes >= REST_FROM_BYTES and plan.workload != "reference":
-        rig.broker().rest()
+        rig.broker(plan).rest()
     raw = None
     if plan.workload in _COMPARED and not plan.rate:
         raw = WORKLOADS["reference"].run(rig, reference_plan(plan))

@@ -11,7 +11,7 @@ import msgspec
 from danube_fast.bench.floors import measure
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.rig import Rig
-from danube_fast.bench.workloads import WORKLOADS, find, planned
+from danube_fast.bench.workloads import EVERYWHERE, WORKLOADS, find, planned
 from danube_fast.errors import InvalidArgument
 
 __all__ = ["median_figures", "plans", "run"]
@@ -30,14 +30,14 @@ def plans(names: Sequence[str], changes: dict[str, Any]) -> list[Plan]:
     if names:
         return [planned(name, **_without_seconds(name, changes)) for name in names]
     taken = {field for workload in WORKLOADS.values() for field in workload.takes}
-    unknown = set(changes) - taken - {"transport"}
+    unknown = set(changes) - taken - EVERYWHERE
     if unknown:
         raise InvalidArgument(f"no workload takes {', '.join(sorted(unknown))}")
     return [
         planned(
             name,
             **_without_seconds(
-                name, {k: v for k, v in changes.items() if k in workload.takes | {"transport"}}
+                name, {k: v for k, v in changes.items() if k in workload.takes | EVERYWHERE}
             ),
         )
         for name, workload in WORKLOADS.items()

@@ -47,7 +47,10 @@ def publish_paced(link: Link, options: dict[str, Any]) -> None:
     times = np.zeros((3, len(prepared)), np.int64)
     with (
         danube_fast.connect(
-            options["url"], transport=options["transport"], timeout=CONNECT_SECONDS
+            options["url"],
+            transport=options["transport"],
+            spin_us=options["spin_us"],
+            timeout=CONNECT_SECONDS,
         ) as client,
         client.producer(options["topics"][0], **options["topic_options"]) as producer,
     ):
@@ -71,7 +74,10 @@ def consume_paced(link: Link, options: dict[str, Any]) -> None:
     arrived: list[int] = []
     with (
         danube_fast.connect(
-            options["url"], transport=options["transport"], timeout=CONNECT_SECONDS
+            options["url"],
+            transport=options["transport"],
+            spin_us=options["spin_us"],
+            timeout=CONNECT_SECONDS,
         ) as client,
         client.consumer(
             options["topics"], subscription="bench", initial_position="earliest"
@@ -105,7 +111,10 @@ def publish_in_a_loop(link: Link, options: dict[str, Any]) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(
             danube_fast.connect(
-                options["url"], transport=options["transport"], timeout=CONNECT_SECONDS
+                options["url"],
+                transport=options["transport"],
+                spin_us=options["spin_us"],
+                timeout=CONNECT_SECONDS,
             )
         )
         producer = stack.enter_context(client.producer(options["noise_topic"], durability="fsync"))
@@ -123,8 +132,9 @@ def publish_in_a_loop(link: Link, options: dict[str, Any]) -> None:
 
 def _options(rig: Rig, plan: Plan, topic: str) -> dict[str, Any]:
     return {
-        "url": rig.broker().url,
+        "url": rig.broker(plan).url,
         "transport": plan.transport,
+        "spin_us": plan.spin_us,
         "topic_options": plan.topic_options,
         "topics": [topic],
         "message_bytes": plan.message_bytes,
@@ -151,7 +161,7 @@ def set_latencies(figures: Figures, plan: Plan, times: Any, ended: Any) -> None:
 
 def run_publish_latency(rig: Rig, plan: Plan) -> Figures:
     """How long publish() takes."""
-    broker = rig.broker()
+    broker = rig.broker(plan)
     options = _options(rig, plan, rig.topics(1)[0])
     with rig.crew() as crew:
         producer = crew.start("producer", f"{_HERE}:publish_paced", options, [options["fd"]])
@@ -194,12 +204,12 @@ def run_latency(rig: Rig, plan: Plan) -> Figures:
     """From publish() to receive()."""
     options = _options(rig, plan, rig.topics(1)[0])
     with rig.crew() as crew:
-        return _run_pair(_pair(crew, options), rig.broker(), plan)
+        return _run_pair(_pair(crew, options), rig.broker(plan), plan)
 
 
 def run_isolation(rig: Rig, plan: Plan) -> Figures:
     """What a process that publishes in a loop does to the latency of its neighbour."""
-    broker = rig.broker()
+    broker = rig.broker(plan)
     noise_topic, worker = _place(broker, rig.topics(1)[0], {"durability": "fsync"})
     topics = []
     for _ in range(2):
@@ -232,7 +242,7 @@ def _place(broker: Broker, topic: str, options: dict[str, str]) -> tuple[str, in
 def _topic_of_worker(rig: Rig, plan: Plan, wanted: int) -> str:
     """A new topic in a certain worker."""
     for _ in range(TOPICS_TRIED_MAX):
-        topic, worker = _place(rig.broker(), rig.topics(1)[0], plan.topic_options)
+        topic, worker = _place(rig.broker(plan), rig.topics(1)[0], plan.topic_options)
         if worker == wanted:
             return topic
     raise Internal(f"none of {TOPICS_TRIED_MAX} new topics went to worker {wanted}; run it again")

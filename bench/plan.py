@@ -11,6 +11,8 @@ __all__ = ["NON_RELIABLE", "Figures", "Plan"]
 NON_RELIABLE = "non_reliable"
 """Stands where a durability would: such a topic has none."""
 
+_WARM_SETTINGS = {"retention_seconds_min": 1, "spare_segments": 20}
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One run of one workload, every number settled."""
@@ -28,11 +30,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     topics: int = 1
     clients: int = 1
     log_bytes: int = 0
+    spin_us: int = 0
+    """How long workers and clients look on before they sleep."""
+    warm: bool = False
+    """Segments of the log are used again, after a first run that is not counted."""
 
     @property
     def is_reliable(self) -> bool:
         """Whether everything must arrive."""
         return self.durability != NON_RELIABLE
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """What the broker is told beside its defaults."""
+        settings = {"spin_us": self.spin_us} if self.spin_us else {}
+        return settings | (_WARM_SETTINGS if self.warm else {})
 
     @property
     def topic_options(self) -> dict[str, str]:

@@ -153,8 +153,18 @@ class Usage(NamedTuple):
 class Broker:
     """A broker of our own, or one that is there (`url`)."""
 
-    def __init__(self, folder: Path, workers: int, url: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workers: int,
+        url: str | None = None,
+        settings: Mapping[str, int] | None = None,
+    ) -> None:
+        """`settings` are other than the defaults."""
         self.folder = folder
+        self.settings = dict(settings or {})
+        self.is_warm = False
+        """Its log has been through so much that segments are used again."""
         self.workers = workers
         self.data_dir = folder / "data"
         self.ready: dict[str, Any] = {"url": url}
@@ -171,7 +181,7 @@ class Broker:
             self.folder, "broker", "danube_fast.cli.main",
             ["serve", "--workers", str(self.workers), "--listen", "127.0.0.1:0",
              "--data-dir", str(self.data_dir), "--output", "json"],
-            stdout=subprocess.PIPE, env=_environment(),
+            stdout=subprocess.PIPE, env=_environment() | {f"DANUBE_{k.upper()}": str(v) for k, v in self.settings.items()},
         )  # fmt: skip
         stdout = self._process.process.stdout
         with selectors.DefaultSelector() as waiting:

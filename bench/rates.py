@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from danube_fast.bench.plan import Figures, Plan
@@ -17,7 +18,14 @@ from danube_fast.bench.processes import Broker, Crew, Member, hear_all
 from danube_fast.bench.rig import Rig, blank, charge
 from danube_fast.client.limits import WINDOW_BYTES_DEFAULT
 
-__all__ = ["run_batches", "run_each", "run_publishers", "run_topics", "set_percentiles"]
+__all__ = [
+    "run_batches",
+    "run_each",
+    "run_merge",
+    "run_publishers",
+    "run_topics",
+    "set_percentiles",
+]
 
 _HERE = "danube_fast.bench.streams"
 
@@ -43,6 +51,7 @@ def _common(rig: Rig, plan: Plan, broker: Broker) -> dict[str, Any]:
     return {
         "url": broker.url,
         "transport": plan.transport,
+        "spin_us": plan.spin_us,
         "topic_options": plan.topic_options,
         "message_bytes": plan.message_bytes,
         "messages": plan.messages,
@@ -69,8 +78,22 @@ def _producers(
     ]  # fmt: skip
 
 
+def run_merge(rig: Rig, plan: Plan) -> Figures:
+    """Several producers into one topic, beside one producer with as many messages."""
+    alone = run_batches(rig, msgspec.structs.replace(plan, producers=1))
+    topics = rig.topics(1) * plan.producers
+    figures = _run_streams(rig, plan, topics, "produce_lists", "consume_batches")
+    if alone.messages_per_s and figures.messages_per_s:
+        figures.extra["vs_one_producer"] = figures.messages_per_s / alone.messages_per_s
+    return figures
+
+
 def _run_streams(rig: Rig, plan: Plan, topics: list[str], producer: str, consumer: str) -> Figures:
-    broker = rig.broker()
+    broker = rig.broker(plan)
+    if plan.warm and not broker.is_warm:
+        broker.is_warm = True
+        _run_streams(rig, plan, rig.topics(len(topics)), producer, consumer)
+        broker.rest()
     common = _common(rig, plan, broker)
     with rig.crew() as crew:
         producers = _producers(crew, plan, topics, producer, common)
@@ -78,7 +101,8 @@ def _run_streams(rig: Rig, plan: Plan, topics: list[str], producer: str, consume
             crew.start(
                 f"consumer-{number}", f"{_HERE}:{consumer}",
                 common | {
-                    "topics": topics, "streams": len(topics), "subscription": f"bench-{number}"
+                    "topics": list(dict.fromkeys(topics)), "streams": len(topics),
+                    "subscription": f"bench-{number}"
                 },
                 [common["fd"]],
             )
@@ -136,7 +160,7 @@ def set_percentiles(figures: Figures, latencies_ns: Any) -> None:
 
 def run_publishers(rig: Rig, plan: Plan) -> Figures:
     """`clients` clients in `producers` processes, publish() one by one, each to its own topic."""
-    broker = rig.broker()
+    broker = rig.broker(plan)
     topics = rig.topics(plan.clients)
     common = _common(rig, plan, broker)
     figures = blank(plan)

@@ -35,10 +35,14 @@ class Rig:
         self._on_terminate: Any = None
         """What SIGTERM did before."""
 
-    def broker(self) -> Broker:
-        """The broker of the workloads that share one: the given one, or `serve --workers 2`."""
+    def broker(self, plan: Plan | None = None) -> Broker:
+        """The broker of the workloads that share one: the given one, or `serve --workers 2` with the
+        settings that the plan asks for."""
+        settings = {} if plan is None else plan.settings
+        if self._broker is not None and plan is not None and self._broker.settings != settings:
+            self.drop_broker()
         if self._broker is None:
-            self._broker = Broker(self.folder, WORKERS, self.url)
+            self._broker = Broker(self.folder, WORKERS, self.url, settings)
         return self._broker
 
     def drop_broker(self) -> None:

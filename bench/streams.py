@@ -40,7 +40,9 @@ def _payloads(options: dict[str, Any]) -> Payloads:
 
 
 def _connect(options: dict[str, Any]) -> danube_fast.Client:
-    return danube_fast.connect(options["url"], transport=options["transport"], timeout=30)
+    return danube_fast.connect(
+        options["url"], transport=options["transport"], timeout=30, spin_us=options["spin_us"]
+    )
 
 
 def produce_lists(link: Link, options: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.rig import Rig
 from danube_fast.errors import InvalidArgument
 
-__all__ = ["WORKLOADS", "Workload", "find", "planned"]
+__all__ = ["EVERYWHERE", "WORKLOADS", "Workload", "find", "planned"]
 
 GB = 1_000_000_000
 
@@ -26,7 +26,11 @@ class Workload(NamedTuple):
     """Fields of the plan that a user may choose."""
 
 
-_STREAM = frozenset({"durability", "message_bytes", "messages", "seconds", "producers", "rate"})
+EVERYWHERE = frozenset({"transport", "spin_us"})
+"""Fields of the plan that a user may choose for any workload."""
+_STREAM = frozenset(
+    {"durability", "message_bytes", "messages", "seconds", "producers", "rate", "warm"}
+)
 _PACED = frozenset({"durability", "message_bytes", "messages", "seconds", "rate"})
 
 WORKLOADS: dict[str, Workload] = {
@@ -51,6 +55,10 @@ WORKLOADS: dict[str, Workload] = {
     "fanout": Workload(
         "one producer, eight exclusive consumers in processes of their own, their sum",
         rates.run_batches, {"messages": 1_000_000, "consumers": 8}, _STREAM | {"consumers"},
+    ),
+    "merge": Workload(
+        "four producer processes into one topic, one consumer",
+        rates.run_merge, {"messages": 4_000_000, "producers": 4}, _STREAM - {"rate", "seconds"},
     ),
     "publish-latency": Workload(
         "publish() at a pace, until the ack",
@@ -111,7 +119,7 @@ def planned(name: str, **changes: Any) -> Plan:
     """The plan of a workload with what was chosen. Raises InvalidArgument for what it cannot take."""
     workload = find(name)
     for field in changes:
-        if field != "transport" and field not in workload.takes:
+        if field not in EVERYWHERE and field not in workload.takes:
             option = f"--{field.replace('_', '-')}"
             raise InvalidArgument(f"the workload {name} takes no {option}; leave it out")
     plan = Plan(workload=name, **{**workload.defaults, **changes})

@@ -98,6 +98,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Largest DELIVER, unless one frame alone is larger."""
 
     # processes
+    spin_us: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    """A worker that has nothing to do looks on for so long before it sleeps."""
+    pin: bool = False
+    """Each worker stays on a core of its own."""
     mailbox_bytes: Annotated[int, Meta(ge=64 * KIB, le=GIB)] = 1 * MIB
     stop_timeout_ms: Annotated[int, Meta(ge=100, le=HOUR_MS)] = 10_000
     worker_start_timeout_ms: Annotated[int, Meta(ge=1000, le=HOUR_MS)] = 60_000

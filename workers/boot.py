@@ -146,6 +146,11 @@ class Boot:
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
 
+    def pin(self) -> None:
+        """Stay on one core from now on: the next one for the next worker, and round again."""
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[self.config.worker_index % len(cores)]})
+
     def heartbeat(self) -> None:
         """Show life; call once a turn and at least once a second, also during long work."""
         self.control.beat(self.process_index, self.clock.monotonic_ns())

@@ -109,7 +109,10 @@ class Coordinator:
         config = self._config
         port = self.front.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
         self._sleeper = Sleeper(
-            [self.front.server.fileno()], self.front.server.readable, self._boot.mailbox
+            [self.front.server.fileno()],
+            self.front.server.readable,
+            self._boot.mailbox,
+            self._boot.clock,
         )
         self._boot.set_state(ProcessState.READY, port)
 

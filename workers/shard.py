@@ -158,7 +158,13 @@ class ShardWorker:
         config = self.boot.config
         port = self.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
         self.doors.open_gate(config.ipc_endpoint, self.settings)
-        self._sleeper = Sleeper(self.doors.filenos(), self.doors.readable, self.boot.mailbox)
+        self._sleeper = Sleeper(
+            self.doors.filenos(),
+            self.doors.readable,
+            self.boot.mailbox,
+            self.clock,
+            self.settings.spin_us,
+        )
         self.operations.ask_assignments()
         self.boot.mailbox.epoch_watchers.append(self._peer_restarted)
         self.boot.set_state(ProcessState.READY, port)
@@ -212,10 +218,10 @@ class ShardWorker:
         work += self._receive()
         self._commit()
         work += self._dispatch()
+        work += self.delivery.flush()
         self.intake.release_held()
         self._answer()
         work += self.upkeep.do_work(self.now_ns)
-        work += self.delivery.flush()
         for session in self.delivery.drained:
             self.resume(session)
         self.delivery.drained.clear()
@@ -476,6 +482,8 @@ def main() -> int:
     try:
         worker = ShardWorker(booted, context)
         booted.settle()
+        if booted.settings.pin:
+            booted.pin()
         worker.start()
         worker.run()
     except DanubeError as error:

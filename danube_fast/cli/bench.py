@@ -16,6 +16,9 @@ __all__ = ["bench", "register"]
 
 RUNS_CHECKED = 5
 
+PlotOption = Annotated[
+    Path | None, typer.Option(metavar="FILE.svg", help="Bars of the rates as an SVG.")
+]
 PeersOption = Annotated[
     str | None,
     typer.Option(metavar="NAME,...|all", help="Other systems under the same load, side by side."),
@@ -75,29 +78,31 @@ def bench(
     log_bytes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Log to recover or to read back from.")
     ] = None,
+    spin_us: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="US", help="Workers and clients look on so long, then sleep."),
+    ] = None,
     runs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Medians of so many (--check: 5).")
     ] = None,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="A broker that is there (default: its own).")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Bars of the rates as an SVG.")
-    ] = None,
+    plot: PlotOption = None,
     peers: PeersOption = None,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Measure a broker under load, and verify that everything arrived exactly as sent.
 
     Starts a broker with two workers in a temporary directory unless --url names one. Workloads:
-    throughput, messages, topics, publishers, fanout, publish-latency, latency, isolation, ready,
+    throughput, messages, topics, publishers, fanout, merge, publish-latency, latency, isolation, ready,
     recovery, idle, readback, reference (raw ZeroMQ without a broker). --peers runs throughput and
     latency on other systems, too (docs/peers.md).
     """
     changes: dict[str, Any] = {
         "transport": transport, "message_bytes": message_bytes, "messages": messages,
         "seconds": seconds, "producers": producers, "consumers": consumers, "topics": topics,
-        "clients": clients, "rate": rate, "log_bytes": log_bytes,
+        "clients": clients, "rate": rate, "log_bytes": log_bytes, "spin_us": spin_us,
         "durability": None if durability is None else durability.value,
     }  # fmt: skip
     given = {name: value for name, value in changes.items() if value is not None}

@@ -11,12 +11,12 @@ CONNECT_SECONDS = 5.0
 """A person at a terminal waits for an answer, shorter than a program would."""
 
 
-def connect(url: str) -> Any:
+def connect(url: str, transport: str = "auto") -> Any:
     """A client of the broker at `url`; a context manager. Raises Unavailable."""
     # Imported here: it loads the kernels, and `--help` must not wait for them.
     import danube_fast
 
-    return danube_fast.connect(url, name=CLIENT_NAME, timeout=CONNECT_SECONDS)
+    return danube_fast.connect(url, name=CLIENT_NAME, timeout=CONNECT_SECONDS, transport=transport)
 
 
 def operation(url: str, name: str, **arguments: Any) -> Any:

@@ -14,6 +14,8 @@ from danube_fast.cli.options import (
     OutputForm,
     OutputOption,
     TopicArgument,
+    TransportName,
+    TransportOption,
     UrlOption,
     example,
 )
@@ -80,6 +82,7 @@ def consume(
     no_ack: Annotated[
         bool, typer.Option("--no-ack", help="Only look: the messages will come again.")
     ] = False,
+    transport: TransportOption = TransportName.AUTO,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
@@ -88,7 +91,7 @@ def consume(
         raise InvalidArgument("--output json has a form of its own; leave -f out")
     write_batch = _writer(output, template)
     with (
-        connect(url) as client,
+        connect(url, transport.value) as client,
         client.consumer(
             topic,
             subscription=subscription,

@@ -18,6 +18,8 @@ __all__ = [
     "OutputOption",
     "SubscriptionName",
     "TopicArgument",
+    "TransportName",
+    "TransportOption",
     "UrlOption",
     "YesOption",
     "example",
@@ -48,9 +50,21 @@ class DurabilityName(enum.StrEnum):
     FSYNC = "fsync"
 
 
+class TransportName(enum.StrEnum):
+    """How a client reaches the workers."""
+
+    AUTO = "auto"
+    ZMQ = "zmq"
+    SHM = "shm"
+
+
 UrlOption = Annotated[
     str,
     typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Where the broker listens."),
+]
+TransportOption = Annotated[
+    TransportName,
+    typer.Option(help="Shared memory or ZeroMQ; auto takes shared memory on the broker's host."),
 ]
 OutputOption = Annotated[OutputForm, typer.Option("--output", "-o", help="Form of the output.")]
 ConfigOption = Annotated[

@@ -23,6 +23,8 @@ from danube_fast.cli.options import (
     OutputForm,
     OutputOption,
     TopicArgument,
+    TransportName,
+    TransportOption,
     UrlOption,
     example,
 )
@@ -96,6 +98,7 @@ def produce(
     name: Annotated[
         str | None, typer.Option(metavar="PRODUCER", help="Name that duplicates are found by.")
     ] = None,
+    transport: TransportOption = TransportName.AUTO,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
@@ -120,7 +123,7 @@ def produce(
     clock = SystemClock()
     with contextlib.ExitStack() as cleanup:
         source = _Source(message, file, input_form, cleanup)
-        client = cleanup.enter_context(connect(url))
+        client = cleanup.enter_context(connect(url, transport.value))
         producer = cleanup.enter_context(client.producer(topic, **given))
         summary = _Summary(clock)
         for _ in range(repeat):

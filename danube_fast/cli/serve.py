@@ -41,6 +41,9 @@ def serve(
     admin: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Admin port (default: listen + 1).")
     ] = None,
+    pin: Annotated[
+        bool | None, typer.Option("--pin", help="Keep each worker on a core of its own.")
+    ] = None,
     log_format: Annotated[
         str | None, typer.Option(metavar="text|json", help="Form of the log on stderr.")
     ] = None,
@@ -59,6 +62,7 @@ def serve(
         "listen": listen,
         "advertise": advertise,
         "admin": admin,
+        "pin": pin,
         "log_format": log_format,
     }
     loaded = load_settings(flags, os.environ, config)

@@ -295,8 +295,11 @@ class AsyncClient:
         token: str | None = None,
         tls: Any = None,
         transport: str = "auto",
+        spin_us: int = 0,
     ) -> None:
-        self._core = AsyncCore(url, name=name, token=token, tls=tls, transport=transport)
+        self._core = AsyncCore(
+            url, name=name, token=token, tls=tls, transport=transport, spin_us=spin_us
+        )
         self.admin = AsyncAdmin(self._core)
         """Administrative operations."""
 

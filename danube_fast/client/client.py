@@ -71,9 +71,12 @@ class Client:
         token: str | None = None,
         tls: Any = None,
         transport: str = "auto",
+        spin_us: int = 0,
         timeout: float = CONNECT_TIMEOUT_SECONDS,
     ) -> None:
-        self._core = Core(url, name=name, token=token, tls=tls, transport=transport)
+        self._core = Core(
+            url, name=name, token=token, tls=tls, transport=transport, spin_us=spin_us
+        )
         try:
             self._core.run(self._core.open_steps(timeout))
         except BaseException:

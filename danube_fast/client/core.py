@@ -16,7 +16,7 @@ from danube_fast.client.context import release_context, take_context
 from danube_fast.client.dialer import Rings
 from danube_fast.client.inbox import Inbox
 from danube_fast.client.keeper import Keeper
-from danube_fast.client.limits import PRODUCERS_CACHED_MAX, REQUEST_TIMEOUT_SECONDS
+from danube_fast.client.limits import PRODUCERS_CACHED_MAX, REQUEST_TIMEOUT_SECONDS, SPIN_US_MAX
 from danube_fast.client.options import ConsumerOptions, ProducerOptions
 from danube_fast.client.outbox import Outbox
 from danube_fast.client.pump import Pump, Steps, Wait, deadline_after
@@ -54,10 +54,13 @@ class Core:
     """Everything of a client that does not depend on how its callers wait."""
 
     def __init__(
-        self, url: str, *, name: str | None, token: str | None, tls: Any, transport: str
-    ) -> None:
+        self, url: str, *, name: str | None, token: str | None, tls: Any, transport: str,
+        spin_us: int = 0,
+    ) -> None:  # fmt: skip
         if transport not in _TRANSPORTS:
             raise InvalidArgument(f"transport={transport!r} is unknown; use 'auto', 'shm' or 'zmq'")
+        if not 0 <= spin_us <= SPIN_US_MAX:
+            raise InvalidArgument(f"spin_us={spin_us} is none of 0 to {SPIN_US_MAX}")
         if tls is not None:
             raise FailedPrecondition(
                 "TLS is not served yet; connect without tls= on a trusted network"
@@ -68,6 +71,7 @@ class Core:
         self.transport = transport
         self.refusal: DanubeError | None = None
         self.pump = Pump(SystemClock())
+        self.pump.spin_ns = spin_us * 1000
         self.opened: dict[Outbox | Inbox, None] = {}
         self.cached: collections.OrderedDict[str, Outbox] = collections.OrderedDict()
         self._buffers: dict[int, BufferPool] = {}

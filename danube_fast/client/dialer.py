@@ -59,7 +59,7 @@ class Dialer:
             self._wait_until_ns = self._clock.monotonic_ns() + RINGS_WAIT_NS
         if port.refused:
             if self._rings is Rings.REQUIRED:
-                return port.lost
+                return Unavailable(f"{port.lost}; use transport='auto', or 'zmq'")
             self._rings = Rings.NEVER
         return None
 

@@ -25,16 +25,22 @@ def connect(
     token: str | None = None,
     tls: Any = None,
     transport: str = "auto",
+    spin_us: int = 0,
     timeout: float = 10.0,
 ) -> Client:
     """Connect to a broker, e.g. `danube://127.0.0.1:6650` (or $DANUBE_URL).
 
+    `transport`: "auto" takes shared memory on the broker's own host and ZeroMQ elsewhere, "shm" and
+    "zmq" insist. Who waits looks on for `spin_us` microseconds before it sleeps (tuning.md).
     Several hosts are tried in turn: `danube://h1:6650,h2:6650`. Raises Unavailable when none answers
     within `timeout` seconds. Use it as a context manager, or call `close()`.
     """
     from danube_fast.client.client import Client
 
-    return Client(_url(url), name=name, token=token, tls=tls, transport=transport, timeout=timeout)
+    return Client(
+        _url(url), name=name, token=token, tls=tls, transport=transport, spin_us=spin_us,
+        timeout=timeout,
+    )  # fmt: skip
 
 
 async def connect_async(
@@ -44,11 +50,14 @@ async def connect_async(
     token: str | None = None,
     tls: Any = None,
     transport: str = "auto",
+    spin_us: int = 0,
     timeout: float = 10.0,  # noqa: ASYNC109 - the same signature as connect()
 ) -> AsyncClient:
     """`connect` for an event loop: `async with await danube_fast.connect_async(...) as client`."""
     from danube_fast.client.aio import AsyncClient
 
-    client = AsyncClient(_url(url), name=name, token=token, tls=tls, transport=transport)
+    client = AsyncClient(
+        _url(url), name=name, token=token, tls=tls, transport=transport, spin_us=spin_us
+    )
     await client.open(timeout)
     return client

@@ -41,6 +41,7 @@ __all__ = [
     "SEND_TIMEOUT_SECONDS",
     "SETTLE_TICK_NS",
     "SLICE_NS",
+    "SPIN_US_MAX",
     "WINDOW_BYTES_DEFAULT",
 ]
 
@@ -51,6 +52,8 @@ FOREVER_NS = 1 << 62
 
 SLICE_NS = 200 * MILLISECOND_NS
 """Longest uninterrupted sleep of a waiting caller, so that Ctrl-C is always answered."""
+
+SPIN_US_MAX = 10_000
 
 # timeouts
 CONNECT_TIMEOUT_SECONDS = 10.0

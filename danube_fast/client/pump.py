@@ -118,6 +118,8 @@ class Pump:
         self._keeper_wake: Callable[[], None] = _nothing
         self._keeper_next_ns = 0
         self.closed = False
+        self.spin_ns = 0
+        """Who waits looks on for so long before it sleeps."""
 
     # ------------------------------------------------------------ sockets
 
@@ -241,7 +243,7 @@ class Pump:
         self._asleep = True
         try:
             self.lock.release()
-            events = self._epoll.poll(limit_ns / 1e9)
+            events = self._spin() or self._epoll.poll(limit_ns / 1e9)
         finally:
             self._own_again()
             self._asleep = False
@@ -252,6 +254,15 @@ class Pump:
                 self.clear_wake()
             elif fd in self._by_fd:
                 self._stirred[self._by_fd[fd]] = None
+
+    def _spin(self) -> list[tuple[int, int]]:
+        """Look on for a while without giving up the core; what was found."""
+        events: list[tuple[int, int]] = []
+        if self.spin_ns:
+            end_ns = self.clock.monotonic_ns() + self.spin_ns
+            while not events and self.clock.monotonic_ns() < end_ns:
+                events = self._epoll.poll(0)
+        return events
 
     def _own_again(self) -> None:
         """Hold the lock again, wherever an interrupt struck; it is raised once the lock is held."""

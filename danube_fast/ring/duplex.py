@@ -47,6 +47,7 @@ _WORD = struct.Struct("<I")
 _WORD_BYTES = _WORD.size
 _LEADS = [struct.Struct(f"<{1 + count}I") for count in range(PARTS_MAX + 1)]
 _SIGNALS_MAX = 4096
+_SMALL_BYTES = 16 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
 
 
@@ -158,7 +159,11 @@ class Duplex:
             return False
         sizes = [memoryview(part).nbytes for part in parts]
         lead = _LEADS[len(sizes)].pack(len(sizes), *sizes)
-        if len(lead) + sum(sizes) <= self._record_bytes_max:
+        size = len(lead) + sum(sizes)
+        if size <= _SMALL_BYTES:
+            # bytes objects go in with one kernel call, which is worth the copy
+            parts = [part if type(part) is bytes else bytes(part) for part in parts]
+        if size <= self._record_bytes_max:
             if not self._push(lead, *parts):
                 return False
         else:

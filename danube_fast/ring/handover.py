@@ -56,7 +56,10 @@ def address_beside(ipc_endpoint: str) -> bytes:
 
 def dial(ipc_endpoint: str) -> socket.socket | None:
     """A socket on its way to the worker; None if nobody offers rings there just now."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    except OSError:  # no descriptor is left; whoever opens a socket instead says so
+        return None
     try:
         sock.connect(address_beside(ipc_endpoint))
     except OSError:  # nobody listens, or too many knock
@@ -186,7 +189,7 @@ class Gate:
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(raw)
         if user != os.geteuid():
-            _refuse(sock, f"shared memory is for user {os.geteuid()}, not {user}")
+            _refuse(sock, f"shared memory is for the broker's user {os.geteuid()}, not for {user}")
             return
         if not self._ring_bytes:
             _refuse(sock, "shared memory is switched off here (shm_ring_bytes is 0)")

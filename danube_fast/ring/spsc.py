@@ -82,6 +82,7 @@ class SpscRing:
         "_found_address",
         "_position",
         "_reserved",
+        "_shown",
         "_view",
     )
 
@@ -114,6 +115,7 @@ class SpscRing:
         self._found_address = int(self._found.ctypes.data)
         self._position = EMPTY
         self._reserved = 0
+        self._shown = EMPTY
 
     @classmethod
     def create(cls, memory: Buffer, capacity_bytes: int) -> SpscRing:
@@ -270,16 +272,16 @@ class SpscRing:
 
         The producer can still write to this memory: copy before trusting what it says.
         """
-        found = self._checked_front()
+        found = self._shown = self._checked_front()
         if found == EMPTY:
             return None
         start = (found >> _PLACE_SHIFT) + _AT_PAYLOAD
         return self._view[start : start + (found & _LENGTH_MASK)]
 
     def release(self) -> None:
-        """Give the record that `peek` showed back to the producer."""
-        found = self._checked_front()
-        if found == EMPTY:
+        """Give the record that `peek` showed back to the producer; nothing was popped since."""
+        found, self._shown = self._shown, EMPTY
+        if found < 0:
             raise FailedPrecondition("nothing to release; call peek() first")
         _release(self._base, self._capacity, found)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from danube_fast.bench import floors, harness, pages, report, verify
-from danube_fast.bench.floors import CASES
+from danube_fast.bench.floors import CASES, LANE_CASES
 from danube_fast.bench.pacer import Pacer
 from danube_fast.bench.payloads import Payloads, create_payloads
 from danube_fast.bench.plan import Figures
@@ -144,12 +144,13 @@ def figures(**fields: Any) -> Figures:
 
 
 def test_every_workload_has_a_floor_but_raw_zeromq() -> None:
-    assert {case.workload for case in CASES} == set(WORKLOADS) - {"reference", "echo"}
+    cases = (*CASES, *LANE_CASES)
+    assert {case.workload for case in cases} == set(WORKLOADS) - {"reference", "echo"}
     known = set(Figures.__struct_fields__)
     known |= {"disk_bytes_per_message", "p99_ratio", "ready_seconds", "read_seconds"}
-    known |= {"cpu_percent", "rss_anon_mb", "read_ratio"}
-    assert {floor.figure for case in CASES for floor in case.floors} <= known
-    for case in CASES:
+    known |= {"cpu_percent", "rss_anon_mb", "read_ratio", "vs_one_producer"}
+    assert {floor.figure for case in cases for floor in case.floors} <= known
+    for case in cases:
         case.plan()  # every change is one that the workload takes
 
 

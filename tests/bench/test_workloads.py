@@ -43,6 +43,8 @@ STREAMS = [
     ("throughput", {"messages": 25_000, "durability": "non_reliable", "consumers": 2}),
     ("throughput", {"messages": 500, "rate": 2000.0, "message_bytes": 9}),
     ("topics", {"messages": 5_000, "topics": 20}),
+    ("throughput", {"messages": 25_000, "transport": "shm"}),
+    ("merge", {"messages": 8_000, "transport": "shm"}),
 ]
 
 
@@ -81,6 +83,13 @@ def test_latencies(rig: Rig, name: str) -> None:
         assert figures.extra["p99_ratio"] == pytest.approx(figures.p99_us / quiet)
 
 
+def test_spinning_and_used_segments_take_a_broker_of_their_own(rig: Rig) -> None:
+    spun = run(rig, "publish-latency", messages=50, rate=500.0, spin_us=200, transport="shm")
+    assert spun.p50_us and rig.broker().settings == {"spin_us": 200}
+    run(rig, "throughput", messages=5_000, warm=True)
+    assert rig.broker().is_warm and rig.broker().settings["retention_seconds_min"] == 1
+
+
 def test_life_of_a_broker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standing, "IDLE_SETTLE_SECONDS", 0.1)
     monkeypatch.setattr(standing, "IDLE_SECONDS", 0.5)
@@ -104,7 +113,7 @@ def test_a_member_that_fails_is_named_with_its_words(rig: Rig) -> None:
     with rig.crew() as crew:
         wrong = {"fd": -1, "message_bytes": 100, "topics": ["bad"], "url": "nonsense"}
         member = crew.start("poor", "danube_fast.bench.latency:publish_in_a_loop",
-                            {**wrong, "transport": "zmq"})  # fmt: skip
+                            {**wrong, "transport": "zmq", "spin_us": 0})  # fmt: skip
         with pytest.raises(InvalidArgument):
             member.hear(END_SECONDS)
 

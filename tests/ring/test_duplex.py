@@ -195,7 +195,7 @@ def test_a_worker_that_ends_before_it_offers(house: House) -> None:
 def test_another_user_is_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     own = os.geteuid()
     monkeypatch.setattr(handover.os, "geteuid", lambda: own + 1)
-    with house.knock() as sock, pytest.raises(Refused, match=f"for user {own + 1}, not {own}"):
+    with house.knock() as sock, pytest.raises(Refused, match=f"user {own + 1}, not for {own}"):
         take(sock, MESSAGE_BYTES_MAX)
     assert len(house.gate) == 0
 

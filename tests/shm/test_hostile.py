@@ -1,0 +1,132 @@
+"""Clients that die at any instant, and one that tries to do harm: only they suffer.
+
+DANUBE_LANE_KILLS=n kills more producers, DANUBE_SCRIBBLE_SECONDS=s lets the scribbler work longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.rig import Server
+from tests.shm.dying_producer import HEAD, payload_of
+from tests.workers.broker import ROOT, is_running, wait_until
+
+KILLS = int(os.environ.get("DANUBE_LANE_KILLS", "12"))
+SCRIBBLE_SECONDS = float(os.environ.get("DANUBE_SCRIBBLE_SECONDS", "5"))
+SEED = int(os.environ.get("DANUBE_SCRIBBLE_SEED", "1"))
+RING_BYTES = 64 * 1024
+GROWTH_BYTES_MAX = 64 * 1024 * 1024
+
+
+@contextlib.contextmanager
+def child(module: str, *arguments: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this folder that is killed at the end."""
+    with subprocess.Popen(
+        [sys.executable, "-m", f"tests.shm.{module}", *map(str, arguments)],
+        stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def heard(process: subprocess.Popen[bytes], byte_count: int, seconds: float) -> bytes:
+    """At least so many bytes of what a child says."""
+    assert process.stdout is not None
+    fd, said = process.stdout.fileno(), b""
+    deadline = time.monotonic() + seconds
+    while len(said) < byte_count:
+        left = deadline - time.monotonic()
+        assert left > 0 and select.select([fd], [], [], left)[0], f"only {said!r} in {seconds} s"
+        some = os.read(fd, 65536)
+        assert some, f"the child ended with {process.wait(10)}"
+        said += some
+    return said
+
+
+@pytest.mark.timeout(120 + 20 * KILLS)
+def test_producers_killed_at_any_instant(tmp_path: Path) -> None:
+    """Of each life a whole beginning is in the log, in order, with all that was acked to it."""
+    draw = random.Random(SEED)
+    acked: dict[int, int] = {}
+    with Server(tmp_path / "data", workers=1, shm_ring_bytes=RING_BYTES) as server:
+        worker = server.pid_of(1)
+        for life in range(KILLS):
+            with child("dying_producer", server.url, "/default/t", life) as process:
+                said = heard(process, HEAD.size, 30)
+                time.sleep(draw.random() * 0.05)
+                process.kill()
+                assert process.stdout is not None
+                said += process.stdout.read()
+            acked[life] = HEAD.unpack_from(said, (len(said) // HEAD.size - 1) * HEAD.size)[1]
+        seen: dict[int, int] = dict.fromkeys(acked, 0)
+        with server.client() as client:
+            for message in client.reader("/default/t"):
+                life, number = HEAD.unpack_from(message.payload)
+                assert number == seen[life], (
+                    f"life {life}: {number} stands where {seen[life]} should"
+                )
+                assert message.payload == payload_of(life, number), f"life {life}: {number} is torn"
+                seen[life] += 1
+        assert server.pid_of(1) == worker, "the worker died too"
+        wait_until("the end of all rings", lambda: ring_maps(worker) == 0)
+    assert {life: seen[life] >= count > 0 for life, count in acked.items()} == dict.fromkeys(
+        acked, True
+    )
+
+
+def ring_maps(pid: int) -> int:
+    """Memories of clients that a worker has mapped."""
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:danube-rings")
+
+
+def resident_bytes(pid: int) -> int:
+    """Anonymous memory of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+@pytest.mark.timeout(120 + 3 * SCRIBBLE_SECONDS)
+def test_a_scribbler_among_others(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", workers=1, shm_ring_bytes=RING_BYTES) as server:
+        worker = server.pid_of(1)
+        with server.client(transport="shm") as client:
+            producer = client.producer("/default/t", durability="os")
+            consumer = client.consumer("/default/t", subscription="s", initial_position="earliest")
+            (connection,) = client._core.routes.workers.values()
+            before = resident_bytes(worker)
+            with child("scribbler", connection.endpoint, SEED) as process:
+                heard(process, 1, 30)
+                deadline = time.monotonic() + SCRIBBLE_SECONDS
+                number = slowest = 0.0
+                while time.monotonic() < deadline:
+                    began = time.monotonic()
+                    payload = b"%d" % number
+                    producer.publish(payload)
+                    message = consumer.receive(timeout=10)
+                    assert message is not None and message.payload == payload
+                    consumer.ack(message)
+                    slowest = max(slowest, time.monotonic() - began)
+                    number += 1
+                assert process.poll() is None, "the scribbler ended"
+                visits = len(heard(process, 1, 30))
+            assert number > 20 * SCRIBBLE_SECONDS, f"only {number} messages; slowest {slowest} s"
+            assert visits > 5, f"the scribbler came only {visits} times"
+            assert connection.has_rings
+        assert is_running(worker) and server.pid_of(1) == worker, "the worker died"
+        assert resident_bytes(worker) < before + GROWTH_BYTES_MAX
+        wait_until("the end of all rings", lambda: ring_maps(worker) == 0)
+        with server.client(transport="shm") as client:
+            client.producer("/default/t").publish(b"after")
