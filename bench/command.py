@@ -16,9 +16,10 @@ from danube_fast.bench.rig import Rig
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.version import VERSION
 
-__all__ = ["Choices", "check", "measure"]
+__all__ = ["WIDTH", "Choices", "Emit", "Note", "check", "measure", "prepare"]
 
 TRANSPORTS = ("zmq", "shm")
+WIDTH = 170
 
 
 class Choices(NamedTuple):
@@ -30,13 +31,15 @@ class Choices(NamedTuple):
     url: str | None = None
     plot: Path | None = None
     is_json: bool = False
+    peers: str | None = None
 
 
 Note = Callable[[str], None]
 Emit = Callable[[dict[str, object]], None]
 
 
-def _prepare(choices: Choices, note: Note) -> None:
+def prepare(choices: Choices, note: Note) -> None:
+    """Refuse what cannot be; say where this runs."""
     transport = choices.changes.get("transport", "zmq")
     if transport not in TRANSPORTS:
         raise InvalidArgument(f"--transport {transport!r} is unknown; use zmq or shm")
@@ -48,7 +51,7 @@ def _prepare(choices: Choices, note: Note) -> None:
 def measure(choices: Choices, note: Note, emit: Emit) -> bool:
     """Run workloads, print their figures; whether nothing was lost or changed."""
     plans = harness.plans(choices.workloads, choices.changes)
-    _prepare(choices, note)
+    prepare(choices, note)
     if not choices.workloads and choices.url is not None:
         plans = [plan for plan in plans if plan.workload not in _OWN_BROKER]
     found: list[Figures] = []
@@ -62,24 +65,25 @@ def measure(choices: Choices, note: Note, emit: Emit) -> bool:
             if choices.is_json:
                 emit(report.json_line(figures))
     if not choices.is_json:
-        report.print_figures(Console(highlight=False, width=_WIDTH), found)
+        report.print_figures(Console(highlight=False, width=WIDTH), found)
     if choices.plot is not None:
         write_bars(choices.plot, "messages per second", _bars(found))
     return all(figures.is_faultless for figures in found)
 
 
 _OWN_BROKER = ("ready", "recovery", "idle", "readback")
-_WIDTH = 170
 
 
 def check(choices: Choices, note: Note, emit: Emit) -> bool:
     """Run the cases of the floors, print the verdicts; whether all were met."""
     cases = floors.select(choices.workloads, choices.changes.get("transport", "zmq"))
+    if choices.peers is not None:
+        raise InvalidArgument("--check and --peers are two runs; leave one of them out")
     if choices.url is not None:
         raise FailedPrecondition("--check starts brokers of its own; leave --url out")
     if "seconds" in choices.changes:
         raise InvalidArgument("--check counts messages; use --messages instead of --seconds")
-    _prepare(choices, note)
+    prepare(choices, note)
     runs = choices.runs or floors.RUNS
     with Rig() as rig:
         measured = floors.check(
@@ -91,7 +95,7 @@ def check(choices: Choices, note: Note, emit: Emit) -> bool:
         for verdict in found:
             emit(_verdict_line(verdict, runs))
     else:
-        report.print_verdicts(Console(highlight=False, width=_WIDTH), found)
+        report.print_verdicts(Console(highlight=False, width=WIDTH), found)
     if choices.plot is not None:
         write_bars(choices.plot, "messages per second", _case_bars(cases, measured))
     return all(verdict.is_met for verdict in found)

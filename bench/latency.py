@@ -29,7 +29,7 @@ from danube_fast.bench.verify import Verifier
 from danube_fast.errors import Internal
 
 __all__ = ["consume_paced", "publish_in_a_loop", "publish_paced"]
-__all__ += ["run_isolation", "run_latency", "run_publish_latency"]
+__all__ += ["run_isolation", "run_latency", "run_publish_latency", "set_latencies"]
 
 _HERE = "danube_fast.bench.latency"
 WARM_UP_SECONDS = 0.2
@@ -143,7 +143,7 @@ def _options(rig: Rig, plan: Plan, topic: str) -> dict[str, Any]:
     }
 
 
-def _set_latencies(figures: Figures, plan: Plan, times: Any, ended: Any) -> None:
+def set_latencies(figures: Figures, plan: Plan, times: Any, ended: Any) -> None:
     """Percentiles of what came, without the first moments."""
     due, sent = times[0], times[1]
     there = ended > 0
@@ -171,7 +171,7 @@ def run_publish_latency(rig: Rig, plan: Plan) -> Figures:
         sent = producer.hear()
         figures = charge(blank(plan), broker, before)
         producer.tell("bye")
-    _set_latencies(figures, plan, sent["times"], sent["times"][2])
+    set_latencies(figures, plan, sent["times"], sent["times"][2])
     figures.client_cpu_s = sent["cpu"]
     return figures
 
@@ -193,7 +193,7 @@ def _run_pair(pair: list[Member], broker: Broker, plan: Plan) -> Figures:
     figures = charge(blank(plan), broker, before)
     for member in pair:
         member.tell("bye")
-    _set_latencies(figures, plan, sent["times"], received["arrived"])
+    set_latencies(figures, plan, sent["times"], received["arrived"])
     for name, count in received["faults"].items():
         setattr(figures, name, count)
     figures.client_cpu_s = sent["cpu"] + received["cpu"]

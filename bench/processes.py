@@ -33,7 +33,7 @@ from danube_fast.bench import host
 from danube_fast.config import Settings
 from danube_fast.workers.spawn import child_environment
 
-__all__ = ["Broker", "Crew", "Member", "Usage", "hear_all"]
+__all__ = ["Broker", "Crew", "Member", "Process", "Usage", "hear_all"]
 
 LEASH = "danube_fast.demo.leash"
 MEMBER = "danube_fast.bench.member"
@@ -60,7 +60,7 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-class _Process:
+class Process:
     """A child that cannot outlive us, with its stderr in a file."""
 
     def __init__(
@@ -97,7 +97,7 @@ class _Process:
             self.process.stdout.close()
 
 
-class Member(_Process):
+class Member(Process):
     """A producer or consumer."""
 
     def __init__(
@@ -169,7 +169,7 @@ class Broker:
         self.data_dir = folder / "data"
         self.ready: dict[str, Any] = {"url": url}
         self.ready_seconds = 0.0
-        self._process: _Process | None = None
+        self._process: Process | None = None
         self._client: danube_fast.Client | None = None
         if url is None:
             self.start()
@@ -177,7 +177,7 @@ class Broker:
     def start(self) -> None:
         """Start `danube-fast serve` over the data directory; until its ready line."""
         began = time.monotonic()
-        self._process = _Process(
+        self._process = Process(
             self.folder, "broker", "danube_fast.cli.main",
             ["serve", "--workers", str(self.workers), "--listen", "127.0.0.1:0",
              "--data-dir", str(self.data_dir), "--output", "json"],

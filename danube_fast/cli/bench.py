@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,14 @@ from danube_fast.cli.output import note, print_result
 __all__ = ["bench", "register"]
 
 RUNS_CHECKED = 5
+
+PlotOption = Annotated[
+    Path | None, typer.Option(metavar="FILE.svg", help="Bars of the rates as an SVG.")
+]
+PeersOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME,...|all", help="Other systems under the same load, side by side."),
+]
 
 
 class DurabilityChoice(enum.StrEnum):
@@ -32,6 +41,7 @@ def register(app: typer.Typer) -> None:
             "danube-fast bench throughput --durability os --messages 5000000",
             "danube-fast bench latency --rate 1000 --seconds 10 --output json",
             "danube-fast bench --check --plot floors.svg",
+            "danube-fast bench --peers nats,redis,zeromq",
         )
     )(bench)
 
@@ -78,16 +88,16 @@ def bench(
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="A broker that is there (default: its own).")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Bars of the rates as an SVG.")
-    ] = None,
+    plot: PlotOption = None,
+    peers: PeersOption = None,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Measure a broker under load, and verify that everything arrived exactly as sent.
 
     Starts a broker with two workers in a temporary directory unless --url names one. Workloads:
     throughput, messages, topics, publishers, fanout, merge, publish-latency, latency, isolation, ready,
-    recovery, idle, readback, reference (raw ZeroMQ without a broker).
+    recovery, idle, readback, reference (raw ZeroMQ without a broker). --peers runs throughput and
+    latency on other systems, too (docs/peers.md).
     """
     changes: dict[str, Any] = {
         "transport": transport, "message_bytes": message_bytes, "messages": messages,
@@ -97,10 +107,12 @@ def bench(
     }  # fmt: skip
     given = {name: value for name, value in changes.items() if value is not None}
     from danube_fast.bench import command  # loads the kernels; --help must not wait for them
+    from danube_fast.bench.peers.beside import beside
 
-    choices = command.Choices(workloads or [], given, runs, url, plot, output is OutputForm.JSON)
-    is_fine = (command.check if check else command.measure)(
-        choices, note, lambda line: print_result(OutputForm.JSON, line)
+    choices = command.Choices(
+        workloads or [], given, runs, url, plot, output is OutputForm.JSON, peers
     )
-    if not is_fine:
+    measure = command.measure if peers is None else beside
+    emit = functools.partial(print_result, OutputForm.JSON)
+    if not (command.check if check else measure)(choices, note, emit):
         raise typer.Exit(1)
