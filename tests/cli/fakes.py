@@ -44,10 +44,12 @@ class FakeBroker:
         self.consumer_options: dict[str, Any] = {}
         self.calls: list[tuple[str, int]] = []
         self.urls: list[str] = []
+        self.transports: list[str] = []
         self.interrupt: BaseException | None = None
 
-    def connect(self, url: str) -> FakeClient:
+    def connect(self, url: str, transport: str = "auto") -> FakeClient:
         self.urls.append(url)
+        self.transports.append(transport)
         return FakeClient(self)
 
 

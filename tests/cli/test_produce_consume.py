@@ -53,6 +53,15 @@ def test_options_reach_the_producer(run: Run, fake: FakeBroker) -> None:
     }  # fmt: skip
 
 
+def test_the_transport_is_chosen(run: Run, fake: FakeBroker) -> None:
+    run("produce", TOPIC, "-m", "a", "--transport", "zmq")
+    run("consume", TOPIC, "--subscription", "s", "--from", "earliest", "--max", "1",
+        "--transport", "shm")  # fmt: skip
+    run("produce", TOPIC, "-m", "b")
+    assert fake.transports == ["zmq", "shm", "auto"]
+    assert run("produce", TOPIC, "-m", "a", "--transport", "pigeon").code == 2
+
+
 def test_a_file_goes_in_batches(run: Run, fake: FakeBroker, tmp_path: Path) -> None:
     file = tmp_path / "lines.txt"
     file.write_bytes(b"".join(b"%d\n" % number for number in range(10_000)) + b"no line end")
