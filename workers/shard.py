@@ -110,6 +110,8 @@ class ShardWorker:
         self.tail_bytes = 0
         self._tail_order: list[Partition] = []
         self._tail_head = 0
+        self._settled = False
+        """The last turn took all that clients had sent and nothing else: what comes next wakes us."""
         self._read_until = 0
         self._reading: set[int] = set()
         self._unread: dict[int, Partition] = {}
@@ -176,7 +178,7 @@ class ShardWorker:
     def run(self) -> None:
         """The loop, until a stop is requested."""
         while not self.boot.stop_requested:
-            if not self.do_work():
+            if not self.do_work() or self._settled:
                 self._sleep()
         self.stop()
 
@@ -215,6 +217,7 @@ class ShardWorker:
         self.intake.begin_turn(self.now_ns)
         work = self.boot.mailbox.do_work(self.now_ns)
         work += self._complete()
+        alone = not work
         work += self._receive()
         self._commit()
         work += self._dispatch()
@@ -225,12 +228,11 @@ class ShardWorker:
         for session in self.delivery.drained:
             self.resume(session)
         self.delivery.drained.clear()
-        for identity in self.doors.take_gone():
-            if (ended := self.sessions.by_identity(identity)) is not None:
-                self.close_session(ended)
-        for session in self.delivery.gone:
-            self.close_session(session)
-        self.delivery.gone.clear()
+        lost, self.delivery.gone = self.delivery.gone, []
+        for gone in (*map(self.sessions.by_identity, self.doors.take_gone()), *lost):
+            if gone is not None:
+                self.close_session(gone)
+        self._settled = alone and self.doors.drained
         return work
 
     def _receive(self) -> int:

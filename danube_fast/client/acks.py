@@ -3,7 +3,7 @@ r"""Acks of one consumer: gathered as ranges, sent together, at the latest after
     ack(...) -> pending -> ACK -> sent -> ACK that is answered -> confirmed
                                      \ the session is lost: void, until acked again
 
-Many pending, a receive that waits, or the keeper send what is pending; `flush` and, once a second,
+Many pending, a receive that waits when nothing was sent for 10 ms, or the keeper send what is pending; `flush` and, once a second,
 a send ask for an answer. Acks of messages from before a reconnect or a seek are quiet no-ops,
 because the broker has given those messages back; only a flush has to say that acks were void, and
 only if their messages were not acked again meanwhile.
@@ -50,6 +50,7 @@ class AckQueue:
         self._run_delivery: Any = None
         self._looks = 0
         self._confirm_due_ns = 0
+        self._sent_ns = 0
         self._sent: dict[Attachment, list[int]] = {}
         """Sent, and no answered ACK behind them yet."""
         self._confirming: dict[Call, dict[Attachment, list[int]]] = {}
@@ -72,7 +73,8 @@ class AckQueue:
             self._run_start, self.run_end = offset, offset + 1
             self.run_source = self._run_delivery = source
             self._looks = _LOOKS
-            self._soon(attachment)
+            if attachment.tracks:
+                self._soon(attachment)
 
     def _collect(self) -> bool:
         """Queue what the run has grown by; False if that is nothing."""
@@ -80,6 +82,8 @@ class AckQueue:
         if self._run_delivery is None or start == end:
             return False
         self._run_start = end
+        if not self._run_delivery.attachment.tracks:
+            return False
         pending = self._run_delivery.attachment.pending
         if pending and pending[-1] == start:
             pending[-1] = end
@@ -107,6 +111,8 @@ class AckQueue:
     def add(self, what: Any) -> None:
         """Anything that names messages."""
         for attachment, ranges in self.ranges_of(what):
+            if not attachment.tracks:
+                continue
             pending = attachment.pending
             if pending and pending[-1] == ranges[0]:
                 pending[-1] = ranges[1]
@@ -118,6 +124,8 @@ class AckQueue:
     def add_up_to(self, message: Message) -> None:
         """Everything of the message's partition up to and with it."""
         for attachment, ranges in self.ranges_of(message):
+            if not attachment.tracks:
+                continue
             attachment.pending[:] = [0, ranges[-1]]
             self._soon(attachment)
 
@@ -170,6 +178,12 @@ class AckQueue:
         """Keeper: acks have waited long enough."""
         self.send()
 
+    def send_unless_busy(self) -> None:
+        """Somebody is about to wait: send what is queued, if nothing was sent for a while. Who gets
+        message after message acks as many at a time as come within the delay."""
+        if self._pump.clock.monotonic_ns() - self._sent_ns >= ACK_DELAY_NS:
+            self.send()
+
     def send(self, *, durable: bool = False) -> list[Call]:
         """Send what is queued; with `durable` the calls that tell when all of it is on disk."""
         calls: list[Call] = []
@@ -178,7 +192,7 @@ class AckQueue:
             return calls
         self.due_ns = _NOT_DUE
         self._pump.disarm(self)
-        now = self._pump.clock.monotonic_ns()
+        now = self._sent_ns = self._pump.clock.monotonic_ns()
         answered = durable or now >= self._confirm_due_ns
         if answered:
             self._confirm_due_ns = now + ACK_CONFIRM_NS

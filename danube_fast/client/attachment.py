@@ -64,6 +64,8 @@ class Attachment:
         self.generation = 0
         self.consumer_id = 0
         self.flow_id = 0
+        self.tracks = True
+        """The broker wants to know what is acked; of a non_reliable topic it keeps nothing."""
         self.pending: list[int] = []
         """Acked and not sent yet: flat [start, end) pairs."""
         self.failure: DanubeError | None = None

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.client.message import Message, Received
-from danube_fast.frame.layout import Flag
+from danube_fast.frame.layout import (
+    AT_BASE_OFFSET,
+    AT_FLAGS,
+    AT_MESSAGE_COUNT,
+    AT_OFFSET_SPAN,
+    Flag,
+)
 from danube_fast.frame.view import FrameView
 
 if TYPE_CHECKING:
@@ -19,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["Delivery"]
 
 _SPLIT = int(Flag.SPLIT)
+_HEADER = struct.Struct(
+    f"<{AT_FLAGS}xHII{AT_BASE_OFFSET - AT_MESSAGE_COUNT - 4}xQ{AT_OFFSET_SPAN - AT_BASE_OFFSET - 8}xI"
+)
+"""flags, frame_bytes, message_count, base_offset, offset_span: read at once, asked for each time."""
 
 
 class Delivery:
@@ -28,9 +39,13 @@ class Delivery:
         "_columns",
         "_offsets",
         "attachment",
+        "base_offset",
         "count",
+        "end_offset",
         "flow_id",
+        "frame_bytes",
         "generation",
+        "is_dense",
         "topic",
         "view",
     )
@@ -42,24 +57,15 @@ class Delivery:
         self.flow_id = attachment.flow_id
         self.topic = attachment.topic
         self.view = view
-        self.count: int = view.message_count
+        flags, self.frame_bytes, self.count, self.base_offset, span = _HEADER.unpack_from(
+            view.memory, view.offset
+        )
+        self.is_dense = not flags & _SPLIT
+        """Offsets rise by one (not split by the broker)."""
+        self.end_offset: int = self.base_offset + span
+        """One past the last offset that the frame stands for."""
         self._columns: dict[str, Any] = {}
         self._offsets: npt.NDArray[np.int64] | None = None
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether offsets rise by one (not split by the broker)."""
-        return not self.view.flags & _SPLIT
-
-    @property
-    def frame_bytes(self) -> int:
-        """Size of the frame: what it costs in credit."""
-        return self.view.frame_bytes
-
-    @property
-    def end_offset(self) -> int:
-        """One past the last offset that the frame stands for."""
-        return self.view.base_offset + self.view.offset_span
 
     @property
     def producer_name(self) -> str:
@@ -88,7 +94,7 @@ class Delivery:
     def offset_list(self, start: int, stop: int) -> range | list[int]:
         """Offsets of messages `start` to `stop`."""
         if self.is_dense:
-            base = self.view.base_offset
+            base = self.base_offset
             return range(base + start, base + stop)
         offsets: list[int] = self.offsets()[start:stop].tolist()
         return offsets
@@ -140,7 +146,7 @@ class Delivery:
     def ranges(self, start: int, stop: int) -> list[int]:
         """Offsets of messages `start` to `stop` as flat [start, end) pairs."""
         if self.is_dense:
-            base = self.view.base_offset
+            base = self.base_offset
             return [base + start, base + stop]
         import numpy as np
 

@@ -37,6 +37,7 @@ from danube_fast.errors import (
     Unavailable,
 )
 from danube_fast.net.protocol import Seek
+from danube_fast.types import Dispatch
 
 if TYPE_CHECKING:
     from danube_fast.client.core import Core
@@ -89,12 +90,20 @@ class Inbox:
     def _attach(self, options: ConsumerOptions) -> None:
         partitions = [partition for topic in self._routes for partition in topic.partitions]
         connections = dict.fromkeys(partition.connection for partition in partitions)
+        untracked = {
+            partition.partition_id
+            for topic in self._routes
+            if topic.dispatch == Dispatch.NON_RELIABLE.value
+            for partition in topic.partitions
+        }
         self._window_bytes = max(1, options.permits_bytes // len(connections))
         self._window_messages = max(1, options.permits_messages // len(connections))
         self._credits: dict[Connection, Credit] = {}
         for partition in partitions:
             credit = self._credit(partition.connection)
-            self.attachments.append(Attachment(self, partition, credit, options.position))
+            attachment = Attachment(self, partition, credit, options.position)
+            attachment.tracks = partition.partition_id not in untracked
+            self.attachments.append(attachment)
 
     def _credit(self, connection: Connection) -> Credit:
         credit = self._credits.get(connection)
@@ -175,7 +184,7 @@ class Inbox:
     def _arrived_steps(self, deadline_ns: int) -> Steps[bool]:
         """Wait for a frame in the queue. Raises what ended or broke the consumer."""
         with self._lock:
-            self._acks.send()
+            self._acks.send_unless_busy()
         ready = yield Wait(self._has_arrived, deadline_ns)
         if self._error is not None:
             error, self._error = self._error, None

@@ -70,6 +70,10 @@ class Socket(Protocol):
     def readable(self) -> bool:
         """Whether something can be read now."""
 
+    @property
+    def has_rings(self) -> bool:
+        """Whether its descriptor is raised again for whatever comes after a look."""
+
     def distrust(self) -> None:
         """Reading was interrupted, perhaps in the middle of a message."""
 
@@ -168,8 +172,11 @@ class Pump:
     def after_send(self, connection: Socket) -> None:
         """Under the lock, behind a send: it may have swallowed the edge that a sleeper needs.
 
-        The sleeper is woken instead of reading here, so that no handler runs inside another.
+        The sleeper is woken instead of reading here, so that no handler runs inside another. Rings
+        lose no edge: who has read them to the end is signalled.
         """
+        if connection.has_rings:
+            return
         self._stirred[connection] = None
         if (self._asleep or self.on_progress is not None) and connection.readable():
             os.eventfd_write(self._wake_fd, 1)

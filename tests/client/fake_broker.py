@@ -82,6 +82,7 @@ class FakeBroker:
         self.mute = False
         self.ignore_admin = False
         self.hold_acks = False
+        self.ack_commands = 0
         self.held: list[tuple[bytes, Any]] = []
         self.waiting: list[tuple[bytes, p.Lookup, float]] = []
         self.publish_sizes: list[int] = []
@@ -433,6 +434,7 @@ class FakeBroker:
             self.reply(session.identity, p.Deliver([consumer_id]), bytes(bundle))
 
     def _on_ack(self, session: Session, identity: bytes, command: p.Ack) -> None:
+        self.ack_commands += 1
         for consumer_id, pairs in command.entries:
             consumer = session.consumers.get(consumer_id)
             if consumer is None:

@@ -101,6 +101,38 @@ def test_cumulative(broker: Any, client: danube_fast.Client) -> None:
         shared.ack_cumulative(drain(shared, 1)[0])
 
 
+def test_acks_of_a_steady_stream_travel_together(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC)
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    began = time.monotonic()
+    for number in range(200):
+        producer.publish(b"%d" % number)
+        message = consumer.receive(timeout=5)
+        assert message is not None
+        consumer.ack(message)
+    spent_ms = (time.monotonic() - began) * 1000
+    consumer.flush_acks()
+    assert broker.acked(TOPIC, "s") == set(range(200))
+    assert broker.ack_commands <= min(150, spent_ms / 10 + 3)
+
+
+def test_nobody_is_told_of_acks_of_a_non_reliable_topic(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    producer = client.producer(TOPIC, dispatch="non_reliable")
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    for number in range(10):
+        producer.publish(b"%d" % number)
+        message = consumer.receive(timeout=5)
+        assert message is not None
+        consumer.ack(message)
+    producer.publish(b"last")
+    consumer.ack(consumer.receive_batch(timeout=5))
+    assert len(consumer.receive_batch(timeout=0.05)) == 0
+    assert broker.ack_commands == 0
+    consumer.flush_acks()
+
+
 def test_ack_by_id_and_by_constructed_message(broker: Any, client: danube_fast.Client) -> None:
     fill(client, 3)
     consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
