@@ -135,17 +135,17 @@ CASES = (
     ),
 )  # fmt: skip
 
-_M, _K = {"durability": "non_reliable"}, {"message_bytes": 1024}
+_NON_RELIABLE, _KIB = {"durability": "non_reliable"}, {"message_bytes": 1024}
 LANE_CASES = (
-    Case("non_reliable", "throughput", {**_M, "messages": 10_000_000}, _rate(35e6, 50e6)),
-    Case("non_reliable, 1 KiB", "throughput", {**_M, **_K, "messages": 2_000_000}, _rate(4e6, 6e6)),
+    Case("non_reliable", "throughput", {**_NON_RELIABLE, "messages": 10_000_000}, _rate(35e6, 50e6)),
+    Case("non_reliable, 1 KiB", "throughput", {**_NON_RELIABLE, **_KIB, "messages": 2_000_000}, _rate(4e6, 6e6)),
     Case(
         "reliable, os", "throughput", {"durability": "os", "messages": 10_000_000, "warm": True},
         _rate(20e6, 32e6),
     ),
     Case(
         "reliable, os, 1 KiB", "throughput",
-        {"durability": "os", **_K, "messages": 2_000_000, "warm": True}, _rate(3e6, 5e6),
+        {"durability": "os", **_KIB, "messages": 2_000_000, "warm": True}, _rate(3e6, 5e6),
     ),
     Case(
         "reliable fsync, 2 GB", "throughput", {"messages": 20_000_000, "warm": True},
@@ -153,27 +153,27 @@ LANE_CASES = (
     ),
     Case(
         "reliable fsync, 1 KiB, 2 GB", "throughput",
-        {**_K, "messages": 2_000_000, "warm": True}, _rate(1.5e6, 2.5e6),
+        {**_KIB, "messages": 2_000_000, "warm": True}, _rate(1.5e6, 2.5e6),
     ),
     Case(
         "reliable fsync, empty data directory, first 2 GB", "throughput",
         {"messages": 20_000_000}, _rate(8e6, 14e6),
     ),
     Case(
-        "per-message API both ends, non_reliable", "messages", {**_M, "messages": 2_000_000},
+        "per-message API both ends, non_reliable", "messages", {**_NON_RELIABLE, "messages": 2_000_000},
         _rate(3e6, 6e6),
     ),
-    Case("fan-out 1 to 8, sum", "fanout", {**_M, "messages": 2_000_000}, _rate(40e6, 90e6)),
+    Case("fan-out 1 to 8, sum", "fanout", {**_NON_RELIABLE, "messages": 2_000_000}, _rate(40e6, 90e6)),
     Case(
         "4 producers into 1 topic, fsync", "merge", {},
         [Floor("vs_one_producer", 0.8, 1.0, "of one producer")],
     ),
     Case(
-        "publish to consume at 1,000/s, non_reliable", "latency", _M,
+        "publish to consume at 1,000/s, non_reliable", "latency", _NON_RELIABLE,
         [_micros("p50", 45, 25), _micros("p99", 150, 80)],
     ),
     Case(
-        "the same, spinning", "latency", {**_M, "spin_us": 2000},
+        "the same, spinning", "latency", {**_NON_RELIABLE, "spin_us": 2000},
         [_micros("p50", 20, 10), _micros("p99", 60, 30)],
     ),
     Case(

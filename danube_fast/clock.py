@@ -6,9 +6,12 @@ Wall time stamps messages; monotonic time measures waits. A simulation passes a 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
-__all__ = ["Clock", "SystemClock"]
+__all__ = ["Clock", "SystemClock", "spin"]
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -31,3 +34,13 @@ class SystemClock:
     """Nanoseconds since the Unix epoch, UTC."""
     monotonic_ns = staticmethod(time.monotonic_ns)
     """CLOCK_MONOTONIC, nanoseconds."""
+
+
+def spin(clock: Clock, duration_ns: int, look: Callable[[], T]) -> T | None:
+    """What `look` finds within so long, without giving up the core; else what it said last, or None."""
+    found: T | None = None
+    if duration_ns:
+        end_ns = clock.monotonic_ns() + duration_ns
+        while not found and clock.monotonic_ns() < end_ns:
+            found = look()
+    return found

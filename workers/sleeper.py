@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 from collections.abc import Callable, Iterable
 
-from danube_fast.clock import Clock
+from danube_fast.clock import Clock, spin
 from danube_fast.workers.mailbox import Mailbox
 
 __all__ = ["Sleeper"]
@@ -35,14 +35,6 @@ class Sleeper:
         """Sleep until a client or a peer has something to say, or the time is up."""
         # ZeroMQ raises its descriptor once for several messages: look before each sleep
         if self._mailbox.prepare_sleep() and not self._readable():
-            events = self._spin() or self._poll.poll(timeout_ms)
+            found = spin(self._clock, self._spin_ns, lambda: self._poll.poll(0))
+            events = found or self._poll.poll(timeout_ms)
             self._mailbox.silent = all(fd != self._bell for fd, _ in events)
-
-    def _spin(self) -> list[tuple[int, int]]:
-        """Look on for a while without giving up the core; what was found."""
-        events: list[tuple[int, int]] = []
-        if self._spin_ns:
-            end_ns = self._clock.monotonic_ns() + self._spin_ns
-            while not events and self._clock.monotonic_ns() < end_ns:
-                events = self._poll.poll(0)
-        return events

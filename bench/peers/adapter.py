@@ -19,7 +19,6 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, NamedTuple
 
 from danube_fast.bench.peers.server import Server
@@ -52,7 +51,7 @@ class Variant(NamedTuple):
 
 
 class Sender(ABC):
-    """The producing end, in a member. A context manager."""
+    """The producing end, in a member."""
 
     @abstractmethod
     def send_lists(self, lists: Sequence[list[bytes]]) -> None:
@@ -66,20 +65,9 @@ class Sender(ABC):
     def close(self) -> None:
         """Disconnect."""
 
-    def __enter__(self) -> Sender:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 class Receiver(ABC):
-    """The consuming end, in a member; subscribed once it is made. A context manager."""
+    """The consuming end, in a member; subscribed once it is made."""
 
     @abstractmethod
     def receive(self, take: Take, silence_seconds: float) -> None:
@@ -88,17 +76,6 @@ class Receiver(ABC):
     @abstractmethod
     def close(self) -> None:
         """Disconnect."""
-
-    def __enter__(self) -> Receiver:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Adapter(ABC):

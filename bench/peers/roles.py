@@ -9,6 +9,7 @@ Every byte of every message is compared by the verifier that danube-fast is meas
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def consume_paced(link: Link, options: dict[str, Any]) -> None:
 
 def _produce(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
     lists = _payloads(options).lists()
-    with adapter.open_sender(options) as sender:
+    with closing(adapter.open_sender(options)) as sender:
         link.ready()
         cpu, began = time.process_time(), time.monotonic_ns()
         sender.send_lists(lists)
@@ -77,7 +78,7 @@ def _produce(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
 def _produce_paced(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
     prepared = _payloads(options).cut()
     times = np.zeros((2, len(prepared)), np.int64)
-    with adapter.open_sender(options) as sender:
+    with closing(adapter.open_sender(options)) as sender:
         pacer = Pacer(options["rate"])
 
         def before(number: int) -> None:
@@ -110,7 +111,7 @@ def _consume(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
     verifier = Verifier(_payloads(options), 1)
     wanted: int = options["messages"]
     last_ns = 0
-    with adapter.open_receiver(options) as receiver:
+    with closing(adapter.open_receiver(options)) as receiver:
 
         def take(received: list[Any]) -> bool:
             nonlocal last_ns
@@ -132,7 +133,7 @@ def _consume_paced(link: Link, options: dict[str, Any], adapter: Adapter) -> Non
     payloads = _payloads(options)
     received: list[Any] = []
     arrived: list[int] = []
-    with adapter.open_receiver(options) as receiver:
+    with closing(adapter.open_receiver(options)) as receiver:
 
         def take(some: list[Any]) -> bool:
             now_ns = time.monotonic_ns()

@@ -52,8 +52,11 @@ class Bench:
     def of(cls, rig: Rig, adapter: Adapter, variant: Variant) -> Iterator[Bench]:
         """Start what the variant needs; end it afterwards."""
         server = adapter.start(rig.folder, variant)
-        with server or contextlib.nullcontext():
+        try:
             yield cls(rig, adapter, variant, server)
+        finally:
+            if server is not None:
+                server.stop()
 
     def run(self, plan: Plan) -> Figures:
         """One run of `throughput` or `latency`. Raises what a member failed with."""

@@ -11,7 +11,6 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from danube_fast.bench import host
 from danube_fast.bench.processes import Process
@@ -44,7 +43,7 @@ def accepts(port: int) -> bool:
 
 
 class Server:
-    """A running server. A context manager: at its end neither process nor files are left."""
+    """A running server; once it is stopped neither process nor files are left."""
 
     def __init__(self, process: Process, folder: Path, port: int) -> None:
         self._process = process
@@ -70,17 +69,6 @@ class Server:
             self._process.end()
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
 
 def start_server(folder: Path, name: str, command: Callable[[int, Path], Sequence[str]]) -> Server:

@@ -90,20 +90,15 @@ class Inbox:
     def _attach(self, options: ConsumerOptions) -> None:
         partitions = [partition for topic in self._routes for partition in topic.partitions]
         connections = dict.fromkeys(partition.connection for partition in partitions)
-        untracked = {
-            partition.partition_id
-            for topic in self._routes
-            if topic.dispatch == Dispatch.NON_RELIABLE.value
-            for partition in topic.partitions
-        }
         self._window_bytes = max(1, options.permits_bytes // len(connections))
         self._window_messages = max(1, options.permits_messages // len(connections))
         self._credits: dict[Connection, Credit] = {}
-        for partition in partitions:
-            credit = self._credit(partition.connection)
-            attachment = Attachment(self, partition, credit, options.position)
-            attachment.tracks = partition.partition_id not in untracked
-            self.attachments.append(attachment)
+        for topic in self._routes:
+            for partition in topic.partitions:
+                credit = self._credit(partition.connection)
+                attachment = Attachment(self, partition, credit, options.position)
+                attachment.tracks = topic.dispatch != Dispatch.NON_RELIABLE.value
+                self.attachments.append(attachment)
 
     def _credit(self, connection: Connection) -> Credit:
         credit = self._credits.get(connection)

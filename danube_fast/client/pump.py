@@ -32,7 +32,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from danube_fast.client.limits import FOREVER_NS, SLICE_NS
-from danube_fast.clock import Clock
+from danube_fast.clock import Clock, spin
 
 __all__ = ["Pump", "Steps", "Timed", "Wait", "deadline_after"]
 
@@ -250,7 +250,8 @@ class Pump:
         self._asleep = True
         try:
             self.lock.release()
-            events = self._spin() or self._epoll.poll(limit_ns / 1e9)
+            found = spin(self.clock, self.spin_ns, lambda: self._epoll.poll(0))
+            events = found or self._epoll.poll(limit_ns / 1e9)
         finally:
             self._own_again()
             self._asleep = False
@@ -261,15 +262,6 @@ class Pump:
                 self.clear_wake()
             elif fd in self._by_fd:
                 self._stirred[self._by_fd[fd]] = None
-
-    def _spin(self) -> list[tuple[int, int]]:
-        """Look on for a while without giving up the core; what was found."""
-        events: list[tuple[int, int]] = []
-        if self.spin_ns:
-            end_ns = self.clock.monotonic_ns() + self.spin_ns
-            while not events and self.clock.monotonic_ns() < end_ns:
-                events = self._epoll.poll(0)
-        return events
 
     def _own_again(self) -> None:
         """Hold the lock again, wherever an interrupt struck; it is raised once the lock is held."""

@@ -130,7 +130,9 @@ class Gate:
             self._listener.listen(_BACKLOG)
         except OSError as error:
             self._listener.close()
-            raise Unavailable(f"cannot listen beside {ipc_endpoint}: {error}") from error
+            raise Unavailable(
+                f"cannot listen beside {ipc_endpoint}: {error}; stop the process that does"
+            ) from error
         self._epoll = select.epoll()
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -201,7 +203,7 @@ class Gate:
         try:
             link = self._offer(sock)
         except (OSError, DanubeError) as error:
-            _refuse(sock, f"no memory for rings: {error}")
+            _refuse(sock, f"no memory for rings ({error}); lower shm_ring_bytes")
             return
         self._number += 1
         identity = _IDENTITY.pack(_IDENTITY_KIND, self._number)

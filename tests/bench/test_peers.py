@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -313,7 +314,9 @@ def test_a_server_is_waited_for_and_leaves_nothing(tmp_path: Path) -> None:
         (data / "settings").write_text("x")
         return [sys.executable, "-c", LISTENER, str(port)]
 
-    with server.start_server(tmp_path, "listener", listen) as running:
+    with ExitStack() as stack:
+        running = server.start_server(tmp_path, "listener", listen)
+        stack.callback(running.stop)
         pid = running._process.process.pid
         assert running.address == f"127.0.0.1:{running.port}"
         assert server.accepts(running.port)
@@ -398,19 +401,33 @@ def test_rows_of_ours_are_named_for_each_durability() -> None:
     assert set(OWN_DURABILITY) == set(beside.DURABILITIES)
 
 
-def test_senders_and_receivers_close_themselves() -> None:
+def test_a_role_that_fails_closes_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
     class Ender(Sender):
         def send_lists(self, lists: Sequence[list[bytes]]) -> None:
-            pass
+            raise RuntimeError("no more")
 
         def send_each(self, payloads: Sequence[bytes], before: Before) -> None:
-            pass
+            raise RuntimeError("no more")
 
         def close(self) -> None:
             closed.append("sender")
 
-    with Ender():
-        pass
-    assert closed == ["sender"]
+    class OnlySends:
+        def open_sender(self, options: dict[str, Any]) -> Sender:
+            return Ender()
+
+    class Quiet:
+        def ready(self) -> None:
+            pass
+
+    monkeypatch.setattr(roles, "find", lambda name: OnlySends())
+    fd = create_payloads(10, 16)
+    link: Any = Quiet()
+    options = {"peer": "it", "fd": fd, "message_bytes": 16, "rate": 1000.0}
+    for role in (roles.produce, roles.produce_paced):
+        with pytest.raises(Unavailable, match="RuntimeError: no more"):
+            role(link, options)
+    os.close(fd)
+    assert closed == ["sender", "sender"]

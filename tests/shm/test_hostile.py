@@ -5,55 +5,23 @@ DANUBE_LANE_KILLS=n kills more producers, DANUBE_SCRIBBLE_SECONDS=s lets the scr
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import select
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.crash.rig import Server
+from tests.shm.children import child, heard
 from tests.shm.dying_producer import HEAD, payload_of
-from tests.workers.broker import ROOT, is_running, wait_until
+from tests.workers.broker import is_running, wait_until
 
 KILLS = int(os.environ.get("DANUBE_LANE_KILLS", "12"))
 SCRIBBLE_SECONDS = float(os.environ.get("DANUBE_SCRIBBLE_SECONDS", "5"))
 SEED = int(os.environ.get("DANUBE_SCRIBBLE_SEED", "1"))
 RING_BYTES = 64 * 1024
 GROWTH_BYTES_MAX = 64 * 1024 * 1024
-
-
-@contextlib.contextmanager
-def child(module: str, *arguments: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of this folder that is killed at the end."""
-    with subprocess.Popen(
-        [sys.executable, "-m", f"tests.shm.{module}", *map(str, arguments)],
-        stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    ) as process:  # fmt: skip
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def heard(process: subprocess.Popen[bytes], byte_count: int, seconds: float) -> bytes:
-    """At least so many bytes of what a child says."""
-    assert process.stdout is not None
-    fd, said = process.stdout.fileno(), b""
-    deadline = time.monotonic() + seconds
-    while len(said) < byte_count:
-        left = deadline - time.monotonic()
-        assert left > 0 and select.select([fd], [], [], left)[0], f"only {said!r} in {seconds} s"
-        some = os.read(fd, 65536)
-        assert some, f"the child ended with {process.wait(10)}"
-        said += some
-    return said
 
 
 @pytest.mark.timeout(120 + 20 * KILLS)
@@ -64,8 +32,10 @@ def test_producers_killed_at_any_instant(tmp_path: Path) -> None:
     with Server(tmp_path / "data", workers=1, shm_ring_bytes=RING_BYTES) as server:
         worker = server.pid_of(1)
         for life in range(KILLS):
-            with child("dying_producer", server.url, "/default/t", life) as process:
-                said = heard(process, HEAD.size, 30)
+            with child(
+                "-m", "tests.shm.dying_producer", server.url, "/default/t", str(life)
+            ) as process:
+                said = heard(process, HEAD.size)
                 time.sleep(draw.random() * 0.05)
                 process.kill()
                 assert process.stdout is not None
@@ -107,8 +77,8 @@ def test_a_scribbler_among_others(tmp_path: Path) -> None:
             consumer = client.consumer("/default/t", subscription="s", initial_position="earliest")
             (connection,) = client._core.routes.workers.values()
             before = resident_bytes(worker)
-            with child("scribbler", connection.endpoint, SEED) as process:
-                heard(process, 1, 30)
+            with child("-m", "tests.shm.scribbler", connection.endpoint, str(SEED)) as process:
+                heard(process, 1)
                 deadline = time.monotonic() + SCRIBBLE_SECONDS
                 number = slowest = 0.0
                 while time.monotonic() < deadline:
@@ -121,7 +91,7 @@ def test_a_scribbler_among_others(tmp_path: Path) -> None:
                     slowest = max(slowest, time.monotonic() - began)
                     number += 1
                 assert process.poll() is None, "the scribbler ended"
-                visits = len(heard(process, 1, 30))
+                visits = len(heard(process, 1))
             assert number > 20 * SCRIBBLE_SECONDS, f"only {number} messages; slowest {slowest} s"
             assert visits > 5, f"the scribbler came only {visits} times"
             assert connection.has_rings

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +14,8 @@ import pytest
 import danube_fast
 from danube_fast.errors import InvalidArgument, Unavailable
 from tests.crash.rig import Server
-from tests.workers.broker import ROOT, is_running, wait_until
+from tests.shm.children import child, heard
+from tests.workers.broker import is_running, wait_until
 
 RING_BYTES = 64 * 1024
 LARGE = [0, 1, 1000, RING_BYTES // 2, RING_BYTES, 3 * RING_BYTES, 400_000]
@@ -177,10 +175,14 @@ producer = client.producer("/default/dying")
 batch = []
 while len(batch) < 100:
     batch += consumer.receive_batch(timeout=1)
-print("holds", flush=True)
+print("holds")
+sys.stdout.flush()
 while True:
     producer.send_many([b"x" * 100] * 1000)
 """
+
+
+HOLDS = b"holds\n"
 
 
 def test_what_a_killed_client_held_goes_to_others_at_once(server: Server) -> None:
@@ -189,17 +191,11 @@ def test_what_a_killed_client_held_goes_to_others_at_once(server: Server) -> Non
         producer = client.producer("/default/held")
         producer.send_many([b"%d" % i for i in range(100)])
         producer.flush()
-        other = None
-        with subprocess.Popen(
-            [sys.executable, "-c", _HOLDER, server.url], stdout=subprocess.PIPE, cwd=ROOT
-        ) as holder:
-            try:
-                assert holder.stdout is not None and holder.stdout.readline() == b"holds\n"
-                other = client.consumer("/default/held", subscription="s", type="shared")
-                began = time.monotonic()
-            finally:
-                holder.send_signal(signal.SIGKILL)
-            holder.wait(10)
+        with child("-c", _HOLDER, server.url) as holder:
+            assert heard(holder, len(HOLDS)) == HOLDS
+            other = client.consumer("/default/held", subscription="s", type="shared")
+            began = time.monotonic()
+        holder.wait(10)
         again = take(other, 100, 10)
         assert time.monotonic() - began < 10
         assert sorted(int(m.payload) for m in again) == list(range(100))
@@ -286,13 +282,44 @@ time.sleep(60)
         producer = client.producer("/default/forked")
         producer.send_many([b"%d" % i for i in range(10)])
         producer.flush()
-        with subprocess.Popen(
-            [sys.executable, "-c", code, server.url],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT,
-        ) as holder:  # fmt: skip
-            assert holder.stdout is not None
-            child = int(holder.stdout.readline())
+        with child("-c", code, server.url) as holder:
+            born = int(heard(holder, 2))
             other = client.consumer("/default/forked", subscription="s", type="shared")
             holder.kill()
             assert len(take(other, 10, 10)) == 10
-            assert Path(f"/proc/{child}").exists(), "the child was to live on"
+            assert Path(f"/proc/{born}").exists(), "the child was to live on"
+
+
+def test_a_broker_that_gives_no_rings_any_more(tmp_path: Path) -> None:
+    """Who had rings goes on over ZeroMQ."""
+    with Server(tmp_path / "data", workers=1) as server, server.client() as client:
+        producer = client.producer("/default/t")
+        producer.publish(b"1")
+        assert ways(client) == {True}
+        server.kill("all")
+        server.changes["shm_ring_bytes"] = 0
+        server.start()
+        producer.publish(b"2")
+        assert ways(client) == {False}
+
+
+def test_workers_stay_on_cores_of_their_own(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", workers=2, pin=True) as server:
+        cores = [os.sched_getaffinity(server.pid_of(process)) for process in (1, 2)]
+    here = sorted(os.sched_getaffinity(0))
+    assert cores == [{here[worker % len(here)]} for worker in (0, 1)]
+
+
+def test_spinning_clients_and_workers(tmp_path: Path) -> None:
+    with (
+        Server(tmp_path / "data", workers=1, spin_us=200) as server,
+        server.client(spin_us=200) as client,
+    ):
+        producer = client.producer("/default/t", durability="os")
+        consumer = client.consumer("/default/t", subscription="s", initial_position="earliest")
+        for number in range(50):
+            producer.publish(b"%d" % number)
+            message = consumer.receive(timeout=10)
+            assert message is not None and message.payload == b"%d" % number
+    with pytest.raises(InvalidArgument, match="0 to 10000"):
+        danube_fast.connect("danube://127.0.0.1:1", spin_us=10_001)

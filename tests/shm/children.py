@@ -1,0 +1,42 @@
+"""Processes of these tests: killed at the end, listened to within bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from tests.workers.broker import ROOT
+
+__all__ = ["child", "heard"]
+
+
+@contextlib.contextmanager
+def child(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python process (`-m module ...` or `-c code ...`)."""
+    with subprocess.Popen(
+        [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def heard(process: subprocess.Popen[bytes], byte_count: int, seconds: float = 30) -> bytes:
+    """At least so many bytes of what a child says."""
+    assert process.stdout is not None
+    fd, said = process.stdout.fileno(), b""
+    deadline = time.monotonic() + seconds
+    while len(said) < byte_count:
+        left = deadline - time.monotonic()
+        assert left > 0 and select.select([fd], [], [], left)[0], f"only {said!r} in {seconds} s"
+        some = os.read(fd, 65536)
+        assert some, f"the child ended with {process.wait(10)}"
+        said += some
+    return said
