@@ -3,8 +3,8 @@ r"""Acks of one consumer: gathered as ranges, sent together, at the latest after
     ack(...) -> pending -> ACK -> sent -> ACK that is answered -> confirmed
                                      \ the session is lost: void, until acked again
 
-Many pending, a receive that waits when nothing was sent for 10 ms, or the keeper send what is pending; `flush` and, once a second,
-a send ask for an answer. Acks of messages from before a reconnect or a seek are quiet no-ops,
+Many pending, a receive that waits when nothing was sent for 10 ms, or the keeper send what is
+pending; `flush` and, once a second, a send ask for an answer. Acks of messages from before a reconnect or a seek are quiet no-ops,
 because the broker has given those messages back; only a flush has to say that acks were void, and
 only if their messages were not acked again meanwhile.
 """
