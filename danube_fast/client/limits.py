@@ -67,8 +67,9 @@ LOOKUP_AFTER_NS = 1 * SECOND_NS
 """A worker that stayed away this long may have moved: its topics are looked up again."""
 RINGS_RETRY_NS = 20 * MILLISECOND_NS
 """How often a connection without a port asks for rings."""
-RINGS_WAIT_NS = 5 * SECOND_NS
-"""A connection that had rings waits so long for new ones before it takes a socket."""
+RINGS_WAIT_NS = 30 * SECOND_NS
+"""A connection that had rings waits so long for new ones before it takes a socket: a worker that has
+none to give says so at once, so silence means that it is not up yet."""
 BACKOFF_MIN_NS = 20 * MILLISECOND_NS
 BACKOFF_MAX_NS = 1 * SECOND_NS
 
