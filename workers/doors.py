@@ -47,17 +47,17 @@ class Doors:
         behind it. Never blocks. The doors take turns in going first."""
         self.drained = False
         self._gate_first = not self._gate_first
+        gate = self.gate
+        if gate is None:
+            yield from self.server.receive(limit)
+            self.drained = self.server.drained
+            return
         if self._gate_first:
-            yield from self._from_gate(limit)
+            yield from gate.receive(limit)
         yield from self.server.receive(limit)
         if not self._gate_first:
-            yield from self._from_gate(limit)
-        self.drained = self.server.drained and not (self.gate and self.gate.awake)
-
-    def _from_gate(self, limit: int) -> Iterator[tuple[bytes, Any, list[Any]]]:
-        if self.gate is not None:
-            for identity, (command, *parts) in self.gate.receive(limit):
-                yield identity, command, parts
+            yield from gate.receive(limit)
+        self.drained = self.server.drained and not gate.awake
 
     def send(self, identity: bytes, parts: list[bytes | zmq.Frame]) -> None:
         """Queue one message for a client. Raises PeerGone or WouldBlock; then nothing was sent."""
@@ -77,7 +77,7 @@ class Doors:
 
     def readable(self) -> bool:
         """Whether something waits that no descriptor will tell of."""
-        return bool(self.gate and self.gate.awake) or self.server.readable()
+        return (self.gate is not None and self.gate.awake) or self.server.readable()
 
     def filenos(self) -> list[int]:
         """The descriptors to sleep on, whenever nothing is `readable`."""

@@ -98,8 +98,7 @@ def _switch(
     was_logged = partition.logged
     becomes_logged = assigned.durability != Durability.MEMORY.value
     if was_logged and not becomes_logged:
-        while partition.tail_count:
-            worker.tail_bytes -= partition.evict()
+        worker.tails.empty(partition)
     if becomes_logged and not was_logged:
         try:
             _write_tail(worker, partition)
@@ -130,4 +129,4 @@ def _write_tail(worker: ShardWorker, partition: Partition) -> None:
         journal.refresh()
     journal.log.sync()
     for stored in frames:
-        worker.count_in_tail(partition, stored)
+        worker.tails.count(partition, stored)

@@ -50,6 +50,10 @@ HOLD_NS = 50_000_000
 STILL_NS = 250_000_000
 """A consumer that took nothing for so long holds up nobody."""
 _U32 = struct.Struct("<I")
+_START = struct.Struct("<II")
+"""How many frames a bundle has, and the partition of the first."""
+_MODE = int(PartitionWord.MODE)
+_MEMORY = int(Mode.MEMORY)
 Outcome = tuple[int, list[int]]
 """Request number of a PUBLISH, and status and offset of each of its frames, flat."""
 OK = admission.STATUS_OK
@@ -84,6 +88,7 @@ class Intake:
         self.tables = tables
         self.journals = journals
         self.partitions_by_slot: dict[int, Partition] = {}
+        self.partitions_by_id: dict[int, Partition] = {}
         self.result_index = 0
         self.memory_entries: list[tuple[Partition, Stored]] = []
         """Frames that are visible at the end of this turn."""
@@ -132,8 +137,9 @@ class Intake:
             self.refused += 1
             self._finish(publication)
             return
-        for journal in self.journals:
-            journal.reserve(size)
+        if not self._stays_in_memory(buffer):
+            for journal in self.journals:
+                journal.reserve(size)
         session = publication.session
         skip = 0
         while True:
@@ -154,6 +160,17 @@ class Intake:
         self.bytes_in += size
         self.bundles_in += 1
         self._finish(publication)
+
+    def _stays_in_memory(self, buffer: Any) -> bool:
+        """Whether it is one frame, for a partition that writes to no log: then no log needs room."""
+        if len(buffer) < AT_BUNDLE_FRAME_COUNT + _START.size:
+            return False
+        count, partition_id = _START.unpack_from(buffer, AT_BUNDLE_FRAME_COUNT)
+        partition = self.partitions_by_id.get(partition_id) if count == 1 else None
+        if partition is None:
+            return False
+        # the very word that the kernel reads, whatever is about to change
+        return bool(self.tables.partitions[partition.slot, _MODE] == _MEMORY)
 
     def _make_room(self, buffer: Any, size: int) -> None:
         """Write the open groups, which gives their result rows back; grow the table if need be."""

@@ -50,6 +50,7 @@ from danube_fast.workers.operations import Operations
 from danube_fast.workers.quota import WorkerQuota
 from danube_fast.workers.sleeper import Sleeper
 from danube_fast.workers.sync_faults import repair_failed_sync
+from danube_fast.workers.tails import Tails
 from danube_fast.workers.upkeep import Upkeep
 
 __all__ = ["ShardWorker", "main"]
@@ -87,6 +88,7 @@ class ShardWorker:
         ]
         self.intake = Intake(self.tables, self.journals, message_bytes_max(settings))
         self.intake.partitions_by_slot = self.catalog.by_slot
+        self.intake.partitions_by_id = self.catalog.by_id
         self.intake.lag_bytes_hopeless = settings.tail_bytes_max // 4 * 3
         self.sessions = Sessions(
             sessions_max=settings.sessions_max,
@@ -107,9 +109,7 @@ class ShardWorker:
         """Partitions whose subscriptions may have something to hand out."""
         self.moved_cursors: dict[int, Partition] = {}
         self.delayed: dict[int, Partition] = {}
-        self.tail_bytes = 0
-        self._tail_order: list[Partition] = []
-        self._tail_head = 0
+        self.tails = Tails(settings.tail_bytes_max)
         self._settled = False
         """The last turn took all that clients had sent and nothing else: what comes next wakes us."""
         self._read_until = 0
@@ -178,20 +178,34 @@ class ShardWorker:
     def run(self) -> None:
         """The loop, until a stop is requested."""
         while not self.boot.stop_requested:
-            if not self.do_work() or self._settled:
-                self._sleep()
+            if (not self.do_work() or self._settled) and self._sleep():
+                self._serve_first()
         self.stop()
 
-    def _sleep(self) -> None:
+    def _sleep(self) -> bool:
+        """Sleep, if there is nothing to do; whether a client ended the sleep."""
         if self.dirty or self.intake.answered:
-            return
+            return False
         if self.delivery.waiting or self.intake.held:
             timeout_ms = BUSY_POLL_MS
         elif self.upkeep.soon:
             timeout_ms = TIMER_POLL_MS
         else:
             timeout_ms = REST_POLL_MS if self.upkeep.rests else IDLE_POLL_MS
-        self._sleeper.sleep(timeout_ms)
+        return self._sleeper.sleep(timeout_ms)
+
+    def _serve_first(self) -> None:
+        """One message, handed on at once: who wakes an idle worker waits for nothing else. All that
+        a turn does besides comes behind that."""
+        self._begin_turn()
+        if self._receive(1):
+            if [journal for journal in self.journals if journal.has_open_group]:
+                self._commit()
+            else:
+                self.show_memory_entries()
+            if self.dirty:
+                self._dispatch()
+            self.delivery.flush()
 
     def stop(self) -> None:
         """Orderly end: everything written is synced, a clean snapshot says so."""
@@ -212,9 +226,7 @@ class ShardWorker:
 
     def do_work(self) -> int:
         """One bounded turn; the number of things done."""
-        self.now_ns = self.clock.monotonic_ns()
-        self.now_wall_ns = self.clock.wall_ns()
-        self.intake.begin_turn(self.now_ns)
+        self._begin_turn()
         work = self.boot.mailbox.do_work(self.now_ns)
         work += self._complete()
         alone = not work
@@ -235,11 +247,16 @@ class ShardWorker:
         self._settled = alone and self.doors.drained
         return work
 
-    def _receive(self) -> int:
+    def _begin_turn(self) -> None:
+        self.now_ns = self.clock.monotonic_ns()
+        self.now_wall_ns = self.clock.wall_ns()
+        self.intake.begin_turn(self.now_ns)
+
+    def _receive(self, count_max: int = MESSAGES_PER_TURN_MAX) -> int:
         """Take what clients sent, up to one group."""
         taken = size = 0
         limit = self.settings.group_bytes_max
-        for identity, head, parts in self.doors.receive(MESSAGES_PER_TURN_MAX):
+        for identity, head, parts in self.doors.receive(count_max):
             taken += 1
             try:
                 command = p.decode_client_command(head)
@@ -259,6 +276,8 @@ class ShardWorker:
                     break
             else:
                 self.commands.handle(identity, command)
+            if taken == count_max:
+                break
         if self.doors.drained:
             self.drained_ns = self.now_ns
         return taken
@@ -326,17 +345,15 @@ class ShardWorker:
         """Frames became visible to consumers."""
         if not entries:
             return
-        dirty = self.dirty
+        effects: list[Deliver] = []
         for partition, stored in entries:
             partition.append(stored)
-            dirty[partition.partition_id] = partition
+            if not partition.pass_on(stored, effects):
+                self.dirty[partition.partition_id] = partition
             if not partition.keeps_memory:
-                self.count_in_tail(partition, stored)
-
-    def count_in_tail(self, partition: Partition, stored: Stored) -> None:
-        """A frame of a partition's tail may be evicted, in its turn."""
-        self.tail_bytes += stored.frame_bytes
-        self._tail_order.append(partition)
+                self.tails.count(partition, stored)
+        if effects:
+            self.delivery.add(self.catalog.by_id, effects)
 
     def _dispatch(self) -> int:
         """Hand out what can be handed out; 1 if some wait for their turn to read the log."""
@@ -353,8 +370,7 @@ class ShardWorker:
                         self._refuse_consumers(sub, met)
             if effects:
                 self.delivery.add(self.catalog.by_id, effects)
-        if self.tail_bytes > self.settings.tail_bytes_max:
-            self._evict()
+        self.tails.trim()
         if not self._unread:
             return 0
         # Who could not read at all goes before who was cut short.
@@ -362,19 +378,6 @@ class ShardWorker:
         first = {pid: part for pid, part in unread.items() if pid not in self._reading}
         self.dirty = {**first, **unread, **self.dirty}
         return 1
-
-    def _evict(self) -> None:
-        """Keep the tails of all partitions together within bounds, oldest first."""
-        order = self._tail_order
-        limit = self.settings.tail_bytes_max
-        while self.tail_bytes > limit and self._tail_head < len(order):
-            partition = order[self._tail_head]
-            self._tail_head += 1
-            if partition.tail_count and not partition.keeps_memory:
-                self.tail_bytes -= partition.evict()
-        if self._tail_head > 1024 and 2 * self._tail_head > len(order):
-            del order[: self._tail_head]
-            self._tail_head = 0
 
     def _read_log(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
         """Frames behind the tail; None, and the partition's turn comes again, when enough was read."""
@@ -450,10 +453,7 @@ class ShardWorker:
         self.intake.forget(partition)
         for pending in (self.dirty, self._unread, self.moved_cursors, self.delayed):
             pending.pop(partition.partition_id, None)
-        while partition.tail_count:
-            freed = partition.evict()
-            if not partition.keeps_memory:
-                self.tail_bytes -= freed
+        self.tails.empty(partition)
 
     def resume(self, session: Session) -> None:
         """A session takes messages again."""

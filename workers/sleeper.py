@@ -31,10 +31,13 @@ class Sleeper:
         for fd in (*filenos, self._bell):
             self._poll.register(fd, select.POLLIN)
 
-    def sleep(self, timeout_ms: int) -> None:
-        """Sleep until a client or a peer has something to say, or the time is up."""
+    def sleep(self, timeout_ms: int) -> bool:
+        """Sleep until a client or a peer has something to say, or the time is up. True: it was a
+        client, and no peer."""
         # ZeroMQ raises its descriptor once for several messages: look before each sleep
-        if self._mailbox.prepare_sleep() and not self._readable():
-            found = spin(self._clock, self._spin_ns, lambda: self._poll.poll(0))
-            events = found or self._poll.poll(timeout_ms)
-            self._mailbox.silent = all(fd != self._bell for fd, _ in events)
+        if not self._mailbox.prepare_sleep() or self._readable():
+            return False
+        found = spin(self._clock, self._spin_ns, lambda: self._poll.poll(0))
+        events = found or self._poll.poll(timeout_ms)
+        silent = self._mailbox.silent = self._bell not in dict(events)
+        return silent and bool(events)

@@ -254,6 +254,16 @@ class Partition:
                 met.append((subscription, gap))
         return met
 
+    def pass_on(self, stored: Stored, effects: list[Deliver]) -> bool:
+        """Hand the newest frame to the only subscription, if that waits for nothing else.
+
+        False: `dispatch` has to look, and nothing was done.
+        """
+        if len(self.subscriptions) != 1 or self.readers:
+            return False
+        (subscription,) = self.subscriptions.values()
+        return subscription.pass_on(stored, effects)
+
     def lag(self) -> tuple[int, int]:
         """How far the last subscription with consumers is behind, about, bytes; its next offset."""
         offset = min(

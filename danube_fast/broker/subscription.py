@@ -371,6 +371,30 @@ class Subscription:
             self._first_delivery(found, effects)
         return gaps
 
+    def pass_on(self, stored: Stored, effects: list[Deliver]) -> bool:
+        """Hand out a whole frame that has just become visible, if that is all that `dispatch` would
+        do; False: it may be more, and nothing was done."""
+        consumers = self.consumers
+        if len(consumers) != 1 or self.next_offset != stored.base_offset:
+            return False
+        if self.redeliver or self.acked or self.attempts:
+            return False
+        (consumer,) = consumers
+        flow = consumer.flow
+        if flow.byte_credit <= 0 or flow.message_credit <= 0 or flow.paused:
+            return False
+        end = self.next_offset = stored.end_offset
+        if self.tracks:
+            consumer.held.add(stored.base_offset, end)
+        else:
+            self.cursor = max(self.cursor, end)
+        flow.message_credit -= stored.message_count
+        flow.byte_credit -= stored.frame_bytes
+        if flow.byte_credit <= 0 or flow.message_credit <= 0:
+            flow.ran_out = True
+        effects.append(Deliver(consumer, stored, None, None))
+        return True
+
     def _pass_over(self, start: int, end: int, gap: Gap) -> None:
         if gap.lost:
             self.lost_count += sum(high - low for low, high in self.acked.missing(start, end))

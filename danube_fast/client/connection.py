@@ -344,11 +344,17 @@ class Connection:
 
     # ------------------------------------------------------------ receiving
 
-    def drain(self) -> int:
-        """Read until nothing is left (credit and windows bound it). How many commands there were."""
+    def drain(self, lazily: bool = False) -> int:
+        """Read until nothing is left (credit and windows bound it). How many commands there were.
+
+        `lazily`: rings that gave something are not armed yet; the pump calls again for that.
+        """
         port = self._port
         count = 0
         while port is not None and port is self._port:
+            if lazily and count and self.has_rings and not port.readable():
+                self.pump.stir(self)
+                break
             head = port.receive_head()
             if head is None:
                 break

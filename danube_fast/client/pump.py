@@ -64,8 +64,9 @@ class Socket(Protocol):
     def fileno(self) -> int:
         """The descriptor to sleep on."""
 
-    def drain(self) -> int:
-        """Read what is there; how many messages that was."""
+    def drain(self, lazily: bool = False) -> int:
+        """Read what is there; how many messages that was. `lazily`: it may call `stir` instead of
+        making sure that nothing comes behind them."""
 
     def readable(self) -> bool:
         """Whether something can be read now."""
@@ -152,14 +153,18 @@ class Pump:
         """Read every socket. Under the lock. How many messages were read."""
         return self._drain(tuple(self._sockets))
 
-    def _drain(self, connections: Iterable[Socket]) -> int:
+    def stir(self, connection: Socket) -> None:
+        """Under the lock: look at that connection again before anybody sleeps."""
+        self._stirred[connection] = None
+
+    def _drain(self, connections: Iterable[Socket], lazily: bool = False) -> int:
         self._stirred = {}
         count = 0
         connection: Socket | None = None
         try:
             for connection in connections:
                 if connection in self._sockets:  # reading another may have closed it
-                    count += connection.drain()
+                    count += connection.drain(lazily)
         except BaseException:  # an interrupt: nobody knows what was read
             if connection is not None:
                 connection.distrust()
@@ -237,9 +242,11 @@ class Pump:
         """Read and sleep until `ready()`, callbacks are due, or the time is up (then True)."""
         while True:
             # of all others the descriptor would tell: only use of a socket swallows its edge
-            self._drain(self._stirred)
+            self._drain(self._stirred, lazily=True)
             if (self.callbacks and not self._caller) or ready():
                 return False
+            if self._stirred:
+                continue
             left_ns = deadline_ns - self.clock.monotonic_ns()
             if left_ns <= 0 or self.closed:
                 return True

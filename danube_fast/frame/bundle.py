@@ -71,7 +71,9 @@ def bundle_entries(buffer: Any) -> list[tuple[int, int, int]]:
 
     Raises DataLoss if the directory is unsound.
     """
-    view = np.frombuffer(buffer, dtype=np.uint8).data
+    view = memoryview(buffer)
+    if view.format != "B" or view.ndim != 1:
+        view = np.frombuffer(buffer, dtype=np.uint8).data
     frame_count = _read_bundle(address_of(view), view.nbytes) if view.nbytes else _MAGIC
     if frame_count < 0:
         raise DataLoss(f"not a bundle ({describe_fault(frame_count)}); ask for the data again")

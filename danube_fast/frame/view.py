@@ -97,7 +97,7 @@ class FrameView:
     Raises DataLoss if not even a header is there. Columns raise DataLoss if the frame is unsound.
     """
 
-    __slots__ = ("_body", "_body_memory", "memory", "offset")
+    __slots__ = ("_body", "_body_memory", "_sound", "memory", "offset")
 
     magic = _Field("I", AT_MAGIC, "FRAME_MAGIC")
     version = _Field("B", AT_VERSION, "format version")
@@ -135,7 +135,7 @@ class FrameView:
             )
         self.memory = memory
         self.offset = offset
-        self._body = 0
+        self._sound = self._body = 0
         self._body_memory: memoryview | None = None
 
     def __repr__(self) -> str:
@@ -157,9 +157,9 @@ class FrameView:
     def check(self, *, stamped: bool = False) -> None:
         """Check structure and body_crc32c, with `stamped` also header_crc32c.
 
-        Raises DataLoss that names the fault.
+        Raises DataLoss that names the fault. What is sound now is not looked at again.
         """
-        self._check(1)
+        self._sound = self._check(1)
         if stamped and not _check_header_crc(self.address):
             raise self._loss("header_crc32c is wrong")
 
@@ -182,7 +182,7 @@ class FrameView:
         """
         if self._body:
             return self._body
-        address = self._check(0)
+        address = self._sound or self._check(0)
         if self.flags & FLAG_PAD:
             return 0
         if self.codec == Codec.NONE:

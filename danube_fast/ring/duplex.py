@@ -20,12 +20,10 @@ signal, as soon as half the ring is free.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import socket
 import struct
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from danube_fast.errors import DataLoss
@@ -47,6 +45,8 @@ _WORD = struct.Struct("<I")
 _WORD_BYTES = _WORD.size
 _LEADS = [struct.Struct(f"<{1 + count}I") for count in range(PARTS_MAX + 1)]
 _SIGNALS_MAX = 4096
+_DONT_WAIT = int(socket.MSG_DONTWAIT)
+_SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SMALL_BYTES = 16 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
 
@@ -90,9 +90,10 @@ class _SocketBell(Doorbell):
         self._socket = sock
 
     def ring_always(self) -> None:
-        # a full socket has woken its reader already; a closed one tells its end to `hear`
-        with contextlib.suppress(OSError):
-            self._socket.send(b"\1", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        try:
+            self._socket.send(b"\1", _SEND_FLAGS)
+        except OSError:
+            return  # a full socket has woken its reader already; a closed one tells its end to `hear`
 
 
 class Duplex:
@@ -157,12 +158,12 @@ class Duplex:
         """
         if self._left and not self.flush():
             return False
-        sizes = [memoryview(part).nbytes for part in parts]
+        sizes = [len(part) if type(part) is bytes else memoryview(part).nbytes for part in parts]
         lead = _LEADS[len(sizes)].pack(len(sizes), *sizes)
         size = len(lead) + sum(sizes)
         if size <= _SMALL_BYTES:
             # bytes objects go in with one kernel call, which is worth the copy
-            parts = [part if type(part) is bytes else bytes(part) for part in parts]
+            parts = list(map(bytes, parts))
         if size <= self._record_bytes_max:
             if not self._push(lead, *parts):
                 return False
@@ -212,15 +213,24 @@ class Duplex:
 
     def receive(self) -> list[bytes] | None:
         """The oldest message, copied, or None. Raises DataLoss if the peer wrote nonsense."""
-        while (record := self._in.peek()) is not None:
-            message = self._take(record)
-            self._in.release()
-            self._tell_room()
+        inbound = self._in
+        while True:
+            record = inbound.pop(_SMALL_BYTES)
+            if record is not None:
+                message = self._take(record)
+            else:
+                shown = inbound.peek()
+                if shown is None:
+                    return None
+                message = self._take(shown)
+                inbound.release()
+            number = _asked(self._asked_word)
+            if number != self._room_told:
+                self._tell_room(number)
             if message is not None:
                 return message
-        return None
 
-    def _take(self, record: memoryview) -> list[bytes] | None:
+    def _take(self, record: bytes | memoryview) -> list[bytes] | None:
         """A copy of the message in a record; None if it is a slice and more are to come."""
         if len(record) < _WORD_BYTES:
             raise DataLoss(f"a record of {len(record)} bytes has no lead")
@@ -235,9 +245,8 @@ class Duplex:
         whole, self._whole = memoryview(self._whole), bytearray()
         return _split(whole, _WORD.unpack_from(whole)[0] if len(whole) >= _WORD_BYTES else 0)
 
-    def _tell_room(self) -> None:
-        number = _asked(self._asked_word)
-        if number != self._room_told and 2 * self._in.used_bytes <= self._in.capacity_bytes:
+    def _tell_room(self, number: int) -> None:
+        if 2 * self._in.used_bytes <= self._in.capacity_bytes:
             self._room_told = number
             self._own_bell.ring_always()
 
@@ -253,20 +262,23 @@ class Duplex:
         """Take the signals that came. False: the peer is gone, and nothing will come any more
         behind what the ring holds."""
         try:
-            return bool(self._socket.recv(_SIGNALS_MAX, socket.MSG_DONTWAIT))
+            return bool(self._socket.recv(_SIGNALS_MAX, _DONT_WAIT))
         except BlockingIOError:
             return True
         except OSError:
             return False
 
 
-def _split(image: memoryview, count: int) -> list[bytes]:
-    """The parts of a message. The lead is copied first: `image` may change under our eyes."""
+def _split(image: bytes | memoryview, count: int) -> list[bytes]:
+    """The parts of a message. The lead is read once: `image` may change under our eyes."""
     start = _WORD_BYTES * (1 + count)
     if not 0 < count <= PARTS_MAX or len(image) < start:
         raise DataLoss(f"a message of {count} parts in {len(image)} bytes cannot be")
-    _, *sizes = _LEADS[count].unpack(image[:start].tobytes())
+    _, *sizes = _LEADS[count].unpack(bytes(image[:start]))
     if start + sum(sizes) != len(image):
         raise DataLoss(f"parts of {sum(sizes)} bytes do not fill a message of {len(image)}")
-    bounds = accumulate(sizes, initial=start)
-    return [image[low:high].tobytes() for low, high in pairwise(bounds)]
+    parts = []
+    for size in sizes:
+        parts.append(bytes(image[start : start + size]))
+        start += size
+    return parts

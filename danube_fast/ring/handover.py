@@ -250,8 +250,9 @@ class Gate:
 
     # ------------------------------------------------------------ messages
 
-    def receive(self, limit: int) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Up to `limit` waiting messages with who sent them, of all clients in turn."""
+    def receive(self, limit: int) -> Iterator[tuple[bytes, bytes, list[bytes]]]:
+        """Up to `limit` waiting messages, of all clients in turn: who sent it, its first part, the
+        parts behind that."""
         self.look()
         left = limit
         while self._awake and left > 0:
@@ -263,7 +264,7 @@ class Gate:
                     continue
                 if parts is not None:
                     left -= 1
-                    yield identity, parts
+                    yield identity, parts[0], parts[1:]
                     if left == 0:
                         return
 

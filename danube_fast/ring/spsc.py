@@ -235,16 +235,22 @@ class SpscRing:
 
     # ------------------------------------------------------------ consumer
 
-    def pop(self) -> bytes | None:
-        """Take the oldest record, or None. Raises DataLoss if the ring is damaged."""
+    def pop(self, size_max: int = _LENGTH_MASK) -> bytes | None:
+        """Take the oldest record; None if there is none, or if it is larger than `size_max` bytes.
+
+        Raises DataLoss if the ring is damaged.
+        """
         base, capacity = self._base, self._capacity
         found = _front(base, capacity)
         if found < 0:
             if found == EMPTY:
                 return None
             self._checked(found)
+        size = found & _LENGTH_MASK
+        if size > size_max:
+            return None
         start = (found >> _PLACE_SHIFT) + _AT_PAYLOAD
-        record = self._view[start : start + (found & _LENGTH_MASK)].tobytes()
+        record = self._view[start : start + size].tobytes()
         _release(base, capacity, found)
         return record
 

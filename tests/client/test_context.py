@@ -63,7 +63,7 @@ def test_an_interrupt_while_reading_leaves_nothing_unread(broker: Any) -> None:
         class Interrupted:
             reads = 0
 
-            def drain(self) -> int:
+            def drain(self, lazily: bool = False) -> int:
                 self.reads += 1
                 if self.reads == 1:
                     raise KeyboardInterrupt

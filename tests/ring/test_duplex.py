@@ -48,7 +48,7 @@ class House:
         return client
 
     def hear(self, limit: int = 1000) -> list[tuple[bytes, list[bytes]]]:
-        return list(self.gate.receive(limit))
+        return [(who, [first, *rest]) for who, first, rest in self.gate.receive(limit)]
 
     def identity(self, client: Duplex) -> bytes:
         """How the gate calls that client."""

@@ -110,7 +110,7 @@ def test_old_messages_come_from_the_log(rigs):
         client.publish(
             (1, client.frame(one, 4 * i, payload)), (2, client.frame(two, 4 * i, payload))
         )
-    assert rig.worker.tail_bytes <= 10_000
+    assert rig.worker.tails.byte_count <= 10_000
     client.subscribe(1)
     got = client.receive(400)
     assert [offset for offset, _ in got] == list(range(400))

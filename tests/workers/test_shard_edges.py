@@ -298,7 +298,7 @@ def test_nothing_of_a_removed_partition_is_kept(rigs):
     assert not any(part.subscriptions or part.producer_names or part.tail_count for part in left)
     live = worker.tables.producers[: worker.tables.producer_count, ProducerWord.PARTITION_ID]
     assert not live.any()
-    assert worker.tail_bytes == 0
+    assert worker.tails.byte_count == 0
     opened = {"producer_id": 1, "producer_epoch": 1}
     assert client.publish((7, client.frame(opened, 0, [b"x"]))) == [35, 0]
 

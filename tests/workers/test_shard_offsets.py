@@ -146,7 +146,7 @@ def test_durability_changes_under_way(rigs, before, after):
     client.send(21, 1, 1 << 20, 1000)
     assert client.receive(10) == [(i, b"%d" % i) for i in range(10)]
     assert client.events == []
-    assert rig.worker.tail_bytes >= 0
+    assert rig.worker.tails.byte_count >= 0
     settled(rig)
     rig.crash()
     rig = rigs()
