@@ -8,19 +8,21 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from tests.workers.broker import ROOT
 
-__all__ = ["child", "heard"]
+__all__ = ["Held", "child", "heard", "held"]
 
 
 @contextlib.contextmanager
-def child(*command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python process (`-m module ...` or `-c code ...`)."""
+def child(*command: str, through: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python process (`-m module ...` or `-c code ...`), started by the program `through`."""
     with subprocess.Popen(
-        [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [*through, sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
     ) as process:  # fmt: skip
         try:
             yield process
@@ -40,3 +42,21 @@ def heard(process: subprocess.Popen[bytes], byte_count: int, seconds: float = 30
         assert some, f"the child ended with {process.wait(10)}"
         said += some
     return said
+
+
+class Held(NamedTuple):
+    """What a worker keeps for its clients."""
+
+    maps: int
+    """Memories of rings."""
+    descriptors: int
+    """Whatever is open and no file, as logs come and go."""
+
+
+def held(pid: int) -> Held:
+    """Of the worker with that pid."""
+    descriptors = 0
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            descriptors += not os.readlink(entry).startswith("/")
+    return Held(Path(f"/proc/{pid}/maps").read_text().count("memfd:danube-rings"), descriptors)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.rig import Server
-from tests.shm.children import child, heard
+from tests.shm.children import child, heard, held
 from tests.shm.dying_producer import HEAD, payload_of
 from tests.workers.broker import is_running, wait_until
 
@@ -51,15 +51,10 @@ def test_producers_killed_at_any_instant(tmp_path: Path) -> None:
                 assert message.payload == payload_of(life, number), f"life {life}: {number} is torn"
                 seen[life] += 1
         assert server.pid_of(1) == worker, "the worker died too"
-        wait_until("the end of all rings", lambda: ring_maps(worker) == 0)
+        wait_until("the end of all rings", lambda: held(worker).maps == 0)
     assert {life: seen[life] >= count > 0 for life, count in acked.items()} == dict.fromkeys(
         acked, True
     )
-
-
-def ring_maps(pid: int) -> int:
-    """Memories of clients that a worker has mapped."""
-    return Path(f"/proc/{pid}/maps").read_text().count("memfd:danube-rings")
 
 
 def resident_bytes(pid: int) -> int:
@@ -97,6 +92,6 @@ def test_a_scribbler_among_others(tmp_path: Path) -> None:
             assert connection.has_rings
         assert is_running(worker) and server.pid_of(1) == worker, "the worker died"
         assert resident_bytes(worker) < before + GROWTH_BYTES_MAX
-        wait_until("the end of all rings", lambda: ring_maps(worker) == 0)
+        wait_until("the end of all rings", lambda: held(worker).maps == 0)
         with server.client(transport="shm") as client:
             client.producer("/default/t").publish(b"after")

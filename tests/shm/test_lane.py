@@ -14,7 +14,7 @@ import pytest
 import danube_fast
 from danube_fast.errors import InvalidArgument, Unavailable
 from tests.crash.rig import Server
-from tests.shm.children import child, heard
+from tests.shm.children import Held, child, heard, held
 from tests.workers.broker import is_running, wait_until
 
 RING_BYTES = 64 * 1024
@@ -211,17 +211,16 @@ def test_rings_go_with_their_clients(server: Server) -> None:
     """Memory and descriptors of the workers are what they were before 40 clients came and went."""
     pids = [server.pid_of(process) for process in (1, 2)]
 
-    def held() -> list[tuple[int, int]]:
-        maps = [Path(f"/proc/{pid}/maps").read_text().count("memfd:danube-rings") for pid in pids]
-        return list(zip(maps, (len(os.listdir(f"/proc/{pid}/fd")) for pid in pids), strict=True))
+    def all_held() -> list[Held]:
+        return [held(pid) for pid in pids]
 
     with server.client(transport="shm") as client:
         client.producer("/default/warm").publish(b"x")
-    before = wait_until("the end of earlier clients", lambda: settled(held))
+    before = wait_until("the end of earlier clients", lambda: settled(all_held))
     for number in range(40):
         with server.client(transport="shm") as client:
             client.producer("/default/warm").publish(b"%d" % number)
-    wait_until(f"{before} again, not {held()}", lambda: held() <= before)
+    wait_until(f"{before} again, not {all_held()}", lambda: all_held() <= before)
 
 
 def settled(look: Any) -> Any:
