@@ -85,6 +85,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Each of the two rings of a client on this host; rounded up to a power of two; 0 = no shared memory."""
     shm_clients_max: Annotated[int, Meta(ge=1, le=65_536)] = 256
     """Clients of one worker that have rings; others use ZeroMQ."""
+    shm_huge_pages: bool = False
+    """Rings of 2 MiB or more ask for huge pages; the kernel's shmem_enabled must allow them."""
 
     # dedup
     producers_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000

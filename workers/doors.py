@@ -40,6 +40,7 @@ class Doors:
                 ring_bytes=1 << (size - 1).bit_length() if size else 0,
                 links_max=settings.shm_clients_max,
                 message_bytes_max=message_bytes_max(settings) + PART_BYTES_MAX_SLACK,
+                huge=settings.shm_huge_pages,
             )
 
     def receive(self, limit: int) -> Iterator[tuple[bytes, Any, list[Any]]]:

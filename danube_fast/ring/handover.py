@@ -3,6 +3,7 @@
     client                                  worker
       dial(): connect        ------------>  Gate: SO_PEERCRED: the broker's own user?
       take(): rings mapped   <------------    OFFER, capacity and the memfd (SCM_RIGHTS)
+                                            (OFFER_HUGE: it is to have huge pages)
               or why not     <------------    REFUSAL, a text
 
 The memfd's size is sealed, so neither side can be made to fault by the other. Nothing has a name
@@ -22,13 +23,13 @@ from typing import Any
 
 from danube_fast.errors import DanubeError, DataLoss, Unavailable
 from danube_fast.ring.duplex import Duplex, duplex_bytes
-from danube_fast.ring.memory import create_memfd, map_fd
+from danube_fast.ring.memory import HUGE_PAGE_BYTES, create_memfd, map_fd
 from danube_fast.ring.spsc import SpscRing
 
 __all__ = ["Gate", "Refused", "dial", "take"]
 
 _HEAD = struct.Struct("<4sIQ")
-_OFFER, _REFUSAL = b"DFsm", b"DFno"
+_OFFER, _OFFER_HUGE, _REFUSAL = b"DFsm", b"DFhu", b"DFno"
 _VERSION = 1
 _TEXT_BYTES_MAX = 1024
 _CREDENTIALS = struct.Struct("3i")
@@ -88,9 +89,9 @@ def take(sock: socket.socket, message_bytes_max: int) -> Duplex | None:
             with contextlib.suppress(OSError):
                 text = sock.recv(min(capacity, _TEXT_BYTES_MAX), socket.MSG_DONTWAIT)
             raise Refused(text.decode(errors="replace"))
-        if kind != _OFFER or version != _VERSION or len(fds) != 1:
+        if kind not in (_OFFER, _OFFER_HUGE) or version != _VERSION or len(fds) != 1:
             raise DataLoss(f"{answer!r} offers no rings of version {_VERSION}; use transport='zmq'")
-        memory = map_fd(fds[0])
+        memory = map_fd(fds[0], huge=kind == _OFFER_HUGE)
     finally:
         for fd in fds:
             os.close(fd)
@@ -106,13 +107,16 @@ class Gate:
     """All clients of one worker that have rings. Used by its loop only."""
 
     def __init__(
-        self, ipc_endpoint: str, *, ring_bytes: int, links_max: int, message_bytes_max: int
-    ) -> None:
+        self, ipc_endpoint: str, *, ring_bytes: int, links_max: int, message_bytes_max: int,
+        huge: bool = False,
+    ) -> None:  # fmt: skip
         """Listen beside `ipc_endpoint`, and refuse everybody if `ring_bytes` is 0.
 
-        Raises Unavailable if the address is taken.
+        `huge`: rings of a huge page or more ask for such pages. Raises Unavailable if the address is
+        taken.
         """
         self._ring_bytes = ring_bytes
+        self._huge = huge and ring_bytes >= HUGE_PAGE_BYTES
         self._links_max = links_max
         self._message_bytes_max = message_bytes_max
         self._number = 0
@@ -217,14 +221,15 @@ class Gate:
         capacity = self._ring_bytes
         fd = create_memfd("danube-rings", duplex_bytes(capacity))
         try:
-            memory = map_fd(fd)
+            memory = map_fd(fd, huge=self._huge)
             half = len(memory) // 2
             for view in (memoryview(memory)[:half], memoryview(memory)[half:]):
                 SpscRing.create(view, capacity)
             link = Duplex(
                 memory, sock, capacity, serves=True, message_bytes_max=self._message_bytes_max
             )
-            socket.send_fds(sock, [_HEAD.pack(_OFFER, _VERSION, capacity)], [fd])
+            kind = _OFFER_HUGE if self._huge else _OFFER
+            socket.send_fds(sock, [_HEAD.pack(kind, _VERSION, capacity)], [fd])
             return link
         finally:
             os.close(fd)

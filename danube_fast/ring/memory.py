@@ -7,6 +7,7 @@ a peer that misbehaves cannot turn an access into SIGBUS. Nothing is left in /de
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = [
+    "HUGE_PAGE_BYTES",
     "address_of_memory",
     "create_eventfd",
     "create_memfd",
@@ -29,6 +31,8 @@ __all__ = [
     "words_of",
     "write_ring_header",
 ]
+
+HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
 def create_memfd(name: str, byte_count: int) -> int:
@@ -49,9 +53,18 @@ def create_memfd(name: str, byte_count: int) -> int:
     return fd
 
 
-def map_fd(fd: int) -> mmap.mmap:
-    """Map all of `fd`, shared and writable. The map outlives the descriptor."""
-    return mmap.mmap(fd, 0, flags=mmap.MAP_SHARED)
+def map_fd(fd: int, *, huge: bool = False) -> mmap.mmap:
+    """Map all of `fd`, shared and writable. The map outlives the descriptor.
+
+    If `huge`, what this process touches first becomes pages of 2 MiB, where the kernel's
+    `shmem_enabled` allows that; it then places the map so that they fit.
+    """
+    memory = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED)
+    if huge:
+        # a kernel that knows none refuses, and ordinary pages do as well
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def address_of_memory(memory: Buffer) -> int:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tests.workers.broker import ROOT
 
-__all__ = ["Held", "child", "heard", "held"]
+__all__ = ["Held", "child", "heard", "held", "ring_maps"]
 
 
 @contextlib.contextmanager
@@ -59,4 +59,18 @@ def held(pid: int) -> Held:
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed since it was listed
             descriptors += not os.readlink(entry).startswith("/")
-    return Held(Path(f"/proc/{pid}/maps").read_text().count("memfd:danube-rings"), descriptors)
+    return Held(len(ring_maps(pid)), descriptors)
+
+
+def ring_maps(pid: int | str, name: str = "/memfd:danube-rings") -> list[dict[str, str]]:
+    """What the kernel says of each such map of a process (`smaps`)."""
+    found: list[dict[str, str]] = []
+    is_one = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if " " in key:  # the map's first line
+            is_one = name in line
+            found += [{}] * is_one
+        elif is_one:
+            found[-1] = {**found[-1], key: value.strip()}
+    return found
