@@ -16,10 +16,12 @@ from danube_fast.bench.rig import Rig
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.version import VERSION
 
-__all__ = ["WIDTH", "Choices", "Emit", "Note", "check", "measure", "prepare"]
+__all__ = ["OWN_BROKER", "WIDTH", "Choices", "Emit", "Note", "check", "measure", "prepare"]
 
 TRANSPORTS = ("zmq", "shm")
 WIDTH = 170
+OWN_BROKER = ("ready", "recovery", "idle", "readback")
+"""Workloads that start brokers of their own, with settings of their own."""
 
 
 class Choices(NamedTuple):
@@ -32,6 +34,7 @@ class Choices(NamedTuple):
     plot: Path | None = None
     is_json: bool = False
     peers: str | None = None
+    sweep: str | None = None
 
 
 Note = Callable[[str], None]
@@ -53,7 +56,7 @@ def measure(choices: Choices, note: Note, emit: Emit) -> bool:
     plans = harness.plans(choices.workloads, choices.changes)
     prepare(choices, note)
     if not choices.workloads and choices.url is not None:
-        plans = [plan for plan in plans if plan.workload not in _OWN_BROKER]
+        plans = [plan for plan in plans if plan.workload not in OWN_BROKER]
     found: list[Figures] = []
     with Rig(choices.url) as rig:
         for plan in plans:
@@ -71,14 +74,12 @@ def measure(choices: Choices, note: Note, emit: Emit) -> bool:
     return all(figures.is_faultless for figures in found)
 
 
-_OWN_BROKER = ("ready", "recovery", "idle", "readback")
-
-
 def check(choices: Choices, note: Note, emit: Emit) -> bool:
     """Run the cases of the floors, print the verdicts; whether all were met."""
     cases = floors.select(choices.workloads, choices.changes.get("transport", "zmq"))
-    if choices.peers is not None:
-        raise InvalidArgument("--check and --peers are two runs; leave one of them out")
+    if choices.peers is not None or choices.sweep is not None:
+        option = "--sweep" if choices.peers is None else "--peers"
+        raise InvalidArgument(f"--check and {option} are two runs; leave one of them out")
     if choices.url is not None:
         raise FailedPrecondition("--check starts brokers of its own; leave --url out")
     if "seconds" in choices.changes:

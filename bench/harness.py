@@ -14,7 +14,7 @@ from danube_fast.bench.rig import Rig
 from danube_fast.bench.workloads import EVERYWHERE, WORKLOADS, find, planned
 from danube_fast.errors import InvalidArgument
 
-__all__ = ["median_figures", "plans", "run"]
+__all__ = ["calibrated", "median_figures", "plans", "run"]
 
 CALIBRATION_SHARE = 20
 """A run by time is preceded by one of a twentieth of the usual messages, which tells the rate."""
@@ -70,7 +70,7 @@ def run(
 ) -> Figures:
     """Run a plan some times; the medians."""
     if seconds is not None and not plan.rate:
-        plan = _calibrated(rig, plan, seconds)
+        plan = calibrated(rig, plan, seconds)
     found = []
     for _ in range(runs):
         found.append(measure(rig, plan))
@@ -79,7 +79,7 @@ def run(
     return median_figures(found)
 
 
-def _calibrated(rig: Rig, plan: Plan, seconds: float) -> Plan:
+def calibrated(rig: Rig, plan: Plan, seconds: float) -> Plan:
     """The plan with as many messages as will take about so long."""
     short = msgspec.structs.replace(
         plan, messages=max(plan.clients, plan.messages // CALIBRATION_SHARE)

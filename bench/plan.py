@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from danube_fast.version import VERSION
@@ -34,6 +36,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How long workers and clients look on before they sleep."""
     warm: bool = False
     """Segments of the log are used again, after a first run that is not counted."""
+    broker: dict[str, Any] = {}
+    """Settings of the broker that nothing else here speaks of."""
 
     @property
     def is_reliable(self) -> bool:
@@ -41,10 +45,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.durability != NON_RELIABLE
 
     @property
-    def settings(self) -> dict[str, int]:
+    def settings(self) -> dict[str, Any]:
         """What the broker is told beside its defaults."""
         settings = {"spin_us": self.spin_us} if self.spin_us else {}
-        return settings | (_WARM_SETTINGS if self.warm else {})
+        return settings | (_WARM_SETTINGS if self.warm else {}) | self.broker
 
     @property
     def topic_options(self) -> dict[str, str]:

@@ -158,7 +158,7 @@ class Broker:
         folder: Path,
         workers: int,
         url: str | None = None,
-        settings: Mapping[str, int] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """`settings` are other than the defaults."""
         self.folder = folder

@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from danube_fast.errors import InvalidArgument, NotFound
 
-__all__ = ["LoadedSettings", "Settings", "load_settings", "split_address"]
+__all__ = ["LoadedSettings", "Settings", "load_settings", "parse_setting", "split_address"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -155,7 +155,7 @@ def load_settings(
     for variable, text in sorted((environment or {}).items()):
         setting = _setting_of(variable)
         if setting is not None:
-            values[setting] = _typed(setting, _parse(setting, text, variable), variable)
+            values[setting] = parse_setting(setting, text, variable)
             sources[setting] = variable
         elif variable.startswith(ENVIRONMENT_PREFIX) and variable not in ENVIRONMENT_OTHERS:
             ignored.append(variable)
@@ -168,6 +168,13 @@ def load_settings(
     settings = Settings(**values)
     _check_together(settings, sources)
     return LoadedSettings(settings, sources, ignored)
+
+
+def parse_setting(name: str, text: str, place: str) -> Any:
+    """The value of one setting that a text spells. Raises InvalidArgument that names the place."""
+    if name not in _TYPES:
+        raise InvalidArgument(_unknown(name, place))
+    return _typed(name, _parse(name, text, place), place)
 
 
 def split_address(text: str, what: str) -> tuple[str, int]:

@@ -19,9 +19,20 @@ RUNS_CHECKED = 5
 PlotOption = Annotated[
     Path | None, typer.Option(metavar="FILE.svg", help="Bars of the rates as an SVG.")
 ]
+SpinOption = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="US", help="Workers and clients look on so long, then sleep."),
+]
+LogOption = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Log to recover or to read back from.")
+]
 PeersOption = Annotated[
     str | None,
     typer.Option(metavar="NAME,...|all", help="Other systems under the same load, side by side."),
+]
+SweepOption = Annotated[
+    str | None,
+    typer.Option(metavar="SETTING=V1,V2,...", help="The same load on brokers set differently."),
 ]
 
 
@@ -42,6 +53,7 @@ def register(app: typer.Typer) -> None:
             "danube-fast bench latency --rate 1000 --seconds 10 --output json",
             "danube-fast bench --check --plot floors.svg",
             "danube-fast bench --peers nats,redis,zeromq",
+            "danube-fast bench latency --transport shm --sweep spin_us=0,50,200 --runs 5",
         )
     )(bench)
 
@@ -75,13 +87,8 @@ def bench(
         float | None,
         typer.Option(min=0.1, metavar="MSGS_PER_S", help="Open loop; without, as fast as it goes."),
     ] = None,
-    log_bytes: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Log to recover or to read back from.")
-    ] = None,
-    spin_us: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="US", help="Workers and clients look on so long, then sleep."),
-    ] = None,
+    log_bytes: LogOption = None,
+    spin_us: SpinOption = None,
     runs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Medians of so many (--check: 5).")
     ] = None,
@@ -90,6 +97,7 @@ def bench(
     ] = None,
     plot: PlotOption = None,
     peers: PeersOption = None,
+    sweep: SweepOption = None,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Measure a broker under load, and verify that everything arrived exactly as sent.
@@ -97,7 +105,8 @@ def bench(
     Starts a broker with two workers in a temporary directory unless --url names one. Workloads:
     throughput, messages, topics, publishers, fanout, merge, publish-latency, latency, isolation, ready,
     recovery, idle, readback, reference (raw ZeroMQ without a broker). --peers runs throughput and
-    latency on other systems, too (docs/peers.md).
+    latency on other systems, too (docs/peers.md). --sweep runs one workload (throughput) in turns on a
+    broker with each value of a setting, --runs times (3).
     """
     changes: dict[str, Any] = {
         "transport": transport, "message_bytes": message_bytes, "messages": messages,
@@ -108,11 +117,13 @@ def bench(
     given = {name: value for name, value in changes.items() if value is not None}
     from danube_fast.bench import command  # loads the kernels; --help must not wait for them
     from danube_fast.bench.peers.beside import beside
+    from danube_fast.bench.sweep import in_turns
 
     choices = command.Choices(
-        workloads or [], given, runs, url, plot, output is OutputForm.JSON, peers
+        workloads or [], given, runs, url, plot, output is OutputForm.JSON, peers, sweep
     )
     measure = command.measure if peers is None else beside
+    measure = measure if sweep is None else in_turns
     emit = functools.partial(print_result, OutputForm.JSON)
     if not (command.check if check else measure)(choices, note, emit):
         raise typer.Exit(1)
