@@ -4,7 +4,8 @@
 
 A message opens with its number (u64, little-endian), so whoever receives it knows which bytes it
 should have, on whatever topic and in whatever order it came. Nothing compresses. A producer cuts
-`bytes` objects of its own out of it; no object and no list is sent twice.
+`bytes` objects of its own out of it; no object and no list is sent twice, but in a run that moves more
+than memory holds: that sends its lists in turn, far more of them than any cache of the processor holds.
 """
 
 from __future__ import annotations

@@ -8,12 +8,13 @@ import msgspec
 
 from danube_fast.version import VERSION
 
-__all__ = ["NON_RELIABLE", "Figures", "Plan"]
+__all__ = ["NON_RELIABLE", "WARM_SETTINGS", "Figures", "Plan"]
 
 NON_RELIABLE = "non_reliable"
 """Stands where a durability would: such a topic has none."""
 
-_WARM_SETTINGS = {"retention_seconds_min": 1, "spare_segments": 20}
+WARM_SETTINGS = {"retention_seconds_min": 1, "spare_segments": 20}
+"""What is read goes at once, and its segments are used again."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +26,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """memory, os, fsync, or NON_RELIABLE."""
     message_bytes: int = 100
     messages: int = 0
+    prepared: int = 0
+    """Messages made before the clock starts, a part of `messages` that goes into it without a rest: they
+    are sent in turn (`send_many` alone does so). 0: every message is made."""
     rate: float = 0.0
     """Messages a second of an open loop; 0: closed loop."""
     producers: int = 1
@@ -37,7 +41,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     warm: bool = False
     """Segments of the log are used again, after a first run that is not counted."""
     broker: dict[str, Any] = {}
-    """Settings of the broker that nothing else here speaks of."""
+    """Settings of the broker that a workload or a sweep needs."""
 
     @property
     def is_reliable(self) -> bool:
@@ -48,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def settings(self) -> dict[str, Any]:
         """What the broker is told beside its defaults."""
         settings = {"spin_us": self.spin_us} if self.spin_us else {}
-        return settings | (_WARM_SETTINGS if self.warm else {}) | self.broker
+        return settings | (WARM_SETTINGS if self.warm else {}) | self.broker
 
     @property
     def topic_options(self) -> dict[str, str]:

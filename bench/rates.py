@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import Broker, Crew, Member, hear_all
+from danube_fast.bench.processes import HEAR_SECONDS, Broker, Crew, Member, hear_all
 from danube_fast.bench.rig import Rig, blank, charge
 from danube_fast.client.limits import WINDOW_BYTES_DEFAULT
 
@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _HERE = "danube_fast.bench.streams"
+SLOWEST_PER_S = 100_000
+"""A long run may take as long as it has messages at this rate."""
 
 
 def run_batches(rig: Rig, plan: Plan) -> Figures:
@@ -57,7 +59,7 @@ def _common(rig: Rig, plan: Plan, broker: Broker) -> dict[str, Any]:
         "messages": plan.messages,
         "is_reliable": plan.is_reliable,
         "rate": plan.rate / plan.producers,
-        "fd": rig.payloads(plan.messages, plan.message_bytes),
+        "fd": rig.payloads(plan.prepared or plan.messages, plan.message_bytes),
     }
 
 
@@ -112,7 +114,7 @@ def _run_streams(rig: Rig, plan: Plan, topics: list[str], producer: str, consume
         before = broker.usage()
         for member in (*consumers, *producers):
             member.tell("go")
-        reports = hear_all(crew.members)
+        reports = hear_all(crew.members, HEAR_SECONDS + plan.messages / SLOWEST_PER_S)
         sent, received = reports[: len(producers)], reports[len(producers) :]
         figures = _stream_figures(plan, sent, received)
         charge(figures, broker, before)

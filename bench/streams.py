@@ -24,7 +24,9 @@ from danube_fast.bench.payloads import LIST_MESSAGES, NUMBER_BYTES, Payloads
 from danube_fast.bench.verify import Verifier
 from danube_fast.errors import DanubeError
 
-__all__ = ["consume_batches", "consume_each", "produce_each", "produce_lists", "publish_each"]
+__all__ = ["AFTER_SECONDS", "FLUSH_SECONDS", "PACED_TICKS_PER_S", "SILENCE_SECONDS"]
+__all__ += ["consume_batches", "consume_each", "open_client", "open_consumer", "open_payloads"]
+__all__ += ["produce_each", "produce_lists", "publish_each"]
 
 FLUSH_SECONDS = 300.0
 SILENCE_SECONDS = {True: 30.0, False: 2.0}
@@ -35,11 +37,13 @@ PACED_TICKS_PER_S = 1000
 TOPIC_TIMEOUT_SECONDS = 120.0
 
 
-def _payloads(options: dict[str, Any]) -> Payloads:
+def open_payloads(options: dict[str, Any]) -> Payloads:
+    """What was prepared for this run."""
     return Payloads(options["fd"], options["message_bytes"])
 
 
-def _connect(options: dict[str, Any]) -> danube_fast.Client:
+def open_client(options: dict[str, Any]) -> danube_fast.Client:
+    """A client, connected as the run asks for."""
     return danube_fast.connect(
         options["url"], transport=options["transport"], timeout=30, spin_us=options["spin_us"]
     )
@@ -49,16 +53,19 @@ def produce_lists(link: Link, options: dict[str, Any]) -> None:
     """Stream `index` of `step`: lists, as fast as the window lets go or at a pace."""
     rate, step = options["rate"], options["step"]
     some = max(1, int(rate / PACED_TICKS_PER_S)) if rate else LIST_MESSAGES
-    lists = _payloads(options).lists(options["index"], step, some)
+    payloads = open_payloads(options)
+    lists = payloads.lists(options["index"], step, some)
+    passes = options["messages"] // payloads.count
     with (
-        _connect(options) as client,
+        open_client(options) as client,
         client.producer(options["topics"][0], **options["topic_options"]) as producer,
     ):
         pacer = Pacer(rate / some) if rate else None
         link.ready()
         cpu = time.process_time()
         began = pacer.start() if pacer else time.monotonic_ns()
-        for number, one in enumerate(lists):
+        in_turn = itertools.chain.from_iterable(itertools.repeat(lists, passes))
+        for number, one in enumerate(in_turn):
             if pacer:
                 pacer.wait(number)
             producer.send_many(one)
@@ -71,8 +78,8 @@ def produce_lists(link: Link, options: dict[str, Any]) -> None:
 def produce_each(link: Link, options: dict[str, Any]) -> None:
     """Message i by `send()` to topic i mod the number of topics, one producer for each topic."""
     topics = options["topics"]
-    prepared = _payloads(options).cut(options["index"], options["step"])
-    with _connect(options) as client, ExitStack() as stack:
+    prepared = open_payloads(options).cut(options["index"], options["step"])
+    with open_client(options) as client, ExitStack() as stack:
         producers = [
             stack.enter_context(client.producer(topic, **options["topic_options"]))
             for topic in topics
@@ -102,13 +109,13 @@ def produce_each(link: Link, options: dict[str, Any]) -> None:
 
 def publish_each(link: Link, options: dict[str, Any]) -> None:
     """Clients in threads of this process, each publishing one by one to its own topic."""
-    payloads, topics, step = _payloads(options), options["topics"], options["step"]
+    payloads, topics, step = open_payloads(options), options["topics"], options["step"]
     failures: list[DanubeError] = []
     barrier = threading.Barrier(len(topics) + 1)
     with ExitStack() as stack:
         producers = []
         for topic in topics:
-            client = stack.enter_context(_connect(options))
+            client = stack.enter_context(open_client(options))
             producers.append(
                 stack.enter_context(client.producer(topic, **options["topic_options"]))
             )
@@ -145,7 +152,7 @@ class _Receiver:
 
     def __init__(self, link: Link, options: dict[str, Any]) -> None:
         self.link = link
-        self.verifier = Verifier(_payloads(options), options["streams"])
+        self.verifier = Verifier(open_payloads(options), options["streams"], options["messages"])
         self.wanted = options["messages"]
         self.silence_seconds = SILENCE_SECONDS[options["is_reliable"]]
         self.arrivals: list[tuple[int, int]] = []
@@ -181,10 +188,10 @@ class _Receiver:
 
 
 @contextmanager
-def _consumer(options: dict[str, Any]) -> Iterator[danube_fast.Consumer]:
+def open_consumer(options: dict[str, Any]) -> Iterator[danube_fast.Consumer]:
     """The consumer of a receiving role, on a client of its own."""
     with (
-        _connect(options) as client,
+        open_client(options) as client,
         client.consumer(
             options["topics"],
             subscription=options["subscription"],
@@ -199,7 +206,7 @@ def consume_batches(link: Link, options: dict[str, Any]) -> None:
     """Batches, a `bytes` object of each message, one ack for each batch."""
     receiver = _Receiver(link, options)
     verifier, wanted = receiver.verifier, receiver.wanted
-    with _consumer(options) as consumer:
+    with open_consumer(options) as consumer:
         link.ready()
         cpu = time.process_time()
         while verifier.received < wanted:
@@ -221,7 +228,7 @@ def consume_each(link: Link, options: dict[str, Any]) -> None:
     """One message and one ack after the other."""
     receiver = _Receiver(link, options)
     verifier, wanted = receiver.verifier, receiver.wanted
-    with _consumer(options) as consumer:
+    with open_consumer(options) as consumer:
         link.ready()
         cpu = time.process_time()
         receive, ack, silence = consumer.receive, consumer.ack, receiver.silence_seconds
