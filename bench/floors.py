@@ -169,6 +169,11 @@ LANE_CASES = (
         [Floor("vs_one_producer", 0.8, 1.0, "of one producer")],
     ),
     Case(
+        "sustained fsync, 20 GB of log, beside bare writes", "sustained", {"log_bytes": 20 * GB},
+        [Floor("vs_bare_writes", 0.70, 0.90, "of bare writes")],
+    ),
+    Case("lapped consumer, from the log to the tail", "lapped", {}, _rate(8e6, 15e6)),
+    Case(
         "publish to consume at 1,000/s, non_reliable", "latency", _NON_RELIABLE,
         [_micros("p50", 45, 25), _micros("p99", 150, 80)],
     ),

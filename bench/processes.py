@@ -33,7 +33,7 @@ from danube_fast.bench import host
 from danube_fast.config import Settings
 from danube_fast.workers.spawn import child_environment
 
-__all__ = ["Broker", "Crew", "Member", "Process", "Usage", "hear_all"]
+__all__ = ["HEAR_SECONDS", "Broker", "Crew", "Member", "Process", "Usage", "hear_all"]
 
 LEASH = "danube_fast.demo.leash"
 MEMBER = "danube_fast.bench.member"
@@ -218,9 +218,10 @@ class Broker:
             self._client = danube_fast.connect(self.url, name="bench")
         return self._client
 
-    def rest(self) -> None:
-        """Until the workers have made their spare segments, as any broker has after some seconds."""
-        deadline = time.monotonic() + REST_SECONDS_MAX
+    def rest(self, seconds: float = REST_SECONDS_MAX) -> None:
+        """Until the workers have made their spare segments, as any broker has after some seconds; at most
+        so long."""
+        deadline = time.monotonic() + seconds
         before = -1
         while self.worker_pids and time.monotonic() < deadline:
             written = sum(host.written_bytes(pid) for pid in self.worker_pids)
@@ -249,13 +250,12 @@ class Broker:
         return self.usage()
 
     def settled_usage(self, messages: int) -> Usage:
-        """The same, once the workers have reported that so many messages came in."""
+        """The same, once the workers have reported that so many messages came in, and what they wrote: a
+        report may stand between the admission of a group and its write, the next one does not."""
         deadline = time.monotonic() + REPORT_SECONDS_MAX
-        while True:
-            usage = self.usage()
-            if usage.messages >= messages or time.monotonic() > deadline:
-                return usage
+        while self.usage().messages < messages and time.monotonic() < deadline:
             time.sleep(REPORT_STEP_SECONDS)
+        return self.quiet_usage()
 
     def resident_mb(self) -> float | None:
         """Resident memory of all processes."""

@@ -53,14 +53,19 @@ class Rig:
             if self.url is None:
                 shutil.rmtree(broker.data_dir, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def own_broker(self, what: str, workers: int = WORKERS) -> Iterator[Broker]:
-        """A broker for one run alone. Raises FailedPrecondition if another one was given."""
+    def leave_broker(self, what: str) -> None:
+        """End the shared broker for `what`, which needs its own. Raises FailedPrecondition if another one
+        was given."""
         if self.url is not None:
             raise FailedPrecondition(
                 f"{what} starts and stops brokers of its own; run it without --url"
             )
         self.drop_broker()
+
+    @contextlib.contextmanager
+    def own_broker(self, what: str, workers: int = WORKERS) -> Iterator[Broker]:
+        """A broker for one run alone. Raises FailedPrecondition if another one was given."""
+        self.leave_broker(what)
         broker = Broker(self.folder, workers)
         try:
             yield broker

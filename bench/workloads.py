@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from danube_fast.bench import echo, latency, rates, reference, standing
+from danube_fast.bench import echo, lapped, latency, rates, reference, standing, sustained
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.rig import Rig
 from danube_fast.errors import InvalidArgument
@@ -59,6 +59,15 @@ WORKLOADS: dict[str, Workload] = {
     "merge": Workload(
         "four producer processes into one topic, one consumer",
         rates.run_merge, {"messages": 4_000_000, "producers": 4}, _STREAM - {"rate", "seconds"},
+    ),
+    "sustained": Workload(
+        "fsync over gigabytes of log, then bare pwrite and fdatasync of groups as large",
+        sustained.run_sustained, {"log_bytes": 4 * GB}, frozenset({"message_bytes", "log_bytes"}),
+    ),
+    "lapped": Workload(
+        "a consumer behind by more than memory and credit hold, until it is at the tail",
+        lapped.run_lapped, {"messages": 5_000_000, "rate": 200_000.0},
+        frozenset({"message_bytes", "messages", "rate"}),
     ),
     "publish-latency": Workload(
         "publish() at a pace, until the ack",

@@ -24,7 +24,7 @@ SpinOption = Annotated[
     typer.Option(min=0, metavar="US", help="Workers and clients look on so long, then sleep."),
 ]
 LogOption = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Log to recover or to read back from.")
+    int | None, typer.Option(min=1, metavar="N", help="Log to fill, recover or read back from.")
 ]
 PeersOption = Annotated[
     str | None,
@@ -103,10 +103,11 @@ def bench(
     """Measure a broker under load, and verify that everything arrived exactly as sent.
 
     Starts a broker with two workers in a temporary directory unless --url names one. Workloads:
-    throughput, messages, topics, publishers, fanout, merge, publish-latency, latency, isolation, ready,
-    recovery, idle, readback, reference (raw ZeroMQ without a broker). --peers runs throughput and
-    latency on other systems, too (docs/peers.md). --sweep runs one workload (throughput) in turns on a
-    broker with each value of a setting, --runs times (3).
+    throughput, messages, topics, publishers, fanout, merge, sustained (beside bare writes of the disk),
+    lapped, publish-latency, latency, isolation, ready, recovery, idle, readback, reference and echo (raw
+    ZeroMQ without a broker). --peers runs throughput and latency on other systems, too (docs/peers.md).
+    --sweep runs one workload (throughput) in turns on a broker with each value of a setting, --runs
+    times (3).
     """
     changes: dict[str, Any] = {
         "transport": transport, "message_bytes": message_bytes, "messages": messages,
