@@ -59,7 +59,7 @@ def long_plan(plan: Plan) -> Plan:
 
 def room_bytes(plan: Plan) -> int:
     """What the data directory and the file of the bare writes take at most."""
-    return plan.broker["wal_bytes_max"] + min(bare.FILE_BYTES, 2 * plan.log_bytes)
+    return int(plan.broker["wal_bytes_max"]) + min(bare.FILE_BYTES, 2 * plan.log_bytes)
 
 
 def _require_room(rig: Rig, plan: Plan) -> None:
