@@ -43,6 +43,15 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+def has_client(pid: int) -> bool:
+    """Whether it has come so far as to wait for sockets: imports are behind it."""
+    try:
+        links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return False
+    return "anon_inode:[eventpoll]" in links
+
+
 class Started:
     """One command under way."""
 
@@ -59,11 +68,11 @@ class Started:
         self._since = time.monotonic()
 
     def is_waiting(self) -> bool:
-        """Whether it has computed something, and nothing any more for a while."""
+        """Whether it has a client, and has computed nothing any more for a while."""
         ticks, now = cpu_ticks(self.process.pid), time.monotonic()
         if ticks > self._ticks + 1:
             self._ticks, self._since = ticks, now
-        return ticks > 10 and now - self._since > QUIET_SECONDS
+        return has_client(self.process.pid) and now - self._since > QUIET_SECONDS
 
     def interrupt(self) -> tuple[int, str]:
         """Ctrl-C; exit code and what was said. Fails if it does not end in time."""
