@@ -6,28 +6,35 @@ import difflib
 
 from danube_fast.bench.peers.adapter import Adapter
 from danube_fast.bench.peers.iceoryx import Iceoryx
+from danube_fast.bench.peers.kafka import Kafka, Redpanda
+from danube_fast.bench.peers.mosquitto import Mosquitto
 from danube_fast.bench.peers.nats import Nats
+from danube_fast.bench.peers.rabbitmq import RabbitMQ
 from danube_fast.bench.peers.redis import Redis
 from danube_fast.bench.peers.zenoh import Zenoh
 from danube_fast.bench.peers.zeromq import ZeroMQ
 from danube_fast.errors import InvalidArgument
 
-__all__ = ["ADAPTERS", "ALL", "WITHOUT_ADAPTER", "absence", "find", "select"]
+__all__ = ["ADAPTERS", "ALL", "absence", "find", "select"]
 
 ALL = "all"
-ADAPTERS: dict[str, Adapter] = {x.name: x for x in (ZeroMQ(), Iceoryx(), Zenoh(), Nats(), Redis())}
-
-WITHOUT_ADAPTER = {
-    "rabbitmq": "no adapter has been run against it; it takes a server and pip install pika",
-    "mosquitto": "no adapter has been run against it; it takes a server and pip install paho-mqtt",
-    "kafka": "no adapter has been run against it; it takes a server and pip install confluent-kafka",
-}
-"""Known, but never measured: nobody has run an adapter for them, so none is here."""
+_SYSTEMS = (
+    ZeroMQ(),
+    Iceoryx(),
+    Zenoh(),
+    Nats(),
+    Redis(),
+    RabbitMQ(),
+    Mosquitto(),
+    Kafka(),
+    Redpanda(),
+)
+ADAPTERS: dict[str, Adapter] = {system.name: system for system in _SYSTEMS}
 
 
 def select(text: str) -> list[str]:
     """The names in a list with commas; `all`: every one. Raises InvalidArgument."""
-    known = [*ADAPTERS, *WITHOUT_ADAPTER]
+    known = list(ADAPTERS)
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise InvalidArgument(
@@ -43,10 +50,9 @@ def select(text: str) -> list[str]:
 
 def absence(name: str) -> str | None:
     """Why a system cannot be measured here; None: it can."""
-    adapter = ADAPTERS.get(name)
-    return WITHOUT_ADAPTER[name] if adapter is None else adapter.absence()
+    return ADAPTERS[name].absence()
 
 
 def find(name: str) -> Adapter:
-    """The adapter of a system that has one."""
+    """The adapter of a system."""
     return ADAPTERS[name]

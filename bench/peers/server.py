@@ -48,6 +48,7 @@ class Server:
     def __init__(self, process: Process, folder: Path, port: int) -> None:
         self._process = process
         self._folder = folder
+        self._helpers: list[Server] = []
         self.port = port
 
     @property
@@ -63,16 +64,29 @@ class Server:
         """Its resident memory."""
         return host.memory_bytes(self._process.process.pid, "VmRSS") / 1e6
 
+    def keep(self, helper: Server) -> None:
+        """Another server that this one needs: `stop` ends it, too."""
+        self._helpers.append(helper)
+
     def stop(self) -> None:
-        """End it, and remove what it wrote."""
+        """End it and its helpers, and remove what they wrote."""
         try:
             self._process.end()
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
+            while self._helpers:
+                self._helpers.pop().stop()
 
 
-def start_server(folder: Path, name: str, command: Callable[[int, Path], Sequence[str]]) -> Server:
-    """Start `command(port, folder of its data)` until it accepts connections. Raises Unavailable."""
+def start_server(
+    folder: Path,
+    name: str,
+    command: Callable[[int, Path], Sequence[str]],
+    seconds: float = READY_SECONDS,
+) -> Server:
+    """Start `command(port, folder of its data)` until it accepts connections, which may take so long.
+
+    Raises Unavailable."""
     words = ""
     for _ in range(STARTS_MAX):
         port = free_port()
@@ -83,7 +97,7 @@ def start_server(folder: Path, name: str, command: Callable[[int, Path], Sequenc
         )
         server = Server(process, data, port)
         try:
-            deadline = time.monotonic() + READY_SECONDS
+            deadline = time.monotonic() + seconds
             while process.process.poll() is None and time.monotonic() < deadline:
                 if accepts(port) and process.process.poll() is None:
                     return server
