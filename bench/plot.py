@@ -12,6 +12,7 @@ __all__ = ["bars", "write_bars"]
 
 WIDTH = 760
 LABEL_WIDTH = 290
+LETTER_WIDTH = 6.6
 VALUE_WIDTH = 80
 ROW_HEIGHT = 24
 BAR_HEIGHT = 16
@@ -26,9 +27,12 @@ def bars(title: str, rows: Sequence[tuple[str, float]], caption: str = "") -> st
     bottom = TOP + ROW_HEIGHT * len(rows) + 10
     height = bottom + (CAPTION_HEIGHT if caption else 0)
     longest = max((value for _, value in rows), default=0.0) or 1.0
+    letters = max((len(label) for label, _ in rows), default=0)
+    label_width = max(LABEL_WIDTH, round(LETTER_WIDTH * letters) + 16)
+    width = WIDTH + label_width - LABEL_WIDTH
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" {FONT}>',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {FONT}>',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<text x="10" y="24" font-size="15" font-weight="bold">{escape(title)}</text>',
     ]
     for index, (label, value) in enumerate(rows):
@@ -36,9 +40,9 @@ def bars(title: str, rows: Sequence[tuple[str, float]], caption: str = "") -> st
         length = (WIDTH - LABEL_WIDTH - VALUE_WIDTH) * value / longest
         middle = y + BAR_HEIGHT - 3
         parts += [
-            f'<text x="{LABEL_WIDTH - 8}" y="{middle}" text-anchor="end">{escape(label)}</text>',
-            f'<rect x="{LABEL_WIDTH}" y="{y}" width="{length:.1f}" height="{BAR_HEIGHT}" {FILL}/>',
-            f'<text x="{LABEL_WIDTH + length + 6:.1f}" y="{middle}">{amount(value)}</text>',
+            f'<text x="{label_width - 8}" y="{middle}" text-anchor="end">{escape(label)}</text>',
+            f'<rect x="{label_width}" y="{y}" width="{length:.1f}" height="{BAR_HEIGHT}" {FILL}/>',
+            f'<text x="{label_width + length + 6:.1f}" y="{middle}">{amount(value)}</text>',
         ]
     if caption:
         parts.append(f'<text x="10" y="{bottom + 8}" font-size="11">{escape(caption)}</text>')

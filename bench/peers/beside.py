@@ -136,7 +136,7 @@ def beside(choices: Choices, note: Note, emit: Emit) -> bool:
 
 def _bars(found: Sequence[Figures]) -> list[tuple[str, float]]:
     return [
-        (f"{f.system}, {(f.durability or '').split(',')[0]}", f.messages_per_s)
+        (f"{f.system}, {', '.join((f.durability or '').split(', ')[:2])}", f.messages_per_s)
         for f in found
         if f.messages_per_s is not None and not f.rate
     ]
