@@ -326,3 +326,67 @@ def test_many_ranges_at_once_do_what_few_do(steps):
         return seen
 
     assert play(0) == play(1000)
+
+
+_STEPS = st.lists(
+    st.sampled_from(["frame", "ack", "nack", "run", "pause", "poor", "rich", "leave", "join"]),
+    max_size=12,
+)
+
+
+def _after(steps: list[str], kind: SubscriptionKind, tracks: bool) -> tuple[Subscription, Topic]:
+    """A subscription that has lived through some steps."""
+    sub, topic = Subscription(1, "s", kind, 0, tracks=tracks), Topic()
+    consumer_of(sub, 1)
+    for number, step in enumerate(steps):
+        consumer = sub.consumers[0] if sub.consumers else None
+        if step == "frame":
+            topic.add(1 + number % 3)
+        elif step == "run":
+            run(sub, topic)
+        elif step == "join" and (kind is SubscriptionKind.SHARED or consumer is None):
+            consumer_of(sub, number + 2)
+        elif consumer is None:
+            continue
+        elif step == "ack":
+            sub.ack(consumer, [max(0, topic.end - 2), topic.end])
+        elif step == "nack":
+            sub.nack(consumer, [0, 1 + number], 0)
+        elif step == "leave":
+            sub.detach(consumer)
+        elif step == "pause":
+            consumer.flow.paused = True
+        else:
+            consumer.flow.byte_credit = 0 if step == "poor" else 100
+    return sub, topic
+
+
+def _state(sub: Subscription, effects: list[Deliver]) -> object:
+    return (
+        sub.cursor, sub.next_offset, sub.turn, list(sub.redeliver), list(sub.acked),
+        [(list(c.held), c.flow.byte_credit, c.flow.message_credit, c.flow.ran_out) for c in sub.consumers],
+        [(e.consumer.consumer_id, e.stored.base_offset, e.ranges, e.attempts) for e in effects],
+    )  # fmt: skip
+
+
+@given(steps=_STEPS, kind=st.sampled_from(list(SubscriptionKind)), tracks=st.booleans())
+def test_a_frame_that_is_passed_on_is_what_dispatch_would_do(steps, kind, tracks):
+    """Or nothing happens, and dispatch does it."""
+    (quick, topic), (slow, _) = _after(steps, kind, tracks), _after(steps, kind, tracks)
+    topic.add(2)
+    before = _state(quick, [])
+    effects: list[Deliver] = []
+    if quick.pass_on(topic.frames[-1], effects):
+        assert _state(quick, effects) == _state(slow, run(slow, topic))
+    else:
+        assert _state(quick, effects) == before
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+def test_the_only_consumer_at_the_tail_gets_a_frame_at_once(tracks):
+    sub, topic = _after(["frame", "run"], SubscriptionKind.SHARED, tracks)
+    topic.add(3)
+    effects: list[Deliver] = []
+    assert sub.pass_on(topic.frames[-1], effects)
+    assert [offsets(effect) for effect in effects] == [[1, 2, 3]]
+    assert not sub.pass_on(topic.frames[-1], effects), "twice"

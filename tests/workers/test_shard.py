@@ -8,6 +8,7 @@ import pytest
 
 from danube_fast.errors import DataLoss
 from danube_fast.frame.bundle import make_bundle
+from tests.workers.broker import wait_until
 
 
 def test_a_message_goes_in_and_comes_out(rigs):
@@ -83,6 +84,36 @@ def test_other_durabilities_deliver_too(rigs, durability):
         assert client.publish((1, client.frame(opened, i, [b"x"]))) == [0, i]
     assert len(client.receive(5)) == 5
     client.ack(0, 5)
+
+
+@pytest.mark.parametrize(
+    ("durability", "waits"), [("memory", False), ("os", False), ("fsync", True)]
+)
+def test_who_wakes_the_worker_is_served_first(rigs, durability, waits):
+    """Delivered before the rest of the turn, which then answers; one message only."""
+    rig = rigs()
+    rig.assign(1, durability=durability)
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.subscribe(1)
+    assert client.publish((1, client.frame(opened, 0, [b"0"]))) == [0, 0]
+    assert client.receive(1) == [(0, b"0")]
+    rig.turn(lambda: rig.worker.doors.drained, "quiet")
+    bundles = [make_bundle([(1, client.frame(opened, i, [b"%d" % i]))]) for i in (1, 2)]
+    requests = [client.post(11, parts=(bytes(bundle),)) for bundle in bundles]
+    wait_until("the first message", lambda: served(rig))
+    assert rig.worker.intake.frames_in == 2, "the second waits for the turn"
+    assert rig.worker.delivery.frames_out == (1 if waits else 2)
+    assert [client.answer(request)[1] for request in requests] == [[0, 1], [0, 2]]
+    assert client.receive(2) == [(1, b"1"), (2, b"2")]
+
+
+def served(rig):
+    """Whether a worker that is asleep took what woke it."""
+    before = rig.worker.intake.frames_in
+    if rig.worker.doors.readable():
+        rig.worker._serve_first()
+    return rig.worker.intake.frames_in > before
 
 
 def test_memory_offsets_are_never_reused_after_a_crash(rigs):
