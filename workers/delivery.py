@@ -17,7 +17,7 @@ import zmq
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Consumer, Deliver, Stored, Subscription
 from danube_fast.errors import DataLoss
-from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.split import split_frame
 from danube_fast.frame.view import FrameView
 from danube_fast.net import protocol
@@ -154,7 +154,7 @@ class Delivery:
                 whole = 0 if piece is not None else self._whole_bundle(items, at)
                 if whole:
                     if copies:
-                        parts.append(bytes(make_bundle(copies)))
+                        parts.append(sealed_bundle(copies))
                         copies = []
                     if len(parts) >= WHOLE_BUNDLES_MAX:
                         break
@@ -170,7 +170,7 @@ class Delivery:
                 size += len(data)
                 at += 1
             if copies:
-                parts.append(bytes(make_bundle(copies)))
+                parts.append(sealed_bundle(copies))
             self.frames_out += len(ids)
             self.bytes_out += size
             self.send(session, [protocol.encode(protocol.Deliver(ids)), *parts])

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.errors import DanubeError, Unavailable
-from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.net import protocol as p
 from danube_fast.net.protocol import Status
 from danube_fast.net.session import Session
@@ -111,7 +111,7 @@ class Forwarder:
             self._worker.release(publication)
 
         self._worker.boot.mailbox.call(
-            owner, "publish", {}, bytes(make_bundle([(partition_id, frame)])), on_reply=answered
+            owner, "publish", {}, sealed_bundle([(partition_id, frame)]), on_reply=answered
         )
         return True
 

@@ -16,7 +16,7 @@ from danube_fast.broker.layout import INT64_MAX, Mode, PartitionWord, ProducerWo
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Gap, Stored
 from danube_fast.errors import DanubeError, ResourceExhausted
-from danube_fast.frame.layout import HEADER_DTYPE
+from danube_fast.frame.view import PLACE_FIELDS
 from danube_fast.ring.counters import Counter
 
 if TYPE_CHECKING:
@@ -371,20 +371,7 @@ def _frames_of(partition_id: int, data: Any) -> list[Stored]:
     frames = []
     at = 0
     while at < len(data):
-        header = np.frombuffer(data, HEADER_DTYPE, 1, at)[0]
-        base = int(header["base_offset"])
-        size = int(header["frame_bytes"])
-        frames.append(
-            Stored(
-                partition_id,
-                base,
-                base + int(header["offset_span"]),
-                int(header["message_count"]),
-                size,
-                int(header["producer_id"]),
-                data,
-                at,
-            )
-        )
+        _, size, count, producer_id, base, span = PLACE_FIELDS.unpack_from(data, at)
+        frames.append(Stored(partition_id, base, base + span, count, size, producer_id, data, at))
         at += size
     return frames

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.client.message import Message, Received
-from danube_fast.frame.layout import (
-    AT_BASE_OFFSET,
-    AT_FLAGS,
-    AT_MESSAGE_COUNT,
-    AT_OFFSET_SPAN,
-    Flag,
-)
-from danube_fast.frame.view import FrameView
+from danube_fast.frame.layout import Flag
+from danube_fast.frame.view import PLACE_FIELDS, FrameView
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,10 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Delivery"]
 
 _SPLIT = int(Flag.SPLIT)
-_HEADER = struct.Struct(
-    f"<{AT_FLAGS}xHII{AT_BASE_OFFSET - AT_MESSAGE_COUNT - 4}xQ{AT_OFFSET_SPAN - AT_BASE_OFFSET - 8}xI"
-)
-"""flags, frame_bytes, message_count, base_offset, offset_span: read at once, asked for each time."""
 
 
 class Delivery:
@@ -57,7 +46,7 @@ class Delivery:
         self.flow_id = attachment.flow_id
         self.topic = attachment.topic
         self.view = view
-        flags, self.frame_bytes, self.count, self.base_offset, span = _HEADER.unpack_from(
+        flags, self.frame_bytes, self.count, _, self.base_offset, span = PLACE_FIELDS.unpack_from(
             view.memory, view.offset
         )
         self.is_dense = not flags & _SPLIT

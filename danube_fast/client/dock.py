@@ -23,7 +23,7 @@ from danube_fast.client.limits import (
     FOREVER_NS,
     SETTLE_TICK_NS,
 )
-from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.net.protocol import Publish, encode
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Dock:
             bundle = sending.buffer.bundle(sending.lane.partition_id, sending.frame_bytes)
         else:
             frames = [(each.lane.partition_id, each.frame()) for each in sendings]
-            bundle = memoryview(make_bundle(frames))
+            bundle = memoryview(sealed_bundle(frames))
         connection.send_bundle(encode(Publish(request)), bundle)
 
     def on_published(self, request: int, outcome: list[int], texts: dict[int, str]) -> None:

@@ -30,7 +30,7 @@ from danube_fast.frame.layout import (
 )
 from danube_fast.frame.memory import load_u32
 
-__all__ = ["bundle_bytes", "bundle_entries", "make_bundle", "read_bundle"]
+__all__ = ["bundle_bytes", "bundle_entries", "make_bundle", "read_bundle", "sealed_bundle"]
 
 _MAGIC = int(Fault.BUNDLE_MAGIC)
 _FRAME_COUNT = int(Fault.BUNDLE_FRAME_COUNT)
@@ -96,17 +96,25 @@ def make_bundle(frames: Sequence[tuple[int, Any]]) -> bytearray:
 
     Raises InvalidArgument if there is none, or if a size is not that of a frame.
     """
+    return bytearray().join(_pieces(frames))
+
+
+def sealed_bundle(frames: Sequence[tuple[int, Any]]) -> bytes:
+    """The same as an object that nobody can change. Raises InvalidArgument."""
+    return b"".join(_pieces(frames))
+
+
+def _pieces(frames: Sequence[tuple[int, Any]]) -> list[Any]:
+    """The directory and the frames."""
     if not frames:
         raise InvalidArgument("a bundle needs at least one frame")
-    bundle = bytearray(_HEADER.pack(BUNDLE_MAGIC, len(frames)))
-    sizes = [memoryview(frame).nbytes for _, frame in frames]
-    for index, ((partition_id, _), size) in enumerate(zip(frames, sizes, strict=True)):
+    directory = [_HEADER.pack(BUNDLE_MAGIC, len(frames))]
+    for index, (partition_id, frame) in enumerate(frames):
+        size = memoryview(frame).nbytes
         if size < HEADER_BYTES or size % FRAME_ALIGNMENT:
             raise InvalidArgument(
                 f"item {index} of the bundle is {size} bytes; a frame is a multiple of "
                 f"{FRAME_ALIGNMENT} of at least {HEADER_BYTES}"
             )
-        bundle += _ENTRY.pack(partition_id, size)
-    for _, frame in frames:
-        bundle += np.frombuffer(frame, dtype=np.uint8).data
-    return bundle
+        directory.append(_ENTRY.pack(partition_id, size))
+    return [*directory, *(frame for _, frame in frames)]

@@ -58,7 +58,13 @@ from danube_fast.frame.layout import (
 from danube_fast.frame.plain import plain_unpack
 from danube_fast.frame.unpack_kernels import find_buffer, unpack_items
 
-__all__ = ["FrameView"]
+__all__ = ["PLACE_FIELDS", "FrameView"]
+
+PLACE_FIELDS = struct.Struct(
+    f"<{AT_FLAGS}xHII{AT_PRODUCER_ID - AT_MESSAGE_COUNT - 4}xQ"
+    f"{AT_BASE_OFFSET - AT_PRODUCER_ID - 8}xQ{AT_OFFSET_SPAN - AT_BASE_OFFSET - 8}xI"
+)
+"""flags, frame_bytes, message_count, producer_id, base_offset, offset_span, read at once."""
 
 _check_frame = direct(check_frame)
 _check_body = direct(check_body)

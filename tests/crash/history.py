@@ -48,6 +48,7 @@ class History:
         self.about = about
         """Seed and circumstances, named in every failure."""
         self.kills_ns: list[int] = []
+        """When a process was killed that ends sessions."""
         self.seen: dict[Place, int] = {}
         self.acked: dict[Place, int] = {}
         self.content: dict[str, dict[tuple[int, int], int]] = {}
@@ -190,6 +191,12 @@ class History:
             sent |= set(zip(chosen["partition"].tolist(), chosen["offset"].tolist(), strict=True))
         return len(self.content[topic].keys() - sent)
 
+    def _is_stale(self, since_ns: int, at_ns: int) -> bool:
+        """Whether a receipt may be of before a kill that ended its subscription: what waits in a
+        consumer then reaches the application until that notices, maybe later than another consumer
+        got the same once more and acked it."""
+        return any(since_ns < kill_ns < at_ns for kill_ns in self.kills_ns)
+
     def cursor(
         self,
         topic: str,
@@ -202,8 +209,11 @@ class History:
         sent: set[tuple[int, int]] = set()
         last: dict[tuple[int, int], int] = defaultdict(int)
         for record in records:
-            names = ("kind", "partition", "offset", "at_ns")
-            for kind, partition, offset, at_ns in zip(
+            names = ("kind", "partition", "offset", "at_ns", "generation")
+            since: dict[int, tuple[int, int]] = {}
+            """Partition -> generation, and when the one before was seen last."""
+            seen_ns: dict[int, int] = {}
+            for kind, partition, offset, at_ns, generation in zip(
                 *(record[name].tolist() for name in names), strict=True
             ):
                 place = partition, offset
@@ -212,7 +222,11 @@ class History:
                 elif kind == ACK_SENT:
                     sent.add(place)
                 else:
-                    last[place] = max(at_ns, last[place])
+                    if since.get(partition, (-1, 0))[0] != generation:
+                        since[partition] = generation, seen_ns.get(partition, 0)
+                    seen_ns[partition] = at_ns
+                    if not self._is_stale(since[partition][1], at_ns):
+                        last[place] = max(at_ns, last[place])
         back = [place for place, at_ns in durable.items() if last[place] > at_ns]
         if back:
             place = min(back)
