@@ -195,8 +195,7 @@ class ShardWorker:
         return self._sleeper.sleep(timeout_ms)
 
     def _serve_first(self) -> None:
-        """One message, handed on at once: who wakes an idle worker waits for nothing else. All that
-        a turn does besides comes behind that."""
+        """One message, handed on at once: who wakes an idle worker waits for nothing else."""
         self._begin_turn()
         if self._receive(1):
             if [journal for journal in self.journals if journal.has_open_group]:
@@ -230,6 +229,7 @@ class ShardWorker:
         work = self.boot.mailbox.do_work(self.now_ns)
         work += self._complete()
         alone = not work
+        self.delivery.flush()  # before clients say anything that would make it stale
         work += self._receive()
         self._commit()
         work += self._dispatch()
