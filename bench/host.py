@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = ["cpu_seconds", "machine", "memory_bytes", "read_bytes", "written_bytes"]
 
 KIB = 1024
+_PID_SHIFT, _ALL_THREADS = 3, 2
+"""How Linux makes a clock id of a pid."""
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """CPU time that all threads of these processes have used; those that have gone count nothing."""
-    total_ns = 0
+    """CPU time of these processes with all threads that they ever had; those that have gone count
+    nothing. By the clock of a process (`clock_getcpuclockid(3)`)."""
+    total = 0.0
     for pid in pids:
         try:
-            threads = os.listdir(f"/proc/{pid}/task")
+            total += time.clock_gettime(~pid << _PID_SHIFT | _ALL_THREADS)
         except OSError:
             continue
-        for thread in threads:
-            try:
-                total_ns += int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0])
-            except OSError:
-                continue
-    return total_ns / 1e9
+    return total
 
 
 def memory_bytes(pid: int, name: str) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from danube_fast.bench import floors, harness, pages, report, verify
+from danube_fast.bench import floors, harness, host, pages, report, verify
 from danube_fast.bench.floors import CASES, LANE_CASES
 from danube_fast.bench.pacer import Pacer
 from danube_fast.bench.payloads import Payloads, create_payloads
@@ -266,3 +268,19 @@ def test_bars_are_svg() -> None:
     widths = [float(x.get("width", "0")) for x in drawn if x.tag.endswith("rect")][1:]
     assert widths[0] == 2 * widths[1]
     assert ET.tostring(drawn).count(b"a &amp; b") == 1
+
+
+def test_processor_time_of_threads_that_have_ended_counts():
+    def burn() -> None:
+        end = time.thread_time() + 0.2
+        while time.thread_time() < end:
+            pass
+
+    before = host.cpu_seconds([os.getpid()])
+    thread = threading.Thread(target=burn)
+    thread.start()
+    thread.join()
+    assert host.cpu_seconds([os.getpid()]) - before >= 0.2
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    assert host.cpu_seconds([child.pid]) == 0
