@@ -35,6 +35,9 @@ from tests.crash.payloads import (
 
 __all__ = ["History", "Place", "Sight"]
 
+NOTICED_NS = 3_000_000_000
+"""So long after a kill at most a consumer goes on with what it has."""
+
 Place = tuple[str, int, int]
 """(topic, partition index, offset)"""
 Sight = tuple[int, int, int]
@@ -191,11 +194,28 @@ class History:
             sent |= set(zip(chosen["partition"].tolist(), chosen["offset"].tolist(), strict=True))
         return len(self.content[topic].keys() - sent)
 
-    def _is_stale(self, since_ns: int, at_ns: int) -> bool:
-        """Whether a receipt may be of before a kill that ended its subscription: what waits in a
-        consumer then reaches the application until that notices, maybe later than another consumer
-        got the same once more and acked it."""
-        return any(since_ns < kill_ns < at_ns for kill_ns in self.kills_ns)
+    def _cut_short(self, record: npt.NDArray[Any]) -> dict[tuple[int, int], int]:
+        """(partition, generation) -> the kill that ended this subscription of a consumer.
+
+        What waited in the consumer then reaches the application until that notices, maybe later than
+        another consumer got the same once more and acked it: a receipt behind the kill says nothing
+        of what the broker sent then. A subscription that goes on for long was not ended by it, nor
+        was one that no other follows.
+        """
+        received = record[record["kind"] == RECEIVED]
+        cut: dict[tuple[int, int], int] = {}
+        for partition in set(received["partition"].tolist()):
+            mine = received[received["partition"] == partition]
+            runs: dict[int, int] = {}
+            for generation, at_ns in zip(
+                mine["generation"].tolist(), mine["at_ns"].tolist(), strict=True
+            ):
+                runs[generation] = at_ns
+            for generation, end_ns in list(runs.items())[:-1]:
+                kills = [at for at in self.kills_ns if end_ns - NOTICED_NS < at < end_ns]
+                if kills:
+                    cut[partition, generation] = min(kills)
+        return cut
 
     def cursor(
         self,
@@ -209,10 +229,8 @@ class History:
         sent: set[tuple[int, int]] = set()
         last: dict[tuple[int, int], int] = defaultdict(int)
         for record in records:
+            cut = self._cut_short(record)
             names = ("kind", "partition", "offset", "at_ns", "generation")
-            since: dict[int, tuple[int, int]] = {}
-            """Partition -> generation, and when the one before was seen last."""
-            seen_ns: dict[int, int] = {}
             for kind, partition, offset, at_ns, generation in zip(
                 *(record[name].tolist() for name in names), strict=True
             ):
@@ -221,12 +239,8 @@ class History:
                     durable[place] = min(at_ns, durable.get(place, at_ns))
                 elif kind == ACK_SENT:
                     sent.add(place)
-                else:
-                    if since.get(partition, (-1, 0))[0] != generation:
-                        since[partition] = generation, seen_ns.get(partition, 0)
-                    seen_ns[partition] = at_ns
-                    if not self._is_stale(since[partition][1], at_ns):
-                        last[place] = max(at_ns, last[place])
+                elif at_ns <= cut.get((partition, generation), at_ns):
+                    last[place] = max(at_ns, last[place])
         back = [place for place, at_ns in durable.items() if last[place] > at_ns]
         if back:
             place = min(back)
