@@ -230,6 +230,13 @@ class Attachment:
             )
         self._subscribe()
 
+    def on_lost(self) -> None:
+        """What waits may be given to another consumer at any time, so it does not count any more."""
+        if self.tracks and self.inbox.type != READER and self.failure is None:
+            self._forget_id()
+            self.subscribed = False
+            self.inbox.restarted(self, sought=False)
+
     def on_away(self) -> None:
         """The worker is gone for long."""
         self.inbox.attachment_lost(self)

@@ -81,6 +81,9 @@ class User(Protocol):
     def on_session(self, resumed: bool) -> None:
         """The session is open (again); start over."""
 
+    def on_lost(self) -> None:
+        """The session is in doubt; `on_session` comes when that is settled."""
+
     def on_away(self) -> None:
         """The broker has been silent for long; it may have moved."""
 
@@ -205,6 +208,8 @@ class Connection:
         was_open, self.state = self.state is State.OPEN, State.GREETING
         if was_open:
             self._drop_calls()
+            for user in tuple(self.users):
+                user.on_lost()
         if self._port is None:
             self.pump.arm(self, self.pump.clock.monotonic_ns() + RINGS_RETRY_NS)
             return

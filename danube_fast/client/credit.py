@@ -39,6 +39,9 @@ class Credit:
         self._taken_bytes = self._taken_messages = 0
         self._granted = False
 
+    def on_lost(self) -> None:
+        """Nothing to do: the next session begins with a new flow."""
+
     def on_away(self) -> None:
         """Nothing to do: attachments look for their partitions."""
 

@@ -347,7 +347,8 @@ class Inbox:
             return "closed"
         if self._refusal is not None:
             return "failed"
-        connected = all(a.subscribed and a.connection.is_open for a in self.attachments)
+        with self._lock:
+            connected = all(a.subscribed and a.connection.is_open for a in self.attachments)
         return "connected" if connected else "reconnecting"
 
     # ------------------------------------------------------------ the end

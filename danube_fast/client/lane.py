@@ -371,6 +371,9 @@ class Lane:
         else:
             self._open()
 
+    def on_lost(self) -> None:
+        """Nothing to do: what was not acked is sent again in the next session."""
+
     def on_away(self) -> None:
         """The worker is gone for long."""
         self.outbox.lane_lost(self)

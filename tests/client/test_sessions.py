@@ -97,6 +97,31 @@ def test_consumer_survives_and_old_acks_are_no_ops(
     assert consumer.state == "connected"
 
 
+@pytest.mark.parametrize("dispatch", ["reliable", "non_reliable"])
+def test_what_waits_is_void_as_soon_as_the_connection_is_lost(
+    broker: Any, client: danube_fast.Client, dispatch: str
+) -> None:
+    producer = client.producer(TOPIC, dispatch=dispatch)
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    for name in (b"a", b"b"):
+        producer.send_many([name, name])
+        producer.flush(timeout=5)
+    taken = consumer.receive(timeout=5)
+    assert taken is not None and taken.offset == 0
+    broker.mute = True
+    broker.wait("the loss", lambda: consumer.state == "reconnecting")
+    left = []
+    while (message := consumer.receive(timeout=0)) is not None:
+        left.append(message.offset)
+    # another consumer may have a reliable message by now; what is not reliable comes once
+    assert left == ([] if dispatch == "reliable" else [1, 2, 3])
+    broker.mute = False
+    broker.wait("the next session", lambda: consumer.state == "connected")
+    if dispatch == "reliable":
+        again = [consumer.receive(timeout=5) for _ in range(4)]
+        assert [m.offset for m in again if m] == [0, 1, 2, 3]
+
+
 def test_reader_goes_on_behind_what_it_has(broker: Any, client: danube_fast.Client) -> None:
     producer = client.producer(TOPIC, batch_bytes_max=4096)
     payloads: list[bytes | None] = [b"%05d" % i * 20 for i in range(3000)]

@@ -1,15 +1,17 @@
 """A consumer in a process of its own: `python -m tests.crash.consumer_process PLAN`.
 
 PLAN is JSON: {"url", "parent", "topic", "subscription", "type", "name", "record", "acks", "holes", "seed",
-"transport"}. It
-writes down what it receives before it acks it, and what is durably acked once `flush_acks` has
-returned. With `holes` there are messages that it never acks. Until stdin ends.
+"transport", "stalls_at"}. It writes down what it receives before it acks it, and what is durably
+acked once `flush_acks` has returned. With `holes` there are messages that it never acks; with
+`stalls_at` it stops itself with so many batches received, the last of them in hand. Until stdin ends.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -38,10 +40,15 @@ class Taker:
         self._draw = random.Random(plan["seed"])
         self._unflushed: list[Any] = []
         self._flushed_at = time.monotonic()
+        self._until_stall: int = plan.get("stalls_at", 0)
 
     def turn(self) -> None:
         """Receive, write down, ack, sometimes make the acks durable."""
         batch = list(self._consumer.receive_batch(BATCH_MESSAGES, timeout=0.05))
+        if batch and self._until_stall:
+            self._until_stall -= 1
+            if not self._until_stall:
+                os.kill(os.getpid(), signal.SIGSTOP)
         for message in batch:
             self._note(RECEIVED, message)
         if not self._acks:

@@ -52,6 +52,9 @@ class History:
         """Seed and circumstances, named in every failure."""
         self.kills_ns: list[int] = []
         """When a process was killed that ends sessions."""
+        self.noticed_ns = NOTICED_NS
+        self.excused = 0
+        """Messages that came again although acked, sent by a process that was dead by then."""
         self.seen: dict[Place, int] = {}
         self.acked: dict[Place, int] = {}
         self.content: dict[str, dict[tuple[int, int], int]] = {}
@@ -197,10 +200,10 @@ class History:
     def _cut_short(self, record: npt.NDArray[Any]) -> dict[tuple[int, int], int]:
         """(partition, generation) -> the kill that ended this subscription of a consumer.
 
-        What waited in the consumer then reaches the application until that notices, maybe later than
-        another consumer got the same once more and acked it: a receipt behind the kill says nothing
-        of what the broker sent then. A subscription that goes on for long was not ended by it, nor
-        was one that no other follows.
+        Whatever comes under it was sent before the kill, so it is innocent if its ack became durable
+        after the kill: then the next process gave it to another consumer, before this one noticed.
+        A subscription that goes on for long was not ended by the kill, nor was one that no other
+        follows.
         """
         received = record[record["kind"] == RECEIVED]
         cut: dict[tuple[int, int], int] = {}
@@ -212,7 +215,7 @@ class History:
             ):
                 runs[generation] = at_ns
             for generation, end_ns in list(runs.items())[:-1]:
-                kills = [at for at in self.kills_ns if end_ns - NOTICED_NS < at < end_ns]
+                kills = [at for at in self.kills_ns if end_ns - self.noticed_ns < at < end_ns]
                 if kills:
                     cut[partition, generation] = min(kills)
         return cut
@@ -227,6 +230,12 @@ class History:
         that was attached last. Returns how many messages were durably acked."""
         durable: dict[tuple[int, int], int] = {}
         sent: set[tuple[int, int]] = set()
+        for record in records:
+            done = record[record["kind"] == DURABLE]
+            columns = (done[name].tolist() for name in ("partition", "offset", "at_ns"))
+            for partition, offset, at_ns in zip(*columns, strict=True):
+                place = partition, offset
+                durable[place] = min(at_ns, durable.get(place, at_ns))
         last: dict[tuple[int, int], int] = defaultdict(int)
         for record in records:
             cut = self._cut_short(record)
@@ -235,12 +244,14 @@ class History:
                 *(record[name].tolist() for name in names), strict=True
             ):
                 place = partition, offset
-                if kind == DURABLE:
-                    durable[place] = min(at_ns, durable.get(place, at_ns))
-                elif kind == ACK_SENT:
+                if kind == ACK_SENT:
                     sent.add(place)
-                elif at_ns <= cut.get((partition, generation), at_ns):
-                    last[place] = max(at_ns, last[place])
+                elif kind == RECEIVED:
+                    kill_ns = cut.get((partition, generation), at_ns)
+                    if kill_ns < durable.get(place, at_ns) < at_ns:
+                        self.excused += 1
+                    else:
+                        last[place] = max(at_ns, last[place])
         back = [place for place, at_ns in durable.items() if last[place] > at_ns]
         if back:
             place = min(back)
