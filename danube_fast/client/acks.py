@@ -75,6 +75,8 @@ class AckQueue:
             self._looks = _LOOKS
             if attachment.tracks:
                 self._soon(attachment)
+        else:
+            self._lapse(attachment, [offset, offset + 1])
 
     def _collect(self) -> bool:
         """Queue what the run has grown by; False if that is nothing."""
@@ -111,8 +113,6 @@ class AckQueue:
     def add(self, what: Any) -> None:
         """Anything that names messages."""
         for attachment, ranges in self.ranges_of(what):
-            if not attachment.tracks:
-                continue
             pending = attachment.pending
             if pending and pending[-1] == ranges[0]:
                 pending[-1] = ranges[1]
@@ -124,34 +124,43 @@ class AckQueue:
     def add_up_to(self, message: Message) -> None:
         """Everything of the message's partition up to and with it."""
         for attachment, ranges in self.ranges_of(message):
-            if not attachment.tracks:
-                continue
             attachment.pending[:] = [0, ranges[-1]]
             self._soon(attachment)
 
     def ranges_of(self, what: Any) -> Iterator[tuple[Attachment, list[int]]]:
-        """Attachment and flat ranges of everything that still counts. Raises InvalidArgument."""
+        """Attachment and flat ranges of everything that can be acked now. Raises InvalidArgument."""
+        for attachment, generation, ranges in self._named(what):
+            if generation != attachment.generation:
+                self._lapse(attachment, ranges)
+            elif attachment.tracks:
+                yield attachment, ranges
+
+    def _named(self, what: Any) -> Iterator[tuple[Attachment, int, list[int]]]:
+        """Attachment, its generation then, and flat ranges. Raises InvalidArgument."""
         if isinstance(what, Batch):
             for delivery, start, stop in what._pieces:
-                if delivery.generation == delivery.attachment.generation:
-                    yield delivery.attachment, delivery.ranges(start, stop)
+                yield delivery.attachment, delivery.generation, delivery.ranges(start, stop)
         elif isinstance(what, Received):
             source: Any = what._source
-            if source.generation == source.attachment.generation:
-                yield source.attachment, [what.offset, what.offset + 1]
+            yield source.attachment, source.generation, [what.offset, what.offset + 1]
         elif isinstance(what, Message):
-            yield from self.ranges_of(what.message_id)
+            yield from self._named(what.message_id)
         elif isinstance(what, MessageId):
             for attachment in self._attachments:
                 if attachment.topic == what.topic:
-                    yield attachment, [what.offset, what.offset + 1]
+                    yield attachment, attachment.generation, [what.offset, what.offset + 1]
         elif isinstance(what, Iterable) and not isinstance(what, str | bytes):
             for item in what:
-                yield from self.ranges_of(item)
+                yield from self._named(item)
         else:
             raise InvalidArgument(
                 f"{type(what).__name__} names no message; give a Message, a Batch or a list of messages"
             )
+
+    def _lapse(self, attachment: Attachment, ranges: list[int]) -> None:
+        """Messages of an older subscription are acked: while there is no new one, that is void."""
+        if attachment.tracks and not attachment.subscribed:
+            self._void[attachment] = merged(self._void.get(attachment, []) + ranges)
 
     def restarted(self, attachment: Attachment, *, sought: bool) -> None:
         """A new subscription after a lost session, or a seek: what is under way is void."""

@@ -160,6 +160,11 @@ class Connection:
         """Whether it goes through shared memory now."""
         return isinstance(self._port, RingPort)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the next message would go out at once, as far as is known."""
+        return self._port is None or self._port.has_room
+
     def distrust(self) -> None:
         """A message may have been read and not handled: begin anew, so that nothing of it is lost."""
         if self.state is State.OPEN:

@@ -213,6 +213,12 @@ class Lane:
             and self.outbox.window_open
         )
 
+    @property
+    def can_pour(self) -> bool:
+        """Whether one more frame of many can go on its way at once. What finds the rings full is copied
+        once more, to wait for room, so whoever has much to send waits instead."""
+        return self.can_pack and self.connection.has_room
+
     def pack(self, outgoing: Outgoing, start: int) -> int:
         """Pack and send one frame from `outgoing` at `start`; index of the first message left."""
         outbox = self.outbox

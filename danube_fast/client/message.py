@@ -295,7 +295,14 @@ class Batch:
 
     def payloads(self) -> list[bytes | None]:
         """Every payload."""
-        return self._column("payloads")
+        if len(self._pieces) == 1:
+            return self._column("payloads")
+        payloads: list[bytes | None] = [None] * len(self)
+        at = 0
+        for delivery, start, stop in self._pieces:
+            delivery.view.fill_payloads(payloads, at, start, stop)
+            at += stop - start
+        return payloads
 
     def keys(self) -> list[bytes | None]:
         """Every key; None where there is none."""

@@ -214,7 +214,7 @@ class Outbox:
 
     def _room(self, lane: Lane, deadline_ns: int) -> Steps[None]:
         """Wait until the window lets one more frame of `lane` through."""
-        ready = yield Wait(lambda: lane.can_pack or self._must_raise(lane), deadline_ns)
+        ready = yield Wait(lambda: lane.can_pour or self._must_raise(lane), deadline_ns)
         if not ready:
             with self._lock:
                 raise self._window_error(lane)
@@ -330,7 +330,7 @@ class Outbox:
                 if lane.failure is not None:
                     raise lane.failure
                 # what waits in the open batch was sent earlier and goes first
-                if lane.can_pack and lane.push() and lane.can_pack:
+                if lane.can_pour and lane.push() and lane.can_pour:
                     start = lane.pack(outgoing, start)
                     if only is None:
                         self._next_lane = (self._next_lane + 1) % len(self.lanes)

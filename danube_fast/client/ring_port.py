@@ -57,6 +57,11 @@ class RingPort:
         """Whether a message waits."""
         return self._duplex is not None and self.lost is None and self._duplex.readable
 
+    @property
+    def has_room(self) -> bool:
+        """Whether nothing waits for room."""
+        return not self._queue
+
     # ------------------------------------------------------------ in
 
     def receive_head(self) -> bytes | None:

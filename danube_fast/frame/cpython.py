@@ -16,6 +16,7 @@ import ctypes
 import os
 import platform
 import struct
+import sys
 import sysconfig
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = [
     "AT_LIST_ITEMS",
     "AT_TYPE",
     "BYTES_TYPE",
+    "COUNTED_NONE",
     "NONE",
     "OBJECTS_READABLE",
     "POINTER_BYTES",
@@ -42,6 +44,7 @@ NONE = id(None)
 """Address of `None`."""
 
 _DISABLE_VARIABLE = "DANUBE_PLAIN_FRAMES"
+_PROBES = 1000
 
 
 def _word(address: int) -> int:
@@ -77,5 +80,13 @@ def _objects_readable() -> bool:
     )
 
 
+def _is_none_counted() -> bool:
+    before = sys.getrefcount(None)
+    probe = [None] * _PROBES
+    return sys.getrefcount(None) - before >= len(probe)
+
+
 OBJECTS_READABLE = _objects_readable()
 """Whether kernels may walk lists of bytes in this process."""
+COUNTED_NONE = NONE if _is_none_counted() else 0
+"""Address of `None` if references to it are counted (before Python 3.12), else 0."""

@@ -7,6 +7,7 @@ where `cpython.OBJECTS_READABLE`.
 
 from __future__ import annotations
 
+from danube_fast.frame.cpython import AT_LIST_ITEMS, POINTER_BYTES
 from danube_fast.frame.kernel import external, kernel
 from danube_fast.frame.layout import (
     AT_BUFFER_COUNT,
@@ -19,12 +20,11 @@ from danube_fast.frame.layout import (
     ID_PAYLOAD_OFFSETS,
     OFFSET_BYTES,
 )
-from danube_fast.frame.memory import load_i32, load_u8, load_u16, load_u32
+from danube_fast.frame.memory import load_i32, load_i64, load_u8, load_u16, load_u32, store_u64
 
 __all__ = ["find_buffer", "unpack_items"]
 
 _new_bytes = external("PyBytes_FromStringAndSize", "int64(int64,int64)")
-_set_item = external("PyList_SetItem", "int32(int64,int64,int64)")
 
 
 @kernel("int64(int64,int64)")
@@ -43,13 +43,17 @@ def find_buffer(body: int, buffer_id: int) -> int:
     return 0
 
 
-@kernel("int64(int64,int64,int64,int64,int64)")
-def unpack_items(body: int, offsets_id: int, start: int, stop: int, target: int) -> int:
-    """Items start to stop of a column of byte strings into the list object at `target`.
+@kernel("int64(int64,int64,int64,int64,int64,int64,int64)")
+def unpack_items(
+    body: int, offsets_id: int, start: int, stop: int, target: int, at: int, counted_none: int
+) -> int:
+    """Items start to stop of a column of byte strings into the list object at `target`, from its item
+    `at` on.
 
-    The list holds stop - start times None; nulls stay None. The data has the id behind
-    `offsets_id`, the validity bitmap of payloads and keys the one before it. Returns 0; 1 if the column is absent;
-    -1 if memory ran out (MemoryError is set).
+    The list holds None there; nulls stay None. The data has the id behind `offsets_id`, the validity
+    bitmap of payloads and keys the one before it. What replaces a None takes its reference back from
+    `counted_none`, the address of None, unless that is 0. Returns 0; 1 if the column is absent; -1 if
+    memory ran out (MemoryError is set).
     """
     offsets = find_buffer(body, offsets_id)
     if offsets == 0:
@@ -59,6 +63,8 @@ def unpack_items(body: int, offsets_id: int, start: int, stop: int, target: int)
     data = body + find_buffer(body, offsets_id + 1)
     offsets += body
     first = load_i32(offsets + OFFSET_BYTES * start)
+    slot = load_i64(target + AT_LIST_ITEMS) + POINTER_BYTES * at
+    made = failed = 0
     for index in range(start, stop):
         last = load_i32(offsets + OFFSET_BYTES * (index + 1))
         there = 1
@@ -67,7 +73,12 @@ def unpack_items(body: int, offsets_id: int, start: int, stop: int, target: int)
         if there:
             item = _new_bytes(data + first, last - first)
             if item == 0:
-                return -1
-            _set_item(target, index - start, item)
+                failed = 1
+                break
+            store_u64(slot, item)
+            made += 1
+        slot += POINTER_BYTES
         first = last
-    return 0
+    if counted_none:
+        store_u64(counted_none, load_i64(counted_none) - made)
+    return -failed

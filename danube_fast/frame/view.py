@@ -13,6 +13,7 @@ while the view is in use: whoever reads memory that others write copies first.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from typing import Any, overload
 
 import numpy as np
@@ -21,7 +22,7 @@ import xxhash
 from danube_fast.errors import DataLoss
 from danube_fast.frame.check import check_body, check_frame, check_header_crc, describe_fault
 from danube_fast.frame.codec import decompress_body
-from danube_fast.frame.cpython import OBJECTS_READABLE
+from danube_fast.frame.cpython import COUNTED_NONE, OBJECTS_READABLE
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.layout import (
     AT_APPEND_TIME_NS,
@@ -76,7 +77,40 @@ _ALL_FLAGS = int(Flag.SPLIT | Flag.CONTROL | Flag.PAD)
 _PAYLOADS = int(BufferId.PAYLOAD_OFFSETS)
 _KEYS = int(BufferId.KEY_OFFSETS)
 
+_ANCHORS_MAX = 32
+_ANCHOR_EVERY_BYTES = 256 * 1024
+_ANCHOR_BYTES_MAX = 4096
+_OBJECT_BYTES = 33
+
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class _Anchors:
+    """Objects here and there among those that were unpacked lately.
+
+    Python's allocator takes memory from the system by the MiB, and gives it back as soon as nothing in
+    it lives. So who receives batch after batch has it unmapped, mapped and zeroed again each time,
+    one page fault for every 30 messages of 100 B (a fifth of the consumer's time). One small
+    object is enough to keep such a piece of memory; at most 32 of them are kept so.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[Any] = deque(maxlen=_ANCHORS_MAX)
+        self._since_bytes = 0
+
+    def pass_by(self, items: list[bytes | None], start: int, stop: int) -> None:
+        """Items start to stop of a list were made."""
+        last = items[stop - 1] if stop > start else None
+        if last is None:
+            return
+        size = len(last) + _OBJECT_BYTES
+        self._since_bytes += size * (stop - start)
+        if self._since_bytes >= _ANCHOR_EVERY_BYTES and size <= _ANCHOR_BYTES_MAX:
+            self._since_bytes = 0
+            self._kept.append(last)
+
+
+_anchors = _Anchors()
 
 
 class _Field:
@@ -230,28 +264,47 @@ class FrameView:
 
     def _items(self, offsets_id: int, start: int, stop: int) -> list[bytes | None] | None:
         """A column of byte strings; None if it is absent."""
+        if not self.body():  # a count that has not been checked makes no list
+            return None
+        items: list[bytes | None] = [None] * (stop - start)
+        return items if self._fill(offsets_id, start, stop, items, 0) else None
+
+    def _fill(
+        self, offsets_id: int, start: int, stop: int, items: list[bytes | None], at: int
+    ) -> bool:
+        """Part of such a column over the None of a list, from its item `at` on; False if it is absent."""
         body = self.body()
         if not body:
-            return None
+            return False
+        if len(items) < at + stop - start:
+            raise IndexError(f"{stop - start} items from {at} on, and the list is too short")
         if OBJECTS_READABLE:
-            items: list[bytes | None] = [None] * (stop - start)
-            absent = _unpack_items(body, offsets_id, start, stop, id(items))
-            return None if absent else items
+            absent = _unpack_items(body, offsets_id, start, stop, id(items), at, COUNTED_NONE)
+            if absent:
+                return False
+            _anchors.pass_by(items, at, at + stop - start)
+            return True
         offsets = self.array(offsets_id, "<i4", stop + 1)
         if offsets is None:
-            return None
+            return False
         memory = self.body_memory()
         data = memory[self.place(offsets_id + 1) :]
         validity = None
         if offsets_id in (_PAYLOADS, _KEYS) and (place := self.place(offsets_id - 1)):
             validity = memory[place:]
-        return plain_unpack(offsets, data, validity, start, stop)
+        items[at : at + stop - start] = plain_unpack(offsets, data, validity, start, stop)
+        return True
 
     def payloads(self, start: int = 0, stop: int | None = None) -> list[bytes | None]:
         """Payloads of messages start to stop (as a slice); None is a tombstone."""
         first, last = self._window(start, stop)
         items = self._items(_PAYLOADS, first, last)
         return [] if items is None else items
+
+    def fill_payloads(self, items: list[bytes | None], at: int, start: int, stop: int) -> None:
+        """Payloads of messages start to stop into a list that is None from item `at` on."""
+        first, last = self._window(start, stop)
+        self._fill(_PAYLOADS, first, last, items, at)
 
     def keys(self, start: int = 0, stop: int | None = None) -> list[bytes | None] | None:
         """Keys of messages start to stop; None if the frame has no keys."""

@@ -164,6 +164,9 @@ _events = direct(_get_events)
 class Port:
     """A socket and its scratch memory. One thread at a time."""
 
+    has_room = True
+    """ZeroMQ queues what it is given; windows and credit bound that."""
+
     __slots__ = ("_handle", "_memory", "_message", "_view", "more", "socket")
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
