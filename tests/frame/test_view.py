@@ -50,7 +50,10 @@ def test_payloads_of_several_frames_in_one_list(
 ) -> None:
     if plain:
         monkeypatch.setattr(view_module, "OBJECTS_READABLE", False)
-    first, second = FrameView(encode_frame([b"a", None, b"c"])), FrameView(encode_frame([b"d", b""]))
+    first, second = (
+        FrameView(encode_frame([b"a", None, b"c"])),
+        FrameView(encode_frame([b"d", b""])),
+    )
     items: list[bytes | None] = [None] * 6
     first.fill_payloads(items, 0, 0, 3)
     second.fill_payloads(items, 3, 0, 2)
@@ -92,7 +95,9 @@ def test_the_memory_of_batches_is_used_again() -> None:
     big = FrameView(encode_frame([bytes(100_000)] * 2))
     for _ in range(turns):
         big.payloads()
-    assert all(len(each) == 100 for each in list(view_module._anchors._kept)), "large ones are not kept"
+    assert all(len(each) == 100 for each in list(view_module._anchors._kept)), (
+        "large ones are not kept"
+    )
 
 
 def test_any_address_and_any_buffer_type() -> None:
