@@ -360,6 +360,7 @@ class Connection:
         `lazily`: rings that gave something are not armed yet; the pump calls again for that.
         """
         port = self._port
+        had_room = self.has_room
         count = 0
         while port is not None and port is self._port:
             if lazily and count and self.has_rings and not port.readable():
@@ -375,7 +376,7 @@ class Connection:
         if isinstance(port, RingPort) and port is self._port and port.lost is not None:
             self._on_rings_lost(port)
             count += 1
-        return count
+        return count + (self.has_room and not had_room)  # somebody may wait for that
 
     def _handle(self, head: memoryview | bytes, port: Port | RingPort) -> None:
         command = decode_server_command(head)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +97,79 @@ def test_a_flood_of_more_than_the_rings_hold(server: Server) -> None:
         producer.flush()
         assert [int(m.payload) for m in take(consumer, count, 60)] == list(range(count))
         assert ways(client) == {True}
+
+
+@pytest.mark.parametrize("uses_asyncio", [False, True])
+def test_who_pours_into_full_rings_waits_and_copies_nothing(
+    server: Server, uses_asyncio: bool
+) -> None:
+    topic = f"/default/full-{uses_asyncio}"
+    lists = [[b"%d %d" % (turn, i) + bytes(100) for i in range(500)] for turn in range(60)]
+    workers = [server.pid_of(1 + number) for number in range(server.workers)]
+    queued: list[int] = []
+
+    def look(client: Any) -> None:
+        """The workers stand still: the rings are full soon, and little waits behind them."""
+        ports = [connection._port for connection in client._core.routes.workers.values()]
+        wait_until("full rings", lambda: any(port._queue for port in ports), 20)
+        assert not wait_quietly(lambda: sum(len(port._queue) for port in ports) > 2)
+        queued.append(max(len(port._queue) for port in ports))
+
+    def wait_quietly(condition: Any) -> bool:
+        deadline = time.monotonic() + 0.3
+        while time.monotonic() < deadline:
+            if condition():
+                return True
+            time.sleep(0.01)
+        return False
+
+    def stopped_while(body: Any, client: Any) -> None:
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        thread = threading.Thread(target=body)
+        try:
+            thread.start()
+            look(client)
+            assert thread.is_alive(), "3 MB went into rings of 64 KiB"
+        finally:
+            for pid in workers:
+                os.kill(pid, signal.SIGCONT)
+            thread.join(60)
+        assert not thread.is_alive()
+
+    def pour(producer: Any) -> None:
+        for payloads in lists:
+            producer.send_many(payloads)
+        producer.flush()
+
+    async def pour_async() -> None:
+        async with await danube_fast.connect_async(server.url, transport="shm") as client:
+            producer = await client.producer(topic)
+            loop = asyncio.get_running_loop()
+            done = asyncio.Event()
+
+            async def body() -> None:
+                for payloads in lists:
+                    await producer.send_many(payloads)
+                await producer.flush()
+                done.set()
+
+            def run() -> None:
+                asyncio.run_coroutine_threadsafe(body(), loop).result(60)
+
+            await loop.run_in_executor(None, stopped_while, run, client)
+            assert done.is_set()
+
+    with server.client(transport="shm") as client:
+        if uses_asyncio:
+            asyncio.run(pour_async())
+        else:
+            producer = client.producer(topic)
+            stopped_while(lambda: pour(producer), client)
+        consumer = client.consumer(topic, subscription="s", initial_position="earliest")
+        sent = [payload for payloads in lists for payload in payloads]
+        assert [m.payload for m in take(consumer, len(sent))] == sent
+    assert queued and queued[0] >= 1
 
 
 def test_a_producer_that_changes_its_way_keeps_order_and_exactness(server: Server) -> None:
