@@ -112,7 +112,7 @@ class AckQueue:
 
     def add(self, what: Any) -> None:
         """Anything that names messages."""
-        for attachment, ranges in self.ranges_of(what):
+        for attachment, ranges in self._ackable(what):
             pending = attachment.pending
             if pending and pending[-1] == ranges[0]:
                 pending[-1] = ranges[1]
@@ -123,11 +123,11 @@ class AckQueue:
 
     def add_up_to(self, message: Message) -> None:
         """Everything of the message's partition up to and with it."""
-        for attachment, ranges in self.ranges_of(message):
+        for attachment, ranges in self._ackable(message):
             attachment.pending[:] = [0, ranges[-1]]
             self._soon(attachment)
 
-    def ranges_of(self, what: Any) -> Iterator[tuple[Attachment, list[int]]]:
+    def _ackable(self, what: Any) -> Iterator[tuple[Attachment, list[int]]]:
         """Attachment and flat ranges of everything that can be acked now. Raises InvalidArgument."""
         for attachment, generation, ranges in self._named(what):
             if generation != attachment.generation:
@@ -272,8 +272,8 @@ class AckQueue:
 
     def give_back(self, what: Any, delay_ms: int, reason: str) -> None:
         """Nack messages at once."""
-        for attachment, ranges in self.ranges_of(what):
-            if attachment.connection.is_open:
+        for attachment, generation, ranges in self._named(what):
+            if generation == attachment.generation and attachment.connection.is_open:
                 entry = [(attachment.consumer_id, ranges)]
                 attachment.connection.send(Nack(entry, delay_ms, reason))
 

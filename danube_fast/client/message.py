@@ -295,8 +295,6 @@ class Batch:
 
     def payloads(self) -> list[bytes | None]:
         """Every payload."""
-        if len(self._pieces) == 1:
-            return self._column("payloads")
         payloads: list[bytes | None] = [None] * len(self)
         at = 0
         for delivery, start, stop in self._pieces:

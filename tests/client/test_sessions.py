@@ -411,6 +411,18 @@ def test_flush_of_acks_never_claims_what_it_could_not_send(
     assert again == [0, 1, 2]
 
 
+def test_a_nack_during_a_loss_is_no_lost_ack(broker: Any, client: danube_fast.Client) -> None:
+    client.producer(TOPIC).send_many([b"%d" % i for i in range(3)])
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    batch = consumer.receive_batch(timeout=5)
+    broker.mute = True
+    broker.wait("silence", lambda: consumer.state == "reconnecting")
+    consumer.nack(batch)
+    broker.mute = False
+    broker.wait("the next session", lambda: consumer.state == "connected")
+    consumer.flush_acks(timeout=5)  # nothing was acked, so nothing is told
+
+
 @pytest.mark.parametrize("arrived", [True, False])
 def test_flush_acks_tells_when_acks_were_lost(
     broker: Any, client: danube_fast.Client, arrived: bool
