@@ -32,6 +32,14 @@ _log = logging.getLogger(__name__)
 
 HOLD_BYTES_MAX = 256 * 1024
 """An open group of this size no longer waits for the sync before it."""
+SIBLINGS_MIN = 4
+"""So many publications in the last group: more clients wait for their acks, and will be back."""
+SIBLINGS_MAX = 32
+"""A group of so many publications waits for no more."""
+SIBLINGS_WAIT_NS = 1_000_000
+"""How long an open group waits for as many publications as the last one had."""
+SIBLINGS_BYTES_MAX = 16 * 1024
+"""A group of this size waits for no more: its PAD frame is small beside it."""
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 """A log of `os` topics is synced at least this often, so that little is at stake at a failed sync."""
 IN_FLIGHT_BYTES_MAX = 128 * 1024 * 1024
@@ -80,6 +88,11 @@ class Journal:
         """Why the log takes no frames just now; empty when it does."""
         self.last_write_ns = 0
         self.group_count = 0
+        self._siblings = 0
+        self.gathers = False
+        """Many clients publish one by one: no group is written for the first of them alone."""
+        self.gathering_since_ns = 0
+        """Not 0: the open group waits for more publications, `SIBLINGS_WAIT_NS` at most."""
         self.marked = True
         self.snapshot: tuple[int, bytes] | None = None
         self.refresh()
@@ -213,12 +226,27 @@ class Journal:
             group is None or (not group.on_written and group.byte_count < HOLD_BYTES_MAX)
         ):
             return
+        if self.gathers and group is not None and self._waits_for_siblings(group, now_ns):
+            return
         self.write(now_ns)
+
+    def _waits_for_siblings(self, group: Group, now_ns: int) -> bool:
+        """Whether `group` is left open, as more publications than it has are likely to come soon."""
+        if (
+            group.on_written
+            or group.byte_count >= SIBLINGS_BYTES_MAX
+            or len(group.on_synced) >= min(self._siblings, SIBLINGS_MAX)
+        ):
+            return False
+        self.gathering_since_ns = self.gathering_since_ns or now_ns
+        return now_ns - self.gathering_since_ns < SIBLINGS_WAIT_NS
 
     def write(self, now_ns: int = 0) -> None:
         """Write the open group and the records, and queue the sync."""
         group, self._group = self._group, None
         if group is not None:
+            self._siblings, self.gathering_since_ns = len(group.on_synced), 0
+            self.gathers = self._siblings >= SIBLINGS_MIN
             # the frames have their places in this segment; records that came since may not fit
             fits = group.byte_count + self._control_bytes() <= self.log.room_bytes
             self._write(group, self._take_records(group) if fits else [], now_ns)

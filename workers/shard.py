@@ -58,10 +58,8 @@ __all__ = ["ShardWorker", "main"]
 _log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN_MAX = 256
-IDLE_POLL_MS = 250
-REST_POLL_MS = 1000
 BUSY_POLL_MS = 2
-TIMER_POLL_MS = 10
+GATHERING_POLL_MS = 1
 READ_AHEAD_BYTES = 1024 * 1024
 READ_BYTES_PER_TURN = 4 * 1024 * 1024
 """What one turn reads of the logs for consumers behind the tail, about."""
@@ -183,16 +181,18 @@ class ShardWorker:
         self.stop()
 
     def _sleep(self) -> bool:
-        """Sleep, if there is nothing to do; whether a client ended the sleep."""
+        """Sleep, if there is nothing to do; whether who ended the sleep is to be served first."""
         if self.dirty or self.intake.answered:
             return False
-        if self.delivery.waiting or self.intake.held:
+        gathering = [journal.gathering_since_ns for journal in self.journals if journal.gathers]
+        if any(gathering):
+            timeout_ms = GATHERING_POLL_MS
+        elif self.delivery.waiting or self.intake.held:
             timeout_ms = BUSY_POLL_MS
-        elif self.upkeep.soon:
-            timeout_ms = TIMER_POLL_MS
         else:
-            timeout_ms = REST_POLL_MS if self.upkeep.rests else IDLE_POLL_MS
-        return self._sleeper.sleep(timeout_ms)
+            timeout_ms = self.upkeep.idle_poll_ms
+        # many publish one by one: what the first of them alone would get costs all of them
+        return self._sleeper.sleep(timeout_ms) and not gathering
 
     def _serve_first(self) -> None:
         """One message, handed on at once: who wakes an idle worker waits for nothing else."""

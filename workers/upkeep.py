@@ -27,6 +27,9 @@ __all__ = ["Upkeep"]
 _log = logging.getLogger(__name__)
 
 MS = 1_000_000
+IDLE_POLL_MS = 250
+REST_POLL_MS = 1000
+TIMER_POLL_MS = 10
 CURSOR_INTERVAL_NS = 10 * MS
 CURSOR_EACH_NS = 100_000
 CURSOR_INTERVAL_NS_MAX = 60 * MS
@@ -48,7 +51,7 @@ class Upkeep:
         self._next_tick_ns = 0
         self._next_slow_ns = 0
         self._segments = 0
-        self.rests = False
+        self._rests = False
         """No session holds anything that must be given back soon if its client dies."""
         self._next_trim_ns = 0
         self._next_expiry_ns = 0
@@ -65,14 +68,16 @@ class Upkeep:
         return self._wall_at_zero_ns + self._worker.now_ns
 
     @property
-    def soon(self) -> bool:
-        """Something is due within milliseconds: do not sleep long."""
+    def idle_poll_ms(self) -> int:
+        """How long the worker may sleep when nobody needs it."""
         worker = self._worker
-        return bool(
+        if (
             worker.moved_cursors
             or worker.delayed
             or any(not journal.marked or journal.snapshot for journal in worker.journals)
-        )
+        ):
+            return TIMER_POLL_MS
+        return REST_POLL_MS if self._rests else IDLE_POLL_MS
 
     # ------------------------------------------------------------ timers
 
@@ -114,7 +119,7 @@ class Upkeep:
             worker.close_session(session)
         if worker.operations.assignments_missing:
             worker.operations.ask_assignments()
-        self.rests = not worker.operations.assignments_missing and not any(
+        self._rests = not worker.operations.assignments_missing and not any(
             session.holds for session in worker.sessions
         )
         touched, worker.intake.touched = worker.intake.touched, {}

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 from danube_fast.config import KIB
+from danube_fast.frame.bundle import make_bundle
+from danube_fast.workers import journal as journals
 from danube_fast.workers import upkeep
-from tests.workers.shard_rig import Rig
+from danube_fast.workers.journal import Journal
+from tests.workers.shard_rig import RawClient, Rig
 
 FRAMES = 300
 MESSAGES = 40
+SIBLINGS = 5
 
 
 @pytest.fixture
@@ -75,3 +79,60 @@ def test_durable_acks_with_ever_so_many_holes(tmp_path: Path) -> None:
     client.ack(0, 30_000)
     assert rig.worker.catalog.by_id[1].subscriptions["s"].cursor == 30_000
     rig.stop()
+
+
+def gather(rig: Rig) -> Journal:
+    """Have the journal believe that many clients publish one by one."""
+    journal = rig.worker.journals[0]
+    journal._siblings, journal.gathers = SIBLINGS, True
+    return journal
+
+
+def post(client: RawClient, opened: dict[str, int], sequence: int, partition_id: int = 1) -> int:
+    frame = client.frame(opened, sequence, [b"%d" % sequence])
+    return client.post(11, parts=(bytes(make_bundle([(partition_id, frame)])),))
+
+
+def test_publications_of_many_go_into_one_group(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small group waits for as many publications as the last one had, and is then one write."""
+    monkeypatch.setattr(journals, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    journal = gather(rig)
+    before = journal.group_count
+    requests = [post(client, opened, number) for number in range(SIBLINGS - 1)]
+    rig.turn(lambda: rig.worker.intake.frames_in == SIBLINGS - 1, "what was sent")
+    rig.worker.do_work()
+    assert (journal.group_count, journal.syncing) == (before, False)
+    assert journal.gathering_since_ns, "the loop does not sleep past the group's time"
+    requests.append(post(client, opened, SIBLINGS - 1))
+    answers = [client.answer(request)[1] for request in requests]
+    assert answers == [[0, number] for number in range(SIBLINGS)]
+    assert journal.group_count == before + 1
+    assert not journal.gathering_since_ns
+
+
+def test_who_publishes_alone_waits_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the others do not come, one group waits for its time, and the next not at all."""
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    journal = gather(rig)
+    asked_ns = rig.boot.clock.monotonic_ns()
+    assert client.answer(post(client, opened, 0))[1] == [0, 0]
+    assert rig.boot.clock.monotonic_ns() - asked_ns >= journals.SIBLINGS_WAIT_NS
+    assert not journal.gathers
+    monkeypatch.setattr(journals, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
+    assert client.answer(post(client, opened, 1))[1] == [0, 1]
+
+
+def test_acks_that_wait_for_no_sync_wait_for_nobody(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
+    rig.assign(1, durability="os")
+    client = rig.client()
+    opened = client.open_producer(1)
+    gather(rig)
+    assert client.answer(post(client, opened, 0))[1] == [0, 0]

@@ -441,7 +441,7 @@ def test_a_worker_that_owes_nothing_rests(rigs):
     client = rig.client()
     opened = client.open_producer(1)
     upkeep, quota = rig.worker.upkeep, rig.worker.quota
-    rig.turn(lambda: upkeep.rests and quota._said_ns, "rest")
+    rig.turn(lambda: upkeep._rests and quota._said_ns, "rest")
 
     def said() -> int:
         return [name for name, _ in rig.mailbox.notices].count("log_usage")
@@ -459,4 +459,4 @@ def test_a_worker_that_owes_nothing_rests(rigs):
     quota.report(used, logs, quota._said_ns + 1)
     assert said() >= before + 2
     client.subscribe(1)
-    rig.turn(lambda: not upkeep.rests, "the end of the rest")
+    rig.turn(lambda: not upkeep._rests, "the end of the rest")
