@@ -103,7 +103,7 @@ class Client:
         """Open a producer; a missing topic is created (reliable, fsync) unless the broker forbids.
 
         `dispatch`, `durability` and `partitions` must be those of an existing topic
-        (FailedPrecondition). Options: `linger_us` (200), `batch_bytes_max`, `window_bytes_max`
+        (FailedPrecondition). Options: `linger_us` (200), `batch_bytes_max` (1 MiB), `window_bytes_max`
         (bytes unacked at most), `timeout` (seconds until an unacked message is an error, 30),
         `compression` (None, "lz4", "zstd"). A name makes republishing exact across restarts of this
         program; the same name in a second live producer fences the first.

@@ -74,8 +74,8 @@ BACKOFF_MIN_NS = 20 * MILLISECOND_NS
 BACKOFF_MAX_NS = 1 * SECOND_NS
 
 # publishing
-BATCH_BYTES_DEFAULT = 256 * 1024
-BATCH_BYTES_MAX = 256 * 1024
+BATCH_BYTES_DEFAULT = 1024 * 1024
+BATCH_BYTES_MAX = 1024 * 1024
 """Frames of several messages are never larger (frame/layout.py); one message alone may be."""
 BATCH_MESSAGES_MAX = 65_536
 """Bounds the Python objects that wait in an open batch of tiny messages."""

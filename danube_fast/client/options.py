@@ -33,12 +33,14 @@ class ProducerOptions:
         self,
         *,
         linger_us: int = LINGER_US_DEFAULT,
-        batch_bytes_max: int = BATCH_BYTES_DEFAULT,
+        batch_bytes_max: int | None = None,
         window_bytes_max: int = WINDOW_BYTES_DEFAULT,
         timeout: float = SEND_TIMEOUT_SECONDS,
         compression: str | None = None,
         schema: object = None,
     ) -> None:
+        if batch_bytes_max is None:  # a small window makes smaller batches
+            batch_bytes_max = max(_BATCH_BYTES_MIN, min(BATCH_BYTES_DEFAULT, window_bytes_max))
         if not _BATCH_BYTES_MIN <= batch_bytes_max <= BATCH_BYTES_MAX:
             raise InvalidArgument(
                 f"batch_bytes_max is {batch_bytes_max}; choose {_BATCH_BYTES_MIN} to "

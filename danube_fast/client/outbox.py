@@ -21,7 +21,6 @@ from danube_fast.client.limits import (
     CLIENT_WINDOW_BYTES,
     CLOSE_TIMEOUT_SECONDS,
     FRAME_OVERHEAD_BYTES,
-    MESSAGE_BYTES_MAX_DEFAULT,
     MESSAGE_OVERHEAD_BYTES,
 )
 from danube_fast.client.message import MessageId
@@ -82,7 +81,6 @@ class Outbox:
         self._batch_bytes = options.batch_bytes - FRAME_OVERHEAD_BYTES
         self._window_bytes = options.window_bytes
         self._linger_ns = options.linger_ns
-        self._message_bytes_max = MESSAGE_BYTES_MAX_DEFAULT
         self._last_id: MessageId | None = None
         self._errors: list[tuple[str, str, int, DanubeError]] = []
         self._refusal: DanubeError | None = None
@@ -111,11 +109,8 @@ class Outbox:
                         f"{lane.topic}: its worker at {lane.connection.endpoint} did not answer in time; "
                         "look at `danube-fast status`"
                     )
-            self._message_bytes_max = min(
-                lane.connection.limit("message_bytes_max", MESSAGE_BYTES_MAX_DEFAULT)
-                for lane in lanes
-            )
-            self.packer.message_frame_bytes_max = self._message_bytes_max
+            self.packer.keep_to([lane.connection.limits for lane in lanes])
+            self._batch_bytes = self.packer.batch_bytes - FRAME_OVERHEAD_BYTES
 
     # ------------------------------------------------------------ sending
 
@@ -248,9 +243,10 @@ class Outbox:
     ) -> Fields:
         """The fields of one message in the form in which they are packed. InvalidArgument."""
         data = as_payload(payload)
-        if data is not None and len(data) > self._message_bytes_max:
+        limit = self.packer.message_bytes_max
+        if data is not None and len(data) > limit:
             raise InvalidArgument(
-                f"the payload has {len(data)} bytes and the broker accepts {self._message_bytes_max} "
+                f"the payload has {len(data)} bytes and the broker accepts {limit} "
                 "(message_bytes_max); split it, or raise the broker's limit"
             )
         if deliver_after is not None:

@@ -11,7 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from danube_fast.client.buffers import FRAME_AT, Buffer, BufferPool
-from danube_fast.client.limits import FRAME_OVERHEAD_BYTES, MESSAGE_OVERHEAD_BYTES
+from danube_fast.client.limits import (
+    BATCH_BYTES_MAX,
+    FRAME_OVERHEAD_BYTES,
+    MESSAGE_BYTES_MAX_DEFAULT,
+    MESSAGE_OVERHEAD_BYTES,
+)
 from danube_fast.client.message import MessageId
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.frame.codec import compress_frame
@@ -239,9 +244,18 @@ class Packer:
 
     def __init__(self, pool: BufferPool, codec: Codec) -> None:
         self.pool = pool
-        self.message_frame_bytes_max = 0
-        self._batch_bytes = pool.capacity_bytes
+        self.message_bytes_max = MESSAGE_BYTES_MAX_DEFAULT
+        self.batch_bytes = pool.capacity_bytes
+        """Frames of several messages are never larger."""
         self._codec = codec
+
+    def keep_to(self, limits: Sequence[Mapping[str, int]]) -> None:
+        """Pack nothing that one of the brokers with these limits (of WELCOME) would refuse."""
+        for some in limits:
+            self.batch_bytes = min(self.batch_bytes, some.get("frame_bytes_max", BATCH_BYTES_MAX))
+        self.message_bytes_max = min(
+            some.get("message_bytes_max", MESSAGE_BYTES_MAX_DEFAULT) for some in limits
+        )
 
     def pack(self, outgoing: Outgoing, start: int) -> tuple[Buffer, int, int]:
         """One frame from index `start`: (buffer, frame_bytes, message_count), not sealed yet.
@@ -252,10 +266,10 @@ class Packer:
         buffer = self.pool.take()
         try:
             if plain:
-                size, count = pack_into(buffer.address, self._batch_bytes, outgoing.payloads, start)
+                size, count = pack_into(buffer.address, self.batch_bytes, outgoing.payloads, start)
             else:
                 columns = outgoing.prepared()
-                size, count = pack_columns_into(buffer.address, self._batch_bytes, columns, start)
+                size, count = pack_columns_into(buffer.address, self.batch_bytes, columns, start)
         except InvalidArgument:
             self.pool.give_back(buffer)
             raise
@@ -269,8 +283,8 @@ class Packer:
 
     def _pack_large(self, outgoing: Outgoing, start: int, size: int) -> tuple[Buffer, int]:
         """A message that is larger than a batch goes alone."""
-        limit = self.message_frame_bytes_max
-        if limit and size > limit + FRAME_OVERHEAD_BYTES:
+        limit = self.message_bytes_max
+        if size > limit + FRAME_OVERHEAD_BYTES:
             raise InvalidArgument(
                 f"a message needs {size} bytes and the broker accepts {limit} (message_bytes_max); "
                 "split it, or raise the broker's limit"

@@ -60,7 +60,7 @@ FRAME_MAGIC = 0x4652_4644  # b"DFRF" in the file
 FRAME_VERSION = 1
 HEADER_BYTES = 128
 FRAME_ALIGNMENT = 8
-FRAME_BYTES_CAP = 256 * 1024
+FRAME_BYTES_CAP = 1024 * 1024
 """Largest frame that carries more than one message, bytes. One message alone may be larger."""
 
 BUNDLE_MAGIC = 0x4E42_4644  # b"DFBN"

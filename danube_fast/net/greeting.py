@@ -41,7 +41,7 @@ class Greeter:
             "heartbeat_ms": settings.heartbeat_ms,
             "heartbeat_idle_ms": settings.heartbeat_idle_ms,
             "session_timeout_ms": settings.session_timeout_ms,
-            "frame_bytes_max": FRAME_BYTES_CAP,
+            "frame_bytes_max": min(FRAME_BYTES_CAP, size),
             "message_bytes_max": size,
             "bundle_bytes_max": size,
         }

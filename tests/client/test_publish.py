@@ -14,6 +14,7 @@ import danube_fast
 from danube_fast.frame.hash import key_hash
 from danube_fast.frame.view import FrameView
 from danube_fast.net.protocol import Status
+from tests.client.fake_broker import LIMITS
 
 TOPIC = "/default/t"
 
@@ -108,6 +109,27 @@ def test_permanent_refusal_names_messages_and_spares_the_others(
     producer.flush(timeout=5)
     assert stored(broker) == [b"ok", *[bytes([i]) * 1000 for i in range(20)]]
     assert outcomes[0][0] is None and isinstance(outcomes[0][1], danube_fast.InvalidArgument)
+
+
+def test_frames_keep_to_what_the_broker_takes(broker: Any, client: danube_fast.Client) -> None:
+    """Batches of this client may be larger than `frame_bytes_max` of that broker."""
+    producer = client.producer(TOPIC)
+    payloads = [b"%d" % number + bytes(1000) for number in range(1500)]
+    producer.send_many(payloads)
+    for payload in payloads:
+        producer.send(payload)
+    producer.flush(timeout=5)
+    assert stored(broker) == payloads * 2
+    sizes = [len(frame) for _, _, frame in broker.topics[TOPIC].partitions[0].frames]
+    assert LIMITS["frame_bytes_max"] // 2 < max(sizes) <= LIMITS["frame_bytes_max"]
+
+
+def test_a_small_window_makes_small_batches(broker: Any, client: danube_fast.Client) -> None:
+    producer = client.producer(TOPIC, window_bytes_max=8192)
+    producer.send_many([bytes(1000)] * 50)
+    producer.flush(timeout=5)
+    sizes = [len(frame) for _, _, frame in broker.topics[TOPIC].partitions[0].frames]
+    assert max(sizes) <= 8192
 
 
 def test_second_producer_of_a_name_fences_the_first(

@@ -8,6 +8,7 @@ import pytest
 
 from danube_fast.errors import DataLoss
 from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.layout import FRAME_BYTES_CAP
 from tests.workers.broker import wait_until
 
 
@@ -299,10 +300,10 @@ def test_what_cannot_be_right_is_refused_with_a_reason(rigs):
     overlapping = client.frame(opened, 1, [b"b", b"c"])
     reply = client.ask(11, parts=(bytes(make_bundle([(1, overlapping)])),))
     assert reply[1] == [3, 0] and "same frames" in reply[2][3]
-    large = client.frame(opened, 2, [bytes(200_000)] * 2)
+    large = client.frame(opened, 2, [bytes(FRAME_BYTES_CAP // 2)] * 2)
     reply = client.ask(11, parts=(bytes(make_bundle([(1, large)])),))
     assert reply[1] == [3, 0] and "fewer messages" in reply[2][3]
-    assert client.publish((1, client.frame(opened, 2, [bytes(400_000)]))) == [0, 2]
+    assert client.publish((1, client.frame(opened, 2, [bytes(FRAME_BYTES_CAP)]))) == [0, 2]
     huge = client.frame(opened, 3, [bytes(5 << 19)])
     reply = client.ask(11, parts=(bytes(make_bundle([(1, huge)])),))
     assert reply[1] == [3, 0] and "over the limit" in reply[2][3]
