@@ -48,7 +48,7 @@ class Group:
     __slots__ = (
         "buffers", "byte_count", "callbacks", "duplicates", "end_position", "entries", "first_row",
         "needs_sync", "on_synced", "on_written", "records", "rows", "synced_entries",
-        "written_entries",
+        "waits_since_ns", "written_entries",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -70,6 +70,8 @@ class Group:
         """The control records at its end."""
         self.callbacks: list[Done] = []
         self.needs_sync = False
+        self.waits_since_ns = 0
+        """Since when it is left open for more publications, monotonic; 0: it is not."""
         self.rows: Any = None
         """Result rows from `first_row` on, with those of `entries`, kept until it is durable."""
         self.first_row = 0

@@ -4,7 +4,8 @@
              positions     `os` topics: visible                      `fsync` topics: visible
              are given
 
-While a sync runs, a small open group waits and grows: it goes out with the next sync. A group that
+While a sync runs, a small open group waits and grows: it goes out with the next sync. Where many
+clients publish one by one it waits for more of them, too, 1 ms at most (decision 17). A group that
 holds anything for an `os` topic never waits. Control records ride at the end of a group.
 Used by the worker's loop only.
 """
@@ -91,8 +92,6 @@ class Journal:
         self._siblings = 0
         self.gathers = False
         """Many clients publish one by one: no group is written for the first of them alone."""
-        self.gathering_since_ns = 0
-        """Not 0: the open group waits for more publications, `SIBLINGS_WAIT_NS` at most."""
         self.marked = True
         self.snapshot: tuple[int, bytes] | None = None
         self.refresh()
@@ -230,6 +229,11 @@ class Journal:
             return
         self.write(now_ns)
 
+    @property
+    def waits(self) -> bool:
+        """The open group waits for more publications, `SIBLINGS_WAIT_NS` at most."""
+        return self._group is not None and self._group.waits_since_ns > 0
+
     def _waits_for_siblings(self, group: Group, now_ns: int) -> bool:
         """Whether `group` is left open, as more publications than it has are likely to come soon."""
         if (
@@ -238,14 +242,14 @@ class Journal:
             or len(group.on_synced) >= min(self._siblings, SIBLINGS_MAX)
         ):
             return False
-        self.gathering_since_ns = self.gathering_since_ns or now_ns
-        return now_ns - self.gathering_since_ns < SIBLINGS_WAIT_NS
+        group.waits_since_ns = group.waits_since_ns or now_ns
+        return now_ns - group.waits_since_ns < SIBLINGS_WAIT_NS
 
     def write(self, now_ns: int = 0) -> None:
         """Write the open group and the records, and queue the sync."""
         group, self._group = self._group, None
         if group is not None:
-            self._siblings, self.gathering_since_ns = len(group.on_synced), 0
+            self._siblings = len(group.on_synced)
             self.gathers = self._siblings >= SIBLINGS_MIN
             # the frames have their places in this segment; records that came since may not fit
             fits = group.byte_count + self._control_bytes() <= self.log.room_bytes

@@ -184,7 +184,7 @@ class ShardWorker:
         """Sleep, if there is nothing to do; whether who ended the sleep is to be served first."""
         if self.dirty or self.intake.answered:
             return False
-        gathering = [journal.gathering_since_ns for journal in self.journals if journal.gathers]
+        gathering = [journal.waits for journal in self.journals if journal.gathers]
         if any(gathering):
             timeout_ms = GATHERING_POLL_MS
         elif self.delivery.waiting or self.intake.held:

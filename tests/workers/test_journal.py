@@ -105,12 +105,12 @@ def test_publications_of_many_go_into_one_group(rig: Rig, monkeypatch: pytest.Mo
     rig.turn(lambda: rig.worker.intake.frames_in == SIBLINGS - 1, "what was sent")
     rig.worker.do_work()
     assert (journal.group_count, journal.syncing) == (before, False)
-    assert journal.gathering_since_ns, "the loop does not sleep past the group's time"
+    assert journal.waits, "the loop does not sleep past the group's time"
     requests.append(post(client, opened, SIBLINGS - 1))
     answers = [client.answer(request)[1] for request in requests]
     assert answers == [[0, number] for number in range(SIBLINGS)]
     assert journal.group_count == before + 1
-    assert not journal.gathering_since_ns
+    assert not journal.waits
 
 
 def test_who_publishes_alone_waits_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
