@@ -6,7 +6,9 @@
     +--------+----------------+---------------------------+---------
 
 A bundle of one frame therefore goes out as one slice, and may go out again. Buffers are reused
-last in, first out, so that producers whose acks keep pace stay in the processor's cache.
+last in, first out, so that producers whose acks keep pace stay in the processor's cache. There are
+two sizes: a thousand producers with a few messages each must not touch the pages of as many large
+ones.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ __all__ = ["FRAME_AT", "Buffer", "BufferPool"]
 
 FRAME_AT = BUNDLE_HEADER_BYTES + BUNDLE_ENTRY_BYTES
 _PREFIX = struct.Struct("<IIII")
-_KEPT_MAX = 256
+_SMALL_BYTES = 64 * 1024
+_KEPT_BYTES_MAX = 64 * 1024 * 1024
+"""Of each size."""
 
 
 class Buffer:
@@ -45,19 +49,26 @@ class Buffer:
 
 
 class BufferPool:
-    """Buffers of one size, for all producers of a client. Under the pump's lock."""
+    """Buffers for all producers of a client. Under the pump's lock."""
 
     def __init__(self, capacity_bytes: int) -> None:
+        """`capacity_bytes` is what the large ones hold."""
         self.capacity_bytes = capacity_bytes
-        self._free: list[Buffer] = []
+        self._free: dict[int, list[Buffer]] = {
+            min(_SMALL_BYTES, capacity_bytes): [],
+            capacity_bytes: [],
+        }
 
-    def take(self, capacity_bytes: int = 0) -> Buffer:
-        """A buffer for a frame of that many bytes; 0 = of the usual size."""
-        if capacity_bytes > self.capacity_bytes:
-            return Buffer(capacity_bytes)
-        return self._free.pop() if self._free else Buffer(self.capacity_bytes)
+    def take(self, byte_count: int) -> Buffer:
+        """A buffer for a frame of that many bytes, or more."""
+        for size, free in self._free.items():
+            if byte_count <= size:
+                return free.pop() if free else Buffer(size)
+        return Buffer(byte_count)
 
     def give_back(self, buffer: Buffer) -> None:
         """Nobody reads that buffer any more."""
-        if buffer.capacity_bytes == self.capacity_bytes and len(self._free) < _KEPT_MAX:
-            self._free.append(buffer)
+        size = buffer.capacity_bytes
+        free = self._free.get(size)
+        if free is not None and size * len(free) < _KEPT_BYTES_MAX:
+            free.append(buffer)

@@ -263,13 +263,18 @@ class Packer:
         Raises InvalidArgument for a message that cannot be packed or is too large.
         """
         plain = outgoing.plain
-        buffer = self.pool.take()
+        room = self.batch_bytes
+        if outgoing.byte_count:  # of an open batch; a list is not measured
+            columns_bytes = 0 if plain else outgoing.byte_count
+            room = min(room, outgoing.byte_count + columns_bytes + FRAME_OVERHEAD_BYTES)
+        buffer = self.pool.take(room)
+        room = min(self.batch_bytes, buffer.capacity_bytes)
         try:
             if plain:
-                size, count = pack_into(buffer.address, self.batch_bytes, outgoing.payloads, start)
+                size, count = pack_into(buffer.address, room, outgoing.payloads, start)
             else:
                 columns = outgoing.prepared()
-                size, count = pack_columns_into(buffer.address, self.batch_bytes, columns, start)
+                size, count = pack_columns_into(buffer.address, room, columns, start)
         except InvalidArgument:
             self.pool.give_back(buffer)
             raise
