@@ -90,8 +90,7 @@ class Journal:
         self.last_write_ns = 0
         self.group_count = 0
         self._siblings = 0
-        self.gathers = False
-        """Many clients publish one by one: no group is written for the first of them alone."""
+        """Publications that the last group with frames had waiting for its sync."""
         self.marked = True
         self.snapshot: tuple[int, bytes] | None = None
         self.refresh()
@@ -230,6 +229,11 @@ class Journal:
         self.write(now_ns)
 
     @property
+    def gathers(self) -> bool:
+        """Many clients publish one by one: no group is written for the first of them alone."""
+        return self._siblings >= SIBLINGS_MIN
+
+    @property
     def waits(self) -> bool:
         """The open group waits for more publications, `SIBLINGS_WAIT_NS` at most."""
         return self._group is not None and self._group.waits_since_ns > 0
@@ -250,7 +254,6 @@ class Journal:
         group, self._group = self._group, None
         if group is not None:
             self._siblings = len(group.on_synced)
-            self.gathers = self._siblings >= SIBLINGS_MIN
             # the frames have their places in this segment; records that came since may not fit
             fits = group.byte_count + self._control_bytes() <= self.log.room_bytes
             self._write(group, self._take_records(group) if fits else [], now_ns)

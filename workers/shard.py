@@ -45,7 +45,7 @@ from danube_fast.workers.delivery import Delivery
 from danube_fast.workers.doors import Doors
 from danube_fast.workers.forward import Forwarder
 from danube_fast.workers.intake import Intake
-from danube_fast.workers.journal import Group, Journal, Publication
+from danube_fast.workers.journal import SIBLINGS_WAIT_NS, Group, Journal, Publication
 from danube_fast.workers.operations import Operations
 from danube_fast.workers.quota import WorkerQuota
 from danube_fast.workers.sleeper import Sleeper
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN_MAX = 256
 BUSY_POLL_MS = 2
-GATHERING_POLL_MS = 1
+GATHERING_POLL_MS = SIBLINGS_WAIT_NS // 1_000_000
 READ_AHEAD_BYTES = 1024 * 1024
 READ_BYTES_PER_TURN = 4 * 1024 * 1024
 """What one turn reads of the logs for consumers behind the tail, about."""

@@ -6,6 +6,8 @@ here too.
 
 from __future__ import annotations
 
+from danube_fast.frame.layout import FRAME_BYTES_CAP
+
 __all__ = [
     "ACK_CONFIRM_NS",
     "ACK_DELAY_NS",
@@ -74,9 +76,8 @@ BACKOFF_MIN_NS = 20 * MILLISECOND_NS
 BACKOFF_MAX_NS = 1 * SECOND_NS
 
 # publishing
-BATCH_BYTES_DEFAULT = 1024 * 1024
-BATCH_BYTES_MAX = 1024 * 1024
-"""Frames of several messages are never larger (frame/layout.py); one message alone may be."""
+BATCH_BYTES_DEFAULT = BATCH_BYTES_MAX = FRAME_BYTES_CAP
+"""Frames of several messages are never larger; one message alone may be."""
 BATCH_MESSAGES_MAX = 65_536
 """Bounds the Python objects that wait in an open batch of tiny messages."""
 MESSAGE_OVERHEAD_BYTES = 8

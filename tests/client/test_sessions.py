@@ -393,14 +393,20 @@ def test_flush_of_acks_does_not_wait_for_a_broker_that_fell_silent(
     broker.mute = False
 
 
-def test_flush_of_acks_never_claims_what_it_could_not_send(
-    broker: Any, client: danube_fast.Client
-) -> None:
+def batch_in_a_loss(broker: Any, client: danube_fast.Client) -> tuple[Any, danube_fast.Batch]:
+    """A consumer that has three messages in hand and has just lost its broker."""
     client.producer(TOPIC).send_many([b"%d" % i for i in range(3)])
     consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
     batch = consumer.receive_batch(timeout=5)
     broker.mute = True
     broker.wait("silence", lambda: consumer.state == "reconnecting")
+    return consumer, batch
+
+
+def test_flush_of_acks_never_claims_what_it_could_not_send(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    consumer, batch = batch_in_a_loss(broker, client)
     consumer.ack(batch)
     with pytest.raises(danube_fast.Unavailable, match="delivered again"):
         consumer.flush_acks(timeout=30)
@@ -412,11 +418,7 @@ def test_flush_of_acks_never_claims_what_it_could_not_send(
 
 
 def test_a_nack_during_a_loss_is_no_lost_ack(broker: Any, client: danube_fast.Client) -> None:
-    client.producer(TOPIC).send_many([b"%d" % i for i in range(3)])
-    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
-    batch = consumer.receive_batch(timeout=5)
-    broker.mute = True
-    broker.wait("silence", lambda: consumer.state == "reconnecting")
+    consumer, batch = batch_in_a_loss(broker, client)
     consumer.nack(batch)
     broker.mute = False
     broker.wait("the next session", lambda: consumer.state == "connected")

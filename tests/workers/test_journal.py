@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from danube_fast.config import KIB
+from danube_fast.errors import Internal
 from danube_fast.frame.bundle import make_bundle
 from danube_fast.workers import journal as journals
 from danube_fast.workers import upkeep
@@ -84,7 +85,7 @@ def test_durable_acks_with_ever_so_many_holes(tmp_path: Path) -> None:
 def gather(rig: Rig) -> Journal:
     """Have the journal believe that many clients publish one by one."""
     journal = rig.worker.journals[0]
-    journal._siblings, journal.gathers = SIBLINGS, True
+    journal._siblings = SIBLINGS
     return journal
 
 
@@ -136,3 +137,39 @@ def test_acks_that_wait_for_no_sync_wait_for_nobody(
     opened = client.open_producer(1)
     gather(rig)
     assert client.answer(post(client, opened, 0))[1] == [0, 0]
+
+
+def test_a_group_of_some_size_waits_for_nobody(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    gather(rig)
+    frame = client.frame(opened, 0, [bytes(journals.SIBLINGS_BYTES_MAX)])
+    assert client.publish((1, frame)) == [0, 0]
+
+
+def test_as_many_as_a_group_waits_for_at_most(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
+    monkeypatch.setattr(journals, "SIBLINGS_MAX", 2)
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    gather(rig)
+    requests = [post(client, opened, number) for number in range(2)]
+    assert [client.answer(request)[1] for request in requests] == [[0, 0], [0, 1]]
+
+
+def test_a_group_that_is_taken_back_keeps_nobody_awake(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop polls each millisecond while a group waits, and only then."""
+    monkeypatch.setattr(journals, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    journal = gather(rig)
+    post(client, opened, 0)
+    rig.turn(lambda: journal.waits, "an open group that waits")
+    journal.void_unsynced(Internal("the disk failed"))
+    assert not journal.waits
