@@ -13,7 +13,7 @@ __all__ = ["NON_RELIABLE", "WARM_SETTINGS", "Figures", "Plan"]
 NON_RELIABLE = "non_reliable"
 """Stands where a durability would: such a topic has none."""
 
-WARM_SETTINGS = {"retention_seconds_min": 1, "spare_segments": 20}
+WARM_SETTINGS = {"retention_seconds_min": 1, "spare_segments": 8}
 """What is read goes at once, and its segments are used again."""
 
 

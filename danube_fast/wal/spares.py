@@ -6,6 +6,9 @@ A spare that was written once costs less to sync into than one that was only all
 system has no more bookkeeping to do; so spares get real zeros. `reserve.seg` is small and is taken
 only for control records when no other file can be made.
 
+The file recycled last is taken first: its pages are most likely in the page cache still, so that writing
+costs a copy and no fresh pages. Files of zeros, which were never there, wait behind all of those.
+
 The pool belongs to the worker's loop; the thread that makes spares only adds to a deque.
 """
 
@@ -92,13 +95,13 @@ class SparePool:
     def take(self) -> Path:
         """A file of `segment_bytes`: a spare, else one made now. Raises OSError, e.g. ENOSPC."""
         if self._ready:
-            return self._ready.popleft()
+            return self._ready.pop()
         return self.allocate(self.segment_bytes)
 
     def put_back(self, path: Path) -> None:
         """A file that was taken and could not be used after all."""
         if path.stat().st_size == self.segment_bytes:
-            self._ready.appendleft(path)
+            self._ready.append(path)
         elif path != self.reserve_path:
             path.unlink()
 
@@ -146,7 +149,7 @@ class SparePool:
             while len(self._ready) < self.spare_segments and not self._stop.is_set():
                 path = self._new_path(SEGMENT_SUFFIX)
                 if self._write_zeros(path, self.segment_bytes):
-                    self._ready.append(path)
+                    self._ready.appendleft(path)
             self.last_error = None
         except OSError as fault:
             self.last_error = fault  # the next roll tries again and tells its caller
