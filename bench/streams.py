@@ -195,6 +195,7 @@ def open_consumer(options: dict[str, Any]) -> Iterator[danube_fast.Consumer]:
         client.consumer(
             options["topics"],
             subscription=options["subscription"],
+            type=options.get("type", "exclusive"),
             initial_position="earliest",
             timeout=TOPIC_TIMEOUT_SECONDS,
         ) as consumer,

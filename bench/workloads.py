@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from danube_fast.bench import echo, lapped, latency, rates, reference, standing, sustained
+from danube_fast.bench import echo, lapped, latency, rates, reference, share, standing, sustained
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.rig import Rig
 from danube_fast.errors import InvalidArgument
@@ -31,6 +31,7 @@ EVERYWHERE = frozenset({"transport", "spin_us"})
 _STREAM = frozenset(
     {"durability", "message_bytes", "messages", "seconds", "producers", "rate", "warm"}
 )
+_SHARE = frozenset({"durability", "message_bytes", "messages", "consumers"})
 _PACED = frozenset({"durability", "message_bytes", "messages", "seconds", "rate"})
 
 WORKLOADS: dict[str, Workload] = {
@@ -59,6 +60,14 @@ WORKLOADS: dict[str, Workload] = {
     "merge": Workload(
         "four producer processes into one topic, one consumer",
         rates.run_merge, {"messages": 4_000_000, "producers": 4}, _STREAM - {"rate", "seconds"},
+    ),
+    "shared": Workload(
+        "keyed messages to four consumers on one shared subscription, beside one exclusive consumer",
+        share.run_share, {"messages": 2_000_000, "consumers": 4}, _SHARE,
+    ),
+    "key-shared": Workload(
+        "the same on a key_shared subscription, 10,000 keys",
+        share.run_share, {"messages": 2_000_000, "consumers": 4}, _SHARE,
     ),
     "sustained": Workload(
         "fsync over gigabytes of log, then bare pwrite and fdatasync of groups as large",

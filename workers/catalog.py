@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from danube_fast.broker import records as r
+from danube_fast.broker.consumer import SubscriptionKind
 from danube_fast.broker.layout import INT64_MAX, Mode, PartitionWord, ProducerWord
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription import SubscriptionKind
+from danube_fast.broker.subscription import Subscription
 from danube_fast.broker.tables import AdmissionTables
+from danube_fast.broker.timers import Timers
 from danube_fast.errors import TopicDeleted
 from danube_fast.frame.layout import CONTROL_PARTITION_ID, Flag
 from danube_fast.frame.view import FrameView
@@ -35,6 +37,8 @@ class Catalog:
         self.tables = tables
         self.by_id: dict[int, Partition] = {}
         self.by_slot: dict[int, Partition] = {}
+        self.timers: Timers[Subscription] = Timers()
+        """What subscriptions have to do at a time."""
         self._last_epoch: dict[int, r.EpochStarted] = {}
 
     # ------------------------------------------------------------ assignments
@@ -44,7 +48,7 @@ class Catalog:
         partition = self.by_id.get(assigned.partition_id)
         if partition is None:
             slot = self.tables.add_partition(assigned.partition_id, log_slot, Mode.CLOSED)
-            partition = Partition(assigned, log_slot, slot)
+            partition = Partition(assigned, log_slot, slot, self.timers)
             partition.visible = assigned.first_offset
             self.tables.partitions[slot, PartitionWord.NEXT_OFFSET] = assigned.first_offset
             self.by_id[assigned.partition_id] = partition
@@ -67,7 +71,8 @@ class Catalog:
         row[PartitionWord.MODE] = Mode.CLOSED
         row[PartitionWord.REFUSAL] = TopicDeleted.code
         self.tables.remove_producers_of(partition_id)
-        partition.subscriptions = {}
+        for name in list(partition.subscriptions):
+            partition.forget_subscription(name)
         partition.readers = []
         partition.producer_names = {}
         return partition
@@ -117,20 +122,22 @@ class Catalog:
     @staticmethod
     def _apply_subscription(
         partition: Partition,
-        record: r.SubscriptionCreated | r.SubscriptionDeleted | r.Cursor | r.Acked,
+        record: r.SubscriptionCreated | r.SubscriptionDeleted | r.Cursor | r.Acked | r.PolicySet,
     ) -> None:
         if isinstance(record, r.SubscriptionCreated):
             # a snapshot may know of a subscription whose earlier records stand behind it
-            partition.subscriptions.pop(record.name, None)
+            partition.forget_subscription(record.name)
             sub, _ = partition.subscribe(record.name, SubscriptionKind(record.type), 0)
             sub.restore(record.cursor, [])
         elif isinstance(record, r.SubscriptionDeleted):
-            partition.subscriptions.pop(record.name, None)
+            partition.forget_subscription(record.name)
         else:
             existing = partition.subscriptions.get(record.name)
             if existing is None:
                 return
-            if isinstance(record, r.Cursor):
+            if isinstance(record, r.PolicySet):
+                existing.policy = record.policy
+            elif isinstance(record, r.Cursor):
                 existing.restore(record.cursor, record.acked)
             else:
                 existing.restore_acked(record.ranges)
@@ -194,7 +201,7 @@ class Catalog:
                 partition.first_offset = partition.visible
             for sub in partition.subscriptions.values():
                 if not sub.tracks:
-                    sub.cursor = sub.next_offset = partition.visible
+                    sub.start_over(partition.visible)
         return skipped
 
     # ------------------------------------------------------------ producers

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from danube_fast.broker import records as r
+from danube_fast.broker.consumer import Consumer, Flow, SubscriptionKind
 from danube_fast.broker.layout import ProducerWord
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription import Consumer, Flow, SubscriptionKind
+from danube_fast.broker.policy import parse_policy
 from danube_fast.errors import (
     DanubeError,
     Internal,
@@ -28,6 +29,7 @@ from danube_fast.net.greeting import NO_SESSION_TEXT
 from danube_fast.net.protocol import Status
 from danube_fast.net.session import Session
 from danube_fast.security.authorization import Permission, authorize
+from danube_fast.workers.times import offset_at
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
@@ -38,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 NAME_BYTES_MAX = 256
 FLOWS_MAX = 65_536
+FILTERS_MAX = 64
+EXTENSION_NS_MAX = 7 * 24 * 3600 * 1_000_000_000
 OWN_SESSION = "session"
 """Resource of commands that name only what this session opened before, under `authorize`."""
 PERMISSIONS: dict[type, Permission] = {
@@ -50,6 +54,7 @@ PERMISSIONS: dict[type, Permission] = {
     p.Nack: Permission.CONSUME,
     p.Seek: Permission.CONSUME,
     p.CloseConsumer: Permission.CONSUME,
+    p.Extend: Permission.CONSUME,
 }
 """What each command needs; the others need only a session."""
 PRODUCER_ID_MAX = (1 << 63) - 1
@@ -58,6 +63,20 @@ PRODUCER_ID_MAX = (1 << 63) - 1
 
 class _NotOwner(DanubeError):
     code = Status.NOT_OWNER
+
+
+def _key_filters(options: dict[str, Any], kind: SubscriptionKind) -> tuple[str, ...]:
+    """The globs of a consumer's keys. Raises InvalidArgument."""
+    filters = options.get("key_filters") or []
+    if not isinstance(filters, list) or not all(isinstance(item, str) for item in filters):
+        raise InvalidArgument("key_filters is a list of globs, such as ['pay*', 'eu-?']")
+    if filters and kind is not SubscriptionKind.KEY_SHARED:
+        raise InvalidArgument(f"key_filters choose among keys; a {kind} subscription has none")
+    if len(filters) > FILTERS_MAX or any(len(item) > NAME_BYTES_MAX for item in filters):
+        raise InvalidArgument(
+            f"a consumer has at most {FILTERS_MAX} key filters of {NAME_BYTES_MAX} characters"
+        )
+    return tuple(sorted(set(filters)))
 
 
 class Commands:
@@ -76,6 +95,7 @@ class Commands:
             p.Nack: self._nack,
             p.Seek: self._seek,
             p.CloseConsumer: self._close_consumer,
+            p.Extend: self._extend,
         }
 
     def handle(self, identity: bytes, command: Any) -> None:
@@ -221,26 +241,30 @@ class Commands:
             kind = SubscriptionKind(command.type)
         except ValueError:
             raise InvalidArgument(
-                f"subscription type {command.type!r} is none of exclusive, shared, reader"
+                f"subscription type {command.type!r} is none of {', '.join(SubscriptionKind)}"
             ) from None
+        filters = _key_filters(command.options, kind)
+        policy = parse_policy(command.options.get("failure_policy") or {})
+        place = self._place(partition, command.position)
         old = session.consumers.get(command.consumer_id)
         if old is not None:
             worker.detach(session, old)
         if kind is SubscriptionKind.READER:
-            sub, created = partition.new_reader(command.position), False
+            sub, created = partition.new_reader(place), False
         else:
             if not 0 < len(command.subscription.encode()) <= NAME_BYTES_MAX:
                 raise InvalidArgument(f"a subscription name has 1 to {NAME_BYTES_MAX} bytes")
-            sub, created = partition.subscribe(command.subscription, kind, command.position)
+            sub, created = partition.subscribe(command.subscription, kind, place)
         if not sub.tracks and kind is not SubscriptionKind.READER and not sub.consumers:
-            sub.cursor = sub.next_offset = max(sub.cursor, partition.position("latest"))
+            sub.start_over(max(sub.cursor, partition.position("latest")))
         flow = self._flow_of(session, command.flow_id)
         name = (command.consumer_name or session.client_name)[:NAME_BYTES_MAX]
-        consumer = Consumer(sub, session.number, command.consumer_id, flow, name)
+        consumer = Consumer(sub, session.number, command.consumer_id, flow, name, filters)
         sub.attach(consumer)
         session.consumers[command.consumer_id] = consumer
         session.holds += 1
-        start = sub.redeliver.first if sub.redeliver else sub.next_offset
+        start = sub.ledger.first_waiting()
+        start = sub.next_offset if start is None else min(start, sub.next_offset)
 
         def subscribed() -> dict[str, int]:
             worker.dirty[partition.partition_id] = partition
@@ -248,6 +272,7 @@ class Commands:
                 "next_offset": start,
                 "end_offset": partition.visible,
                 "first_offset": partition.first_offset,
+                "ack_timeout_ms": sub.policy.ack_timeout_ms if sub.tracks else 0,
             }
 
         answer = self._answer_when_durable(session, command.request, subscribed)
@@ -264,11 +289,29 @@ class Commands:
             record = r.SubscriptionCreated(
                 partition.partition_id, sub.name, sub.kind.value, sub.cursor
             )
-            journal.record(record, recorded)
+            if policy == sub.policy:
+                journal.record(record, recorded)
+            else:
+                sub.policy = policy
+                journal.record(record)
+                journal.record(r.PolicySet(partition.partition_id, sub.name, policy), recorded)
         elif not sub.recorded:
             journal.when_durable(recorded)
         else:
             answer(None)
+
+    def _place(self, partition: Partition, wanted: str | int | dict[str, int]) -> str | int:
+        """A position without a time. Raises InvalidArgument."""
+        if not isinstance(wanted, dict):
+            return wanted
+        (kind, value), *more = wanted.items() or [("", 0)]
+        if more or kind not in ("time_ns", "ago_ns") or not 0 <= value < 1 << 62:
+            raise InvalidArgument(
+                f"position {wanted!r} has neither time_ns nor ago_ns, from 0 to 2**62 nanoseconds"
+            )
+        worker = self._worker
+        time_ns = value if kind == "time_ns" else worker.now_wall_ns - value
+        return offset_at(partition, worker.logs[partition.log_slot], time_ns)
 
     @staticmethod
     def _flow_of(session: Session, flow_id: int) -> Flow:
@@ -301,21 +344,22 @@ class Commands:
 
     def _ack(self, session: Session, command: p.Ack) -> None:
         worker = self._worker
-        touched = set()
         for consumer_id, pairs in command.entries:
             consumer = session.consumers.get(consumer_id)
             if consumer is None:
                 continue
-            consumer.subscription.ack(consumer, pairs)
-            partition = worker.catalog.by_id.get(consumer.subscription.partition_id)
+            sub = consumer.subscription
+            sub.ack(consumer, pairs)
+            partition = worker.catalog.by_id.get(sub.partition_id)
             if partition is not None:
                 worker.moved_cursors[partition.partition_id] = partition
-                touched.add(partition.log_slot)
+                if sub.router is not None and sub.router.is_unblocked:
+                    worker.dirty[partition.partition_id] = partition
         if command.request:
             self._flush_acks(session, command.request)
 
-    def _flush_acks(self, session: Session, request: int, value: Any = None) -> None:
-        """Answer with `value` when all cursors that moved are durable, on every log."""
+    def _flush_acks(self, session: Session, request: int) -> None:
+        """Answer when all cursors that moved are durable, on every log."""
         worker = self._worker
         worker.write_cursors()
         left = len(worker.journals)
@@ -327,7 +371,7 @@ class Commands:
                 left = -1
                 self._fail(session, request, error)
             elif left == 0:
-                self._result(session, request, value)
+                self._result(session, request)
 
         for journal in worker.journals:
             if journal.stuck is not None:
@@ -337,32 +381,35 @@ class Commands:
 
     def _nack(self, session: Session, command: p.Nack) -> None:
         worker = self._worker
-        due_ns = worker.now_ns + command.delay_ms * 1_000_000 if command.delay_ms > 0 else 0
+        delay_ns = command.delay_ms * 1_000_000 if command.delay_ms >= 0 else None
         for consumer_id, pairs in command.entries:
             consumer = session.consumers.get(consumer_id)
             if consumer is None:
                 continue
-            consumer.subscription.nack(consumer, pairs, due_ns)
-            partition = worker.catalog.by_id.get(consumer.subscription.partition_id)
-            if partition is None:
+            sub = consumer.subscription
+            sub.nack(consumer, pairs, delay_ns, worker.now_ns, command.reason)
+            worker.touch(sub)
+
+    def _extend(self, session: Session, command: p.Extend) -> None:
+        worker = self._worker
+        for consumer_id, pairs in command.entries:
+            consumer = session.consumers.get(consumer_id)
+            if consumer is None:
                 continue
-            if due_ns:
-                worker.delayed[partition.partition_id] = partition
-            else:
-                worker.dirty[partition.partition_id] = partition
+            sub = consumer.subscription
+            wait_ns = command.milliseconds * 1_000_000 or sub.policy.ack_timeout_ns
+            sub.extend(consumer, pairs, worker.now_ns + min(max(0, wait_ns), EXTENSION_NS_MAX))
 
     def _seek(self, session: Session, command: p.Seek) -> None:
         consumer = self._consumer(session, command.consumer_id)
         sub = consumer.subscription
         partition = self._partition(sub.partition_id)
-        sub.seek(partition.position(command.position))
+        sub.seek(partition.position(self._place(partition, command.position)))
         start = sub.next_offset
         self._worker.moved_cursors[partition.partition_id] = partition
         self._worker.dirty[partition.partition_id] = partition
-        if sub.tracks:
-            self._flush_acks(session, command.request, {"next_offset": start})
-        else:
-            self._result(session, command.request, {"next_offset": start})
+        # At once: whatever the consumer gets before this is from before the seek, the rest is not.
+        self._result(session, command.request, {"next_offset": start})
 
     def _close_consumer(self, session: Session, command: p.CloseConsumer) -> None:
         consumer = session.consumers.get(command.consumer_id)

@@ -39,7 +39,7 @@ from danube_fast.workers import web
 from danube_fast.workers.boot import Boot, boot
 from danube_fast.workers.datadir import METADATA_SEAL
 from danube_fast.workers.front import Front
-from danube_fast.workers.mailbox import Reply
+from danube_fast.workers.mailbox import Reply, Request
 from danube_fast.workers.placement import Placement
 from danube_fast.workers.quota import QuotaKeeper
 from danube_fast.workers.sleeper import Sleeper
@@ -96,6 +96,7 @@ class Coordinator:
             self._config.host_id,
             {protocol.Lookup: self._lookup, protocol.Admin: self._admin},
         )
+        booted.mailbox.handlers["topic_places"] = self._topic_places
         self._parked: dict[str, list[_Parked]] = {}
         self._parked_deadlines: list[tuple[int, int, str]] = []
         self._order = itertools.count()
@@ -280,6 +281,29 @@ class Coordinator:
             "partitions": rows,
             "host_id": self._config.host_id,
         }
+
+    def _topic_places(self, request: Request) -> None:
+        """{"topic"} -> {"partitions": [[id, process], ...]}: a topic that a worker publishes to; made if
+        it is missing."""
+        try:
+            name = parse_topic(request.arguments["topic"])
+            record = self.topics.topic(name)
+            if record is None:
+                record = self.topics.create(name, TopicOptions.parse({}), self.clock.wall_ns())
+        except DanubeError as error:
+            request.fail(error)
+            return
+        partitions = self.topics.partitions(record)
+
+        def placed(error: DanubeError | None) -> None:
+            if error is not None:
+                request.fail(error)
+                return
+            places = [[part.partition_id, self.worker_of(part.log_id)] for part in partitions]
+            request.reply({"partitions": places})
+
+        deadline_ns = self._now_ns + PLACE_WAIT_MS * MILLISECOND_NS
+        self.placement.when_placed(partitions, deadline_ns, placed)
 
     def _fail(self, session: int, request: int, error: DanubeError) -> None:
         self.front.reply(session, protocol.Error(request, error.code, str(error)))

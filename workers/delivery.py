@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import zmq
 
+from danube_fast.broker.consumer import Consumer, Deliver, Stored
+from danube_fast.broker.ledger import Rows
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription import Consumer, Deliver, Stored, Subscription
+from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import DataLoss
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.split import split_frame
@@ -25,7 +27,7 @@ from danube_fast.net.server import PeerGone, WouldBlock
 from danube_fast.net.session import Session, Sessions
 from danube_fast.workers.doors import Doors
 
-__all__ = ["Delivery", "frame_bytes_of"]
+__all__ = ["Delivery"]
 
 OUTBOX_MESSAGES_MAX = 20_000
 """A session that leaves so many messages lying is given up."""
@@ -35,13 +37,6 @@ WHOLE_BUNDLES_MAX = 16
 """Bundle parts in one DELIVER."""
 
 Piece = tuple[Consumer, Stored, "bytearray | None"]
-
-
-def frame_bytes_of(stored: Stored) -> memoryview:
-    """The bytes of a stored frame, not copied."""
-    holder: Any = stored.holder
-    buffer = holder.buffer if isinstance(holder, zmq.Frame) else holder
-    return memoryview(buffer)[stored.start : stored.start + stored.frame_bytes]
 
 
 class Delivery:
@@ -71,44 +66,33 @@ class Delivery:
         for effect in effects:
             consumer, stored = effect.consumer, effect.stored
             piece: bytearray | None = None
-            if effect.ranges is not None:
-                piece = self._part_of(effect)
+            if effect.rows is not None:
+                piece = self._part_of(effect, effect.rows)
             if stored.producer_id not in consumer.announced:
                 self._announce(partitions.get(stored.partition_id), consumer, stored.producer_id)
             self._pieces.setdefault(consumer.session, []).append((consumer, stored, piece))
             self.messages_out += stored.message_count
 
-    def _part_of(self, effect: Deliver) -> bytearray | None:
-        """A SPLIT frame with the wanted offsets; puts the flow's byte credit right.
+    def _part_of(self, effect: Deliver, rows: Rows) -> bytearray | None:
+        """A SPLIT frame with the wanted messages; puts the flow's byte credit right.
 
         None for a frame that does not decompress.
         """
-        ranges = effect.ranges or []
         stored = effect.stored
-        view = FrameView(frame_bytes_of(stored))
+        view = FrameView(stored.memory)
         try:
             view.body()
         except DataLoss:
             # Compressed bodies, their message_count included, are the producer's word. Nobody can
             # take this one apart, so it goes out whole: the consumer finds the same fault.
-            wanted = sum(high - low for low, high in ranges)
+            wanted = len(rows)
             estimate = stored.frame_bytes * wanted // stored.message_count
             effect.consumer.flow.byte_credit += estimate - stored.frame_bytes
             effect.consumer.flow.message_credit += wanted - stored.message_count
             return None
-        rows = np.concatenate(
-            [
-                np.arange(low - stored.base_offset, high - stored.base_offset, dtype=np.int32)
-                for low, high in ranges
-            ]
-        )
-        counts = None
-        if effect.attempts:
-            counts = np.concatenate(
-                [np.full(high - low, count, np.uint32) for low, high, count in effect.attempts]
-            )
-            self.redelivered += int(np.count_nonzero(counts))
-        piece = split_frame(view, rows, counts)
+        if effect.attempts is not None:
+            self.redelivered += int(np.count_nonzero(effect.attempts))
+        piece = split_frame(view, rows, effect.attempts)
         estimate = stored.frame_bytes * len(rows) // stored.message_count
         effect.consumer.flow.byte_credit += estimate - len(piece)
         return piece
@@ -164,7 +148,7 @@ class Delivery:
                         size += stored.frame_bytes
                     at += whole
                     continue
-                data = piece if piece is not None else frame_bytes_of(stored)
+                data = piece if piece is not None else stored.memory
                 copies.append((stored.partition_id, data))
                 ids.append(consumer.consumer_id)
                 size += len(data)

@@ -19,7 +19,6 @@ from danube_fast.broker.layout import INT64_MAX, Mode, PartitionWord
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import DanubeError, ResourceExhausted
 from danube_fast.types import Durability
-from danube_fast.workers.delivery import frame_bytes_of
 from danube_fast.workers.journal import Done
 from danube_fast.workers.sync_faults import append_frame
 
@@ -123,7 +122,7 @@ def _write_tail(worker: ShardWorker, partition: Partition) -> None:
     try:
         for stored in frames:
             # a copy, for the frame may be on its way to a consumer just now
-            append_frame(journal.log, memoryview(bytearray(frame_bytes_of(stored))))
+            append_frame(journal.log, memoryview(bytearray(stored.memory)))
     finally:
         journal.marked = False
         journal.refresh()

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from danube_fast.broker.consumer import Stored
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription import Stored
 from danube_fast.errors import DanubeError
 
 __all__ = ["Done", "Group", "Publication"]

@@ -18,10 +18,10 @@ from typing import Any
 import zmq
 
 from danube_fast.broker import admission
+from danube_fast.broker.consumer import Stored
 from danube_fast.broker.layout import INT64_MAX, Mode, PartitionWord, ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.records import Reserved
-from danube_fast.broker.subscription import Stored
 from danube_fast.broker.tables import AdmissionTables
 from danube_fast.errors import InvalidArgument, ResourceExhausted
 from danube_fast.frame.check import describe_fault

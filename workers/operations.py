@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from danube_fast.broker import records as r
 from danube_fast.broker.layout import PartitionWord
 from danube_fast.broker.partition import Partition
+from danube_fast.broker.policy import parse_policy
 from danube_fast.broker.subscription import Subscription
-from danube_fast.errors import DanubeError, DataLoss, NotFound, TopicDeleted
+from danube_fast.errors import DanubeError, DataLoss, InvalidArgument, NotFound, TopicDeleted
 from danube_fast.workers.boot import COORDINATOR
 from danube_fast.workers.durability import change_durability
 from danube_fast.workers.mailbox import Reply, Request
@@ -40,10 +43,16 @@ class Operations:
                 "partition_stats": self._partition_stats,
                 "subscriptions": self._subscriptions,
                 "delete_subscription": self._delete_subscription,
+                "set_failure_policy": self._set_failure_policy,
             }
         )
 
     # ------------------------------------------------------------ assignments
+
+    def peer_restarted(self, peer: int, epoch: int) -> None:
+        """Another process is new: if it is the coordinator, ask it again."""
+        if peer == COORDINATOR:
+            self.ask_assignments()
 
     def ask_assignments(self) -> None:
         """Ask the coordinator which partitions live in our logs; what we know is served anyway."""
@@ -230,21 +239,27 @@ class Operations:
         }
 
     def _describe(self, partition: Partition, sub: Subscription) -> dict[str, Any]:
-        acked = sub.acked.count
+        ledger = sub.ledger
         return {
             "subscription": sub.name,
             "type": sub.kind.value,
             "cursor": sub.cursor,
-            "lag_messages": max(0, partition.visible - sub.cursor - acked),
-            "unacked": sub.held_count,
-            "waiting_redelivery": sub.redeliver.count,
+            "lag_messages": max(0, partition.visible - sub.cursor - ledger.settled_ahead),
+            "unacked": ledger.held,
+            "waiting_redelivery": ledger.waiting,
+            "delayed": ledger.delayed,
+            "blocked": ledger.blocked,
             "redelivered": sub.redelivered_count,
+            "dropped": sub.dropped_count,
+            "dead_letters": sub.dead_letter_count,
+            "skipped": sub.router.skipped_count if sub.router is not None else 0,
             "lost": sub.lost_count,
+            "failure_policy": msgspec.to_builtins(sub.policy),
             "consumers": [
                 {
                     "name": consumer.name,
                     "session": consumer.session,
-                    "unacked": consumer.held.count,
+                    "unacked": consumer.unacked,
                     "byte_credit": consumer.flow.byte_credit,
                     "message_credit": consumer.flow.message_credit,
                 }
@@ -263,6 +278,37 @@ class Operations:
             for sub in partition.subscriptions.values()
         ]
         request.reply({"subscriptions": entries})
+
+    def _set_failure_policy(self, request: Request) -> None:
+        """{"partition_ids", "subscription", "values"} -> {"failure_policies": [...]} when durable."""
+        worker = self._worker
+        name = request.arguments["subscription"]
+        found = [part for part in self._wanted(request) if name in part.subscriptions]
+        changed: list[dict[str, Any]] = []
+        if not found:
+            request.reply({"failure_policies": []})
+
+        def change(partition: Partition, sub: Subscription) -> None:
+            policy = parse_policy(request.arguments["values"], sub.policy)
+
+            def done(error: DanubeError | None) -> None:
+                if error is not None:
+                    request.fail(error)
+                    return
+                sub.set_policy(policy)
+                worker.touch(sub)
+                changed.append(msgspec.to_builtins(policy))
+                if len(changed) == len(found):
+                    request.reply({"failure_policies": changed})
+
+            record = r.PolicySet(partition.partition_id, name, policy)
+            worker.journals[partition.log_slot].record(record, done)
+
+        try:
+            for partition in found:
+                change(partition, partition.subscriptions[name])
+        except InvalidArgument as error:
+            request.fail(error)
 
     def _delete_subscription(self, request: Request) -> None:
         """{"partition_ids", "subscription"} -> {"deleted": n} when durable; consumers are closed."""
@@ -283,11 +329,12 @@ class Operations:
                 request.reply({"deleted": len(found)})
 
         for partition in found:
-            sub = partition.subscriptions.pop(name)
+            sub = partition.subscriptions[name]
             for consumer in list(sub.consumers):
                 session = worker.sessions.by_number(consumer.session)
                 if session is not None:
                     text = f"subscription {name!r} was deleted"
                     worker.close_consumer(session, consumer, NotFound.code, text)
+            partition.forget_subscription(name)
             record = r.SubscriptionDeleted(partition.partition_id, name)
             worker.journals[partition.log_slot].record(record, done)

@@ -19,15 +19,9 @@ import msgspec
 import zmq
 
 from danube_fast.broker import records as r
+from danube_fast.broker.consumer import Consumer, Deliver, Gap, Stored, SubscriptionKind
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription import (
-    Consumer,
-    Deliver,
-    Gap,
-    Stored,
-    Subscription,
-    SubscriptionKind,
-)
+from danube_fast.broker.subscription import Subscription
 from danube_fast.broker.tables import AdmissionTables
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol as p
@@ -38,9 +32,10 @@ from danube_fast.net.session import Session, Sessions
 from danube_fast.ring.control import ProcessState
 from danube_fast.security.authorization import authorize
 from danube_fast.wal.log import Log
-from danube_fast.workers.boot import COORDINATOR, Boot, boot
+from danube_fast.workers.boot import Boot, boot
 from danube_fast.workers.catalog import Catalog
 from danube_fast.workers.commands import OWN_SESSION, PERMISSIONS, Commands
+from danube_fast.workers.dead_letters import DeadLetters
 from danube_fast.workers.delivery import Delivery
 from danube_fast.workers.doors import Doors
 from danube_fast.workers.forward import Forwarder
@@ -106,7 +101,6 @@ class ShardWorker:
         self.dirty: dict[int, Partition] = {}
         """Partitions whose subscriptions may have something to hand out."""
         self.moved_cursors: dict[int, Partition] = {}
-        self.delayed: dict[int, Partition] = {}
         self.tails = Tails(settings.tail_bytes_max)
         self._settled = False
         """The last turn took all that clients had sent and nothing else: what comes next wakes us."""
@@ -115,6 +109,7 @@ class ShardWorker:
         self._unread: dict[int, Partition] = {}
         """Partitions that wait for their turn to read the log."""
         self.upkeep = Upkeep(self)
+        self.dead_letters = DeadLetters(self)
         self.operations = Operations(self)
         self.forwarder = Forwarder(self)
         self.intake.forward = self.forwarder.publish
@@ -166,12 +161,8 @@ class ShardWorker:
             self.settings.spin_us,
         )
         self.operations.ask_assignments()
-        self.boot.mailbox.epoch_watchers.append(self._peer_restarted)
+        self.boot.mailbox.epoch_watchers.append(self.operations.peer_restarted)
         self.boot.set_state(ProcessState.READY, port)
-
-    def _peer_restarted(self, peer: int, epoch: int) -> None:
-        if peer == COORDINATOR:
-            self.operations.ask_assignments()
 
     def run(self) -> None:
         """The loop, until a stop is requested."""
@@ -348,7 +339,7 @@ class ShardWorker:
         effects: list[Deliver] = []
         for partition, stored in entries:
             partition.append(stored)
-            if not partition.pass_on(stored, effects):
+            if not partition.pass_on(stored, self.now_ns, effects):
                 self.dirty[partition.partition_id] = partition
             if not partition.keeps_memory:
                 self.tails.count(partition, stored)
@@ -363,7 +354,7 @@ class ShardWorker:
             self._reading.clear()
             effects: list[Deliver] = []
             for partition in dirty.values():
-                for sub, met in partition.dispatch(self._read_log, effects):
+                for sub, met in partition.dispatch(self._read_log, self.now_ns, effects):
                     if isinstance(met, Gap):
                         self._tell_gap(partition, sub, met)
                     else:
@@ -403,8 +394,7 @@ class ShardWorker:
                 event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.GAP.value, detail)
                 self.delivery.send(session, [p.encode(event)])
         self.delivery.count_lost(partition, sub)
-        if sub.cursor_dirty:
-            self.moved_cursors[partition.partition_id] = partition
+        self.touch(sub)
 
     def _answer(self) -> None:
         """Outcomes of PUBLISH, coalesced by session."""
@@ -448,10 +438,20 @@ class ShardWorker:
                 partition.readers.remove(sub)
             self.dirty[partition.partition_id] = partition
 
+    def touch(self, sub: Subscription) -> None:
+        """A subscription may have something to hand out, to record or to publish."""
+        partition = self.catalog.by_id.get(sub.partition_id)
+        if partition is not None:
+            self.dirty[partition.partition_id] = partition
+            if sub.cursor_dirty:
+                self.moved_cursors[partition.partition_id] = partition
+            if sub.poisoned:
+                self.dead_letters.take(sub)
+
     def forget_partition(self, partition: Partition) -> None:
         """A partition was removed: nothing of it is kept."""
         self.intake.forget(partition)
-        for pending in (self.dirty, self._unread, self.moved_cursors, self.delayed):
+        for pending in (self.dirty, self._unread, self.moved_cursors):
             pending.pop(partition.partition_id, None)
         self.tails.empty(partition)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from danube_fast.broker.consumer import Stored
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription import Stored
 
 __all__ = ["Tails"]
 

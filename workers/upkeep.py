@@ -7,17 +7,17 @@ job has its own interval; one comparison a turn when nothing is due.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from danube_fast.broker import records as r
+from danube_fast.broker.consumer import Gap, Stored
 from danube_fast.broker.layout import INT64_MAX, Mode, PartitionWord, ProducerWord
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription import Gap, Stored
 from danube_fast.errors import DanubeError, ResourceExhausted
-from danube_fast.frame.view import PLACE_FIELDS
 from danube_fast.ring.counters import Counter
+from danube_fast.workers.frames import frames_of
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
@@ -71,13 +71,12 @@ class Upkeep:
     def idle_poll_ms(self) -> int:
         """How long the worker may sleep when nobody needs it."""
         worker = self._worker
-        if (
-            worker.moved_cursors
-            or worker.delayed
-            or any(not journal.marked or journal.snapshot for journal in worker.journals)
-        ):
+        busy = worker.moved_cursors or worker.dead_letters.is_waiting
+        if busy or any(not journal.marked or journal.snapshot for journal in worker.journals):
             return TIMER_POLL_MS
-        return REST_POLL_MS if self._rests else IDLE_POLL_MS
+        rest_ms = REST_POLL_MS if self._rests else IDLE_POLL_MS
+        due_ms = (worker.catalog.timers.next_ns - worker.now_ns) // MS + 1
+        return max(TIMER_POLL_MS, min(rest_ms, due_ms))
 
     # ------------------------------------------------------------ timers
 
@@ -88,8 +87,9 @@ class Upkeep:
         self._next_tick_ns = now_ns + TICK_NS
         worker = self._worker
         worker.boot.heartbeat()
-        if worker.delayed:
-            self._release_delayed(now_ns)
+        if worker.catalog.timers.next_ns <= now_ns:
+            self._run_timers(now_ns)
+        worker.dead_letters.do_work(now_ns)
         for slot in range(len(worker.journals)):
             self._mark(slot, now_ns)
             self._snapshot(slot)
@@ -190,16 +190,12 @@ class Upkeep:
                 worker.journals[partition.log_slot].record(record)
         tables.remove_producers(list(gone))
 
-    def _release_delayed(self, now_ns: int) -> None:
+    def _run_timers(self, now_ns: int) -> None:
+        """Redeliveries whose time has come, and acks that are overdue."""
         worker = self._worker
-        for partition_id, partition in list(worker.delayed.items()):
-            waiting = False
-            for sub in partition.subscriptions.values():
-                sub.release_due(now_ns)
-                waiting = waiting or bool(sub.delayed)
-            worker.dirty[partition_id] = partition
-            if not waiting:
-                del worker.delayed[partition_id]
+        for sub in worker.catalog.timers.due(now_ns):
+            sub.on_time(now_ns)
+            worker.touch(sub)
 
     # ------------------------------------------------------------ cursors
 
@@ -325,6 +321,10 @@ class Upkeep:
                     f"{partition.topic} {pin[1]}"
                 )
 
+    def read_some(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
+        """The frame that holds an offset behind the tail, and maybe more."""
+        return self.read_log(partition, offset, 1)
+
     def trim_memory(self, partition: Partition) -> None:
         """Drop frames of a memory topic that everybody acked; refuse publishes above its quota."""
         worker = self._worker
@@ -367,16 +367,5 @@ class Upkeep:
         for run in runs:
             data = log.read_run(run)
             self.bytes_read += len(data)
-            frames.extend(_frames_of(partition.partition_id, data))
+            frames.extend(frames_of(partition.partition_id, data))
         return [frame for frame in frames if offset < frame.end_offset <= partition.visible] or None
-
-
-def _frames_of(partition_id: int, data: Any) -> list[Stored]:
-    """The frames that stand back to back in `data`."""
-    frames = []
-    at = 0
-    while at < len(data):
-        _, size, count, producer_id, base, span = PLACE_FIELDS.unpack_from(data, at)
-        frames.append(Stored(partition_id, base, base + span, count, size, producer_id, data, at))
-        at += size
-    return frames

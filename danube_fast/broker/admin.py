@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from danube_fast.broker.policy import parse_policy
 from danube_fast.broker.topic_records import PartitionRecord, TopicOptions, TopicRecord
 from danube_fast.broker.topics import TopicDirectory
 from danube_fast.clock import Clock
@@ -339,6 +340,10 @@ def set_topic(context: AdminContext, answer: Answer, *, topic: str, durability: 
 # ---------------------------------------------------------------- subscriptions
 
 
+_ADDED_UP = ["lag_messages", "unacked", "waiting_redelivery", "delayed", "blocked", "redelivered"]
+_ADDED_UP += ["dropped", "dead_letters", "skipped", "lost"]
+
+
 def _merge(partitions: list[dict[str, Any]], record: TopicRecord) -> list[dict[str, Any]]:
     """One entry per subscription of a topic: what its partitions say of it, added up."""
     merged: dict[str, dict[str, Any]] = {}
@@ -349,8 +354,9 @@ def _merge(partitions: list[dict[str, Any]], record: TopicRecord) -> list[dict[s
                 {"subscription": sub["subscription"], "topic": record.topic, "type": sub["type"],
                  "consumers": [], "cursors": {}},
             )  # fmt: skip
-            for name in ("lag_messages", "unacked", "waiting_redelivery", "redelivered", "lost"):
+            for name in _ADDED_UP:
                 entry[name] = entry.get(name, 0) + sub.get(name, 0)
+            entry["failure_policy"] = sub.get("failure_policy", {})
             name = partition["partition"]
             entry["cursors"][name] = sub["cursor"]
             entry["consumers"].extend({**held, "partition": name} for held in sub["consumers"])
@@ -407,6 +413,11 @@ def _state(sub: dict[str, Any]) -> str:
         return "stalled: no consumer is connected"
     if all(consumer["byte_credit"] <= 0 for consumer in sub["consumers"]):
         return "stalled: its consumers have not taken what they were sent"
+    if sub["blocked"] and sub["blocked"] + sub["unacked"] >= sub["lag_messages"]:
+        return (
+            f"blocked: {sub['blocked']} messages failed too often; change the failure policy "
+            "(danube-fast subscriptions set-failure-policy), seek, or delete the subscription"
+        )
     if sub["unacked"] >= sub["lag_messages"]:
         return "waiting: everything was delivered and is not acked yet"
     return "moving"
@@ -430,6 +441,28 @@ def delete_subscription(
     partitions = context.topics.partitions(record)
     arguments = {"subscription": subscription}
     _ask_owners(context, record, partitions, "delete_subscription", arguments, told)
+
+
+@_operation(Permission.MANAGE_TOPIC, "topic")
+def set_failure_policy(
+    context: AdminContext, answer: Answer, *, topic: str, subscription: str, values: dict[str, Any]
+) -> None:
+    """Change fields of a subscription's failure policy, from now on; answers the policy."""
+    record = context.topics.require(parse_topic(topic))
+    parse_policy(values)
+
+    def told(replies: list[Any], errors: list[DanubeError]) -> None:
+        policies = [policy for reply in replies for policy in reply["failure_policies"]]
+        if errors:
+            answer.fail(errors[0])
+        elif not policies:
+            answer.fail(NotFound(f"topic {topic} has no subscription {subscription!r}"))
+        else:
+            answer.done(policies[0])
+
+    partitions = context.topics.partitions(record)
+    arguments = {"subscription": subscription, "values": values}
+    _ask_owners(context, record, partitions, "set_failure_policy", arguments, told)
 
 
 # ---------------------------------------------------------------- namespaces and cluster

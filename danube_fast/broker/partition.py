@@ -12,13 +12,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 
+from danube_fast.broker.consumer import Deliver, Gap, Stored, SubscriptionKind
+from danube_fast.broker.policy import FailurePolicy
 from danube_fast.broker.records import (
     Acked,
     Cursor,
     PartitionAssigned,
+    PolicySet,
     SubscriptionCreated,
 )
-from danube_fast.broker.subscription import Deliver, Gap, Stored, Subscription, SubscriptionKind
+from danube_fast.broker.subscription import Subscription
+from danube_fast.broker.timers import Timers
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
 from danube_fast.types import Dispatch, Durability
 
@@ -33,8 +37,15 @@ _COMPACT_AT = 256
 class Partition:
     """State of one partition."""
 
-    def __init__(self, assigned: PartitionAssigned, log_slot: int, slot: int) -> None:
+    def __init__(
+        self,
+        assigned: PartitionAssigned,
+        log_slot: int,
+        slot: int,
+        timers: Timers[Subscription] | None = None,
+    ) -> None:
         self.assign(assigned)
+        self._timers = timers or Timers()
         self.partition_id = assigned.partition_id
         self.topic = assigned.topic
         self.log_slot = log_slot
@@ -143,6 +154,16 @@ class Partition:
             return Gap(tail[place + 1].base_offset, "offsets were never used")
         return None
 
+    def frame_at(self, read_log: ReadLog, offset: int) -> Stored | Gap | None:
+        """The frame that holds a visible offset, for nobody's subscription."""
+        found = self._in_tail(offset)
+        if found is not None:
+            return found
+        read = read_log(self, offset)
+        if not isinstance(read, list):
+            return read
+        return read[0] if read[0].base_offset <= offset else Gap(read[0].base_offset, "never used")
+
     def fetch(
         self, read_log: ReadLog, subscription: Subscription, offset: int
     ) -> Stored | Gap | None:
@@ -212,10 +233,18 @@ class Partition:
                 )
             return existing, False
         created = Subscription(
-            self.partition_id, name, kind, self.position(wanted), tracks=self.reliable
-        )
+            self.partition_id, name, kind, self.position(wanted), tracks=self.reliable,
+            timers=self._timers,
+        )  # fmt: skip
         self.subscriptions[name] = created
         return created, True
+
+    def forget_subscription(self, name: str) -> Subscription | None:
+        """The subscription is gone; nothing of it is kept."""
+        gone = self.subscriptions.pop(name, None)
+        if gone is not None:
+            gone.ledger.close()
+        return gone
 
     def new_reader(self, wanted: str | int) -> Subscription:
         """A subscription without a name for one reader; it goes when the reader goes."""
@@ -230,7 +259,7 @@ class Partition:
         return [*self.subscriptions.values(), *self.readers]
 
     def dispatch(
-        self, read_log: ReadLog, effects: list[Deliver]
+        self, read_log: ReadLog, now_ns: int, effects: list[Deliver]
     ) -> list[tuple[Subscription, Gap | DanubeError]]:
         """Let every subscription with consumers hand out what it can; each begins in its turn.
 
@@ -250,11 +279,11 @@ class Partition:
             self._turn = (self._turn + 1) % len(waiting)
             waiting = waiting[self._turn :] + waiting[: self._turn]
         for subscription in waiting:
-            for gap in subscription.dispatch(self.visible, fetch, effects):
+            for gap in subscription.dispatch(self.visible, fetch, now_ns, effects):
                 met.append((subscription, gap))
         return met
 
-    def pass_on(self, stored: Stored, effects: list[Deliver]) -> bool:
+    def pass_on(self, stored: Stored, now_ns: int, effects: list[Deliver]) -> bool:
         """Hand the newest frame to the only subscription, if that waits for nothing else.
 
         False: `dispatch` has to look, and nothing was done.
@@ -262,7 +291,7 @@ class Partition:
         if len(self.subscriptions) != 1 or self.readers:
             return False
         (subscription,) = self.subscriptions.values()
-        return subscription.pass_on(stored, effects)
+        return subscription.pass_on(stored, now_ns, effects)
 
     def lag(self) -> tuple[int, int]:
         """How far the last subscription with consumers is behind, about, bytes; its next offset."""
@@ -283,12 +312,15 @@ class Partition:
         """What changed in the cursors since the last call."""
         return [record for sub in self.subscriptions.values() for record in sub.cursor_records()]
 
-    def subscription_records(self) -> list[SubscriptionCreated | Cursor]:
+    def subscription_records(self) -> list[SubscriptionCreated | Cursor | PolicySet]:
         """Everything about the subscriptions, for a snapshot."""
-        records: list[SubscriptionCreated | Cursor] = []
+        records: list[SubscriptionCreated | Cursor | PolicySet] = []
         for sub in self.subscriptions.values():
             records.append(
                 SubscriptionCreated(self.partition_id, sub.name, sub.kind.value, sub.cursor)
             )
-            records.append(Cursor(self.partition_id, sub.name, sub.cursor, sub.acked.flat()))
+            acked = sub.ledger.settled_pairs()
+            records.append(Cursor(self.partition_id, sub.name, sub.cursor, acked))
+            if sub.policy != FailurePolicy():
+                records.append(PolicySet(self.partition_id, sub.name, sub.policy))
         return records

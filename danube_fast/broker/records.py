@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from danube_fast.broker.policy import FailurePolicy
+
 __all__ = [
     "Acked",
     "Cursor",
@@ -16,6 +18,7 @@ __all__ = [
     "PartitionAssigned",
     "PartitionRemoved",
     "PartitionState",
+    "PolicySet",
     "ProducerExpired",
     "ProducerOpened",
     "ProducerState",
@@ -118,6 +121,14 @@ class Acked(_Record, tag=12, frozen=True):
     ranges: list[int]
 
 
+class PolicySet(_Record, tag=13, frozen=True):
+    """A subscription's failure policy."""
+
+    partition_id: int
+    name: str
+    policy: FailurePolicy
+
+
 class PartitionState(_Record, tag=10, frozen=True):
     """Where a partition stands: in snapshots, and where the log's frames alone do not tell."""
 
@@ -142,7 +153,7 @@ class ProducerState(_Record, tag=11, frozen=True):
 Record = (
     EpochStarted | PartitionAssigned | PartitionRemoved | Reserved | ProducerOpened
     | ProducerExpired | SubscriptionCreated | SubscriptionDeleted | Cursor | PartitionState
-    | ProducerState | Acked
+    | ProducerState | Acked | PolicySet
 )  # fmt: skip
 
 encode_record = msgspec.msgpack.Encoder().encode

@@ -32,10 +32,12 @@ NS_PER_SECOND = 1_000_000_000
 
 
 class TypeName(enum.StrEnum):
-    """Subscription types that this version serves."""
+    """Subscription types."""
 
     EXCLUSIVE = "exclusive"
     SHARED = "shared"
+    FAILOVER = "failover"
+    KEY_SHARED = "key_shared"
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +61,9 @@ def consume(
     start: Annotated[
         str,
         typer.Option(
-            "--from", metavar="latest|earliest|OFFSET", help="Where a new subscription begins."
+            "--from",
+            metavar="latest|earliest|OFFSET|TIME|-10m",
+            help="Where a new subscription begins; TIME is RFC 3339.",
         ),
     ] = "latest",
     template: Annotated[
@@ -79,6 +83,14 @@ def consume(
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="End when nothing has come for so long."),
     ] = None,
+    key_filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key-filter",
+            metavar="GLOB",
+            help="Only keys like this (key_shared); may be repeated.",
+        ),
+    ] = None,
     no_ack: Annotated[
         bool, typer.Option("--no-ack", help="Only look: the messages will come again.")
     ] = False,
@@ -89,6 +101,7 @@ def consume(
     """Print messages to stdout as they come, and acknowledge those that were printed."""
     if output is OutputForm.JSON and template is not None:
         raise InvalidArgument("--output json has a form of its own; leave -f out")
+    position = _position(start)
     write_batch = _writer(output, template)
     with (
         connect(url, transport.value) as client,
@@ -96,7 +109,8 @@ def consume(
             topic,
             subscription=subscription,
             type=type_name.value,
-            initial_position=_position(start),
+            initial_position=position,
+            **({"key_filters": key_filters} if key_filters else {}),
         ) as consumer,
     ):
         count = _pump(consumer, write_batch, max_messages, timeout, acknowledge=not no_ack)
@@ -104,11 +118,12 @@ def consume(
 
 
 def _position(text: str) -> str | int:
-    if text in ("latest", "earliest"):
-        return text
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    raise InvalidArgument(f"--from {text!r} is neither latest nor earliest nor an offset")
+    """What `--from` says, checked. Raises InvalidArgument."""
+    from danube_fast.client.options import checked_position
+
+    position = int(text) if text.isascii() and text.isdecimal() else text
+    checked_position(position)
+    return position
 
 
 def _writer(output: OutputForm, template: str | None) -> Callable[[Any], bytes]:

@@ -1,12 +1,13 @@
-"""`danube-fast subscriptions`: list, describe, delete."""
+"""`danube-fast subscriptions`: list, describe, delete, set-failure-policy, redrive."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from danube_fast.cli.broker import operation
+from danube_fast.broker.policy import Backoff, Poison
+from danube_fast.cli.broker import connect, operation
 from danube_fast.cli.options import (
     DEFAULT_URL,
     OutputForm,
@@ -18,6 +19,7 @@ from danube_fast.cli.options import (
     example,
 )
 from danube_fast.cli.output import print_result, print_table, refuse_without_yes
+from danube_fast.errors import InvalidArgument
 
 __all__ = ["app", "without_details"]
 
@@ -31,7 +33,8 @@ app = typer.Typer(
 
 def without_details(subscription: dict[str, Any]) -> dict[str, Any]:
     """A subscription as one row of a table: how many consumers, no cursor per partition."""
-    row = {n: v for n, v in subscription.items() if n not in ("topic", "cursors")}
+    hidden = ("topic", "cursors", "failure_policy", "dropped", "dead_letters", "skipped", "delayed")
+    row = {n: v for n, v in subscription.items() if n not in hidden}
     return {**row, "consumers": len(subscription["consumers"])}
 
 
@@ -70,3 +73,89 @@ def delete(
     refuse_without_yes(yes, f"deletes the subscription {subscription} of {topic} with its cursor")
     gone = operation(url, "delete_subscription", topic=topic, subscription=subscription)
     print_result(output, gone, f"deleted {subscription} of {topic}")
+
+
+@app.command(
+    "set-failure-policy",
+    epilog=example(
+        "danube-fast subscriptions set-failure-policy /default/flights billing "
+        "--poison-policy dead_letter --dead-letter-topic /default/billing-dead",
+    ),
+)
+def set_failure_policy(
+    topic: TopicArgument,
+    subscription: SubscriptionName,
+    max_redelivery_count: Annotated[
+        int | None, typer.Option(min=0, help="Redeliveries before a message counts as poison.")
+    ] = None,
+    ack_timeout_ms: Annotated[
+        int | None, typer.Option(min=0, help="An ack that takes longer is a failure; 0: never.")
+    ] = None,
+    base_redelivery_delay_ms: Annotated[
+        int | None, typer.Option(min=0, help="Pause before the first redelivery.")
+    ] = None,
+    max_redelivery_delay_ms: Annotated[
+        int | None, typer.Option(min=0, help="Longest pause.")
+    ] = None,
+    backoff_strategy: Annotated[
+        Backoff | None, typer.Option(help="Whether pauses double from failure to failure.")
+    ] = None,
+    poison_policy: Annotated[
+        Poison | None, typer.Option(help="What becomes of a message that failed too often.")
+    ] = None,
+    dead_letter_topic: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Where dead letters go.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Change what happens with messages that fail; options that are left out stay as they are."""
+    given = {
+        "max_redelivery_count": max_redelivery_count,
+        "ack_timeout_ms": ack_timeout_ms,
+        "base_redelivery_delay_ms": base_redelivery_delay_ms,
+        "max_redelivery_delay_ms": max_redelivery_delay_ms,
+        "backoff_strategy": backoff_strategy and backoff_strategy.value,
+        "poison_policy": poison_policy and poison_policy.value,
+        "dead_letter_topic": dead_letter_topic,
+    }
+    values = {name: value for name, value in given.items() if value is not None}
+    if not values:
+        raise InvalidArgument("nothing to change; name an option, see --help")
+    policy = operation(
+        url, "set_failure_policy", topic=topic, subscription=subscription, values=values
+    )
+    print_result(output, policy)
+
+
+@app.command(
+    "redrive", epilog=example("danube-fast subscriptions redrive /default/flights billing --yes")
+)
+def redrive_letters(
+    topic: TopicArgument,
+    subscription: SubscriptionName,
+    dead_letter_topic: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="Where its dead letters are; else as its policy says."),
+    ] = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max", min=1, metavar="N", help="At most so many.")
+    ] = None,
+    yes: YesOption = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Publish a subscription's dead letters to its topic again, once each."""
+    refuse_without_yes(
+        yes, f"publishes the dead letters of {subscription} to {topic}, for all its subscriptions"
+    )
+    # Imported here: it loads the kernels, and `--help` must not wait for them.
+    from danube_fast.client.redrive import redrive
+
+    with connect(url) as client:
+        count = redrive(
+            client, topic, subscription,
+            dead_letter_topic=dead_letter_topic, max_messages=max_messages,
+        )  # fmt: skip
+    text = f"{count:,} dead letter{'' if count == 1 else 's'} published to {topic}"
+    print_result(output, {"topic": topic, "redriven": count}, text)

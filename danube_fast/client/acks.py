@@ -24,7 +24,7 @@ from danube_fast.client.ranges import merged, subtracted
 from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.net.protocol import Ack, Nack
 
-__all__ = ["AckQueue"]
+__all__ = ["AckQueue", "delay_ms"]
 
 _NOT_DUE = FOREVER_NS
 _LOOKS = 2
@@ -33,6 +33,11 @@ _ACKS_LOST = (
     "the connection was lost before all acks were durable; messages whose acks did not arrive are "
     "delivered again, so go on receiving"
 )
+
+
+def delay_ms(seconds: float | None) -> int:
+    """A delay as NACK has it; None leaves it to the failure policy."""
+    return -1 if seconds is None else max(0, int(seconds * 1000))
 
 
 class AckQueue:
@@ -129,13 +134,13 @@ class AckQueue:
 
     def _ackable(self, what: Any) -> Iterator[tuple[Attachment, list[int]]]:
         """Attachment and flat ranges of everything that can be acked now. Raises InvalidArgument."""
-        for attachment, generation, ranges in self._named(what):
+        for attachment, generation, ranges in self.named(what):
             if generation != attachment.generation:
                 self._lapse(attachment, ranges)
             elif attachment.tracks:
                 yield attachment, ranges
 
-    def _named(self, what: Any) -> Iterator[tuple[Attachment, int, list[int]]]:
+    def named(self, what: Any) -> Iterator[tuple[Attachment, int, list[int]]]:
         """Attachment, its generation then, and flat ranges. Raises InvalidArgument."""
         if isinstance(what, Batch):
             for delivery, start, stop in what._pieces:
@@ -144,14 +149,14 @@ class AckQueue:
             source: Any = what._source
             yield source.attachment, source.generation, [what.offset, what.offset + 1]
         elif isinstance(what, Message):
-            yield from self._named(what.message_id)
+            yield from self.named(what.message_id)
         elif isinstance(what, MessageId):
             for attachment in self._attachments:
                 if attachment.topic == what.topic:
                     yield attachment, attachment.generation, [what.offset, what.offset + 1]
         elif isinstance(what, Iterable) and not isinstance(what, str | bytes):
             for item in what:
-                yield from self._named(item)
+                yield from self.named(item)
         else:
             raise InvalidArgument(
                 f"{type(what).__name__} names no message; give a Message, a Batch or a list of messages"
@@ -176,6 +181,12 @@ class AckQueue:
             self._void.pop(attachment, None)
         elif lost:
             self._void[attachment] = merged(self._void.get(attachment, []) + lost)
+
+    def rested(self, attachment: Attachment) -> None:
+        """The consumer left in order: what was sent arrives, what comes now is void."""
+        if self._run_delivery is not None and self._run_delivery.attachment is attachment:
+            self.run_source = self._run_delivery = None
+        attachment.pending.clear()
 
     def _soon(self, attachment: Attachment) -> None:
         if len(attachment.pending) > 2 * ACK_RANGES_MAX:
@@ -272,7 +283,7 @@ class AckQueue:
 
     def give_back(self, what: Any, delay_ms: int, reason: str) -> None:
         """Nack messages at once."""
-        for attachment, generation, ranges in self._named(what):
+        for attachment, generation, ranges in self.named(what):
             if generation == attachment.generation and attachment.connection.is_open:
                 entry = [(attachment.consumer_id, ranges)]
                 attachment.connection.send(Nack(entry, delay_ms, reason))

@@ -89,6 +89,15 @@ class AdminClient:
         """Remove a subscription and its cursor."""
         return self.call("delete_subscription", topic=topic, subscription=subscription)
 
+    def set_failure_policy(
+        self, topic: str, subscription: str, values: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Change fields of a subscription's failure policy; the policy. NotFound, InvalidArgument."""
+        answer: dict[str, Any] = self.call(
+            "set_failure_policy", topic=topic, subscription=subscription, values=values
+        )
+        return answer
+
     def create_namespace(self, namespace: str) -> Any:
         """Create a namespace. AlreadyExists."""
         return self.call("create_namespace", namespace=namespace)

@@ -8,13 +8,14 @@ the message on its way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from danube_fast.client.acks import delay_ms
 from danube_fast.client.admin_client import AdminClient
 from danube_fast.client.async_subscriber import AsyncSubscriber
 from danube_fast.client.client import consumer_request
-from danube_fast.client.consumer import refuse_cumulative, refuse_extend
+from danube_fast.client.consumer import refuse_cumulative
 from danube_fast.client.core import Core
 from danube_fast.client.inbox import Inbox, messages_in_hand
 from danube_fast.client.limits import (
@@ -26,7 +27,7 @@ from danube_fast.client.limits import (
 )
 from danube_fast.client.loop import LoopDriver
 from danube_fast.client.message import Batch, Message, MessageId, Received
-from danube_fast.client.options import READER, ConsumerOptions
+from danube_fast.client.options import READER, ConsumerOptions, Start
 from danube_fast.client.outbox import Outbox
 from danube_fast.client.outgoing import Attributes, OnDelivery
 from danube_fast.client.reader import ReadRange, checked_stop
@@ -179,17 +180,19 @@ class AsyncConsumer(Inbox):
     async def nack(
         self,
         what: Message | MessageId | Batch | Iterable[Message],
-        delay: float = 0.0,
+        delay: float | None = None,
         reason: str = "",
     ) -> None:
-        """Give messages back for redelivery, after `delay` seconds at the earliest."""
+        """Give messages back: they failed; see Consumer.nack."""
         self.check_acking()
         with self._lock:
-            self._acks.give_back(what, int(delay * 1000), reason)
+            self._acks.give_back(what, delay_ms(delay), reason)
 
     async def extend(self, message: Message, seconds: float) -> None:
-        """Keep a message for longer than the ack timeout. There is none yet: FailedPrecondition."""
-        raise refuse_extend()
+        """Keep a message for `seconds` from now on, whatever the ack timeout is."""
+        self.check_acking()
+        with self._lock:
+            self._extend(message, seconds)
 
     async def flush_acks(self, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
         """Send queued acks and wait until they are durable."""
@@ -352,13 +355,13 @@ class AsyncClient:
         *,
         subscription: str,
         type: str = "exclusive",  # noqa: A002 - its name in the documentation
-        initial_position: str | int = "latest",
+        initial_position: Start = "latest",
         name: str | None = None,
         timeout: float = REQUEST_TIMEOUT_SECONDS,  # noqa: ASYNC109
         pattern: str | None = None,
         permits_bytes: int = PERMITS_BYTES_DEFAULT,
         key_filters: Sequence[str] | None = None,
-        failure_policy: Any = None,
+        failure_policy: Mapping[str, Any] | None = None,
     ) -> AsyncConsumer:
         """Subscribe, see Client.consumer."""
         topics, options = consumer_request(
@@ -381,7 +384,7 @@ class AsyncClient:
         self,
         topic: str,
         *,
-        start: str | int = "earliest",
+        start: Start = "earliest",
         stop: str | int | None = "latest",
         timeout: float = REQUEST_TIMEOUT_SECONDS,  # noqa: ASYNC109
         permits_bytes: int = PERMITS_BYTES_DEFAULT,

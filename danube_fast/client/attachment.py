@@ -19,7 +19,7 @@ from danube_fast.client.connection import Connection
 from danube_fast.client.credit import Credit
 from danube_fast.client.delivery import Delivery
 from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, SECOND_NS
-from danube_fast.client.options import READER
+from danube_fast.client.options import READER, Position
 from danube_fast.client.ranges import merged
 from danube_fast.errors import (
     DanubeError,
@@ -53,7 +53,7 @@ class Attachment:
         inbox: Inbox,
         partition: Partition,
         credit: Credit,
-        position: str | int,
+        position: Position,
     ) -> None:
         self.inbox = inbox
         self.connection = partition.connection
@@ -77,6 +77,7 @@ class Attachment:
         """Where the first subscription began."""
         self.next_offset = 0
         """Where the reader is: one past the last offset received or known to be missing."""
+        self._is_resting = False
         self._call: Call | None = None
         self._backoff_ns = BACKOFF_MIN_NS
         self._refused_since_ns = 0
@@ -133,6 +134,7 @@ class Attachment:
             self.end_offset = call.value["end_offset"]
             self.start_offset = self.next_offset = call.value["next_offset"]
         self.ever_subscribed = True
+        self.inbox.leases.subscribed(call.value.get("ack_timeout_ms", 0))
         self._backoff_ns = BACKOFF_MIN_NS
         self._refused_since_ns = 0
         self.inbox.pump.notify()
@@ -156,6 +158,7 @@ class Attachment:
     def on_time(self, now_ns: int) -> None:
         """Keeper: try to subscribe again."""
         waiting = self.subscribed or self._call is not None or self.failure is not None
+        waiting = waiting or self._is_resting
         if self.connection.is_open and not waiting:
             self._subscribe()
 
@@ -218,7 +221,7 @@ class Attachment:
 
     def on_session(self, resumed: bool) -> None:
         """The session is open again: frames on their way are lost, so start over."""
-        if self.failure is not None:
+        if self.failure is not None or self._is_resting:
             return
         if resumed and self.consumer_id:
             # the broker still counts them as delivered to the old id: it must give them back
@@ -236,6 +239,27 @@ class Attachment:
             self._forget_id()
             self.subscribed = False
             self.inbox.restarted(self, sought=False)
+
+    def rest(self) -> None:
+        """Leave until `wake`: all that was delivered goes to others, and acks that were sent count."""
+        if self.subscribed and self.connection.is_open:
+            self._is_resting = True
+            self._leave_subscription()
+            self.inbox.rested(self)
+
+    def wake(self) -> None:
+        """Subscribe again after a rest."""
+        if self._is_resting:
+            self._is_resting = False
+            if self.connection.is_open and self.failure is None:
+                self._subscribe()
+
+    def _leave_subscription(self) -> None:
+        request = self.connection.next_request()
+        self.connection.call(Call(CloseConsumer(request, self.consumer_id), OnLoss.FORGET))
+        self._forget_id()
+        self.consumer_id = 0
+        self.subscribed = False
 
     def on_away(self) -> None:
         """The worker is gone for long."""
@@ -260,7 +284,7 @@ class Attachment:
         self.leave()
         self.connection, self.credit = connection, credit
         connection.users[self] = None
-        if connection.is_open:
+        if connection.is_open and not self._is_resting:
             self._subscribe()
 
     def _forget_id(self) -> None:

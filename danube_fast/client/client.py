@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from danube_fast.client.admin_client import AdminClient
@@ -16,7 +16,7 @@ from danube_fast.client.limits import (
     REQUEST_TIMEOUT_SECONDS,
 )
 from danube_fast.client.message import Message, MessageId
-from danube_fast.client.options import READER, ConsumerOptions
+from danube_fast.client.options import READER, ConsumerOptions, Start, subscribe_options
 from danube_fast.client.producer import Producer
 from danube_fast.client.reader import Reader, checked_stop
 from danube_fast.client.subscriber import Subscriber
@@ -31,20 +31,16 @@ def consumer_request(
     *,
     subscription: str,
     type: str,  # noqa: A002 - its name in the documentation
-    initial_position: str | int,
+    initial_position: Start,
     name: str | None,
     pattern: str | None,
     permits_bytes: int,
     key_filters: Sequence[str] | None,
-    failure_policy: Any,
+    failure_policy: Mapping[str, Any] | None,
 ) -> tuple[list[str], ConsumerOptions]:
     """Topics and checked options of `consumer()`. Raises InvalidArgument, FailedPrecondition."""
     if pattern is not None:
         raise FailedPrecondition("pattern= is not served yet; pass a list of topics")
-    if key_filters:
-        raise FailedPrecondition("key_filters= come with key_shared, which is not served yet")
-    if failure_policy is not None:
-        raise FailedPrecondition("failure_policy= is not served yet; leave it out")
     topics = [topic] if isinstance(topic, str) else list(topic or ())
     if not topics:
         raise InvalidArgument("a consumer needs a topic, or a list of topics")
@@ -56,6 +52,7 @@ def consumer_request(
         position=initial_position,
         name=name or core.name,
         permits_bytes=permits_bytes,
+        options=subscribe_options(key_filters, failure_policy),
     )
     return topics, options.checked()
 
@@ -130,19 +127,21 @@ class Client:
         *,
         subscription: str,
         type: str = "exclusive",  # noqa: A002 - its name in the documentation
-        initial_position: str | int = "latest",
+        initial_position: Start = "latest",
         name: str | None = None,
         timeout: float = REQUEST_TIMEOUT_SECONDS,
         pattern: str | None = None,
         permits_bytes: int = PERMITS_BYTES_DEFAULT,
         key_filters: Sequence[str] | None = None,
-        failure_policy: Any = None,
+        failure_policy: Mapping[str, Any] | None = None,
     ) -> Consumer:
         """Subscribe to a topic or a list of topics.
 
-        `type` is exclusive or shared; `initial_position` ("latest", "earliest" or an offset) counts
-        when the subscription is new. Waits up to `timeout` seconds for a missing topic, then
-        NotFound. `permits_bytes` bounds what the broker sends ahead.
+        `type` is exclusive, shared, failover or key_shared; `initial_position` ("latest", "earliest",
+        an offset, a datetime, an RFC 3339 time, or a time ago such as "-10m") and `failure_policy` (fields as in tuning.md, "Failure policy") count when the
+        subscription is new. Waits up to `timeout` seconds for a missing topic, then NotFound.
+        `permits_bytes` bounds what the broker sends ahead. `key_filters`, globs such as "pay*", say
+        which keys a key_shared consumer takes.
         """
         topics, options = consumer_request(
             self._core,
@@ -162,7 +161,7 @@ class Client:
         self,
         topic: str,
         *,
-        start: str | int = "earliest",
+        start: Start = "earliest",
         stop: str | int | None = "latest",
         timeout: float = REQUEST_TIMEOUT_SECONDS,
         permits_bytes: int = PERMITS_BYTES_DEFAULT,

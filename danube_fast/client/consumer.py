@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from danube_fast.client.acks import delay_ms
 from danube_fast.client.inbox import Inbox, messages_in_hand
 from danube_fast.client.limits import (
     BATCH_MESSAGES_DEFAULT,
@@ -14,25 +15,17 @@ from danube_fast.client.limits import (
 from danube_fast.client.message import Batch, Message, MessageId, Received
 from danube_fast.errors import FailedPrecondition
 
-__all__ = ["Consumer", "refuse_cumulative", "refuse_extend"]
+__all__ = ["Consumer", "refuse_cumulative"]
 
 
 def refuse_cumulative(inbox: Inbox) -> None:
     """Raise FailedPrecondition where a cumulative ack makes no sense."""
     inbox.check_acking()
-    if inbox.type == "shared":
+    if inbox.type in ("shared", "key_shared"):
         raise FailedPrecondition(
-            "a cumulative ack would take messages from the other consumers of a shared "
-            "subscription; ack messages or batches"
+            f"a cumulative ack makes no sense on a {inbox.type} subscription, whose messages go to "
+            "several consumers; ack messages or batches"
         )
-
-
-def refuse_extend() -> FailedPrecondition:
-    """The error of `extend`."""
-    return FailedPrecondition(
-        "there is no ack timeout, so there is nothing to extend: a message is yours until the "
-        "consumer goes; leave the call out"
-    )
 
 
 class Consumer(Inbox):
@@ -91,24 +84,28 @@ class Consumer(Inbox):
     def nack(
         self,
         what: Message | MessageId | Batch | Iterable[Message],
-        delay: float = 0.0,
+        delay: float | None = None,
         reason: str = "",
     ) -> None:
-        """Give messages back for redelivery, after `delay` seconds at the earliest."""
+        """Give messages back: they failed, and come again after `delay` seconds; without a delay after
+        what the subscription's failure policy says. Who fails too often is poison (see there)."""
         self.check_acking()
         with self._lock:
-            self._acks.give_back(what, int(delay * 1000), reason)
+            self._acks.give_back(what, delay_ms(delay), reason)
 
     def extend(self, message: Message, seconds: float) -> None:
-        """Keep a message for longer than the ack timeout. There is none yet: FailedPrecondition."""
-        raise refuse_extend()
+        """Keep a message for `seconds` from now on, whatever the ack timeout is."""
+        self.check_acking()
+        with self._lock:
+            self._extend(message, seconds)
 
     def flush_acks(self, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:
         """Send queued acks and wait until they are durable."""
         self._core.run(self.flush_acks_steps(timeout))
 
     def seek(self, position: Any, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:
-        """Move the subscription to "earliest", "latest" or an offset (in every partition)."""
+        """Move the subscription in every partition: to "earliest", "latest", an offset, a datetime, an
+        RFC 3339 time or a time ago such as "-10m"."""
         self._core.run(self.seek_steps(position, timeout))
 
     def lag(self) -> int:

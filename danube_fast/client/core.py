@@ -160,7 +160,6 @@ class Core:
         self, kind: type[C], topics: list[str], options: ConsumerOptions, timeout: float
     ) -> Steps[C]:
         """Wait for the topics, subscribe to all their partitions."""
-        options = options.checked()
         deadline_ns = deadline_after(self.pump.clock, timeout)
         routes: list[Topic] = []
         for topic in topics:

@@ -21,6 +21,7 @@ from danube_fast.client.calls import Call
 from danube_fast.client.connection import Connection
 from danube_fast.client.credit import Credit
 from danube_fast.client.delivery import Delivery
+from danube_fast.client.leases import Leases
 from danube_fast.client.limits import (
     BATCH_MESSAGES_DEFAULT,
     CLOSE_TIMEOUT_SECONDS,
@@ -78,6 +79,9 @@ class Inbox:
         self._refusal: DanubeError | None = None
         """Raised by every receive from now on."""
         self._closed = False
+        self._is_resting = False
+        self._taken = 0
+        """Frames that the application has had in hand."""
         # the frame in hand
         self._delivery: Any = None
         self._index = 0
@@ -85,6 +89,7 @@ class Inbox:
         self._messages: list[Message] = []
         self.attachments: list[Attachment] = []
         self._acks = AckQueue(self.pump, self.attachments)
+        self.leases = Leases(self)
         self._attach(options)
 
     def _attach(self, options: ConsumerOptions) -> None:
@@ -179,6 +184,8 @@ class Inbox:
     def _arrived_steps(self, deadline_ns: int) -> Steps[bool]:
         """Wait for a frame in the queue. Raises what ended or broke the consumer."""
         with self._lock:
+            if self._is_resting:
+                self._wake()
             self._acks.send_unless_busy()
         ready = yield Wait(self._has_arrived, deadline_ns)
         if self._error is not None:
@@ -199,6 +206,7 @@ class Inbox:
             except IndexError:
                 return None
             attachment = delivery.attachment
+            self._taken += 1
             with self._lock:
                 attachment.credit.take(delivery.frame_bytes, delivery.count, delivery.flow_id)
                 if self._acks.due_ns <= self.pump.clock.monotonic_ns():
@@ -219,6 +227,49 @@ class Inbox:
         with self._lock:
             return any(delivery.attachment is attachment for delivery in self._queue)
 
+    @property
+    def place(self) -> object:
+        """Changes whenever the application takes something."""
+        return self._taken, self._index
+
+    @property
+    def is_waiting(self) -> bool:
+        """Something that arrived waits for the application."""
+        return self._index < self._stop or bool(self._queue)
+
+    def rest(self) -> None:
+        """Leave the subscription until the application comes for more; what waits goes to others."""
+        self._acks.send()
+        for attachment in self.attachments:
+            attachment.rest()
+        self._is_resting = True
+
+    def _wake(self) -> None:
+        """The application is back."""
+        self._is_resting = False
+        for attachment in self.attachments:
+            attachment.wake()
+
+    def waiting(self) -> dict[Attachment, list[int]]:
+        """Offsets that the application has not got yet, as flat [start, end) pairs, about: a range of a
+        split frame may span messages of others."""
+        found: dict[Attachment, list[int]] = {}
+        in_hand, index = self._delivery, self._index
+        if in_hand is not None and index < self._stop:
+            first = in_hand.offset_list(index, index + 1)[0]
+            found[in_hand.attachment] = [first, in_hand.end_offset]
+        for delivery in list(self._queue):  # other threads take from it without the lock
+            if delivery.generation == delivery.attachment.generation:
+                pairs = found.setdefault(delivery.attachment, [])
+                pairs += (delivery.base_offset, delivery.end_offset)
+        return found
+
+    def _extend(self, message: Message, seconds: float) -> None:
+        """Under the lock: keep a message for longer."""
+        for attachment, generation, pairs in self._acks.named(message):
+            if generation == attachment.generation and attachment.tracks:
+                self.leases.extend(attachment, pairs, max(1, int(seconds * 1000)))
+
     # ------------------------------------------------------------ what attachments report
 
     def arrived(self, delivery: Delivery) -> None:
@@ -238,6 +289,13 @@ class Inbox:
         """A seek or a new subscription: frames from before it do not count any more."""
         attachment.generation += 1
         self._acks.restarted(attachment, sought=sought)
+        if self._delivery is not None and self._delivery.attachment is attachment:
+            self._stop = 0
+
+    def rested(self, attachment: Attachment) -> None:
+        """Attachment: it left for a while. Frames that came are void; acks that were sent count."""
+        attachment.generation += 1
+        self._acks.rested(attachment)
         if self._delivery is not None and self._delivery.attachment is attachment:
             self._stop = 0
 
@@ -316,6 +374,9 @@ class Inbox:
                 call = Call(command, on_done=attachment.on_sought)
                 calls.append(connection.call(call))
         yield from self._answered_steps(calls, timeout, "seek; it may have happened")
+        with self._lock:
+            calls = self._acks.send(durable=True)
+        yield from self._answered_steps(calls, timeout, "seek; it happened, and may not be durable")
 
     def _answered_steps(self, calls: list[Call], timeout: float, what: str) -> Steps[None]:
         """Wait for all replies and raise the first error."""
@@ -348,7 +409,9 @@ class Inbox:
         if self._refusal is not None:
             return "failed"
         with self._lock:
-            connected = all(a.subscribed and a.connection.is_open for a in self.attachments)
+            connected = self._is_resting or all(
+                a.subscribed and a.connection.is_open for a in self.attachments
+            )
         return "connected" if connected else "reconnecting"
 
     # ------------------------------------------------------------ the end
@@ -366,6 +429,7 @@ class Inbox:
             for credit in self._credits.values():
                 credit.close()
             self._acks.close()
+            self.leases.close()
             self._core.forget(self)
             self.pump.notify()
         self._queue.clear()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from danube_fast.client.limits import (
@@ -16,14 +19,28 @@ from danube_fast.client.limits import (
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.frame.layout import Codec
 
-__all__ = ["READER", "ConsumerOptions", "ProducerOptions", "checked_position"]
+__all__ = [
+    "READER",
+    "ConsumerOptions",
+    "Position",
+    "ProducerOptions",
+    "Start",
+    "checked_position",
+    "subscribe_options",
+]
 
 READER = "reader"
 """Subscription type of readers: no cursor, no acks."""
-_TYPES = ("exclusive", "shared", READER)
-_TYPES_LATER = ("failover", "key_shared")
+_TYPES = ("exclusive", "shared", "failover", "key_shared", READER)
 _CODECS = {None: Codec.NONE, "none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 _BATCH_BYTES_MIN = 4096
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_AGO = re.compile(r"-(\d{1,9})([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+Start = str | int | dt.datetime | dt.timedelta
+"""What an application may say."""
+Position = str | int | dict[str, int]
+"""Earliest, latest, an offset, {"time_ns": t} or {"ago_ns": n}."""
 
 
 class ProducerOptions:
@@ -68,20 +85,20 @@ class ConsumerOptions(NamedTuple):
 
     subscription: str
     type: str
-    position: str | int
+    position: Any
     name: str
     permits_bytes: int = PERMITS_BYTES_DEFAULT
     permits_messages: int = PERMITS_MESSAGES_DEFAULT
     options: dict[str, Any] = {}
 
     def checked(self) -> ConsumerOptions:
-        """Raise InvalidArgument or FailedPrecondition for what cannot be."""
-        if self.type in _TYPES_LATER:
-            raise FailedPrecondition(
-                f"type={self.type!r} is not served yet; use exclusive or shared"
-            )
+        """Raise InvalidArgument for what cannot be."""
         if self.type not in _TYPES:
-            raise InvalidArgument(f"type={self.type!r} is unknown; use exclusive or shared")
+            raise InvalidArgument(
+                f"type={self.type!r} is unknown; use exclusive, shared, failover or key_shared"
+            )
+        if self.options.get("key_filters") and self.type != "key_shared":
+            raise InvalidArgument("key_filters= choose among keys; use them with type='key_shared'")
         if not self.subscription and self.type != READER:
             raise InvalidArgument("a consumer needs subscription=; name the cursor it advances")
         if self.permits_bytes <= 0 or self.permits_messages <= 0:
@@ -89,12 +106,52 @@ class ConsumerOptions(NamedTuple):
         return self._replace(position=checked_position(self.position))
 
 
-def checked_position(position: Any) -> str | int:
-    """Earliest, latest or an offset. Raises InvalidArgument."""
-    if position in ("earliest", "latest"):
-        return str(position)
+def subscribe_options(
+    key_filters: Sequence[str] | None, failure_policy: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What SUBSCRIBE has in `options`. Raises InvalidArgument."""
+    options: dict[str, Any] = {}
+    if key_filters is not None:
+        if isinstance(key_filters, str) or not all(isinstance(f, str) for f in key_filters):
+            raise InvalidArgument("key_filters is a list of globs, such as ['pay*', 'eu-?']")
+        options["key_filters"] = list(key_filters)
+    if failure_policy is not None:
+        options["failure_policy"] = dict(failure_policy)
+    return options
+
+
+def checked_position(position: Any) -> Position:
+    """A position as SUBSCRIBE and SEEK have it. Raises InvalidArgument."""
+    if isinstance(position, str) and position in ("earliest", "latest"):
+        return position
     if type(position) is int and position >= 0:
         return position
+    if isinstance(position, dt.timedelta):
+        return {"ago_ns": _whole_ns(abs(position))}
+    if isinstance(position, str):
+        position = parse_time(position)
+        if isinstance(position, dt.timedelta):
+            return {"ago_ns": _whole_ns(position)}
+    if isinstance(position, dt.datetime):
+        moment = position if position.tzinfo else position.astimezone()
+        return {"time_ns": max(0, _whole_ns(moment - _EPOCH))}
     raise InvalidArgument(
-        f"{position!r} is not a position; use 'earliest', 'latest' or an offset of at least 0"
+        f"{position!r} is not a position; use 'earliest', 'latest', an offset of at least 0, a "
+        "datetime, an RFC 3339 time, or a time ago such as '-10m'"
     )
+
+
+def _whole_ns(span: dt.timedelta) -> int:
+    return span // dt.timedelta(microseconds=1) * 1000
+
+
+def parse_time(text: str) -> dt.datetime | dt.timedelta | None:
+    """'-10m' as a timedelta of ten minutes, an RFC 3339 time as a datetime; None for anything else."""
+    ago = _AGO.fullmatch(text)
+    if ago:
+        return dt.timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if "T" in text or " " in text else None

@@ -25,6 +25,7 @@ __all__ = [
     "Deliver",
     "Error",
     "EventKind",
+    "Extend",
     "Flow",
     "Hello",
     "Lookup",
@@ -169,9 +170,13 @@ class Subscribe(_Request, tag=20, frozen=True):
     """Attaches a consumer to one partition's subscription.
 
     `consumer_id` is chosen by the client, unique in its session. `flow_id` names the credit that
-    the consumer draws on, likewise. `type` is exclusive, shared or reader (a reader has no
-    subscription and acks nothing). `position` is "earliest", "latest" or an offset. RESULT is
-    `{"next_offset", "end_offset", "first_offset"}`.
+    the consumer draws on, likewise. `type` is exclusive, shared, failover, key_shared or reader (a
+    reader has no subscription and acks nothing). `position` is "earliest", "latest", an offset,
+    `{"time_ns": t}` (the first message that the broker got at that time or later, nanoseconds since the
+    epoch) or `{"ago_ns": n}` (so long before now).
+    `options`: `key_filters`, a list of globs (key_shared), and `failure_policy`, a map that a new
+    subscription begins with. RESULT is `{"next_offset", "end_offset", "first_offset",
+    "ack_timeout_ms"}`.
     """
 
     request: int
@@ -180,7 +185,7 @@ class Subscribe(_Request, tag=20, frozen=True):
     partition_id: int
     subscription: str
     type: str
-    position: str | int = "latest"
+    position: str | int | dict[str, int] = "latest"
     consumer_name: str = ""
     options: dict[str, Any] = {}
 
@@ -205,7 +210,10 @@ class Ack(_Request, tag=22, frozen=True):
 
 
 class Nack(_Request, tag=23, frozen=True):
-    """Gives messages back for redelivery: per consumer a flat list of [start, end) pairs."""
+    """Gives messages back for redelivery: per consumer a flat list of [start, end) pairs.
+
+    They failed: `delay_ms` below 0 leaves it to the subscription's failure policy when they come again.
+    """
 
     entries: list[tuple[int, list[int]]]
     delay_ms: int = 0
@@ -213,11 +221,11 @@ class Nack(_Request, tag=23, frozen=True):
 
 
 class Seek(_Request, tag=24, frozen=True):
-    """Moves a subscription: "earliest", "latest" or an offset. RESULT `{"next_offset"}`."""
+    """Moves a subscription to a position, see SUBSCRIBE. RESULT `{"next_offset"}`."""
 
     request: int
     consumer_id: int
-    position: str | int
+    position: str | int | dict[str, int]
 
 
 class CloseConsumer(_Request, tag=25, frozen=True):
@@ -225,6 +233,14 @@ class CloseConsumer(_Request, tag=25, frozen=True):
 
     request: int
     consumer_id: int
+
+
+class Extend(_Request, tag=26, frozen=True):
+    """Keeps messages: per consumer a flat list of [start, end) pairs, of which those that it holds stay
+    with it for so long from now on; 0: for the subscription's ack timeout. No reply."""
+
+    entries: list[tuple[int, list[int]]]
+    milliseconds: int = 0
 
 
 # ---------------------------------------------------------------- broker to client
@@ -296,7 +312,7 @@ class ProducerNames(_Command, tag=71, frozen=True):
 
 ClientCommand = (
     Hello | Ping | Bye | Lookup | Admin | OpenProducer | Publish | CloseProducer | Subscribe
-    | Flow | Ack | Nack | Seek | CloseConsumer
+    | Flow | Ack | Nack | Seek | CloseConsumer | Extend
 )  # fmt: skip
 ServerCommand = (
     Welcome | Pong | Error | Result | Published | Deliver | ConsumerEvent | ProducerNames

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from danube_fast.broker import subscription
-from danube_fast.broker.subscription import (
+from danube_fast.broker.consumer import (
     Consumer,
     Deliver,
     Flow,
     Gap,
     Stored,
-    Subscription,
     SubscriptionKind,
 )
+from danube_fast.broker.ledger_layout import State
+from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 
@@ -53,15 +53,36 @@ def consumer_of(sub: Subscription, number: int, *, credit: int = 1 << 40) -> Con
     return consumer
 
 
-def run(sub: Subscription, topic: Topic) -> list[Deliver]:
+def run(sub: Subscription, topic: Topic, now_ns: int = 0) -> list[Deliver]:
     effects: list[Deliver] = []
-    sub.dispatch(topic.end, topic.fetch, effects)
+    sub.dispatch(topic.end, topic.fetch, now_ns, effects)
     return effects
 
 
 def offsets(effect: Deliver) -> list[int]:
-    ranges = effect.ranges or [(effect.stored.base_offset, effect.stored.end_offset)]
-    return [offset for low, high in ranges for offset in range(low, high)]
+    if effect.rows is None:
+        return list(range(effect.stored.base_offset, effect.stored.end_offset))
+    return [effect.stored.base_offset + row for row in effect.rows.tolist()]
+
+
+def counts(effect: Deliver) -> dict[int, int]:
+    """Offset -> how often it was delivered before."""
+    if effect.attempts is None:
+        return {}
+    return dict(zip(offsets(effect), effect.attempts.tolist(), strict=True))
+
+
+def in_state(sub: Subscription, state: State) -> list[int]:
+    return [n for n in range(sub.next_offset) if sub.ledger.state_of(n)[0] == state]
+
+
+def acked_ahead(sub: Subscription) -> list[int]:
+    return sub.ledger.settled_pairs()
+
+
+def held(sub: Subscription, consumer: Consumer) -> list[int]:
+    wanted = (State.HELD, consumer.slot)
+    return [n for n in range(sub.next_offset) if sub.ledger.state_of(n) == wanted]
 
 
 def shared(cursor: int = 0) -> Subscription:
@@ -76,12 +97,12 @@ def test_exclusive_gets_whole_frames_in_order_and_the_cursor_follows_acks():
     sub, topic = exclusive(), Topic(3, 4)
     consumer = consumer_of(sub, 1)
     effects = run(sub, topic)
-    assert [effect.ranges for effect in effects] == [None, None]
+    assert [effect.rows for effect in effects] == [None, None]
     assert functools.reduce(operator.iadd, map(offsets, effects), []) == list(range(7))
     sub.ack(consumer, [2, 5])
-    assert (sub.cursor, sub.acked.flat()) == (0, [2, 5])
+    assert (sub.cursor, acked_ahead(sub)) == (0, [2, 5])
     sub.ack(consumer, [0, 2])
-    assert (sub.cursor, sub.acked.flat(), sub.held_count) == (5, [], 2)
+    assert (sub.cursor, acked_ahead(sub), sub.ledger.held) == (5, [], 2)
 
 
 def test_a_second_exclusive_consumer_is_refused_until_the_first_is_gone():
@@ -137,40 +158,35 @@ def test_what_a_dead_consumer_held_goes_to_the_others_with_a_count():
     (effect,) = run(sub, topic)
     assert effect.consumer is two
     assert offsets(effect) == [2, 3, 4]
-    assert effect.attempts == [(2, 5, 1)]
+    assert counts(effect) == {2: 1, 3: 1, 4: 1}
     sub.detach(two)
     three = consumer_of(sub, 3)
     effects = run(sub, topic)
     assert all(effect.consumer is three for effect in effects)
-    counts = {
-        offset: count
-        for effect in effects
-        for low, high, count in effect.attempts or []
-        for offset in range(low, high)
-    }
-    assert counts == {2: 2, 3: 2, 4: 2, 5: 1, 6: 1, 7: 1, 8: 1, 9: 1}
+    told = {offset: count for effect in effects for offset, count in counts(effect).items()}
+    assert told == {2: 2, 3: 2, 4: 2, 5: 1, 6: 1, 7: 1, 8: 1, 9: 1}
 
 
 def test_no_credit_no_delivery_and_the_other_one_goes_on():
     sub, topic = shared(), Topic(4, 4)
     poor, rich = consumer_of(sub, 1, credit=0), consumer_of(sub, 2)
     assert {effect.consumer for effect in run(sub, topic)} == {rich}
-    assert poor.held.count == 0
+    assert poor.unacked == 0
 
 
 def test_nack_comes_again_at_once_or_when_due():
     sub, topic = exclusive(), Topic(4)
     consumer = consumer_of(sub, 1)
     run(sub, topic)
-    sub.nack(consumer, [1, 2], 0)
-    sub.nack(consumer, [3, 4], 1_000)
+    sub.nack(consumer, [1, 2], 0, 0, "")
+    sub.nack(consumer, [3, 4], 1_000, 0, "")
     (effect,) = run(sub, topic)
     assert offsets(effect) == [1]
-    sub.release_due(999)
+    sub.on_time(999)
     assert run(sub, topic) == []
-    sub.release_due(1_000)
+    sub.on_time(1_000)
     (effect,) = run(sub, topic)
-    assert (offsets(effect), effect.attempts) == ([3], [(3, 4, 1)])
+    assert (offsets(effect), counts(effect)) == ([3], {3: 1})
 
 
 def test_a_gap_is_settled_so_that_the_cursor_passes_it():
@@ -178,7 +194,7 @@ def test_a_gap_is_settled_so_that_the_cursor_passes_it():
     topic.end = 10
     topic.add(2)
     consumer = consumer_of(sub, 1)
-    gaps = sub.dispatch(topic.end, topic.fetch, [])
+    gaps = sub.dispatch(topic.end, topic.fetch, 0, [])
     assert [gap.end for gap in gaps] == [10]
     sub.ack(consumer, [0, 3])
     sub.ack(consumer, [10, 12])
@@ -233,17 +249,14 @@ def test_every_offset_is_acked_held_or_waiting_and_nobody_holds_what_another_hol
             if what == "ack":
                 sub.ack(consumer, [value, value + 3])
             else:
-                sub.nack(consumer, [value, value + 3], 0)
+                sub.nack(consumer, [value, value + 3], 0, 0, "")
         run(sub, topic)
-        held = [n for c in sub.consumers for low, high in c.held for n in range(low, high)]
-        waiting = [n for low, high in sub.redeliver for n in range(low, high)]
-        acked = list(range(sub.cursor)) + [n for lo, hi in sub.acked for n in range(lo, hi)]
-        assert sorted(held + waiting + acked) == list(range(sub.next_offset))
+        mine = [n for consumer in sub.consumers for n in held(sub, consumer)]
+        waiting, blocked = in_state(sub, State.WAITING), in_state(sub, State.BLOCKED)
+        acked = in_state(sub, State.SETTLED) + in_state(sub, State.SETTLED_NEW)
+        assert sorted(mine + waiting + acked + blocked) == list(range(sub.next_offset))
         if sub.consumers:
             assert sub.next_offset == topic.end and not waiting
-
-
-some = st.lists(st.integers(0, 59), max_size=30)
 
 
 def test_what_waits_of_one_frame_goes_out_in_one_piece():
@@ -251,15 +264,13 @@ def test_what_waits_of_one_frame_goes_out_in_one_piece():
     sub = Subscription(1, "s", SubscriptionKind.SHARED, 0, tracks=True)
     one, two = consumer_of(sub, 1), consumer_of(sub, 2)
     run(sub, topic)
-    held = list(one.held) + list(two.held)
-    assert sum(end - start for start, end in held) == 20
+    assert one.unacked + two.unacked == 20
     for consumer in (one, two):
-        odd = [edge for start, end in consumer.held for i in range(start, end) if i % 2 for edge in (i, i + 1)]  # fmt: skip
-        even = [edge for start, end in consumer.held for i in range(start, end) if not i % 2 for edge in (i, i + 1)]  # fmt: skip
-        sub.ack(consumer, even)
-        sub.nack(consumer, odd, 0)
+        mine = held(sub, consumer)
+        sub.ack(consumer, [edge for n in mine if not n % 2 for edge in (n, n + 1)])
+        sub.nack(consumer, [edge for n in mine if n % 2 for edge in (n, n + 1)], 0, 0, "")
     effects = run(sub, topic)
-    assert [(effect.stored.base_offset, len(effect.ranges or [])) for effect in effects] == [
+    assert [(effect.stored.base_offset, len(offsets(effect))) for effect in effects] == [
         (0, 5), (10, 5)
     ]  # fmt: skip
     assert {effect.consumer for effect in effects} == {one, two}
@@ -271,12 +282,12 @@ def test_delayed_redeliveries_come_when_they_are_due():
     consumer = consumer_of(sub, 1)
     run(sub, topic)
     for offset, due_ns in ((5, 300), (2, 100), (7, 200)):
-        sub.nack(consumer, [offset, offset + 1], due_ns)
+        sub.nack(consumer, [offset, offset + 1], due_ns, 0, "")
     for now_ns, offset in ((100, 2), (200, 7), (300, 5)):
-        sub.release_due(now_ns)
+        sub.on_time(now_ns)
         (effect,) = run(sub, topic)
-        assert effect.ranges == [(offset, offset + 1)]
-    assert not sub.delayed
+        assert offsets(effect) == [offset]
+    assert not sub.ledger.delayed
 
 
 def test_lost_messages_are_counted_and_unused_offsets_are_not():
@@ -290,44 +301,11 @@ def test_lost_messages_are_counted_and_unused_offsets_are_not():
 
     sub = Subscription(1, "s", SubscriptionKind.EXCLUSIVE, 0, tracks=True)
     consumer_of(sub, 1)
-    assert [gap.end for gap in sub.dispatch(topic.end, lossy, [])] == [2, 4]
+    assert [gap.end for gap in sub.dispatch(topic.end, lossy, 0, [])] == [2, 4]
     assert (sub.lost_count, sub.cursor) == (2, 4)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["ack", "nack", "later", "leave"]), some), max_size=12))
-def test_many_ranges_at_once_do_what_few_do(steps):
-    def play(many: int) -> list[object]:
-        seen: list[object] = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(subscription, "MANY_RANGES", many)
-            topic = Topic(20, 20, 20)
-            sub = Subscription(1, "s", SubscriptionKind.EXCLUSIVE, 0, tracks=True)
-            consumer = consumer_of(sub, 1)
-            run(sub, topic)
-            for now_ns, (what, chosen) in enumerate(steps, 1):
-                pairs = [edge for offset in chosen for edge in (offset, offset + 1)]
-                if what == "ack":
-                    sub.ack(consumer, pairs)
-                elif what == "leave":
-                    sub.detach(consumer)
-                    consumer = consumer_of(sub, 1)
-                else:
-                    sub.nack(consumer, pairs, now_ns + 1 if what == "later" else 0)
-                sub.release_due(now_ns)
-                effects = run(sub, topic)
-                pieces = [(effect.ranges, effect.attempts) for effect in effects]
-                counted = [
-                    (n, count)
-                    for low, high, count in sub.attempts.segments(0, 60)
-                    for n in range(low, high)
-                ]
-                ranges = [effect[0] for effect in pieces]
-                seen.append((sub.cursor, sub.acked.flat(), consumer.held.flat(), ranges, counted))
-        return seen
-
-    assert play(0) == play(1000)
-
-
+SEVERAL = (SubscriptionKind.SHARED, SubscriptionKind.FAILOVER, SubscriptionKind.KEY_SHARED)
 _STEPS = st.lists(
     st.sampled_from(["frame", "ack", "nack", "run", "pause", "poor", "rich", "leave", "join"]),
     max_size=12,
@@ -344,14 +322,14 @@ def _after(steps: list[str], kind: SubscriptionKind, tracks: bool) -> tuple[Subs
             topic.add(1 + number % 3)
         elif step == "run":
             run(sub, topic)
-        elif step == "join" and (kind is SubscriptionKind.SHARED or consumer is None):
+        elif step == "join" and (consumer is None or kind in SEVERAL):
             consumer_of(sub, number + 2)
         elif consumer is None:
             continue
         elif step == "ack":
             sub.ack(consumer, [max(0, topic.end - 2), topic.end])
         elif step == "nack":
-            sub.nack(consumer, [0, 1 + number], 0)
+            sub.nack(consumer, [0, 1 + number], 0, 0, "")
         elif step == "leave":
             sub.detach(consumer)
         elif step == "pause":
@@ -363,9 +341,9 @@ def _after(steps: list[str], kind: SubscriptionKind, tracks: bool) -> tuple[Subs
 
 def _state(sub: Subscription, effects: list[Deliver]) -> object:
     return (
-        sub.cursor, sub.next_offset, sub.turn, list(sub.redeliver), list(sub.acked),
-        [(list(c.held), c.flow.byte_credit, c.flow.message_credit, c.flow.ran_out) for c in sub.consumers],
-        [(e.consumer.consumer_id, e.stored.base_offset, e.ranges, e.attempts) for e in effects],
+        sub.cursor, sub.next_offset, sub.turn, in_state(sub, State.WAITING), acked_ahead(sub),
+        [(held(sub, c), c.flow.byte_credit, c.flow.message_credit, c.flow.ran_out) for c in sub.consumers],
+        [(e.consumer.consumer_id, e.stored.base_offset, e.rows, e.attempts) for e in effects],
     )  # fmt: skip
 
 
@@ -376,7 +354,7 @@ def test_a_frame_that_is_passed_on_is_what_dispatch_would_do(steps, kind, tracks
     topic.add(2)
     before = _state(quick, [])
     effects: list[Deliver] = []
-    if quick.pass_on(topic.frames[-1], effects):
+    if quick.pass_on(topic.frames[-1], 0, effects):
         assert _state(quick, effects) == _state(slow, run(slow, topic))
     else:
         assert _state(quick, effects) == before
@@ -387,6 +365,6 @@ def test_the_only_consumer_at_the_tail_gets_a_frame_at_once(tracks):
     sub, topic = _after(["frame", "run"], SubscriptionKind.SHARED, tracks)
     topic.add(3)
     effects: list[Deliver] = []
-    assert sub.pass_on(topic.frames[-1], effects)
+    assert sub.pass_on(topic.frames[-1], 0, effects)
     assert [offsets(effect) for effect in effects] == [[1, 2, 3]]
-    assert not sub.pass_on(topic.frames[-1], effects), "twice"
+    assert not sub.pass_on(topic.frames[-1], 0, effects), "twice"

@@ -84,6 +84,8 @@ class FakeBroker:
         self.hold_acks = False
         self.ack_commands = 0
         self.held: list[tuple[bytes, Any]] = []
+        self.ack_timeout_ms = 0
+        self.extended: list[tuple[int, list[int], int]] = []
         self.waiting: list[tuple[bytes, p.Lookup, float]] = []
         self.publish_sizes: list[int] = []
         self.bundle_counts: list[int] = []
@@ -384,6 +386,7 @@ class FakeBroker:
             "next_offset": sub["next"],
             "end_offset": partition.next_offset,
             "first_offset": 0,
+            "ack_timeout_ms": self.ack_timeout_ms,
         }
         self.reply(identity, p.Result(command.request, answer))
         self._deliver()
@@ -453,6 +456,10 @@ class FakeBroker:
                 for start, end in zip(pairs[::2], pairs[1::2], strict=True):
                     self._give_back(consumer, {o for o in consumer["held"] if start <= o < end})
         self._deliver()
+
+    def _on_extend(self, session: Session, identity: bytes, command: p.Extend) -> None:
+        for consumer_id, pairs in command.entries:
+            self.extended.append((consumer_id, pairs, command.milliseconds))
 
     def _give_back(self, consumer: dict[str, Any], offsets: set[int]) -> None:
         sub = consumer["sub"]

@@ -154,6 +154,22 @@ def test_nack_brings_it_again(broker: Any, client: danube_fast.Client) -> None:
     assert (again.offset, again.redelivery_count) == (1, 1)
 
 
+def test_what_waits_in_the_queue_is_extended_and_what_the_application_has_is_not(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    broker.ack_timeout_ms = 300
+    fill(client, 10)
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    first = drain(consumer, 4)
+    broker.wait("an extension", lambda: len(broker.extended) >= 2)
+    assert {tuple(pairs) for _, pairs, _ in broker.extended} == {(4, 10)}
+    drain(consumer, 6)
+    before = len(broker.extended)
+    consumer.extend(first[2], 7.5)
+    broker.wait("another extension", lambda: len(broker.extended) > before)
+    assert broker.extended[before][1:] == ([2, 3], 7500)
+
+
 def test_small_credit_still_gets_everything(broker: Any, client: danube_fast.Client) -> None:
     payloads = fill(client, 20_000, batch_bytes_max=4096)
     consumer = client.consumer(
@@ -279,8 +295,10 @@ def test_options_are_checked(broker: Any, client: danube_fast.Client) -> None:
     for bad in ({"type": "weird"}, {"initial_position": -1}, {"permits_bytes": 0}):
         with pytest.raises(danube_fast.InvalidArgument):
             client.consumer(TOPIC, subscription="s", **bad)  # type: ignore[arg-type]
-    with pytest.raises(danube_fast.FailedPrecondition, match="not served yet"):
-        client.consumer(TOPIC, subscription="s", type="failover")
+    with pytest.raises(danube_fast.InvalidArgument, match="key_shared"):
+        client.consumer(TOPIC, subscription="s", type="shared", key_filters=["a*"])
+    with pytest.raises(danube_fast.InvalidArgument, match="list of globs"):
+        client.consumer(TOPIC, subscription="s", type="key_shared", key_filters="a*")
     with pytest.raises(danube_fast.InvalidArgument, match="namespace"):
         client.consumer("flights", subscription="s")
 

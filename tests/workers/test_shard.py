@@ -21,7 +21,8 @@ def test_a_message_goes_in_and_comes_out(rigs):
     assert client.publish((1, client.frame(opened, 0, [b"a", b"b"]))) == [0, 0]
     assert client.publish((1, client.frame(opened, 2, [b"c"]))) == [0, 2]
     reply = client.subscribe(1)
-    assert reply[2] == {"next_offset": 0, "end_offset": 3, "first_offset": 0}
+    want = {"next_offset": 0, "end_offset": 3, "first_offset": 0, "ack_timeout_ms": 30_000}
+    assert reply[2] == want
     assert client.receive(3) == [(0, b"a"), (1, b"b"), (2, b"c")]
     assert client.names == {opened["producer_id"]: "p"}
     client.ack(0, 3)

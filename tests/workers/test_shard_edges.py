@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from danube_fast.broker.consumer import CREDIT_MAX
 from danube_fast.broker.layout import ProducerWord
 from danube_fast.broker.records import SubscriptionCreated
-from danube_fast.broker.subscription import CREDIT_MAX
 from danube_fast.frame.bundle import make_bundle
 from danube_fast.net.server import WouldBlock
 from danube_fast.net.session import Session
@@ -320,7 +320,7 @@ def test_one_log_that_cannot_end_in_order_does_not_keep_the_others_from_it(rigs)
     assert rig.worker.catalog.by_id[2].visible == 3
 
 
-def test_a_seek_is_answered_when_it_is_durable(rigs):
+def test_a_seek_is_answered_before_what_follows_it_and_an_ack_tells_when_it_is_durable(rigs):
     rig = rigs()
     rig.assign(1)
     client = rig.client()
@@ -329,14 +329,15 @@ def test_a_seek_is_answered_when_it_is_durable(rigs):
     client.receive(3)
     client.ack(0, 3)
     disk = HeldSyncs(rig)
-    request = client.post(24, 1, 1)
+    assert client.ask(24, 1, 1)[2] == {"next_offset": 1}
+    assert [offset for offset, _ in client.receive(2)] == [1, 2]
+    request = client.post(22, [])
     for _ in range(50):
         rig.worker.do_work()
         client.pump()
     assert [reply for reply in client.waiting if reply[0] == 67] == []
     disk.release()
-    assert client.answer(request)[2] == {"next_offset": 1}
-    assert [offset for offset, _ in client.receive(2)] == [1, 2]
+    assert client.answer(request)[2] is None
     rig.crash()
     rig = rigs()
     assert rig.worker.catalog.by_id[1].subscriptions["s"].cursor == 1

@@ -1,0 +1,424 @@
+r"""The ledger of a subscription: what is the case with each message that is not settled and below
+`next_offset`. IO-free; kernels do what is done message by message.
+
+    FRESH -> HELD -> SETTLED            handed out, acked
+              |  \-> DELAYED | BLOCKED  given back: waits for its time, or for somebody's decision
+              v             |
+             WAITING <------+ -> HELD   its holder is gone, or the time has come
+
+A message costs 6 bytes while its page is in use (10 with routes), a page 2,048 messages, a run of
+settled ones nothing. Each delivery has a row: who holds it, since when, how much of it is left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from danube_fast.broker import ledger_kernels as k
+from danube_fast.broker import ledger_records
+from danube_fast.broker.ledger_layout import (
+    ALL_SETTLED_NEW,
+    HEAD_WORDS,
+    NEED_PAGES,
+    NEED_ROWS,
+    NEED_TABLE,
+    PAGE_BYTES,
+    PAGE_MESSAGES,
+    PAGE_SHIFT,
+    ROUTED_PAGE_BYTES,
+    ROW_WORDS,
+    HeadWord,
+    RowWord,
+    State,
+)
+from danube_fast.errors import Internal, InvalidArgument
+from danube_fast.frame.kernel import address_of, direct
+
+__all__ = ["PAGES", "ROUTED_PAGES", "Failed", "Ledger", "PagePool", "Rows", "as_offsets", "runs_of"]
+
+_hold, _rehold = direct(k.hold), direct(k.rehold)
+_select, _next_waiting, _attempts = (
+    direct(k.select),
+    direct(k.next_waiting),
+    direct(k.read_attempts),
+)
+_settle, _collect, _wake = direct(k.settle), direct(ledger_records.collect), direct(k.wake)
+_give_back, _take_back = direct(k.give_back), direct(k.take_back)
+_state_at = direct(k.state_at)
+_list_settled, _rewind = direct(ledger_records.list_settled), direct(k.rewind)
+
+ROWS_AT_FIRST = 16
+TABLE_AT_FIRST = 8
+PAGES_AT_ONCE = 16
+RANGES_AT_ONCE = 1024
+MESSAGES_AT_ONCE = 4096
+PAGES_PER_JUMP = 1 << 15
+"""A long range is settled in steps, so that the table stays small."""
+_FAR = 1 << 62
+
+Rows = NDArray[np.int32]
+Failed = tuple[int, int, int, bool]
+"""Low, high, how often these messages failed, whether that was too often."""
+
+_CURSOR, _NEXT = int(HeadWord.CURSOR), int(HeadWord.NEXT)
+_HELD, _WAITING, _SETTLED = int(HeadWord.HELD), int(HeadWord.WAITING), int(HeadWord.SETTLED)
+
+
+class PagePool:
+    """Pages of all ledgers of a worker; what they give back they share."""
+
+    def __init__(self, page_bytes: int = PAGE_BYTES) -> None:
+        self.page_bytes = page_bytes
+        self._chunks: list[Any] = []
+        self._count = 0
+        self._stack = np.zeros(0, np.int64)
+        self._head = np.zeros(2, np.int64)
+        self.address = int(self._head.ctypes.data)
+        """Of two words: how many pages are free, where their addresses stand."""
+
+    @property
+    def free_count(self) -> int:
+        """Pages that nobody uses."""
+        return int(self._head[0])
+
+    @property
+    def byte_count(self) -> int:
+        """Memory of all pages, used or not."""
+        return self._count * self.page_bytes
+
+    def grow(self, page_count: int) -> None:
+        """Have at least so many free pages."""
+        free = self.free_count
+        wanted = max(PAGES_AT_ONCE, page_count - free, self._count >> 3)
+        chunk = np.empty(wanted * self.page_bytes, np.uint8)
+        self._chunks.append(chunk)
+        self._count += wanted
+        stack = np.zeros(self._count, np.int64)
+        stack[:free] = self._stack[:free]
+        stack[free : free + wanted] = chunk.ctypes.data + self.page_bytes * np.arange(wanted)
+        self._stack = stack
+        self._head[:] = free + wanted, stack.ctypes.data
+
+    def take_back(self, pages: NDArray[np.int64]) -> None:
+        """Addresses of pages that are free again."""
+        free = self.free_count
+        self._stack[free : free + len(pages)] = pages
+        self._head[0] = free + len(pages)
+
+
+class Ledger:
+    """The messages of one subscription. Offsets below `cursor` are settled, those from `next_offset`
+    on fresh, unless they were settled ahead of their time."""
+
+    __slots__ = ("_head", "_out", "_pool", "_rows", "_table", "address", "words")
+
+    def __init__(self, pool: PagePool, cursor: int) -> None:
+        """`pool` has pages of ROUTED_PAGE_BYTES if messages are routed by key."""
+        self._pool = pool
+        self._head = np.zeros(HEAD_WORDS, np.int64)
+        self.words = self._head.data
+        self.address = int(self._head.ctypes.data)
+        self._out: NDArray[np.int64] | None = None
+        self._table = np.zeros(0, np.int64)
+        self._rows = np.zeros((0, ROW_WORDS), np.int64)
+        self.restart(cursor)
+        self.words[HeadWord.RECORDED] = cursor
+
+    def restart(self, offset: int) -> None:
+        """Forget everything: all below `offset` is settled, the rest fresh."""
+        self._free_pages()
+        words = self.words
+        buckets = words[HeadWord.BUCKETS]
+        self._head[:] = 0
+        words[_CURSOR] = words[_NEXT] = words[HeadWord.FIRST_WAITING] = offset
+        words[HeadWord.RECORDED] = offset
+        words[HeadWord.PAGE_SIZE] = self._pool.page_bytes
+        words[HeadWord.DIRTY_LOW] = _FAR
+        words[HeadWord.OLDEST] = words[HeadWord.NEWEST] = words[HeadWord.FREE_ROW] = -1
+        words[HeadWord.BUCKETS] = buckets
+        words[HeadWord.POOL] = self._pool.address
+        self._table = np.zeros(0, np.int64)
+        self._rows = np.zeros((0, ROW_WORDS), np.int64)
+
+    def _free_pages(self) -> None:
+        """Give every page back to the pool."""
+        used = self._table[self._table > ALL_SETTLED_NEW]
+        if len(used):
+            self._pool.take_back(used)
+
+    def move_to(self, offset: int) -> None:
+        """All below `offset` is settled, of a ledger that nothing is held in."""
+        words = self.words
+        words[_CURSOR] = words[_NEXT] = words[HeadWord.RECORDED] = offset
+
+    def close(self) -> None:
+        """Nothing of it is needed any more."""
+        self.restart(self.cursor)
+
+    # ------------------------------------------------------------ what is the case
+
+    @property
+    def cursor(self) -> int:
+        """All below is settled."""
+        return self.words[_CURSOR]
+
+    @property
+    def next_offset(self) -> int:
+        """Nothing from here on was handed out."""
+        return self.words[_NEXT]
+
+    @next_offset.setter
+    def next_offset(self, offset: int) -> None:
+        self.words[_NEXT] = offset
+
+    @property
+    def held(self) -> int:
+        """Messages that somebody holds."""
+        return self.words[_HELD]
+
+    @property
+    def waiting(self) -> int:
+        """Messages to be handed out before anything fresh."""
+        return self.words[_WAITING]
+
+    @property
+    def delayed(self) -> int:
+        """Messages that were given back and whose time has not come."""
+        return self.words[HeadWord.DELAYED]
+
+    @property
+    def blocked(self) -> int:
+        """Messages that failed too often."""
+        return self.words[HeadWord.BLOCKED]
+
+    @property
+    def settled_ahead(self) -> int:
+        """Messages above the cursor that are settled."""
+        return self.words[_SETTLED]
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing waits and nothing is settled ahead: what comes next goes out whole."""
+        words = self.words
+        return not words[_WAITING] and not words[_SETTLED]
+
+    @property
+    def is_dirty(self) -> bool:
+        """`collect` has something to tell."""
+        words = self.words
+        return words[_CURSOR] > words[HeadWord.RECORDED] or bool(words[HeadWord.DIRTY_HIGH])
+
+    def held_by(self, slot: int) -> int:
+        """Messages that one consumer holds."""
+        mine = self._rows[:, RowWord.SLOT] == slot
+        return int(self._rows[mine, RowWord.LEFT].sum())
+
+    def state_of(self, offset: int) -> tuple[State, int]:
+        """State of a message, and the slot that holds it if it is HELD (else -1)."""
+        if offset < self.cursor:
+            return State.SETTLED, -1
+        state = int(_state_at(self.address, offset))
+        if state < State.HELD:
+            return State(state), -1
+        return State.HELD, int(self._rows[state - State.HELD, RowWord.SLOT])
+
+    def oldest(self) -> tuple[int, int] | None:
+        """The row of the delivery that is held longest, and since when; None if there is none."""
+        row = self.words[HeadWord.OLDEST]
+        return None if row < 0 else (row, int(self._rows[row, RowWord.TIME_NS]))
+
+    def slot_of(self, row: int) -> int:
+        """Whom a delivery went to; -1: it is over."""
+        return int(self._rows[row, RowWord.SLOT])
+
+    def serial(self, row: int) -> int:
+        """Which delivery a row belongs to; the number changes when the row is used again."""
+        return int(self._rows[row, RowWord.SERIAL]) if self._rows[row, RowWord.SLOT] >= 0 else -1
+
+    # ------------------------------------------------------------ memory
+
+    def _grow(self, code: int, low: int, high: int) -> None:
+        """Make room for what a kernel asked for, about offsets [low, high)."""
+        words = self.words
+        if code == NEED_ROWS:
+            self._grow_rows()
+        elif code == NEED_PAGES:
+            self._pool.grow((high - low) // PAGE_MESSAGES + 2)
+        elif code == NEED_TABLE:
+            first = words[_CURSOR] >> PAGE_SHIFT
+            used = max(0, words[HeadWord.TABLE_PAGES] - (first - words[HeadWord.FIRST_PAGE]))
+            wanted = max((high >> PAGE_SHIFT) + 1 - first, used)
+            table = np.zeros(max(TABLE_AT_FIRST, 2 * wanted), np.int64)
+            if used:
+                table[:used] = self._table[len(self._table) - used :]
+            self._table = table
+            words[HeadWord.TABLE] = int(table.ctypes.data)
+            words[HeadWord.FIRST_PAGE], words[HeadWord.TABLE_PAGES] = first, len(table)
+        else:
+            raise Internal(f"a kernel of the ledger returned {code}; please report this")
+
+    def _grow_rows(self) -> None:
+        used = len(self._rows)
+        rows = np.zeros((max(ROWS_AT_FIRST, 2 * used), ROW_WORDS), np.int64)
+        rows[:used] = self._rows
+        rows[used:, RowWord.SLOT] = -1
+        rows[used:, RowWord.FOLLOWING] = np.arange(used + 1, len(rows) + 1)
+        rows[-1, RowWord.FOLLOWING] = self.words[HeadWord.FREE_ROW]
+        self._rows = rows
+        self.words[HeadWord.ROWS] = int(rows.ctypes.data)
+        self.words[HeadWord.FREE_ROW] = used
+
+    def call(self, kernel: Any, low: int, high: int, *arguments: int) -> int:
+        """Call a kernel until it has all that it needs for offsets [low, high)."""
+        while True:
+            code: int = kernel(self.address, *arguments)
+            if code >= 0:
+                return code
+            self._grow(code, low, high)
+
+    def _buffer(self) -> int:
+        """Address of room for runs or ranges."""
+        if self._out is None:
+            self._out = np.zeros(4 * (MESSAGES_AT_ONCE + 1), np.int64)
+        return int(self._out.ctypes.data)
+
+    # ------------------------------------------------------------ hand out
+
+    def hold(self, low: int, high: int, slot: int, time_ns: int) -> int:
+        """All of [low, high) is held by `slot` from now on. The row of the delivery."""
+        return self.call(_hold, low, high, low, 0, high - low, slot, time_ns)
+
+    def hold_rows(self, base: int, rows: Rows, slot: int, time_ns: int) -> int:
+        """Messages base + rows (rising) are held by `slot` from now on. The row of the delivery."""
+        low, high = base + int(rows[0]), base + int(rows[-1]) + 1
+        return self.call(_hold, low, high, base, address_of(rows), len(rows), slot, time_ns)
+
+    def extend(self, low: int, high: int, slot: int) -> int:
+        """What `slot` holds of a range is a delivery of its own without a time. Its row."""
+        low, high = max(low, self.cursor), min(high, self.next_offset)
+        return self.call(_rehold, low, high, low, high, slot, -1)
+
+    def select(self, base: int, low: int, high: int, state: State) -> Rows:
+        """Messages of [low, high) in that state, int32 less `base`."""
+        rows = np.empty(max(0, high - low), np.int32)
+        if not len(rows):
+            return rows
+        return rows[: _select(self.address, base, low, high, state, address_of(rows))]
+
+    def rewind(self) -> int:
+        """What waits is fresh again. The first of it, or `next_offset` if nothing waits."""
+        return int(_rewind(self.address))
+
+    def first_waiting(self) -> int | None:
+        """The first message that waits."""
+        offset = _next_waiting(self.address)
+        return None if offset < 0 else int(offset)
+
+    def attempts(self, base: int, rows: Rows) -> NDArray[np.uint32] | None:
+        """How often each message was delivered before (at most 255 is counted); None: none was."""
+        counts = np.empty(len(rows), np.uint32)
+        place = address_of(rows)
+        largest = _attempts(self.address, base, place, len(rows), address_of(counts))
+        return counts if largest else None
+
+    # ------------------------------------------------------------ settle
+
+    def ack(self, slot: int, pairs: list[int]) -> None:
+        """Settle what `slot` holds of flat [start, end) pairs."""
+        if not pairs:
+            return
+        ranges = as_offsets(pairs)
+        _settle(self.address, address_of(ranges), len(pairs) // 2, slot)
+
+    def settle(self, low: int, high: int) -> int:
+        """Settle all of [low, high), whoever holds it. How much of it was not settled."""
+        words = self.words
+        low = max(low, words[_CURSOR])
+        before = words[HeadWord.EVER_SETTLED]
+        while low < high:
+            stop = min(high, ((low >> PAGE_SHIFT) + PAGES_PER_JUMP) << PAGE_SHIFT)
+            ranges = np.array([low, stop], np.int64)
+            self.call(_settle, low, stop, address_of(ranges), 1, -1)
+            low = stop
+        return words[HeadWord.EVER_SETTLED] - before
+
+    def collect(self) -> list[int]:
+        """Flat [start, end) pairs of what was settled since the last call, RANGES_AT_ONCE at most;
+        empty: that was all."""
+        place = self._buffer()
+        count = _collect(self.address, place, RANGES_AT_ONCE)
+        return [] if self._out is None else self._out[: 2 * count].tolist()
+
+    def settled_pairs(self) -> list[int]:
+        """Flat [start, end) pairs of all that is settled above the cursor."""
+        pairs: list[int] = []
+        low, place = self.cursor, self._buffer()
+        end = (self.words[HeadWord.FIRST_PAGE] + len(self._table)) << PAGE_SHIFT
+        while low < end:
+            count = _list_settled(self.address, low, end, place, RANGES_AT_ONCE)
+            if not count or self._out is None:
+                break
+            pairs += self._out[: 2 * count].tolist()
+            low = pairs[-1]
+        return pairs
+
+    # ------------------------------------------------------------ give back
+
+    def give_back(self, slot: int) -> None:
+        """All that `slot` holds waits from now on, delivered once more."""
+        _give_back(self.address, slot, len(self._rows))
+
+    def wake(self, low: int, high: int, state: State = State.DELAYED) -> int:
+        """What is in that state in [low, high) waits from now on; how much that is."""
+        return int(_wake(self.address, low, high, state))
+
+    def fail(self, slot: int, pairs: list[int], failures_max: int) -> list[Failed]:
+        """What `slot` holds of flat [start, end) pairs has failed: DELAYED, or BLOCKED if it failed more
+        than `failures_max` times."""
+        runs: list[Failed] = []
+        for at in range(0, len(pairs) - 1, 2):
+            runs += self._fail(pairs[at], pairs[at + 1], slot, -1, failures_max)
+        return runs
+
+    def fail_row(self, row: int, failures_max: int) -> list[Failed]:
+        """All that is held of one delivery has failed."""
+        low, high = self._rows[row, RowWord.START : RowWord.END + 1].tolist()
+        return self._fail(low, high, -1, row, failures_max)
+
+    def _fail(self, low: int, high: int, slot: int, row: int, failures_max: int) -> list[Failed]:
+        place, runs = self._buffer(), []
+        low, high = max(low, self.cursor), min(high, self.next_offset)
+        for at in range(low, high, MESSAGES_AT_ONCE):
+            stop = min(high, at + MESSAGES_AT_ONCE)
+            count = _take_back(self.address, at, stop, slot, row, failures_max, place)
+            if count and self._out is not None:
+                for start, end, failures, blocked in self._out[: 4 * count].reshape(-1, 4).tolist():
+                    runs.append((start, end, failures, bool(blocked)))
+        return runs
+
+
+def as_offsets(pairs: list[int]) -> NDArray[np.int64]:
+    """Flat pairs that a client sent, for kernels. Raises InvalidArgument."""
+    try:
+        return np.array(pairs, np.int64)
+    except OverflowError:
+        raise InvalidArgument("an offset is at most 2**63 - 1; ack what was delivered") from None
+
+
+def runs_of(rows: Rows, base: int) -> list[tuple[int, int]]:
+    """Rising rows of a frame as ranges [start, end) of offsets."""
+    if not len(rows):
+        return []
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    starts = base + rows[np.concatenate(([0], breaks))].astype(np.int64)
+    ends = base + rows[np.concatenate((breaks - 1, [len(rows) - 1]))].astype(np.int64) + 1
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+PAGES = PagePool()
+"""Of all ledgers of the process."""
+ROUTED_PAGES = PagePool(ROUTED_PAGE_BYTES)
+"""Of those whose messages are routed by key."""

@@ -1,0 +1,225 @@
+"""Where the ledger of a subscription keeps what: words and columns that its kernels read and write.
+
+    head   int64 words, one block a subscription (`HeadWord`)
+    table  int64 an entry: what is known of PAGE_MESSAGES offsets; from page number FIRST_PAGE on
+           UNTOUCHED | ALL_SETTLED | ALL_SETTLED_NEW | address of a page
+    page   64 bytes of words (`PageWord`), then columns: state u32, attempts u16 and, in pages of a
+           key_shared subscription, route u32
+    rows   int64 words, a row a delivery (`RowWord`); free rows form a list, those that are held too
+    pool   int64 words: how many free pages there are, and where their addresses stand
+
+The state of a message is one number: `State`, or HELD + the row of the delivery that it is held by.
+"""
+
+from __future__ import annotations
+
+import enum
+
+WORD_BYTES = 8
+BUCKET_SHIFT = 14
+BUCKETS = 1 << BUCKET_SHIFT
+NOBODY = 0xFFFF
+STAYS = 0xFFFE
+"""In place of a slot: nobody takes the message, or it stays where it is."""
+PAGE_SHIFT = 11
+PAGE_MESSAGES = 1 << PAGE_SHIFT
+UNTOUCHED = 0
+ALL_SETTLED = 1
+ALL_SETTLED_NEW = 2
+"""All settled, and no record says so yet."""
+
+AT_STATES = 64
+AT_ATTEMPTS = AT_STATES + 4 * PAGE_MESSAGES
+AT_ROUTES = AT_ATTEMPTS + 2 * PAGE_MESSAGES
+PAGE_BYTES = AT_ROUTES
+ROUTED_PAGE_BYTES = AT_ROUTES + 4 * PAGE_MESSAGES
+
+NEED_ROWS = -1
+NEED_TABLE = -2
+NEED_PAGES = -3
+"""What a kernel returns before it has done anything: grow that and call it again."""
+
+
+class State(enum.IntEnum):
+    """What is the case with a message that nobody holds."""
+
+    FRESH = 0
+    """Never handed out."""
+    SETTLED = 1
+    """Needs no delivery any more, and a record says so."""
+    WAITING = 2
+    """To be handed out before anything fresh."""
+    DELAYED = 3
+    """Handed out again when its time has come."""
+    BLOCKED = 4
+    """Given back too often: stays until somebody decides."""
+    SETTLED_NEW = 5
+    """Settled, and no record says so yet."""
+    HELD = 8
+    """From here on: held by the delivery in that row."""
+
+
+class HeadWord(enum.IntEnum):
+    """The head of a ledger."""
+
+    CURSOR = 0
+    """All below is settled."""
+    NEXT = 1
+    """Nothing from here on was handed out."""
+    TABLE = 2
+    FIRST_PAGE = 3
+    TABLE_PAGES = 4
+    ROWS = 5
+    FREE_ROW = 6
+    """First of the free rows, -1 for none."""
+    OLDEST = 7
+    """The row that is held longest; -1 for none. Rows form a list in the order of TIME_NS."""
+    NEWEST = 8
+    POOL = 9
+    PAGE_SIZE = 10
+    """Bytes of a page."""
+    HELD = 11
+    """Messages in that state, as in the next four."""
+    WAITING = 12
+    DELAYED = 13
+    BLOCKED = 14
+    SETTLED = 15
+    """Those above the cursor."""
+    FIRST_WAITING = 16
+    """No message below is WAITING."""
+    RECORDED = 17
+    """All below is settled, and records say so."""
+    DIRTY_LOW = 18
+    """Every SETTLED_NEW at or above the cursor is in [DIRTY_LOW, DIRTY_HIGH)."""
+    DIRTY_HIGH = 19
+    BUCKETS = 20
+    """Address of a row for each bucket of keys, 0 if messages are not routed by key."""
+    UNBLOCKED = 21
+    """A bucket is free again for which messages wait."""
+    EVER_SETTLED = 22
+    """Messages settled by kernels, ever."""
+
+
+class BucketWord(enum.IntEnum):
+    """A bucket of keys. Its messages are with one consumer at a time, in their order."""
+
+    HOLDER = 0
+    """The slot that the messages are with, while HELD is not 0."""
+    HELD = 1
+    """Messages that are held."""
+    WAITING = 2
+    """Messages that wait: those behind them wait too."""
+    MARK = 3
+    """Number of the last pass in which a message had to stay."""
+
+
+class RouteWord(enum.IntEnum):
+    """What is asked of the kernels that route: addresses unless said."""
+
+    BASE = 0
+    """Offset of the frame's first message."""
+    ROWS = 1
+    """int32 messages of the frame, rising."""
+    COUNT = 2
+    """How many."""
+    HASHES = 3
+    """int64 hash of every message's key, by row; 0: no message has one."""
+    MASKS = 4
+    """u16 which table of owners, by row; 0: the first."""
+    OWNERS = 5
+    """int64 addresses of tables: u16 slot by bucket."""
+    ALLOWANCE = 6
+    """int64 messages that each slot may take."""
+    SLOTS = 7
+    """u16 answers, one a row."""
+    PASS = 8
+    """Number of the pass."""
+    IS_WAITING = 9
+    """1: the messages waited before, and their routes are known."""
+
+
+class PageWord(enum.IntEnum):
+    """The head of a page."""
+
+    SETTLED = 0
+    """Messages in the page that are settled, recorded or not."""
+
+
+class RowWord(enum.IntEnum):
+    """A delivery: some messages of [START, END) that went to one consumer together."""
+
+    START = 0
+    END = 1
+    SLOT = 2
+    """Whom it went to; -1: the row is free, and FOLLOWING is the next free one."""
+    TIME_NS = 3
+    """When, monotonic nanoseconds."""
+    LEFT = 4
+    """Messages of it that are held still."""
+    BEFORE = 5
+    FOLLOWING = 6
+    SERIAL = 7
+    """Counts the deliveries that had this row."""
+
+
+HEAD_WORDS = 24
+ROW_WORDS = 8
+
+# Byte offsets of words and plain ints of states, for kernels.
+H_CURSOR = int(HeadWord.CURSOR) * WORD_BYTES
+H_NEXT = int(HeadWord.NEXT) * WORD_BYTES
+H_TABLE = int(HeadWord.TABLE) * WORD_BYTES
+H_FIRST_PAGE = int(HeadWord.FIRST_PAGE) * WORD_BYTES
+H_TABLE_PAGES = int(HeadWord.TABLE_PAGES) * WORD_BYTES
+H_ROWS = int(HeadWord.ROWS) * WORD_BYTES
+H_FREE_ROW = int(HeadWord.FREE_ROW) * WORD_BYTES
+H_OLDEST = int(HeadWord.OLDEST) * WORD_BYTES
+H_NEWEST = int(HeadWord.NEWEST) * WORD_BYTES
+H_POOL = int(HeadWord.POOL) * WORD_BYTES
+H_PAGE_SIZE = int(HeadWord.PAGE_SIZE) * WORD_BYTES
+H_HELD = int(HeadWord.HELD) * WORD_BYTES
+H_WAITING = int(HeadWord.WAITING) * WORD_BYTES
+H_DELAYED = int(HeadWord.DELAYED) * WORD_BYTES
+H_BLOCKED = int(HeadWord.BLOCKED) * WORD_BYTES
+H_SETTLED = int(HeadWord.SETTLED) * WORD_BYTES
+H_FIRST_WAITING = int(HeadWord.FIRST_WAITING) * WORD_BYTES
+H_RECORDED = int(HeadWord.RECORDED) * WORD_BYTES
+H_DIRTY_LOW = int(HeadWord.DIRTY_LOW) * WORD_BYTES
+H_DIRTY_HIGH = int(HeadWord.DIRTY_HIGH) * WORD_BYTES
+H_BUCKETS = int(HeadWord.BUCKETS) * WORD_BYTES
+H_UNBLOCKED = int(HeadWord.UNBLOCKED) * WORD_BYTES
+H_EVER_SETTLED = int(HeadWord.EVER_SETTLED) * WORD_BYTES
+P_SETTLED = int(PageWord.SETTLED) * WORD_BYTES
+R_START = int(RowWord.START) * WORD_BYTES
+R_END = int(RowWord.END) * WORD_BYTES
+R_SLOT = int(RowWord.SLOT) * WORD_BYTES
+R_TIME_NS = int(RowWord.TIME_NS) * WORD_BYTES
+R_LEFT = int(RowWord.LEFT) * WORD_BYTES
+R_BEFORE = int(RowWord.BEFORE) * WORD_BYTES
+R_FOLLOWING = int(RowWord.FOLLOWING) * WORD_BYTES
+R_SERIAL = int(RowWord.SERIAL) * WORD_BYTES
+B_HOLDER = int(BucketWord.HOLDER) * WORD_BYTES
+B_HELD = int(BucketWord.HELD) * WORD_BYTES
+B_WAITING = int(BucketWord.WAITING) * WORD_BYTES
+B_MARK = int(BucketWord.MARK) * WORD_BYTES
+J_BASE = int(RouteWord.BASE) * WORD_BYTES
+J_ROWS = int(RouteWord.ROWS) * WORD_BYTES
+J_COUNT = int(RouteWord.COUNT) * WORD_BYTES
+J_HASHES = int(RouteWord.HASHES) * WORD_BYTES
+J_MASKS = int(RouteWord.MASKS) * WORD_BYTES
+J_OWNERS = int(RouteWord.OWNERS) * WORD_BYTES
+J_ALLOWANCE = int(RouteWord.ALLOWANCE) * WORD_BYTES
+J_SLOTS = int(RouteWord.SLOTS) * WORD_BYTES
+J_PASS = int(RouteWord.PASS) * WORD_BYTES
+J_IS_WAITING = int(RouteWord.IS_WAITING) * WORD_BYTES
+FRESH = int(State.FRESH)
+SETTLED = int(State.SETTLED)
+WAITING = int(State.WAITING)
+DELAYED = int(State.DELAYED)
+BLOCKED = int(State.BLOCKED)
+SETTLED_NEW = int(State.SETTLED_NEW)
+HELD = int(State.HELD)
+ROW_BYTES = ROW_WORDS * WORD_BYTES
+BUCKET_BYTES = len(BucketWord) * WORD_BYTES
+PAGE_MASK = PAGE_MESSAGES - 1
+BUCKET_MASK = BUCKETS - 1

@@ -1,0 +1,95 @@
+"""The kernels of a ledger that tell what is settled, for records and snapshots."""
+
+from __future__ import annotations
+
+from danube_fast.broker.ledger_layout import (
+    ALL_SETTLED,
+    ALL_SETTLED_NEW,
+    AT_STATES,
+    H_CURSOR,
+    H_DIRTY_HIGH,
+    H_DIRTY_LOW,
+    H_RECORDED,
+    PAGE_MASK,
+    PAGE_SHIFT,
+    SETTLED,
+    SETTLED_NEW,
+    UNTOUCHED,
+    WORD_BYTES,
+)
+from danube_fast.broker.ledger_pages import entry_of
+from danube_fast.frame.kernel import kernel
+from danube_fast.frame.memory import load_i64, load_u32, store_u32, store_u64
+
+__all__ = ["collect", "list_settled"]
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def _extend(pair: int, low: int, offset: int, is_new: int) -> int:
+    """1 if the range that began at `low` ends here: then it is written."""
+    if low < 0 or is_new:
+        return 0
+    store_u64(pair, low)
+    store_u64(pair + WORD_BYTES, offset)
+    return 1
+
+
+@kernel("int64(int64,int64,int64)")
+def collect(head: int, pairs: int, count_max: int) -> int:
+    """Write the ranges that were settled since the last call, and call them recorded; how many. A full
+    buffer asks for another call."""
+    count, cursor, low = 0, load_i64(head + H_CURSOR), -1
+    if cursor > load_i64(head + H_RECORDED):
+        store_u64(pairs, load_i64(head + H_RECORDED))
+        store_u64(pairs + WORD_BYTES, cursor)
+        store_u64(head + H_RECORDED, cursor)
+        count = 1
+    offset, end = max(cursor, load_i64(head + H_DIRTY_LOW)), load_i64(head + H_DIRTY_HIGH)
+    while offset < end and count < count_max:
+        place = entry_of(head, offset)
+        entry = load_i64(place) if place else UNTOUCHED
+        is_new, step = 0, 1
+        if entry > ALL_SETTLED_NEW:
+            at = entry + AT_STATES + 4 * (offset & PAGE_MASK)
+            if load_u32(at) == SETTLED_NEW:
+                is_new = 1
+                store_u32(at, SETTLED)
+        else:
+            step = (((offset >> PAGE_SHIFT) + 1) << PAGE_SHIFT) - offset
+            if entry == ALL_SETTLED_NEW:
+                is_new = 1
+                store_u64(place, ALL_SETTLED)
+        count += _extend(pairs + 2 * WORD_BYTES * count, low, offset, is_new)
+        low = -1 if not is_new else offset if low < 0 else low
+        offset += step
+    if low >= 0:
+        store_u64(pairs + 2 * WORD_BYTES * count, low)
+        store_u64(pairs + 2 * WORD_BYTES * count + WORD_BYTES, offset)
+        count += 1
+    store_u64(head + H_DIRTY_LOW, offset if offset < end else (1 << 62))
+    if offset >= end:
+        store_u64(head + H_DIRTY_HIGH, 0)
+    return count
+
+
+@kernel("int64(int64,int64,int64,int64,int64)")
+def list_settled(head: int, low: int, high: int, pairs: int, count_max: int) -> int:
+    """Write the ranges of [low, high) that are settled; how many. A full buffer asks to go on behind
+    the last of them."""
+    count, begun, offset = 0, -1, low
+    while offset < high and count < count_max:
+        place = entry_of(head, offset)
+        entry = load_i64(place) if place else UNTOUCHED
+        stop = ((offset >> PAGE_SHIFT) + 1) << PAGE_SHIFT
+        is_settled, step = 1 if entry != UNTOUCHED else 0, stop - offset
+        if entry > ALL_SETTLED_NEW:
+            state, step = load_u32(entry + AT_STATES + 4 * (offset & PAGE_MASK)), 1
+            is_settled = 1 if state in (SETTLED, SETTLED_NEW) else 0
+        count += _extend(pairs + 2 * WORD_BYTES * count, begun, offset, is_settled)
+        begun = -1 if not is_settled else offset if begun < 0 else begun
+        offset += step
+    if begun >= 0:
+        store_u64(pairs + 2 * WORD_BYTES * count, begun)
+        store_u64(pairs + 2 * WORD_BYTES * count + WORD_BYTES, min(offset, high))
+        count += 1
+    return count

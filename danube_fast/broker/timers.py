@@ -1,0 +1,50 @@
+"""What is to be done at a time: one entry for each subscription that waits for one. IO-free."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ["NEVER", "Timed", "Timers"]
+
+NEVER = 1 << 62
+
+
+class Timed(Protocol):
+    """Something that wants to be called at a time."""
+
+    armed_ns: int
+    """When it is called, as far as `Timers` knows; NEVER: it is not."""
+
+
+Owner = TypeVar("Owner", bound=Timed)
+
+
+class Timers(Generic[Owner]):
+    """A heap of times. An entry whose time is not that of its owner any more is skipped."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Owner]] = []
+        self._numbers = itertools.count()
+
+    def arm(self, owner: Owner, due_ns: int) -> None:
+        """Call `owner` at that time, unless it is called earlier anyway."""
+        if due_ns < owner.armed_ns:
+            owner.armed_ns = due_ns
+            heapq.heappush(self._heap, (due_ns, next(self._numbers), owner))
+
+    @property
+    def next_ns(self) -> int:
+        """When somebody may have to be called; NEVER if nobody has."""
+        return self._heap[0][0] if self._heap else NEVER
+
+    def due(self, now_ns: int) -> list[Owner]:
+        """Whose time has come; they are armed no more."""
+        found: list[Owner] = []
+        while self._heap and self._heap[0][0] <= now_ns:
+            due_ns, _, owner = heapq.heappop(self._heap)
+            if owner.armed_ns == due_ns:
+                owner.armed_ns = NEVER
+                found.append(owner)
+        return found
