@@ -33,6 +33,10 @@ FIRST_SECONDS, QUIET_SECONDS = 60.0, 2.0
 SLOWEST_PER_S = 50_000
 
 
+def _bytes_of(payload: bytes | None) -> bytes:
+    return payload or b""
+
+
 def produce_keyed(link: Link, options: dict[str, Any]) -> None:
     """Lists with a key for each message, as fast as the window lets go."""
     lists = open_payloads(options).lists()
@@ -65,7 +69,7 @@ def consume_share(link: Link, options: dict[str, Any]) -> None:
         link.ready()
         cpu, quiet = time.process_time(), FIRST_SECONDS
         while len(batch := consumer.receive_batch(LIST_MESSAGES, timeout=quiet)):
-            got = b"".join(payload or b"" for payload in batch.payloads())
+            got = b"".join(map(_bytes_of, batch.payloads()))
             last_ns = time.monotonic_ns()
             consumer.ack(batch)
             quiet = QUIET_SECONDS

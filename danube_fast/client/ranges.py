@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+
 __all__ = ["merged", "subtracted"]
 
 
 def merged(pairs: list[int]) -> list[int]:
     """The same offsets, sorted, overlapping and touching ranges joined."""
+    if all(map(operator.lt, pairs, itertools.islice(pairs, 1, None))):
+        return pairs  # so they come, and there may be thousands
     out: list[int] = []
     for start, end in sorted(zip(pairs[::2], pairs[1::2], strict=True)):
         if out and start <= out[-1]:
