@@ -133,6 +133,14 @@ CASES = (
         "one of 1,000 partitions out of 5 GB", "readback", {"log_bytes": 5 * GB},
         [Floor("read_ratio", 2.0, 1.2, "times its bytes")],
     ),
+    Case(
+        "4 consumers on a shared subscription", "shared", {},
+        [Floor("vs_exclusive", 0.5, 1.0, "of one exclusive")],
+    ),
+    Case(
+        "4 consumers on a key_shared subscription, 10,000 keys", "key-shared", {},
+        [Floor("vs_exclusive", 0.5, 1.0, "of one exclusive")],
+    ),
 )  # fmt: skip
 
 _NON_RELIABLE, _KIB = {"durability": "non_reliable"}, {"message_bytes": 1024}

@@ -9,12 +9,17 @@ only for control records when no other file can be made.
 The file recycled last is taken first: its pages are most likely in the page cache still, so that writing
 costs a copy and no fresh pages. Files of zeros, which were never there, wait behind all of those.
 
-The pool belongs to the worker's loop; the thread that makes spares only adds to a deque.
+A file that nobody needs gets a temporary name at once and is removed in the background: to remove 128 MiB
+out of the page cache takes tens of milliseconds, and a log that was read to its end has many of them.
+
+The pool belongs to the worker's loop; the thread that makes spares only adds to one deque and takes from
+another.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import mmap
 import os
@@ -58,6 +63,7 @@ class SparePool:
         self.spare_segments = spare_segments
         self.last_error: OSError | None = None
         self._ready: collections.deque[Path] = collections.deque()
+        self._doomed: collections.deque[Path] = collections.deque()
         self._next_number = 0
         self._number_lock = threading.Lock()
         self._stop = threading.Event()
@@ -89,14 +95,20 @@ class SparePool:
 
     @property
     def bytes_on_disk(self) -> int:
-        """Room taken by the spares, bytes."""
-        return len(self._ready) * self.segment_bytes
+        """Room taken by the spares, and by what is not removed yet, bytes."""
+        return (len(self._ready) + len(self._doomed)) * self.segment_bytes
 
     def take(self) -> Path:
         """A file of `segment_bytes`: a spare, else one made now. Raises OSError, e.g. ENOSPC."""
         if self._ready:
             return self._ready.pop()
-        return self.allocate(self.segment_bytes)
+        try:
+            return self.allocate(self.segment_bytes)
+        except OSError:
+            if not self._doomed:
+                raise
+            self._remove_doomed()
+            return self.allocate(self.segment_bytes)
 
     def put_back(self, path: Path) -> None:
         """A file that was taken and could not be used after all."""
@@ -112,7 +124,19 @@ class SparePool:
             os.rename(path, spare)
             self._ready.append(spare)
         else:
-            path.unlink()
+            doomed = self._new_path(TEMPORARY_SUFFIX)
+            os.rename(path, doomed)
+            self._doomed.append(doomed)
+            self.refill()
+
+    def _remove_doomed(self) -> None:
+        """Remove files that nobody needs. Raises OSError."""
+        while self._doomed:
+            try:
+                path = self._doomed.popleft()
+            except IndexError:  # the other thread was quicker
+                return
+            path.unlink(missing_ok=True)
 
     def _new_path(self, suffix: str) -> Path:
         with self._number_lock:
@@ -137,12 +161,14 @@ class SparePool:
         """Start to make what is missing in the background, unless that is going on already."""
         if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
             return
-        if len(self._ready) < self.spare_segments or not self.reserve_path.exists():
+        missing = len(self._ready) < self.spare_segments or not self.reserve_path.exists()
+        if missing or self._doomed:
             self._thread = threading.Thread(target=self._make, name="wal-spares", daemon=True)
             self._thread.start()
 
     def _make(self) -> None:
         try:
+            self._remove_doomed()
             if not self.reserve_path.exists():
                 size = min(RESERVE_SEGMENT_BYTES, self.segment_bytes)
                 self._write_zeros(self.reserve_path, size)
@@ -150,6 +176,7 @@ class SparePool:
                 path = self._new_path(SEGMENT_SUFFIX)
                 if self._write_zeros(path, self.segment_bytes):
                     self._ready.appendleft(path)
+            self._remove_doomed()
             self.last_error = None
         except OSError as fault:
             self.last_error = fault  # the next roll tries again and tells its caller
@@ -166,6 +193,7 @@ class SparePool:
                 if self._stop.is_set():
                     return False
                 os.pwrite(fd, zeros[: byte_count - offset], offset)
+                self._remove_doomed()
                 self._stop.wait(_PACE_SECONDS)
                 if offset % _SYNC_EVERY_BYTES == 0:
                     os.fdatasync(fd)
@@ -180,7 +208,9 @@ class SparePool:
         return True
 
     def stop(self) -> None:
-        """End the background work; a half-made file is removed."""
+        """End the background work; a half-made file is removed, and so is what nobody needs."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_STOP_WAIT_SECONDS)
+        with contextlib.suppress(OSError):  # the next start finds what is left
+            self._remove_doomed()

@@ -45,6 +45,8 @@ STREAMS = [
     ("topics", {"messages": 5_000, "topics": 20}),
     ("throughput", {"messages": 25_000, "transport": "shm"}),
     ("merge", {"messages": 8_000, "transport": "shm"}),
+    ("shared", {"messages": 25_000, "consumers": 2}),
+    ("key-shared", {"messages": 25_000, "consumers": 2, "transport": "shm"}),
 ]
 
 

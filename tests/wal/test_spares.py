@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from danube_fast.wal.spares import SparePool
 
 SEGMENT_BYTES = 1024 * 1024
@@ -14,6 +16,45 @@ def wait_for(pool: SparePool, count: int) -> None:
     while len(pool) < count:
         assert time.monotonic() < deadline, f"{len(pool)} of {count} spares after 30 s"
         time.sleep(0.01)
+
+
+def test_what_nobody_needs_is_removed_in_the_background(tmp_path):
+    paths = [tmp_path / f"used-{number}" for number in range(5)]
+    for path in paths:
+        path.write_bytes(bytes(SEGMENT_BYTES))
+    pool = SparePool(tmp_path, SEGMENT_BYTES, 1)
+    try:
+        for path in paths:
+            pool.give(path, SEGMENT_BYTES)
+        assert not any(path.exists() for path in paths), "they have other names at once"
+        deadline = time.monotonic() + 30
+        while len(list(tmp_path.iterdir())) > 2:  # a spare and the reserve
+            assert time.monotonic() < deadline, sorted(tmp_path.iterdir())
+            time.sleep(0.01)
+        assert pool.bytes_on_disk == SEGMENT_BYTES
+    finally:
+        pool.stop()
+
+
+def test_what_is_not_removed_yet_makes_room_when_the_disk_is_full(tmp_path, monkeypatch):
+    pool = SparePool(tmp_path, SEGMENT_BYTES, 0)
+    monkeypatch.setattr(pool, "refill", lambda: None)  # the background has no time
+    doomed = tmp_path / "used"
+    doomed.write_bytes(bytes(SEGMENT_BYTES))
+    pool.give(doomed, SEGMENT_BYTES)
+    allocate = pool.allocate
+
+    def full_while_it_stands(byte_count):
+        if any(path.suffix == ".tmp" for path in tmp_path.iterdir()):
+            raise OSError(28, "No space left on device")
+        return allocate(byte_count)
+
+    monkeypatch.setattr(pool, "allocate", full_while_it_stands)
+    assert pool.take().stat().st_size == SEGMENT_BYTES
+    (tmp_path / "another").write_bytes(b"")
+    monkeypatch.setattr(pool, "allocate", lambda _: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(OSError, match="full"):
+        pool.take()
 
 
 def test_the_segment_that_was_recycled_last_is_taken_first_and_zeros_last(tmp_path):
