@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -21,6 +22,8 @@ from danube_fast.errors import FailedPrecondition
 __all__ = ["WORKERS", "Rig", "blank", "charge"]
 
 WORKERS = 2
+_runs = itertools.count(1)
+"""Of the whole process: two rigs may use one broker."""
 
 
 class Rig:
@@ -31,7 +34,6 @@ class Rig:
         self.url = url
         self._broker: Broker | None = None
         self._payloads: tuple[int, int, int] = (0, 0, -1)
-        self._topics = 0
         self._on_terminate: Any = None
         """What SIGTERM did before."""
 
@@ -87,8 +89,7 @@ class Rig:
 
     def topics(self, count: int) -> list[str]:
         """Names that no run has used before."""
-        self._topics += 1
-        run = f"/default/bench-{os.getpid()}-{self._topics}"
+        run = f"/default/bench-{os.getpid()}-{next(_runs)}"
         return [f"{run}-{index}" for index in range(count)]
 
     def crew(self) -> Crew:
