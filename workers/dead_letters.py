@@ -190,12 +190,15 @@ class DeadLetters:
 
     def _publish(self, desk: _Desk, letter: _Letter, stored: Stored) -> None:
         place = desk.places[desk.turn % len(desk.places)]
+        topic = letter.sub.policy.dead_letter_topic
+        try:
+            frame = self._frame(letter, stored, place, place.next_sequence)
+        except DanubeError as error:  # compressed garbage: it stays blocked
+            _log.error("message %d of %s is no dead letter: %s", letter.offset, topic, error)
+            return
         desk.turn += 1
-        sequence = place.next_sequence
         place.next_sequence += 1
         desk.in_flight += 1
-        topic = letter.sub.policy.dead_letter_topic
-        frame = self._frame(letter, stored, place, sequence)
         bundle = sealed_bundle([(place.partition_id, frame)])
 
         def answered(status: int, text: str) -> None:

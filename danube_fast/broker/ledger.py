@@ -236,7 +236,9 @@ class Ledger:
 
     def serial(self, row: int) -> int:
         """Which delivery a row belongs to; the number changes when the row is used again."""
-        return int(self._rows[row, RowWord.SERIAL]) if self._rows[row, RowWord.SLOT] >= 0 else -1
+        if row < 0 or self._rows[row, RowWord.SLOT] < 0:
+            return -1
+        return int(self._rows[row, RowWord.SERIAL])
 
     # ------------------------------------------------------------ memory
 
@@ -297,8 +299,11 @@ class Ledger:
         return self.call(_hold, low, high, base, address_of(rows), len(rows), slot, time_ns)
 
     def extend(self, low: int, high: int, slot: int) -> int:
-        """What `slot` holds of a range is a delivery of its own without a time. Its row."""
+        """What `slot` holds of a range is a delivery of its own without a time. Its row; -1 if there is
+        nothing in that range."""
         low, high = max(low, self.cursor), min(high, self.next_offset)
+        if low >= high:
+            return -1
         return self.call(_rehold, low, high, low, high, slot, -1)
 
     def select(self, base: int, low: int, high: int, state: State) -> Rows:

@@ -136,6 +136,8 @@ class RouteWord(enum.IntEnum):
     """Number of the pass."""
     IS_WAITING = 9
     """1: the messages waited before, and their routes are known."""
+    TABLES = 10
+    """How many tables of owners there are."""
 
 
 class PageWord(enum.IntEnum):
@@ -212,6 +214,7 @@ J_ALLOWANCE = int(RouteWord.ALLOWANCE) * WORD_BYTES
 J_SLOTS = int(RouteWord.SLOTS) * WORD_BYTES
 J_PASS = int(RouteWord.PASS) * WORD_BYTES
 J_IS_WAITING = int(RouteWord.IS_WAITING) * WORD_BYTES
+J_TABLES = int(RouteWord.TABLES) * WORD_BYTES
 FRESH = int(State.FRESH)
 SETTLED = int(State.SETTLED)
 WAITING = int(State.WAITING)

@@ -10,6 +10,7 @@ a mask that says which sets of filters take its key, and each mask has owners of
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -27,6 +28,7 @@ from danube_fast.broker.ledger_layout import (
     HeadWord,
     RouteWord,
 )
+from danube_fast.errors import DataLoss
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.view import FrameView
 
@@ -37,6 +39,8 @@ POINTS = 100
 AHEAD_MAX = 1 << 18
 """So many messages may wait for their consumers; then nothing fresh is looked at."""
 KEYS_KEPT_MAX = 1 << 16
+TABLES_MAX = 1024
+"""Masks with a table of their own, 32 KiB each."""
 
 _route, _next_eligible = direct(k.route), direct(k.next_eligible)
 
@@ -56,6 +60,7 @@ class Router:
         self._ring: tuple[NDArray[np.uint64], NDArray[np.int64]] | None = None
         self._filters: list[tuple[str, ...]] = []
         """Sets of filters, by the bit of a mask."""
+        self._is_filtered = False
         self._masks: dict[int, int] = {}
         """Mask -> which table of owners."""
         self._tables: list[NDArray[np.uint16]] = []
@@ -86,20 +91,20 @@ class Router:
     # ------------------------------------------------------------ owners
 
     def set_consumers(self, consumers: Sequence[Consumer]) -> bool:
-        """Other consumers. True if there are other filters: then keys must be looked at again."""
+        """Other consumers. True if there were ever filters: tables have other numbers now, so what waits
+        must be looked at again."""
         self._consumers = list(consumers)
         self._must_walk = True
         self._starved = []
         slots = max((consumer.slot for consumer in consumers), default=-1) + 1
         self._allowance = np.zeros(max(1, slots), np.int64)
         self._words[RouteWord.ALLOWANCE] = int(self._allowance.ctypes.data)
-        filters = sorted({consumer.filters for consumer in consumers})
-        changed = bool(consumers) and filters != self._filters and bool(self._filters)
-        if filters:
-            self._filters = filters
+        if consumers:
+            self._filters = sorted({consumer.filters for consumer in consumers})
+            self._is_filtered = self._is_filtered or self._filters != [()]
         self._make_ring()
         self._forget_masks()
-        return changed
+        return bool(consumers) and self._is_filtered
 
     def _make_ring(self) -> None:
         points: list[tuple[int, int]] = []
@@ -123,12 +128,15 @@ class Router:
 
     def _table_of(self, mask: int) -> int:
         """Which table has the owners for keys that these sets of filters take."""
+        if mask not in self._masks and len(self._tables) >= TABLES_MAX:
+            mask &= -mask  # the first of the sets that take it: there are few of those
         number = self._masks.get(mask)
         if number is None:
             number = self._masks[mask] = len(self._tables)
             self._tables.append(self._owners(mask))
             self._addresses = np.array([table.ctypes.data for table in self._tables], np.int64)
             self._words[RouteWord.OWNERS] = int(self._addresses.ctypes.data)
+            self._words[RouteWord.TABLES] = len(self._tables)
         return number
 
     def _owners(self, mask: int) -> NDArray[np.uint16]:
@@ -151,7 +159,7 @@ class Router:
 
     def _masks_of(self, view: FrameView) -> NDArray[np.uint16] | None:
         """Which table each message of a frame belongs to; None: all take every key."""
-        if self._filters in ([], [()]):
+        if self._filters == [()]:
             return None
         if len(self._keys) > KEYS_KEPT_MAX:
             self._keys.clear()
@@ -182,9 +190,10 @@ class Router:
         self._at = self._ledger.cursor
 
     def woken(self) -> bool:
-        """Messages wait again. True if their keys must be looked at again."""
+        """Messages wait again. True if they must be looked at again: their routes may name tables that
+        are gone."""
         self._must_walk = True
-        return self._filters not in ([], [()])
+        return self._is_filtered
 
     def next_waiting(self) -> int | None:
         """The next message that waits and can be handed out; None: there is no other in this pass."""
@@ -202,8 +211,9 @@ class Router:
         words = self._words
         hashes = masks = None
         if not waiting:
-            view = FrameView(stored.memory)
-            hashes, masks = view.key_hashes(), self._masks_of(view)
+            with contextlib.suppress(DataLoss):  # compressed garbage: its consumer will say so
+                view = FrameView(stored.memory)
+                hashes, masks = view.key_hashes(), self._masks_of(view)
         if len(self._slots) < len(rows):
             self._slots = np.zeros(2 * len(rows), np.uint16)
         words[RouteWord.BASE] = stored.base_offset

@@ -25,6 +25,7 @@ from danube_fast.broker.ledger_layout import (
     J_PASS,
     J_ROWS,
     J_SLOTS,
+    J_TABLES,
     NOBODY,
     PAGE_MASK,
     PAGE_SHIFT,
@@ -54,7 +55,10 @@ _SPREAD = -7046029254386353131
 def _owner_of(head: int, job: int, route: int) -> int:
     """The slot that a message of this route goes to now, STAYS or NOBODY; marks where it stays."""
     bucket = load_i64(head + H_BUCKETS) + BUCKET_BYTES * (route & (BUCKETS - 1))
-    table = load_i64(load_i64(job + J_OWNERS) + WORD_BYTES * (route >> BUCKET_SHIFT))
+    number = route >> BUCKET_SHIFT
+    if number >= load_i64(job + J_TABLES):
+        return STAYS  # of a table that is gone: it waits until it is looked at again
+    table = load_i64(load_i64(job + J_OWNERS) + WORD_BYTES * number)
     owner = load_u16(table + 2 * (route & (BUCKETS - 1)))
     if owner == NOBODY:
         return NOBODY

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danube_fast.broker import ledger
@@ -51,6 +51,7 @@ def replayed(base: Subscription, records: list[bytes]) -> Subscription:
     return base
 
 
+@settings(deadline=None)
 @given(st.lists(step, max_size=40), st.data())
 def test_replay_gives_the_state_back(steps: list[tuple], data: st.DataObject) -> None:
     """From the beginning, and from a snapshot that knows more than the records before it."""

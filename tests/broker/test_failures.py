@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danube_fast.broker.consumer import SubscriptionKind
@@ -155,6 +155,7 @@ def test_deaths_raise_the_count_but_are_no_failures():
     assert sub.ledger.waiting == 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 100)), max_size=30))
 def test_timers_call_everybody_at_the_earliest_time_and_once(entries):
     class Owner:

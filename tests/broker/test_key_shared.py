@@ -13,6 +13,7 @@ from danube_fast.broker.consumer import Consumer, Deliver, Flow, Stored, Subscri
 from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.routing import AHEAD_MAX
 from danube_fast.broker.subscription import Subscription
+from danube_fast.frame.layout import HEADER_BYTES, Codec
 from danube_fast.frame.pack import encode_frame
 
 PLENTY = 1 << 30
@@ -229,7 +230,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(steps)
 def test_a_key_is_with_one_consumer_and_in_order_in_every_history(history):
     group = Group()
@@ -301,3 +302,54 @@ def drain(group: Group, acked: set[int]) -> None:
             group.ack(consumer, list(hand))
     else:
         pytest.fail("messages come for ever")
+
+
+def test_what_was_delayed_under_filters_finds_its_way_without_them():
+    group = Group()
+    groups = [group.join(f"c{n}", f"{n}*") for n in range(5)]
+    group.topic.add([b"%d-key" % (n % 5) for n in range(50)])
+    group.run()
+    for consumer in groups:
+        pairs = [edge for offset in group.hands[consumer] for edge in (offset, offset + 1)]
+        group.sub.nack(consumer, pairs, 10**9, 0, "later")
+        group.leave(consumer)
+    plain = group.join("plain")
+    group.sub.on_time(10**9)
+    group.run()
+    assert group.hands[plain] == list(range(50))
+
+
+def test_so_many_masks_have_tables_and_the_others_go_to_the_first_who_takes_them(monkeypatch):
+    monkeypatch.setattr("danube_fast.broker.routing.TABLES_MAX", 2)
+    group = Group()
+    for n in range(5):
+        group.join(f"c{n}", f"*{n}*")
+    keys = [b"%d%d" % (a, b) for a in range(5) for b in range(5)]
+    group.topic.add(keys)
+    group.run()
+    for consumer, hand in group.hands.items():
+        assert all(consumer.name[1:].encode() in keys[offset] for offset in hand)
+    assert sorted(o for hand in group.hands.values() for o in hand) == list(range(25))
+
+
+def test_a_frame_that_cannot_be_read_goes_to_somebody_who_will_say_so():
+    group = Group()
+    consumer = group.join("c")
+    frame = encode_frame([b"x" * 100] * 20, keys=[b"k"] * 20, codec=Codec.LZ4)
+    frame[HEADER_BYTES:] = bytes(len(frame) - HEADER_BYTES)
+    group.topic.frames.append(Stored(1, 0, 20, 20, len(frame), 7, frame, 0))
+    group.topic.keys += [b"k"] * 20
+    group.run()
+    assert group.hands[consumer] == list(range(20))
+
+
+def test_extending_what_does_not_exist_does_nothing():
+    group = Group()
+    consumer = group.join("c")
+    group.topic.add([b"k"] * 3)
+    group.run()
+    top = (1 << 64) - 1
+    group.sub.extend(consumer, [top, 5, 0, top, -7, 2, 3, 3, 1], 10**12)
+    assert consumer.unacked == 3
+    group.ack(consumer, [0, 1, 2])
+    assert group.sub.cursor == 3

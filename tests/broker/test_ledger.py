@@ -170,7 +170,7 @@ def collect(ledger: Ledger, model: Model) -> None:
     assert not ledger.is_dirty
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 5000), st.lists(actions, max_size=40))
 def test_every_history_leaves_what_the_model_says(start, history):
     pool = PagePool()

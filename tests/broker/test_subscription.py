@@ -6,7 +6,7 @@ import functools
 import operator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danube_fast.broker.consumer import (
@@ -125,6 +125,7 @@ def test_thirty_six_messages_one_by_one_over_three_shared_consumers_are_twelve_e
     assert list(got.values()) == [12, 12, 12]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 20), max_size=30), st.integers(1, 5))
 def test_shared_division_is_exact_round_robin_by_count(sizes, consumer_count):
     sub, topic = shared(), Topic()
@@ -221,6 +222,7 @@ def test_seek_starts_over():
         sub.seek(-1)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(
@@ -349,6 +351,7 @@ def _state(sub: Subscription, effects: list[Deliver]) -> object:
     )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(steps=_STEPS, kind=st.sampled_from(PLAIN_KINDS), tracks=st.booleans())
 def test_a_frame_that_is_passed_on_is_what_dispatch_would_do(steps, kind, tracks):
     """Or nothing happens, and dispatch does it."""

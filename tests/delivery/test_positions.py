@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import danube_fast
@@ -78,6 +78,7 @@ def test_what_is_no_position_says_what_is() -> None:
             checked_position(wrong)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=12))
 def test_any_text_is_a_position_or_refused(text: str) -> None:
     try:
