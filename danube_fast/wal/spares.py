@@ -95,8 +95,8 @@ class SparePool:
 
     @property
     def bytes_on_disk(self) -> int:
-        """Room taken by the spares, and by what is not removed yet, bytes."""
-        return (len(self._ready) + len(self._doomed)) * self.segment_bytes
+        """Room taken by the spares, bytes; what is about to be removed counts as gone."""
+        return len(self._ready) * self.segment_bytes
 
     def take(self) -> Path:
         """A file of `segment_bytes`: a spare, else one made now. Raises OSError, e.g. ENOSPC."""
