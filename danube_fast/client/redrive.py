@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from danube_fast.client.message import Message
-from danube_fast.errors import FailedPrecondition
+from danube_fast.errors import DeadlineExceeded, FailedPrecondition
 
 if TYPE_CHECKING:
     from danube_fast.client.client import Client
@@ -16,8 +16,9 @@ _OURS = (
     "x-original-topic", "x-original-partition", "x-original-subscription",
     "x-original-topic-offset", "x-delivery-attempt", "x-failure-reason", "x-poison-policy",
 )  # fmt: skip
-QUIET_SECONDS = 1.0
-"""Nothing has come for so long: that was all."""
+QUIET_SECONDS = 0.5
+"""Nothing has come for so long: see whether that was all."""
+QUIETS_MAX = 60
 
 
 def redrive(
@@ -32,8 +33,8 @@ def redrive(
 
     They go to every subscription of the topic, without the attributes that made them dead letters.
     The place in the dead-letter topic is kept under the subscription `redrive-SUBSCRIPTION`, so each
-    letter is redriven once. Raises NotFound, and FailedPrecondition if no topic of dead letters is
-    known.
+    letter is redriven once. Raises NotFound, FailedPrecondition if no topic of dead letters is known,
+    and DeadlineExceeded if letters do not come.
     """
     if dead_letter_topic is None:
         policy = client.admin.describe_subscription(topic, subscription)["failure_policy"]
@@ -43,7 +44,7 @@ def redrive(
             f"subscription {subscription!r} of {topic} has no dead_letter_topic; name the topic of "
             "its dead letters"
         )
-    count = 0
+    count = quiet = 0
     with (
         client.consumer(
             dead_letter_topic, subscription=f"redrive-{subscription}", initial_position="earliest"
@@ -54,7 +55,16 @@ def redrive(
             wanted = 1000 if max_messages is None else min(1000, max_messages - count)
             batch = letters.receive_batch(max_messages=wanted, timeout=QUIET_SECONDS)
             if not batch:
-                break
+                quiet += 1
+                if letters.lag() == 0:
+                    break
+                if quiet == QUIETS_MAX:
+                    raise DeadlineExceeded(
+                        f"{letters.lag()} messages of {dead_letter_topic} do not come; look at "
+                        "`danube-fast subscriptions describe`, then redrive again"
+                    )
+                continue
+            quiet = 0
             mine = [letter for letter in batch if _is_of(letter, topic, subscription)]
             for letter in mine:
                 producer.send(
