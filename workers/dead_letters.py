@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from danube_fast.broker.consumer import Gap, Stored
 from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.subscription import Subscription
-from danube_fast.errors import DanubeError
+from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.view import FrameView
@@ -205,6 +205,9 @@ class DeadLetters:
             desk.in_flight -= 1
             if status in _DONE:
                 self._settle(letter)
+                return
+            if status == InvalidArgument.code:  # too large with its attributes: it stays blocked
+                _log.error("message %d is no letter for %s: %s", letter.offset, topic, text)
                 return
             desk.letters.appendleft(letter)
             if desk.places and place in desk.places:

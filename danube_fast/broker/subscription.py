@@ -335,7 +335,7 @@ class Subscription:
             self.router.begin_pass(self.consumers)
         if self._hand_out_waiting(fetch, now_ns, effects, gaps):
             self._hand_out_fresh(visible, fetch, now_ns, effects, gaps)
-        if self.tracks and len(effects) > before and self.armed_ns is NEVER:
+        if self.tracks and len(effects) > before and self.armed_ns == NEVER:
             self.arm()
         return gaps
 
@@ -426,7 +426,7 @@ class Subscription:
         end = self.next_offset = stored.end_offset
         if self.tracks:
             self.ledger.hold(stored.base_offset, end, consumer.slot, now_ns)
-            if self.armed_ns is NEVER:
+            if self.armed_ns == NEVER:
                 self.arm()
         else:
             self.ledger.move_to(end)

@@ -183,6 +183,25 @@ def test_dead_letters_say_where_they_come_from_and_can_be_redriven(
         assert redrive(client, topic, "s") == 0, "each letter once"
 
 
+def test_a_dead_letter_that_is_too_large_stays_and_stops_no_other(tmp_path: Path) -> None:
+    topic, limit = f"{TOPIC}-large", 65_536
+    policy = {"max_redelivery_count": 0, "poison_policy": "dead_letter", "dead_letter_topic": DEAD}
+    with (
+        Server(tmp_path / "data", workers=1, message_bytes_max=limit) as server,
+        danube_fast.connect(server.url) as client,
+        client.producer(topic) as producer,
+        client.consumer(topic, subscription="s", failure_policy=policy) as consumer,
+    ):
+        for payload in (bytes(limit - 400), b"small"):
+            producer.publish(payload)
+            consumer.nack(receive(consumer), reason="r" * 1000)
+        with client.consumer(DEAD, subscription="look", initial_position="earliest") as letters:
+            assert receive(letters).payload == b"small"
+        wait_until("the settled letter", lambda: described(client, topic)["dead_letters"] == 1)
+        state = described(client, topic)
+        assert (state["blocked"], state["lag_messages"]) == (1, 1)
+
+
 def test_poison_is_dropped_if_the_policy_says_so(client: danube_fast.Client) -> None:
     topic = f"{TOPIC}-dropped"
     policy = {**QUICK, "poison_policy": "drop"}
