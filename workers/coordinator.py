@@ -290,6 +290,7 @@ class Coordinator:
             record = self.topics.topic(name)
             if record is None:
                 record = self.topics.create(name, TopicOptions.parse({}), self.clock.wall_ns())
+                self._unpark(name)
         except DanubeError as error:
             request.fail(error)
             return
