@@ -43,6 +43,7 @@ from danube_fast.workers.intake import Intake
 from danube_fast.workers.journal import SIBLINGS_WAIT_NS, Group, Journal, Publication
 from danube_fast.workers.operations import Operations
 from danube_fast.workers.quota import WorkerQuota
+from danube_fast.workers.retention import Retention
 from danube_fast.workers.sleeper import Sleeper
 from danube_fast.workers.sync_faults import repair_failed_sync
 from danube_fast.workers.tails import Tails
@@ -109,13 +110,14 @@ class ShardWorker:
         self._unread: dict[int, Partition] = {}
         """Partitions that wait for their turn to read the log."""
         self.upkeep = Upkeep(self)
+        self.retention = Retention(self)
         self.dead_letters = DeadLetters(self)
         self.operations = Operations(self)
         self.forwarder = Forwarder(self)
         self.intake.forward = self.forwarder.publish
         for slot in range(len(self.logs)):
             self._begin_epoch(slot, self.catalog.finish_restore(slot, self.boot_id))
-            self.upkeep.find_first_offsets(slot)
+            self.retention.find_first_offsets(slot)
         self.quota = WorkerQuota(boot.mailbox, boot.config)
 
     # ------------------------------------------------------------ life
@@ -356,7 +358,7 @@ class ShardWorker:
             for partition in dirty.values():
                 for sub, met in partition.dispatch(self._read_log, self.now_ns, effects):
                     if isinstance(met, Gap):
-                        self._tell_gap(partition, sub, met)
+                        self.tell_gap(partition, sub, met)
                     else:
                         self._refuse_consumers(sub, met)
             if effects:
@@ -386,14 +388,9 @@ class ShardWorker:
             if session is not None:
                 self.close_consumer(session, consumer, error.code, str(error))
 
-    def _tell_gap(self, partition: Partition, sub: Subscription, gap: Gap) -> None:
-        for consumer in sub.consumers:
-            session = self.sessions.by_number(consumer.session)
-            if session is not None:
-                detail = {"end": gap.end, "reason": gap.reason, "topic": partition.topic}
-                event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.GAP.value, detail)
-                self.delivery.send(session, [p.encode(event)])
-        self.delivery.count_lost(partition, sub)
+    def tell_gap(self, partition: Partition, sub: Subscription, gap: Gap) -> None:
+        """A subscription passes over offsets; its consumers hear of it."""
+        self.delivery.tell_gap(partition, sub, gap)
         self.touch(sub)
 
     def _answer(self) -> None:

@@ -1,4 +1,4 @@
-"""What a worker does by the clock: cursors, heartbeats, markers, snapshots, trimming, expiry.
+"""What a worker does by the clock: cursors, heartbeats, markers, snapshots, expiry of producers.
 
 Also the reads that serve consumers behind the tail, since they belong to no single command. Each
 job has its own interval; one comparison a turn when nothing is due.
@@ -13,9 +13,9 @@ import numpy as np
 
 from danube_fast.broker import records as r
 from danube_fast.broker.consumer import Gap, Stored
-from danube_fast.broker.layout import INT64_MAX, Mode, PartitionWord, ProducerWord
+from danube_fast.broker.layout import INT64_MAX, ProducerWord
 from danube_fast.broker.partition import Partition
-from danube_fast.errors import DanubeError, ResourceExhausted
+from danube_fast.errors import DanubeError
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.frames import frames_of
 
@@ -62,7 +62,7 @@ class Upkeep:
         """Of the log, for consumers behind the tail."""
 
     @property
-    def _steady_wall_ns(self) -> int:
+    def steady_wall_ns(self) -> int:
         """The wall clock as it was at the start, and what went by since then: whoever sets the clock
         forward makes nothing older."""
         return self._wall_at_zero_ns + self._worker.now_ns
@@ -105,7 +105,7 @@ class Upkeep:
             worker.boot.counters.set(Counter.PRODUCERS, self._open_producers())
             over = used > worker.quota.allowance_bytes
             for slot in range(len(worker.journals)):
-                self._trim(slot, over=over)
+                worker.retention.trim(slot, over=over)
         if now_ns >= self._next_expiry_ns:
             self._next_expiry_ns = now_ns + EXPIRY_TICK_NS
             self._expire_producers()
@@ -127,7 +127,7 @@ class Upkeep:
             if worker.intake.needs_reservation(partition):
                 worker.intake.reserve_offsets(partition)
             if partition.keeps_memory:
-                self.trim_memory(partition)
+                worker.retention.trim_memory(partition)
                 if partition.tail_count:
                     worker.intake.touched[partition.partition_id] = partition
         self._publish_counters()
@@ -175,7 +175,7 @@ class Upkeep:
         producers = tables.producers[: tables.producer_count]
         used = producers[:, ProducerWord.LAST_USED_NS]
         live = producers[:, ProducerWord.PARTITION_ID] != 0
-        oldest_ns = self._steady_wall_ns - settings.producer_expiry_seconds * 1000 * MS
+        oldest_ns = self.steady_wall_ns - settings.producer_expiry_seconds * 1000 * MS
         gone = set(np.flatnonzero(live & (used < oldest_ns)).tolist())
         excess = int(np.count_nonzero(live)) - len(gone) - settings.producers_max
         if excess > 0:
@@ -223,9 +223,10 @@ class Upkeep:
         if log.synced_position < log.written_position:
             journal.sync_now()
             return
-        self._write_marker(slot)
+        self.write_marker(slot)
 
-    def _write_marker(self, slot: int, *, again: bool = False) -> None:
+    def write_marker(self, slot: int, *, again: bool = False) -> None:
+        """Say in the log how far it is durable."""
         journal, log = self._worker.journals[slot], self._worker.logs[slot]
         try:
             log.write_marker(again=again)
@@ -254,101 +255,9 @@ class Upkeep:
         ):
             journal.snapshot = (log.written_position, worker.snapshot_state(slot, clean=False))
 
-    def _trim(self, slot: int, *, over: bool) -> None:
-        """Give back segments whose messages nobody needs any more."""
-        worker = self._worker
-        log = worker.logs[slot]
-        if log.segment_count < 2 or log.snapshot_position == 0:
-            return
-        keep_ns = worker.settings.retention_seconds_min * 1000 * MS
-        limit = log.position_before(INT64_MAX if over else self._steady_wall_ns - keep_ns)
-        pin: tuple[Partition, str] | None = None
-        for partition in worker.catalog.by_id.values():
-            if partition.log_slot != slot:
-                continue
-            for sub in partition.subscriptions.values():
-                if limit <= log.oldest_position:
-                    break
-                run = log.find(partition.partition_id, sub.cursor)
-                if run is not None and run.position < limit:
-                    limit, pin = run.position, (partition, sub.name)
-        before = log.oldest_position
-        if limit > before:
-            log.trim(limit, urgent=over)
-            # a snapshot that is due although nothing was written since the last: move the log on
-            idle = not worker.journals[slot].has_open_group
-            if log.snapshot_due and idle and log.written_position == log.snapshot_position:
-                self._write_marker(slot, again=True)
-        if log.oldest_position > before:
-            self._move_first_offsets(slot)
-        self._limit(slot, pin if over and log.oldest_position == before else None)
-
-    def _move_first_offsets(self, slot: int) -> None:
-        worker = self._worker
-        log = worker.logs[slot]
-        for partition in worker.catalog.by_id.values():
-            if partition.log_slot == slot and partition.logged:
-                run = log.find(partition.partition_id, partition.first_offset)
-                first = run.base_offset if run is not None else partition.visible
-                partition.first_offset = max(partition.first_offset, first)
-
-    def find_first_offsets(self, slot: int) -> None:
-        """At the start: what was trimmed is known to the log, not to the last snapshot."""
-        log = self._worker.logs[slot]
-        for partition in self._worker.catalog.by_id.values():
-            if partition.log_slot == slot and partition.reliable:
-                run = log.find(partition.partition_id, partition.assigned.first_offset)
-                partition.first_offset = run.base_offset if run is not None else partition.visible
-
-    def _limit(self, slot: int, pin: tuple[Partition, str] | None) -> None:
-        """At `wal_bytes_max`, refuse the topic whose subscription pins the oldest segment."""
-        worker = self._worker
-        for partition in worker.catalog.by_id.values():
-            if partition.log_slot != slot or not partition.logged or partition.switching:
-                continue
-            refused = pin is not None and pin[0] is partition
-            if refused == bool(partition.refusal):
-                continue
-            row = worker.tables.partitions[partition.slot]
-            row[PartitionWord.MODE] = Mode.CLOSED if refused else Mode.LOGGED
-            row[PartitionWord.REFUSAL] = ResourceExhausted.code
-            partition.refusal = ""
-            if refused and pin is not None:
-                partition.refusal = (
-                    f"the log reached wal_bytes_max ({worker.quota.allowance_bytes} bytes here) and "
-                    f"subscription {pin[1]!r} of {partition.topic} still needs its oldest segment; "
-                    "let it consume, or delete it: danube-fast subscriptions delete "
-                    f"{partition.topic} {pin[1]}"
-                )
-
     def read_some(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
         """The frame that holds an offset behind the tail, and maybe more."""
         return self.read_log(partition, offset, 1)
-
-    def trim_memory(self, partition: Partition) -> None:
-        """Drop frames of a memory topic that everybody acked; refuse publishes above its quota."""
-        worker = self._worker
-        needed = partition.oldest_needed()
-        quota = worker.settings.memory_topic_bytes_max
-        oldest = partition.oldest_in_tail()
-        while oldest is not None and (
-            oldest.end_offset <= needed if partition.subscriptions else partition.tail_bytes > quota
-        ):
-            partition.evict()
-            oldest = partition.oldest_in_tail()
-        full = partition.tail_bytes > quota
-        if worker.catalog.by_id.get(partition.partition_id) is not partition or partition.switching:
-            return
-        if full != bool(partition.refusal):
-            row = worker.tables.partitions[partition.slot]
-            row[PartitionWord.MODE] = Mode.CLOSED if full else Mode.MEMORY
-            row[PartitionWord.REFUSAL] = ResourceExhausted.code
-            partition.refusal = (
-                f"{partition.topic} keeps {partition.tail_bytes} unacked bytes in memory, its limit "
-                f"is memory_topic_bytes_max ({quota}); let its subscriptions consume"
-                if full
-                else ""
-            )
 
     # ------------------------------------------------------------ reads behind the tail
 
