@@ -12,6 +12,7 @@ from danube_fast.broker.layout import PartitionWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.policy import parse_policy
 from danube_fast.broker.subscription import Subscription
+from danube_fast.broker.topic_policy import TopicPolicy
 from danube_fast.errors import DanubeError, DataLoss, InvalidArgument, NotFound, TopicDeleted
 from danube_fast.workers.boot import COORDINATOR
 from danube_fast.workers.durability import change_durability
@@ -110,6 +111,7 @@ class Operations:
         assigned = r.PartitionAssigned(
             entry["partition_id"], entry["topic"], entry["index"], entry["dispatch"],
             entry["durability"], entry["incarnation"], entry.get("first_offset", 0),
+            msgspec.convert(entry.get("policy", {}), TopicPolicy),
         )  # fmt: skip
         known = worker.catalog.by_id.get(assigned.partition_id)
         if known is not None and known.assigned.incarnation != assigned.incarnation:

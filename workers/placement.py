@@ -17,6 +17,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import msgspec
+
 from danube_fast.broker.topic_records import PartitionRecord
 from danube_fast.broker.topics import TopicDirectory
 from danube_fast.errors import DanubeError, TopicDeleted, Unavailable
@@ -86,6 +88,7 @@ def assignment(topics: TopicDirectory, partition: PartitionRecord) -> dict[str, 
         "log_id": partition.log_id,
         "incarnation": topic.incarnation,
         "first_offset": partition.extents[-1].first_offset,
+        "policy": msgspec.to_builtins(topics.policy_of(topic)),
     }
 
 

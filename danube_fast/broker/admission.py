@@ -37,6 +37,7 @@ from danube_fast.frame.layout import (
     AT_PRODUCER_ID,
     BUNDLE_ENTRY_BYTES,
     BUNDLE_HEADER_BYTES,
+    CLIENT_FLAGS,
     FRAME_BYTES_CAP,
 )
 from danube_fast.frame.memory import load_i64, load_u32, store_u64
@@ -325,7 +326,7 @@ def admit(
             _begin_result(result, start, size, NOT_ADMITTED_YET, 0)
             if not stopped:
                 frame = bundle + start
-                checked = check_frame(frame, size, 0, 1)
+                checked = check_frame(frame, size, CLIENT_FLAGS, 1)
                 status = STATUS_INVALID
                 if checked == size:
                     status = _admit_frame(state, frame, load_u32(entry), session, result, now_ns)

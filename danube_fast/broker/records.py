@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from danube_fast.broker.policy import FailurePolicy
+from danube_fast.broker.topic_policy import TopicPolicy
 
 __all__ = [
     "Acked",
@@ -56,6 +57,7 @@ class PartitionAssigned(_Record, tag=2, frozen=True):
     durability: str
     incarnation: int
     first_offset: int = 0
+    policy: TopicPolicy = TopicPolicy()
 
 
 class PartitionRemoved(_Record, tag=3, frozen=True):

@@ -62,6 +62,8 @@ class TopicRecord(msgspec.Struct, frozen=True):
     created_ns: int
     epoch: int = 1
     """One more with every change of its settings."""
+    policy: dict[str, Any] = {}
+    """Values of its own; see topic_policy.py."""
 
     def partition_topic(self, index: int) -> str:
         """Name of one of its partitions."""
@@ -73,6 +75,8 @@ class NamespaceRecord(msgspec.Struct, frozen=True):
 
     namespace: str
     created_ns: int
+    policy: dict[str, Any] = {}
+    """Values for its topics."""
 
 
 class TopicOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

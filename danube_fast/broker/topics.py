@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from danube_fast.broker.topic_policy import TopicPolicy, effective, merge_values
 from danube_fast.broker.topic_records import (
     Extent,
     NamespaceRecord,
@@ -255,17 +256,65 @@ class TopicDirectory:
             raise FailedPrecondition(
                 f"{name} is {record.dispatch}; only a reliable topic has a durability"
             )
-        changed = msgspec.structs.replace(record, durability=wanted.value, epoch=record.epoch + 1)
-        entry = self._store.get(_topic_key(name))
+        return self._replace(record, msgspec.structs.replace(record, durability=wanted.value))
+
+    def _replace(self, record: TopicRecord, changed: TopicRecord) -> TopicRecord:
+        """Record other settings of a topic. Raises FailedPrecondition, or what the store raises."""
+        changed = msgspec.structs.replace(changed, epoch=record.epoch + 1)
+        key = _topic_key(record.topic)
+        entry = self._store.get(key)
         if (
             entry is None
-            or entry.value != msgspec.json.encode(record)
-            or self._store.cas(_topic_key(name), msgspec.json.encode(changed), entry.revision)
-            is None
+            or msgspec.json.decode(entry.value, type=TopicRecord) != record
+            or self._store.cas(key, msgspec.json.encode(changed), entry.revision) is None
         ):
-            raise FailedPrecondition(f"{name} was changed by somebody else just now; try again")
-        self._topics[name] = changed
+            raise FailedPrecondition(
+                f"{record.topic} was changed by somebody else just now; try again"
+            )
+        self._topics[record.topic] = changed
         return changed
+
+    # ---------------------------------------------------------------- policies
+
+    def policy_of(self, record: TopicRecord) -> TopicPolicy:
+        """What is in force for a topic: its own values over those of its namespace."""
+        return effective(self.namespace_values(parse_topic(record.topic).namespace), record.policy)
+
+    def namespace_values(self, namespace: str) -> dict[str, Any]:
+        """What a namespace sets for its topics."""
+        record = self._namespaces.get(namespace)
+        return record.policy if record is not None else {}
+
+    def require_namespace(self, namespace: str) -> None:
+        """Raises NotFound if there is no such namespace."""
+        if namespace not in self.namespaces():
+            raise NotFound(
+                f"namespace {namespace} does not exist; create it with: danube-fast namespaces "
+                f"create {namespace}"
+            )
+
+    def set_policy(self, name: str, values: Mapping[str, Any]) -> TopicRecord:
+        """Change some values of a topic's policy. Raises NotFound, InvalidArgument."""
+        record = self._require_durable(name)
+        merged = merge_values(record.policy, values)
+        effective(self.namespace_values(parse_topic(name).namespace), merged)
+        return self._replace(record, msgspec.structs.replace(record, policy=merged))
+
+    def set_namespace_policy(
+        self, namespace: str, values: Mapping[str, Any], now_ns: int
+    ) -> list[TopicRecord]:
+        """Change some values for all topics of a namespace, which are returned. Raises NotFound,
+        InvalidArgument."""
+        self.require_namespace(namespace)
+        before = self._namespaces.get(namespace, NamespaceRecord(namespace, now_ns))
+        merged = merge_values(before.policy, values)
+        topics = self.topics(namespace)
+        for topic in topics:
+            effective(merged, topic.policy)
+        changed = msgspec.structs.replace(before, policy=merged)
+        self._store.put(f"/namespaces/{namespace}", msgspec.json.encode(changed))
+        self._namespaces[namespace] = changed
+        return topics
 
     def check_options(self, record: TopicRecord, options: TopicOptions) -> None:
         """Whether an existing topic is what somebody would have created.

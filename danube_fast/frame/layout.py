@@ -80,7 +80,7 @@ class Codec(enum.IntEnum):
 
 
 class Flag(enum.IntFlag):
-    """Bits of the header's `flags`. A client may set none of them."""
+    """Bits of the header's `flags`. A client may set DELAYED, and none of the others."""
 
     SPLIT = 1
     """Made by the broker from another frame: carries offset deltas, crc of the body by the broker."""
@@ -88,6 +88,8 @@ class Flag(enum.IntFlag):
     """A frame of the reserved partition; its payloads are msgpack records."""
     PAD = 4
     """Fills the log up to the next group; message_count is 0, the body is not read."""
+    DELAYED = 8
+    """Some messages have a deliver-at time that the broker waits for."""
 
 
 class BufferId(enum.IntEnum):
@@ -224,6 +226,9 @@ CODEC_ZSTD = int(Codec.ZSTD)
 FLAG_SPLIT = int(Flag.SPLIT)
 FLAG_CONTROL = int(Flag.CONTROL)
 FLAG_PAD = int(Flag.PAD)
+FLAG_DELAYED = int(Flag.DELAYED)
+CLIENT_FLAGS = FLAG_DELAYED
+"""What a frame may carry that comes from a client."""
 ID_PAYLOAD_VALIDITY = int(BufferId.PAYLOAD_VALIDITY)
 ID_PAYLOAD_OFFSETS = int(BufferId.PAYLOAD_OFFSETS)
 ID_PAYLOAD_DATA = int(BufferId.PAYLOAD_DATA)

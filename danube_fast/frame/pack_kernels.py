@@ -25,6 +25,7 @@ from danube_fast.frame.cpython import (
 from danube_fast.frame.hash import xxh64
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.layout import (
+    AT_FLAGS,
     AT_FRAME_BYTES,
     AT_MAGIC,
     AT_MESSAGE_COUNT,
@@ -32,6 +33,7 @@ from danube_fast.frame.layout import (
     AT_VERSION,
     BUFFER_DIRECTORY_BYTES,
     BUFFER_ENTRY_BYTES,
+    FLAG_DELAYED,
     FRAME_ALIGNMENT,
     FRAME_MAGIC,
     FRAME_VERSION,
@@ -54,6 +56,7 @@ from danube_fast.frame.memory import (
     memory_copy,
     memory_zero,
     store_u8,
+    store_u16,
     store_u32,
     store_u64,
 )
@@ -471,4 +474,6 @@ def pack_columns(destination: int, capacity: int, job: int, start: int) -> int:
     if count != 0 and destination != 0:
         _write_columns(destination, job, start, count)
         write_header(destination, needed, count)
+        if load_i64(job + JOB_DELIVER_AT) != 0:
+            store_u16(destination + AT_FLAGS, FLAG_DELAYED)
     return needed | (count << COUNT_SHIFT)

@@ -18,6 +18,7 @@ from danube_fast.frame.layout import (
     BUFFER_DIRECTORY_BYTES,
     BUFFER_ENTRY_BYTES,
     DELTA_BYTES,
+    FLAG_DELAYED,
     FRAME_MAGIC,
     FRAME_VERSION,
     HASH_BYTES,
@@ -141,8 +142,16 @@ def plain_pack(columns: Columns, start: int, capacity_bytes: int) -> tuple[bytes
         needed = _frame_bytes(buffers)
     if needed > capacity_bytes:
         return b"", 0, needed
+    flags = 0 if columns.deliver_at is None else FLAG_DELAYED
     header = _HEADER.pack(
-        FRAME_MAGIC, FRAME_VERSION, Codec.NONE, 0, needed, stop - start, needed - HEADER_BYTES, 0
+        FRAME_MAGIC,
+        FRAME_VERSION,
+        Codec.NONE,
+        flags,
+        needed,
+        stop - start,
+        needed - HEADER_BYTES,
+        0,
     ).ljust(HEADER_BYTES, b"\0")
     parts = [header, _DIRECTORY.pack(len(buffers), 0)]
     parts += [_ENTRY.pack(buffer_id, 0, len(data)) for buffer_id, data in buffers]

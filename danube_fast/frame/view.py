@@ -73,7 +73,7 @@ _check_header_crc = direct(check_header_crc)
 _find_buffer = direct(find_buffer)
 _unpack_items = direct(unpack_items)
 
-_ALL_FLAGS = int(Flag.SPLIT | Flag.CONTROL | Flag.PAD)
+_ALL_FLAGS = int(Flag.SPLIT | Flag.CONTROL | Flag.PAD | Flag.DELAYED)
 _PAYLOADS = int(BufferId.PAYLOAD_OFFSETS)
 _KEYS = int(BufferId.KEY_OFFSETS)
 

@@ -49,7 +49,7 @@ from danube_fast.frame.split import split_frame
 from danube_fast.frame.view import FrameView
 
 STATE_BYTES = 256
-ALL_FLAGS = int(Flag.SPLIT | Flag.CONTROL | Flag.PAD)
+ALL_FLAGS = int(Flag.SPLIT | Flag.CONTROL | Flag.PAD | Flag.DELAYED)
 ODD = (
     0,
     1,

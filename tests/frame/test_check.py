@@ -50,7 +50,7 @@ def build(buffers: Buffers, *, count: int = 2, flags: int = 0, span: int = 0) ->
     return bytearray(head + struct.pack("<I", crc) + tail + broker + body)
 
 
-def verdict(frame: bytearray, *, flags: int = 0, available: int | None = None) -> int:
+def verdict(frame: bytearray, *, flags: int = Flag.DELAYED, available: int | None = None) -> int:
     available = len(frame) if available is None else available
     return int(check_frame(address_of(frame), available, flags, 1))
 

@@ -1,7 +1,8 @@
 """The formats, pinned: these bytes must be written and read for ever.
 
-The files under golden/ were made by `python -m tests.frame.test_golden` (it refuses to overwrite).
-A change here is a change of the format: it needs a version bump and a migration.
+The files under golden/ were made by `python -m tests.frame.test_golden` (it overwrites nothing).
+A change here is a change of the format: it needs a version bump and a migration. Files named
+`-before-delayed` are from before clients set flag DELAYED: they must be read for ever too.
 """
 
 from __future__ import annotations
@@ -73,10 +74,20 @@ def test_read_as_ever(name: str) -> None:
     assert _readable(frame) == json.loads((GOLDEN / "rows.json").read_text())[name]
 
 
-def test_the_bundle_as_ever() -> None:
-    bundle = (GOLDEN / "bundle.bin").read_bytes()
+@pytest.mark.parametrize("name", ["full", "split", "lz4", "zstd"])
+def test_read_from_before_a_flag_said_that_messages_wait(name: str) -> None:
+    frame = (GOLDEN / f"{name}-before-delayed.bin").read_bytes()
+    FrameView(frame).check(stamped=True)
+    rows = json.loads((GOLDEN / "rows-before-delayed.json").read_text())[name]
+    assert _readable(frame) == rows
+
+
+@pytest.mark.parametrize("when", ["", "-before-delayed"])
+def test_the_bundle_as_ever(when: str) -> None:
+    bundle = (GOLDEN / f"bundle{when}.bin").read_bytes()
     frames = [bundle[place : place + size] for _, place, size in bundle_entries(bundle)]
-    assert frames == [(GOLDEN / f"{name}.bin").read_bytes() for name in ("one", "full", "split")]
+    names = ("one", f"full{when}", f"split{when}")
+    assert frames == [(GOLDEN / f"{name}.bin").read_bytes() for name in names]
 
 
 def test_one_message_byte_for_byte() -> None:
@@ -98,6 +109,8 @@ def test_one_message_byte_for_byte() -> None:
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     for name, content in make().items():
+        if (GOLDEN / f"{name}.bin").exists():
+            continue
         with (GOLDEN / f"{name}.bin").open("xb") as file:
             file.write(content)
     values = {name: _readable(frame) for name, frame in make().items() if name != "bundle"}

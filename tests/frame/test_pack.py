@@ -16,7 +16,7 @@ from danube_fast.frame.check import check_frame
 from danube_fast.frame.columns import Columns
 from danube_fast.frame.cpython import OBJECTS_READABLE
 from danube_fast.frame.kernel import address_of
-from danube_fast.frame.layout import HEADER_BYTES, Codec
+from danube_fast.frame.layout import CLIENT_FLAGS, HEADER_BYTES, Codec
 from danube_fast.frame.pack import encode_frame, pack_columns_into, pack_into
 from danube_fast.frame.plain import plain_pack
 from danube_fast.frame.stamp import seal
@@ -70,7 +70,7 @@ def test_every_message_is_packed_once_whatever_the_capacity() -> None:
             frame_bytes, count = pack_into(address, capacity, SMALL_PAYLOADS, start)
             assert count > 0 and frame_bytes <= capacity
             seal(address, 1, start, 2, 3, 4, 5)
-            assert check_frame(address, capacity, 0, 1) == frame_bytes
+            assert check_frame(address, capacity, CLIENT_FLAGS, 1) == frame_bytes
             seen += FrameView(memory).payloads()
             start += count
         assert seen == SMALL_PAYLOADS

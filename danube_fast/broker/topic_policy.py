@@ -1,0 +1,139 @@
+"""What is allowed and kept of a topic: retention, time to live, quotas, limits, rates.
+
+A namespace sets values for all its topics, a topic sets its own over them, and what neither sets is
+the default: no limit. Values can be changed at any time. All of them are of one topic: a rate is
+shared by the topic's partitions, a number of consumers is that of each partition, which every
+consumer of the topic attends.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from danube_fast.errors import InvalidArgument
+
+__all__ = ["BacklogPolicy", "RetentionPolicy", "TopicPolicy", "effective", "merge_values"]
+
+VALUE_MAX = 1 << 53
+"""Numbers stay exact in every language's JSON."""
+SECONDS_MAX = 100 * 366 * 24 * 3600
+
+
+class RetentionPolicy(enum.StrEnum):
+    """How long messages stay."""
+
+    UNTIL_ACKED = "until_acked"
+    """Until every subscription acked them, and then for `retention_seconds` or as long as
+    `retention_bytes` allows."""
+    UNTIL_EXPIRED = "until_expired"
+    """Until they are older than `retention_seconds` or more than `retention_bytes` follow, acked or not."""
+    FOREVER = "forever"
+    """Always."""
+
+
+class BacklogPolicy(enum.StrEnum):
+    """What happens when unacked messages take more than `backlog_bytes_max`."""
+
+    REFUSE = "refuse"
+    """Producers are refused until consumers have caught up."""
+    EVICT = "evict"
+    """The oldest unacked messages count as acked; consumers are told which."""
+
+
+class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Values in force for one topic. 0 means: no limit, or the broker's own setting."""
+
+    retention_policy: RetentionPolicy = RetentionPolicy.UNTIL_ACKED
+    retention_seconds: int = 0
+    retention_bytes: int = 0
+    message_ttl_ms: int = 0
+    """Messages older than this that nobody has acked count as acked."""
+    backlog_bytes_max: int = 0
+    backlog_policy: BacklogPolicy = BacklogPolicy.REFUSE
+    compaction: bool = False
+    """Of messages with the same key only the newest stays."""
+    subscription_expiry_seconds: int = 0
+    """A subscription without consumers for so long is deleted."""
+    producers_max: int = 0
+    consumers_max: int = 0
+    subscriptions_max: int = 0
+    consumers_per_subscription_max: int = 0
+    message_bytes_max: int = 0
+    storage_bytes_max: int = 0
+    """What all topics of the namespace may keep together (of a namespace), or this one."""
+    publish_messages_per_second: int = 0
+    publish_bytes_per_second: int = 0
+    dispatch_messages_per_second: int = 0
+    """Of each subscription, as the next one."""
+    dispatch_bytes_per_second: int = 0
+
+    @property
+    def has_rates(self) -> bool:
+        """Publishing is limited."""
+        return bool(self.publish_messages_per_second or self.publish_bytes_per_second)
+
+    @property
+    def limits_dispatch(self) -> bool:
+        """What subscriptions get is limited."""
+        return bool(self.dispatch_messages_per_second or self.dispatch_bytes_per_second)
+
+    @property
+    def bounds_storage(self) -> bool:
+        """Somebody must look at ages and sizes."""
+        return bool(
+            self.retention_policy is not RetentionPolicy.UNTIL_ACKED
+            or self.retention_seconds
+            or self.retention_bytes
+            or self.message_ttl_ms
+            or self.backlog_bytes_max
+            or self.subscription_expiry_seconds
+            or self.storage_bytes_max
+        )
+
+
+_KINDS = {field.name: field.type for field in msgspec.structs.fields(TopicPolicy)}
+
+
+def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as they are recorded; None (or the text "default") takes a value back. InvalidArgument."""
+    unknown = sorted(set(values) - set(_KINDS))
+    if unknown:
+        raise InvalidArgument(
+            f"{unknown[0]!r} is no value of a topic's policy; there are: {', '.join(sorted(_KINDS))}"
+        )
+    parsed: dict[str, Any] = {}
+    for name, value in values.items():
+        if value is None or value == "default":
+            parsed[name] = None
+            continue
+        try:
+            checked = msgspec.convert(value, _KINDS[name], strict=False)
+        except msgspec.ValidationError as fault:
+            raise InvalidArgument(f"{name}: {fault}; see tuning.md, 'Policies'") from None
+        if isinstance(checked, int) and not 0 <= checked <= VALUE_MAX:
+            raise InvalidArgument(f"{name} must be from 0 to {VALUE_MAX}")
+        if name.endswith("_seconds") and checked > SECONDS_MAX:
+            raise InvalidArgument(f"{name} must be at most {SECONDS_MAX} (100 years)")
+        parsed[name] = msgspec.to_builtins(checked)
+    return parsed
+
+
+def merge_values(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Recorded values after a change; checked as a whole. Raises InvalidArgument."""
+    merged = {**before, **_parse(changes)}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def effective(namespace: Mapping[str, Any], topic: Mapping[str, Any]) -> TopicPolicy:
+    """What is in force for a topic. Raises InvalidArgument if the values do not go together."""
+    policy = msgspec.convert({**namespace, **topic}, TopicPolicy)
+    bounded = policy.retention_seconds or policy.retention_bytes
+    if policy.retention_policy is RetentionPolicy.UNTIL_EXPIRED and not bounded:
+        raise InvalidArgument(
+            "retention_policy until_expired needs retention_seconds or retention_bytes"
+        )
+    return policy

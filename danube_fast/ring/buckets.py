@@ -1,0 +1,129 @@
+"""Token buckets in shared memory: a rate that all workers of a broker draw on together.
+
+    row   key u64 | messages paid until ns | bytes paid until ns      32 bytes, 0 = nobody's
+
+A bucket is one number, the time until which what was taken is paid for (the "theoretical arrival
+time" of the generic cell rate algorithm, ITU-T I.371): taking n at a rate of r moves it by n / r
+seconds, and as long as it is not more than the burst ahead of now there is something to take. Rows
+are found by key in open addressing; the first who asks for a key takes a free row. Who writes: any
+worker, by compare-and-exchange; a worker that dies leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+import os
+
+from danube_fast.errors import ResourceExhausted
+from danube_fast.frame.kernel import direct, kernel
+from danube_fast.ring.atomics import compare_exchange, load_acquire
+from danube_fast.ring.memory import address_of_memory, create_memfd, map_fd
+
+__all__ = ["BURST_NS", "Bucket", "BucketTable"]
+
+ROWS = 1 << 16
+ROW_BYTES = 32
+AT_KEY = 0
+AT_MESSAGES = 8
+AT_BYTES = 16
+PROBES_MAX = 4096
+BURST_NS = 250_000_000
+"""So much of a second's worth may be taken at once: who comes late for its share loses nothing."""
+SECOND_NS = 1_000_000_000
+
+
+@kernel("void(int64,int64,int64,int64)")
+def _pay(word: int, now_ns: int, count: int, rate: int) -> None:
+    """Take `count` at `rate` a second, whatever is there."""
+    while rate > 0 and count > 0:
+        paid = load_acquire(word)
+        if compare_exchange(word, paid, max(paid, now_ns) + count * SECOND_NS // rate):
+            break
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def _wait(row: int, now_ns: int, messages_rate: int, bytes_rate: int) -> int:
+    """In how many ns something may be taken; a rate of 0 is none."""
+    wait = 0
+    if messages_rate > 0:
+        wait = max(wait, load_acquire(row + AT_MESSAGES) - now_ns - BURST_NS)
+    if bytes_rate > 0:
+        wait = max(wait, load_acquire(row + AT_BYTES) - now_ns - BURST_NS)
+    return wait
+
+
+@kernel("int64(int64,int64)")
+def find_row(table: int, key: int) -> int:
+    """Address of the row of a key, taken if need be; 0: there is none left."""
+    for probe in range(PROBES_MAX):
+        row = table + ((key + probe) & (ROWS - 1)) * ROW_BYTES
+        if load_acquire(row) == key or compare_exchange(row, 0, key):
+            return row
+        if load_acquire(row) == key:
+            return row
+    return 0
+
+
+@kernel("int64(int64,int64,int64)")
+def _room(word: int, now_ns: int, rate: int) -> int:
+    """How many may be taken at `rate` a second before the burst is used up."""
+    left = now_ns + BURST_NS - max(load_acquire(word), now_ns)
+    return max(1, left * rate // SECOND_NS)
+
+
+_find, _pay_direct = direct(find_row), direct(_pay)
+_room_direct, _wait_direct = direct(_room), direct(_wait)
+
+
+class BucketTable:
+    """The buckets of one broker. Made by `create`, mapped by every process from its descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        """Map the table in `fd`; owns `fd` from here."""
+        self.fd = fd
+        self._map = map_fd(fd)
+        self._address = address_of_memory(self._map)
+
+    @classmethod
+    def create(cls) -> BucketTable:
+        """A new table; memory is used as rows are."""
+        return cls(create_memfd("danube-fast-buckets", ROWS * ROW_BYTES))
+
+    def address(self, key: int) -> int:
+        """Address of the row of a key (not 0). Raises ResourceExhausted if all rows are taken."""
+        row = int(_find(self._address, key))
+        if not row:
+            raise ResourceExhausted(
+                f"{ROWS} rates were in use since the start; restart the broker to set more"
+            )
+        return row
+
+    def close(self) -> None:
+        """Unmap and close; no kernel may use an address any more."""
+        self._map.close()
+        os.close(self.fd)
+
+
+class Bucket:
+    """One row, as its users know it: look how much may go, let it go, and take as much."""
+
+    def __init__(self, row: int, messages_rate: int, bytes_rate: int) -> None:
+        """`row` from `BucketTable.address`; rates a second, 0 = none."""
+        self._row = row
+        self._messages_rate = messages_rate
+        self._bytes_rate = bytes_rate
+
+    def wait_ns(self, now_ns: int) -> int:
+        """In how many ns something may be taken; 0: now."""
+        return int(_wait_direct(self._row, now_ns, self._messages_rate, self._bytes_rate))
+
+    def room(self, now_ns: int) -> int:
+        """Messages that may be taken now, as far as their rate goes; at least 1 when nothing is
+        owed."""
+        if not self._messages_rate:
+            return 1 << 30
+        return int(_room_direct(self._row + AT_MESSAGES, now_ns, self._messages_rate))
+
+    def take(self, now_ns: int, messages: int, byte_count: int) -> None:
+        """So much is sent."""
+        _pay_direct(self._row + AT_MESSAGES, now_ns, messages, self._messages_rate)
+        _pay_direct(self._row + AT_BYTES, now_ns, byte_count, self._bytes_rate)
