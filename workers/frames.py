@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from danube_fast.broker.consumer import Stored
+from danube_fast.frame.layout import FLAG_DELAYED
 from danube_fast.frame.view import PLACE_FIELDS
 
 __all__ = ["frames_of"]
@@ -15,7 +16,13 @@ def frames_of(partition_id: int, data: Any) -> list[Stored]:
     frames = []
     at = 0
     while at < len(data):
-        _, size, count, producer_id, base, span = PLACE_FIELDS.unpack_from(data, at)
-        frames.append(Stored(partition_id, base, base + span, count, size, producer_id, data, at))
+        flags, size, count, producer_id, base, span = PLACE_FIELDS.unpack_from(data, at)
+        delayed = flags & FLAG_DELAYED != 0
+        frames.append(
+            Stored(
+                partition_id, base, base + span, count, size, producer_id, data, at,
+                is_delayed=delayed,
+            )
+        )  # fmt: skip
         at += size
     return frames

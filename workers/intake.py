@@ -245,12 +245,12 @@ class Intake:
         result_index: int,
         row: list[int],
     ) -> None:
-        _, slot, offset, messages, start, frame_bytes, position, producer_slot, _, _ = row
+        _, slot, offset, messages, start, frame_bytes, position, producer_slot, _, _, flags = row
         partition = self.partitions_by_slot[slot]
         producer_id = int(self.tables.producers[producer_slot, ProducerWord.PRODUCER_ID])
         stored = Stored(
             partition.partition_id, offset, offset + messages, messages, frame_bytes,
-            producer_id, part, start, index, count,
+            producer_id, part, start, index, count, is_delayed=flags != 0,
         )  # fmt: skip
         self.frames_in += 1
         self.messages_in += messages

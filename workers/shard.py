@@ -243,6 +243,7 @@ class ShardWorker:
     def _begin_turn(self) -> None:
         self.now_ns = self.clock.monotonic_ns()
         self.now_wall_ns = self.clock.wall_ns()
+        self.catalog.timers.wall_ahead_ns = self.now_wall_ns - self.now_ns
         self.intake.begin_turn(self.now_ns)
 
     def _receive(self, count_max: int = MESSAGES_PER_TURN_MAX) -> int:

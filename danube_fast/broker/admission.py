@@ -31,6 +31,7 @@ from danube_fast.frame.check import check_frame
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.layout import (
     AT_BASE_SEQUENCE,
+    AT_FLAGS,
     AT_FRAME_BYTES,
     AT_MESSAGE_COUNT,
     AT_PRODUCER_EPOCH,
@@ -40,7 +41,7 @@ from danube_fast.frame.layout import (
     CLIENT_FLAGS,
     FRAME_BYTES_CAP,
 )
-from danube_fast.frame.memory import load_i64, load_u32, store_u64
+from danube_fast.frame.memory import load_i64, load_u16, load_u32, store_u64
 from danube_fast.frame.stamp import stamp
 
 __all__ = ["NEED_RESERVATION", "NOT_ADMITTED_YET", "admit", "find_producer", "insert_producer"]
@@ -102,6 +103,7 @@ _O_POSITION = int(ResultWord.LOG_POSITION) * _W
 _O_PRODUCER = int(ResultWord.PRODUCER_SLOT) * _W
 _O_SEQUENCE = int(ResultWord.BASE_SEQUENCE) * _W
 _O_TIME = int(ResultWord.APPEND_TIME_NS) * _W
+_O_FLAGS = int(ResultWord.FLAGS) * _W
 _O_ROW = RESULT_WORDS * _W
 _S_PARTITIONS = int(StateWord.PARTITIONS) * _W
 _S_SLOT_OF = int(StateWord.SLOT_OF) * _W
@@ -251,6 +253,7 @@ def _accept(state: int, frame: int, partition_row: int, result: int, now_ns: int
     store_u64(result + _O_COUNT, count)
     store_u64(result + _O_POSITION, position)
     store_u64(result + _O_TIME, append_time)
+    store_u64(result + _O_FLAGS, load_u16(frame + AT_FLAGS))
     slot = load_i64(result + _O_PRODUCER)
     remember_batch(state, slot, load_i64(result + _O_SEQUENCE), count, offset)
     producer = load_i64(state + _S_PRODUCERS) + slot * _R_ROW

@@ -40,7 +40,7 @@ class Stored:
 
     __slots__ = (
         "base_offset", "bundle_frames", "end_offset", "frame_bytes", "holder", "index",
-        "message_count", "partition_id", "producer_id", "start",
+        "is_delayed", "message_count", "partition_id", "producer_id", "start",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +55,8 @@ class Stored:
         start: int,
         index: int = 0,
         bundle_frames: int = 0,
+        *,
+        is_delayed: bool = False,
     ) -> None:
         """`holder` owns the bytes, the frame begins at `start`; if the holder is a whole bundle,
         this is its frame number `index` of `bundle_frames`."""
@@ -68,6 +70,8 @@ class Stored:
         self.start = start
         self.index = index
         self.bundle_frames = bundle_frames
+        self.is_delayed = is_delayed
+        """Some of its messages have a time before which they are not to be delivered."""
 
     @property
     def memory(self) -> memoryview:

@@ -100,6 +100,8 @@ class ResultWord(enum.IntEnum):
     PRODUCER_SLOT = 7
     BASE_SEQUENCE = 8
     APPEND_TIME_NS = 9
+    FLAGS = 10
+    """Of the frame's header."""
 
 
 class StateWord(enum.IntEnum):
@@ -123,7 +125,7 @@ PARTITION_WORDS = 8
 LOG_WORDS = 4
 PRODUCER_WORDS = 8
 WINDOW_WORDS = 3
-RESULT_WORDS = 10
+RESULT_WORDS = 11
 STATE_WORDS = 16
 DEDUP_BATCHES = 64
 """Batches remembered per producer (FEATURES 3)."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -42,7 +43,8 @@ KEYS_KEPT_MAX = 1 << 16
 TABLES_MAX = 1024
 """Masks with a table of their own, 32 KiB each."""
 
-_route, _next_eligible = direct(k.route), direct(k.next_eligible)
+_route, _note_routes = direct(k.route), direct(k.note_routes)
+_next_eligible = direct(k.next_eligible)
 
 
 class Router:
@@ -70,6 +72,7 @@ class Router:
         self._starved: list[Consumer] = []
         self._must_walk = False
         self._at = 0
+        self._columns: tuple[Any, Any] = (None, None)
         self._skipped: Rows | None = None
         self.skipped_count = 0
         """Messages whose key nobody took."""
@@ -208,20 +211,7 @@ class Router:
 
     def route(self, stored: Stored, rows: Rows, *, waiting: bool) -> list[tuple[Consumer, Rows]]:
         """Consumers and what they get of `rows` of a frame; the rest waits. `waiting`: it did before."""
-        words = self._words
-        hashes = masks = None
-        if not waiting:
-            with contextlib.suppress(DataLoss):  # compressed garbage: its consumer will say so
-                view = FrameView(stored.memory)
-                hashes, masks = view.key_hashes(), self._masks_of(view)
-        if len(self._slots) < len(rows):
-            self._slots = np.zeros(2 * len(rows), np.uint16)
-        words[RouteWord.BASE] = stored.base_offset
-        words[RouteWord.ROWS], words[RouteWord.COUNT] = address_of(rows), len(rows)
-        words[RouteWord.HASHES] = 0 if hashes is None else int(hashes.ctypes.data)
-        words[RouteWord.MASKS] = 0 if masks is None else int(masks.ctypes.data)
-        words[RouteWord.SLOTS] = int(self._slots.ctypes.data)
-        words[RouteWord.IS_WAITING] = waiting
+        self._prepare(stored, rows, waiting=waiting)
         low, high = stored.base_offset + int(rows[0]), stored.base_offset + int(rows[-1]) + 1
         self._ledger.call(_route, low, high, int(self._job.ctypes.data))
         self._at = max(self._at, high)
@@ -239,6 +229,30 @@ class Router:
         skipped = rows[slots == NOBODY] if left else rows[:0]
         self._skipped = skipped if len(skipped) else None
         return parts
+
+    def _prepare(self, stored: Stored, rows: Rows, *, waiting: bool) -> None:
+        """Tell the kernels of some messages of a frame."""
+        words = self._words
+        hashes = masks = None
+        if not waiting:
+            with contextlib.suppress(DataLoss):  # compressed garbage: its consumer will say so
+                view = FrameView(stored.memory)
+                hashes, masks = view.key_hashes(), self._masks_of(view)
+        if len(self._slots) < len(rows):
+            self._slots = np.zeros(2 * len(rows), np.uint16)
+        words[RouteWord.BASE] = stored.base_offset
+        words[RouteWord.ROWS], words[RouteWord.COUNT] = address_of(rows), len(rows)
+        words[RouteWord.HASHES] = 0 if hashes is None else int(hashes.ctypes.data)
+        words[RouteWord.MASKS] = 0 if masks is None else int(masks.ctypes.data)
+        words[RouteWord.SLOTS] = int(self._slots.ctypes.data)
+        words[RouteWord.IS_WAITING] = waiting
+        self._columns = hashes, masks  # kernels know only where they lie
+
+    def note(self, stored: Stored, rows: Rows) -> None:
+        """Messages of a frame are put aside; where they go is decided when they wait."""
+        self._prepare(stored, rows, waiting=False)
+        low, high = stored.base_offset + int(rows[0]), stored.base_offset + int(rows[-1]) + 1
+        self._ledger.call(_note_routes, low, high, int(self._job.ctypes.data))
 
     def take_skipped(self, base: int) -> list[tuple[int, int]]:
         """Ranges of the last frame whose keys nobody takes."""

@@ -45,7 +45,7 @@ from danube_fast.frame.memory import (  # fmt: skip
     store_u64,
 )
 
-__all__ = ["next_eligible", "route"]
+__all__ = ["next_eligible", "note_routes", "route"]
 
 _SPREAD = -7046029254386353131
 """2**64 / golden ratio, as int64: spreads offsets of messages without a key."""
@@ -132,4 +132,18 @@ def route(head: int, job: int) -> int:
             count_waiting(head, page, index, 1)
             store_u64(head + H_FIRST_WAITING, min(offset, load_i64(head + H_FIRST_WAITING)))
     store_u64(head + H_NEXT, max(end, load_i64(head + H_NEXT)))
+    return 0
+
+
+@kernel("int64(int64,int64)")
+def note_routes(head: int, job: int) -> int:
+    """Write down where each row of the job would go, for later. 0 or NEED_..."""
+    base, rows, count = load_i64(job + J_BASE), load_i64(job + J_ROWS), load_i64(job + J_COUNT)
+    code = prepare(head, base + load_i32(rows), base + load_i32(rows + 4 * (count - 1)) + 1)
+    if code < 0:
+        return code
+    for i in range(count):
+        row = load_i32(rows + 4 * i)
+        place = page_of(head, base + row) + AT_ROUTES + 4 * ((base + row) & PAGE_MASK)
+        store_u32(place, _fresh_route(job, row, base + row))
     return 0

@@ -11,7 +11,6 @@ case with each message stands in the ledger.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 
 import numpy as np
@@ -21,34 +20,27 @@ from danube_fast.broker.consumer import (
     Deliver,
     Fetch,
     Gap,
-    Poisoned,
     Stored,
     SubscriptionKind,
 )
-from danube_fast.broker.ledger import PAGES, ROUTED_PAGES, Failed, Ledger, Rows, runs_of
+from danube_fast.broker.ledger import Rows, runs_of
 from danube_fast.broker.ledger_layout import State
-from danube_fast.broker.policy import FailurePolicy, Poison
+from danube_fast.broker.rates import Rate
 from danube_fast.broker.records import Acked, Cursor
-from danube_fast.broker.routing import Router
+from danube_fast.broker.returns import Returns
 from danube_fast.broker.timers import NEVER, Timers
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 __all__ = ["Subscription"]
 
-FRESH, WAITING, DELAYED, BLOCKED = State.FRESH, State.WAITING, State.DELAYED, State.BLOCKED
+FRESH, WAITING = State.FRESH, State.WAITING
 GAP_AT_ONCE = 1 << 16
 """Offsets of a gap in which waiting messages are looked for at once."""
-GOLDEN = 2654435761
-"""Spreads the jitter of messages that lie side by side."""
-EXTENDED_MIN = 1024
-"""From here on deadlines of deliveries that are over are looked for."""
-TIMER_STEP_NS = 20_000_000
-"""Deadlines are looked at together that lie so close: nobody minds, and it saves turns."""
 
 _ONE_CONSUMER = (SubscriptionKind.EXCLUSIVE, SubscriptionKind.READER)
 
 
-class Subscription:
+class Subscription(Returns):
     """State of one subscription on one partition."""
 
     def __init__(
@@ -62,36 +54,14 @@ class Subscription:
         timers: Timers[Subscription] | None = None,
     ) -> None:
         """`tracks`: deliveries must be acked (reliable topics, not for readers)."""
-        self.partition_id = partition_id
-        self.name = name
-        self.kind = kind
-        self.tracks = tracks
-        routed = kind is SubscriptionKind.KEY_SHARED and tracks
-        self.ledger = Ledger(ROUTED_PAGES if routed else PAGES, cursor)
-        self.router = Router(self.ledger) if routed else None
-        self.next_offset = cursor
-        """The first message that was never looked at."""
-        self.policy = FailurePolicy()
-        self.consumers: list[Consumer] = []
-        self.turn = 0
+        super().__init__(partition_id, name, kind, cursor, tracks=tracks, timers=timers)
         self.ahead: list[Stored] = []
         """Frames read from the log and not yet delivered; filled by the worker's fetch."""
-        self.poisoned: list[Poisoned] = []
-        """Effects: what is to become dead letters; `dead_letter_done` says that it did."""
-        self.armed_ns = NEVER
         self.recorded = True
         """Its creation is durable."""
         self.lost_count = 0
         self.lost_counted = 0
         """The same as far as the worker's counter has it."""
-        self.redelivered_count = 0
-        self.dropped_count = 0
-        """Messages that failed too often and were given up."""
-        self.dead_letter_count = 0
-        self._timers = timers or Timers()
-        self._delayed: list[tuple[int, int, int]] = []
-        self._extended: list[tuple[int, int, int]] = []
-        """Deadlines of their own: when, which row of the ledger, which delivery."""
         self._sought: int | None = None
         self._free_slots: list[int] = []
 
@@ -138,21 +108,10 @@ class Subscription:
 
     # ------------------------------------------------------------ acks
 
-    @property
-    def cursor(self) -> int:
-        """All below is acked, or does not exist."""
-        return self.ledger.cursor
-
     def ack(self, consumer: Consumer, pairs: list[int]) -> None:
         """Acknowledge flat [start, end) pairs, as far as the consumer holds them."""
         if consumer.slot >= 0:
             self.ledger.ack(consumer.slot, pairs)
-
-    def settle(self, start: int, end: int) -> int:
-        """[start, end) needs no delivery any more, whoever holds it; how much of it did."""
-        settled = self.ledger.settle(start, end)
-        self.next_offset = max(self.next_offset, self.ledger.cursor)
-        return settled
 
     def seek(self, offset: int) -> None:
         """Start over at `offset`: everything below counts as acked, everything above as new.
@@ -169,115 +128,8 @@ class Subscription:
         if self.router is not None:
             self.router.restart()
         self.next_offset = offset
-        self._delayed.clear()
-        self._extended.clear()
-        self.poisoned.clear()
+        self.forget_returns()
         self.ahead.clear()
-
-    # ------------------------------------------------------------ failures
-
-    def nack(
-        self, consumer: Consumer, pairs: list[int], delay_ns: int | None, now_ns: int, reason: str
-    ) -> None:
-        """Give flat [start, end) pairs back: they failed. They come again after `delay_ns`, with None
-        after what the policy says; those that failed too often are treated as the policy says."""
-        if consumer.slot >= 0:
-            failed = self.ledger.fail(consumer.slot, pairs, self.policy.max_redelivery_count)
-            self._failed(failed, delay_ns, now_ns, reason)
-
-    def _failed(self, failed: list[Failed], delay_ns: int | None, now_ns: int, reason: str) -> None:
-        for start, end, failures, is_poison in failed:
-            self.redelivered_count += end - start
-            if is_poison:
-                self._poison(Poisoned(start, end, failures, reason))
-                continue
-            wait_ns = delay_ns
-            if wait_ns is None:
-                draw = (start * GOLDEN & 0xFFFF) / 0x10000
-                wait_ns = self.policy.delay_ns(failures, draw)
-            if wait_ns <= 0:
-                self._wake(start, end, DELAYED)
-            else:
-                heapq.heappush(self._delayed, (now_ns + wait_ns, start, end))
-        self.arm()
-
-    def _poison(self, poisoned: Poisoned) -> None:
-        """They are BLOCKED; do what the policy says with them."""
-        if self.policy.poison_policy is Poison.DROP:
-            self.dropped_count += self.settle(poisoned.start, poisoned.end)
-        elif self.policy.poison_policy is Poison.DEAD_LETTER:
-            self.poisoned.append(poisoned)
-
-    def dead_letter_done(self, start: int, end: int) -> None:
-        """Blocked messages are in the dead-letter topic, durably."""
-        for low, high in runs_of(self.ledger.select(start, start, end, BLOCKED), start):
-            self.dead_letter_count += self.settle(low, high)
-
-    def set_policy(self, policy: FailurePolicy) -> None:
-        """Another failure policy, from now on; what is blocked gets another chance."""
-        self.policy = policy
-        self.poisoned.clear()
-        if self.ledger.blocked:
-            self._wake(self.cursor, self.ledger.next_offset, BLOCKED)
-        self.arm()
-
-    def _wake(self, start: int, end: int, state: State) -> None:
-        self.ledger.wake(start, end, state)
-        if self.router is not None and self.router.woken():
-            self.next_offset = min(self.next_offset, self.ledger.rewind())
-
-    # ------------------------------------------------------------ time
-
-    def extend(self, consumer: Consumer, pairs: list[int], until_ns: int) -> None:
-        """The consumer keeps what it holds of these pairs until then, or whatever the timeout is."""
-        if consumer.slot < 0:
-            return
-        for at in range(0, len(pairs) - 1, 2):
-            row = self.ledger.extend(pairs[at], pairs[at + 1], consumer.slot)
-            serial = self.ledger.serial(row)
-            if serial >= 0:
-                heapq.heappush(self._extended, (until_ns, row, serial))
-        if len(self._extended) > EXTENDED_MIN and len(self._extended) > 2 * self.ledger.held:
-            living = [entry for entry in self._extended if self.ledger.serial(entry[1]) == entry[2]]
-            self._extended = living
-            heapq.heapify(living)
-        self.arm()
-
-    def arm(self) -> None:
-        """See to it that `on_time` is called when something is due."""
-        due = self._delayed[0][0] if self._delayed else NEVER
-        timeout_ns = self.policy.ack_timeout_ns
-        if timeout_ns and self.tracks:
-            oldest = self.ledger.oldest()
-            if oldest is not None:
-                due = min(due, oldest[1] + timeout_ns + TIMER_STEP_NS)
-            if self._extended:
-                due = min(due, self._extended[0][0])
-        if due < NEVER:
-            self._timers.arm(self, due)
-
-    def on_time(self, now_ns: int) -> None:
-        """Delayed messages wait from now on if their time has come; what is held for too long failed."""
-        while self._delayed and self._delayed[0][0] <= now_ns:
-            _, start, end = heapq.heappop(self._delayed)
-            self._wake(start, end, DELAYED)
-        timeout_ns = self.policy.ack_timeout_ns
-        if timeout_ns:
-            while self._extended and self._extended[0][0] <= now_ns:
-                _, row, serial = heapq.heappop(self._extended)
-                if self.ledger.serial(row) == serial:
-                    self._time_out(row, now_ns)
-            while (oldest := self.ledger.oldest()) and oldest[1] + timeout_ns <= now_ns:
-                self._time_out(oldest[0], now_ns)
-        self.arm()
-
-    def _time_out(self, row: int, now_ns: int) -> None:
-        slot = self.ledger.slot_of(row)
-        for consumer in self.consumers:
-            if consumer.slot == slot:
-                self._pass_turn(consumer)  # let another one try
-        failed = self.ledger.fail_row(row, self.policy.max_redelivery_count)
-        self._failed(failed, None, now_ns, "the ack timeout went by")
 
     # ------------------------------------------------------------ records
 
@@ -362,11 +214,15 @@ class Subscription:
             # All that waits of one frame goes to one consumer: a frame is taken apart once.
             base = found.base_offset
             rows = ledger.select(base, at, found.end_offset, WAITING)
+            if self.rate is not None:
+                if self._must_rest(self.rate, now_ns):
+                    return False
+                rows = rows[: self.rate.room(now_ns)]
             if router is not None:
                 self._route(found, rows, now_ns, effects, waiting=True)
                 continue
             self._deliver(consumer, found, rows, now_ns, effects, ledger.attempts(base, rows))
-            self._pass_turn(consumer)
+            self.pass_turn(consumer)
         return True
 
     def _pass_waiting(self, at: int, gap: Gap) -> None:
@@ -384,6 +240,8 @@ class Subscription:
         while self.next_offset < visible:
             if self.willing() is None or (self.router is not None and self.router.is_full):
                 return
+            if self.rate is not None and self._must_rest(self.rate, now_ns):
+                return
             found = fetch(self, self.next_offset)
             if found is None:
                 return
@@ -398,6 +256,11 @@ class Subscription:
                 rows = np.arange(start - base, found.end_offset - base, dtype=np.int32)
             else:
                 rows = self.ledger.select(base, start, found.end_offset, FRESH)
+            if found.is_delayed and self.tracks and len(rows):
+                rows = self.postpone(found, rows, now_ns)
+            if self.rate is not None and len(rows):
+                rows = rows[: self.rate.room(now_ns)]
+                self.next_offset = base + int(rows[-1]) + 1
             if self.router is not None:
                 self._route(found, rows, now_ns, effects, waiting=False)
             elif len(rows):
@@ -420,6 +283,8 @@ class Subscription:
             return False
         if self.next_offset != stored.base_offset or not self.ledger.is_plain or self.router:
             return False
+        if stored.is_delayed or self.rate is not None:
+            return False
         consumer, flow = consumers[0], consumers[0].flow
         if flow.byte_credit <= 0 or flow.message_credit <= 0 or flow.paused:
             return False
@@ -433,6 +298,13 @@ class Subscription:
         flow.take(stored.frame_bytes, stored.message_count)
         effects.append(Deliver(consumer, stored, None, None))
         return True
+
+    def _must_rest(self, rate: Rate, now_ns: int) -> bool:
+        """Whether the rate is used up; it goes on as soon as it is not."""
+        wait_ns = rate.wait_ns(now_ns)
+        if wait_ns > 0:
+            self.rest(now_ns, wait_ns)
+        return wait_ns > 0
 
     # ------------------------------------------------------------ dividing
 
@@ -451,12 +323,7 @@ class Subscription:
             if end > at:
                 self._deliver(consumer, stored, rows[at:end], now_ns, effects)
             at = end
-        self._pass_turn(order[(odd - 1) % len(order)])
-
-    def _pass_turn(self, consumer: Consumer) -> None:
-        """It is the turn of who stands behind `consumer`."""
-        if len(self.consumers) > 1 and self.kind is SubscriptionKind.SHARED:
-            self.turn = (self.consumers.index(consumer) + 1) % len(self.consumers)
+        self.pass_turn(order[(odd - 1) % len(order)])
 
     def _route(
         self, stored: Stored, rows: Rows, now_ns: int, effects: list[Deliver], *, waiting: bool
@@ -497,4 +364,6 @@ class Subscription:
         is_whole = is_whole and attempts is None
         share = stored.frame_bytes * count // stored.message_count
         consumer.flow.take(stored.frame_bytes if is_whole else share, count)
+        if self.rate is not None:
+            self.rate.take(now_ns, count, share)
         effects.append(Deliver(consumer, stored, None if is_whole else rows, attempts))

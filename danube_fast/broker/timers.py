@@ -27,6 +27,8 @@ class Timers(Generic[Owner]):
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Owner]] = []
         self._numbers = itertools.count()
+        self.wall_ahead_ns = 0
+        """The wall clock less the monotonic one, by which everything here goes."""
 
     def arm(self, owner: Owner, due_ns: int) -> None:
         """Call `owner` at that time, unless it is called earlier anyway."""

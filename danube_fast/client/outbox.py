@@ -34,6 +34,7 @@ from danube_fast.client.outgoing import (
     as_key,
     as_payload,
     as_time_ns,
+    check_delays,
     checked_attributes,
     outgoing_list,
 )
@@ -253,6 +254,8 @@ class Outbox:
             if deliver_at is not None:
                 raise InvalidArgument("give deliver_at or deliver_after, not both")
             deliver_at = self.pump.clock.wall_ns() + int(deliver_after * 1e9)
+        if deliver_at is not None:
+            check_delays(self._route)
         return (
             data,
             as_key(key),
@@ -284,8 +287,8 @@ class Outbox:
     ) -> Steps[None]:
         """Whole lists, packed where they lie."""
         outgoing = outgoing_list(payloads, keys, attributes, event_times, deliver_at, on_delivery)
-        if not outgoing.payloads:
-            return
+        if outgoing.deliver_at:
+            check_delays(self._route)
         if self._only is None and outgoing.keys is not None:
             for lane_index, part in self._by_key(outgoing):
                 yield from self._pour(part, self.lanes[lane_index])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from danube_fast.client.buffers import FRAME_AT, Buffer, BufferPool
 from danube_fast.client.limits import (
@@ -23,6 +23,10 @@ from danube_fast.frame.codec import compress_frame
 from danube_fast.frame.columns import Columns
 from danube_fast.frame.layout import Codec
 from danube_fast.frame.pack import pack_columns_into, pack_into
+from danube_fast.types import Dispatch
+
+if TYPE_CHECKING:
+    from danube_fast.client.routes import Topic
 
 __all__ = [
     "Attributes",
@@ -33,6 +37,7 @@ __all__ = [
     "as_key",
     "as_payload",
     "as_time_ns",
+    "check_delays",
     "checked_attributes",
     "outgoing_list",
 ]
@@ -308,3 +313,12 @@ class Packer:
         if packed is not frame:
             buffer.view[FRAME_AT : FRAME_AT + len(packed)] = packed
         return len(packed)
+
+
+def check_delays(topic: Topic) -> None:
+    """Raises InvalidArgument if nothing is kept for later."""
+    if topic.dispatch == Dispatch.NON_RELIABLE:
+        raise InvalidArgument(
+            f"{topic.name} is non_reliable and keeps nothing for later; deliver_at and "
+            "deliver_after need a reliable topic"
+        )

@@ -367,6 +367,14 @@ class FrameView:
         """Times not to deliver before, nanoseconds; None if the frame has none."""
         return self._times(BufferId.DELIVER_AT, start, stop)
 
+    def deliver_at_ns(self) -> IntArray | None:
+        """int64[n]: times not to deliver before, 0 where a message has none; None as above."""
+        times = self.array(BufferId.DELIVER_AT, "<i8", self.message_count)
+        validity = self.array(BufferId.DELIVER_AT_VALIDITY, "u1", (self.message_count + 7) >> 3)
+        if times is None or validity is None:
+            return times
+        return np.where(np.unpackbits(validity, bitorder="little")[: len(times)], times, 0)
+
     def offset_deltas(self) -> IntArray:
         """int64[n]: each message's offset less base_offset."""
         deltas = self.array(BufferId.OFFSET_DELTA, "<u4", self.message_count)

@@ -1,0 +1,160 @@
+"""Messages that wait for their deliver-at time: a heap of times in one array, moved by kernels.
+
+    entry   due ns i64 | offset i64        16 bytes a message; children of entry i: 2i + 1, 2i + 2
+
+The ledger says DELAYED of them; when their time has come, they wait for delivery like any other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from danube_fast.broker.ledger import Ledger, Rows
+from danube_fast.broker.ledger_layout import (
+    AT_STATES,
+    DELAYED,
+    FRESH,
+    H_CURSOR,
+    H_DELAYED,
+    H_FIRST_WAITING,
+    H_NEXT,
+    PAGE_MASK,
+    WAITING,
+)
+from danube_fast.broker.ledger_pages import add, count_waiting, page_of, prepare
+from danube_fast.broker.timers import NEVER
+from danube_fast.frame.kernel import address_of, direct, kernel
+from danube_fast.frame.memory import load_i32, load_i64, load_u32, store_u32, store_u64
+
+__all__ = ["Delays"]
+
+ENTRIES_AT_FIRST = 256
+WAKE_MAX = 100_000
+"""Messages that are woken at once; the rest follows in the next turn."""
+_ENTRY = 16
+_AT_OFFSET = 8
+
+
+@kernel("void(int64,int64,int64,int64)")
+def _put(heap: int, place: int, due: int, offset: int) -> None:
+    store_u64(heap + place * _ENTRY, due)
+    store_u64(heap + place * _ENTRY + _AT_OFFSET, offset)
+
+
+@kernel("void(int64,int64,int64,int64)")
+def _push(heap: int, size: int, due: int, offset: int) -> None:
+    """Add an entry to a heap of `size`."""
+    place = size
+    while place > 0:
+        parent = (place - 1) >> 1
+        above = load_i64(heap + parent * _ENTRY)
+        if above <= due:
+            break
+        _put(heap, place, above, load_i64(heap + parent * _ENTRY + _AT_OFFSET))
+        place = parent
+    _put(heap, place, due, offset)
+
+
+@kernel("void(int64,int64)")
+def _pop(heap: int, size: int) -> None:
+    """Remove the first entry of a heap of `size`."""
+    last = size - 1
+    due = load_i64(heap + last * _ENTRY)
+    place, child = 0, 1
+    while child < last:
+        below = load_i64(heap + child * _ENTRY)
+        if child + 1 < last and load_i64(heap + (child + 1) * _ENTRY) < below:
+            child += 1
+            below = load_i64(heap + child * _ENTRY)
+        if below >= due:
+            break
+        _put(heap, place, below, load_i64(heap + child * _ENTRY + _AT_OFFSET))
+        place, child = child, 2 * child + 1
+    _put(heap, place, due, load_i64(heap + last * _ENTRY + _AT_OFFSET))
+
+
+@kernel("int64(int64,int64,int64,int64,int64,int64,int64)")
+def postpone(head: int, heap: int, size: int, base: int, rows: int, count: int, times: int) -> int:
+    """Messages base + rows[i] (int32, rising) are DELAYED until times[i] (int64) if they are fresh; the
+    new size of the heap, or NEED_..."""
+    end = base + load_i32(rows + 4 * (count - 1)) + 1
+    code = prepare(head, base + load_i32(rows), end)
+    if code < 0:
+        return code
+    for i in range(count):
+        offset = base + load_i32(rows + 4 * i)
+        place = page_of(head, offset) + AT_STATES + 4 * (offset & PAGE_MASK)
+        if load_u32(place) == FRESH:
+            store_u32(place, DELAYED)
+            add(head + H_DELAYED, 1)
+            _push(heap, size, load_i64(times + 8 * i), offset)
+            size += 1
+    store_u64(head + H_NEXT, max(end, load_i64(head + H_NEXT)))
+    return size
+
+
+@kernel("int64(int64,int64,int64,int64,int64)")
+def wake_due(head: int, heap: int, size: int, now_ns: int, count_max: int) -> int:
+    """Those whose time has come wait for delivery from now on; the new size of the heap."""
+    for _ in range(count_max):
+        if size == 0 or load_i64(heap) > now_ns:
+            break
+        offset = load_i64(heap + _AT_OFFSET)
+        _pop(heap, size)
+        size -= 1
+        page = page_of(head, offset) if offset >= load_i64(head + H_CURSOR) else 0
+        place = page + AT_STATES + 4 * (offset & PAGE_MASK)
+        if page and load_u32(place) == DELAYED:
+            store_u32(place, WAITING)
+            count_waiting(head, page, offset & PAGE_MASK, 1)
+            add(head + H_DELAYED, -1)
+            store_u64(head + H_FIRST_WAITING, min(offset, load_i64(head + H_FIRST_WAITING)))
+    return size
+
+
+_postpone, _wake_due = direct(postpone), direct(wake_due)
+
+
+class Delays:
+    """The messages of one ledger that wait for a wall-clock time, nanoseconds since 1970."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._heap = np.zeros((0, 2), np.int64)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def clear(self) -> None:
+        """The ledger starts over."""
+        self._heap = np.zeros((0, 2), np.int64)
+        self._size = 0
+
+    @property
+    def first_ns(self) -> int:
+        """When the first of them is due; NEVER if there is none."""
+        return int(self._heap[0, 0]) if self._size else NEVER
+
+    def postpone(
+        self, base: int, rows: Rows, times: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> None:
+        """Fresh messages base + rows (rising) wait until `times`, int64, one for each row."""
+        if self._size + len(rows) > len(self._heap):
+            grown = np.zeros((max(ENTRIES_AT_FIRST, 2 * (self._size + len(rows))), 2), np.int64)
+            grown[: self._size] = self._heap[: self._size]
+            self._heap = grown
+        low, high = base + int(rows[0]), base + int(rows[-1]) + 1
+        heap = int(self._heap.ctypes.data)
+        self._size = self._ledger.call(
+            _postpone, low, high, heap, self._size, base, address_of(rows), len(rows), address_of(times)
+        )  # fmt: skip
+
+    def wake(self, now_ns: int) -> int:
+        """Those that are due wait for delivery from now on; how many left."""
+        before = self._size
+        heap = int(self._heap.ctypes.data)
+        self._size = int(_wake_due(self._ledger.address, heap, before, now_ns, WAKE_MAX))
+        if not self._size:
+            self.clear()
+        return before - self._size

@@ -1,0 +1,23 @@
+"""What a state machine asks of a rate limit; the buckets themselves lie in shared memory (ring/)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["Rate"]
+
+
+class Rate(Protocol):
+    """Messages and bytes a second. Times are monotonic nanoseconds."""
+
+    def wait_ns(self, now_ns: int) -> int:
+        """In how many ns something may go; 0: now."""
+        ...
+
+    def room(self, now_ns: int) -> int:
+        """Messages that may go now, at least 1 when nothing is owed."""
+        ...
+
+    def take(self, now_ns: int, messages: int, byte_count: int) -> None:
+        """So much goes."""
+        ...

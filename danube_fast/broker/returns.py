@@ -1,0 +1,242 @@
+"""What comes back to a subscription, and when: nacks, ack timeouts, backoff, delayed messages.
+
+The half of a subscription's state machine that deals with time; `subscription.py` has the other,
+who gets what. IO-free like that one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import numpy as np
+
+from danube_fast.broker.consumer import Consumer, Poisoned, Stored, SubscriptionKind
+from danube_fast.broker.delays import Delays
+from danube_fast.broker.ledger import PAGES, ROUTED_PAGES, Failed, Ledger, Rows, runs_of
+from danube_fast.broker.ledger_layout import State
+from danube_fast.broker.policy import FailurePolicy, Poison
+from danube_fast.broker.rates import Rate
+from danube_fast.broker.routing import Router
+from danube_fast.broker.timers import NEVER, Timers
+from danube_fast.errors import DataLoss
+from danube_fast.frame.view import FrameView
+
+__all__ = ["Returns"]
+
+DELAYED, BLOCKED = State.DELAYED, State.BLOCKED
+GOLDEN = 2654435761
+"""Spreads the jitter of messages that lie side by side."""
+EXTENDED_MIN = 1024
+"""From here on deadlines of deliveries that are over are looked for."""
+TIMER_STEP_NS = 20_000_000
+"""Deadlines are looked at together that lie so close: nobody minds, and it saves turns."""
+
+
+class Returns:
+    """Base of `Subscription`: its ledger, and what its messages wait for."""
+
+    def __init__(
+        self,
+        partition_id: int,
+        name: str,
+        kind: SubscriptionKind,
+        cursor: int,
+        *,
+        tracks: bool,
+        timers: Timers[Any] | None = None,
+    ) -> None:
+        """`tracks`: deliveries must be acked (reliable topics, not for readers)."""
+        self.partition_id = partition_id
+        self.name = name
+        self.kind = kind
+        self.tracks = tracks
+        routed = kind is SubscriptionKind.KEY_SHARED and tracks
+        self.ledger = Ledger(ROUTED_PAGES if routed else PAGES, cursor)
+        self.router = Router(self.ledger) if routed else None
+        self.next_offset = cursor
+        """The first message that was never looked at."""
+        self.policy = FailurePolicy()
+        self.rate: Rate | None = None
+        """How fast messages may go out; None: as fast as they are taken."""
+        self.consumers: list[Consumer] = []
+        self.turn = 0
+        self.poisoned: list[Poisoned] = []
+        """Effects: what is to become dead letters; `dead_letter_done` says that it did."""
+        self.armed_ns = NEVER
+        self.redelivered_count = 0
+        self.dropped_count = 0
+        """Messages that failed too often and were given up."""
+        self.dead_letter_count = 0
+        self.delays = Delays(self.ledger)
+        """Messages whose deliver-at time has not come."""
+        self._timers = timers or Timers()
+        self._delayed: list[tuple[int, int, int]] = []
+        """Ranges that failed, and when they come again."""
+        self._extended: list[tuple[int, int, int]] = []
+        """Deadlines of their own: when, which row of the ledger, which delivery."""
+        self._rested_until_ns = 0
+        """The rate is used up until then."""
+
+    @property
+    def cursor(self) -> int:
+        """All below is acked, or does not exist."""
+        return self.ledger.cursor
+
+    def settle(self, start: int, end: int) -> int:
+        """[start, end) needs no delivery any more, whoever holds it; how much of it did."""
+        settled = self.ledger.settle(start, end)
+        self.next_offset = max(self.next_offset, self.ledger.cursor)
+        return settled
+
+    def forget_returns(self) -> None:
+        """The ledger starts over: nothing comes back."""
+        self._delayed.clear()
+        self._extended.clear()
+        self.poisoned.clear()
+        self.delays.clear()
+
+    # ------------------------------------------------------------ failures
+
+    def nack(
+        self, consumer: Consumer, pairs: list[int], delay_ns: int | None, now_ns: int, reason: str
+    ) -> None:
+        """Give flat [start, end) pairs back: they failed. They come again after `delay_ns`, with None
+        after what the policy says; those that failed too often are treated as the policy says."""
+        if consumer.slot >= 0:
+            failed = self.ledger.fail(consumer.slot, pairs, self.policy.max_redelivery_count)
+            self._failed(failed, delay_ns, now_ns, reason)
+
+    def _failed(self, failed: list[Failed], delay_ns: int | None, now_ns: int, reason: str) -> None:
+        for start, end, failures, is_poison in failed:
+            self.redelivered_count += end - start
+            if is_poison:
+                self._poison(Poisoned(start, end, failures, reason))
+                continue
+            wait_ns = delay_ns
+            if wait_ns is None:
+                draw = (start * GOLDEN & 0xFFFF) / 0x10000
+                wait_ns = self.policy.delay_ns(failures, draw)
+            if wait_ns <= 0:
+                self._wake(start, end, DELAYED)
+            else:
+                heapq.heappush(self._delayed, (now_ns + wait_ns, start, end))
+        self.arm()
+
+    def _poison(self, poisoned: Poisoned) -> None:
+        """They are BLOCKED; do what the policy says with them."""
+        if self.policy.poison_policy is Poison.DROP:
+            self.dropped_count += self.settle(poisoned.start, poisoned.end)
+        elif self.policy.poison_policy is Poison.DEAD_LETTER:
+            self.poisoned.append(poisoned)
+
+    def dead_letter_done(self, start: int, end: int) -> None:
+        """Blocked messages are in the dead-letter topic, durably."""
+        for low, high in runs_of(self.ledger.select(start, start, end, BLOCKED), start):
+            self.dead_letter_count += self.settle(low, high)
+
+    def set_policy(self, policy: FailurePolicy) -> None:
+        """Another failure policy, from now on; what is blocked gets another chance."""
+        self.policy = policy
+        self.poisoned.clear()
+        if self.ledger.blocked:
+            self._wake(self.cursor, self.ledger.next_offset, BLOCKED)
+        self.arm()
+
+    def _wake(self, start: int, end: int, state: State) -> None:
+        self.ledger.wake(start, end, state)
+        self._rewake()
+
+    def _rewake(self) -> None:
+        """Messages wait again: they may have to be looked at anew."""
+        if self.router is not None and self.router.woken():
+            self.next_offset = min(self.next_offset, self.ledger.rewind())
+
+    # ------------------------------------------------------------ time
+
+    def extend(self, consumer: Consumer, pairs: list[int], until_ns: int) -> None:
+        """The consumer keeps what it holds of these pairs until then, or whatever the timeout is."""
+        if consumer.slot < 0:
+            return
+        for at in range(0, len(pairs) - 1, 2):
+            row = self.ledger.extend(pairs[at], pairs[at + 1], consumer.slot)
+            serial = self.ledger.serial(row)
+            if serial >= 0:
+                heapq.heappush(self._extended, (until_ns, row, serial))
+        if len(self._extended) > EXTENDED_MIN and len(self._extended) > 2 * self.ledger.held:
+            living = [entry for entry in self._extended if self.ledger.serial(entry[1]) == entry[2]]
+            self._extended = living
+            heapq.heapify(living)
+        self.arm()
+
+    def arm(self) -> None:
+        """See to it that `on_time` is called when something is due."""
+        due = self._delayed[0][0] if self._delayed else NEVER
+        if self.delays:
+            due = min(due, self.delays.first_ns - self._timers.wall_ahead_ns)
+        if self._rested_until_ns:
+            due = min(due, self._rested_until_ns)
+        timeout_ns = self.policy.ack_timeout_ns
+        if timeout_ns and self.tracks:
+            oldest = self.ledger.oldest()
+            if oldest is not None:
+                due = min(due, oldest[1] + timeout_ns + TIMER_STEP_NS)
+            if self._extended:
+                due = min(due, self._extended[0][0])
+        if due < NEVER:
+            self._timers.arm(self, due)
+
+    def on_time(self, now_ns: int) -> None:
+        """Delayed messages wait from now on if their time has come; what is held for too long failed."""
+        self._rested_until_ns = 0
+        if self.delays and self.delays.wake(now_ns + self._timers.wall_ahead_ns):
+            self._rewake()
+        while self._delayed and self._delayed[0][0] <= now_ns:
+            _, start, end = heapq.heappop(self._delayed)
+            self._wake(start, end, DELAYED)
+        timeout_ns = self.policy.ack_timeout_ns
+        if timeout_ns:
+            while self._extended and self._extended[0][0] <= now_ns:
+                _, row, serial = heapq.heappop(self._extended)
+                if self.ledger.serial(row) == serial:
+                    self._time_out(row, now_ns)
+            while (oldest := self.ledger.oldest()) and oldest[1] + timeout_ns <= now_ns:
+                self._time_out(oldest[0], now_ns)
+        self.arm()
+
+    def _time_out(self, row: int, now_ns: int) -> None:
+        slot = self.ledger.slot_of(row)
+        for consumer in self.consumers:
+            if consumer.slot == slot:
+                self.pass_turn(consumer)  # let another one try
+        failed = self.ledger.fail_row(row, self.policy.max_redelivery_count)
+        self._failed(failed, None, now_ns, "the ack timeout went by")
+
+    def pass_turn(self, consumer: Consumer) -> None:
+        """It is the turn of who stands behind `consumer`."""
+        if len(self.consumers) > 1 and self.kind is SubscriptionKind.SHARED:
+            self.turn = (self.consumers.index(consumer) + 1) % len(self.consumers)
+
+    def postpone(self, stored: Stored, rows: Rows, now_ns: int) -> Rows:
+        """Messages of a frame whose deliver-at time has not come are put aside; the others."""
+        try:
+            times = FrameView(stored.memory).deliver_at_ns()
+        except DataLoss:  # compressed garbage: its consumer will say so
+            times = None
+        if times is None:
+            return rows
+        due = times[rows]
+        late = due > now_ns + self._timers.wall_ahead_ns
+        if not late.any():
+            return rows
+        put_off = np.ascontiguousarray(rows[late])
+        if self.router is not None:
+            self.router.note(stored, put_off)
+        self.delays.postpone(stored.base_offset, put_off, np.ascontiguousarray(due[late], np.int64))
+        self.arm()
+        return np.ascontiguousarray(rows[~late])
+
+    def rest(self, now_ns: int, wait_ns: int) -> None:
+        """The rate is used up for so long; a burst makes up for looking again a little late."""
+        self._rested_until_ns = now_ns + max(wait_ns, TIMER_STEP_NS)
+        self.arm()

@@ -1,0 +1,255 @@
+"""Delayed delivery and dispatch rates: nothing early, nothing lost, nobody held up."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from danube_fast.broker.consumer import Consumer, Flow, Stored, SubscriptionKind
+from danube_fast.broker.delays import Delays
+from danube_fast.broker.ledger import PAGES, Ledger
+from danube_fast.broker.ledger_layout import State
+from danube_fast.broker.policy import FailurePolicy
+from danube_fast.broker.subscription import Subscription
+from danube_fast.broker.timers import NEVER, Timers
+from danube_fast.frame.pack import encode_frame
+from danube_fast.frame.view import FrameView
+from danube_fast.ring.buckets import Bucket, BucketTable
+
+MS = 1_000_000
+SECOND = 1000 * MS
+WALL = 1_800_000_000 * SECOND
+PLENTY = 1 << 30
+
+
+class Delayed:
+    """A subscription on frames of messages that each have a deliver-at time or none, and its clock."""
+
+    def __init__(self, kind: SubscriptionKind = SubscriptionKind.SHARED) -> None:
+        self.timers: Timers[Subscription] = Timers()
+        self.timers.wall_ahead_ns = WALL
+        self.sub = Subscription(1, "s", kind, 0, tracks=True, timers=self.timers)
+        self.sub.policy = FailurePolicy(ack_timeout_ms=0)
+        self.frames: list[Stored] = []
+        self.end = 0
+        self.now_ns = 0
+        self.got: list[tuple[int, Consumer, int]] = []
+        """When, who, which offset."""
+
+    def join(self, number: int = 1, credit: int = PLENTY) -> Consumer:
+        flow = Flow()
+        flow.byte_credit, flow.message_credit = PLENTY, credit
+        consumer = Consumer(self.sub, number, 1, flow, f"c{number}")
+        self.sub.attach(consumer)
+        return consumer
+
+    def add(self, dues: list[int | None], keys: list[bytes] | None = None) -> None:
+        """Messages due at times since the beginning, ns."""
+        times = [None if due is None else WALL + due for due in dues]
+        frame = encode_frame([b"x"] * len(dues), keys=keys, deliver_at=times)
+        end = self.end + len(dues)
+        self.frames.append(
+            Stored(1, self.end, end, len(dues), len(frame), 7, frame, 0, is_delayed=True)
+        )
+        self.end = end
+
+    def fetch(self, sub: Subscription, offset: int) -> Stored | None:
+        return next((f for f in self.frames if f.base_offset <= offset < f.end_offset), None)
+
+    def dispatch(self) -> list[int]:
+        """Hand out what can be; its offsets."""
+        effects: list[Any] = []
+        self.sub.dispatch(self.end, self.fetch, self.now_ns, effects)
+        out = []
+        for effect in effects:
+            rows = range(effect.stored.message_count) if effect.rows is None else effect.rows
+            out += [effect.stored.base_offset + int(row) for row in rows]
+            self.got += [
+                (self.now_ns, effect.consumer, effect.stored.base_offset + int(row)) for row in rows
+            ]
+        return out
+
+    def until(self, now_ns: int) -> None:
+        """Let the time go by, as the worker does."""
+        while self.timers.next_ns <= now_ns:
+            self.now_ns = max(self.now_ns, self.timers.next_ns)
+            for sub in self.timers.due(self.now_ns):
+                sub.on_time(self.now_ns)
+                self.dispatch()
+        self.now_ns = now_ns
+
+
+def test_a_message_comes_when_it_is_due_and_holds_up_nobody() -> None:
+    topic = Delayed()
+    topic.join()
+    topic.add([None, 500 * MS, None, 200 * MS, 0])
+    assert topic.dispatch() == [0, 2, 4]
+    assert topic.sub.ledger.delayed == 2
+    topic.until(199 * MS)
+    assert len(topic.got) == 3
+    topic.until(SECOND)
+    assert [(when, offset) for when, _, offset in topic.got[3:]] == [
+        (200 * MS, 3),
+        (500 * MS, 1),
+    ]
+
+
+def test_what_came_late_is_due_at_once_and_frames_without_delays_are_not_looked_at() -> None:
+    topic = Delayed()
+    topic.join()
+    topic.add([-5 * SECOND, -1])
+    assert topic.dispatch() == [0, 1]
+    assert topic.timers.next_ns == NEVER
+    plain = encode_frame([b"x"])
+    topic.frames.append(Stored(1, 2, 3, 1, len(plain), 7, plain, 0))
+    topic.end = 3
+    assert topic.dispatch() == [2]
+
+
+def test_a_new_frame_with_delays_is_not_passed_on_whole() -> None:
+    topic = Delayed(SubscriptionKind.EXCLUSIVE)
+    topic.join()
+    topic.add([SECOND])
+    assert topic.sub.pass_on(topic.frames[0], 0, []) is False
+    assert topic.dispatch() == []
+
+
+def test_a_seek_and_a_restart_delay_again() -> None:
+    topic = Delayed()
+    topic.join()
+    topic.add([SECOND, None])
+    topic.dispatch()
+    topic.sub.seek(0)
+    assert topic.dispatch() == [1]
+    topic.sub.restore(0, [1, 2])
+    assert topic.dispatch() == []
+    topic.until(2 * SECOND)
+    assert [offset for _, _, offset in topic.got] == [1, 1, 0]
+
+
+def test_a_key_stays_with_its_consumer_while_its_messages_are_delayed() -> None:
+    topic = Delayed(SubscriptionKind.KEY_SHARED)
+    consumers = [topic.join(number) for number in range(4)]
+    keys = [f"k{i % 10}".encode() for i in range(100)]
+    topic.add([None if i % 3 else (i + 1) * MS for i in range(100)], keys)
+    topic.dispatch()
+    topic.until(SECOND)
+    owners: dict[bytes, set[int]] = {}
+    for _, consumer, offset in topic.got:
+        owners.setdefault(keys[offset], set()).add(consumer.session)
+    assert sorted(offset for _, _, offset in topic.got) == list(range(100))
+    assert all(len(owner) == 1 for owner in owners.values())
+    assert len({consumer for _, consumer, _ in topic.got}) > 1, consumers
+
+
+def test_the_wall_clock_decides_even_when_it_is_set_back() -> None:
+    topic = Delayed()
+    topic.join()
+    topic.add([SECOND])
+    topic.dispatch()
+    topic.timers.wall_ahead_ns -= 10 * SECOND
+    topic.until(2 * SECOND)
+    assert topic.got == []
+    topic.until(12 * SECOND)
+    assert [when for when, _, _ in topic.got] == [11 * SECOND]
+
+
+def test_a_compressed_frame_that_is_no_such_thing_is_delivered_for_its_consumer_to_see() -> None:
+    topic = Delayed()
+    topic.join()
+    garbage = bytearray(encode_frame([b"x"], deliver_at=[WALL + SECOND]))
+    garbage[5] = 1  # says lz4
+    topic.frames.append(Stored(1, 0, 1, 1, len(garbage), 7, garbage, 0, is_delayed=True))
+    topic.end = 1
+    assert topic.dispatch() == [0]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=200), st.integers(0, 2**32))
+def test_the_heap_wakes_exactly_those_that_are_due(dues: list[int], seed: int) -> None:
+    draw = random.Random(seed)
+    ledger = Ledger(PAGES, 0)
+    delays = Delays(ledger)
+    at = 0
+    while at < len(dues):
+        end = min(len(dues), at + draw.randrange(1, 20))
+        rows = np.arange(0, end - at, dtype=np.int32)
+        delays.postpone(at, rows, np.array(dues[at:end], np.int64))
+        at = end
+    now = 0
+    while delays:
+        assert delays.first_ns == min(due for due in dues if due > now or now == 0)
+        now = max(now + 1, delays.first_ns) + draw.randrange(3)
+        delays.wake(now)
+        for offset, due in enumerate(dues):
+            expected = State.WAITING if due <= now else State.DELAYED
+            assert ledger.state_of(offset)[0] is expected
+    assert delays.first_ns == NEVER
+    assert (ledger.delayed, ledger.waiting) == (0, len(dues))
+    ledger.close()
+
+
+def test_acked_ahead_of_its_time_it_never_comes() -> None:
+    topic = Delayed()
+    topic.join()
+    topic.add([SECOND, None, 2 * SECOND])
+    topic.dispatch()
+    topic.sub.settle(0, 2)
+    topic.until(5 * SECOND)
+    assert [offset for _, _, offset in topic.got] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", [SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED])
+@pytest.mark.parametrize("rate", [3, 100, 5000])
+def test_sixty_seconds_of_a_dispatch_rate(kind: SubscriptionKind, rate: int) -> None:
+    """Counted over 60 virtual seconds, with more messages waiting than may go; nothing is lost."""
+    table = BucketTable.create()
+    topic = Delayed(kind)
+    topic.sub.rate = Bucket(table.address(1), rate, 0)
+    for number in range(3):
+        topic.join(number)
+    total = 62 * rate
+    keys = [f"k{i % 50}".encode() for i in range(1000)]
+    while topic.end < total:
+        count = min(1000, total - topic.end)
+        frame = encode_frame([b"x"] * count, keys=keys[:count])
+        end = topic.end + count
+        topic.frames.append(Stored(1, topic.end, end, count, len(frame), 7, frame, 0))
+        topic.end = end
+    topic.now_ns = SECOND
+    topic.dispatch()
+    topic.until(61 * SECOND)
+    assert len(topic.got) == pytest.approx(60 * rate, rel=0.02, abs=2)
+    topic.sub.rate = None
+    topic.dispatch()
+    assert sorted(offset for _, _, offset in topic.got) == list(range(total))
+    table.close()
+
+
+def test_a_rate_of_bytes() -> None:
+    table = BucketTable.create()
+    topic = Delayed()
+    topic.sub.rate = Bucket(table.address(1), 0, 10_000)
+    topic.join()
+    size = 0
+    for _ in range(100):
+        frame = encode_frame([b"x" * 1000] * 10)
+        size = len(frame)
+        topic.frames.append(Stored(1, topic.end, topic.end + 10, 10, size, 7, frame, 0))
+        topic.end += 10
+    topic.dispatch()
+    topic.until(60 * SECOND)
+    assert len(topic.got) / 10 * size == pytest.approx(60 * 10_000, rel=0.03)
+    table.close()
+
+
+def test_times_of_a_frame_with_and_without_nulls() -> None:
+    with_nulls = FrameView(encode_frame([b"a", b"b"], deliver_at=[None, 5]))
+    assert with_nulls.deliver_at_ns().tolist() == [0, 5]
+    assert FrameView(encode_frame([b"a"], deliver_at=[7])).deliver_at_ns().tolist() == [7]
+    assert FrameView(encode_frame([b"a"])).deliver_at_ns() is None
