@@ -64,6 +64,7 @@ class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Same for all processes of one boot of one host: clients on it may use ipc."""
     control_fd: int
     counter_fd: int
+    bucket_fd: int
     mailbox_fds: list[tuple[int, int, int]]
     """(peer, outbound ring, inbound ring), made by `format_ring`"""
     doorbell_fds: list[int]
@@ -103,6 +104,7 @@ class Boot:
     """A child's hold on what it shares with the others."""
 
     def __init__(self, config: BootConfig) -> None:
+        from danube_fast.ring.buckets import BucketTable
         from danube_fast.ring.doorbell import Doorbell
         from danube_fast.ring.spsc import SpscRing
         from danube_fast.workers.mailbox import Link, Mailbox
@@ -117,6 +119,7 @@ class Boot:
         self.control.announce(config.process_index, ProcessState.STARTING, epoch=config.epoch)
         self.counters: CounterBlock = CounterBlock.attach(config.counter_fd, config.process_index)
         self.counters.clear()
+        self.buckets = BucketTable(config.bucket_fd)
         bells = [
             Doorbell(fd, self.control.doorbell_address(process))
             for process, fd in enumerate(config.doorbell_fds)

@@ -208,6 +208,7 @@ class Commands:
             producer_id = (producer_id + 1) & PRODUCER_ID_MAX or 1
         tables = worker.catalog.tables
         slot = tables.find_producer(partition_id, producer_id)
+        worker.limits.check_producer(partition, producer_id)
         epoch = int(tables.producers[slot, ProducerWord.EPOCH]) + 1 if slot >= 0 else 1
         slot = worker.catalog.open_producer(partition, producer_id, name, epoch)
         tables.producers[slot, ProducerWord.SESSION] = session
@@ -254,7 +255,9 @@ class Commands:
         else:
             if not 0 < len(command.subscription.encode()) <= NAME_BYTES_MAX:
                 raise InvalidArgument(f"a subscription name has 1 to {NAME_BYTES_MAX} bytes")
+            worker.limits.check_subscription(partition, command.subscription)
             sub, created = partition.subscribe(command.subscription, kind, place)
+            worker.limits.equip(partition, sub)
         if not sub.tracks and kind is not SubscriptionKind.READER and not sub.consumers:
             sub.start_over(max(sub.cursor, partition.position("latest")))
         flow = self._flow_of(session, command.flow_id)

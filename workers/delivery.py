@@ -119,6 +119,14 @@ class Delivery:
             self.lost += sub.lost_count - sub.lost_counted
             sub.lost_counted = sub.lost_count
 
+    def answer(self, by_session: dict[int, list[Any]], texts: dict[int, dict[int, str]]) -> None:
+        """Send outcomes of PUBLISH and the texts of refusals, by session."""
+        for number, entries in by_session.items():
+            session = self._sessions.by_number(number)
+            if session is not None:
+                answer = protocol.Published(entries, texts.get(number, {}))
+                self.send(session, [protocol.encode(answer)])
+
     def flush(self) -> int:
         """Send what the turn collected; the number of messages that went out."""
         sent = 0

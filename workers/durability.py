@@ -56,6 +56,7 @@ def change_durability(
             if not partition.switching:
                 partition.refusal = ""
                 worker.catalog.assign(partition.assigned, partition.log_slot)
+                worker.limits.apply(partition)
                 worker.intake.reserve_offsets(partition, urgent=True)
         done(error)
 

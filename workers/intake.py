@@ -58,6 +58,8 @@ Outcome = tuple[int, list[int]]
 """Request number of a PUBLISH, and status and offset of each of its frames, flat."""
 OK = admission.STATUS_OK
 DUPLICATE = admission.STATUS_DUPLICATE
+TOLD = (OK, DUPLICATE, admission.STATUS_THROTTLED)
+"""Beside these a number tells more."""
 
 
 def _invalid_text(fault: int) -> str:
@@ -76,6 +78,14 @@ def _invalid_text(fault: int) -> str:
 
 def _nobody(publication: Publication, place: int, partition_id: int, frame: memoryview) -> bool:
     return False
+
+
+def _free(partition: Partition, rate: Any, messages: int, byte_count: int) -> None:
+    """Rates are the worker's business."""
+
+
+def _at_once(partition: Partition) -> int:
+    return 0
 
 
 class Intake:
@@ -99,6 +109,9 @@ class Intake:
         """Partitions that reserve offsets and took messages lately."""
         self.forward: Callable[[Publication, int, int, memoryview], bool] = _nobody
         """See `Forwarder.publish`."""
+        self.charge: Callable[[Partition, Any, int, int], None] = _free
+        self.wait_ms: Callable[[Partition], int] = _at_once
+        """See `Limits`."""
         self.answered: list[Publication] = []
         """Publications that wait for nothing."""
         self.held: deque[tuple[int, Partition, Publication]] = deque()
@@ -221,10 +234,12 @@ class Intake:
                 publication, buffer, index, row
             ):
                 status = OK
+            elif status == admission.STATUS_THROTTLED:
+                row[2] = self.wait_ms(self.partitions_by_slot[row[1]])
             else:
                 self._explain(publication, status, row)
             statuses.append(status)
-            statuses.append(row[2] if status in (OK, DUPLICATE) else 0)
+            statuses.append(row[2] if status in TOLD else 0)
             if stopped:
                 return index + 1
         return count
@@ -254,6 +269,8 @@ class Intake:
         )  # fmt: skip
         self.frames_in += 1
         self.messages_in += messages
+        if partition.rate is not None:
+            self.charge(partition, partition.rate, messages, frame_bytes)
         if position < 0:
             self.touched[partition.partition_id] = partition
             if partition.keeps_memory and frame_bytes * BUNDLE_SHARE_MIN < len(part):
@@ -364,6 +381,13 @@ class Intake:
         self.refused += 1
         if status == InvalidArgument.code:
             text = _invalid_text(row[2])
+            if row[2] == admission.MESSAGE_TOO_LARGE:
+                refusing = self.partitions_by_slot[row[1]]
+                limit = refusing.policy.message_bytes_max
+                text = (
+                    f"{refusing.topic} takes messages of at most {limit} bytes (message_bytes_max "
+                    "of its policy); send smaller ones, or raise it: danube-fast topics set-policy"
+                )
         elif status == ResourceExhausted.code:
             slot = row[1]
             partition = self.partitions_by_slot.get(slot)

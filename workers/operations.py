@@ -144,6 +144,7 @@ class Operations:
             return True
         unrecorded.add(assigned.partition_id)
         partition = worker.catalog.assign(assigned, slot)
+        worker.limits.apply(partition)
         worker.journals[slot].record(assigned, recorded)
         worker.intake.reserve_offsets(partition, urgent=True)
         return True

@@ -41,6 +41,7 @@ from danube_fast.workers.doors import Doors
 from danube_fast.workers.forward import Forwarder
 from danube_fast.workers.intake import Intake
 from danube_fast.workers.journal import SIBLINGS_WAIT_NS, Group, Journal, Publication
+from danube_fast.workers.limits import Limits
 from danube_fast.workers.operations import Operations
 from danube_fast.workers.quota import WorkerQuota
 from danube_fast.workers.retention import Retention
@@ -115,9 +116,11 @@ class ShardWorker:
         self.operations = Operations(self)
         self.forwarder = Forwarder(self)
         self.intake.forward = self.forwarder.publish
+        self.limits = Limits(self)
         for slot in range(len(self.logs)):
             self._begin_epoch(slot, self.catalog.finish_restore(slot, self.boot_id))
             self.retention.find_first_offsets(slot)
+        self.limits.apply_all()
         self.quota = WorkerQuota(boot.mailbox, boot.config)
 
     # ------------------------------------------------------------ life
@@ -228,7 +231,7 @@ class ShardWorker:
         work += self._dispatch()
         work += self.delivery.flush()
         self.intake.release_held()
-        self._answer()
+        self.delivery.answer(*self.intake.take_answers())
         work += self.upkeep.do_work(self.now_ns)
         for session in self.delivery.drained:
             self.resume(session)
@@ -245,6 +248,7 @@ class ShardWorker:
         self.now_wall_ns = self.clock.wall_ns()
         self.catalog.timers.wall_ahead_ns = self.now_wall_ns - self.now_ns
         self.intake.begin_turn(self.now_ns)
+        self.limits.let_in_again(self.now_ns)
 
     def _receive(self, count_max: int = MESSAGES_PER_TURN_MAX) -> int:
         """Take what clients sent, up to one group."""
@@ -393,15 +397,6 @@ class ShardWorker:
         """A subscription passes over offsets; its consumers hear of it."""
         self.delivery.tell_gap(partition, sub, gap)
         self.touch(sub)
-
-    def _answer(self) -> None:
-        """Outcomes of PUBLISH, coalesced by session."""
-        by_session, texts = self.intake.take_answers()
-        for number, entries in by_session.items():
-            session = self.sessions.by_number(number)
-            if session is not None:
-                answer = p.Published(entries, texts.get(number, {}))
-                self.delivery.send(session, [p.encode(answer)])
 
     # ------------------------------------------------------------ shared steps
 

@@ -29,7 +29,7 @@ from danube_fast.errors import DataLoss, InvalidArgument, Unavailable
 from danube_fast.net.host import host_id
 from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import CounterBlock
-from danube_fast.ring.layout import ring_bytes
+from danube_fast.ring.layout import BUCKET_TABLE_BYTES, ring_bytes
 from danube_fast.ring.memory import create_eventfd, create_memfd, format_ring, map_fd
 from danube_fast.ring.repair import apply_plan, plan_consumer, plan_producer, plan_stopped
 from danube_fast.workers.boot import COORDINATOR, BootConfig, worker_of_log
@@ -143,6 +143,7 @@ class Shared:
         self.process_count = settings.workers + 1
         self.control = ControlBlock.create(self.process_count)
         self.counters = CounterBlock.create(self.process_count)
+        self.bucket_fd = create_memfd("danube-fast-buckets", BUCKET_TABLE_BYTES)
         self.doorbells = [create_eventfd() for _ in range(self.process_count)]
         self.liveness, self._liveness_end = os.pipe()
         self.ipc_endpoints = [
@@ -168,7 +169,13 @@ class Shared:
         """Give everything back. All children are gone."""
         self.control.close()
         self.counters.close()
-        for fd in (*self.doorbells, *self._rings.values(), self.liveness, self._liveness_end):
+        for fd in (
+            *self.doorbells,
+            *self._rings.values(),
+            self.bucket_fd,
+            self.liveness,
+            self._liveness_end,
+        ):
             os.close(fd)
         self.addresses.admin_socket.close()
 
@@ -203,6 +210,7 @@ class Shared:
                 fd for _, outbound, inbound in config.mailbox_fds for fd in (outbound, inbound)
             ]
             passed = [boot_fd, config.control_fd, config.counter_fd, config.liveness_fd]
+            passed.append(config.bucket_fd)
             passed += [*rings, *config.doorbell_fds]
             if config.admin_fd >= 0:
                 passed.append(config.admin_fd)
@@ -234,6 +242,7 @@ class Shared:
             host_id=host_id(),
             control_fd=self.control.fd,
             counter_fd=self.counters.fd,
+            bucket_fd=self.bucket_fd,
             mailbox_fds=[
                 (peer, self._rings[process, peer], self._rings[peer, process])
                 for peer in range(self.process_count)

@@ -31,18 +31,24 @@ from danube_fast.frame.check import check_frame
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.layout import (
     AT_BASE_SEQUENCE,
+    AT_CODEC,
     AT_FLAGS,
     AT_FRAME_BYTES,
     AT_MESSAGE_COUNT,
     AT_PRODUCER_EPOCH,
     AT_PRODUCER_ID,
+    AT_RAW_BODY_BYTES,
     BUNDLE_ENTRY_BYTES,
     BUNDLE_HEADER_BYTES,
     CLIENT_FLAGS,
+    CODEC_NONE,
     FRAME_BYTES_CAP,
+    HEADER_BYTES,
+    ID_PAYLOAD_OFFSETS,
 )
-from danube_fast.frame.memory import load_i64, load_u16, load_u32, store_u64
+from danube_fast.frame.memory import load_i32, load_i64, load_u8, load_u16, load_u32, store_u64
 from danube_fast.frame.stamp import stamp
+from danube_fast.frame.unpack_kernels import find_buffer
 
 __all__ = ["NEED_RESERVATION", "NOT_ADMITTED_YET", "admit", "find_producer", "insert_producer"]
 
@@ -56,6 +62,7 @@ STATUS_OUT_OF_SEQUENCE = 32
 STATUS_FENCED = 34
 STATUS_TOPIC_DELETED = 35
 STATUS_NOT_OWNER = 36
+STATUS_THROTTLED = 37
 NEED_RESERVATION = 100
 """The partition has no reserved offsets left: reserve more and admit the rest again."""
 NOT_ADMITTED_YET = 101
@@ -63,6 +70,8 @@ OVERLAP = -1001
 """In `base_offset` of an invalid frame: some of its messages were accepted before, some not."""
 FRAME_TOO_LARGE = -1002
 """Likewise: more than one message in a frame above FRAME_BYTES_CAP."""
+MESSAGE_TOO_LARGE = -1003
+"""Likewise: a payload is larger than the topic's policy allows."""
 TOO_MANY_FRAMES = -1000
 """Returned by `admit`: the result table has no room for this bundle now."""
 
@@ -75,6 +84,7 @@ _P_REFUSAL = int(PartitionWord.REFUSAL) * _W
 _P_LOG = int(PartitionWord.LOG_SLOT) * _W
 _P_RESERVED = int(PartitionWord.RESERVED_UNTIL) * _W
 _P_EPOCH = int(PartitionWord.EPOCH) * _W
+_P_MESSAGE_MAX = int(PartitionWord.MESSAGE_BYTES_MAX) * _W
 _P_ROW = PARTITION_WORDS * _W
 _L_ID = int(LogWord.LOG_ID) * _W
 _L_POSITION = int(LogWord.POSITION) * _W
@@ -118,6 +128,8 @@ _S_RESULTS_MAX = int(StateWord.RESULTS_MAX) * _W
 _MODE_CLOSED = int(Mode.CLOSED)
 _MODE_LOGGED = int(Mode.LOGGED)
 _CAP = FRAME_BYTES_CAP
+_OVERHEAD = 256
+"""Bytes that a message may take in a compressed frame beside its payload."""
 _SPREAD = -7046029254386353131  # 2**64 / golden ratio, odd: multiplicative hashing
 
 
@@ -261,6 +273,22 @@ def _accept(state: int, frame: int, partition_row: int, result: int, now_ns: int
     return STATUS_OK
 
 
+@kernel("int64(int64,int64)")
+def _has_larger(frame: int, limit: int) -> int:
+    """1 if a payload of the frame has more than `limit` bytes. Those of a compressed frame are only
+    looked at together: the mean must be within the limit."""
+    raw, count = load_u32(frame + AT_RAW_BODY_BYTES), load_u32(frame + AT_MESSAGE_COUNT)
+    if raw <= limit:
+        return 0
+    if load_u8(frame + AT_CODEC) != CODEC_NONE:
+        return 1 if raw > (limit + _OVERHEAD) * count else 0
+    offsets = frame + HEADER_BYTES + find_buffer(frame + HEADER_BYTES, ID_PAYLOAD_OFFSETS)
+    for i in range(count):
+        if load_i32(offsets + 4 * (i + 1)) - load_i32(offsets + 4 * i) > limit:
+            return 1
+    return 0
+
+
 @kernel("int64(int64,int64,int64,int64,int64,int64)")
 def _admit_frame(
     state: int, frame: int, partition_id: int, session: int, result: int, now_ns: int
@@ -284,6 +312,10 @@ def _admit_frame(
         return status
     if closed:
         return load_i64(row + _P_REFUSAL)
+    limit = load_i64(row + _P_MESSAGE_MAX)
+    if limit and _has_larger(frame, limit):
+        store_u64(result + _O_OFFSET, MESSAGE_TOO_LARGE)
+        return STATUS_INVALID
     return _accept(state, frame, row, result, now_ns)
 
 

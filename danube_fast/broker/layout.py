@@ -52,6 +52,8 @@ class PartitionWord(enum.IntEnum):
     RESERVED_UNTIL = 6
     """Offsets from here on may not be given out before the log has reserved more."""
     EPOCH = 7
+    MESSAGE_BYTES_MAX = 8
+    """Largest payload; 0: as large as a message may be."""
 
 
 class LogWord(enum.IntEnum):
@@ -121,7 +123,7 @@ class StateWord(enum.IntEnum):
 
 
 WORD_BYTES = 8
-PARTITION_WORDS = 8
+PARTITION_WORDS = 12
 LOG_WORDS = 4
 PRODUCER_WORDS = 8
 WINDOW_WORDS = 3

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from danube_fast.broker.consumer import Deliver, Gap, Stored, SubscriptionKind
 from danube_fast.broker.policy import FailurePolicy
+from danube_fast.broker.rates import Rate
 from danube_fast.broker.records import (
     Acked,
     Cursor,
@@ -45,6 +46,8 @@ class Partition:
         timers: Timers[Subscription] | None = None,
     ) -> None:
         self.assign(assigned)
+        self.rate: Rate | None = None
+        """How fast it may be published to; None: as fast as it is."""
         self._timers = timers or Timers()
         self.partition_id = assigned.partition_id
         self.topic = assigned.topic
@@ -91,6 +94,7 @@ class Partition:
     def assign(self, assigned: PartitionAssigned) -> None:
         """Take over the topic's options as they are now."""
         self.assigned = assigned
+        self.policy = assigned.policy
         # asked several times for every frame, and names of an enum are slow
         self.reliable = assigned.dispatch == Dispatch.RELIABLE.value
         """Messages are acked, redelivered and never dropped."""

@@ -1,4 +1,4 @@
-"""`danube-fast namespaces`: create, list, delete."""
+"""`danube-fast namespaces`: create, list, policies, delete."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from danube_fast.cli.options import (
     DEFAULT_URL,
     OutputForm,
     OutputOption,
+    PolicyArgument,
     UrlOption,
     YesOption,
     example,
+    policy_values,
 )
 from danube_fast.cli.output import print_result, print_table, refuse_without_yes
 
@@ -44,6 +46,37 @@ def create(
 def list_namespaces(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT) -> None:
     """List all namespaces."""
     print_table(output, operation(url, "list_namespaces"), "no namespaces")
+
+
+@app.command(epilog=example("danube-fast namespaces policy iot"))
+def policy(
+    namespace: NamespaceArgument,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Show what a namespace sets for its topics."""
+    found = operation(url, "namespace_policy", namespace=namespace)
+    print_result(output, found, None if found else f"{namespace} sets nothing: defaults hold")
+
+
+@app.command(
+    "set-policy",
+    epilog=example(
+        "danube-fast namespaces set-policy iot retention_policy=until_expired retention_seconds=3600",
+        "danube-fast namespaces set-policy iot publish_messages_per_second=1000",
+    ),
+)
+def set_policy(
+    namespace: NamespaceArgument,
+    values: PolicyArgument,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Change what is kept and allowed of the topics of a namespace that set nothing else."""
+    changed = operation(
+        url, "set_namespace_policy", namespace=namespace, values=policy_values(values)
+    )
+    print_result(output, changed, f"{namespace}: {' '.join(values)}")
 
 
 @app.command(epilog=example("danube-fast namespaces delete iot --yes"))

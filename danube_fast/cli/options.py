@@ -16,6 +16,7 @@ __all__ = [
     "DurabilityName",
     "OutputForm",
     "OutputOption",
+    "PolicyArgument",
     "SubscriptionName",
     "TopicArgument",
     "TransportName",
@@ -23,6 +24,7 @@ __all__ = [
     "UrlOption",
     "YesOption",
     "example",
+    "policy_values",
 ]
 
 DEFAULT_URL = "danube://127.0.0.1:6650"
@@ -79,6 +81,21 @@ DataDirOption = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would go.")]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="/namespace/topic")]
 SubscriptionName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="Its name.")]
+PolicyArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="NAME=VALUE...", help="What to set; `default` takes a value back."),
+]
+
+
+def policy_values(words: list[str]) -> dict[str, str]:
+    """NAME=VALUE words as a dict. Exits with a usage error for anything else."""
+    values: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{word!r} is not NAME=VALUE, such as message_ttl_ms=60000")
+        values[name] = value
+    return values
 
 
 def example(*lines: str) -> str:

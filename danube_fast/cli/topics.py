@@ -1,4 +1,4 @@
-"""`danube-fast topics`: create, list, describe, set, delete, stats."""
+"""`danube-fast topics`: create, list, describe, set, policies, delete, stats."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from danube_fast.cli.options import (
     DurabilityName,
     OutputForm,
     OutputOption,
+    PolicyArgument,
     TopicArgument,
     UrlOption,
     YesOption,
     example,
+    policy_values,
 )
 from danube_fast.cli.output import print_result, print_table, refuse_without_yes
 from danube_fast.cli.subscriptions import without_details
@@ -118,6 +120,32 @@ def set_topic(
     """Change a topic's durability, from now on."""
     changed = operation(url, "set_topic", topic=topic, durability=durability.value)
     print_result(output, changed, f"{topic} now acknowledges at {durability.value}")
+
+
+@app.command(epilog=example("danube-fast topics policy /default/flights"))
+def policy(
+    topic: TopicArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT
+) -> None:
+    """Show what is kept and allowed of a topic."""
+    print_result(output, operation(url, "topic_policy", topic=topic))
+
+
+@app.command(
+    "set-policy",
+    epilog=example(
+        "danube-fast topics set-policy /default/flights message_ttl_ms=60000 producers_max=8",
+        "danube-fast topics set-policy /default/flights message_ttl_ms=default",
+    ),
+)
+def set_policy(
+    topic: TopicArgument,
+    values: PolicyArgument,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Change what is kept and allowed of a topic: retention, TTL, quotas, limits, rates."""
+    changed = operation(url, "set_topic_policy", topic=topic, values=policy_values(values))
+    print_result(output, changed, f"{topic}: {' '.join(values)}")
 
 
 @app.command(epilog=example("danube-fast topics delete /default/flights --yes"))

@@ -73,6 +73,30 @@ class AdminClient:
         answer: dict[str, Any] = self.call("set_topic", topic=topic, durability=durability)
         return answer
 
+    def topic_policy(self, topic: str) -> dict[str, Any]:
+        """The values of its policy that are in force for a topic, defaults too. NotFound."""
+        answer: dict[str, Any] = self.call("topic_policy", topic=topic)
+        return answer
+
+    def set_topic_policy(self, topic: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Change values of a topic's policy, in force when this returns; None goes back to what the
+        namespace says. The values in force. NotFound, InvalidArgument."""
+        answer: dict[str, Any] = self.call("set_topic_policy", topic=topic, values=values)
+        return answer
+
+    def namespace_policy(self, namespace: str) -> dict[str, Any]:
+        """The values that a namespace sets for its topics. NotFound."""
+        answer: dict[str, Any] = self.call("namespace_policy", namespace=namespace)
+        return answer
+
+    def set_namespace_policy(self, namespace: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Change values for all topics of a namespace that set none of their own, in force when this
+        returns; None goes back to the default. What it sets. NotFound, InvalidArgument."""
+        answer: dict[str, Any] = self.call(
+            "set_namespace_policy", namespace=namespace, values=values
+        )
+        return answer
+
     def list_subscriptions(self, topic: str) -> list[dict[str, Any]]:
         """Subscriptions of a topic: type, lag, what is unacked, who consumes."""
         answer: list[dict[str, Any]] = self.call("list_subscriptions", topic=topic)

@@ -27,6 +27,8 @@ from danube_fast.client.limits import (
     BACKOFF_MIN_NS,
     FOREVER_NS,
     FRAMES_IN_FLIGHT_MAX,
+    MILLISECOND_NS,
+    THROTTLE_MAX_NS,
 )
 from danube_fast.client.message import MessageId
 from danube_fast.client.outgoing import Outgoing
@@ -128,6 +130,8 @@ class Lane:
         self.producer_id = 0
         self.producer_epoch = 0
         self._retry_due_ns = FOREVER_NS
+        self._wait_ns = 0
+        """What the broker said to wait before sending again."""
         self._backoff_ns = BACKOFF_MIN_NS
         self._opening: Call | None = None
         connection.users[self] = None
@@ -291,6 +295,9 @@ class Lane:
             self.fail(TopicDeleted(text or f"{self.topic} was deleted; create it again"))
             return
         code = Unavailable.code if status == Status.NOT_OWNER else status
+        if status == Status.THROTTLED:
+            code, text = ResourceExhausted.code, f"the publish rate of {self.topic} is used up"
+            self._wait_ns = min(offset * MILLISECOND_NS, THROTTLE_MAX_NS)
         if status != Status.OUT_OF_SEQUENCE:
             sending.refusal = error_from_code(code, text or f"{self.topic} refused a publish")
             self.refusal = sending.refusal
@@ -340,8 +347,10 @@ class Lane:
         now = self.outbox.pump.clock.monotonic_ns()
         # out of sequence though nothing before it is missing: ask where the broker stands
         self.phase = Phase.PAUSED if refusal is not None and self.opened else Phase.OPENING
-        self._retry_due_ns = now + self._backoff_ns
-        self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_MAX_NS)
+        self._retry_due_ns = now + (self._wait_ns or self._backoff_ns)
+        if not self._wait_ns:
+            self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_MAX_NS)
+        self._wait_ns = 0
         self._rearm(now)
 
     def _give_up(self, sending: Sending, error: DanubeError) -> None:

@@ -44,6 +44,7 @@ __all__ = [
     "SETTLE_TICK_NS",
     "SLICE_NS",
     "SPIN_US_MAX",
+    "THROTTLE_MAX_NS",
     "WINDOW_BYTES_DEFAULT",
 ]
 
@@ -67,6 +68,8 @@ HANDSHAKE_RETRY_NS_MAX = 4 * SECOND_NS
 """An unanswered HELLO is repeated on a fresh socket after this time, doubled each time."""
 LOOKUP_AFTER_NS = 1 * SECOND_NS
 """A worker that stayed away this long may have moved: its topics are looked up again."""
+THROTTLE_MAX_NS = 1 * SECOND_NS
+"""A rate may be raised meanwhile: the broker is asked again so often."""
 RINGS_RETRY_NS = 20 * MILLISECOND_NS
 """How often a connection without a port asks for rings."""
 RINGS_WAIT_NS = 30 * SECOND_NS

@@ -67,6 +67,8 @@ class Status(enum.IntEnum):
     """The topic was deleted."""
     NOT_OWNER = 36
     """This worker does not own the partition; look the topic up again."""
+    THROTTLED = 37
+    """The topic's publish rate is used up: send again, from this frame on, in `offset` milliseconds."""
 
 
 class EventKind(enum.StrEnum):

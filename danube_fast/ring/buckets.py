@@ -16,15 +16,18 @@ import os
 from danube_fast.errors import ResourceExhausted
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.ring.atomics import compare_exchange, load_acquire
+from danube_fast.ring.layout import (
+    AT_BUCKET_BYTES,
+    AT_BUCKET_KEY,
+    AT_BUCKET_MESSAGES,
+    BUCKET_ROW_BYTES,
+    BUCKET_ROWS,
+    BUCKET_TABLE_BYTES,
+)
 from danube_fast.ring.memory import address_of_memory, create_memfd, map_fd
 
 __all__ = ["BURST_NS", "Bucket", "BucketTable"]
 
-ROWS = 1 << 16
-ROW_BYTES = 32
-AT_KEY = 0
-AT_MESSAGES = 8
-AT_BYTES = 16
 PROBES_MAX = 4096
 BURST_NS = 250_000_000
 """So much of a second's worth may be taken at once: who comes late for its share loses nothing."""
@@ -45,9 +48,9 @@ def _wait(row: int, now_ns: int, messages_rate: int, bytes_rate: int) -> int:
     """In how many ns something may be taken; a rate of 0 is none."""
     wait = 0
     if messages_rate > 0:
-        wait = max(wait, load_acquire(row + AT_MESSAGES) - now_ns - BURST_NS)
+        wait = max(wait, load_acquire(row + AT_BUCKET_MESSAGES) - now_ns - BURST_NS)
     if bytes_rate > 0:
-        wait = max(wait, load_acquire(row + AT_BYTES) - now_ns - BURST_NS)
+        wait = max(wait, load_acquire(row + AT_BUCKET_BYTES) - now_ns - BURST_NS)
     return wait
 
 
@@ -55,7 +58,7 @@ def _wait(row: int, now_ns: int, messages_rate: int, bytes_rate: int) -> int:
 def find_row(table: int, key: int) -> int:
     """Address of the row of a key, taken if need be; 0: there is none left."""
     for probe in range(PROBES_MAX):
-        row = table + ((key + probe) & (ROWS - 1)) * ROW_BYTES
+        row = AT_BUCKET_KEY + table + ((key + probe) & (BUCKET_ROWS - 1)) * BUCKET_ROW_BYTES
         if load_acquire(row) == key or compare_exchange(row, 0, key):
             return row
         if load_acquire(row) == key:
@@ -86,14 +89,14 @@ class BucketTable:
     @classmethod
     def create(cls) -> BucketTable:
         """A new table; memory is used as rows are."""
-        return cls(create_memfd("danube-fast-buckets", ROWS * ROW_BYTES))
+        return cls(create_memfd("danube-fast-buckets", BUCKET_TABLE_BYTES))
 
     def address(self, key: int) -> int:
         """Address of the row of a key (not 0). Raises ResourceExhausted if all rows are taken."""
         row = int(_find(self._address, key))
         if not row:
             raise ResourceExhausted(
-                f"{ROWS} rates were in use since the start; restart the broker to set more"
+                f"{BUCKET_ROWS} rates were in use since the start; restart the broker to set more"
             )
         return row
 
@@ -121,9 +124,9 @@ class Bucket:
         owed."""
         if not self._messages_rate:
             return 1 << 30
-        return int(_room_direct(self._row + AT_MESSAGES, now_ns, self._messages_rate))
+        return int(_room_direct(self._row + AT_BUCKET_MESSAGES, now_ns, self._messages_rate))
 
     def take(self, now_ns: int, messages: int, byte_count: int) -> None:
         """So much is sent."""
-        _pay_direct(self._row + AT_MESSAGES, now_ns, messages, self._messages_rate)
-        _pay_direct(self._row + AT_BYTES, now_ns, byte_count, self._bytes_rate)
+        _pay_direct(self._row + AT_BUCKET_MESSAGES, now_ns, messages, self._messages_rate)
+        _pay_direct(self._row + AT_BUCKET_BYTES, now_ns, byte_count, self._bytes_rate)

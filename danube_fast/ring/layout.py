@@ -148,6 +148,14 @@ STATUS_EPOCH_MAX = (1 << 31) - 1
 
 # ---------------------------------------------------------------- counters
 
+BUCKET_ROWS = 1 << 16
+BUCKET_ROW_BYTES = 32
+AT_BUCKET_KEY = 0
+AT_BUCKET_MESSAGES = 8
+"""Until when the messages that were taken are paid for, monotonic ns; bytes likewise."""
+AT_BUCKET_BYTES = 16
+BUCKET_TABLE_BYTES = BUCKET_ROWS * BUCKET_ROW_BYTES
+
 COUNTER_MAGIC = 0x4E43_4644  # b"DFCN"
 COUNTER_VERSION = 1
 COUNTER_VERSION_WORD = COUNTER_VERSION << 32 | COUNTER_MAGIC

@@ -48,32 +48,35 @@ def test_messages_come_when_they_are_due_and_not_before(server: Server) -> None:
 
 def test_a_kill_of_the_worker_delays_again_what_was_not_due(server: Server) -> None:
     topic = "/default/across"
-    with danube_fast.connect(server.url) as client, client.producer(topic) as producer:
-        with client.consumer(topic, subscription="s", type="shared") as consumer:
-            due = time.time_ns() + 4_000_000_000
-            producer.send_many(
-                [b"%d" % i for i in range(100)],
-                deliver_at=[due if i % 2 else None for i in range(100)],
-            )
-            producer.flush()
-            early = set()
-            while len(early) < 50:
-                message = consumer.receive(timeout=WAIT_SECONDS)
-                assert message is not None
-                early.add(int(message.payload))
-                consumer.ack(message)
-            consumer.flush_acks()
-            owner = client.admin.describe_topic(topic)["placement"][0]["worker"]
-            server.kill("worker", 1 + owner)
-            late = set()
-            while len(late) < 50:
-                message = consumer.receive(timeout=WAIT_SECONDS)
-                assert message is not None, f"{len(late)} of 50 came within {WAIT_SECONDS} s"
-                assert time.time_ns() >= due, f"{message.payload!r} came early"
-                late.add(int(message.payload))
-                consumer.ack(message)
-            assert early == set(range(0, 100, 2))
-            assert late == set(range(1, 100, 2))
+    with (
+        danube_fast.connect(server.url) as client,
+        client.producer(topic) as producer,
+        client.consumer(topic, subscription="s", type="shared") as consumer,
+    ):
+        due = time.time_ns() + 4_000_000_000
+        producer.send_many(
+            [b"%d" % i for i in range(100)],
+            deliver_at=[due if i % 2 else None for i in range(100)],
+        )
+        producer.flush()
+        early = set()
+        while len(early) < 50:
+            message = consumer.receive(timeout=WAIT_SECONDS)
+            assert message is not None
+            early.add(int(message.payload))
+            consumer.ack(message)
+        consumer.flush_acks()
+        owner = client.admin.describe_topic(topic)["placement"][0]["worker"]
+        server.kill("worker", 1 + owner)
+        late = set()
+        while len(late) < 50:
+            message = consumer.receive(timeout=WAIT_SECONDS)
+            assert message is not None, f"{len(late)} of 50 came within {WAIT_SECONDS} s"
+            assert time.time_ns() >= due, f"{message.payload!r} came early"
+            late.add(int(message.payload))
+            consumer.ack(message)
+        assert early == set(range(0, 100, 2))
+        assert late == set(range(1, 100, 2))
 
 
 def test_a_topic_that_keeps_nothing_cannot_delay(server: Server) -> None:

@@ -22,17 +22,17 @@ def table() -> Iterator[BucketTable]:
 
 
 def test_two_keys_in_one_place_have_two_rows(table: BucketTable) -> None:
-    first, second = table.address(5), table.address(5 + buckets.ROWS)
+    first, second = table.address(5), table.address(5 + buckets.BUCKET_ROWS)
     assert first != second
     assert table.address(5) == first
-    assert table.address(5 + buckets.ROWS) == second
+    assert table.address(5 + buckets.BUCKET_ROWS) == second
 
 
 def test_a_full_table_says_so(table: BucketTable, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in range(1, buckets.PROBES_MAX + 1):
-        table.address(7 + key * buckets.ROWS)
+        table.address(7 + key * buckets.BUCKET_ROWS)
     with pytest.raises(ResourceExhausted, match="restart the broker"):
-        table.address(7 + (buckets.PROBES_MAX + 1) * buckets.ROWS)
+        table.address(7 + (buckets.PROBES_MAX + 1) * buckets.BUCKET_ROWS)
 
 
 @pytest.mark.parametrize("rate", [1, 3, 100, 1000, 250_000])

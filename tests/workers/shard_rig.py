@@ -23,6 +23,7 @@ from danube_fast.errors import DanubeError
 from danube_fast.frame.bundle import bundle_entries, make_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.view import FrameView
+from danube_fast.ring.buckets import BucketTable
 from danube_fast.workers.shard import ShardWorker
 
 WAIT_SECONDS = 20
@@ -87,6 +88,7 @@ class Rig:
         self.directory = directory
         self.context: zmq.Context[Any] = zmq.Context()
         self.mailbox = FakeMailbox()
+        self.buckets = BucketTable.create()
         self.settings = Settings(
             **{"segment_bytes": SEGMENT_BYTES, "data_dir": str(directory), **settings}
         )
@@ -100,6 +102,7 @@ class Rig:
             config=config, settings=self.settings, clock=SystemClock(), mailbox=self.mailbox,
             counters=SimpleNamespace(set=lambda counter, value: None),
             heartbeat=lambda: None, set_state=self._set_state, stop_requested=False,
+            buckets=self.buckets,
         )  # fmt: skip
         self.port = 0
         self.worker = ShardWorker(self.boot, self.context)
@@ -168,6 +171,7 @@ class Rig:
             client.socket.close(linger=0)
         self.context.destroy(linger=0)
         self.mailbox.close()
+        self.buckets.close()
 
 
 class RawClient:
