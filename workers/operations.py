@@ -15,6 +15,7 @@ from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import DanubeError, DataLoss, InvalidArgument, NotFound, TopicDeleted
 from danube_fast.workers.boot import COORDINATOR
 from danube_fast.workers.durability import change_durability
+from danube_fast.workers.inherit import inherit
 from danube_fast.workers.mailbox import Reply, Request
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ class Operations:
             left += 1
             if not self._take(entry, done):
                 left -= 1
+            left += inherit(self._worker, entry, done)
         done(None)
 
     def _unassign(self, request: Request) -> None:

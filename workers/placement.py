@@ -86,6 +86,7 @@ def assignment(topics: TopicDirectory, partition: PartitionRecord) -> dict[str, 
         "log_id": partition.log_id,
         "incarnation": topic.incarnation,
         "first_offset": partition.extents[-1].first_offset,
+        "subscriptions": topics.inherited.get(partition.partition_id, []),
     }
 
 

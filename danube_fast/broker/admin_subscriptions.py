@@ -79,7 +79,7 @@ def delete_subscription(
     context: AdminContext, answer: Answer, *, topic: str, subscription: str
 ) -> None:
     """Delete a subscription on all partitions of a topic; its consumers are closed."""
-    record = context.topics.require(parse_topic(topic))
+    record = context.topics.require_settled(parse_topic(topic))
 
     def told(values: list[Any], errors: list[DanubeError]) -> None:
         if errors:
@@ -99,7 +99,7 @@ def set_failure_policy(
     context: AdminContext, answer: Answer, *, topic: str, subscription: str, values: dict[str, Any]
 ) -> None:
     """Change fields of a subscription's failure policy, from now on; answers the policy."""
-    record = context.topics.require(parse_topic(topic))
+    record = context.topics.require_settled(parse_topic(topic))
     parse_policy(values)
 
     def told(replies: list[Any], errors: list[DanubeError]) -> None:

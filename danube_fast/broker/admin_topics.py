@@ -9,8 +9,8 @@ import msgspec
 
 from danube_fast.broker.admin_registry import AdminContext, Answer, ask_owners, operation
 from danube_fast.broker.topic_records import TopicOptions, TopicRecord
-from danube_fast.errors import DanubeError, Unavailable
-from danube_fast.types import Permission
+from danube_fast.errors import DanubeError, InvalidArgument, Unavailable
+from danube_fast.types import Permission, parse_topic
 
 __all__ = ["topic_stats", "topic_summary"]
 
@@ -176,19 +176,49 @@ def _merge(partitions: list[dict[str, Any]], record: TopicRecord) -> list[dict[s
 
 
 @operation(Permission.MANAGE_TOPIC, "topic")
-def set_topic(context: AdminContext, answer: Answer, *, topic: str, durability: str) -> None:
-    """Change a topic's durability, in force when this answers: its description."""
+def set_topic(
+    context: AdminContext,
+    answer: Answer,
+    *,
+    topic: str,
+    durability: str | None = None,
+    partitions: int | None = None,
+) -> None:
+    """Change a topic's durability, or give it more partitions, in force when this answers: its
+    description.
+
+    The number of partitions never shrinks. All subscriptions have the new ones from their first
+    message on; messages of a key may go to another partition than before.
+    """
+    record = context.topics.require_settled(parse_topic(topic))
+    if durability is None and partitions is None:
+        raise InvalidArgument("nothing to change; name a durability, or a number of partitions")
+
+    def grown(changed: TopicRecord | None, error: DanubeError | None) -> None:
+        if changed is not None:
+            answer.done(topic_summary(changed))
+        else:
+            answer.fail(error or Unavailable(f"{topic} did not grow; try again"))
+
+    if durability is None:
+        context.grow(record, partitions or 0, grown)
+        return
     record = context.topics.set_durability(topic, durability)
 
     def placed(error: DanubeError | None) -> None:
-        if error is None:
-            answer.done(topic_summary(record))
-            return
-        answer.fail(
-            Unavailable(
-                f"{topic} will be {durability} as soon as its worker is back; until then as before "
-                f"({error})"
+        if error is not None:
+            answer.fail(
+                Unavailable(
+                    f"{topic} will be {durability} as soon as its worker is back; until then as "
+                    f"before ({error})"
+                )
             )
-        )
+        elif partitions is None:
+            answer.done(topic_summary(record))
+        else:
+            try:
+                context.grow(context.topics.require_settled(topic), partitions, grown)
+            except DanubeError as failure:
+                answer.fail(failure)
 
     context.place(record, placed)
