@@ -68,9 +68,13 @@ class AdminClient:
         answer: dict[str, Any] = self.call("topic_stats", topic=topic)
         return answer
 
-    def set_topic(self, topic: str, *, durability: str) -> dict[str, Any]:
-        """Change a topic's durability, in force when this returns."""
-        answer: dict[str, Any] = self.call("set_topic", topic=topic, durability=durability)
+    def set_topic(
+        self, topic: str, *, durability: str | None = None, partitions: int | None = None
+    ) -> dict[str, Any]:
+        """Change a topic's durability, give it more partitions; in force when this returns."""
+        answer: dict[str, Any] = self.call(
+            "set_topic", topic=topic, durability=durability, partitions=partitions
+        )
         return answer
 
     def list_subscriptions(self, topic: str) -> list[dict[str, Any]]:

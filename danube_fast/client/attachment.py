@@ -36,7 +36,7 @@ from danube_fast.net.protocol import CloseConsumer, ConsumerEvent, EventKind, Su
 
 if TYPE_CHECKING:
     from danube_fast.client.inbox import Inbox
-    from danube_fast.client.routes import Partition
+    from danube_fast.client.routes import Partition, Topic
 
 __all__ = ["Attachment"]
 
@@ -60,6 +60,12 @@ class Attachment:
         self.credit = credit
         self.topic = partition.topic
         self.partition_id = partition.partition_id
+        self.parent = partition.parent
+        """The topic, of which it is a partition."""
+        self.number = partition.number
+        """Number of the partition; None: the topic has none."""
+        self.route: Topic | None = None
+        """What was looked up to find it."""
         self.position = position
         self.generation = 0
         self.consumer_id = 0

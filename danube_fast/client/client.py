@@ -20,7 +20,8 @@ from danube_fast.client.options import READER, ConsumerOptions, Start, subscribe
 from danube_fast.client.producer import Producer
 from danube_fast.client.reader import Reader, checked_stop
 from danube_fast.client.subscriber import Subscriber
-from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
+from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.types import TopicPattern
 
 __all__ = ["Client", "consumer_request"]
 
@@ -39,11 +40,13 @@ def consumer_request(
     failure_policy: Mapping[str, Any] | None,
 ) -> tuple[list[str], ConsumerOptions]:
     """Topics and checked options of `consumer()`. Raises InvalidArgument, FailedPrecondition."""
-    if pattern is not None:
-        raise FailedPrecondition("pattern= is not served yet; pass a list of topics")
     topics = [topic] if isinstance(topic, str) else list(topic or ())
-    if not topics:
-        raise InvalidArgument("a consumer needs a topic, or a list of topics")
+    if pattern is not None:
+        if topics:
+            raise InvalidArgument("give topics or pattern=, not both")
+        TopicPattern(pattern)
+    elif not topics:
+        raise InvalidArgument("a consumer needs a topic, a list of topics, or pattern=")
     if len(set(topics)) != len(topics):
         raise InvalidArgument("the same topic is named twice; name each once")
     options = ConsumerOptions(
@@ -53,6 +56,7 @@ def consumer_request(
         name=name or core.name,
         permits_bytes=permits_bytes,
         options=subscribe_options(key_filters, failure_policy),
+        pattern=pattern,
     )
     return topics, options.checked()
 
@@ -135,7 +139,10 @@ class Client:
         key_filters: Sequence[str] | None = None,
         failure_policy: Mapping[str, Any] | None = None,
     ) -> Consumer:
-        """Subscribe to a topic or a list of topics.
+        """Subscribe to a topic, a list of topics, or all topics that match `pattern`.
+
+        A pattern is a glob over the topics of a namespace, such as "/iot/dev-*". Topics that appear
+        later join from their first message, deleted ones leave; none need be there yet.
 
         `type` is exclusive, shared, failover or key_shared; `initial_position` ("latest", "earliest",
         an offset, a datetime, an RFC 3339 time, or a time ago such as "-10m") and `failure_policy` (fields as in tuning.md, "Failure policy") count when the

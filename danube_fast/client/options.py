@@ -90,6 +90,8 @@ class ConsumerOptions(NamedTuple):
     permits_bytes: int = PERMITS_BYTES_DEFAULT
     permits_messages: int = PERMITS_MESSAGES_DEFAULT
     options: dict[str, Any] = {}
+    pattern: str | None = None
+    """Topics of a namespace, also those to come."""
 
     def checked(self) -> ConsumerOptions:
         """Raise InvalidArgument for what cannot be."""
