@@ -17,6 +17,7 @@ from danube_fast.workers.boot import COORDINATOR
 from danube_fast.workers.durability import change_durability
 from danube_fast.workers.inherit import inherit
 from danube_fast.workers.mailbox import Reply, Request
+from danube_fast.workers.positions import Positions
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
@@ -35,6 +36,7 @@ class Operations:
         self._worker = worker
         self.assignments_missing = False
         """The coordinator could not be asked; upkeep asks again."""
+        self.positions = Positions(worker)
         self._unrecorded: set[int] = set()
         """Partitions whose assignment is not durable yet."""
         worker.boot.mailbox.handlers.update(
@@ -247,6 +249,7 @@ class Operations:
             "type": sub.kind.value,
             "cursor": sub.cursor,
             "lag_messages": max(0, partition.visible - sub.cursor - ledger.settled_ahead),
+            "lag_seconds": self.positions.lag_seconds(partition, sub),
             "unacked": ledger.held,
             "waiting_redelivery": ledger.waiting,
             "delayed": ledger.delayed,
@@ -256,6 +259,7 @@ class Operations:
             "dead_letters": sub.dead_letter_count,
             "skipped": sub.router.skipped_count if sub.router is not None else 0,
             "lost": sub.lost_count,
+            **self._worker.gaps.of(partition, sub),
             "failure_policy": msgspec.to_builtins(sub.policy),
             "consumers": [
                 {
@@ -338,5 +342,6 @@ class Operations:
                     text = f"subscription {name!r} was deleted"
                     worker.close_consumer(session, consumer, NotFound.code, text)
             partition.forget_subscription(name)
+            worker.gaps.forget(partition.partition_id, name)
             record = r.SubscriptionDeleted(partition.partition_id, name)
             worker.journals[partition.log_slot].record(record, done)

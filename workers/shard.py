@@ -20,6 +20,7 @@ import zmq
 
 from danube_fast.broker import records as r
 from danube_fast.broker.consumer import Consumer, Deliver, Gap, Stored, SubscriptionKind
+from danube_fast.broker.fairness import dispatch_fairly
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
 from danube_fast.broker.tables import AdmissionTables
@@ -39,6 +40,7 @@ from danube_fast.workers.dead_letters import DeadLetters
 from danube_fast.workers.delivery import Delivery
 from danube_fast.workers.doors import Doors
 from danube_fast.workers.forward import Forwarder
+from danube_fast.workers.gaps import Gaps
 from danube_fast.workers.intake import Intake
 from danube_fast.workers.journal import SIBLINGS_WAIT_NS, Group, Journal, Publication
 from danube_fast.workers.operations import Operations
@@ -109,6 +111,7 @@ class ShardWorker:
         self._unread: dict[int, Partition] = {}
         """Partitions that wait for their turn to read the log."""
         self.upkeep = Upkeep(self)
+        self.gaps = Gaps(self)
         self.dead_letters = DeadLetters(self)
         self.operations = Operations(self)
         self.forwarder = Forwarder(self)
@@ -354,9 +357,12 @@ class ShardWorker:
             self._reading.clear()
             effects: list[Deliver] = []
             for partition in dirty.values():
-                for sub, met in partition.dispatch(self._read_log, self.now_ns, effects):
+                mets, again = dispatch_fairly(partition, self._read_log, self.now_ns, effects)
+                if again:
+                    self.dirty[partition.partition_id] = partition
+                for sub, met in mets:
                     if isinstance(met, Gap):
-                        self._tell_gap(partition, sub, met)
+                        self.gaps.tell(partition, sub, met)
                     else:
                         self._refuse_consumers(sub, met)
             if effects:
@@ -385,16 +391,6 @@ class ShardWorker:
             session = self.sessions.by_number(consumer.session)
             if session is not None:
                 self.close_consumer(session, consumer, error.code, str(error))
-
-    def _tell_gap(self, partition: Partition, sub: Subscription, gap: Gap) -> None:
-        for consumer in sub.consumers:
-            session = self.sessions.by_number(consumer.session)
-            if session is not None:
-                detail = {"end": gap.end, "reason": gap.reason, "topic": partition.topic}
-                event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.GAP.value, detail)
-                self.delivery.send(session, [p.encode(event)])
-        self.delivery.count_lost(partition, sub)
-        self.touch(sub)
 
     def _answer(self) -> None:
         """Outcomes of PUBLISH, coalesced by session."""
@@ -453,6 +449,7 @@ class ShardWorker:
         self.intake.forget(partition)
         for pending in (self.dirty, self._unread, self.moved_cursors):
             pending.pop(partition.partition_id, None)
+        self.gaps.forget(partition.partition_id)
         self.tails.empty(partition)
 
     def resume(self, session: Session) -> None:

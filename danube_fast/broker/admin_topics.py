@@ -16,7 +16,7 @@ __all__ = ["topic_stats", "topic_summary"]
 
 TOPICS_LISTED_MAX = 10_000
 _ADDED_UP = ["lag_messages", "unacked", "waiting_redelivery", "delayed", "blocked", "redelivered"]
-_ADDED_UP += ["dropped", "dead_letters", "skipped", "lost"]
+_ADDED_UP += ["dropped", "dead_letters", "skipped", "lost", "gaps"]
 
 
 def topic_summary(record: TopicRecord) -> dict[str, Any]:
@@ -168,6 +168,9 @@ def _merge(partitions: list[dict[str, Any]], record: TopicRecord) -> list[dict[s
             )  # fmt: skip
             for name in _ADDED_UP:
                 entry[name] = entry.get(name, 0) + sub.get(name, 0)
+            entry["lag_seconds"] = max(entry.get("lag_seconds", 0.0), sub.get("lag_seconds", 0.0))
+            gaps = [gap for gap in (entry.get("last_gap"), sub.get("last_gap")) if gap]
+            entry["last_gap"] = max(gaps, key=lambda gap: gap["time_ns"], default=None)
             entry["failure_policy"] = sub.get("failure_policy", {})
             name = partition["partition"]
             entry["cursors"][name] = sub["cursor"]
@@ -222,3 +225,27 @@ def set_topic(
                 answer.fail(failure)
 
     context.place(record, placed)
+
+
+@operation(Permission.MANAGE_TOPIC, "topic")
+def purge_topic(context: AdminContext, answer: Answer, *, topic: str) -> None:
+    """Drop everything published so far, for all subscriptions: they go on behind it, and its space comes
+    back. Answers how many messages that were, and where each partition begins now."""
+    record = context.topics.require_settled(parse_topic(topic))
+    partitions = context.topics.partitions(record)
+    names = {part.partition_id: record.partition_topic(part.index) for part in partitions}
+
+    def told(values: list[Any], errors: list[DanubeError]) -> None:
+        if errors:
+            answer.fail(errors[0])
+            return
+        rows = [row for value in values for row in value["purged"]]
+        answer.done(
+            {
+                "topic": topic,
+                "purged": sum(count for _, count, _ in rows),
+                "first_offsets": {names[number]: until for number, _, until in rows},
+            }
+        )
+
+    ask_owners(context, record, partitions, "purge", {}, told)

@@ -135,6 +135,12 @@ class Attachment:
             self._on_refused(call.error)
             return
         self.subscribed = True
+        asked, got = call.command.position, call.value["next_offset"]
+        if self.inbox.type == READER and type(asked) is int and asked < got:
+            self.inbox.gap(
+                self, asked, got - 1, "they lie before the first message that is kept", True
+            )
+            self.next_offset = max(self.next_offset, got)
         if not self.ever_subscribed:
             self.first_offset = call.value["first_offset"]
             self.end_offset = call.value["end_offset"]
@@ -205,7 +211,9 @@ class Attachment:
             end = int(detail.get("end", 0))
             first = int(detail.get("start", self.next_offset))
             self.next_offset = max(self.next_offset, end)
-            self.inbox.gap(self, first, end - 1, str(detail.get("reason", "unknown")))
+            reason, lost = str(detail.get("reason", "unknown")), bool(detail.get("lost", False))
+            if first < end:
+                self.inbox.gap(self, first, end - 1, reason, lost)
 
     def producer_name(self, producer_id: int) -> str:
         """Name that the broker told for a producer id, or nothing."""

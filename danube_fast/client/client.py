@@ -23,7 +23,17 @@ from danube_fast.client.subscriber import Subscriber
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.types import TopicPattern
 
-__all__ = ["Client", "consumer_request"]
+__all__ = ["Client", "consumer_request", "topic_list"]
+
+
+def topic_list(topic: str | Sequence[str] | None) -> list[str]:
+    """One topic or several. Raises InvalidArgument if there is none, or one twice."""
+    topics = [topic] if isinstance(topic, str) else list(topic or ())
+    if not topics:
+        raise InvalidArgument("name a topic, a list of topics, or for a consumer pattern=")
+    if len(set(topics)) != len(topics):
+        raise InvalidArgument("the same topic is named twice; name each once")
+    return topics
 
 
 def consumer_request(
@@ -40,15 +50,13 @@ def consumer_request(
     failure_policy: Mapping[str, Any] | None,
 ) -> tuple[list[str], ConsumerOptions]:
     """Topics and checked options of `consumer()`. Raises InvalidArgument, FailedPrecondition."""
-    topics = [topic] if isinstance(topic, str) else list(topic or ())
-    if pattern is not None:
-        if topics:
-            raise InvalidArgument("give topics or pattern=, not both")
+    if pattern is None:
+        topics = topic_list(topic)
+    elif topic:
+        raise InvalidArgument("give topics or pattern=, not both")
+    else:
+        topics = []
         TopicPattern(pattern)
-    elif not topics:
-        raise InvalidArgument("a consumer needs a topic, a list of topics, or pattern=")
-    if len(set(topics)) != len(topics):
-        raise InvalidArgument("the same topic is named twice; name each once")
     options = ConsumerOptions(
         subscription=subscription,
         type=type,
@@ -166,17 +174,19 @@ class Client:
 
     def reader(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         *,
         start: Start = "earliest",
         stop: str | int | None = "latest",
         timeout: float = REQUEST_TIMEOUT_SECONDS,
         permits_bytes: int = PERMITS_BYTES_DEFAULT,
     ) -> Reader:
-        """Read from `start` to before `stop` ("latest": the end as of now; None: read on for ever)."""
+        """Read a topic, or several, from `start` to before `stop` ("latest": the end as of now; None: read on for ever)."""
         end = checked_stop(stop)
         options = ConsumerOptions("", READER, start, self._core.name, permits_bytes).checked()
-        inbox = self._core.run(self._core.consumer_steps(Inbox, [topic], options, timeout))
+        inbox = self._core.run(
+            self._core.consumer_steps(Inbox, topic_list(topic), options, timeout)
+        )
         return Reader(self._core, inbox, end)
 
     def subscribe(

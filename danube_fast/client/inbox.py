@@ -12,7 +12,7 @@ task) at a time.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from danube_fast.client.acks import AckQueue
@@ -54,6 +54,8 @@ class Gap(NamedTuple):
     first: int
     last: int
     reason: str
+    lost: bool = False
+    """There were messages; otherwise the offsets were never used."""
 
 
 class Inbox:
@@ -66,7 +68,9 @@ class Inbox:
         self.name = options.name
         self.options = options.options
         self.gaps: collections.deque[Gap] = collections.deque(maxlen=_GAPS_KEPT_MAX)
-        """The latest ranges that the broker said are lost."""
+        """The latest ranges that the broker said will never come."""
+        self.on_gap: Callable[[Gap], object] | None = None
+        """Called with every such range, by whichever thread serves the client then."""
         self._core = core
         self._lock = core.pump.lock
         self._queue: collections.deque[Delivery] = collections.deque()
@@ -267,9 +271,14 @@ class Inbox:
         """Attachment: a frame that cannot be trusted."""
         self._error = error
 
-    def gap(self, attachment: Attachment, first: int, last: int, reason: str) -> None:
+    def gap(
+        self, attachment: Attachment, first: int, last: int, reason: str, lost: bool = False
+    ) -> None:
         """Attachment: offsets that will never come."""
-        self.gaps.append(Gap(attachment.topic, first, last, reason))
+        gap = Gap(attachment.topic, first, last, reason, lost)
+        self.gaps.append(gap)
+        if self.on_gap is not None:
+            self.pump.callbacks.append((self.on_gap, (gap,)))
         self.pump.notify()
 
     def restarted(self, attachment: Attachment, *, sought: bool) -> None:

@@ -30,6 +30,9 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     (f"topics set {TOPIC} --durability os", "set_topic", {"topic": TOPIC, "durability": "os"}),
     (f"topics set {TOPIC} --partitions 5", "set_topic", {"topic": TOPIC, "partitions": 5}),
     (f"topics delete {TOPIC} --yes", "delete_topic", {"topic": TOPIC}),
+    (f"topics purge {TOPIC} --yes", "purge_topic", {"topic": TOPIC}),
+    (f"subscriptions skip {TOPIC} s 3 --yes", "skip_messages",
+     {"topic": TOPIC, "subscription": "s", "count": 3}),
     (f"subscriptions list {TOPIC}", "list_subscriptions", {"topic": TOPIC}),
     (f"subscriptions describe {TOPIC} s", "describe_subscription",
      {"topic": TOPIC, "subscription": "s"}),
@@ -108,6 +111,8 @@ def test_status_as_text(run: Run, fake: FakeBroker) -> None:
     ("line", "name"),
     [
         (f"topics delete {TOPIC}", TOPIC),
+        (f"topics purge {TOPIC}", TOPIC),
+        (f"subscriptions skip {TOPIC} billing --all", "billing"),
         (f"subscriptions delete {TOPIC} billing", "billing"),
         ("namespaces delete iot", "iot"),
     ],
