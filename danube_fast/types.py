@@ -12,6 +12,7 @@ Glossary, used everywhere with one meaning each:
 from __future__ import annotations
 
 import enum
+import fnmatch
 import re
 
 from danube_fast.errors import InvalidArgument
@@ -22,6 +23,7 @@ __all__ = [
     "Permission",
     "SubscriptionType",
     "TopicName",
+    "TopicPattern",
     "parse_topic",
     "partition_topic",
 ]
@@ -93,6 +95,26 @@ def parse_topic(name: str) -> TopicName:
             "digits, '_', '.' or '-'"
         )
     return TopicName(name)
+
+
+class TopicPattern:
+    """A glob over the topics of one namespace, such as `/iot/dev-*`. Raises InvalidArgument."""
+
+    __slots__ = ("_is_match", "text")
+
+    def __init__(self, text: str) -> None:
+        parts = text.split("/") if isinstance(text, str) else []
+        if len(parts) != 3 or parts[0] or not _SEGMENT.match(parts[1]) or not parts[2]:
+            raise InvalidArgument(
+                f"{text!r} is not a pattern; write /namespace/glob, such as /iot/dev-*: the "
+                "namespace by its name, and behind it '*', '?' or '[...]' where you like"
+            )
+        self.text = text
+        self._is_match = re.compile(fnmatch.translate(text)).match
+
+    def matches(self, topic: str) -> bool:
+        """Whether that topic is one of them."""
+        return self._is_match(topic) is not None
 
 
 def partition_topic(topic: str, index: int, partitions: int) -> str:

@@ -104,6 +104,8 @@ class Catalog:
                 row[word] = max(int(row[word]), value)
             row[PartitionWord.RESERVED_UNTIL] = partition.safe_until = record.reserved_until
             partition.first_offset = record.first_offset
+        elif isinstance(record, r.Purged):
+            partition.purge(record.until, restoring=True)
         elif isinstance(record, r.ProducerOpened):
             self.open_producer(partition, record.producer_id, record.name, record.epoch)
         elif isinstance(record, r.ProducerState):
@@ -202,6 +204,7 @@ class Catalog:
             for sub in partition.subscriptions.values():
                 if not sub.tracks:
                     sub.start_over(partition.visible)
+            partition.purge(partition.purged_until, restoring=True)
         return skipped
 
     # ------------------------------------------------------------ producers
@@ -237,6 +240,8 @@ class Catalog:
             records.append(partition.assigned)
             records.append(self.state_of(partition))
             records.extend(partition.subscription_records())
+            if partition.purged_until:
+                records.append(r.Purged(partition.partition_id, partition.purged_until))
         for slot in range(tables.producer_count):
             producer = tables.producers[slot]
             owner = self.by_id.get(int(producer[ProducerWord.PARTITION_ID]))

@@ -308,10 +308,13 @@ class Commands:
         if not isinstance(wanted, dict):
             return wanted
         (kind, value), *more = wanted.items() or [("", 0)]
-        if more or kind not in ("time_ns", "ago_ns") or not 0 <= value < 1 << 62:
+        if more or kind not in ("time_ns", "ago_ns", "last") or not 0 <= value < 1 << 62:
             raise InvalidArgument(
-                f"position {wanted!r} has neither time_ns nor ago_ns, from 0 to 2**62 nanoseconds"
+                f"position {wanted!r} has neither time_ns nor ago_ns, from 0 to 2**62 nanoseconds, "
+                "nor last, a number of messages"
             )
+        if kind == "last":
+            return max(partition.first_offset, partition.visible - value)
         worker = self._worker
         time_ns = value if kind == "time_ns" else worker.now_wall_ns - value
         return offset_at(partition, worker.logs[partition.log_slot], time_ns)

@@ -39,10 +39,12 @@ from danube_fast.workers import web
 from danube_fast.workers.boot import Boot, boot
 from danube_fast.workers.datadir import METADATA_SEAL
 from danube_fast.workers.front import Front
+from danube_fast.workers.growth import Growth
 from danube_fast.workers.mailbox import Reply, Request
 from danube_fast.workers.placement import Placement
 from danube_fast.workers.quota import QuotaKeeper
 from danube_fast.workers.sleeper import Sleeper
+from danube_fast.workers.watches import Watches
 
 __all__ = ["Coordinator", "main"]
 
@@ -89,12 +91,19 @@ class Coordinator:
             partitions_per_topic_max=self._settings.partitions_per_topic_max,
         )
         self.placement = Placement(booted.mailbox, self.topics, self)
+        self.watches = Watches(self.topics)
         self.quota = QuotaKeeper(booted.mailbox, booted.config)
         self.front = Front(
             context,
             self._settings,
             self._config.host_id,
-            {protocol.Lookup: self._lookup, protocol.Admin: self._admin},
+            {
+                protocol.Lookup: self._lookup,
+                protocol.Admin: self._admin,
+                protocol.Watch: lambda session, command: self.watches.watch(
+                    self.front, session, command, self._now_ns
+                ),
+            },
         )
         booted.mailbox.handlers["topic_places"] = self._topic_places
         self._parked: dict[str, list[_Parked]] = {}
@@ -142,6 +151,7 @@ class Coordinator:
             _log.error("topic %s could not be created: %s", record.topic, error)
             self.placement.forget(partitions, error)
         work += self.placement.do_work(now_ns)
+        work += self.watches.do_work(self.front, now_ns)
         self._expire_parked(now_ns)
         self._publish_counters()
         if self._web is None and self._config.admin_fd >= 0 and self._all_ready():
@@ -154,6 +164,7 @@ class Coordinator:
         if self.front.is_waiting:
             return BUSY_POLL_MS
         deadline_ns = min(self._boot.mailbox.next_deadline_ns(), self.placement.next_deadline_ns())
+        deadline_ns = min(deadline_ns, self.watches.next_deadline_ns())
         if self._parked_deadlines:
             deadline_ns = min(deadline_ns, self._parked_deadlines[0][0])
         left_ms = (deadline_ns - self.clock.monotonic_ns()) // MILLISECOND_NS + 1
@@ -353,6 +364,30 @@ class Coordinator:
         deadline_ns = self._now_ns + PLACE_WAIT_MS * MILLISECOND_NS
         self.placement.when_placed(partitions, deadline_ns, on_done)
         self._unpark(record.topic)
+
+    def when_placed(
+        self,
+        partitions: list[PartitionRecord],
+        wait_ns: int,
+        on_done: Callable[[DanubeError | None], None],
+    ) -> None:
+        """Call `on_done` when workers have confirmed all of them, or the time is up."""
+        self.placement.when_placed(partitions, self._now_ns + wait_ns, on_done)
+
+    def grow(
+        self,
+        record: TopicRecord,
+        count: int,
+        on_done: Callable[[TopicRecord | None, DanubeError | None], None],
+    ) -> None:
+        """Give a topic more partitions; see `AdminContext`."""
+        Growth(self, record, count, on_done).start()
+
+    def unassign(self, partitions: list[PartitionRecord]) -> None:
+        """Tell workers to drop partitions; who cannot be told now asks when it is back."""
+        for partition in partitions:
+            arguments = {"partition_ids": [partition.partition_id], "reason": "deleted"}
+            self.ask(self.worker_of(partition.log_id), "unassign", arguments, lambda *_: None)
 
     def forget(self, partitions: list[PartitionRecord]) -> None:
         """Partitions were deleted."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from danube_fast.broker.consumer import Consumer, Deliver, Gap, Stored
+from danube_fast.broker.consumer import Consumer, Deliver, Stored
 from danube_fast.broker.ledger import Rows
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
@@ -106,15 +106,8 @@ class Delivery:
         names = protocol.ProducerNames(partition.partition_id, {producer_id: name})
         self.send(session, [protocol.encode(names)])
 
-    def tell_gap(self, partition: Partition, sub: Subscription, gap: Gap) -> None:
-        """Tell the consumers of a subscription which offsets they do not get, and why."""
-        for consumer in sub.consumers:
-            session = self._sessions.by_number(consumer.session)
-            if session is not None:
-                detail = {"end": gap.end, "reason": gap.reason, "topic": partition.topic}
-                kind = protocol.EventKind.GAP.value
-                event = protocol.ConsumerEvent(consumer.consumer_id, kind, detail)
-                self.send(session, [protocol.encode(event)])
+    def count_lost(self, partition: Partition, sub: Subscription) -> None:
+        """A subscription has met a gap."""
         if not partition.reliable:
             self.lost += sub.lost_count - sub.lost_counted
             sub.lost_counted = sub.lost_count

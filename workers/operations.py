@@ -16,7 +16,9 @@ from danube_fast.broker.topic_policy import TopicPolicy
 from danube_fast.errors import DanubeError, DataLoss, InvalidArgument, NotFound, TopicDeleted
 from danube_fast.workers.boot import COORDINATOR
 from danube_fast.workers.durability import change_durability
+from danube_fast.workers.inherit import inherit
 from danube_fast.workers.mailbox import Reply, Request
+from danube_fast.workers.positions import Positions
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
@@ -35,6 +37,7 @@ class Operations:
         self._worker = worker
         self.assignments_missing = False
         """The coordinator could not be asked; upkeep asks again."""
+        self.positions = Positions(worker)
         self._unrecorded: set[int] = set()
         """Partitions whose assignment is not durable yet."""
         worker.boot.mailbox.handlers.update(
@@ -168,6 +171,7 @@ class Operations:
             left += 1
             if not self._take(entry, done):
                 left -= 1
+            left += inherit(self._worker, entry, done)
         done(None)
 
     def _unassign(self, request: Request) -> None:
@@ -248,6 +252,7 @@ class Operations:
             "type": sub.kind.value,
             "cursor": sub.cursor,
             "lag_messages": max(0, partition.visible - sub.cursor - ledger.settled_ahead),
+            "lag_seconds": self.positions.lag_seconds(partition, sub),
             "unacked": ledger.held,
             "waiting_redelivery": ledger.waiting,
             "delayed": ledger.delayed,
@@ -257,6 +262,7 @@ class Operations:
             "dead_letters": sub.dead_letter_count,
             "skipped": sub.router.skipped_count if sub.router is not None else 0,
             "lost": sub.lost_count,
+            **self._worker.gaps.of(partition, sub),
             "failure_policy": msgspec.to_builtins(sub.policy),
             "consumers": [
                 {
@@ -339,5 +345,6 @@ class Operations:
                     text = f"subscription {name!r} was deleted"
                     worker.close_consumer(session, consumer, NotFound.code, text)
             partition.forget_subscription(name)
+            worker.gaps.forget(partition.partition_id, name)
             record = r.SubscriptionDeleted(partition.partition_id, name)
             worker.journals[partition.log_slot].record(record, done)

@@ -89,6 +89,7 @@ def assignment(topics: TopicDirectory, partition: PartitionRecord) -> dict[str, 
         "incarnation": topic.incarnation,
         "first_offset": partition.extents[-1].first_offset,
         "policy": msgspec.to_builtins(topics.policy_of(topic)),
+        "subscriptions": topics.inherited.get(partition.partition_id, []),
     }
 
 

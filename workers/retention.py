@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from danube_fast.broker.layout import INT64_MAX, Mode, PartitionWord
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import ResourceExhausted
+from danube_fast.workers.positions import purged_below
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
@@ -34,6 +35,7 @@ class Retention:
             return
         keep_ns = worker.settings.retention_seconds_min * SECOND_NS
         limit = log.position_before(INT64_MAX if over else worker.upkeep.steady_wall_ns - keep_ns)
+        limit = max(limit, purged_below(worker, slot))
         pin: tuple[Partition, str] | None = None
         for partition in worker.catalog.by_id.values():
             if partition.log_slot != slot:
@@ -69,8 +71,10 @@ class Retention:
         log = self._worker.logs[slot]
         for partition in self._worker.catalog.by_id.values():
             if partition.log_slot == slot and partition.reliable:
-                run = log.find(partition.partition_id, partition.assigned.first_offset)
+                first = max(partition.assigned.first_offset, partition.purged_until)
+                run = log.find(partition.partition_id, first)
                 partition.first_offset = run.base_offset if run is not None else partition.visible
+                partition.first_offset = max(partition.first_offset, first)
 
     def _limit(self, slot: int, pin: tuple[Partition, str] | None) -> None:
         """At `wal_bytes_max`, refuse the topic whose subscription pins the oldest segment."""

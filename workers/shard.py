@@ -20,6 +20,7 @@ import zmq
 
 from danube_fast.broker import records as r
 from danube_fast.broker.consumer import Consumer, Deliver, Gap, Stored, SubscriptionKind
+from danube_fast.broker.fairness import dispatch_fairly
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
 from danube_fast.broker.tables import AdmissionTables
@@ -39,6 +40,7 @@ from danube_fast.workers.dead_letters import DeadLetters
 from danube_fast.workers.delivery import Delivery
 from danube_fast.workers.doors import Doors
 from danube_fast.workers.forward import Forwarder
+from danube_fast.workers.gaps import Gaps
 from danube_fast.workers.intake import Intake
 from danube_fast.workers.journal import SIBLINGS_WAIT_NS, Group, Journal, Publication
 from danube_fast.workers.limits import Limits
@@ -112,6 +114,7 @@ class ShardWorker:
         """Partitions that wait for their turn to read the log."""
         self.upkeep = Upkeep(self)
         self.retention = Retention(self)
+        self.gaps = Gaps(self)
         self.dead_letters = DeadLetters(self)
         self.operations = Operations(self)
         self.forwarder = Forwarder(self)
@@ -361,9 +364,12 @@ class ShardWorker:
             self._reading.clear()
             effects: list[Deliver] = []
             for partition in dirty.values():
-                for sub, met in partition.dispatch(self._read_log, self.now_ns, effects):
+                mets, again = dispatch_fairly(partition, self._read_log, self.now_ns, effects)
+                if again:
+                    self.dirty[partition.partition_id] = partition
+                for sub, met in mets:
                     if isinstance(met, Gap):
-                        self.tell_gap(partition, sub, met)
+                        self.gaps.tell(partition, sub, met)
                     else:
                         self._refuse_consumers(sub, met)
             if effects:
@@ -392,11 +398,6 @@ class ShardWorker:
             session = self.sessions.by_number(consumer.session)
             if session is not None:
                 self.close_consumer(session, consumer, error.code, str(error))
-
-    def tell_gap(self, partition: Partition, sub: Subscription, gap: Gap) -> None:
-        """A subscription passes over offsets; its consumers hear of it."""
-        self.delivery.tell_gap(partition, sub, gap)
-        self.touch(sub)
 
     # ------------------------------------------------------------ shared steps
 
@@ -446,6 +447,7 @@ class ShardWorker:
         self.intake.forget(partition)
         for pending in (self.dirty, self._unread, self.moved_cursors):
             pending.pop(partition.partition_id, None)
+        self.gaps.forget(partition.partition_id)
         self.tails.empty(partition)
 
     def resume(self, session: Session) -> None:

@@ -11,14 +11,14 @@ __all__: list[str] = []
 @operation(Permission.MANAGE_NAMESPACE, "namespace")
 def create_namespace(context: AdminContext, answer: Answer, *, namespace: str) -> None:
     """Create a namespace. AlreadyExists if there is one of that name."""
-    context.topics.create_namespace(namespace, context.clock.wall_ns())
+    context.topics.namespaces.create(namespace, context.clock.wall_ns())
     answer.done({"namespace": namespace})
 
 
 @operation(Permission.MANAGE_NAMESPACE, "namespace")
 def delete_namespace(context: AdminContext, answer: Answer, *, namespace: str) -> None:
     """Delete a namespace; it must be empty."""
-    context.topics.delete_namespace(namespace)
+    context.topics.namespaces.delete(namespace, context.topics.topics(namespace))
     answer.done({"namespace": namespace})
 
 
@@ -28,7 +28,7 @@ def list_namespaces(context: AdminContext, answer: Answer) -> None:
     answer.done(
         [
             {"namespace": name, "topics": len(context.topics.topics(name))}
-            for name in context.topics.namespaces()
+            for name in context.topics.namespaces.names()
         ]
     )
 

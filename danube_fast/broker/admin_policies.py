@@ -38,8 +38,9 @@ def set_namespace_policy(
 ) -> None:
     """Change values for all topics of a namespace that set none of their own, in force when this
     answers; null goes back to the default. Answers what the namespace sets."""
-    topics = context.topics.set_namespace_policy(namespace, values, context.clock.wall_ns())
-    _apply(context, answer, topics, context.topics.namespace_values(namespace))
+    namespaces, topics = context.topics.namespaces, context.topics.topics(namespace)
+    namespaces.set_values(namespace, values, topics, context.clock.wall_ns())
+    _apply(context, answer, topics, namespaces.values(namespace))
 
 
 @operation(Permission.LOOKUP, "topic")
@@ -52,8 +53,8 @@ def topic_policy(context: AdminContext, answer: Answer, *, topic: str) -> None:
 @operation(Permission.LOOKUP, "namespace")
 def namespace_policy(context: AdminContext, answer: Answer, *, namespace: str) -> None:
     """The values that a namespace sets for its topics."""
-    context.topics.require_namespace(namespace)
-    answer.done(context.topics.namespace_values(namespace))
+    context.topics.namespaces.require(namespace)
+    answer.done(context.topics.namespaces.values(namespace))
 
 
 def _apply(

@@ -69,6 +69,16 @@ class AdminContext(Protocol):
         """Hand a topic's partitions to their workers; `on_done` when all have confirmed."""
         ...
 
+    def grow(
+        self,
+        record: TopicRecord,
+        count: int,
+        on_done: Callable[[TopicRecord | None, DanubeError | None], None],
+    ) -> None:
+        """Give a topic more partitions, up to `count`. Raises InvalidArgument, FailedPrecondition,
+        AlreadyExists before anything was changed."""
+        ...
+
     def forget(self, partitions: list[PartitionRecord]) -> None:
         """Partitions that are gone: hand them to nobody any more."""
         ...

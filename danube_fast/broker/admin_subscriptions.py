@@ -8,7 +8,7 @@ from typing import Any
 from danube_fast.broker.admin_registry import AdminContext, Answer, ask_owners, operation
 from danube_fast.broker.admin_topics import topic_stats
 from danube_fast.broker.policy import parse_policy
-from danube_fast.errors import DanubeError, NotFound
+from danube_fast.errors import DanubeError, InvalidArgument, NotFound
 from danube_fast.types import Permission, parse_topic
 
 __all__: list[str] = []
@@ -71,6 +71,8 @@ def _state(sub: dict[str, Any]) -> str:
         )
     if sub["unacked"] >= sub["lag_messages"]:
         return "waiting: everything was delivered and is not acked yet"
+    if sub["delayed"] and sub["delayed"] + sub["unacked"] + sub["blocked"] >= sub["lag_messages"]:
+        return f"waiting: {sub['delayed']} messages come again, or for the first time, later"
     return "moving"
 
 
@@ -79,7 +81,7 @@ def delete_subscription(
     context: AdminContext, answer: Answer, *, topic: str, subscription: str
 ) -> None:
     """Delete a subscription on all partitions of a topic; its consumers are closed."""
-    record = context.topics.require(parse_topic(topic))
+    record = context.topics.require_settled(parse_topic(topic))
 
     def told(values: list[Any], errors: list[DanubeError]) -> None:
         if errors:
@@ -99,7 +101,7 @@ def set_failure_policy(
     context: AdminContext, answer: Answer, *, topic: str, subscription: str, values: dict[str, Any]
 ) -> None:
     """Change fields of a subscription's failure policy, from now on; answers the policy."""
-    record = context.topics.require(parse_topic(topic))
+    record = context.topics.require_settled(parse_topic(topic))
     parse_policy(values)
 
     def told(replies: list[Any], errors: list[DanubeError]) -> None:
@@ -114,3 +116,41 @@ def set_failure_policy(
     partitions = context.topics.partitions(record)
     arguments = {"subscription": subscription, "values": values}
     ask_owners(context, record, partitions, "set_failure_policy", arguments, told)
+
+
+@operation(Permission.MANAGE_TOPIC, "topic")
+def skip_messages(
+    context: AdminContext,
+    answer: Answer,
+    *,
+    topic: str,
+    subscription: str,
+    count: int | None = None,
+) -> None:
+    """Count the next `count` messages of each partition, from the cursor on, as acked, whoever holds
+    them; without a count all that are there. Answers how many that were, and the cursors."""
+    if count is not None and count < 1:
+        raise InvalidArgument(f"{count} messages cannot be skipped; skip 1 or more")
+    record = context.topics.require_settled(parse_topic(topic))
+    partitions = context.topics.partitions(record)
+    names = {part.partition_id: record.partition_topic(part.index) for part in partitions}
+
+    def told(values: list[Any], errors: list[DanubeError]) -> None:
+        rows = [row for value in values for row in value["skipped"]]
+        if errors:
+            answer.fail(errors[0])
+        elif not rows:
+            answer.fail(NotFound(f"topic {topic} has no subscription {subscription!r}"))
+        else:
+            answer.done(
+                {
+                    "topic": topic,
+                    "subscription": subscription,
+                    "skipped": sum(number for _, number, _ in rows),
+                    "skipped_by_partition": {names[key]: number for key, number, _ in rows},
+                    "cursors": {names[key]: cursor for key, _, cursor in rows},
+                }
+            )
+
+    arguments = {"subscription": subscription, "count": count}
+    ask_owners(context, record, partitions, "skip", arguments, told)

@@ -9,14 +9,14 @@ import msgspec
 
 from danube_fast.broker.admin_registry import AdminContext, Answer, ask_owners, operation
 from danube_fast.broker.topic_records import TopicOptions, TopicRecord
-from danube_fast.errors import DanubeError, Unavailable
-from danube_fast.types import Permission
+from danube_fast.errors import DanubeError, InvalidArgument, Unavailable
+from danube_fast.types import Permission, parse_topic
 
 __all__ = ["topic_stats", "topic_summary"]
 
 TOPICS_LISTED_MAX = 10_000
 _ADDED_UP = ["lag_messages", "unacked", "waiting_redelivery", "delayed", "blocked", "redelivered"]
-_ADDED_UP += ["dropped", "dead_letters", "skipped", "lost"]
+_ADDED_UP += ["dropped", "dead_letters", "skipped", "lost", "gaps"]
 
 
 def topic_summary(record: TopicRecord) -> dict[str, Any]:
@@ -168,6 +168,9 @@ def _merge(partitions: list[dict[str, Any]], record: TopicRecord) -> list[dict[s
             )  # fmt: skip
             for name in _ADDED_UP:
                 entry[name] = entry.get(name, 0) + sub.get(name, 0)
+            entry["lag_seconds"] = max(entry.get("lag_seconds", 0.0), sub.get("lag_seconds", 0.0))
+            gaps = [gap for gap in (entry.get("last_gap"), sub.get("last_gap")) if gap]
+            entry["last_gap"] = max(gaps, key=lambda gap: gap["time_ns"], default=None)
             entry["failure_policy"] = sub.get("failure_policy", {})
             name = partition["partition"]
             entry["cursors"][name] = sub["cursor"]
@@ -176,19 +179,73 @@ def _merge(partitions: list[dict[str, Any]], record: TopicRecord) -> list[dict[s
 
 
 @operation(Permission.MANAGE_TOPIC, "topic")
-def set_topic(context: AdminContext, answer: Answer, *, topic: str, durability: str) -> None:
-    """Change a topic's durability, in force when this answers: its description."""
+def set_topic(
+    context: AdminContext,
+    answer: Answer,
+    *,
+    topic: str,
+    durability: str | None = None,
+    partitions: int | None = None,
+) -> None:
+    """Change a topic's durability, or give it more partitions, in force when this answers: its
+    description.
+
+    The number of partitions never shrinks. All subscriptions have the new ones from their first
+    message on; messages of a key may go to another partition than before.
+    """
+    record = context.topics.require_settled(parse_topic(topic))
+    if durability is None and partitions is None:
+        raise InvalidArgument("nothing to change; name a durability, or a number of partitions")
+
+    def grown(changed: TopicRecord | None, error: DanubeError | None) -> None:
+        if changed is not None:
+            answer.done(topic_summary(changed))
+        else:
+            answer.fail(error or Unavailable(f"{topic} did not grow; try again"))
+
+    if durability is None:
+        context.grow(record, partitions or 0, grown)
+        return
     record = context.topics.set_durability(topic, durability)
 
     def placed(error: DanubeError | None) -> None:
-        if error is None:
-            answer.done(topic_summary(record))
-            return
-        answer.fail(
-            Unavailable(
-                f"{topic} will be {durability} as soon as its worker is back; until then as before "
-                f"({error})"
+        if error is not None:
+            answer.fail(
+                Unavailable(
+                    f"{topic} will be {durability} as soon as its worker is back; until then as "
+                    f"before ({error})"
+                )
             )
-        )
+        elif partitions is None:
+            answer.done(topic_summary(record))
+        else:
+            try:
+                context.grow(context.topics.require_settled(topic), partitions, grown)
+            except DanubeError as failure:
+                answer.fail(failure)
 
     context.place(record, placed)
+
+
+@operation(Permission.MANAGE_TOPIC, "topic")
+def purge_topic(context: AdminContext, answer: Answer, *, topic: str) -> None:
+    """Drop everything published so far, for all subscriptions: they go on behind it, and its space comes
+    back. Answers how many messages that were, and where each partition begins now."""
+    record = context.topics.require_settled(parse_topic(topic))
+    partitions = context.topics.partitions(record)
+    names = {part.partition_id: record.partition_topic(part.index) for part in partitions}
+
+    def told(values: list[Any], errors: list[DanubeError]) -> None:
+        if errors:
+            answer.fail(errors[0])
+            return
+        rows = [row for value in values for row in value["purged"]]
+        answer.done(
+            {
+                "topic": topic,
+                "purged": sum(count for _, count, _ in rows),
+                "first_offsets": {names[number]: until for number, _, until in rows},
+            }
+        )
+
+    ask_owners(context, record, partitions, "purge", {}, told)

@@ -87,6 +87,8 @@ class Gap(NamedTuple):
     end: int
     reason: str
     lost: bool = False
+    start: int = 0
+    """From here on, for whoever met it."""
 
 
 class Flow:
@@ -101,7 +103,8 @@ class Flow:
         """The session does not take what was sent already."""
         self.ran_out = False
         """Credit was used up since the last grant: somebody may wait for more."""
-        self.users: set[Consumer] = set()
+        self.users: dict[Consumer, None] = {}
+        """Who was served longest ago comes first."""
 
     @property
     def willing(self) -> bool:

@@ -55,6 +55,8 @@ class Partition:
         self.slot = slot
         self.visible = 0
         self.first_offset = assigned.first_offset
+        self.purged_until = 0
+        """Nobody reads what is below, whatever the log still has of it."""
         self.subscriptions: dict[str, Subscription] = {}
         self.readers: list[Subscription] = []
         self.producer_names: dict[int, str] = {}
@@ -172,6 +174,8 @@ class Partition:
         self, read_log: ReadLog, subscription: Subscription, offset: int
     ) -> Stored | Gap | None:
         """The frame that holds `offset` for a subscription; see `subscription.Fetch`."""
+        if offset < self.purged_until:
+            return Gap(self.purged_until, "these messages were purged", lost=True)
         found = self._in_tail(offset)
         ahead = subscription.ahead
         if found is not None:
@@ -249,6 +253,17 @@ class Partition:
         if gone is not None:
             gone.ledger.close()
         return gone
+
+    def purge(self, until: int, *, restoring: bool = False) -> None:
+        """Everything below `until` is gone, for all subscriptions. `restoring`: a record says so."""
+        self.purged_until = max(self.purged_until, until)
+        self.first_offset = max(self.first_offset, until)
+        for sub in self.subscriptions.values():
+            if sub.cursor < until:
+                if restoring:
+                    sub.start_over(until)
+                else:
+                    sub.seek(until)
 
     def new_reader(self, wanted: str | int) -> Subscription:
         """A subscription without a name for one reader; it goes when the reader goes."""

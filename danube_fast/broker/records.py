@@ -23,6 +23,7 @@ __all__ = [
     "ProducerExpired",
     "ProducerOpened",
     "ProducerState",
+    "Purged",
     "Record",
     "Reserved",
     "SubscriptionCreated",
@@ -152,10 +153,17 @@ class ProducerState(_Record, tag=11, frozen=True):
     last_used_ns: int
 
 
+class Purged(_Record, tag=20, frozen=True):
+    """All messages below `until` are gone, for every subscription."""
+
+    partition_id: int
+    until: int
+
+
 Record = (
     EpochStarted | PartitionAssigned | PartitionRemoved | Reserved | ProducerOpened
     | ProducerExpired | SubscriptionCreated | SubscriptionDeleted | Cursor | PartitionState
-    | ProducerState | Acked | PolicySet
+    | ProducerState | Acked | PolicySet | Purged
 )  # fmt: skip
 
 encode_record = msgspec.msgpack.Encoder().encode

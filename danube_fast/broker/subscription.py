@@ -79,7 +79,7 @@ class Subscription(Returns):
             self._free_slots.append(len(self.consumers))
         consumer.slot = self._free_slots.pop()
         self.consumers.append(consumer)
-        consumer.flow.users.add(consumer)
+        consumer.flow.users[consumer] = None
         if self.router is not None:
             self._reroute()
 
@@ -88,7 +88,7 @@ class Subscription(Returns):
         if consumer not in self.consumers:
             return
         self.consumers.remove(consumer)
-        consumer.flow.users.discard(consumer)
+        consumer.flow.users.pop(consumer, None)
         before = self.ledger.waiting
         self.ledger.give_back(consumer.slot)
         self.redelivered_count += self.ledger.waiting - before
@@ -208,8 +208,8 @@ class Subscription(Returns):
             if at is None or found is None:
                 break
             if isinstance(found, Gap):
+                gaps.append(found._replace(start=at))
                 self._pass_waiting(at, found)
-                gaps.append(found)
                 continue
             # All that waits of one frame goes to one consumer: a frame is taken apart once.
             base = found.base_offset
@@ -246,8 +246,8 @@ class Subscription(Returns):
             if found is None:
                 return
             if isinstance(found, Gap):
+                gaps.append(found._replace(start=self.next_offset))
                 self._pass_fresh(found)
-                gaps.append(found)
                 continue
             start, self.next_offset = self.next_offset, found.end_offset
             base = found.base_offset

@@ -1,6 +1,5 @@
 """Which topics exist, which partitions they have, and in which log each partition lives.
 
-    /namespaces/{namespace}        NamespaceRecord
     /topics/{namespace}/{topic}    TopicRecord      writing it is what makes a topic exist
     /partitions/{partition id}     PartitionRecord  written before its topic; once that is gone it
                                                     stays until its worker has dropped the messages
@@ -17,21 +16,23 @@ two writes: only what is recorded as deleted may a worker ever drop.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
+from danube_fast.broker.namespaces import Namespaces
+from danube_fast.broker.topic_changes import Change, TopicChanges
 from danube_fast.broker.topic_policy import TopicPolicy, effective, merge_values
 from danube_fast.broker.topic_records import (
     Extent,
-    NamespaceRecord,
     PartitionRecord,
     TopicOptions,
     TopicRecord,
     parse_dispatch,
     parse_durability,
 )
+from danube_fast.broker.topic_store import Store
 from danube_fast.errors import (
     AlreadyExists,
     DanubeError,
@@ -43,59 +44,12 @@ from danube_fast.types import Dispatch, TopicName, parse_topic, partition_topic
 
 __all__ = ["NotMade", "Store", "TopicDirectory"]
 
-NAMESPACES_ALWAYS = ("default", "system")
 CHANGES_MAX = 100
 """Changes in one transaction of the store."""
 ID_BLOCK = 1024
 """Ids reserved by one write; what a stop leaves of a block is skipped."""
 PARTITION_ID_MAX = (1 << 32) - 1
 PART_MARK = "-part-"
-
-
-class StoredEntry(Protocol):
-    """What a store gives back for a key."""
-
-    @property
-    def value(self) -> bytes:
-        """The bytes that were written."""
-        ...
-
-    @property
-    def revision(self) -> int:
-        """Number of the change that wrote them."""
-        ...
-
-
-class Store(Protocol):
-    """What is needed of a metadata store (`danube_fast.metadata.store.MetadataStore`)."""
-
-    def get(self, key: str) -> StoredEntry | None:
-        """The entry of a key."""
-        ...
-
-    def cas(self, key: str, value: bytes, expected_revision: int) -> int | None:
-        """Write if the revision is the expected one (0: the key is missing); None if it is not."""
-        ...
-
-    def put(self, key: str, value: bytes) -> int:
-        """Write whatever is there."""
-        ...
-
-    def transact(
-        self,
-        changes: Sequence[tuple[str, bytes | None]],
-        expected: Mapping[str, int] | None = None,
-    ) -> int | None:
-        """Make all changes at once, or none if a key has not its expected revision."""
-        ...
-
-    def delete(self, key: str) -> bool:
-        """Remove a key."""
-        ...
-
-    def list(self, prefix: str) -> Sequence[tuple[str, StoredEntry]]:
-        """All entries under a prefix."""
-        ...
 
 
 class NotMade(NamedTuple):
@@ -114,6 +68,11 @@ def _partition_key(partition_id: int) -> str:
     return f"/partitions/{partition_id:010}"
 
 
+def _change(partition: PartitionRecord) -> tuple[str, bytes | None]:
+    """What is to be written for a partition."""
+    return _partition_key(partition.partition_id), msgspec.json.encode(partition)
+
+
 class TopicDirectory:
     """All topics and partitions of a broker, over a metadata store."""
 
@@ -124,10 +83,16 @@ class TopicDirectory:
         self._topics: dict[str, TopicRecord] = {}
         self._partitions: dict[int, PartitionRecord] = {}
         self._deleted: dict[int, PartitionRecord] = {}
-        self._namespaces: dict[str, NamespaceRecord] = {}
+        self.namespaces = Namespaces(store)
         self._load_of_log = [0] * log_count
         self._next_id = self._reserved_id = 1
         self._new: dict[str, TopicRecord] = {}
+        self.changes = TopicChanges()
+        """What became durable of late, for whoever watches."""
+        self.growing: dict[str, list[PartitionRecord]] = {}
+        """Topics that are about to get more partitions; nothing else about them changes meanwhile."""
+        self.inherited: dict[int, list[dict[str, Any]]] = {}
+        """Subscriptions that a new partition begins with, until it is part of its topic."""
         self._load()
 
     # ---------------------------------------------------------------- reading
@@ -190,13 +155,14 @@ class TopicDirectory:
                     del self._deleted[number]
 
     @property
+    def partitions_max(self) -> int:
+        """As many may a topic have."""
+        return self._partitions_max
+
+    @property
     def partition_count(self) -> int:
         """Partitions of all topics."""
         return len(self._partitions)
-
-    def namespaces(self) -> list[str]:
-        """All namespaces, by name."""
-        return sorted({*NAMESPACES_ALWAYS, *self._namespaces})
 
     # ---------------------------------------------------------------- topics
 
@@ -220,10 +186,7 @@ class TopicDirectory:
             ids,
             now_ns,
         )
-        for index, partition_id in enumerate(ids):
-            extents = [Extent(self._place(), 1, 0)]
-            partition = PartitionRecord(partition_id, record.topic, index, extents)
-            self._partitions[partition_id] = partition
+        self._enter(record.topic, ids, 0)
         self._topics[record.topic] = self._new[record.topic] = record
         return record
 
@@ -239,10 +202,11 @@ class TopicDirectory:
 
     def delete(self, name: str) -> tuple[TopicRecord, list[PartitionRecord]]:
         """Remove a topic; returns what it was. Raises NotFound, or what the store raises."""
-        record = self._require_durable(name)
+        record = self.require_settled(name)
         self._store.delete(_topic_key(name))
         partitions = self._forget(record)
         self._deleted.update((partition.partition_id, partition) for partition in partitions)
+        self.changes.note(Change.DELETED, record.topic)
         return record, partitions
 
     def set_durability(self, name: str, durability: str) -> TopicRecord:
@@ -251,17 +215,17 @@ class TopicDirectory:
         Raises NotFound, InvalidArgument, FailedPrecondition for a non_reliable topic.
         """
         wanted = parse_durability(durability)
-        record = self._require_durable(name)
+        record = self.require_settled(name)
         if record.dispatch != Dispatch.RELIABLE:
             raise FailedPrecondition(
                 f"{name} is {record.dispatch}; only a reliable topic has a durability"
             )
-        return self._replace(record, msgspec.structs.replace(record, durability=wanted.value))
+        return self._replace(record, durability=wanted.value)
 
-    def _replace(self, record: TopicRecord, changed: TopicRecord) -> TopicRecord:
-        """Record other settings of a topic. Raises FailedPrecondition, or what the store raises."""
-        changed = msgspec.structs.replace(changed, epoch=record.epoch + 1)
+    def _replace(self, record: TopicRecord, **fields: Any) -> TopicRecord:
+        """Record changed settings. Raises FailedPrecondition, or what the store raises."""
         key = _topic_key(record.topic)
+        changed = msgspec.structs.replace(record, **fields, epoch=record.epoch + 1)
         entry = self._store.get(key)
         if (
             entry is None
@@ -278,43 +242,49 @@ class TopicDirectory:
 
     def policy_of(self, record: TopicRecord) -> TopicPolicy:
         """What is in force for a topic: its own values over those of its namespace."""
-        return effective(self.namespace_values(parse_topic(record.topic).namespace), record.policy)
-
-    def namespace_values(self, namespace: str) -> dict[str, Any]:
-        """What a namespace sets for its topics."""
-        record = self._namespaces.get(namespace)
-        return record.policy if record is not None else {}
-
-    def require_namespace(self, namespace: str) -> None:
-        """Raises NotFound if there is no such namespace."""
-        if namespace not in self.namespaces():
-            raise NotFound(
-                f"namespace {namespace} does not exist; create it with: danube-fast namespaces "
-                f"create {namespace}"
-            )
+        return effective(self.namespaces.values(parse_topic(record.topic).namespace), record.policy)
 
     def set_policy(self, name: str, values: Mapping[str, Any]) -> TopicRecord:
         """Change some values of a topic's policy. Raises NotFound, InvalidArgument."""
-        record = self._require_durable(name)
+        record = self.require_settled(name)
         merged = merge_values(record.policy, values)
-        effective(self.namespace_values(parse_topic(name).namespace), merged)
-        return self._replace(record, msgspec.structs.replace(record, policy=merged))
+        effective(self.namespaces.values(parse_topic(name).namespace), merged)
+        return self._replace(record, policy=merged)
 
-    def set_namespace_policy(
-        self, namespace: str, values: Mapping[str, Any], now_ns: int
-    ) -> list[TopicRecord]:
-        """Change some values for all topics of a namespace, which are returned. Raises NotFound,
-        InvalidArgument."""
-        self.require_namespace(namespace)
-        before = self._namespaces.get(namespace, NamespaceRecord(namespace, now_ns))
-        merged = merge_values(before.policy, values)
-        topics = self.topics(namespace)
-        for topic in topics:
-            effective(merged, topic.policy)
-        changed = msgspec.structs.replace(before, policy=merged)
-        self._store.put(f"/namespaces/{namespace}", msgspec.json.encode(changed))
-        self._namespaces[namespace] = changed
-        return topics
+    # ---------------------------------------------------------------- growth
+
+    def begin_growth(self, record: TopicRecord, count: int) -> list[PartitionRecord]:
+        """New partitions of a topic, up to `count`: recorded, and not part of it before
+        `finish_growth`; what a stop leaves of them counts as deleted. Raises what the store raises."""
+        known = len(record.partition_ids)
+        ids = self._take_ids(count - known)
+        partitions = self._enter(record.topic, ids, known)
+        self.growing[record.topic] = partitions
+        try:
+            for at in range(0, len(partitions), CHANGES_MAX):
+                self._store.transact(list(map(_change, partitions[at : at + CHANGES_MAX])))
+        except DanubeError:
+            self.end_growth(record)
+            raise
+        return partitions
+
+    def finish_growth(self, record: TopicRecord) -> TopicRecord:
+        """The new partitions are part of the topic from now on; the changed topic."""
+        partitions = self.growing[record.topic]
+        ids = [partition.partition_id for partition in partitions]
+        changed = self._replace(record, partition_ids=[*record.partition_ids, *ids])
+        self.growing[record.topic] = []
+        self.changes.note(Change.GROWN, record.topic)
+        return changed
+
+    def end_growth(self, record: TopicRecord) -> list[PartitionRecord]:
+        """The topic may change again; new partitions that are not part of it are to be dropped."""
+        dropped = self.growing.pop(record.topic, [])
+        for partition in dropped:
+            del self._partitions[partition.partition_id]
+            self._count(partition, -1)
+            self._deleted[partition.partition_id] = partition
+        return dropped
 
     def check_options(self, record: TopicRecord, options: TopicOptions) -> None:
         """Whether an existing topic is what somebody would have created.
@@ -328,44 +298,17 @@ class TopicDirectory:
                 f"{options.dispatch}; leave dispatch out, or use another topic"
             )
         count = len(record.partition_ids) if record.partitioned else 0
-        if options.partitions is not None and options.partitions != count:
+        asked = options.partitions
+        # fewer are what it had before somebody gave it more
+        if asked is not None and (asked > count or (asked == 0) != (count == 0)):
             raise FailedPrecondition(
-                f"{record.topic} has {count} partitions and you asked for {options.partitions}; "
+                f"{record.topic} has {count} partitions and you asked for {asked}; "
                 "leave partitions out to use what is there"
             )
-
-    # ---------------------------------------------------------------- namespaces
-
-    def create_namespace(self, namespace: str, now_ns: int) -> None:
-        """Make a namespace. Raises InvalidArgument or AlreadyExists."""
-        parse_topic(f"/{namespace}/x")
-        if namespace in self.namespaces():
-            raise AlreadyExists(f"namespace {namespace} exists already; use it")
-        record = NamespaceRecord(namespace, now_ns)
-        self._store.put(f"/namespaces/{namespace}", msgspec.json.encode(record))
-        self._namespaces[namespace] = record
-
-    def delete_namespace(self, namespace: str) -> None:
-        """Remove an empty namespace. Raises NotFound or FailedPrecondition."""
-        if namespace in NAMESPACES_ALWAYS:
-            raise FailedPrecondition(f"namespace {namespace} always exists")
-        if namespace not in self._namespaces:
-            raise NotFound(f"namespace {namespace} does not exist")
-        topics = self.topics(namespace)
-        if topics:
-            raise FailedPrecondition(
-                f"namespace {namespace} has {len(topics)} topics, {topics[0].topic} among them; "
-                "delete them first"
-            )
-        self._store.delete(f"/namespaces/{namespace}")
-        del self._namespaces[namespace]
 
     # ---------------------------------------------------------------- inside
 
     def _load(self) -> None:
-        for _, entry in self._store.list("/namespaces/"):
-            namespace = msgspec.json.decode(entry.value, type=NamespaceRecord)
-            self._namespaces[namespace.namespace] = namespace
         for _, entry in self._store.list("/topics/"):
             record = msgspec.json.decode(entry.value, type=TopicRecord)
             self._topics[record.topic] = record
@@ -381,11 +324,7 @@ class TopicDirectory:
     def _check_new(self, topic: TopicName, partition_count: int) -> None:
         if topic in self._topics:
             raise AlreadyExists(f"topic {topic} exists already; use it, or delete it first")
-        if topic.namespace not in self._namespaces and topic.namespace not in NAMESPACES_ALWAYS:
-            raise NotFound(
-                f"namespace {topic.namespace} does not exist; create it with: danube-fast "
-                f"namespaces create {topic.namespace}"
-            )
+        self.namespaces.require(topic.namespace)
         if not 0 <= partition_count <= self._partitions_max:
             raise InvalidArgument(
                 f"{partition_count} partitions are not between 0 (not partitioned) and "
@@ -395,32 +334,45 @@ class TopicDirectory:
             raise AlreadyExists(
                 f"{topic} is a partition of a partitioned topic; choose another name"
             )
-        parse_topic(partition_topic(topic, max(partition_count - 1, 0), partition_count))
-        for index in range(partition_count):
-            name = partition_topic(topic, index, partition_count)
+        self.check_partition_names(topic, range(partition_count))
+
+    def check_partition_names(self, topic: str, indices: range) -> None:
+        """Raise AlreadyExists, InvalidArgument if partitions of these indices could not have names."""
+        for index in indices:
+            name = parse_topic(partition_topic(topic, index, indices.stop))
             if name in self._topics:
                 raise AlreadyExists(
                     f"topic {name} has the name that partition {index} of {topic} would have; "
-                    "choose another name"
+                    "choose another name, or delete that topic"
                 )
 
-    def _require_durable(self, name: str) -> TopicRecord:
+    def require_settled(self, name: str) -> TopicRecord:
+        """A topic that nobody is just creating or giving partitions to. Raises FailedPrecondition."""
         record = self.require(name)
-        if name in self._new:
-            raise FailedPrecondition(f"topic {name} is just being created; try again")
+        if name in self._new or name in self.growing:
+            what = "created" if name in self._new else "given more partitions"
+            raise FailedPrecondition(f"topic {name} is just being {what}; try again")
         return record
+
+    def _enter(self, topic: str, ids: list[int], first_index: int) -> list[PartitionRecord]:
+        """Place new partitions."""
+        partitions = [
+            PartitionRecord(partition_id, topic, index, [Extent(self._place(), 1, 0)])
+            for index, partition_id in enumerate(ids, first_index)
+        ]
+        self._partitions.update((entry.partition_id, entry) for entry in partitions)
+        return partitions
 
     def _changes(self, record: TopicRecord) -> list[tuple[str, bytes | None]]:
         """What is to be written for a new topic, itself last."""
-        changes: list[tuple[str, bytes | None]] = [
-            (_partition_key(partition.partition_id), msgspec.json.encode(partition))
-            for partition in self.partitions(record)
-        ]
+        changes = list(map(_change, self.partitions(record)))
         return [*changes, (_topic_key(record.topic), msgspec.json.encode(record))]
 
     def _commit_batch(self, batch: list[TopicRecord]) -> list[NotMade]:
         try:
             if self._write(batch):
+                for record in batch:
+                    self.changes.note(Change.CREATED, record.topic)
                 return []
         except DanubeError as error:
             return [self._undo(record, error) for record in batch]

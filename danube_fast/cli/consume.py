@@ -13,7 +13,6 @@ from danube_fast.cli.options import (
     DEFAULT_URL,
     OutputForm,
     OutputOption,
-    TopicArgument,
     TransportName,
     TransportOption,
     UrlOption,
@@ -24,7 +23,7 @@ from danube_fast.cli.records import LINE_END, formatter, json_line
 from danube_fast.clock import SystemClock
 from danube_fast.errors import InvalidArgument
 
-__all__ = ["consume", "register"]
+__all__ = ["FormatOption", "consume", "position_of", "register", "warn_of_gaps", "writer"]
 
 BATCH_MESSAGES = 10_000
 POLL_SECONDS = 1.0
@@ -40,21 +39,53 @@ class TypeName(enum.StrEnum):
     KEY_SHARED = "key_shared"
 
 
+FormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "-f",
+        "--format",
+        metavar="FORMAT",
+        help="%t topic, %p partition, %o offset, %k key, %s payload, %h attributes, "
+        "%T publish time, %% percent; \\n \\t. Default %s.",
+    ),
+]
+
+PatternOption = Annotated[
+    str | None,
+    typer.Option(metavar="GLOB", help="In place of a topic: all that match, also those to come."),
+]
+LastOption = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="N", help="A new subscription begins with the last N messages."),
+]
+FiltersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key-filter",
+        metavar="GLOB",
+        help="Only keys like this (key_shared); may be repeated.",
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command(
         epilog=example(
             "danube-fast consume /default/flights --subscription billing --from earliest --max 10",
             "danube-fast consume /default/flights --subscription audit -f '%o %k %s'",
+            "danube-fast consume --pattern '/iot/dev-*' --subscription all -f '%t %s'",
         )
     )(consume)
 
 
 def consume(
-    topic: TopicArgument,
+    *,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="/namespace/topic")] = None,
     subscription: Annotated[
         str, typer.Option(metavar="NAME", help="The cursor that remembers what was read.")
     ],
+    pattern: PatternOption = None,
     type_name: Annotated[
         TypeName, typer.Option("--type", help="How consumers of the subscription share messages.")
     ] = TypeName.EXCLUSIVE,
@@ -66,16 +97,8 @@ def consume(
             help="Where a new subscription begins; TIME is RFC 3339.",
         ),
     ] = "latest",
-    template: Annotated[
-        str | None,
-        typer.Option(
-            "-f",
-            "--format",
-            metavar="FORMAT",
-            help="%t topic, %p partition, %o offset, %k key, %s payload, %h attributes, "
-            "%T publish time, %% percent; \\n \\t. Default %s.",
-        ),
-    ] = None,
+    template: FormatOption = None,
+    last: LastOption = None,
     max_messages: Annotated[
         int | None, typer.Option("--max", min=1, metavar="N", help="End after so many messages.")
     ] = None,
@@ -83,14 +106,7 @@ def consume(
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="End when nothing has come for so long."),
     ] = None,
-    key_filters: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--key-filter",
-            metavar="GLOB",
-            help="Only keys like this (key_shared); may be repeated.",
-        ),
-    ] = None,
+    key_filters: FiltersOption = None,
     no_ack: Annotated[
         bool, typer.Option("--no-ack", help="Only look: the messages will come again.")
     ] = False,
@@ -101,8 +117,15 @@ def consume(
     """Print messages to stdout as they come, and acknowledge those that were printed."""
     if output is OutputForm.JSON and template is not None:
         raise InvalidArgument("--output json has a form of its own; leave -f out")
-    position = _position(start)
-    write_batch = _writer(output, template)
+    if (topic is None) == (pattern is None):
+        raise InvalidArgument("name a topic, or give --pattern; not both")
+    if last is not None and start != "latest":
+        raise InvalidArgument("give --from or --last, not both")
+    position = position_of(start) if last is None else {"last": last}
+    write_batch = writer(output, template)
+    options: dict[str, Any] = {"key_filters": key_filters} if key_filters else {}
+    if pattern is not None:
+        options["pattern"] = pattern
     with (
         connect(url, transport.value) as client,
         client.consumer(
@@ -110,14 +133,14 @@ def consume(
             subscription=subscription,
             type=type_name.value,
             initial_position=position,
-            **({"key_filters": key_filters} if key_filters else {}),
+            **options,
         ) as consumer,
     ):
         count = _pump(consumer, write_batch, max_messages, timeout, acknowledge=not no_ack)
-    note(f"{count:,} message{'' if count == 1 else 's'} from {topic}")
+    note(f"{count:,} message{'' if count == 1 else 's'} from {topic or pattern}")
 
 
-def _position(text: str) -> str | int:
+def position_of(text: str) -> str | int:
     """What `--from` says, checked. Raises InvalidArgument."""
     from danube_fast.client.options import checked_position
 
@@ -126,7 +149,7 @@ def _position(text: str) -> str | int:
     return position
 
 
-def _writer(output: OutputForm, template: str | None) -> Callable[[Any], bytes]:
+def writer(output: OutputForm, template: str | None) -> Callable[[Any], bytes]:
     """What turns a batch into bytes; the plain form never looks at single messages."""
     if output is OutputForm.JSON:
         return lambda batch: b"".join(map(json_line, batch))
@@ -134,6 +157,14 @@ def _writer(output: OutputForm, template: str | None) -> Callable[[Any], bytes]:
         return lambda batch: LINE_END.join([*(p or b"" for p in batch.payloads()), b""])
     one = formatter(template)
     return lambda batch: b"".join(map(one, batch))
+
+
+def warn_of_gaps(consumer: Any) -> None:
+    """Say on stderr which messages will never come."""
+    gaps = getattr(consumer, "gaps", None)
+    while gaps:
+        gap = gaps.popleft()
+        note(f"warning: offsets {gap.first} to {gap.last} of {gap.topic} never come: {gap.reason}")
 
 
 def _pump(
@@ -156,6 +187,7 @@ def _pump(
         wanted = BATCH_MESSAGES if max_messages is None else max_messages - count
         batch = consumer.receive_batch(max_messages=min(BATCH_MESSAGES, wanted), timeout=wait)
         now_ns = clock.monotonic_ns()
+        warn_of_gaps(consumer)
         if len(batch):
             write(write_batch(batch))
             if acknowledge:

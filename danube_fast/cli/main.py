@@ -27,7 +27,7 @@ from danube_fast.cli import (
     serve,
     status,
     subscriptions,
-    topics,
+    topic_messages,
     wal,
 )
 from danube_fast.cli.output import StdoutClosed
@@ -76,7 +76,7 @@ app = typer.Typer(
 )
 for _module in (serve, produce, consume, status, doctor, demo, bench, completion):
     _module.register(app)
-for _module in (topics, subscriptions, namespaces, wal, config):
+for _module in (topic_messages, subscriptions, namespaces, wal, config):
     app.add_typer(_module.app)
 
 

@@ -16,7 +16,7 @@ import msgspec
 from danube_fast.cli.output import time_text
 from danube_fast.errors import InvalidArgument
 
-__all__ = ["Record", "formatter", "json_line", "parse_records", "split_partition"]
+__all__ = ["Record", "formatter", "json_line", "parse_records", "topic_of"]
 
 LINE_END = b"\n"
 
@@ -110,10 +110,10 @@ def _field(line: bytes, name: str, number: int) -> bytes:
 # ---------------------------------------------------------------- writing
 
 
-def split_partition(partition_topic: str) -> tuple[str, int]:
-    """A partition's name as the topic's and the index; index 0 for a topic without partitions."""
-    base, mark, digits = partition_topic.rpartition("-part-")
-    return (base, int(digits)) if mark and digits.isdecimal() else (partition_topic, 0)
+def topic_of(message: Any) -> str:
+    """The topic that a message belongs to; only the broker knows whether its name is a partition's."""
+    name: str = message.topic
+    return name if message.partition is None else name.removesuffix(f"-part-{message.partition}")
 
 
 def _text_or_base64(into: dict[str, Any], name: str, value: bytes | None) -> None:
@@ -126,6 +126,8 @@ def _text_or_base64(into: dict[str, Any], name: str, value: bytes | None) -> Non
 def json_line(message: Any) -> bytes:
     """A received message as one line of JSON."""
     fields: dict[str, Any] = {"topic": message.topic, "offset": message.offset}
+    if message.partition is not None:
+        fields["partition"] = message.partition
     _text_or_base64(fields, "key", message.key)
     fields["attributes"] = message.attributes
     fields["publish_time"] = time_text(message.publish_time)
@@ -141,8 +143,8 @@ def json_line(message: Any) -> bytes:
 _PIECE = re.compile(r"%(.)|\\(.)|([^%\\]+)", re.DOTALL)
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _FIELDS: dict[str, Callable[[Any], bytes]] = {
-    "t": lambda message: split_partition(message.topic)[0].encode(),
-    "p": lambda message: b"%d" % split_partition(message.topic)[1],
+    "t": lambda message: topic_of(message).encode(),
+    "p": lambda message: b"%d" % (message.partition or 0),
     "o": lambda message: b"%d" % message.offset,
     "k": lambda message: message.key or b"",
     "s": lambda message: message.payload or b"",

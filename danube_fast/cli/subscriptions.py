@@ -1,4 +1,4 @@
-"""`danube-fast subscriptions`: list, describe, delete, set-failure-policy, redrive."""
+"""`danube-fast subscriptions`: list, describe, delete, skip, set-failure-policy, redrive."""
 
 from __future__ import annotations
 
@@ -31,10 +31,15 @@ app = typer.Typer(
 )
 
 
+_DETAILS = {
+    "topic", "cursors", "failure_policy", "dropped", "dead_letters", "skipped", "delayed", "gaps",
+    "last_gap",
+}  # fmt: skip
+
+
 def without_details(subscription: dict[str, Any]) -> dict[str, Any]:
     """A subscription as one row of a table: how many consumers, no cursor per partition."""
-    hidden = ("topic", "cursors", "failure_policy", "dropped", "dead_letters", "skipped", "delayed")
-    row = {n: v for n, v in subscription.items() if n not in hidden}
+    row = {n: v for n, v in subscription.items() if n not in _DETAILS}
     return {**row, "consumers": len(subscription["consumers"])}
 
 
@@ -73,6 +78,36 @@ def delete(
     refuse_without_yes(yes, f"deletes the subscription {subscription} of {topic} with its cursor")
     gone = operation(url, "delete_subscription", topic=topic, subscription=subscription)
     print_result(output, gone, f"deleted {subscription} of {topic}")
+
+
+@app.command(
+    epilog=example(
+        "danube-fast subscriptions skip /default/flights billing 1 --yes",
+        "danube-fast subscriptions skip /default/flights billing --all --yes",
+    )
+)
+def skip(
+    topic: TopicArgument,
+    subscription: SubscriptionName,
+    count: Annotated[
+        int | None, typer.Argument(min=1, metavar="N", help="As many in each partition.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="In place of N: all that is there now.")
+    ] = False,
+    yes: YesOption = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Count the next messages of a subscription as acknowledged, whoever holds them."""
+    if (count is None) != everything:
+        raise InvalidArgument("say how many messages to skip, or --all; not both")
+    what = "all messages" if count is None else f"the next {count:,} messages of each partition"
+    refuse_without_yes(yes, f"counts {what} of {subscription} on {topic} as acknowledged")
+    arguments: dict[str, Any] = {} if count is None else {"count": count}
+    gone = operation(url, "skip_messages", topic=topic, subscription=subscription, **arguments)
+    text = f"skipped {gone.get('skipped', 0):,} messages of {subscription} on {topic}"
+    print_result(output, gone, text)
 
 
 @app.command(

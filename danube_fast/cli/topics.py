@@ -22,6 +22,7 @@ from danube_fast.cli.options import (
 )
 from danube_fast.cli.output import print_result, print_table, refuse_without_yes
 from danube_fast.cli.subscriptions import without_details
+from danube_fast.errors import InvalidArgument
 
 __all__ = ["app"]
 
@@ -110,16 +111,37 @@ def _for_people(stats: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@app.command("set", epilog=example("danube-fast topics set /default/flights --durability os"))
+@app.command(
+    "set",
+    epilog=example(
+        "danube-fast topics set /default/flights --durability os",
+        "danube-fast topics set /default/flights --partitions 8",
+    ),
+)
 def set_topic(
     topic: TopicArgument,
-    durability: Annotated[DurabilityName, typer.Option(help="When a publish is acknowledged.")],
+    durability: Annotated[
+        DurabilityName | None, typer.Option(help="When a publish is acknowledged.")
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="More partitions; there are never fewer again.")
+    ] = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
-    """Change a topic's durability, from now on."""
-    changed = operation(url, "set_topic", topic=topic, durability=durability.value)
-    print_result(output, changed, f"{topic} now acknowledges at {durability.value}")
+    """Change a topic's durability, or give it more partitions, from now on."""
+    values: dict[str, Any] = {}
+    words = []
+    if durability is not None:
+        values["durability"] = durability.value
+        words.append(f"acknowledges at {durability.value}")
+    if partitions is not None:
+        values["partitions"] = partitions
+        words.append(f"has {partitions} partitions")
+    if not values:
+        raise InvalidArgument("nothing to change; name an option, see --help")
+    changed = operation(url, "set_topic", topic=topic, **values)
+    print_result(output, changed, f"{topic} now {' and '.join(words)}")
 
 
 @app.command(epilog=example("danube-fast topics policy /default/flights"))

@@ -266,6 +266,10 @@ class AckQueue:
         """Whether acks may have been lost."""
         return bool(self._void)
 
+    def topics_in_doubt(self) -> list[str]:
+        """Topics whose acks may have been lost."""
+        return list(dict.fromkeys(attachment.parent for attachment in self._void))
+
     def settle_below(self, cursors: dict[str, int]) -> None:
         """Everything below a partition's cursor has been acked after all."""
         for attachment, ranges in list(self._void.items()):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from danube_fast.client.looking import peek_steps, tail_steps
+
 if TYPE_CHECKING:
     from danube_fast.client.core import Core
+    from danube_fast.client.message import Message
+    from danube_fast.client.options import Start
     from danube_fast.client.pump import Steps
 
 __all__ = ["AdminClient"]
@@ -22,9 +26,37 @@ class AdminClient:
         given = {name: value for name, value in arguments.items() if value is not None}
         return self._core.admin_steps(operation, given)
 
+    def drive(self, steps: Steps[Any]) -> Any:
+        """Carry steps out; a client of another kind does it in its own way."""
+        return self._core.run(steps)
+
     def call(self, operation: str, **arguments: Any) -> Any:
         """Any operation by name, also one that this client does not know yet."""
-        return self._core.run(self.steps(operation, **arguments))
+        return self.drive(self.steps(operation, **arguments))
+
+    def peek(self, topic: str, count: int = 10, position: Start = "earliest") -> list[Message]:
+        """The first `count` messages from a position on; no subscription is needed. NotFound."""
+        messages: list[Message] = self.drive(peek_steps(self._core, topic, count, position))
+        return messages
+
+    def tail(self, topic: str, count: int = 10) -> list[Message]:
+        """The last `count` messages, oldest first; no subscription is needed. NotFound."""
+        messages: list[Message] = self.drive(tail_steps(self._core, topic, count))
+        return messages
+
+    def purge_topic(self, topic: str) -> dict[str, Any]:
+        """Drop everything published so far, for all subscriptions. NotFound, Unavailable."""
+        answer: dict[str, Any] = self.call("purge_topic", topic=topic)
+        return answer
+
+    def skip_messages(
+        self, topic: str, subscription: str, count: int | None = None
+    ) -> dict[str, Any]:
+        """Count the next `count` messages of each partition as acked; None: all. NotFound."""
+        answer: dict[str, Any] = self.call(
+            "skip_messages", topic=topic, subscription=subscription, count=count
+        )
+        return answer
 
     def create_topic(
         self,
@@ -68,9 +100,13 @@ class AdminClient:
         answer: dict[str, Any] = self.call("topic_stats", topic=topic)
         return answer
 
-    def set_topic(self, topic: str, *, durability: str) -> dict[str, Any]:
-        """Change a topic's durability, in force when this returns."""
-        answer: dict[str, Any] = self.call("set_topic", topic=topic, durability=durability)
+    def set_topic(
+        self, topic: str, *, durability: str | None = None, partitions: int | None = None
+    ) -> dict[str, Any]:
+        """Change a topic's durability, give it more partitions; in force when this returns."""
+        answer: dict[str, Any] = self.call(
+            "set_topic", topic=topic, durability=durability, partitions=partitions
+        )
         return answer
 
     def topic_policy(self, topic: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from danube_fast.client.acks import delay_ms
 from danube_fast.client.admin_client import AdminClient
 from danube_fast.client.async_subscriber import AsyncSubscriber
-from danube_fast.client.client import consumer_request
+from danube_fast.client.client import consumer_request, topic_list
 from danube_fast.client.consumer import refuse_cumulative
 from danube_fast.client.core import Core
 from danube_fast.client.inbox import Inbox, messages_in_hand
@@ -281,8 +281,8 @@ def _admin_method(core: AsyncCore, name: str) -> Callable[..., Awaitable[Any]]:
     """The method of AdminClient with its steps driven by the loop."""
 
     class Recorder(AdminClient):
-        def call(self, operation: str, **arguments: Any) -> Any:
-            return core.arun(self.steps(operation, **arguments))
+        def drive(self, steps: Steps[Any]) -> Any:
+            return core.arun(steps)
 
     return cast("Callable[..., Awaitable[Any]]", getattr(Recorder(core), name))
 
@@ -382,7 +382,7 @@ class AsyncClient:
 
     async def reader(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         *,
         start: Start = "earliest",
         stop: str | int | None = "latest",
@@ -392,7 +392,9 @@ class AsyncClient:
         """Read a range, see Client.reader."""
         end = checked_stop(stop)
         options = ConsumerOptions("", READER, start, self._core.name, permits_bytes).checked()
-        inbox = await self._core.arun(self._core.consumer_steps(Inbox, [topic], options, timeout))
+        inbox = await self._core.arun(
+            self._core.consumer_steps(Inbox, topic_list(topic), options, timeout)
+        )
         return AsyncReader(self._core, inbox, end)
 
     async def subscribe(

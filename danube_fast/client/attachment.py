@@ -36,7 +36,7 @@ from danube_fast.net.protocol import CloseConsumer, ConsumerEvent, EventKind, Su
 
 if TYPE_CHECKING:
     from danube_fast.client.inbox import Inbox
-    from danube_fast.client.routes import Partition
+    from danube_fast.client.routes import Partition, Topic
 
 __all__ = ["Attachment"]
 
@@ -60,6 +60,12 @@ class Attachment:
         self.credit = credit
         self.topic = partition.topic
         self.partition_id = partition.partition_id
+        self.parent = partition.parent
+        """The topic, of which it is a partition."""
+        self.number = partition.number
+        """Number of the partition; None: the topic has none."""
+        self.route: Topic | None = None
+        """What was looked up to find it."""
         self.position = position
         self.generation = 0
         self.consumer_id = 0
@@ -129,6 +135,12 @@ class Attachment:
             self._on_refused(call.error)
             return
         self.subscribed = True
+        asked, got = call.command.position, call.value["next_offset"]
+        if self.inbox.type == READER and type(asked) is int and asked < got:
+            self.inbox.gap(
+                self, asked, got - 1, "they lie before the first message that is kept", True
+            )
+            self.next_offset = max(self.next_offset, got)
         if not self.ever_subscribed:
             self.first_offset = call.value["first_offset"]
             self.end_offset = call.value["end_offset"]
@@ -199,7 +211,9 @@ class Attachment:
             end = int(detail.get("end", 0))
             first = int(detail.get("start", self.next_offset))
             self.next_offset = max(self.next_offset, end)
-            self.inbox.gap(self, first, end - 1, str(detail.get("reason", "unknown")))
+            reason, lost = str(detail.get("reason", "unknown")), bool(detail.get("lost", False))
+            if first < end:
+                self.inbox.gap(self, first, end - 1, reason, lost)
 
     def producer_name(self, producer_id: int) -> str:
         """Name that the broker told for a producer id, or nothing."""

@@ -20,9 +20,20 @@ from danube_fast.client.options import READER, ConsumerOptions, Start, subscribe
 from danube_fast.client.producer import Producer
 from danube_fast.client.reader import Reader, checked_stop
 from danube_fast.client.subscriber import Subscriber
-from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
+from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.types import TopicPattern
 
-__all__ = ["Client", "consumer_request"]
+__all__ = ["Client", "consumer_request", "topic_list"]
+
+
+def topic_list(topic: str | Sequence[str] | None) -> list[str]:
+    """One topic or several. Raises InvalidArgument if there is none, or one twice."""
+    topics = [topic] if isinstance(topic, str) else list(topic or ())
+    if not topics:
+        raise InvalidArgument("name a topic, a list of topics, or for a consumer pattern=")
+    if len(set(topics)) != len(topics):
+        raise InvalidArgument("the same topic is named twice; name each once")
+    return topics
 
 
 def consumer_request(
@@ -39,13 +50,13 @@ def consumer_request(
     failure_policy: Mapping[str, Any] | None,
 ) -> tuple[list[str], ConsumerOptions]:
     """Topics and checked options of `consumer()`. Raises InvalidArgument, FailedPrecondition."""
-    if pattern is not None:
-        raise FailedPrecondition("pattern= is not served yet; pass a list of topics")
-    topics = [topic] if isinstance(topic, str) else list(topic or ())
-    if not topics:
-        raise InvalidArgument("a consumer needs a topic, or a list of topics")
-    if len(set(topics)) != len(topics):
-        raise InvalidArgument("the same topic is named twice; name each once")
+    if pattern is None:
+        topics = topic_list(topic)
+    elif topic:
+        raise InvalidArgument("give topics or pattern=, not both")
+    else:
+        topics = []
+        TopicPattern(pattern)
     options = ConsumerOptions(
         subscription=subscription,
         type=type,
@@ -53,6 +64,7 @@ def consumer_request(
         name=name or core.name,
         permits_bytes=permits_bytes,
         options=subscribe_options(key_filters, failure_policy),
+        pattern=pattern,
     )
     return topics, options.checked()
 
@@ -135,7 +147,10 @@ class Client:
         key_filters: Sequence[str] | None = None,
         failure_policy: Mapping[str, Any] | None = None,
     ) -> Consumer:
-        """Subscribe to a topic or a list of topics.
+        """Subscribe to a topic, a list of topics, or all topics that match `pattern`.
+
+        A pattern is a glob over the topics of a namespace, such as "/iot/dev-*". Topics that appear
+        later join from their first message, deleted ones leave; none need be there yet.
 
         `type` is exclusive, shared, failover or key_shared; `initial_position` ("latest", "earliest",
         an offset, a datetime, an RFC 3339 time, or a time ago such as "-10m") and `failure_policy` (fields as in tuning.md, "Failure policy") count when the
@@ -159,17 +174,19 @@ class Client:
 
     def reader(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         *,
         start: Start = "earliest",
         stop: str | int | None = "latest",
         timeout: float = REQUEST_TIMEOUT_SECONDS,
         permits_bytes: int = PERMITS_BYTES_DEFAULT,
     ) -> Reader:
-        """Read from `start` to before `stop` ("latest": the end as of now; None: read on for ever)."""
+        """Read a topic, or several, from `start` to before `stop` ("latest": the end as of now; None: read on for ever)."""
         end = checked_stop(stop)
         options = ConsumerOptions("", READER, start, self._core.name, permits_bytes).checked()
-        inbox = self._core.run(self._core.consumer_steps(Inbox, [topic], options, timeout))
+        inbox = self._core.run(
+            self._core.consumer_steps(Inbox, topic_list(topic), options, timeout)
+        )
         return Reader(self._core, inbox, end)
 
     def subscribe(

@@ -22,6 +22,7 @@ from danube_fast.client.outbox import Outbox
 from danube_fast.client.pump import Pump, Steps, Wait, deadline_after
 from danube_fast.client.routes import Routes, Topic
 from danube_fast.client.url import parse_url
+from danube_fast.client.watcher import Watcher
 from danube_fast.clock import SystemClock
 from danube_fast.errors import (
     DanubeError,
@@ -83,6 +84,7 @@ class Core:
         try:
             with self.pump.lock:
                 self.routes = Routes(self, self.connect(parse_url(url)))
+                self.watcher = Watcher(self)
         except DanubeError:
             release_context(self._context)
             raise
@@ -149,6 +151,7 @@ class Core:
             producer = kind(self, route, name or f"{self.name}-{secrets.token_hex(4)}", checked)
             route.user = weakref.ref(producer)
             self.opened[producer] = None
+            self.watcher.follow(route)
         try:
             yield from producer.open_steps(deadline_ns)
         except BaseException:
@@ -168,9 +171,8 @@ class Core:
             routes.append((yield from self.routes.lookup_steps(topic, None, wait_ns, deadline_ns)))
         with self.pump.lock:
             consumer = kind(self, routes, options)
-            for route in routes:
-                route.user = weakref.ref(consumer)
             self.opened[consumer] = None
+            consumer.roster.begin()
         try:
             yield from consumer.open_steps(deadline_after(self.pump.clock, max(timeout, 1.0)))
         except BaseException:
@@ -270,6 +272,7 @@ class Core:
             for user in list(self.opened):
                 user.refuse(_CLOSED)
             self.opened.clear()
+            self.watcher.close()
             self.routes.close()
             self.pump.close()
         self._keeper.stop()

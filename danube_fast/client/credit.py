@@ -63,8 +63,19 @@ class Credit:
         if (
             self._taken_bytes >= self._step_bytes or self._taken_messages >= self._step_messages
         ) and self.connection.is_open:
-            self.connection.send(Flow(flow_id, self._taken_bytes, self._taken_messages))
-            self._taken_bytes = self._taken_messages = 0
+            given_bytes, given_messages = max(0, self._taken_bytes), max(0, self._taken_messages)
+            self.connection.send(Flow(flow_id, given_bytes, given_messages))
+            self._taken_bytes -= given_bytes
+            self._taken_messages -= given_messages
+
+    def resize(self, window_bytes: int, window_messages: int) -> None:
+        """Another window: the difference is granted, or kept back, with what is taken next."""
+        if self._granted:
+            self._taken_bytes += window_bytes - self._window_bytes
+            self._taken_messages += window_messages - self._window_messages
+        self._window_bytes, self._window_messages = window_bytes, window_messages
+        self._step_bytes = max(1, window_bytes // CREDIT_PARTS)
+        self._step_messages = max(1, window_messages // CREDIT_PARTS)
 
     def close(self) -> None:
         """Forget the connection."""

@@ -62,6 +62,11 @@ class Delivery:
         return self.attachment.producer_name(self.view.producer_id)
 
     @property
+    def partition(self) -> int | None:
+        """Number of the partition; None if the topic has no partitions."""
+        return self.attachment.number
+
+    @property
     def publish_time(self) -> int:
         """Nanoseconds since the epoch."""
         return self.view.publish_time_ns

@@ -12,14 +12,12 @@ task) at a time.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from danube_fast.client.acks import AckQueue
 from danube_fast.client.attachment import Attachment
 from danube_fast.client.calls import Call
-from danube_fast.client.connection import Connection
-from danube_fast.client.credit import Credit
 from danube_fast.client.delivery import Delivery
 from danube_fast.client.leases import Leases
 from danube_fast.client.limits import (
@@ -30,6 +28,7 @@ from danube_fast.client.limits import (
 from danube_fast.client.message import Batch, Message
 from danube_fast.client.options import READER, ConsumerOptions, checked_position
 from danube_fast.client.pump import Steps, Wait, deadline_after
+from danube_fast.client.roster import Roster
 from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,
@@ -38,7 +37,6 @@ from danube_fast.errors import (
     Unavailable,
 )
 from danube_fast.net.protocol import Seek
-from danube_fast.types import Dispatch
 
 if TYPE_CHECKING:
     from danube_fast.client.core import Core
@@ -56,6 +54,8 @@ class Gap(NamedTuple):
     first: int
     last: int
     reason: str
+    lost: bool = False
+    """There were messages; otherwise the offsets were never used."""
 
 
 class Inbox:
@@ -67,11 +67,11 @@ class Inbox:
         self.type = options.type
         self.name = options.name
         self.options = options.options
-        self.topics: tuple[str, ...] = tuple(topic.name for topic in topics)
         self.gaps: collections.deque[Gap] = collections.deque(maxlen=_GAPS_KEPT_MAX)
-        """The latest ranges that the broker said are lost."""
+        """The latest ranges that the broker said will never come."""
+        self.on_gap: Callable[[Gap], object] | None = None
+        """Called with every such range, by whichever thread serves the client then."""
         self._core = core
-        self._routes = tuple(topics)
         self._lock = core.pump.lock
         self._queue: collections.deque[Delivery] = collections.deque()
         self._error: DanubeError | None = None
@@ -90,39 +90,30 @@ class Inbox:
         self.attachments: list[Attachment] = []
         self._acks = AckQueue(self.pump, self.attachments)
         self.leases = Leases(self)
-        self._attach(options)
+        self.roster = Roster(self, core, topics, options)
 
-    def _attach(self, options: ConsumerOptions) -> None:
-        partitions = [partition for topic in self._routes for partition in topic.partitions]
-        connections = dict.fromkeys(partition.connection for partition in partitions)
-        self._window_bytes = max(1, options.permits_bytes // len(connections))
-        self._window_messages = max(1, options.permits_messages // len(connections))
-        self._credits: dict[Connection, Credit] = {}
-        for topic in self._routes:
-            for partition in topic.partitions:
-                credit = self._credit(partition.connection)
-                attachment = Attachment(self, partition, credit, options.position)
-                attachment.tracks = topic.dispatch != Dispatch.NON_RELIABLE.value
-                self.attachments.append(attachment)
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics that it receives from now."""
+        return tuple(route.name for route in self.roster.routes)
 
-    def _credit(self, connection: Connection) -> Credit:
-        credit = self._credits.get(connection)
-        if credit is None:
-            credit = Credit(connection, self._window_bytes, self._window_messages)
-            self._credits[connection] = credit
-        return credit
+    def routes(self) -> list[Topic]:
+        """What was looked up for it."""
+        return self.roster.routes
 
     def open_steps(self, deadline_ns: int) -> Steps[None]:
         """Wait until every partition has accepted the subscription."""
-        attachments = self.attachments
-        ready = yield Wait(
-            lambda: self._refusal is not None or all(a.subscribed for a in attachments), deadline_ns
-        )
+        ready = yield Wait(lambda: self._refusal is not None or self.roster.is_settled, deadline_ns)
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
             if not ready:
-                waiting = next(a for a in attachments if not a.subscribed)
+                waiting = next((a for a in self.attachments if not a.subscribed), None)
+                if waiting is None:
+                    raise DeadlineExceeded(
+                        "the broker did not tell in time where all topics of the pattern are; look "
+                        "at `danube-fast status`"
+                    )
                 raise DeadlineExceeded(
                     f"{waiting.topic}: its worker at {waiting.connection.endpoint} did not answer "
                     "in time; look at `danube-fast status`"
@@ -280,9 +271,14 @@ class Inbox:
         """Attachment: a frame that cannot be trusted."""
         self._error = error
 
-    def gap(self, attachment: Attachment, first: int, last: int, reason: str) -> None:
+    def gap(
+        self, attachment: Attachment, first: int, last: int, reason: str, lost: bool = False
+    ) -> None:
         """Attachment: offsets that will never come."""
-        self.gaps.append(Gap(attachment.topic, first, last, reason))
+        gap = Gap(attachment.topic, first, last, reason, lost)
+        self.gaps.append(gap)
+        if self.on_gap is not None:
+            self.pump.callbacks.append((self.on_gap, (gap,)))
         self.pump.notify()
 
     def restarted(self, attachment: Attachment, *, sought: bool) -> None:
@@ -301,27 +297,21 @@ class Inbox:
 
     def attachment_failed(self, attachment: Attachment, error: DanubeError) -> None:
         """Attachment: it will receive nothing any more."""
-        self._refusal = self._refusal or type(error)(f"{attachment.topic}: {error}")
+        if not self.roster.is_quiet(attachment, error):
+            self._refusal = self._refusal or type(error)(f"{attachment.topic}: {error}")
         self.pump.notify()
 
     def attachment_lost(self, attachment: Attachment) -> None:
         """Attachment: its worker does not have the partition."""
-        for route in self._routes:
-            if any(p.partition_id == attachment.partition_id for p in route.partitions):
-                self._core.routes.refresh(route)
+        self.roster.lost(attachment)
 
     def moved(self) -> None:
         """Routes: a topic was looked up again."""
-        places = {p.partition_id: p.connection for route in self._routes for p in route.partitions}
-        for attachment in self.attachments:
-            connection = places.get(attachment.partition_id)
-            if connection is not None and connection is not attachment.connection:
-                attachment.move(connection, self._credit(connection))
+        self.roster.moved()
 
-    def topic_gone(self, error: DanubeError) -> None:
+    def topic_gone(self, route: Topic, error: DanubeError) -> None:
         """Routes: a topic does not exist any more."""
-        for attachment in self.attachments:
-            attachment.fail(error)
+        self.roster.gone(route, error)
 
     # ------------------------------------------------------------ acks, seek, lag
 
@@ -346,7 +336,7 @@ class Inbox:
 
     def _ask_cursors_steps(self, timeout: float) -> Steps[None]:
         """Acks whose session was lost may have arrived: the subscription's cursor tells."""
-        for topic in self.topics:
+        for topic in self._acks.topics_in_doubt():
             arguments = {"topic": topic, "subscription": self.subscription}
             for may_repeat in (True, False):
                 try:
@@ -426,8 +416,7 @@ class Inbox:
             self._closed = True
             self.refuse(FailedPrecondition("the consumer is closed; open another one"))
             calls += [call for a in self.attachments if (call := a.close()) is not None]
-            for credit in self._credits.values():
-                credit.close()
+            self.roster.close()
             self._acks.close()
             self.leases.close()
             self._core.forget(self)
@@ -442,7 +431,7 @@ class Inbox:
         self._stop = 0
 
     def __repr__(self) -> str:
-        topics = ", ".join(self.topics)
+        topics = self.roster.pattern or ", ".join(self.topics)
         return (
             f"<{type(self).__name__} {self.subscription!r} ({self.type}) on {topics}: {self.state}>"
         )

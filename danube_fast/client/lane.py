@@ -50,8 +50,9 @@ from danube_fast.net.protocol import CloseProducer, OpenProducer, Status
 
 if TYPE_CHECKING:
     from danube_fast.client.outbox import Outbox
+    from danube_fast.client.routes import Topic
 
-__all__ = ["Lane", "Sending"]
+__all__ = ["Lane", "Sending", "relocate"]
 
 _seal = direct(seal)
 _RETRYABLE = (ResourceExhausted, Unavailable, Internal, DeadlineExceeded)
@@ -178,6 +179,7 @@ class Lane:
         )
         self._backoff_ns = BACKOFF_MIN_NS
         self._resend()
+        self.outbox.lane_opened()
         self.outbox.pump.notify()
 
     def _fenced(self) -> ProducerFenced:
@@ -484,3 +486,14 @@ class Lane:
     def message_id(self, sending: Sending, index: int) -> MessageId:
         """Id of a message of an acked frame."""
         return MessageId(self.topic, sending.offset + index)
+
+
+def relocate(outbox: Outbox, route: Topic) -> None:
+    """A producer's topic was looked up again: follow partitions to their workers, open lanes to new
+    ones. What is on its way keeps its partition."""
+    lanes = [*outbox.lanes, *outbox.joining]
+    for lane, partition in zip(lanes, route.partitions, strict=False):
+        lane.move(partition.connection)
+    for partition in route.partitions[len(lanes) :]:
+        lane = Lane(outbox, partition.connection, partition.topic, partition.partition_id)
+        outbox.joining.append(lane)

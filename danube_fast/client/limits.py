@@ -32,6 +32,7 @@ __all__ = [
     "HANDSHAKE_RETRY_NS_MAX",
     "KEEPER_QUIET_NS",
     "LINGER_US_DEFAULT",
+    "LOOKUPS_MAX",
     "LOOKUP_AFTER_NS",
     "MESSAGE_BYTES_MAX_DEFAULT",
     "PERMITS_BYTES_DEFAULT",
@@ -45,6 +46,8 @@ __all__ = [
     "SLICE_NS",
     "SPIN_US_MAX",
     "THROTTLE_MAX_NS",
+    "WATCH_PROBE_NS",
+    "WATCH_WAIT_NS",
     "WINDOW_BYTES_DEFAULT",
 ]
 
@@ -70,6 +73,12 @@ LOOKUP_AFTER_NS = 1 * SECOND_NS
 """A worker that stayed away this long may have moved: its topics are looked up again."""
 THROTTLE_MAX_NS = 1 * SECOND_NS
 """A rate may be raised meanwhile: the broker is asked again so often."""
+LOOKUPS_MAX = 256
+"""Topics of a pattern that are looked up at the same time."""
+WATCH_WAIT_NS = 4 * SECOND_NS
+"""How long the broker holds a WATCH back if nothing changes."""
+WATCH_PROBE_NS = WATCH_WAIT_NS + 1 * SECOND_NS
+"""An answer that takes longer may never come: the coordinator may be a new one."""
 RINGS_RETRY_NS = 20 * MILLISECOND_NS
 """How often a connection without a port asks for rings."""
 RINGS_WAIT_NS = 30 * SECOND_NS

@@ -49,6 +49,10 @@ class Source(Protocol):
         """The partition's topic."""
 
     @property
+    def partition(self) -> int | None:
+        """Number of the partition; None if the topic has no partitions."""
+
+    @property
     def producer_name(self) -> str:
         """Name of the producer."""
 
@@ -84,6 +88,7 @@ class _Fields(NamedTuple):
     publish_time: int
     schema: tuple[int, int] | None
     values: tuple[bytes | None, dict[str, str], int | None, int, int]
+    partition: int | None = None
 
     def key(self, _index: int) -> bytes | None:
         return self.values[0]
@@ -126,6 +131,11 @@ class _Views:
     def topic(self) -> str:
         """The partition's topic."""
         return self._source.topic
+
+    @property
+    def partition(self) -> int | None:
+        """Number of the partition; None if the topic has no partitions."""
+        return self._source.partition
 
     @property
     def message_id(self) -> MessageId:
@@ -187,7 +197,7 @@ class _Views:
 
 _FIELD_NAMES = (
     "key", "attributes", "topic", "publish_time", "event_time", "producer_name", "sequence",
-    "redelivery_count", "schema",
+    "redelivery_count", "schema", "partition",
 )  # fmt: skip
 _SHOWN_BYTES = 40
 
@@ -225,12 +235,15 @@ class Message(_Views, metaclass=_MessageKind):
         sequence: int = 0,
         redelivery_count: int = 0,
         schema: tuple[int, int] | None = None,
+        partition: int | None = None,
     ) -> None:
         key = key.encode() if isinstance(key, str) else key
         values = (key, attributes or {}, event_time, sequence, redelivery_count)
         self.payload = payload
         self.offset = offset
-        self._source: Source = _Fields(topic, producer_name, publish_time, schema, values)
+        self._source: Source = _Fields(
+            topic, producer_name, publish_time, schema, values, partition
+        )
         self._index = 0
 
 

@@ -37,10 +37,10 @@ _BATCH_BYTES_MIN = 4096
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _AGO = re.compile(r"-(\d{1,9})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-Start = str | int | dt.datetime | dt.timedelta
+Start = str | int | dt.datetime | dt.timedelta | dict[str, int]
 """What an application may say."""
 Position = str | int | dict[str, int]
-"""Earliest, latest, an offset, {"time_ns": t} or {"ago_ns": n}."""
+"""Earliest, latest, an offset, {"time_ns": t}, {"ago_ns": n} or {"last": n}."""
 
 
 class ProducerOptions:
@@ -90,6 +90,8 @@ class ConsumerOptions(NamedTuple):
     permits_bytes: int = PERMITS_BYTES_DEFAULT
     permits_messages: int = PERMITS_MESSAGES_DEFAULT
     options: dict[str, Any] = {}
+    pattern: str | None = None
+    """Topics of a namespace, also those to come."""
 
     def checked(self) -> ConsumerOptions:
         """Raise InvalidArgument for what cannot be."""
@@ -126,6 +128,10 @@ def checked_position(position: Any) -> Position:
         return position
     if type(position) is int and position >= 0:
         return position
+    if isinstance(position, dict) and [*position] == ["last"]:
+        last = position["last"]
+        if type(last) is int and 0 <= last < 1 << 62:
+            return {"last": last}
     if isinstance(position, dt.timedelta):
         return {"ago_ns": _whole_ns(abs(position))}
     if isinstance(position, str):
@@ -137,7 +143,7 @@ def checked_position(position: Any) -> Position:
         return {"time_ns": max(0, _whole_ns(moment - _EPOCH))}
     raise InvalidArgument(
         f"{position!r} is not a position; use 'earliest', 'latest', an offset of at least 0, a "
-        "datetime, an RFC 3339 time, or a time ago such as '-10m'"
+        "datetime, an RFC 3339 time, a time ago such as '-10m', or {'last': n} messages"
     )
 
 

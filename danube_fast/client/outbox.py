@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from danube_fast.client.lane import Lane, Sending
+from danube_fast.client.lane import Lane, Sending, relocate
 from danube_fast.client.limits import (
     BATCH_MESSAGES_MAX,
     CLIENT_WINDOW_BYTES,
@@ -34,6 +34,7 @@ from danube_fast.client.outgoing import (
     as_key,
     as_payload,
     as_time_ns,
+    by_key,
     check_delays,
     checked_attributes,
     outgoing_list,
@@ -91,6 +92,8 @@ class Outbox:
             Lane(self, partition.connection, partition.topic, partition.partition_id)
             for partition in topic.partitions
         ]
+        self.joining: list[Lane] = []
+        """Lanes to partitions that are new; messages go there once all of them are open."""
         self._only = self.lanes[0] if len(self.lanes) == 1 else None
         self._quick: Lane | None = None
         self._requicken()
@@ -290,33 +293,11 @@ class Outbox:
         if outgoing.deliver_at:
             check_delays(self._route)
         if self._only is None and outgoing.keys is not None:
-            for lane_index, part in self._by_key(outgoing):
+            self._next_lane = (self._next_lane + 1) % len(self.lanes)
+            for lane_index, part in by_key(outgoing, len(self.lanes), self._next_lane):
                 yield from self._pour(part, self.lanes[lane_index])
         else:
             yield from self._pour(outgoing, self._only)
-
-    def _by_key(self, outgoing: Outgoing) -> list[tuple[int, Outgoing]]:
-        """Split by the partition of each key; without a key, all to the next partition in turn."""
-        count = len(self.lanes)
-        parts: dict[int, Outgoing] = {}
-        keys = outgoing.keys or []
-        callbacks = dict(outgoing.callbacks or ())
-        self._next_lane = (self._next_lane + 1) % count
-        for index, payload in enumerate(outgoing.payloads):
-            key = keys[index]
-            lane_index = self._next_lane if key is None else key_hash(key) % count
-            part = parts.get(lane_index)
-            if part is None:
-                part = parts[lane_index] = Outgoing()
-            part.append(
-                payload,
-                key,
-                outgoing.attributes[index] if outgoing.attributes else None,
-                outgoing.event_times[index] if outgoing.event_times else None,
-                outgoing.deliver_at[index] if outgoing.deliver_at else None,
-                callbacks.get(index),
-            )
-        return list(parts.items())
 
     def _pour(self, outgoing: Outgoing, only: Lane | None) -> Steps[None]:
         """Pack a whole list into frames of one lane, or of all in turn."""
@@ -436,12 +417,24 @@ class Outbox:
 
     def moved(self) -> None:
         """Routes: the topic was looked up again."""
-        for lane, partition in zip(self.lanes, self._route.partitions, strict=False):
-            lane.move(partition.connection)
+        if self._refusal is None:
+            relocate(self, self._route)
 
-    def topic_gone(self, error: DanubeError) -> None:
+    def lane_opened(self) -> None:
+        """Lane: it may be the last one of those that a grown topic needs."""
+        if self.joining and all(lane.opened for lane in self.joining):
+            self.lanes += self.joining
+            self.joining = []
+            self._only = None
+            self._requicken()
+
+    def routes(self) -> list[Topic]:
+        """What was looked up for it."""
+        return [self._route]
+
+    def topic_gone(self, route: Topic, error: DanubeError) -> None:
         """Routes: the topic does not exist any more."""
-        for lane in self.lanes:
+        for lane in (*self.lanes, *self.joining):
             lane.fail(error)
 
     def _note_error(self, lane: Lane, sequence: int, count: int, error: DanubeError) -> None:
@@ -485,7 +478,8 @@ class Outbox:
                         f"the producer {self.name!r} is closed; open another with client.producer()"
                     )
                 )
-                calls = [call for lane in self.lanes if (call := lane.close()) is not None]
+                lanes = (*self.lanes, *self.joining)
+                calls = [call for lane in lanes if (call := lane.close()) is not None]
                 self._core.forget(self)
                 self.pump.notify()
         yield Wait(lambda: all(call.done for call in calls), deadline_ns)

@@ -21,6 +21,7 @@ from danube_fast.client.message import MessageId
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.frame.codec import compress_frame
 from danube_fast.frame.columns import Columns
+from danube_fast.frame.hash import key_hash
 from danube_fast.frame.layout import Codec
 from danube_fast.frame.pack import pack_columns_into, pack_into
 from danube_fast.types import Dispatch
@@ -322,3 +323,25 @@ def check_delays(topic: Topic) -> None:
             f"{topic.name} is non_reliable and keeps nothing for later; deliver_at and "
             "deliver_after need a reliable topic"
         )
+
+
+def by_key(outgoing: Outgoing, count: int, keyless: int) -> list[tuple[int, Outgoing]]:
+    """Split by the partition, of `count`, of each key; what has no key goes to number `keyless`."""
+    parts: dict[int, Outgoing] = {}
+    keys = outgoing.keys or []
+    callbacks = dict(outgoing.callbacks or ())
+    for index, payload in enumerate(outgoing.payloads):
+        key = keys[index]
+        lane_index = keyless if key is None else key_hash(key) % count
+        part = parts.get(lane_index)
+        if part is None:
+            part = parts[lane_index] = Outgoing()
+        part.append(
+            payload,
+            key,
+            outgoing.attributes[index] if outgoing.attributes else None,
+            outgoing.event_times[index] if outgoing.event_times else None,
+            outgoing.deliver_at[index] if outgoing.deliver_at else None,
+            callbacks.get(index),
+        )
+    return list(parts.items())

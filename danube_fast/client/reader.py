@@ -8,7 +8,8 @@ behind the last frame it received.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import collections
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.client.attachment import Attachment
@@ -20,7 +21,7 @@ from danube_fast.errors import InvalidArgument
 if TYPE_CHECKING:
     from danube_fast.client.core import Core
     from danube_fast.client.delivery import Delivery
-    from danube_fast.client.inbox import Inbox
+    from danube_fast.client.inbox import Gap, Inbox
 
 __all__ = ["ReadRange", "Reader", "checked_stop"]
 
@@ -44,6 +45,7 @@ class ReadRange:
     def __init__(self, core: Core, inbox: Inbox, stop: int | str | None) -> None:
         self._core = core
         self._inbox = inbox
+        self._stop = stop
         self._stops: dict[Attachment, int] = {}
         self._done: dict[Attachment, int] = {}
         """Next offset to be handed to the application, per partition."""
@@ -91,6 +93,8 @@ class ReadRange:
         """The part of a frame that lies in the range."""
         delivery, start, stop = piece
         attachment = delivery.attachment
+        if attachment not in self._stops:
+            self._admit(attachment)
         low, high = self._done[attachment], self._stops[attachment]
         offsets = delivery.offset_list(0, delivery.count)
         while start < stop and offsets[start] < low:
@@ -100,6 +104,28 @@ class ReadRange:
         last = delivery.end_offset if piece[2] == delivery.count else offsets[piece[2] - 1] + 1
         self._done[attachment] = max(low, last)
         return (delivery, start, stop) if start < stop else None
+
+    def _admit(self, attachment: Attachment) -> None:
+        """A partition that is new: what is in it came after `latest`."""
+        self._done[attachment] = 0
+        if self._stop is None:
+            self._stops[attachment] = STOP_NEVER
+        else:
+            self._stops[attachment] = self._stop if isinstance(self._stop, int) else 0
+
+    @property
+    def gaps(self) -> collections.deque[Gap]:
+        """The latest ranges that the broker said will never come."""
+        return self._inbox.gaps
+
+    @property
+    def on_gap(self) -> Callable[[Gap], object] | None:
+        """Called with every such range, by whichever thread serves the client then."""
+        return self._inbox.on_gap
+
+    @on_gap.setter
+    def on_gap(self, callback: Callable[[Gap], object] | None) -> None:
+        self._inbox.on_gap = callback
 
     def all_steps(self) -> Steps[Batch]:
         """Everything up to the stop, as one Batch."""

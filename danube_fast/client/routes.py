@@ -33,6 +33,7 @@ __all__ = ["Partition", "Routes", "Topic"]
 
 _ANSWER_MARGIN_NS = 500 * MILLISECOND_NS
 """A LOOKUP that waits for its topic is given up by the broker this long before the caller."""
+_PART_MARK = "-part-"
 
 
 class Partition(NamedTuple):
@@ -41,6 +42,10 @@ class Partition(NamedTuple):
     partition_id: int
     topic: str
     connection: Connection
+    parent: str
+    """The topic that it is a partition of; itself if that has none."""
+    number: int | None
+    """Which of them it is."""
 
 
 class RouteUser(Protocol):
@@ -49,7 +54,7 @@ class RouteUser(Protocol):
     def moved(self) -> None:
         """Partitions may have new connections."""
 
-    def topic_gone(self, error: DanubeError) -> None:
+    def topic_gone(self, route: Topic, error: DanubeError) -> None:
         """The topic does not exist any more."""
 
 
@@ -103,7 +108,8 @@ class _Refresh:
         if user is None:
             return
         if isinstance(call.error, NotFound):
-            user.topic_gone(TopicDeleted(f"{self.topic.name} was deleted; create it again"))
+            error = TopicDeleted(f"{self.topic.name} was deleted; create it again")
+            user.topic_gone(self.topic, error)
         elif call.error is not None:
             self.start()
         else:
@@ -145,22 +151,29 @@ class Routes:
                 "Try `danube-fast status`"
             )
         answer = call.result()
+        with lock:
+            return self.topic_of(topic, answer)
+
+    def topic_of(self, topic: str, answer: dict[str, Any]) -> Topic:
+        """What LOOKUP answered. Raises FailedPrecondition for rings on another host."""
         if self.core.transport == "shm" and answer.get("host_id") != host_id():
             raise FailedPrecondition(
                 "transport='shm' works on the broker's own host only; use transport='auto', which "
                 "takes shared memory where it can"
             )
-        with lock:
-            return Topic(topic, answer, self.partitions_of(answer))
+        return Topic(topic, answer, self.partitions_of(answer))
 
     def partitions_of(self, answer: dict[str, Any]) -> list[Partition]:
         """Partitions of a LOOKUP answer, with connections to their workers."""
         same_host = answer.get("host_id") == host_id() and self.core.transport != "tcp"
         partitions = []
+        parent: str = answer["topic"]
         for partition_id, topic, _, tcp, ipc in answer["partitions"]:
             near = same_host and bool(ipc)
             connection = self._worker(ipc if near else tcp, near)
-            partitions.append(Partition(partition_id, topic, connection))
+            # only the broker knows whether "-part-" is a mark or part of somebody's name
+            number = None if topic == parent else int(topic[len(parent) + len(_PART_MARK) :])
+            partitions.append(Partition(partition_id, topic, connection, parent, number))
         return partitions
 
     def _worker(self, endpoint: str, same_host: bool) -> Connection:

@@ -41,6 +41,7 @@ __all__ = [
     "ServerCommand",
     "Status",
     "Subscribe",
+    "Watch",
     "Welcome",
     "decode_client_command",
     "decode_server_command",
@@ -140,6 +141,21 @@ class Admin(_Request, tag=5, frozen=True):
     request: int
     operation: str
     arguments: dict[str, Any] = {}
+
+
+class Watch(_Request, tag=6, frozen=True):
+    """Tell when topics come, go or get more partitions (bootstrap endpoint only); one for a session.
+
+    `cursor` is that of the last answer, "" at first; `patterns` are globs of topics, each within a
+    namespace. RESULT is `{"cursor", "changes": [[kind, topic], ...]}` as soon as there are changes,
+    or after `wait_ms`; of topics that match, except that growth is told of all. Behind a cursor
+    that is not known (any more) RESULT is `{"cursor", "topics"}`: all that match.
+    """
+
+    request: int
+    cursor: str = ""
+    patterns: list[str] = []
+    wait_ms: int = 0
 
 
 class OpenProducer(_Request, tag=10, frozen=True):
@@ -314,7 +330,7 @@ class ProducerNames(_Command, tag=71, frozen=True):
 
 ClientCommand = (
     Hello | Ping | Bye | Lookup | Admin | OpenProducer | Publish | CloseProducer | Subscribe
-    | Flow | Ack | Nack | Seek | CloseConsumer | Extend
+    | Flow | Ack | Nack | Seek | CloseConsumer | Extend | Watch
 )  # fmt: skip
 ServerCommand = (
     Welcome | Pong | Error | Result | Published | Deliver | ConsumerEvent | ProducerNames

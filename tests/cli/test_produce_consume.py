@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from danube_fast.cli import produce as produce_module
 from danube_fast.cli.output import StdoutClosed, time_text
-from danube_fast.cli.records import formatter, json_line, parse_records, split_partition
+from danube_fast.cli.records import formatter, json_line, parse_records, topic_of
 from danube_fast.client.message import Message
 from tests.cli.conftest import Run
 from tests.cli.fakes import PUBLISH_TIME_NS, FakeBroker
@@ -215,8 +215,8 @@ def test_binary_is_base64() -> None:
 
 def test_formats() -> None:
     message = Message(
-        b"pay\xff", key="k", offset=7, topic="/default/x-part-3", attributes={"a": "1", "b": "2"},
-        publish_time=PUBLISH_TIME_NS,
+        b"pay\xff", key="k", offset=7, topic="/default/x-part-3", partition=3,
+        attributes={"a": "1", "b": "2"}, publish_time=PUBLISH_TIME_NS,
     )  # fmt: skip
     assert formatter(r"%t %p %o %k %s")(message) == b"/default/x 3 7 k pay\xff\n"
     assert formatter(r"%%\t%h\\%T")(message) == (b"%\ta=1,b=2\\2013-11-21T02:13:20.123456789Z\n")
@@ -224,9 +224,9 @@ def test_formats() -> None:
 
 
 def test_partition_names() -> None:
-    assert split_partition("/default/x") == ("/default/x", 0)
-    assert split_partition("/default/x-part-12") == ("/default/x", 12)
-    assert split_partition("/default/x-part-") == ("/default/x-part-", 0)
+    assert topic_of(Message(b"", topic="/default/x")) == "/default/x"
+    assert topic_of(Message(b"", topic="/default/x-part-12", partition=12)) == "/default/x"
+    assert topic_of(Message(b"", topic="/default/x-part-12")) == "/default/x-part-12"
 
 
 def test_times_are_exact() -> None:

@@ -202,7 +202,8 @@ class FakeBroker:
             self.reply(identity, p.Error(getattr(command, "request", 0), p.Status.NO_SESSION, text))
             return
         try:
-            getattr(self, f"_on_{name.lower()}")(session, identity, command, *rest)
+            if name != "Watch":  # nothing ever changes here
+                getattr(self, f"_on_{name.lower()}")(session, identity, command, *rest)
         except (NotFound, FailedPrecondition) as error:
             self.reply(identity, p.Error(command.request, error.code, str(error)))
 

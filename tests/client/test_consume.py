@@ -239,8 +239,11 @@ def test_list_of_topics_and_partitions(broker: Any, client: danube_fast.Client) 
     consumer.flush_acks(timeout=5)
     assert broker.acked("/default/b", "s") == set(range(5))
     assert len({m.topic for m in messages}) >= 2
-    with pytest.raises(danube_fast.FailedPrecondition, match="pattern"):
-        client.consumer(subscription="s", pattern="/default/*")
+    with pytest.raises(danube_fast.InvalidArgument, match="not both"):
+        client.consumer("/default/b", subscription="s", pattern="/default/*")
+    for wrong in ("/default", "*/x", "/*/x", "/default/", "x"):
+        with pytest.raises(danube_fast.InvalidArgument, match="not a pattern"):
+            client.consumer(subscription="s", pattern=wrong)
     with pytest.raises(danube_fast.InvalidArgument, match="twice"):
         client.consumer(["/default/b", "/default/b"], subscription="s")
 

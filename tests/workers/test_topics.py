@@ -129,17 +129,17 @@ def test_namespaces() -> None:
     topics = directory()
     with pytest.raises(NotFound, match="namespaces create iot"):
         create(topics, "/iot/x")
-    topics.create_namespace("iot", 0)
+    topics.namespaces.create("iot", 0)
     create(topics, "/iot/x")
     with pytest.raises(FailedPrecondition, match="/iot/x"):
-        topics.delete_namespace("iot")
+        topics.namespaces.delete("iot", topics.topics("iot"))
     topics.delete("/iot/x")
-    topics.delete_namespace("iot")
-    assert topics.namespaces() == ["default", "system"]
+    topics.namespaces.delete("iot", topics.topics("iot"))
+    assert topics.namespaces.names() == ["default", "system"]
     with pytest.raises(FailedPrecondition):
-        topics.delete_namespace("default")
+        topics.namespaces.delete("default", [])
     with pytest.raises(InvalidArgument):
-        topics.create_namespace("a/b", 0)
+        topics.namespaces.create("a/b", 0)
 
 
 class FailingStore(MemoryStore):

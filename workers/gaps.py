@@ -1,0 +1,58 @@
+"""Tells consumers which offsets they are moved over, and why, and counts that for `describe`.
+
+Whatever the reason (lost, trimmed, purged, expired, never used), it comes through here: a consumer
+that sees offsets jump without a word could not tell loss from order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.broker.consumer import Gap
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription import Subscription
+from danube_fast.net import protocol as p
+
+if TYPE_CHECKING:
+    from danube_fast.workers.shard import ShardWorker
+
+__all__ = ["Gaps"]
+
+
+class Gaps:
+    """Gaps that subscriptions of one worker met since it started."""
+
+    def __init__(self, worker: ShardWorker) -> None:
+        self._worker = worker
+        self._met: dict[tuple[int, str], tuple[int, dict[str, Any]]] = {}
+        """How many, and the last one, by partition and subscription."""
+
+    def tell(self, partition: Partition, sub: Subscription, gap: Gap) -> None:
+        """Every consumer of the subscription hears of it."""
+        worker = self._worker
+        detail = {"start": gap.start, "end": gap.end, "reason": gap.reason, "lost": gap.lost}
+        for consumer in sub.consumers:
+            session = worker.sessions.by_number(consumer.session)
+            if session is not None:
+                event = p.ConsumerEvent(
+                    consumer.consumer_id,
+                    p.EventKind.GAP.value,
+                    {**detail, "topic": partition.topic},
+                )
+                worker.delivery.send(session, [p.encode(event)])
+        if sub.name:
+            key = (partition.partition_id, sub.name)
+            count, _ = self._met.get(key, (0, {}))
+            self._met[key] = (count + 1, {**detail, "time_ns": worker.now_wall_ns})
+        worker.delivery.count_lost(partition, sub)
+        worker.touch(sub)
+
+    def of(self, partition: Partition, sub: Subscription) -> dict[str, Any]:
+        """How many gaps a subscription has met, and the last one."""
+        count, last = self._met.get((partition.partition_id, sub.name), (0, None))
+        return {"gaps": count, "last_gap": last}
+
+    def forget(self, partition_id: int, name: str | None = None) -> None:
+        """A subscription is gone, or with None all of a partition."""
+        for key in [k for k in self._met if k[0] == partition_id and name in (None, k[1])]:
+            del self._met[key]
