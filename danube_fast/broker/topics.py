@@ -17,11 +17,12 @@ two writes: only what is recorded as deleted may a worker ever drop.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
+from danube_fast.broker.topic_moves import move_partition
 from danube_fast.broker.topic_policy import TopicPolicy, effective, merge_values
 from danube_fast.broker.topic_records import (
     Extent,
@@ -32,6 +33,7 @@ from danube_fast.broker.topic_records import (
     parse_dispatch,
     parse_durability,
 )
+from danube_fast.broker.topic_store import Store
 from danube_fast.errors import (
     AlreadyExists,
     DanubeError,
@@ -50,52 +52,6 @@ ID_BLOCK = 1024
 """Ids reserved by one write; what a stop leaves of a block is skipped."""
 PARTITION_ID_MAX = (1 << 32) - 1
 PART_MARK = "-part-"
-
-
-class StoredEntry(Protocol):
-    """What a store gives back for a key."""
-
-    @property
-    def value(self) -> bytes:
-        """The bytes that were written."""
-        ...
-
-    @property
-    def revision(self) -> int:
-        """Number of the change that wrote them."""
-        ...
-
-
-class Store(Protocol):
-    """What is needed of a metadata store (`danube_fast.metadata.store.MetadataStore`)."""
-
-    def get(self, key: str) -> StoredEntry | None:
-        """The entry of a key."""
-        ...
-
-    def cas(self, key: str, value: bytes, expected_revision: int) -> int | None:
-        """Write if the revision is the expected one (0: the key is missing); None if it is not."""
-        ...
-
-    def put(self, key: str, value: bytes) -> int:
-        """Write whatever is there."""
-        ...
-
-    def transact(
-        self,
-        changes: Sequence[tuple[str, bytes | None]],
-        expected: Mapping[str, int] | None = None,
-    ) -> int | None:
-        """Make all changes at once, or none if a key has not its expected revision."""
-        ...
-
-    def delete(self, key: str) -> bool:
-        """Remove a key."""
-        ...
-
-    def list(self, prefix: str) -> Sequence[tuple[str, StoredEntry]]:
-        """All entries under a prefix."""
-        ...
 
 
 class NotMade(NamedTuple):
@@ -178,6 +134,27 @@ class TopicDirectory:
         """Partitions in these logs whose messages are to be dropped."""
         wanted = set(log_ids)
         return [record.partition_id for record in self._deleted.values() if record.log_id in wanted]
+
+    def is_elsewhere(self, partition_id: int, log_ids: Iterable[int]) -> bool:
+        """Whether a partition is known, and known not to be in these logs."""
+        record = self._partitions.get(partition_id)
+        if record is None:
+            return partition_id in self._deleted
+        return record.log_id not in set(log_ids)
+
+    def move(self, record: PartitionRecord, log_id: int, first_offset: int) -> PartitionRecord:
+        """Record that a partition is in another log, all of it. Raises what prevents it: then nothing
+        has changed."""
+        moved = move_partition(self._store, _partition_key(record.partition_id), record, log_id,
+                               first_offset)  # fmt: skip
+        self._count(record, -1)
+        self._partitions[record.partition_id] = moved
+        self._count(moved, 1)
+        return moved
+
+    def log_loads(self) -> list[int]:
+        """How many partitions each log has."""
+        return list(self._load_of_log)
 
     def dropped(self, partition_ids: Iterable[int]) -> None:
         """Their worker has dropped these; what the store could not forget is asked for again."""

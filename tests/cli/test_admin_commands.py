@@ -28,6 +28,8 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     (f"topics describe {TOPIC}", "describe_topic", {"topic": TOPIC}),
     (f"topics stats {TOPIC}", "topic_stats", {"topic": TOPIC}),
     (f"topics set {TOPIC} --durability os", "set_topic", {"topic": TOPIC, "durability": "os"}),
+    (f"topics move {TOPIC} --worker 1 --partition 2", "move_topic",
+     {"topic": TOPIC, "worker": 1, "partition": 2}),
     (f"topics delete {TOPIC} --yes", "delete_topic", {"topic": TOPIC}),
     (f"subscriptions list {TOPIC}", "list_subscriptions", {"topic": TOPIC}),
     (f"subscriptions describe {TOPIC} s", "describe_subscription",
