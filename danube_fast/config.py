@@ -99,6 +99,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     delivery_bytes_max: Annotated[int, Meta(ge=4 * KIB, le=GIB)] = 1 * MIB
     """Largest DELIVER, unless one frame alone is larger."""
 
+    # balance
+    rebalance: Annotated[str, Meta(pattern="^(off|conservative|balanced|aggressive)$")] = (
+        "conservative"
+    )
+    """How readily partitions move away from a busy worker by themselves."""
+    rebalance_seconds: Annotated[int, Meta(ge=0, le=24 * 3600)] = 0
+    """How long an imbalance must last, and the pause after a move; 0 = what the strategy says."""
+    rebalance_moves_per_hour: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """0 = what the strategy says."""
+    rebalance_bytes_max: Annotated[int, Meta(ge=0, le=16 * TIB)] = 1 * GIB
+    """Partitions with more in the log are not moved by themselves: all of it would be copied."""
+
     # processes
     spin_us: Annotated[int, Meta(ge=0, le=10_000)] = 0
     """A worker that has nothing to do looks on for so long before it sleeps."""

@@ -12,6 +12,7 @@
     |   +-- ProducerFenced  34   a newer producer of the same name took over
     +-- Internal            13   a fault in the broker or below it
     +-- Unavailable         14   cannot be reached just now; try again
+    |   +-- NotOwner        36   the partition is on another worker: look it up again
     +-- DataLoss            15   bytes that were there are not
 
 Codes are those of gRPC where gRPC has one. Each message says what to do next.
@@ -30,6 +31,7 @@ __all__ = [
     "Internal",
     "InvalidArgument",
     "NotFound",
+    "NotOwner",
     "PermissionDenied",
     "ProducerFenced",
     "ResourceExhausted",
@@ -109,6 +111,12 @@ class Unavailable(DanubeError, ConnectionError):
     """The broker, or the part of it that is needed, cannot be reached just now."""
 
     code = 14
+
+
+class NotOwner(Unavailable):
+    """The worker does not own the partition, or not any more; look the topic up again."""
+
+    code = 36
 
 
 class DataLoss(DanubeError):

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from danube_fast.broker import records as r
 from danube_fast.broker.consumer import SubscriptionKind
 from danube_fast.broker.layout import INT64_MAX, Mode, PartitionWord, ProducerWord
@@ -18,7 +20,7 @@ from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
 from danube_fast.broker.tables import AdmissionTables
 from danube_fast.broker.timers import Timers
-from danube_fast.errors import TopicDeleted
+from danube_fast.errors import ResourceExhausted, TopicDeleted
 from danube_fast.frame.layout import CONTROL_PARTITION_ID, Flag
 from danube_fast.frame.view import FrameView
 from danube_fast.types import Durability
@@ -28,6 +30,8 @@ __all__ = ["Catalog"]
 _log = logging.getLogger(__name__)
 
 FIRST_RESERVATION = 1 << 20
+ACKED_PER_RECORD_MAX = 1 << 16
+"""Numbers in one record of acked ranges; even."""
 
 
 class Catalog:
@@ -39,6 +43,9 @@ class Catalog:
         self.by_slot: dict[int, Partition] = {}
         self.timers: Timers[Subscription] = Timers()
         """What subscriptions have to do at a time."""
+        self.others: dict[int, Catalog] = {}
+        """By slot: what a log says of partitions that a log before it has as well, because a move
+        between them was cut short. See `moves.py`."""
         self._last_epoch: dict[int, r.EpochStarted] = {}
 
     # ------------------------------------------------------------ assignments
@@ -62,14 +69,17 @@ class Catalog:
             partition.safe_until = int(row[PartitionWord.NEXT_OFFSET])
         return partition
 
-    def remove(self, partition_id: int) -> Partition | None:
-        """Forget a partition; publishes to it are refused as TopicDeleted from here on."""
+    def remove(self, partition_id: int, *, moved: bool = False) -> Partition | None:
+        """Forget a partition; publishes to it are refused as TopicDeleted from here on, or, if it
+        `moved`, as those of a partition that is elsewhere."""
         partition = self.by_id.pop(partition_id, None)
         if partition is None:
             return None
         row = self.tables.partitions[partition.slot]
         row[PartitionWord.MODE] = Mode.CLOSED
         row[PartitionWord.REFUSAL] = TopicDeleted.code
+        if moved:
+            self.tables.unlist_partition(partition_id)
         self.tables.remove_producers_of(partition_id)
         for name in list(partition.subscriptions):
             partition.forget_subscription(name)
@@ -77,22 +87,54 @@ class Catalog:
         partition.producer_names = {}
         return partition
 
+    def hold(self, partition: Partition, moving: r.Moving, owner_epoch: int) -> None:
+        """Close a partition: whether this log has it is for the metadata to say."""
+        partition.switching += not partition.moving
+        partition.moving, partition.moving_epoch = moving, owner_epoch
+        partition.refusal = f"{partition.topic} is being moved to another worker; send again"
+        row = self.tables.partitions[partition.slot]
+        row[PartitionWord.MODE] = Mode.CLOSED
+        row[PartitionWord.REFUSAL] = ResourceExhausted.code
+
+    def unhold(self, partition: Partition) -> None:
+        """It is this log's: take publishes again."""
+        partition.switching -= bool(partition.moving)
+        partition.moving = r.Moving.NO
+        partition.refusal = ""
+        self.assign(partition.assigned, partition.log_slot)
+
     # ------------------------------------------------------------ restoring
+
+    def _home(self, partition_id: int, log_slot: int) -> Catalog:
+        """Where a partition of that log is entered: beside us, if another log has it too."""
+        known = self.by_id.get(partition_id)
+        if known is None or known.log_slot == log_slot:
+            return self
+        if log_slot not in self.others:
+            self.others[log_slot] = Catalog(AdmissionTables(log_count=len(self.tables.logs)))
+        return self.others[log_slot]
 
     def apply(self, record: r.Record, log_slot: int) -> None:
         """One record of a log or of its snapshot."""
         if isinstance(record, r.EpochStarted):
             self._last_epoch[log_slot] = record
             return
+        home = self._home(record.partition_id, log_slot)
+        if home is not self:
+            home.apply(record, log_slot)
+            return
         if isinstance(record, r.PartitionAssigned):
             self.assign(record, log_slot)
+            return
+        if isinstance(record, r.PartitionMoving):
+            self._apply_moving(record, log_slot)
             return
         partition = self.by_id.get(record.partition_id)
         if partition is None:
             return
         row = self.tables.partitions[partition.slot]
         if isinstance(record, r.PartitionRemoved):
-            self.remove(record.partition_id)
+            self.remove(record.partition_id, moved=record.moved)
         elif isinstance(record, r.Reserved):
             row[PartitionWord.RESERVED_UNTIL] = partition.safe_until = record.until
         elif isinstance(record, r.PartitionState):
@@ -120,6 +162,17 @@ class Catalog:
                 partition.producer_names.pop(record.producer_id, None)
         else:
             self._apply_subscription(partition, record)
+
+    def _apply_moving(self, record: r.PartitionMoving, log_slot: int) -> None:
+        if record.assigned is not None:
+            self.assign(record.assigned, log_slot)
+        partition = self.by_id.get(record.partition_id)
+        if partition is None:
+            return
+        if record.moving:
+            self.hold(partition, record.moving, record.owner_epoch)
+        else:
+            self.unhold(partition)
 
     @staticmethod
     def _apply_subscription(
@@ -155,11 +208,15 @@ class Catalog:
                 for payload in view.payloads():
                     self.apply(r.decode_record(payload or b""), log_slot)
                 continue
-            self._apply_frame(fields)
+            self._apply_frame(fields, log_slot)
 
-    def _apply_frame(self, fields: dict[str, int]) -> None:
+    def _apply_frame(self, fields: dict[str, int], log_slot: int) -> None:
         partition = self.by_id.get(fields["partition_id"])
         if partition is None:
+            return
+        if partition.log_slot != log_slot:
+            if log_slot in self.others:
+                self.others[log_slot]._apply_frame(fields, log_slot)
             return
         row = self.tables.partitions[partition.slot]
         # A frame of a memory topic that was written to the log later may come behind its successors.
@@ -184,6 +241,12 @@ class Catalog:
         """
         skipped: list[r.PartitionState] = []
         last = self._last_epoch.get(log_slot)
+        other = self.others.get(log_slot)
+        if other is not None and not other.by_id:
+            del self.others[log_slot]  # it left that log long ago
+        elif other is not None:
+            other._last_epoch = self._last_epoch
+            skipped += other.finish_restore(log_slot, boot_id)
         clean = last is None or last.clean
         same_boot = last is None or last.boot_id == boot_id
         for partition in self.by_id.values():
@@ -234,33 +297,63 @@ class Catalog:
 
     def snapshot(self, log_slot: int, epoch: r.EpochStarted) -> list[r.Record]:
         """Records that give the present state of a log's partitions."""
-        tables = self.tables
         records: list[r.Record] = [epoch]
         for partition in self._of_log(log_slot):
             records.append(partition.assigned)
-            records.append(self.state_of(partition))
-            records.extend(partition.subscription_records())
-            if partition.purged_until:
-                records.append(r.Purged(partition.partition_id, partition.purged_until))
-        for slot in range(tables.producer_count):
-            producer = tables.producers[slot]
-            owner = self.by_id.get(int(producer[ProducerWord.PARTITION_ID]))
-            if owner is None or owner.log_slot != log_slot:
-                continue
-            producer_id = int(producer[ProducerWord.PRODUCER_ID])
-            name = owner.producer_names.get(producer_id, "")
-            epoch_number = int(producer[ProducerWord.EPOCH])
-            records.append(r.ProducerOpened(owner.partition_id, producer_id, name, epoch_number))
-            records.append(
-                r.ProducerState(
-                    owner.partition_id,
-                    producer_id,
-                    int(producer[ProducerWord.NEXT_SEQUENCE]),
-                    tables.window(slot),
-                    int(producer[ProducerWord.LAST_USED_NS]),
+            if partition.moving:
+                moving = r.PartitionMoving(
+                    partition.partition_id, partition.moving, partition.moving_epoch
                 )
-            )
+                records.append(moving)
+            records += self.partition_records(partition)
+        for slot in range(self.tables.producer_count):
+            owner = self.by_id.get(int(self.tables.producers[slot, ProducerWord.PARTITION_ID]))
+            if owner is not None and owner.log_slot == log_slot:
+                records += self._producer_records(owner, slot)
+        if log_slot in self.others:
+            records += self.others[log_slot].snapshot(log_slot, epoch)[1:]
         return records
+
+    def partition_records(self, partition: Partition) -> list[r.Record]:
+        """Where a partition stands and its subscriptions."""
+        records: list[r.Record] = [self.state_of(partition), *partition.subscription_records()]
+        if partition.purged_until:
+            records.append(r.Purged(partition.partition_id, partition.purged_until))
+        return records
+
+    def export(self, partition: Partition) -> list[r.Record]:
+        """All of a partition but its messages, for another log to take over."""
+        tables = self.tables
+        records: list[r.Record] = []
+        for record in self.partition_records(partition):
+            if not isinstance(record, r.Cursor):
+                records.append(record)
+                continue
+            records.append(r.Cursor(record.partition_id, record.name, record.cursor))
+            for at in range(0, len(record.acked), ACKED_PER_RECORD_MAX):
+                some = record.acked[at : at + ACKED_PER_RECORD_MAX]
+                records.append(r.Acked(record.partition_id, record.name, some))
+        owners = tables.producers[: tables.producer_count, ProducerWord.PARTITION_ID]
+        for slot in np.flatnonzero(owners == partition.partition_id).tolist():
+            records += self._producer_records(partition, slot)
+        return records
+
+    def _producer_records(self, owner: Partition, slot: int) -> list[r.Record]:
+        producer = self.tables.producers[slot]
+        producer_id = int(producer[ProducerWord.PRODUCER_ID])
+        name = owner.producer_names.get(producer_id, "")
+        return [
+            r.ProducerOpened(
+                owner.partition_id, producer_id, name, int(producer[ProducerWord.EPOCH])
+            ),
+            r.ProducerState(
+                owner.partition_id,
+                producer_id,
+                int(producer[ProducerWord.NEXT_SEQUENCE]),
+                self.tables.window(slot),
+                int(producer[ProducerWord.LAST_USED_NS]),
+            ),
+        ]
 
     def _of_log(self, log_slot: int) -> Iterable[Partition]:
         return [p for p in self.by_id.values() if p.log_slot == log_slot]

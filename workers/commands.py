@@ -22,6 +22,7 @@ from danube_fast.errors import (
     Internal,
     InvalidArgument,
     NotFound,
+    NotOwner,
     ResourceExhausted,
 )
 from danube_fast.net import protocol as p
@@ -59,10 +60,6 @@ PERMISSIONS: dict[type, Permission] = {
 """What each command needs; the others need only a session."""
 PRODUCER_ID_MAX = (1 << 63) - 1
 """Producer ids stay positive as int64, for every language and every kernel."""
-
-
-class _NotOwner(DanubeError):
-    code = Status.NOT_OWNER
 
 
 def _key_filters(options: dict[str, Any], kind: SubscriptionKind) -> tuple[str, ...]:
@@ -163,8 +160,8 @@ class Commands:
 
     def _partition(self, partition_id: int) -> Partition:
         partition = self._worker.catalog.by_id.get(partition_id)
-        if partition is None:
-            raise _NotOwner(f"partition {partition_id} is not here; look the topic up again")
+        if partition is None or partition.moving:
+            raise NotOwner(f"partition {partition_id} is not here; look the topic up again")
         return partition
 
     # ------------------------------------------------------------ sessions
@@ -258,7 +255,8 @@ class Commands:
             worker.limits.check_subscription(partition, command.subscription)
             sub, created = partition.subscribe(command.subscription, kind, place)
             worker.limits.equip(partition, sub)
-        if not sub.tracks and kind is not SubscriptionKind.READER and not sub.consumers:
+        skips = not sub.tracks and kind is not SubscriptionKind.READER and not sub.consumers
+        if skips and worker.now_ns >= partition.resumes_until_ns:
             sub.start_over(max(sub.cursor, partition.position("latest")))
         flow = self._flow_of(session, command.flow_id)
         name = (command.consumer_name or session.client_name)[:NAME_BYTES_MAX]

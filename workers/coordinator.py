@@ -41,8 +41,10 @@ from danube_fast.workers.datadir import METADATA_SEAL
 from danube_fast.workers.front import Front
 from danube_fast.workers.growth import Growth
 from danube_fast.workers.mailbox import Reply, Request
+from danube_fast.workers.mover import MoveDone, Mover
 from danube_fast.workers.placement import Placement
 from danube_fast.workers.quota import QuotaKeeper
+from danube_fast.workers.rebalancer import Rebalancer
 from danube_fast.workers.sleeper import Sleeper
 from danube_fast.workers.watches import Watches
 
@@ -92,6 +94,10 @@ class Coordinator:
         )
         self.placement = Placement(booted.mailbox, self.topics, self)
         self.watches = Watches(self.topics)
+        self.mover = Mover(booted.mailbox, self.topics, self.placement, self)
+        self.rebalancer = Rebalancer(
+            booted.mailbox, self._settings, self._config.worker_count, self
+        )
         self.quota = QuotaKeeper(booted.mailbox, booted.config)
         self.front = Front(
             context,
@@ -360,6 +366,7 @@ class Coordinator:
     def place(self, record: TopicRecord, on_done: Callable[[DanubeError | None], None]) -> None:
         """Hand a new or changed topic to its workers; see `AdminContext`."""
         partitions = self.topics.partitions(record)
+        self.mover.give_up(record.partition_ids, "its settings were changed meanwhile; try again")
         self.placement.invalidate(partitions)
         deadline_ns = self._now_ns + PLACE_WAIT_MS * MILLISECOND_NS
         self.placement.when_placed(partitions, deadline_ns, on_done)
@@ -391,7 +398,26 @@ class Coordinator:
 
     def forget(self, partitions: list[PartitionRecord]) -> None:
         """Partitions were deleted."""
+        ids = [partition.partition_id for partition in partitions]
+        self.mover.give_up(ids, "it was deleted meanwhile")
         self.placement.forget(partitions)
+
+    def move(self, partition: PartitionRecord, worker: int, on_done: MoveDone) -> None:
+        """Move a partition to another worker (by index); see `AdminContext`."""
+        count = self._config.worker_count
+        if not 0 <= worker < count:
+            raise NotFound(
+                f"there is no worker {worker}; this broker has {count}, from 0 to {count - 1}: see "
+                "danube-fast status"
+            )
+        loads = self.topics.log_loads()
+        logs = [log for log, owner in enumerate(self._config.log_workers) if owner == worker + 1]
+        self.mover.start(partition, min(logs, key=loads.__getitem__), on_done)
+
+    def moving_to(self, partition_id: int) -> int | None:
+        """Index of the worker that a partition is being moved to."""
+        target = self.mover.moving.get(partition_id)
+        return None if target is None else target - 1
 
     def status(self) -> dict[str, Any]:
         """Everything for `danube-fast status`."""
@@ -402,6 +428,7 @@ class Coordinator:
             "data_dir": config.data_dir,
             "topics": len(self.topics.topics()),
             "partitions": self.topics.partition_count,
+            "rebalance": self.rebalancer.status(),
             "processes": web.BrokerView(boot.control, boot.counters, self.clock).processes(),
             "logs": [
                 {

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from danube_fast.errors import DanubeError, Unavailable
+from danube_fast.errors import DanubeError, NotOwner
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.net import protocol as p
 from danube_fast.net.protocol import Status
@@ -57,6 +57,8 @@ class Forwarder:
         """Open a producer on a partition that is not here; answers the client when it is open."""
 
         def answer(reply: Reply) -> None:
+            if isinstance(reply.error, NotOwner):
+                self._owners.pop(command.partition_id, None)
             if reply.error is None:
                 answered: Any = p.Result(command.request, reply.value)
             else:
@@ -81,7 +83,7 @@ class Forwarder:
             owner = reply.value["process"] if reply.error is None else None
             if owner is None or owner == self._worker.boot.config.process_index:
                 text = f"partition {partition_id} is not here; look the topic up again"
-                error = reply.error or Unavailable(text)
+                error = reply.error or NotOwner(text)
                 failed(Reply(error=error))
                 return
             if len(self._owners) >= OWNERS_MAX:
@@ -98,7 +100,7 @@ class Forwarder:
     ) -> bool:
         """Pass one frame on; its status goes to `place`. False if nobody is known to own it."""
         owner = self._owners.get(partition_id)
-        if owner is None:
+        if owner is None or publication.session < 0:  # passed on by another worker, who looks again
             return False
         publication.pending += 1
 
@@ -106,6 +108,8 @@ class Forwarder:
             status, offset = reply.value if reply.error is None else (Status.NOT_OWNER, 0)
             publication.statuses[place] = status
             publication.statuses[place + 1] = offset
+            if status == Status.NOT_OWNER:
+                self._owners.pop(partition_id, None)
             if reply.error is not None:
                 publication.texts[Status.NOT_OWNER] = str(reply.error)
             self._worker.release(publication)

@@ -12,8 +12,14 @@ from danube_fast.broker.layout import PartitionWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.policy import parse_policy
 from danube_fast.broker.subscription import Subscription
-from danube_fast.broker.topic_policy import TopicPolicy
-from danube_fast.errors import DanubeError, DataLoss, InvalidArgument, NotFound, TopicDeleted
+from danube_fast.errors import (
+    DanubeError,
+    DataLoss,
+    InvalidArgument,
+    NotFound,
+    TopicDeleted,
+    Unavailable,
+)
 from danube_fast.workers.boot import COORDINATOR
 from danube_fast.workers.durability import change_durability
 from danube_fast.workers.inherit import inherit
@@ -56,12 +62,16 @@ class Operations:
     def peer_restarted(self, peer: int, epoch: int) -> None:
         """Another process is new: if it is the coordinator, ask it again."""
         if peer == COORDINATOR:
+            self._worker.moves.arrivals.give_up_all()
             self.ask_assignments()
 
     def ask_assignments(self) -> None:
         """Ask the coordinator which partitions live in our logs; what we know is served anyway."""
         log_ids = [log.log_id for log in self._worker.logs]
         self.assignments_missing = False
+        moves = self._worker.moves
+        # what began to move since then is not meant by the answer
+        undecided = moves.undecided()
 
         def got(reply: Reply) -> None:
             if reply.error is not None:
@@ -69,14 +79,18 @@ class Operations:
                 self.assignments_missing = True
                 return
             for entry in reply.value["partitions"]:
+                if entry["partition_id"] in undecided:
+                    moves.decide(undecided[entry["partition_id"]], entry)
                 self._take(entry, None)
             self._drop(reply.value["deleted"])
+            for partition_id in reply.value.get("elsewhere", ()):
+                moves.decide_elsewhere(undecided[partition_id])
             self._report_unknown({entry["partition_id"] for entry in reply.value["partitions"]})
 
         self._worker.boot.mailbox.call(
             COORDINATOR,
             "assignments",
-            {"log_ids": log_ids},
+            {"log_ids": log_ids, "undecided": list(undecided)},
             on_reply=got,
             timeout_ms=ASSIGNMENTS_TIMEOUT_MS,
         )
@@ -111,12 +125,12 @@ class Operations:
         slot = slots.get(entry["log_id"])
         if slot is None:
             return False
-        assigned = r.PartitionAssigned(
-            entry["partition_id"], entry["topic"], entry["index"], entry["dispatch"],
-            entry["durability"], entry["incarnation"], entry.get("first_offset", 0),
-            msgspec.convert(entry.get("policy", {}), TopicPolicy),
-        )  # fmt: skip
+        assigned = r.PartitionAssigned.of(entry)
         known = worker.catalog.by_id.get(assigned.partition_id)
+        if known is not None and not worker.moves.assigned(known, entry):
+            if done is not None:
+                done(Unavailable(f"{assigned.topic} is being moved just now; try again"))
+            return True
         if known is not None and known.assigned.incarnation != assigned.incarnation:
             text = (
                 f"partition {assigned.partition_id} is {known.topic} in log {entry['log_id']} but "

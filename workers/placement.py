@@ -88,6 +88,7 @@ def assignment(topics: TopicDirectory, partition: PartitionRecord) -> dict[str, 
         "log_id": partition.log_id,
         "incarnation": topic.incarnation,
         "first_offset": partition.extents[-1].first_offset,
+        "owner_epoch": partition.owner_epoch,
         "policy": msgspec.to_builtins(topics.policy_of(topic)),
         "subscriptions": topics.inherited.get(partition.partition_id, []),
     }
@@ -100,7 +101,10 @@ class Placement:
         self._mailbox = mailbox
         self._topics = topics
         self._workers = workers
-        self._confirmed: dict[int, int] = {}
+        self._confirmed: dict[int, tuple[int, int]] = {}
+        """Worker and its epoch."""
+        self.asked: Callable[[int], None] = lambda worker: None
+        """A worker asks what is its own: called before it is told."""
         self._waiters: dict[int, list[_Waiter]] = {}
         self._hands: dict[int, _Hand] = {}
         self._deadlines: list[tuple[int, int, _Waiter]] = []
@@ -142,6 +146,14 @@ class Placement:
         for record in partitions:
             self._confirmed.pop(record.partition_id, None)
 
+    def moved(self, before: PartitionRecord) -> None:
+        """A partition has another log than `before`."""
+        self._confirmed.pop(before.partition_id, None)
+        hand = self._hands.get(self._workers.worker_of(before.log_id))
+        if hand is not None:
+            hand.queue.pop(before.partition_id, None)
+        self._queue_again(before.partition_id)
+
     def forget(
         self, partitions: Iterable[PartitionRecord], error: DanubeError | None = None
     ) -> None:
@@ -155,8 +167,9 @@ class Placement:
                 waiter.end(error or TopicDeleted(f"topic {record.topic} was deleted just now"))
 
     def _is_placed(self, record: PartitionRecord) -> bool:
-        epoch = self._workers.ready_epoch(self._workers.worker_of(record.log_id))
-        return epoch > 0 and self._confirmed.get(record.partition_id) == epoch
+        worker = self._workers.worker_of(record.log_id)
+        epoch = self._workers.ready_epoch(worker)
+        return epoch > 0 and self._confirmed.get(record.partition_id) == (worker, epoch)
 
     # ---------------------------------------------------------------- the turn
 
@@ -198,7 +211,7 @@ class Placement:
 
         def on_reply(reply: Reply) -> None:
             hand.is_calling = False
-            self._confirm(hand, batch, epoch, reply)
+            self._confirm(worker, batch, epoch, reply)
 
         hand.is_calling = True
         arguments = {"partitions": list(batch.values())}
@@ -208,11 +221,12 @@ class Placement:
         return 1
 
     def _confirm(
-        self, hand: _Hand, batch: dict[int, dict[str, Any]], epoch: int, reply: Reply
+        self, worker: int, batch: dict[int, dict[str, Any]], epoch: int, reply: Reply
     ) -> None:
         if isinstance(reply.error, Unavailable):
-            hand.retry_ns = self._now_ns + RETRY_NS
-            hand.queue.update(dict.fromkeys(pid for pid in batch if pid in self._waiters))
+            self._hands[worker].retry_ns = self._now_ns + RETRY_NS
+            for partition_id in batch:
+                self._queue_again(partition_id)
             return
         if reply.error is not None:
             _log.error("%d partitions could not be assigned: %s", len(batch), reply.error)
@@ -220,13 +234,20 @@ class Placement:
             record = self._topics.partition(partition_id)
             if reply.error is None and record is not None:
                 if assignment(self._topics, record) != entry:
-                    hand.queue[partition_id] = None  # it changed meanwhile
+                    self._queue_again(partition_id)  # it changed meanwhile
                     continue
-                self._confirmed[partition_id] = epoch
+                self._confirmed[partition_id] = worker, epoch
             for waiter in self._waiters.pop(partition_id, []):
                 waiter.left.discard(partition_id)
                 if reply.error is not None or not waiter.left:
                     waiter.end(reply.error)
+
+    def _queue_again(self, partition_id: int) -> None:
+        """Hand it over once more, if anybody waits for that, to whoever has it now."""
+        record = self._topics.partition(partition_id)
+        if record is not None and partition_id in self._waiters:
+            worker = self._workers.worker_of(record.log_id)
+            self._hands.setdefault(worker, _Hand()).queue[partition_id] = None
 
     def _too_late(self, waiter: _Waiter) -> Unavailable:
         partition_id = min(waiter.left)
@@ -248,8 +269,10 @@ class Placement:
     # ---------------------------------------------------------------- asked by workers
 
     def _assignments(self, request: Request) -> None:
-        """{"log_ids": [...]} -> {"partitions": [...], "deleted": [ids]}: what lives in these logs,
-        and what is to be dropped from them."""
+        """{"log_ids": [...], "undecided": [ids]} -> {"partitions": [...], "deleted": [ids], "elsewhere":
+        [ids]}: what lives in these logs, what is to be dropped from them, and which of the undecided
+        are in other logs, or nowhere any more."""
+        self.asked(request.peer)
         log_ids = request.arguments["log_ids"]
         entries = [
             assignment(self._topics, record) for record in self._topics.partitions_in_logs(log_ids)
@@ -258,6 +281,11 @@ class Placement:
             {
                 "partitions": [entry for entry in entries if entry is not None],
                 "deleted": self._topics.deleted_in_logs(log_ids),
+                "elsewhere": [
+                    partition_id
+                    for partition_id in request.arguments.get("undecided", ())
+                    if self._topics.is_elsewhere(partition_id, log_ids)
+                ],
             }
         )
 

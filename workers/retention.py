@@ -47,6 +47,8 @@ class Retention:
                 if run is not None and run.position < limit:
                     limit, pin = run.position, (partition, sub.name)
         before = log.oldest_position
+        moving = worker.moves.needed_position(slot)
+        limit = limit if moving is None else min(limit, moving)
         if limit > before:
             log.trim(limit, urgent=over)
             # a snapshot that is due although nothing was written since the last: move the log on

@@ -44,6 +44,7 @@ from danube_fast.workers.gaps import Gaps
 from danube_fast.workers.intake import Intake
 from danube_fast.workers.journal import SIBLINGS_WAIT_NS, Group, Journal, Publication
 from danube_fast.workers.limits import Limits
+from danube_fast.workers.moves import Moves
 from danube_fast.workers.operations import Operations
 from danube_fast.workers.quota import WorkerQuota
 from danube_fast.workers.retention import Retention
@@ -117,6 +118,7 @@ class ShardWorker:
         self.gaps = Gaps(self)
         self.dead_letters = DeadLetters(self)
         self.operations = Operations(self)
+        self.moves = Moves(self)
         self.forwarder = Forwarder(self)
         self.intake.forward = self.forwarder.publish
         self.limits = Limits(self)

@@ -89,7 +89,8 @@ def _frames_to_keep(
             records.extend(payload or b"" for payload in FrameView(frame).payloads())
             continue
         shown = int(header["log_position"]) not in journal.taken_back
-        if shown and int(header["partition_id"]) in worker.catalog.by_id:
+        partition = worker.catalog.by_id.get(int(header["partition_id"]))
+        if shown and partition is not None and partition.log_slot == slot:
             yield frame
 
 

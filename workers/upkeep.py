@@ -18,6 +18,7 @@ from danube_fast.broker.partition import Partition
 from danube_fast.errors import DanubeError
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.frames import frames_of
+from danube_fast.workers.load import LoadReports
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
@@ -58,6 +59,7 @@ class Upkeep:
         self._cursors_at_ns = 0
         self._wall_at_zero_ns = worker.clock.wall_ns() - worker.clock.monotonic_ns()
         self._synced_before = sum(log.synced_position for log in worker.logs)
+        self._loads = LoadReports(worker)
         self.bytes_read = 0
         """Of the log, for consumers behind the tail."""
 
@@ -72,6 +74,7 @@ class Upkeep:
         """How long the worker may sleep when nobody needs it."""
         worker = self._worker
         busy = worker.moved_cursors or worker.dead_letters.is_waiting
+        busy = busy or worker.moves.arrivals.is_busy
         if busy or any(not journal.marked or journal.snapshot for journal in worker.journals):
             return TIMER_POLL_MS
         rest_ms = REST_POLL_MS if self._rests else IDLE_POLL_MS
@@ -90,6 +93,8 @@ class Upkeep:
         if worker.catalog.timers.next_ns <= now_ns:
             self._run_timers(now_ns)
         worker.dead_letters.do_work(now_ns)
+        worker.moves.arrivals.do_work()
+        self._loads.do_work(now_ns)
         for slot in range(len(worker.journals)):
             self._mark(slot, now_ns)
             self._snapshot(slot)

@@ -83,6 +83,20 @@ class AdminContext(Protocol):
         """Partitions that are gone: hand them to nobody any more."""
         ...
 
+    def move(
+        self,
+        partition: PartitionRecord,
+        worker: int,
+        on_done: Callable[[dict[str, Any] | None, DanubeError | None], None],
+    ) -> None:
+        """Move a partition to another worker (by index); `on_done` with what moved, or why it did not.
+        Raises NotFound, FailedPrecondition, Unavailable."""
+        ...
+
+    def moving_to(self, partition_id: int) -> int | None:
+        """Index of the worker that a partition is being moved to just now."""
+        ...
+
     def status(self) -> dict[str, Any]:
         """Processes, logs, counters, data directory."""
         ...

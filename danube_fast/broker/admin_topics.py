@@ -114,6 +114,7 @@ def describe_topic(context: AdminContext, answer: Answer, *, topic: str) -> None
                     "partition": record.partition_topic(partition.index),
                     "log_id": partition.log_id,
                     "worker": context.worker_of(partition.log_id) - 1,
+                    "moving_to": context.moving_to(partition.partition_id),
                     "extents": [list(msgspec.structs.astuple(e)) for e in partition.extents],
                 }
                 for partition in context.topics.partitions(record)

@@ -18,6 +18,7 @@ from danube_fast.broker.rates import Rate
 from danube_fast.broker.records import (
     Acked,
     Cursor,
+    Moving,
     PartitionAssigned,
     PolicySet,
     SubscriptionCreated,
@@ -73,6 +74,12 @@ class Partition:
         """Changes of the durability that are under way."""
         self.refusal = ""
         """Why publishes are refused just now; empty when they are not."""
+        self.moving = Moving.NO
+        """On its way between two logs, closed until the metadata has decided."""
+        self.moving_epoch = 0
+        """The owner's epoch once it has moved."""
+        self.resumes_until_ns = 0
+        """It came from another worker: until then its consumers go on where they were there."""
         self.last_offset = self.last_moved_ns = 0
         """Where the last of the consumers was seen, and since when."""
         self._tail: list[Stored] = []
@@ -251,7 +258,7 @@ class Partition:
         """The subscription is gone; nothing of it is kept."""
         gone = self.subscriptions.pop(name, None)
         if gone is not None:
-            gone.ledger.close()
+            gone.start_over(gone.cursor)  # a timer that is armed finds nothing to do
         return gone
 
     def purge(self, until: int, *, restoring: bool = False) -> None:

@@ -7,6 +7,9 @@ the newest snapshot on gives the state at the log's end.
 
 from __future__ import annotations
 
+import enum
+from typing import Any
+
 import msgspec
 
 from danube_fast.broker.policy import FailurePolicy
@@ -16,7 +19,9 @@ __all__ = [
     "Acked",
     "Cursor",
     "EpochStarted",
+    "Moving",
     "PartitionAssigned",
+    "PartitionMoving",
     "PartitionRemoved",
     "PartitionState",
     "PolicySet",
@@ -60,11 +65,21 @@ class PartitionAssigned(_Record, tag=2, frozen=True):
     first_offset: int = 0
     policy: TopicPolicy = TopicPolicy()
 
+    @classmethod
+    def of(cls, entry: dict[str, Any]) -> PartitionAssigned:
+        """What the coordinator says of a partition, as a record."""
+        return cls(
+            entry["partition_id"], entry["topic"], entry["index"], entry["dispatch"],
+            entry["durability"], entry["incarnation"], entry.get("first_offset", 0),
+            msgspec.convert(entry.get("policy", {}), TopicPolicy),
+        )  # fmt: skip
+
 
 class PartitionRemoved(_Record, tag=3, frozen=True):
-    """The partition was deleted; its frames before this are garbage."""
+    """The partition was deleted, or `moved` to another log; its frames before this are garbage."""
 
     partition_id: int
+    moved: bool = False
 
 
 class Reserved(_Record, tag=4, frozen=True):
@@ -160,10 +175,32 @@ class Purged(_Record, tag=20, frozen=True):
     until: int
 
 
+class Moving(enum.IntEnum):
+    """Whether a partition is on its way between two logs. The metadata decides which of them has it."""
+
+    NO = 0
+    LEAVING = 1
+    """Nothing is accepted any more; the other log may have it already."""
+    ARRIVING = 2
+    """All of it is here; this log may have it already."""
+
+
+class PartitionMoving(_Record, tag=21, frozen=True):
+    """A partition is closed until the metadata has decided; with NO: it was decided for this log.
+
+    `assigned` makes the partition known when it arrives. `owner_epoch` is the one it will have.
+    """
+
+    partition_id: int
+    moving: Moving
+    owner_epoch: int
+    assigned: PartitionAssigned | None = None
+
+
 Record = (
     EpochStarted | PartitionAssigned | PartitionRemoved | Reserved | ProducerOpened
     | ProducerExpired | SubscriptionCreated | SubscriptionDeleted | Cursor | PartitionState
-    | ProducerState | Acked | PolicySet | Purged
+    | ProducerState | Acked | PolicySet | Purged | PartitionMoving
 )  # fmt: skip
 
 encode_record = msgspec.msgpack.Encoder().encode

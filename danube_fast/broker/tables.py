@@ -102,6 +102,10 @@ class AdmissionTables:
         self._publish()
         return slot
 
+    def unlist_partition(self, partition_id: int) -> None:
+        """The partition is elsewhere: frames for it get NOT_OWNER."""
+        self.slot_of[partition_id] = -1
+
     def remove_producers_of(self, partition_id: int) -> None:
         """Forget the producers of a partition that was deleted. Its row stays, to refuse for it."""
         used = self.producers[: self.producer_count, ProducerWord.PARTITION_ID] == partition_id

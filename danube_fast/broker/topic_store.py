@@ -1,4 +1,4 @@
-"""What the topic directory needs of a metadata store."""
+"""What the topic directory needs of a metadata store, so that it knows none."""
 
 from __future__ import annotations
 

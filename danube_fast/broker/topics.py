@@ -23,6 +23,7 @@ import msgspec
 
 from danube_fast.broker.namespaces import Namespaces
 from danube_fast.broker.topic_changes import Change, TopicChanges
+from danube_fast.broker.topic_moves import move_partition
 from danube_fast.broker.topic_policy import TopicPolicy, effective, merge_values
 from danube_fast.broker.topic_records import (
     Extent,
@@ -143,6 +144,27 @@ class TopicDirectory:
         """Partitions in these logs whose messages are to be dropped."""
         wanted = set(log_ids)
         return [record.partition_id for record in self._deleted.values() if record.log_id in wanted]
+
+    def is_elsewhere(self, partition_id: int, log_ids: Iterable[int]) -> bool:
+        """Whether a partition is known, and known not to be in these logs."""
+        record = self._partitions.get(partition_id)
+        if record is None:
+            return partition_id in self._deleted
+        return record.log_id not in set(log_ids)
+
+    def move(self, record: PartitionRecord, log_id: int, first_offset: int) -> PartitionRecord:
+        """Record that a partition is in another log, all of it. Raises what prevents it: then nothing
+        has changed."""
+        moved = move_partition(self._store, _partition_key(record.partition_id), record, log_id,
+                               first_offset)  # fmt: skip
+        self._count(record, -1)
+        self._partitions[record.partition_id] = moved
+        self._count(moved, 1)
+        return moved
+
+    def log_loads(self) -> list[int]:
+        """How many partitions each log has."""
+        return list(self._load_of_log)
 
     def dropped(self, partition_ids: Iterable[int]) -> None:
         """Their worker has dropped these; what the store could not forget is asked for again."""

@@ -1,4 +1,4 @@
-"""`danube-fast topics`: create, list, describe, set, policies, delete, stats."""
+"""`danube-fast topics`: create, list, describe, set, policies, move, delete, stats."""
 
 from __future__ import annotations
 
@@ -168,6 +168,27 @@ def set_policy(
     """Change what is kept and allowed of a topic: retention, TTL, quotas, limits, rates."""
     changed = operation(url, "set_topic_policy", topic=topic, values=policy_values(values))
     print_result(output, changed, f"{topic}: {' '.join(values)}")
+
+
+@app.command(
+    epilog=example(
+        "danube-fast topics move /default/flights --worker 1",
+        "danube-fast topics move /default/flights --partition 2 --worker 0",
+    )
+)
+def move(
+    topic: TopicArgument,
+    worker: Annotated[int, typer.Option(min=0, help="The worker that gets it, from 0.")],
+    partition: Annotated[
+        int | None, typer.Option(min=0, help="Only this partition, from 0; default: all.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Move a topic to another worker while it is used."""
+    moved = operation(url, "move_topic", topic=topic, worker=worker, partition=partition)
+    count = len(moved.get("moved", []))
+    print_result(output, moved, f"moved {topic} to worker {worker} ({count} partitions)")
 
 
 @app.command(epilog=example("danube-fast topics delete /default/flights --yes"))

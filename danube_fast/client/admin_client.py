@@ -133,6 +133,22 @@ class AdminClient:
         )
         return answer
 
+    def move_topic(
+        self, topic: str, worker: int, *, partition: int | None = None, timeout: float = 600.0
+    ) -> dict[str, Any]:
+        """Move a topic, or one of its partitions, to another worker (counted from 0); publishing and
+        consuming go on meanwhile. What moved, in milliseconds. NotFound, FailedPrecondition, Unavailable.
+
+        A move that takes longer than `timeout` seconds goes on all the same.
+        """
+        arguments: dict[str, Any] = {"topic": topic, "worker": worker}
+        if partition is not None:
+            arguments["partition"] = partition
+        answer: dict[str, Any] = self._core.run(
+            self._core.admin_steps("move_topic", arguments, timeout)
+        )
+        return answer
+
     def list_subscriptions(self, topic: str) -> list[dict[str, Any]]:
         """Subscriptions of a topic: type, lag, what is unacked, who consumes."""
         answer: list[dict[str, Any]] = self.call("list_subscriptions", topic=topic)

@@ -204,6 +204,7 @@ class Attachment:
             self._forget_id()
             self.subscribed = False
             if isinstance(error, _RETRYABLE):
+                self.on_lost()  # acks that the broker has not taken yet are void
                 self._on_refused(error)
             else:
                 self.fail(error)

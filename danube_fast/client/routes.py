@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from danube_fast.client.calls import Call, OnLoss
 from danube_fast.client.connection import Connection
-from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, MILLISECOND_NS
+from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, MILLISECOND_NS, SECOND_NS
 from danube_fast.client.pump import Steps, Wait
 from danube_fast.errors import (
     DanubeError,
@@ -34,6 +34,8 @@ __all__ = ["Partition", "Routes", "Topic"]
 _ANSWER_MARGIN_NS = 500 * MILLISECOND_NS
 """A LOOKUP that waits for its topic is given up by the broker this long before the caller."""
 _PART_MARK = "-part-"
+_SETTLED_NS = SECOND_NS
+"""What was found so long ago was right: the next search begins without a long wait."""
 
 
 class Partition(NamedTuple):
@@ -78,6 +80,8 @@ class _Refresh:
         self.routes = routes
         self.topic = topic
         self.backoff_ns = BACKOFF_MIN_NS
+        self.found_ns = 0
+        """When it succeeded last."""
         self.waiting = False
         self.in_flight = False
 
@@ -86,7 +90,11 @@ class _Refresh:
         if not self.waiting and not self.in_flight:
             self.waiting = True
             pump = self.routes.core.pump
-            pump.arm(self, pump.clock.monotonic_ns() + self.backoff_ns)
+            now_ns = pump.clock.monotonic_ns()
+            if self.found_ns and now_ns - self.found_ns > _SETTLED_NS:
+                self.backoff_ns = BACKOFF_MIN_NS
+            self.found_ns = 0
+            pump.arm(self, now_ns + self.backoff_ns)
             self.backoff_ns = min(2 * self.backoff_ns, BACKOFF_MAX_NS)
 
     def on_time(self, now_ns: int) -> None:
@@ -113,6 +121,7 @@ class _Refresh:
         elif call.error is not None:
             self.start()
         else:
+            self.found_ns = self.routes.core.pump.clock.monotonic_ns()
             self.topic.partitions[:] = self.routes.partitions_of(call.value)
             user.moved()
 

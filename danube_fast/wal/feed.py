@@ -157,6 +157,11 @@ class RunTable:
         self._index.drop_partition(partition_id)
         self._tail.drop_partition(partition_id)
 
+    def purge_partition(self, partition_id: int) -> bool:
+        """A slice of forgetting what is left of a partition that comes back; True when it is done."""
+        self._tail.drop_partition(partition_id)
+        return self._index.purge(partition_id, _SWEEP_ENTRIES_MAX)
+
     def close(self, synced_position: int, *, clean: bool) -> None:
         """Put the rest into the index and close it."""
         if clean and self._index.is_ready:

@@ -360,6 +360,31 @@ class Index:
         self._dropped.add(partition_id)
         self._sweep_next = 0
 
+    def purge(self, partition_id: int, entries_max: int) -> bool:
+        """Remove what is left of a partition that comes back, up to `entries_max` entries; True when
+        nothing is and it is indexed again from here on."""
+        if self._environment is not None and not self._purge_some(partition_id, entries_max):
+            return False
+        self._dropped.discard(partition_id)
+        return True
+
+    def _purge_some(self, partition_id: int, entries_max: int) -> bool:
+        removed = 0
+        try:
+            with self._environment.begin(write=True) as transaction:
+                for database in (self._offsets, self._times):
+                    cursor = transaction.cursor(database)
+                    cursor.set_range(_KEY.pack(partition_id, 0))
+                    while cursor.key() and _KEY.unpack(cursor.key())[0] == partition_id:
+                        if removed == entries_max:
+                            return False
+                        cursor.delete()
+                        removed += 1
+        except (lmdb.Error, OSError, struct.error) as fault:
+            self._note(fault)
+            return False
+        return True
+
     def start_sweep(self, oldest_position: int) -> None:
         """Let `sweep` remove what lies below `oldest_position`."""
         if oldest_position > self._sweep_below:

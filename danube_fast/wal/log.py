@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -129,9 +130,8 @@ class Log:
     @property
     def snapshot(self) -> tuple[int, bytes] | None:
         """(position, state) of the snapshot that replay starts from, or None. Empty state: none."""
-        if self._loaded is None:
-            return None
-        return self._loaded.header.position, self._loaded.state
+        loaded = self._loaded
+        return (loaded.header.position, loaded.state) if loaded is not None else None
 
     @property
     def was_clean(self) -> bool:
@@ -231,12 +231,8 @@ class Log:
 
         The clock may have been set back meanwhile: a segment is never older than the one before it.
         """
-        position = self._chain.oldest_position
-        for segment in self._chain:
-            if segment.created_ns > wall_ns:
-                break
-            position = segment.first_position
-        return position
+        older = itertools.takewhile(lambda segment: segment.created_ns <= wall_ns, self._chain)
+        return max((segment.first_position for segment in older), default=self.oldest_position)
 
     @property
     def losses(self) -> list[Loss]:
@@ -458,8 +454,12 @@ class Log:
         return count
 
     def drop_partition(self, partition_id: int) -> None:
-        """Forget where a partition's frames are; its id must never be used again."""
+        """Forget where a partition's frames are. Before it may come back: `purge_partition`."""
         self._runs.drop_partition(partition_id)
+
+    def purge_partition(self, partition_id: int) -> bool:
+        """A slice of forgetting all of a partition that is about to come back; True when done."""
+        return self._runs.purge_partition(partition_id)
 
     # -- closing -----------------------------------------------------------------------------
 
@@ -470,10 +470,9 @@ class Log:
         closed then all the same.
         """
         ready, self._ready = self._ready, False
-        error: DanubeError | None = None
+        error = None
         try:
-            if ready:
-                error = self._settle_end(state)
+            error = self._settle_end(state) if ready else None
         finally:
             self._spares.stop()
             self._sync.stop()

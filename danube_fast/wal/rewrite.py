@@ -6,6 +6,8 @@ either in the segment that failed or in the one that takes its place.
     cut                                                      end_position
      | frame | frame | ... PAD | frame | frame | ... PAD |    marker, then whatever comes
      +---------- group --------+
+
+Frames that come from another log, when a partition moves, are stamped here too.
 """
 
 from __future__ import annotations
@@ -15,18 +17,33 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from danube_fast.frame.kernel import address_of, direct
-from danube_fast.frame.layout import HEADER_BYTES, HEADER_DTYPE
+from danube_fast.errors import Internal
+from danube_fast.frame.kernel import address_of, direct, kernel
+from danube_fast.frame.layout import (
+    AT_APPEND_TIME_NS,
+    AT_BASE_OFFSET,
+    AT_FRAME_BYTES,
+    AT_OFFSET_SPAN,
+    AT_PARTITION_ID,
+    HEADER_BYTES,
+    HEADER_DTYPE,
+)
+from danube_fast.frame.memory import load_i64, load_u32, store_u32, store_u64
 from danube_fast.frame.stamp import stamp
 from danube_fast.wal.layout import RUN_DTYPE, pad_bytes
 from danube_fast.wal.writer import PadStamper, signed
 
-__all__ = ["Rewrite", "WrittenGroup", "restamp"]
+__all__ = ["Rewrite", "WrittenGroup", "restamp", "restamp_run"]
 
 _GROUP_BYTES_MAX = 4 * 1024 * 1024
 """A group is closed at this size; one frame may be larger."""
 
 _stamp = direct(stamp)
+_RUN_AT = {name: place[1] for name, place in (RUN_DTYPE.fields or {}).items()}
+_RUN_BYTES = RUN_DTYPE.itemsize
+_RUN_OFFSET, _RUN_POSITION = _RUN_AT["base_offset"], _RUN_AT["position"]
+_RUN_TIME, _RUN_PARTITION = _RUN_AT["append_time_ns"], _RUN_AT["partition_id"]
+_RUN_SPAN, _RUN_SIZE = _RUN_AT["offset_span"], _RUN_AT["byte_count"]
 
 
 class WrittenGroup(NamedTuple):
@@ -43,6 +60,53 @@ class Rewrite(NamedTuple):
     groups: list[WrittenGroup]
     runs: np.ndarray[Any, Any]
     end_position: int
+
+
+@kernel("int64(int64,int64,int64,int64,int64,int64,int64)")
+def _restamp_run(
+    address: int, byte_count: int, log_id: int, position: int, epoch: int, synced: int, rows: int
+) -> int:
+    """Stamp frames that stand back to back, and describe each at `rows`; their count, or -1 if they
+    are not whole."""
+    at = count = 0
+    while at < byte_count:
+        frame = address + at
+        size = load_u32(frame + AT_FRAME_BYTES) if byte_count - at >= HEADER_BYTES else 0
+        if size < HEADER_BYTES or size > byte_count - at:
+            return -1
+        base, time_ns = load_i64(frame + AT_BASE_OFFSET), load_i64(frame + AT_APPEND_TIME_NS)
+        partition_id, span = load_u32(frame + AT_PARTITION_ID), load_u32(frame + AT_OFFSET_SPAN)
+        stamp(frame, log_id, position + at, base, time_ns, synced, partition_id, epoch, span)
+        row = rows + count * _RUN_BYTES
+        store_u64(row + _RUN_OFFSET, base)
+        store_u64(row + _RUN_POSITION, position + at)
+        store_u64(row + _RUN_TIME, time_ns)
+        store_u32(row + _RUN_PARTITION, partition_id)
+        store_u32(row + _RUN_SPAN, span)
+        store_u32(row + _RUN_SIZE, size)
+        at += size
+        count += 1
+    return count
+
+
+_call_restamp_run = direct(_restamp_run)
+
+
+def restamp_run(
+    frames: bytearray, *, log_id: int, position: int, epoch: int, synced_position: int
+) -> np.ndarray[Any, Any]:
+    """Stamp frames that stand back to back for `position` and on, in place; their RUN_DTYPE rows.
+
+    Offsets and times stay. Raises Internal if they are not whole.
+    """
+    runs = np.zeros(len(frames) // HEADER_BYTES, RUN_DTYPE)
+    count = _call_restamp_run(
+        address_of(frames), len(frames), signed(log_id), position, epoch, synced_position,
+        address_of(runs),
+    )  # fmt: skip
+    if count < 0:
+        raise Internal("frames of another log did not arrive whole; report this")
+    return runs[:count]
 
 
 def restamp(

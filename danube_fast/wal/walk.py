@@ -222,20 +222,10 @@ def next_group(chain: Chain, log_id: int, position: int, epoch: int) -> int | No
 
 
 def rows_to_runs(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Join neighbouring frames of one partition and one append time into RUN_DTYPE rows."""
-    if not len(rows):
-        return np.empty(0, dtype=RUN_DTYPE)
-    before, after = rows[:-1], rows[1:]
-    joined = (
-        (before["partition_id"] == after["partition_id"])
-        & (before["append_time_ns"] == after["append_time_ns"])
-        & (before["position"] + before["frame_bytes"] == after["position"])
-        & (before["base_offset"] + before["offset_span"] == after["base_offset"])
-    )
-    starts = np.concatenate(([0], np.flatnonzero(~joined) + 1))
-    runs = np.zeros(len(starts), dtype=RUN_DTYPE)
-    for field in ("base_offset", "position", "append_time_ns", "partition_id"):
-        runs[field] = rows[field][starts]
-    runs["offset_span"] = np.add.reduceat(rows["offset_span"], starts)
-    runs["byte_count"] = np.add.reduceat(rows["frame_bytes"], starts)
+    """RUN_DTYPE rows, one for each frame, as a writer has them. A frame that was written to this log
+    twice, since its partition left and came back, is found where it was written last."""
+    runs = np.zeros(len(rows), dtype=RUN_DTYPE)
+    for field in ("base_offset", "position", "append_time_ns", "partition_id", "offset_span"):
+        runs[field] = rows[field]
+    runs["byte_count"] = rows["frame_bytes"]
     return runs

@@ -29,6 +29,8 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     (f"topics stats {TOPIC}", "topic_stats", {"topic": TOPIC}),
     (f"topics set {TOPIC} --durability os", "set_topic", {"topic": TOPIC, "durability": "os"}),
     (f"topics set {TOPIC} --partitions 5", "set_topic", {"topic": TOPIC, "partitions": 5}),
+    (f"topics move {TOPIC} --worker 1 --partition 2", "move_topic",
+     {"topic": TOPIC, "worker": 1, "partition": 2}),
     (f"topics delete {TOPIC} --yes", "delete_topic", {"topic": TOPIC}),
     (f"topics purge {TOPIC} --yes", "purge_topic", {"topic": TOPIC}),
     (f"subscriptions skip {TOPIC} s 3 --yes", "skip_messages",

@@ -82,20 +82,31 @@ class FakeRequest:
 
 
 class Rig:
-    """One worker with `log_count` logs under `directory`."""
+    """One worker with `log_count` logs, or the `logs` of these ids, under `directory`."""
 
-    def __init__(self, directory: Path, *, log_count: int = 1, **settings: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        log_count: int = 1,
+        logs: list[int] | None = None,
+        mailbox: FakeMailbox | None = None,
+        process_index: int = 1,
+        worker_count: int = 1,
+        **settings: Any,
+    ) -> None:
         self.directory = directory
         self.context: zmq.Context[Any] = zmq.Context()
-        self.mailbox = FakeMailbox()
+        self.mailbox = mailbox or FakeMailbox()
         self.buckets = BucketTable.create()
         self.settings = Settings(
             **{"segment_bytes": SEGMENT_BYTES, "data_dir": str(directory), **settings}
         )
-        logs = [(i, str(directory / f"log-{i}")) for i in range(log_count)]
+        log_ids = range(log_count) if logs is None else logs
         config = SimpleNamespace(
-            logs=logs, settings=self.settings, data_dir=str(directory), worker_count=1, host_id="rig",
-            tcp_host="127.0.0.1", tcp_port=0, ipc_endpoint="",
+            logs=[(i, str(directory / f"log-{i}")) for i in log_ids], settings=self.settings,
+            data_dir=str(directory), worker_count=worker_count, host_id="rig",
+            process_index=process_index, tcp_host="127.0.0.1", tcp_port=0, ipc_endpoint="",
         )  # fmt: skip
         directory.mkdir(parents=True, exist_ok=True)
         self.boot: Any = SimpleNamespace(

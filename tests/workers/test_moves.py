@@ -1,0 +1,252 @@
+"""A move is cut short at every message, by the death of each of those who take part: afterwards one worker
+has the partition, the one that the metadata names, with every message, window, cursor and policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from danube_fast.errors import FailedPrecondition, Unavailable
+from tests.workers.move_rig import COORDINATOR, MoveRig
+from tests.workers.shard_rig import RawClient
+
+FRAMES = 12
+PER_FRAME = 10
+ACKED = 57
+NAME = "p"
+EVERYBODY = (COORDINATOR, 1, 2)
+OK, DUPLICATE = 0, 1
+
+
+def payloads(frame: int) -> list[bytes]:
+    return [b"%d" % number for number in range(frame * PER_FRAME, (frame + 1) * PER_FRAME)]
+
+
+class Story:
+    """One partition's life: published to, consumed a part of, moved."""
+
+    def __init__(self, rig: MoveRig, **options: Any) -> None:
+        self.rig = rig
+        self.pid = rig.create(**options).partition_id
+        self.memory = options.get("durability") == "memory"
+        self.frames: list[bytes] = []
+        client = rig.workers[1].client()
+        opened = client.open_producer(self.pid, NAME)
+        for frame in range(FRAMES):
+            self._publish(client, opened, frame)
+        reply = client.subscribe(self.pid, "s", kind="shared")
+        assert reply[0] == 67, reply
+        client.receive(FRAMES * PER_FRAME)
+        client.ack(0, ACKED - 10, ACKED - 5, ACKED)  # with a hole
+        self.count = FRAMES * PER_FRAME
+
+    def _publish(self, client: RawClient, opened: dict[str, int], frame: int) -> None:
+        sealed = client.frame(opened, opened["next_sequence"] + (frame - opened["next_sequence"] // PER_FRAME) * PER_FRAME, payloads(frame))  # fmt: skip
+        statuses = client.publish((self.pid, sealed))
+        assert statuses == [OK, frame * PER_FRAME]
+
+    def check(self, *, lost_memory: bool = False) -> None:
+        """Everything is where the metadata says, once."""
+        owner = self.rig.owner()
+        for session in list(owner.worker.sessions):
+            owner.worker.close_session(session)
+        client = owner.client()
+        opened = client.open_producer(self.pid, NAME)
+        assert opened["next_sequence"] == self.count, "the window was lost"
+        again = client.frame(opened, self.count - PER_FRAME, payloads(self.count // PER_FRAME - 1))
+        assert client.publish((self.pid, again)) == [DUPLICATE, self.count - PER_FRAME]
+        partition = owner.worker.catalog.by_id[self.pid]
+        sub = partition.subscriptions["s"]
+        assert sub.cursor == ACKED - 10
+        if not lost_memory:
+            reply = client.subscribe(self.pid, "r", consumer_id=7, kind="reader")
+            assert reply[0] == 67, reply
+            first = partition.first_offset
+            got = client.receive(self.count - first)
+            assert got == [(n, b"%d" % n) for n in range(first, self.count)]
+            assert first <= ACKED - 10
+            reply = client.subscribe(self.pid, "s", consumer_id=8, kind="shared")
+            assert reply[0] == 67, reply
+            wanted = [n for n in range(ACKED - 10, self.count) if not ACKED - 5 <= n < ACKED]
+            assert sorted(offset for offset, _ in client.receive(len(wanted))) == wanted
+        base = partition.visible
+        frame = self.count // PER_FRAME
+        sealed = client.frame(opened, self.count, payloads(frame))
+        statuses = client.publish((self.pid, sealed))
+        assert statuses[0] == OK
+        assert statuses[1] >= base
+        if not lost_memory:
+            assert statuses[1] == self.count, "an offset was skipped"
+        self.count += PER_FRAME
+        client.socket.close(linger=0)
+        owner.clients.remove(client)
+
+
+@pytest.fixture
+def moves(tmp_path: Path) -> Iterator[Any]:
+    started: list[MoveRig] = []
+
+    def start(**settings: Any) -> MoveRig:
+        rig = MoveRig(tmp_path / f"data{len(started)}", **settings)
+        started.append(rig)
+        return rig
+
+    yield start
+    for rig in started:
+        rig.stop()
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os", "memory"])
+def test_there_and_back_again_with_everything(moves: Any, durability: str) -> None:
+    rig = moves()
+    story = Story(rig, durability=durability)
+    for number in range(4):
+        outcome = rig.start_move(1 - rig.partition().log_id)
+        rig.settle()
+        ((value, error),) = outcome
+        assert error is None, error
+        assert value["to_worker"] == (number + 1) % 2
+        story.check()
+
+
+def test_the_steps_are_few_enough_to_try_every_one(moves: Any) -> None:
+    rig = moves()
+    Story(rig)
+    rig.net.delivered.clear()
+    rig.start_move(1)
+    rig.settle()
+    asked = [name for name in rig.net.delivered if name != "reply"]
+    assert asked == ["move_here", "move_read", "move_freeze", "move_finish", "move_state",
+                     "move_away", "assign"]  # fmt: skip
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+@pytest.mark.parametrize("victim", EVERYBODY)
+def test_a_death_at_every_message_of_a_move(moves: Any, victim: int, durability: str) -> None:
+    rig = moves()
+    story = Story(rig, durability=durability)
+    moved = stayed = steps = 0
+    while True:
+        before = rig.partition().log_id
+        outcome = rig.start_move(1 - before)
+        for _ in range(steps):
+            if not rig.step():
+                break
+        is_over = not rig.net.queue and bool(outcome)
+        rig.crash(victim)
+        rig.settle()
+        if rig.partition().log_id == before:
+            stayed += 1
+        else:
+            moved += 1
+        story.check()
+        if is_over:
+            break
+        steps += 1
+    assert min(moved, stayed) > 0
+    assert steps > 10
+
+
+@pytest.mark.parametrize("workers", [(2, 1), (2, 1, 2)])
+def test_all_die_in_the_middle_and_fewer_workers_take_the_logs(moves: Any, workers: Any) -> None:
+    steps = 0
+    is_over = False
+    rig = moves()
+    story = Story(rig)
+    while not is_over:
+        outcome = rig.start_move(1 - rig.partition().log_id)
+        for _ in range(steps):
+            if not rig.step():
+                break
+        is_over = not rig.net.queue and bool(outcome)
+        for count in workers[1:]:
+            rig.restart_all(count)
+            story.check()
+        if rig.worker_count == 1:
+            rig.restart_all(2)
+        steps += 1
+    assert steps > 10
+
+
+@pytest.mark.parametrize("victim", EVERYBODY)
+def test_a_memory_topic_is_lost_with_its_worker_only(moves: Any, victim: int) -> None:
+    steps = 0
+    is_over = False
+    while not is_over:
+        rig = moves()
+        story = Story(rig, durability="memory")
+        outcome = rig.start_move(1)
+        for _ in range(steps):
+            if not rig.step():
+                break
+        is_over = not rig.net.queue and bool(outcome)
+        began = "move_freeze" in rig.net.delivered
+        rig.crash(victim)
+        rig.settle()
+        # a move that begins after the death of the old worker moves what that left
+        lost = victim == 1 if not began else rig.owner() is rig.workers.get(victim)
+        if not lost:
+            story.check()
+        else:
+            rig.owner()
+        steps += 1
+    assert steps > 10
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_gone_everywhere(moves: Any) -> None:
+    rig = moves()
+    story = Story(rig)
+    rig.start_move(1)
+    for _ in range(5):
+        rig.step()
+    directory = rig.coordinator.topics
+    _, partitions = directory.delete("/default/t")
+    rig.coordinator.mover.give_up([story.pid], "it was deleted")
+    rig.coordinator.placement.forget(partitions)
+    rig.coordinator.box.call(
+        1, "unassign", {"partition_ids": [story.pid]}, on_reply=lambda reply: None
+    )
+    rig.settle()
+    for worker in rig.workers.values():
+        assert story.pid not in worker.worker.catalog.by_id
+
+
+def test_moves_that_cannot_be_say_why(moves: Any) -> None:
+    rig = moves()
+    Story(rig)
+    outcome = rig.start_move(1)
+    with pytest.raises(FailedPrecondition, match="being moved already"):
+        rig.start_move(1)
+    rig.settle()
+    assert outcome[0][1] is None
+    worker = rig.workers.pop(2)
+    with pytest.raises(Unavailable, match="worker 1 is down"):
+        rig.start_move(0)
+    rig.workers[2] = worker
+    rig.start_move(0)
+    rig.settle()
+    rig.owner()
+
+
+def test_publishers_and_consumers_are_told_where_to_go(moves: Any) -> None:
+    rig = moves()
+    story = Story(rig)
+    client = rig.workers[1].client()
+    opened = client.open_producer(story.pid, NAME)
+    assert client.subscribe(story.pid, "s", kind="shared")[0] == 67
+    rig.start_move(1)
+    while "move_freeze" not in rig.net.delivered:
+        rig.step()
+    statuses = client.publish((story.pid, client.frame(opened, story.count, payloads(FRAMES))))
+    assert statuses[0] == 8, "not now"
+    client.pump()
+    (event,) = client.events
+    assert event[3]["code"] == 36
+    assert client.subscribe(story.pid, "s", kind="shared")[2] == 36
+    rig.settle()
+    statuses = client.publish((story.pid, client.frame(opened, story.count, payloads(FRAMES))))
+    assert statuses[0] == 36, "not here"
+    story.check()
