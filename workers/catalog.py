@@ -91,7 +91,9 @@ class Catalog:
         """Close a partition: whether this log has it is for the metadata to say."""
         partition.switching += not partition.moving
         partition.moving, partition.moving_epoch = moving, owner_epoch
-        partition.refusal = f"{partition.topic} is being moved to another worker; send again"
+        partition.refusals["move"] = (
+            f"{partition.topic} is being moved to another worker; send again"
+        )
         row = self.tables.partitions[partition.slot]
         row[PartitionWord.MODE] = Mode.CLOSED
         row[PartitionWord.REFUSAL] = ResourceExhausted.code
@@ -100,7 +102,7 @@ class Catalog:
         """It is this log's: take publishes again."""
         partition.switching -= bool(partition.moving)
         partition.moving = r.Moving.NO
-        partition.refusal = ""
+        partition.refusals.pop("move", None)
         self.assign(partition.assigned, partition.log_slot)
 
     # ------------------------------------------------------------ restoring

@@ -46,6 +46,7 @@ from danube_fast.workers.placement import Placement
 from danube_fast.workers.quota import QuotaKeeper
 from danube_fast.workers.rebalancer import Rebalancer
 from danube_fast.workers.sleeper import Sleeper
+from danube_fast.workers.storage import StorageKeeper
 from danube_fast.workers.watches import Watches
 
 __all__ = ["Coordinator", "main"]
@@ -99,6 +100,7 @@ class Coordinator:
             booted.mailbox, self._settings, self._config.worker_count, self
         )
         self.quota = QuotaKeeper(booted.mailbox, booted.config)
+        self.storage = StorageKeeper(booted.mailbox, self.topics)
         self.front = Front(
             context,
             self._settings,

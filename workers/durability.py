@@ -38,7 +38,7 @@ def change_durability(
     row[PartitionWord.MODE] = Mode.CLOSED
     row[PartitionWord.REFUSAL] = ResourceExhausted.code
     partition.switching += 1
-    partition.refusal = (
+    partition.refusals["durability"] = (
         f"the durability of {partition.topic} is being changed to {assigned.durability}; send again"
     )
     journal = worker.journals[partition.log_slot]
@@ -54,7 +54,7 @@ def change_durability(
                 _log.error("%s stays %s: %s", partition.topic, partition.durability, error)
                 _go_back(worker, partition)
             if not partition.switching:
-                partition.refusal = ""
+                partition.refusals.pop("durability", None)
                 worker.catalog.assign(partition.assigned, partition.log_slot)
                 worker.limits.apply(partition)
                 worker.intake.reserve_offsets(partition, urgent=True)

@@ -43,7 +43,7 @@ class Limits:
             self.apply(partition)
 
     def apply(self, partition: Partition) -> None:
-        """A partition is new here, or its policy changed."""
+        """A partition is new here, or its policy changed; retention hears of it too."""
         policy = partition.policy
         row = self._worker.tables.partitions[partition.slot]
         row[PartitionWord.MESSAGE_BYTES_MAX] = policy.message_bytes_max
@@ -55,6 +55,7 @@ class Limits:
             )
         elif partition.partition_id in self._throttled:
             self._let_in(partition)
+        self._worker.retention.apply(partition)
         for sub in partition.subscriptions.values():
             self.equip(partition, sub)
             self._worker.touch(sub)

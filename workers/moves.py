@@ -136,6 +136,7 @@ class Moves:
         self.departures.forget(partition.partition_id)
         arrived = partition.moving is r.Moving.ARRIVING
         worker.catalog.unhold(partition)
+        worker.limits.apply(partition)
         record = r.PartitionMoving(partition.partition_id, r.Moving.NO, partition.moving_epoch)
         worker.journals[partition.log_slot].record(record)
         worker.intake.reserve_offsets(partition, urgent=True)

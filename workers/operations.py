@@ -276,6 +276,7 @@ class Operations:
             "dead_letters": sub.dead_letter_count,
             "skipped": sub.router.skipped_count if sub.router is not None else 0,
             "lost": sub.lost_count,
+            "expired": sub.expired_count,
             **self._worker.gaps.of(partition, sub),
             "failure_policy": msgspec.to_builtins(sub.policy),
             "consumers": [

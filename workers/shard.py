@@ -366,6 +366,8 @@ class ShardWorker:
             self._reading.clear()
             effects: list[Deliver] = []
             for partition in dirty.values():
+                if partition.policy.message_ttl_ms:
+                    self.retention.expire_old(partition)
                 mets, again = dispatch_fairly(partition, self._read_log, self.now_ns, effects)
                 if again:
                     self.dirty[partition.partition_id] = partition
@@ -450,6 +452,7 @@ class ShardWorker:
         for pending in (self.dirty, self._unread, self.moved_cursors):
             pending.pop(partition.partition_id, None)
         self.gaps.forget(partition.partition_id)
+        self.retention.forget(partition)
         self.tails.empty(partition)
 
     def resume(self, session: Session) -> None:

@@ -19,6 +19,7 @@ from danube_fast.errors import DanubeError
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.frames import frames_of
 from danube_fast.workers.load import LoadReports
+from danube_fast.workers.storage import StorageReports
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
@@ -60,6 +61,7 @@ class Upkeep:
         self._wall_at_zero_ns = worker.clock.wall_ns() - worker.clock.monotonic_ns()
         self._synced_before = sum(log.synced_position for log in worker.logs)
         self._loads = LoadReports(worker)
+        self._storage = StorageReports(worker)
         self.bytes_read = 0
         """Of the log, for consumers behind the tail."""
 
@@ -93,6 +95,8 @@ class Upkeep:
         if worker.catalog.timers.next_ns <= now_ns:
             self._run_timers(now_ns)
         worker.dead_letters.do_work(now_ns)
+        worker.retention.do_work(now_ns)
+        self._storage.do_work(now_ns)
         worker.moves.arrivals.do_work()
         self._loads.do_work(now_ns)
         for slot in range(len(worker.journals)):

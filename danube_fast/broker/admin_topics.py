@@ -16,7 +16,7 @@ __all__ = ["topic_stats", "topic_summary"]
 
 TOPICS_LISTED_MAX = 10_000
 _ADDED_UP = ["lag_messages", "unacked", "waiting_redelivery", "delayed", "blocked", "redelivered"]
-_ADDED_UP += ["dropped", "dead_letters", "skipped", "lost", "gaps"]
+_ADDED_UP += ["dropped", "dead_letters", "skipped", "lost", "gaps", "expired"]
 
 
 def topic_summary(record: TopicRecord) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from danube_fast.broker.records import (
     PolicySet,
     SubscriptionCreated,
 )
+from danube_fast.broker.sizes import Sizes
 from danube_fast.broker.subscription import Subscription
 from danube_fast.broker.timers import Timers
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
@@ -72,8 +73,14 @@ class Partition:
         """End of the newest frame that becomes visible only when it is synced."""
         self.switching = 0
         """Changes of the durability that are under way."""
-        self.refusal = ""
-        """Why publishes are refused just now; empty when they are not."""
+        self.refusals: dict[str, str] = {}
+        """Why publishes are refused just now, by cause; empty when they are not."""
+        self.sizes: Sizes | None = None
+        """Where its bytes lie, if somebody must know."""
+        self.sizes_base = 0
+        """What `sizes` counts before `byte_count` began."""
+        self.old_at_ns = 0
+        """When its messages' ages are looked at next, monotonic."""
         self.moving = Moving.NO
         """On its way between two logs, closed until the metadata has decided."""
         self.moving_epoch = 0
@@ -89,6 +96,11 @@ class Partition:
         self._turn = 0
         self.message_count = 0
         self.byte_count = 0
+
+    @property
+    def refusal(self) -> str:
+        """Why publishes are refused just now, empty when they are not."""
+        return next(iter(self.refusals.values()), "")
 
     @property
     def dispatch_mode(self) -> Dispatch:

@@ -22,6 +22,11 @@ class Sizes:
         self._offsets = [offset]
         self._bytes = [byte_count]
 
+    @property
+    def end(self) -> int:
+        """The last offset that is known of."""
+        return self._offsets[-1]
+
     def note(self, offset: int, byte_count: int) -> None:
         """Everything below `offset` took `byte_count` bytes; both only grow."""
         if offset <= self._offsets[-1]:

@@ -62,6 +62,10 @@ class Subscription(Returns):
         self.lost_count = 0
         self.lost_counted = 0
         """The same as far as the worker's counter has it."""
+        self.expired_count = 0
+        """Messages that nobody acked before they were too old or too many."""
+        self.idle_since_ns = 0
+        """When its last consumer left, monotonic; 0: not known yet, or there are some."""
         self._sought: int | None = None
         self._free_slots: list[int] = []
 
@@ -112,6 +116,16 @@ class Subscription(Returns):
         """Acknowledge flat [start, end) pairs, as far as the consumer holds them."""
         if consumer.slot >= 0:
             self.ledger.ack(consumer.slot, pairs)
+
+    def expire(self, until: int, reason: str) -> Gap | None:
+        """What nobody acked below `until` counts as acked. The range that is lost so, if there is any."""
+        start = self.cursor
+        if not self.tracks or until <= start:
+            return None
+        count = self.settle(start, until)
+        self.expired_count += count
+        self.lost_count += count
+        return Gap(until, reason, lost=True, start=start) if count else None
 
     def seek(self, offset: int) -> None:
         """Start over at `offset`: everything below counts as acked, everything above as new.

@@ -1,0 +1,398 @@
+"""Policies on a worker: rates counted over a virtual minute, ages, sizes, numbers, live changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from danube_fast.net.protocol import Status
+from tests.workers.shard_rig import Rig
+
+SECOND = 1_000_000_000
+THROTTLED = int(Status.THROTTLED)
+EXHAUSTED = 8
+
+
+class Shifted:
+    """The clock of this machine, and whatever a test adds."""
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+        self.ahead_ns = 0
+
+    def wall_ns(self) -> int:
+        return int(self._clock.wall_ns()) + self.ahead_ns
+
+    def monotonic_ns(self) -> int:
+        return int(self._clock.monotonic_ns()) + self.ahead_ns
+
+
+@pytest.fixture
+def rig(rigs: Callable[..., Rig]) -> Rig:
+    made = rigs(session_timeout_ms=3_600_000)
+    made.worker.clock = made.boot.clock = Shifted(made.boot.clock)
+    return made
+
+
+def later(rig: Rig, seconds: float) -> None:
+    """Let the time go by, and let the worker see it."""
+    rig.worker.clock.ahead_ns += int(seconds * SECOND)
+    for _ in range(3):
+        rig.worker.do_work()
+
+
+def assign(rig: Rig, partition_id: int = 1, durability: str = "os", **policy: Any) -> None:
+    rig.assign(partition_id, durability=durability, policy=policy)
+
+
+def stats(rig: Rig, partition_id: int = 1) -> dict[str, Any]:
+    entries = rig.operation("partition_stats")["partitions"]
+    return next(entry for entry in entries if entry["partition_id"] == partition_id)
+
+
+def subscription(rig: Rig, name: str = "s") -> dict[str, Any]:
+    return next(e for e in stats(rig)["subscriptions"] if e["subscription"] == name)
+
+
+# ---------------------------------------------------------------- rates
+
+
+@pytest.mark.parametrize(
+    ("policy", "per_second"),
+    [
+        ({"publish_messages_per_second": 100}, 100),
+        ({"publish_messages_per_second": 5000}, 5000),
+        ({"publish_bytes_per_second": 100_000}, None),
+    ],
+)
+def test_a_publish_rate_over_sixty_virtual_seconds(rig, policy, per_second):
+    assign(rig, **policy)
+    client = rig.client()
+    opened = client.open_producer(1)
+    draw = random.Random(1)
+    clock, start = rig.worker.clock, rig.worker.clock.monotonic_ns()
+    sequence = size = 0
+    count = 10 if per_second != 5000 else 100
+    while clock.monotonic_ns() - start < 60 * SECOND:
+        frame = client.frame(opened, sequence, [b"x" * 100] * count)
+        status, told = client.publish((1, frame))
+        if status == THROTTLED:
+            assert 0 < told < 2000, "milliseconds to wait"
+            clock.ahead_ns += told * 1_000_000 + draw.randrange(50_000_000)
+            continue
+        assert (status, told) == (0, sequence)
+        sequence += count
+        size += len(frame)
+    if per_second is None:
+        assert size == pytest.approx(60 * 100_000, rel=0.02)
+    else:
+        assert sequence == pytest.approx(60 * per_second, rel=0.02)
+
+
+def test_a_throttled_frame_is_sent_again_and_nothing_is_lost_or_doubled(rig):
+    assign(rig, publish_messages_per_second=10)
+    client = rig.client()
+    opened = client.open_producer(1)
+    frames = [client.frame(opened, i * 10, [b"%d" % n for n in range(10)]) for i in range(3)]
+    first, *rest = [client.publish((1, frame))[0] for frame in frames]
+    assert first == 0 and rest[0] == THROTTLED
+    assert rest[1] == Status.OUT_OF_SEQUENCE
+    later(rig, 1.1)
+    assert client.publish((1, frames[0])) == [1, 0], "a resend costs nothing"
+    assert client.publish((1, frames[1])) == [0, 10]
+    later(rig, 1.1)
+    assert client.publish((1, frames[2])) == [0, 20]
+    client.subscribe(1)
+    assert [offset for offset, _ in client.receive(30)] == list(range(30))
+
+
+def test_two_partitions_of_a_topic_share_its_rate_and_other_topics_do_not(rig):
+    for partition_id in (1, 2):
+        rig.assign(
+            partition_id, topic="/default/t", incarnation=7, durability="os",
+            policy={"publish_messages_per_second": 10},
+        )  # fmt: skip
+    rig.assign(3, incarnation=8, durability="os", policy={"publish_messages_per_second": 10})
+    client = rig.client()
+    opened = {pid: client.open_producer(pid) for pid in (1, 2, 3)}
+
+    def publish(partition_id: int, sequence: int) -> int:
+        frame = client.frame(opened[partition_id], sequence, [b"x"] * 10)
+        return client.publish((partition_id, frame))[0]
+
+    assert publish(1, 0) == 0
+    assert publish(2, 0) == 0, "the partition sees the debt when it is charged itself"
+    assert publish(2, 10) == THROTTLED
+    assert publish(3, 0) == 0
+    later(rig, 1.1)
+    assert publish(1, 10) == publish(2, 10) == THROTTLED, "two seconds' worth was taken"
+    later(rig, 0.8)
+    assert publish(1, 10) == 0
+
+
+def test_a_rate_that_is_taken_back_holds_nobody_any_more(rig):
+    assign(rig, publish_messages_per_second=1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    assert client.publish((1, client.frame(opened, 0, [b"x"] * 1000)))[0] == 0
+    assert client.publish((1, client.frame(opened, 1000, [b"x"])))[0] == THROTTLED
+    assign(rig)
+    assert client.publish((1, client.frame(opened, 1000, [b"x"])))[0] == 0
+
+
+def test_a_dispatch_rate_delays_and_never_drops(rig):
+    assign(rig, dispatch_messages_per_second=100)
+    client = rig.client()
+    opened = client.open_producer(1)
+    for i in range(100):
+        client.publish((1, client.frame(opened, i * 10, [b"x"] * 10)))
+    client.subscribe(1)
+    got: list[int] = []
+    start = rig.worker.clock.monotonic_ns()
+    while rig.worker.clock.monotonic_ns() - start < 5 * SECOND:
+        later(rig, 0.02)
+        client.pump()
+        taken, client.delivered = client.delivered, []
+        got += [int(o) for _, view in taken for o in view.offsets()]
+    assert len(got) == pytest.approx(500, rel=0.07)
+    assign(rig)
+    got += [offset for offset, _ in client.receive(1000 - len(got))]
+    assert got == list(range(1000))
+
+
+# ---------------------------------------------------------------- sizes and numbers
+
+
+def test_messages_above_the_topics_limit_are_refused_and_smaller_ones_are_not(rig):
+    assign(rig, message_bytes_max=100)
+    client = rig.client()
+    opened = client.open_producer(1)
+    big = client.frame(opened, 0, [b"x" * 50, b"y" * 101, b"z"])
+    reply = client.ask(11, parts=(bytes(client_bundle(1, big)),))
+    assert reply[1][0] == 3
+    assert "at most 100 bytes" in reply[2][3]
+    fine = client.frame(opened, 0, [b"x" * 100] * 50)
+    assert client.publish((1, fine)) == [0, 0]
+    assign(rig, message_bytes_max=10)
+    assert client.publish((1, fine)) == [1, 0], "what was accepted stays so"
+    packed = client.frame(opened, 50, [b"x" * 5000], codec=1)
+    assert client.publish((1, packed))[0] == 3
+
+
+def client_bundle(partition_id: int, frame: bytearray) -> bytes:
+    from danube_fast.frame.bundle import make_bundle
+
+    return bytes(make_bundle([(partition_id, frame)]))
+
+
+def test_producers_consumers_and_subscriptions_have_limits(rig):
+    assign(rig, producers_max=1, consumers_max=3, subscriptions_max=2, consumers_per_subscription_max=2)
+    one, two = rig.client(), rig.client()
+    one.open_producer(1, "a")
+    refused = two.ask(10, 1, "b")
+    assert refused[0] == 66 and "producers_max 1" in refused[3]
+    one.open_producer(1, "a")
+    assert one.subscribe(1, "x", consumer_id=1, kind="shared")[0] == 67
+    assert one.subscribe(1, "x", consumer_id=2, kind="shared")[0] == 67
+    third = two.subscribe(1, "x", consumer_id=1, kind="shared")
+    assert third[0] == 66 and "consumers_per_subscription_max 2" in third[3]
+    assert two.subscribe(1, "y", consumer_id=2, kind="shared")[0] == 67
+    assert "subscriptions_max 2" in two.subscribe(1, "z", consumer_id=3, kind="shared")[3]
+    assert "consumers_max 3" in two.subscribe(1, "y", consumer_id=4, kind="shared")[3]
+
+
+# ---------------------------------------------------------------- ages
+
+
+def test_a_time_to_live_over_sixty_virtual_seconds(rig):
+    """100 messages a second for a minute, alive for ten seconds: the last thousand are left."""
+    assign(rig, message_ttl_ms=10_000)
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.subscribe(1, credit=0)
+    for i in range(600):
+        client.publish((1, client.frame(opened, i * 10, [b"x"] * 10)))
+        rig.worker.clock.ahead_ns += SECOND // 10
+    client.send(21, 1, 1 << 30, 1 << 30)
+    rig.turn(lambda: client.pump() or client.delivered, "a delivery")
+    left = client.receive(900)
+    assert len(left) == pytest.approx(1000, rel=0.02)
+    assert left[-1][0] == 5999
+    expired = subscription(rig)["expired"]
+    assert expired + len(left) == 6000
+    gaps = [event[3] for event in client.events if event[2] == "gap"]
+    assert gaps and gaps[-1]["end"] == left[0][0]
+    assert "message_ttl_ms" in gaps[-1]["reason"]
+
+
+def test_what_is_acked_in_time_is_not_told_as_lost(rig):
+    assign(rig, message_ttl_ms=1000)
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.subscribe(1)
+    client.publish((1, client.frame(opened, 0, [b"x"] * 10)))
+    client.receive(10)
+    client.ack(0, 10)
+    later(rig, 5)
+    later(rig, 5)
+    assert subscription(rig)["expired"] == 0
+    assert not [event for event in client.events if event[2] == "gap"]
+
+
+def test_until_expired_keeps_what_is_young_and_tells_what_is_gone(rig):
+    assign(rig, retention_policy="until_expired", retention_seconds=10)
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.subscribe(1, credit=0)
+    client.publish((1, client.frame(opened, 0, [b"old"] * 5)))
+    later(rig, 6)
+    client.publish((1, client.frame(opened, 5, [b"young"] * 5)))
+    client.ack(0, 0)
+    assert stats(rig)["first_offset"] == 0
+    later(rig, 6)
+    rig.turn(lambda: stats(rig)["first_offset"] == 5, "the end of the retention")
+    client.send(21, 1, 1 << 30, 1 << 30)
+    assert [offset for offset, _ in client.receive(5)] == [5, 6, 7, 8, 9]
+    (gap,) = [event[3] for event in client.events if event[2] == "gap"]
+    assert (gap["start"], gap["end"], gap["lost"]) == (0, 5, True)
+
+
+def test_retention_by_size_leaves_the_newest(rig):
+    assign(rig, retention_policy="until_expired", retention_bytes=100_000)
+    client = rig.client()
+    opened = client.open_producer(1)
+    for i in range(50):
+        client.publish((1, client.frame(opened, i, [b"x" * 10_000])))
+        later(rig, 0.2)
+    rig.turn(lambda: stats(rig)["first_offset"] > 30, "the end of the retention")
+    first = stats(rig)["first_offset"]
+    assert 38 <= first <= 42
+    client.subscribe(1, position="earliest")
+    assert [offset for offset, _ in client.receive(50 - first)] == list(range(first, 50))
+
+
+def test_an_expired_state_holds_after_a_restart(rigs):
+    rig = rigs(session_timeout_ms=3_600_000)
+    rig.worker.clock = rig.boot.clock = Shifted(rig.boot.clock)
+    assign(rig, message_ttl_ms=1000)
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.subscribe(1, credit=0)
+    client.publish((1, client.frame(opened, 0, [b"x"] * 7)))
+    later(rig, 3)
+    rig.turn(lambda: subscription(rig)["expired"] == 7, "the end of their time")
+    client.ack(0, 0)
+    rig.crash()
+    rig = rigs()
+    client = rig.client()
+    client.subscribe(1, credit=0)
+    assert subscription(rig)["cursor"] == 7
+
+
+# ---------------------------------------------------------------- sizes of what is kept
+
+
+def test_a_full_backlog_refuses_until_it_is_consumed(rig):
+    assign(rig, backlog_bytes_max=50_000)
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.subscribe(1)
+    sequence = 0
+    while True:
+        status, _ = client.publish((1, client.frame(opened, sequence, [b"x" * 5000])))
+        later(rig, 0.15)
+        if status == EXHAUSTED:
+            break
+        sequence += 1
+        assert sequence < 50, "no refusal"
+    assert 9 <= sequence <= 12
+    assert "backlog_bytes_max 50000" in stats(rig)["refusal"]
+    client.receive(sequence)
+    client.ack(0, sequence)
+    later(rig, 0.2)
+    assert client.publish((1, client.frame(opened, sequence, [b"x"])))[0] == 0
+
+
+def test_a_full_backlog_evicts_the_oldest_if_the_policy_says_so(rig):
+    assign(rig, backlog_bytes_max=50_000, backlog_policy="evict")
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.subscribe(1, credit=0)
+    for i in range(40):
+        assert client.publish((1, client.frame(opened, i, [b"x" * 5000])))[0] == 0
+        later(rig, 0.15)
+    cursor = subscription(rig)["cursor"]
+    assert 28 <= cursor <= 32
+    client.send(21, 1, 1 << 30, 1 << 30)
+    assert [offset for offset, _ in client.receive(40 - cursor)] == list(range(cursor, 40))
+    assert subscription(rig)["expired"] == cursor
+
+
+def test_a_storage_quota_is_reported_and_obeyed(rig):
+    assign(rig, storage_bytes_max=50_000)
+    client = rig.client()
+    opened = client.open_producer(1)
+    for i in range(10):
+        client.publish((1, client.frame(opened, i, [b"x" * 5000])))
+    later(rig, 2)
+    later(rig, 2)
+    assert rig.said("storage_used")[-1]["used"]["1"] == pytest.approx(52_000, rel=0.05)
+    request = type("Request", (), {"arguments": {"full": {"1": "namespace default is full"}}})
+    rig.mailbox.handlers["storage_full"](request)
+    assert client.publish((1, client.frame(opened, 10, [b"x"])))[0] == EXHAUSTED
+    request.arguments = {"full": {}}
+    rig.mailbox.handlers["storage_full"](request)
+    assert client.publish((1, client.frame(opened, 10, [b"x"])))[0] == 0
+
+
+# ---------------------------------------------------------------- space, subscriptions
+
+
+def test_space_comes_back_when_a_policy_says_so(rig):
+    """24 hours are the broker's default; the topic's own retention frees its segments long before."""
+    assign(rig, retention_policy="until_expired", retention_bytes=1_000_000)
+    client = rig.client()
+    opened = client.open_producer(1)
+    log = rig.worker.logs[0]
+    for i in range(40):
+        client.publish((1, client.frame(opened, i, [b"x" * 500_000])))
+        later(rig, 1.2)
+    rig.turn(lambda: log.segment_count <= 2, "the trimming of the log")
+    assert log.oldest_position > 0
+    client.subscribe(1)
+    assert client.receive(1)[0][0] >= 37
+
+
+def test_forever_is_kept_even_when_acked(rigs):
+    rig = rigs(retention_seconds_min=1, session_timeout_ms=3_600_000)
+    rig.worker.clock = rig.boot.clock = Shifted(rig.boot.clock)
+    assign(rig, retention_policy="forever")
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.subscribe(1)
+    for i in range(30):
+        client.publish((1, client.frame(opened, i, [b"x" * 500_000])))
+    client.receive(30)
+    client.ack(0, 30)
+    for _ in range(5):
+        later(rig, 2)
+    assert rig.worker.logs[0].oldest_position == 0
+    client.subscribe(1, "again", consumer_id=2)
+    assert client.receive(1)[0][0] == 0
+
+
+def test_an_abandoned_subscription_is_deleted_and_one_in_use_is_not(rig):
+    assign(rig, subscription_expiry_seconds=60)
+    client = rig.client()
+    client.subscribe(1, "gone", consumer_id=1)
+    client.subscribe(1, "used", consumer_id=2)
+    client.ask(25, 1)
+    later(rig, 1)
+    later(rig, 59)
+    assert {entry["subscription"] for entry in stats(rig)["subscriptions"]} == {"gone", "used"}
+    later(rig, 2)
+    later(rig, 1)
+    assert [entry["subscription"] for entry in stats(rig)["subscriptions"]] == ["used"]
