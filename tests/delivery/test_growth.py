@@ -220,7 +220,7 @@ def test_growth_while_a_process_is_killed(tmp_path: Path, victim: str) -> None:
             client.consumer(topic, subscription="away").close()
             publisher = Publisher(producer)
             publisher.wait_for(200)
-            for partitions in (4, 7, 9):
+            for partitions in (4, 9):
                 errors: list[BaseException] = []
                 killer = _thread(errors, server.kill, victim)
                 grower = _thread(errors, grow, server, topic, partitions)
