@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from danube_fast.broker.namespaces import Namespaces
+from danube_fast.broker.ids import Ids
 from danube_fast.broker.topic_changes import Change, TopicChanges
 from danube_fast.broker.topic_moves import move_partition
 from danube_fast.broker.topic_policy import TopicPolicy, effective, merge_values
@@ -47,9 +48,6 @@ __all__ = ["NotMade", "Store", "TopicDirectory"]
 
 CHANGES_MAX = 100
 """Changes in one transaction of the store."""
-ID_BLOCK = 1024
-"""Ids reserved by one write; what a stop leaves of a block is skipped."""
-PARTITION_ID_MAX = (1 << 32) - 1
 PART_MARK = "-part-"
 
 
@@ -86,7 +84,7 @@ class TopicDirectory:
         self._deleted: dict[int, PartitionRecord] = {}
         self.namespaces = Namespaces(store)
         self._load_of_log = [0] * log_count
-        self._next_id = self._reserved_id = 1
+        self._ids = Ids(store)
         self._new: dict[str, TopicRecord] = {}
         self.changes = TopicChanges()
         """What became durable of late, for whoever watches."""
@@ -198,7 +196,7 @@ class TopicDirectory:
         durability = parse_durability(options.durability)
         partition_count = options.partitions or 0
         self._check_new(topic, partition_count)
-        incarnation, *ids = self._take_ids(1 + max(partition_count, 1))
+        incarnation, *ids = self._ids.take(1 + max(partition_count, 1))
         record = TopicRecord(
             str(topic),
             incarnation,
@@ -279,7 +277,7 @@ class TopicDirectory:
         """New partitions of a topic, up to `count`: recorded, and not part of it before
         `finish_growth`; what a stop leaves of them counts as deleted. Raises what the store raises."""
         known = len(record.partition_ids)
-        ids = self._take_ids(count - known)
+        ids = self._ids.take(count - known)
         partitions = self._enter(record.topic, ids, known)
         self.growing[record.topic] = partitions
         try:
@@ -435,24 +433,6 @@ class TopicDirectory:
 
     def _undo(self, record: TopicRecord, error: DanubeError) -> NotMade:
         return NotMade(record, self._forget(record), error)
-
-    def _take_ids(self, count: int) -> list[int]:
-        """Ids that nobody had before, not even before a crash."""
-        if self._next_id + count > self._reserved_id:
-            self._reserve_ids(max(count, ID_BLOCK))
-        ids = list(range(self._next_id, self._next_id + count))
-        self._next_id += count
-        return ids
-
-    def _reserve_ids(self, count: int) -> None:
-        entry = self._store.get("/ids/next")
-        first = int(entry.value) if entry is not None else 1
-        if first + count > PARTITION_ID_MAX:
-            raise FailedPrecondition("all partition ids were used; take a new data directory")
-        revision = entry.revision if entry is not None else 0
-        if self._store.cas("/ids/next", str(first + count).encode(), revision) is None:
-            raise FailedPrecondition("somebody else took ids just now; try again")
-        self._next_id, self._reserved_id = first, first + count
 
     def _place(self) -> int:
         """The log with the fewest partitions; counts the new one."""
