@@ -33,12 +33,13 @@ def dispatch_fairly(
     if not sharing:
         return partition.dispatch(read_log, now_ns, effects), False
     known = len(effects)
-    lent = {consumer.flow: _lend(consumer.flow) for consumer in sharing}
+    flows = dict.fromkeys(consumer.flow for consumer in sharing)  # each lends once
+    lent = {flow: _lend(flow) for flow in flows}
     try:
         met = partition.dispatch(read_log, now_ns, effects)
     finally:
         again = [_take_back(flow, before) for flow, before in lent.items()]
-    for consumer in {effect.consumer for effect in effects[known:]}:
+    for consumer in dict.fromkeys(effect.consumer for effect in effects[known:]):
         _put_last(consumer)
     return met, any(again)
 

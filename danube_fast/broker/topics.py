@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from danube_fast.broker.namespaces import Namespaces
 from danube_fast.broker.ids import Ids
+from danube_fast.broker.namespaces import Namespaces
 from danube_fast.broker.topic_changes import Change, TopicChanges
 from danube_fast.broker.topic_moves import move_partition
 from danube_fast.broker.topic_policy import TopicPolicy, effective, merge_values

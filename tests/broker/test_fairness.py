@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from danube_fast.broker.consumer import Consumer, Deliver, Flow, Stored, SubscriptionKind
 from danube_fast.broker.fairness import TURN_BYTES, dispatch_fairly
 from danube_fast.broker.partition import Partition
@@ -75,3 +77,15 @@ def test_a_consumer_of_one_partition_takes_all_at_once() -> None:
     flow.grant(100 * FRAME_BYTES, 1000)
     out, again = turn([partition(1, 50, flow)])
     assert (len(out), again) == (50, [])
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"], ["a", "b", "c"]])
+def test_no_credit_is_lost_however_many_subscriptions_share_it(names: list[str]) -> None:
+    flow = Flow()
+    flow.grant(100 * FRAME_BYTES, 1000)
+    one = partition(1, 0, flow)
+    for number, name in enumerate(names):
+        sub, _ = one.subscribe(name, SubscriptionKind.EXCLUSIVE, "earliest")
+        sub.attach(Consumer(sub, 1, number, flow, name))
+    assert turn([one]) == ([], [])
+    assert flow.byte_credit == 100 * FRAME_BYTES

@@ -189,7 +189,9 @@ def client_bundle(partition_id: int, frame: bytearray) -> bytes:
 
 
 def test_producers_consumers_and_subscriptions_have_limits(rig):
-    assign(rig, producers_max=1, consumers_max=3, subscriptions_max=2, consumers_per_subscription_max=2)
+    assign(
+        rig, producers_max=1, consumers_max=3, subscriptions_max=2, consumers_per_subscription_max=2
+    )
     one, two = rig.client(), rig.client()
     one.open_producer(1, "a")
     refused = two.ask(10, 1, "b")
