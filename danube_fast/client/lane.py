@@ -292,7 +292,7 @@ class Lane:
             self.fail(self._fenced())
             return
         if status == Status.TOPIC_DELETED:
-            self.fail(TopicDeleted(text or f"{self.topic} was deleted; create it again"))
+            self.fail(TopicDeleted(f"{self.topic} was deleted; create it again"))
             return
         code = Unavailable.code if status == Status.NOT_OWNER else status
         if status == Status.THROTTLED:
@@ -424,12 +424,27 @@ class Lane:
         self.outbox.pump.disarm(self)
         call = None
         if self.opened and self.failure is None and self.connection.is_open:
-            command = CloseProducer(
-                self.connection.next_request(), self.partition_id, self.producer_id
-            )
-            call = self.connection.call(Call(command, OnLoss.FORGET))
+            call = self._close_at_broker(self.producer_id)
+        elif self._opening is not None:
+            self._opening.on_done = self._on_opened_too_late
+            self._opening = None
         self.leave()
         return call
+
+    def _on_opened_too_late(self, call: Call) -> None:
+        """Nobody wants it any more."""
+        if call.error is None and self.connection.is_open:
+            self._close_at_broker(call.value["producer_id"])
+
+    def _close_at_broker(self, producer_id: int) -> Call | None:
+        """The broker knows a producer by its name, so one that took over is not to be closed."""
+        name, partition_id = self.outbox.name, self.partition_id
+        for user in self.connection.users:
+            if isinstance(user, Lane) and user is not self and user.partition_id == partition_id:
+                if user.outbox.name == name and user.failure is None:
+                    return None
+        command = CloseProducer(self.connection.next_request(), partition_id, producer_id)
+        return self.connection.call(Call(command, OnLoss.FORGET))
 
     # ------------------------------------------------------------ deadlines
 

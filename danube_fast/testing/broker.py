@@ -91,9 +91,7 @@ class Broker:
     a minute). It ends with this process, whatever happens to it. Not for use after a fork.
     """
 
-    def __init__(
-        self, *, data_dir: str | os.PathLike[str] | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, *, data_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         """`settings` as in tuning.md, `workers` (1) among them. With `data_dir` the data stays there; without it
         everything is removed by `stop()`.
 
@@ -163,8 +161,7 @@ class Broker:
         if not line:
             self._end(signal.SIGTERM)
             text = f"the broker did not start; it said: {self.log[-LOG_BYTES_SHOWN:]}"
-            taken = "cannot listen" in self.log or "in use" in self.log
-            raise Unavailable(text) if taken else Internal(text)
+            raise Unavailable(text) if "cannot listen" in text else Internal(text)
         ready: dict[str, Any] = msgspec.json.decode(line)
         return ready
 

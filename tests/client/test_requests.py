@@ -109,7 +109,9 @@ def test_a_late_reply_finds_nobody_and_harms_nobody(real: Broker, topic: str) ->
     with responder(real, topic, handler), real.client() as client:
         assert client.request(topic, b"quick").payload == b"reply to quick"
         began = time.monotonic()
-        with pytest.raises(danube_fast.DeadlineExceeded, match=r"no reply .* within 0.3 s.*ask again"):
+        with pytest.raises(
+            danube_fast.DeadlineExceeded, match=r"no reply .* within 0.3 s.*ask again"
+        ):
             client.request(topic, b"slow", timeout=0.3)
         assert 0.3 <= time.monotonic() - began < 3
         until("the slow request", lambda: late)
@@ -119,9 +121,7 @@ def test_a_late_reply_finds_nobody_and_harms_nobody(real: Broker, topic: str) ->
         assert not client._core.desk._waiting
 
 
-def test_who_asked_has_gone(
-    real: Broker, topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_asked_has_gone(real: Broker, topic: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with real.client() as client:
         client.admin.create_topic(topic)
@@ -241,9 +241,7 @@ def test_closing_ends_a_request(real: Broker, topic: str) -> None:
         assert time.monotonic() - began < 5
 
 
-def test_names_that_are_taken(
-    real: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_are_taken(real: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = "/system/reply-taken"
     names = iter([taken, "/system/reply-free"])
     with responder(real, topic, backwards) as other:
