@@ -439,10 +439,10 @@ class Lane:
     def _close_at_broker(self, producer_id: int) -> Call | None:
         """The broker knows a producer by its name, so one that took over is not to be closed."""
         name, partition_id = self.outbox.name, self.partition_id
-        for user in self.connection.users:
-            if isinstance(user, Lane) and user is not self and user.partition_id == partition_id:
-                if user.outbox.name == name and user.failure is None:
-                    return None
+        lanes = [user for user in self.connection.users if isinstance(user, Lane)]
+        same = [lane for lane in lanes if lane.partition_id == partition_id and lane is not self]
+        if any(lane.outbox.name == name and lane.failure is None for lane in same):
+            return None
         command = CloseProducer(self.connection.next_request(), partition_id, producer_id)
         return self.connection.call(Call(command, OnLoss.FORGET))
 

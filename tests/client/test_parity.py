@@ -13,7 +13,6 @@ import pytest
 import danube_fast
 from danube_fast.client.admin_client import AdminClient
 from danube_fast.client.async_admin import AsyncAdmin
-from danube_fast.client.async_subscriber import AsyncSubscriber
 from danube_fast.testing import Broker
 
 WAIT_SECONDS = 20.0
@@ -22,7 +21,7 @@ PAIRS = [
     (danube_fast.Producer, danube_fast.AsyncProducer),
     (danube_fast.Consumer, danube_fast.AsyncConsumer),
     (danube_fast.Reader, danube_fast.AsyncReader),
-    (danube_fast.Subscriber, AsyncSubscriber),
+    (danube_fast.Subscriber, danube_fast.AsyncSubscriber),
 ]
 SPECIAL = {"__iter__": "__aiter__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 
@@ -66,7 +65,7 @@ def test_every_operation_has_its_twin() -> None:
         mine = getattr(AdminClient(core), name)
         assert parameters(mine) == parameters(twin), name
     with pytest.raises(AttributeError, match="no administrative operation"):
-        AsyncAdmin(core).nonsense  # noqa: B018
+        AsyncAdmin(core).nonsense
 
 
 def test_a_message_serves_both() -> None:
@@ -210,7 +209,7 @@ def test_cancelling_around_a_subscription(real: Broker, topic: str) -> None:
         await cancel_soon(closing, draw)
         await handle.close()
         again = await client.subscribe(topic, "s", handler)
-        while len(set(done)) < 200:
+        while len(set(done)) < 200:  # noqa: ASYNC110 - bounded by `run`
             await asyncio.sleep(0.01)
         await again.close()
         found = await client.admin.describe_subscription(topic, "s")

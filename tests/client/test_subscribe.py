@@ -411,7 +411,7 @@ def test_asynchronous_subscriptions(real: Broker, topic: str) -> None:
                 ) as handle:
                     assert await handle.wait(timeout=0) is False
                     async with asyncio.timeout(WAIT_SECONDS):
-                        while sum(map(len, by_key.values())) < 400:
+                        while sum(map(len, by_key.values())) < 400:  # noqa: ASYNC110
                             await asyncio.sleep(0.01)
                 found = await client.admin.describe_subscription(topic, type_name)
                 assert found["lag_messages"] == 0
@@ -460,7 +460,7 @@ def test_asynchronous_ends(real: Broker, topic: str) -> None:
             handles = [await client.subscribe(topic, "s", ends, **EARLIEST)]
             assert await handles[0].wait(WAIT_SECONDS)
             async with asyncio.timeout(WAIT_SECONDS):
-                while handles[0].consumer.state != "closed":
+                while handles[0].consumer.state != "closed":  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             found = await client.admin.describe_subscription(topic, "s")
             assert found["lag_messages"] == 0

@@ -127,7 +127,7 @@ def test_what_cannot_be(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with (
         Broker(data_dir=data),
-        pytest.raises(danube_fast.Internal, match="did not start.*in use"),
+        pytest.raises(danube_fast.Internal, match=r"did not start.*in use"),
     ):
         Broker(data_dir=data)
 
