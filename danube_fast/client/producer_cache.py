@@ -54,8 +54,8 @@ class ProducerCache:
                 self._opening.discard(topic)
                 core.pump.notify()
         if len(self._cached) > self._max:
-            oldest, _ = next(iter(self._cached.items()))
-            yield from self._drop_steps(oldest, self._cached[oldest])
+            oldest, unused = next(iter(self._cached.items()))
+            yield from self._drop_steps(oldest, unused)
         return producer
 
     def _is_usable(self, producer: Outbox) -> bool:
@@ -65,7 +65,7 @@ class ProducerCache:
     def _drop_steps(self, topic: str, producer: Outbox) -> Steps[None]:
         """Close one. Who waited for its acks has heard what became of them."""
         if self._cached.get(topic) is producer:
-            del self._cached[topic]
+            self._cached.pop(topic, None)
         try:
             yield from producer.close_steps()
         except DanubeError:
