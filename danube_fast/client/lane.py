@@ -438,12 +438,12 @@ class Lane:
 
     def _close_at_broker(self, producer_id: int) -> Call | None:
         """The broker knows a producer by its name, so one that took over is not to be closed."""
-        name, partition_id = self.outbox.name, self.partition_id
-        lanes = [user for user in self.connection.users if isinstance(user, Lane)]
-        same = [lane for lane in lanes if lane.partition_id == partition_id and lane is not self]
-        if any(lane.outbox.name == name and lane.failure is None for lane in same):
+        lanes = [x for x in self.connection.users if isinstance(x, Lane) and x is not self]
+        if (self.partition_id, self.outbox.name) in [
+            (x.partition_id, x.outbox.name) for x in lanes
+        ]:
             return None
-        command = CloseProducer(self.connection.next_request(), partition_id, producer_id)
+        command = CloseProducer(self.connection.next_request(), self.partition_id, producer_id)
         return self.connection.call(Call(command, OnLoss.FORGET))
 
     # ------------------------------------------------------------ deadlines
