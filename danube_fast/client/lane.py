@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from danube_fast.client.buffers import FRAME_AT, Buffer
 from danube_fast.client.calls import Call, OnLoss
+from danube_fast.client.closing import close_at_broker, close_when_opened
 from danube_fast.client.connection import Connection
 from danube_fast.client.limits import (
     BACKOFF_MAX_NS,
@@ -46,7 +47,7 @@ from danube_fast.errors import (
 )
 from danube_fast.frame.kernel import direct
 from danube_fast.frame.stamp import seal
-from danube_fast.net.protocol import CloseProducer, OpenProducer, Status
+from danube_fast.net.protocol import OpenProducer, Status
 
 if TYPE_CHECKING:
     from danube_fast.client.outbox import Outbox
@@ -424,27 +425,12 @@ class Lane:
         self.outbox.pump.disarm(self)
         call = None
         if self.opened and self.failure is None and self.connection.is_open:
-            call = self._close_at_broker(self.producer_id)
+            call = close_at_broker(self, self.producer_id)
         elif self._opening is not None:
-            self._opening.on_done = self._on_opened_too_late
+            close_when_opened(self, self._opening)
             self._opening = None
         self.leave()
         return call
-
-    def _on_opened_too_late(self, call: Call) -> None:
-        """Nobody wants it any more."""
-        if call.error is None and self.connection.is_open:
-            self._close_at_broker(call.value["producer_id"])
-
-    def _close_at_broker(self, producer_id: int) -> Call | None:
-        """The broker knows a producer by its name, so one that took over is not to be closed."""
-        lanes = [x for x in self.connection.users if isinstance(x, Lane) and x is not self]
-        if (self.partition_id, self.outbox.name) in [
-            (x.partition_id, x.outbox.name) for x in lanes
-        ]:
-            return None
-        command = CloseProducer(self.connection.next_request(), self.partition_id, producer_id)
-        return self.connection.call(Call(command, OnLoss.FORGET))
 
     # ------------------------------------------------------------ deadlines
 
