@@ -141,6 +141,14 @@ CASES = (
         "4 consumers on a key_shared subscription, 10,000 keys", "key-shared", {},
         [Floor("vs_exclusive", 0.5, 1.0, "of one exclusive")],
     ),
+    Case(
+        "soak, 5 min: clients, topics and workers come and go", "soak", {"messages": 600_000},
+        [
+            Floor("anon_mb_growth", 8, 1, "MB in the second half"),
+            Floor("descriptors_growth", 4, 1, "in the second half"),
+            Floor("left_behind", 0.5, 0, "files and processes"),
+        ],
+    ),
 )  # fmt: skip
 
 _NON_RELIABLE, _KIB = {"durability": "non_reliable"}, {"message_bytes": 1024}
@@ -250,7 +258,8 @@ def echo_plan(plan: Plan) -> Plan:
 
 def measure(rig: Rig, plan: Plan) -> Figures:
     """One run of a plan, after one of raw ZeroMQ where that says something."""
-    if plan.messages * plan.message_bytes >= REST_FROM_BYTES and plan.workload != "reference":
+    is_large = plan.messages * plan.message_bytes >= REST_FROM_BYTES
+    if is_large and plan.workload not in ("reference", "soak"):
         rig.broker(plan).rest()
     raw = None
     if plan.workload in _COMPARED and not plan.rate:

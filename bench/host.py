@@ -8,7 +8,16 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["cpu_seconds", "machine", "memory_bytes", "read_bytes", "written_bytes"]
+__all__ = [
+    "cpu_seconds",
+    "descriptor_count",
+    "is_running",
+    "machine",
+    "memory_bytes",
+    "read_bytes",
+    "thread_count",
+    "written_bytes",
+]
 
 KIB = 1024
 _PID_SHIFT, _ALL_THREADS = 3, 2
@@ -53,6 +62,31 @@ def written_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/io").read_text().split()[3])
     except OSError:
         return 0
+
+
+def descriptor_count(pid: int) -> int:
+    """Open descriptors of a process; 0 if it has gone."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
+
+
+def thread_count(pid: int) -> int:
+    """Threads of a process; 0 if it has gone."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
 
 
 def machine() -> str:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +65,32 @@ class Rig:
         self.drop_broker()
 
     @contextlib.contextmanager
-    def own_broker(self, what: str, workers: int = WORKERS) -> Iterator[Broker]:
-        """A broker for one run alone. Raises FailedPrecondition if another one was given."""
+    def own_broker(
+        self, what: str, workers: int = WORKERS, settings: Mapping[str, Any] | None = None
+    ) -> Iterator[Broker]:
+        """A broker for one run alone, with `settings` other than the defaults. Raises FailedPrecondition if another one was given."""
         self.leave_broker(what)
-        broker = Broker(self.folder, workers)
+        broker = Broker(self.folder, workers, settings=settings)
         try:
             yield broker
         finally:
             broker.stop()
             shutil.rmtree(broker.data_dir, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def temporary(self) -> Iterator[Path]:
+        """An empty directory where processes that are started meanwhile put their temporary files."""
+        folder = Path(tempfile.mkdtemp(prefix="t-", dir=self.folder))
+        before = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = str(folder)
+        try:
+            yield folder
+        finally:
+            if before is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = before
+            shutil.rmtree(folder, ignore_errors=True)
 
     def payloads(self, count: int, message_bytes: int) -> int:
         """Descriptor of prepared messages; kept for the next run of the same size."""

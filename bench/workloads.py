@@ -6,7 +6,17 @@ import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from danube_fast.bench import echo, lapped, latency, rates, reference, share, standing, sustained
+from danube_fast.bench import (
+    echo,
+    lapped,
+    latency,
+    rates,
+    reference,
+    share,
+    soak,
+    standing,
+    sustained,
+)
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.rig import Rig
 from danube_fast.errors import InvalidArgument
@@ -109,6 +119,11 @@ WORKLOADS: dict[str, Workload] = {
         standing.run_readback,
         {"topics": 1000, "durability": "os", "log_bytes": GB // 4},
         frozenset({"topics", "log_bytes"}),
+    ),
+    "soak": Workload(
+        "clients, topics and workers come and go: nothing lost, memory and descriptors flat",
+        soak.run_soak, {"messages": 40_000, "rate": 2000.0},
+        frozenset({"durability", "message_bytes", "messages", "seconds", "rate"}),
     ),
     "reference": Workload(
         "raw ZeroMQ without a broker, the same bytes",

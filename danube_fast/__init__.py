@@ -15,6 +15,7 @@ from danube_fast.version import VERSION as __version__  # noqa: N811 - the name 
 
 if TYPE_CHECKING:
     from danube_fast.client.aio import AsyncClient, AsyncConsumer, AsyncProducer, AsyncReader
+    from danube_fast.client.async_subscriber import AsyncSubscriber
     from danube_fast.client.client import Client
     from danube_fast.client.consumer import Consumer
     from danube_fast.client.entry import connect, connect_async
@@ -44,6 +45,7 @@ __all__ = [
     "AsyncConsumer",
     "AsyncProducer",
     "AsyncReader",
+    "AsyncSubscriber",
     "Batch",
     "Client",
     "Consumer",
@@ -74,6 +76,7 @@ _HOMES = {
     "AsyncConsumer": "client.aio",
     "AsyncProducer": "client.aio",
     "AsyncReader": "client.aio",
+    "AsyncSubscriber": "client.async_subscriber",
     "Batch": "client.message",
     "Client": "client.client",
     "Consumer": "client.consumer",

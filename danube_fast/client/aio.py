@@ -8,21 +8,24 @@ the message on its way.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from danube_fast.client.acks import delay_ms
-from danube_fast.client.admin_client import AdminClient
+from danube_fast.client.async_admin import AsyncAdmin
 from danube_fast.client.async_subscriber import AsyncSubscriber
 from danube_fast.client.client import consumer_request, topic_list
 from danube_fast.client.consumer import refuse_cumulative
 from danube_fast.client.core import Core
+from danube_fast.client.handlers import checked_concurrency, prefetch
 from danube_fast.client.inbox import Inbox, messages_in_hand
 from danube_fast.client.limits import (
     BATCH_MESSAGES_DEFAULT,
     CLOSE_TIMEOUT_SECONDS,
     CONNECT_TIMEOUT_SECONDS,
     PERMITS_BYTES_DEFAULT,
+    PERMITS_MESSAGES_DEFAULT,
     REQUEST_TIMEOUT_SECONDS,
 )
 from danube_fast.client.loop import LoopDriver
@@ -54,6 +57,10 @@ class AsyncCore(Core):
                 "the client is not open; use `await danube_fast.connect_async(...)`"
             )
         return await self.driver.run(steps)
+
+    def perform(self, steps: Steps[T]) -> Awaitable[T]:
+        """Drive an operation to its end when this is awaited."""
+        return self.arun(steps)
 
 
 class AsyncProducer(Outbox):
@@ -261,32 +268,6 @@ class AsyncReader(ReadRange):
         await self.close()
 
 
-class AsyncAdmin:
-    """Every method of AdminClient, to be awaited."""
-
-    def __init__(self, core: AsyncCore) -> None:
-        self._core = core
-
-    async def call(self, operation: str, **arguments: Any) -> Any:
-        """Any operation by name."""
-        return await self._core.arun(AdminClient(self._core).steps(operation, **arguments))
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        if name.startswith("_") or not hasattr(AdminClient, name):
-            raise AttributeError(f"there is no administrative operation {name!r}")
-        return _admin_method(self._core, name)
-
-
-def _admin_method(core: AsyncCore, name: str) -> Callable[..., Awaitable[Any]]:
-    """The method of AdminClient with its steps driven by the loop."""
-
-    class Recorder(AdminClient):
-        def drive(self, steps: Steps[Any]) -> Any:
-            return core.arun(steps)
-
-    return cast("Callable[..., Awaitable[Any]]", getattr(Recorder(core), name))
-
-
 class AsyncClient:
     """A connection to a broker for one event loop. Made by `danube_fast.connect_async()`."""
 
@@ -303,6 +284,7 @@ class AsyncClient:
         self._core = AsyncCore(
             url, name=name, token=token, tls=tls, transport=transport, spin_us=spin_us
         )
+        self._subscribers: weakref.WeakSet[AsyncSubscriber] = weakref.WeakSet()
         self.admin = AsyncAdmin(self._core)
         """Administrative operations."""
 
@@ -360,6 +342,7 @@ class AsyncClient:
         timeout: float = REQUEST_TIMEOUT_SECONDS,  # noqa: ASYNC109
         pattern: str | None = None,
         permits_bytes: int = PERMITS_BYTES_DEFAULT,
+        permits_messages: int = PERMITS_MESSAGES_DEFAULT,
         key_filters: Sequence[str] | None = None,
         failure_policy: Mapping[str, Any] | None = None,
     ) -> AsyncConsumer:
@@ -373,6 +356,7 @@ class AsyncClient:
             name=name,
             pattern=pattern,
             permits_bytes=permits_bytes,
+            permits_messages=permits_messages,
             key_filters=key_filters,
             failure_policy=failure_policy,
         )
@@ -397,28 +381,65 @@ class AsyncClient:
         )
         return AsyncReader(self._core, inbox, end)
 
+    async def request(
+        self,
+        topic: str,
+        payload: bytes | None,
+        timeout: float = REQUEST_TIMEOUT_SECONDS,  # noqa: ASYNC109
+        *,
+        key: bytes | str | None = None,
+        attributes: Attributes | None = None,
+    ) -> Message:
+        """Publish a request and wait for its reply, see Client.request."""
+        return await self._core.arun(
+            self._core.desk.request_steps(topic, payload, timeout, key, attributes)
+        )
+
+    async def reply(
+        self, message: Message, payload: bytes | None, attributes: Attributes | None = None
+    ) -> None:
+        """Reply to a message that asks for it, see Client.reply."""
+        await self._core.arun(self._core.desk.reply_steps(message, payload, attributes))
+
     async def subscribe(
         self,
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] | None,
         subscription: str,
-        handler: Callable[[Message], Awaitable[object]],
+        handler: Callable[[Message], Awaitable[object] | object],
         *,
-        concurrency: int = 1,
+        type: str = "shared",  # noqa: A002 - its name in the documentation
+        concurrency: int | None = None,
         **options: Any,
     ) -> AsyncSubscriber:
-        """Await `handler` for every message in `concurrency` tasks: ack on return, nack when it
-        raises. Close what is returned to stop."""
-        consumer = await self.consumer(topic, subscription=subscription, **options)
-        return AsyncSubscriber(consumer, handler, concurrency)
+        """Await `handler` for every message in `concurrency` tasks, see Client.subscribe."""
+        count = checked_concurrency(type, concurrency)
+        consumer = await self.consumer(
+            topic, subscription=subscription, type=type, **prefetch(options, count)
+        )
+        subscriber = AsyncSubscriber(consumer, handler, count)
+        self._subscribers.add(subscriber)
+        return subscriber
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
-        """Close producers (flushing them), consumers and connections within `timeout` seconds."""
+        """Close subscriptions, producers (flushing them), consumers and connections within `timeout`
+        seconds. Raises the first error, when everything is closed."""
         if self._core.refusal is not None:
             return
+        clock = self._core.pump.clock
+        deadline_ns = clock.monotonic_ns() + int(timeout * 1e9)
+        first: DanubeError | None = None
         try:
-            await self._core.arun(self._core.close_users_steps(timeout))
+            for subscriber in list(self._subscribers):  # what their handlers did is acked
+                try:
+                    await subscriber.close(max(0.0, (deadline_ns - clock.monotonic_ns()) / 1e9))
+                except DanubeError as error:
+                    first = first or error
+            left = max(0.0, (deadline_ns - clock.monotonic_ns()) / 1e9)
+            await self._core.arun(self._core.close_users_steps(left))
         finally:
             await self._shut()
+        if first is not None:
+            raise first
 
     async def _shut(self) -> None:
         if self._core.driver is not None:

@@ -1,16 +1,28 @@
-"""`AsyncClient.subscribe`: a coroutine called for every message, in tasks."""
+"""`AsyncClient.subscribe`: a coroutine called for every message, in tasks.
+
+The same as `subscriber.py`, with tasks where that has threads: one receives, `concurrency` handle.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from danube_fast.client.handlers import (
+    QUEUED_PER_HANDLER,
+    Hand,
+    reason_of,
+    reply_of,
+    still_running,
+)
 from danube_fast.client.limits import CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.message import Message
-from danube_fast.client.subscriber import CONCURRENCY_MAX, REASON_CHARACTERS_MAX
-from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
+from danube_fast.client.subscriber import CLOSE_SHARE
+from danube_fast.client.turns import Turns
+from danube_fast.errors import DanubeError, FailedPrecondition
 
 if TYPE_CHECKING:
     from danube_fast.client.aio import AsyncConsumer
@@ -21,74 +33,147 @@ _log = logging.getLogger(__name__)
 
 
 class AsyncSubscriber:
-    """`concurrency` tasks that take messages in turn and await the handler."""
+    """A running subscription. Made by `await client.subscribe()`; close it, or use it with `async with`."""
 
     def __init__(
         self,
         consumer: AsyncConsumer,
-        handler: Callable[[Message], Awaitable[object]],
+        handler: Callable[[Message], Awaitable[object] | object],
         concurrency: int,
     ) -> None:
-        if not 1 <= concurrency <= CONCURRENCY_MAX:
-            raise InvalidArgument(f"concurrency is {concurrency}; choose 1 to {CONCURRENCY_MAX}")
         self.error: DanubeError | None = None
         """What ended the subscription, if not `close()`."""
-        self._consumer = consumer
+        self.consumer = consumer
+        """The consumer behind it, to look at."""
         self._handler = handler
-        self._taking = asyncio.Lock()
+        self._hand = Hand(consumer)
+        self._turns = Turns(
+            by_key=consumer.type == "key_shared", room=QUEUED_PER_HANDLER * concurrency
+        )
+        self._changed = asyncio.Condition()
         self._stopping = False
-        self._receiving: set[asyncio.Task[Message | None]] = set()
+        self._running: dict[asyncio.Task[None], Message] = {}
+        self._told = False
+        self._receiver = asyncio.ensure_future(self._receive())
         self._tasks = [asyncio.ensure_future(self._work()) for _ in range(concurrency)]
 
-    async def _work(self) -> None:
-        while not self._stopping:
-            try:
-                async with self._taking:
-                    if self._stopping:
-                        return
-                    task = asyncio.ensure_future(self._consumer.receive())
-                    self._receiving.add(task)
-                    task.add_done_callback(self._receiving.discard)
-                    message = await task
-            except asyncio.CancelledError:
-                if self._stopping:
-                    return
-                raise
-            except DanubeError as error:
-                self.error = self.error or error
-                return
-            if message is not None:
-                await self._handle(message)
+    # ------------------------------------------------------------ tasks
 
-    async def _handle(self, message: Message) -> None:
+    async def _receive(self) -> None:
         try:
-            await self._handler(message)
+            while not self._stopping:
+                message = await self.consumer.receive()
+                if message is not None:
+                    await self._enqueue(message)
+        except DanubeError as error:
+            if not self._stopping:
+                self.error = error
+                _log.warning("a subscription ended: %s", error)
+        finally:
+            self._stop()
+
+    async def _enqueue(self, message: Message) -> None:
+        self._hand.hold(message)
+        async with self._changed:
+            self._turns.add(message)
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: self._stopping or not self._turns.is_full)
+
+    async def _work(self) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise FailedPrecondition("a subscription needs a running event loop")
+        while (message := await self._next()) is not None:
+            self._running[task] = message
+            reason = await self._handle(message)
+            self._hand.settle(message, reason)
+            async with self._changed:
+                del self._running[task]
+                self._turns.done(message)
+                self._changed.notify_all()
+
+    async def _next(self) -> Message | None:
+        async with self._changed:
+            while not self._stopping:
+                message = self._turns.take()
+                if message is not None:
+                    return message
+                await self._changed.wait()
+        return None
+
+    async def _handle(self, message: Message) -> str | None:
+        """Call the handler; why it failed, or None."""
+        try:
+            result = self._handler(message)
+            if inspect.isawaitable(result):
+                result = await result
+            reply = reply_of(message, result)
+            if reply is not None:
+                await message.reply(reply)
         except Exception as error:
             # whatever the handler raises: the message goes back, the others go on
             _log.debug("a handler failed", exc_info=True)
-            await self._consumer.nack(message, reason=repr(error)[:REASON_CHARACTERS_MAX])
-        else:
-            await self._consumer.ack(message)
+            return reason_of(error)
+        return None
+
+    def _stop(self) -> None:
+        self._stopping = True
+        for message in self._turns.clear():
+            self._hand.let_go(message)
+        self._wake = asyncio.ensure_future(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------ the end
+
+    async def wait(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109
+        """Wait until the subscription has ended; False when `timeout` seconds are over before.
+
+        It ends by `close()`, or by an error (TopicDeleted, ...), which is raised here.
+        """
+        if asyncio.current_task() in self._tasks:
+            raise FailedPrecondition("a handler cannot wait for its own end; return from it")
+        _, left = await asyncio.wait([self._receiver, *self._tasks], timeout=timeout)
+        if not left and self.error is not None:
+            self._told = True
+            raise self.error
+        return not left
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
-        """Stop receiving, let running handlers finish, ack what they did; within `timeout` seconds.
+        """Receive no more, let running handlers finish, ack what they did; within `timeout` seconds.
 
-        FailedPrecondition if handlers were still running then; their messages are redelivered.
+        FailedPrecondition if handlers were still running then: they are cancelled, and their messages
+        come again. Raises what ended the subscription if nobody has heard of it yet. A handler may call
+        it: then it returns at once, and the end comes when the handlers have returned.
         """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         self._stopping = True
-        for task in list(self._receiving):
-            task.cancel()
-        _, running = await asyncio.wait(self._tasks, timeout=timeout / 2)
-        for straggler in running:
+        self._receiver.cancel()
+        if asyncio.current_task() in self._tasks:
+            self._closer = asyncio.ensure_future(self.close(timeout))
+            return
+        await asyncio.wait([self._receiver])
+        self._stop()
+        _, left = await asyncio.wait(self._tasks, timeout=timeout * CLOSE_SHARE)
+        running = [self._running[task] for task in left if task in self._running]
+        for straggler in left:
             straggler.cancel()
-        await self._consumer.close(timeout / 2)
+        await self.consumer.close(max(0.0, timeout - (loop.time() - began)))
         if running:
-            raise FailedPrecondition(
-                f"{len(running)} handlers were still running; their messages are delivered again"
-            )
+            raise still_running(running)
+        if self.error is not None and not self._told:
+            self._told = True
+            raise self.error
 
     async def __aenter__(self) -> AsyncSubscriber:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            await self.close()
+        except DanubeError:
+            if kind is None:
+                raise  # otherwise the application's own error matters more

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from danube_fast.client.admin_client import AdminClient
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
+from danube_fast.client.handlers import checked_concurrency, prefetch
 from danube_fast.client.inbox import Inbox
 from danube_fast.client.limits import (
     CLOSE_TIMEOUT_SECONDS,
     CONNECT_TIMEOUT_SECONDS,
     PERMITS_BYTES_DEFAULT,
+    PERMITS_MESSAGES_DEFAULT,
     REQUEST_TIMEOUT_SECONDS,
 )
 from danube_fast.client.message import Message, MessageId
 from danube_fast.client.options import READER, ConsumerOptions, Start, subscribe_options
+from danube_fast.client.outgoing import Attributes
 from danube_fast.client.producer import Producer
 from danube_fast.client.reader import Reader, checked_stop
-from danube_fast.client.subscriber import Subscriber
+from danube_fast.client.subscriber import Subscriber, refuse_coroutines
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.types import TopicPattern
 
@@ -46,6 +50,7 @@ def consumer_request(
     name: str | None,
     pattern: str | None,
     permits_bytes: int,
+    permits_messages: int,
     key_filters: Sequence[str] | None,
     failure_policy: Mapping[str, Any] | None,
 ) -> tuple[list[str], ConsumerOptions]:
@@ -63,6 +68,7 @@ def consumer_request(
         position=initial_position,
         name=name or core.name,
         permits_bytes=permits_bytes,
+        permits_messages=permits_messages,
         options=subscribe_options(key_filters, failure_policy),
         pattern=pattern,
     )
@@ -91,6 +97,7 @@ class Client:
         except BaseException:
             self._core.shut()
             raise
+        self._subscribers: weakref.WeakSet[Subscriber] = weakref.WeakSet()
         self.admin = AdminClient(self._core)
         """Administrative operations."""
 
@@ -144,6 +151,7 @@ class Client:
         timeout: float = REQUEST_TIMEOUT_SECONDS,
         pattern: str | None = None,
         permits_bytes: int = PERMITS_BYTES_DEFAULT,
+        permits_messages: int = PERMITS_MESSAGES_DEFAULT,
         key_filters: Sequence[str] | None = None,
         failure_policy: Mapping[str, Any] | None = None,
     ) -> Consumer:
@@ -155,7 +163,8 @@ class Client:
         `type` is exclusive, shared, failover or key_shared; `initial_position` ("latest", "earliest",
         an offset, a datetime, an RFC 3339 time, or a time ago such as "-10m") and `failure_policy` (fields as in tuning.md, "Failure policy") count when the
         subscription is new. Waits up to `timeout` seconds for a missing topic, then NotFound.
-        `permits_bytes` bounds what the broker sends ahead. `key_filters`, globs such as "pay*", say
+        `permits_bytes` and `permits_messages` bound what the broker sends ahead: with few, slow consumers
+        of a group leave more to the others. `key_filters`, globs such as "pay*", say
         which keys a key_shared consumer takes.
         """
         topics, options = consumer_request(
@@ -167,6 +176,7 @@ class Client:
             name=name,
             pattern=pattern,
             permits_bytes=permits_bytes,
+            permits_messages=permits_messages,
             key_filters=key_filters,
             failure_policy=failure_policy,
         )
@@ -189,31 +199,82 @@ class Client:
         )
         return Reader(self._core, inbox, end)
 
+    def request(
+        self,
+        topic: str,
+        payload: bytes | None,
+        timeout: float = REQUEST_TIMEOUT_SECONDS,
+        *,
+        key: bytes | str | None = None,
+        attributes: Attributes | None = None,
+    ) -> Message:
+        """Publish a request and wait up to `timeout` seconds for the reply of whoever consumes the topic.
+
+        Replies come over a topic of this client's own, made with the first request and deleted by
+        `close()`. DeadlineExceeded if no reply came: the request may have been handled all the same.
+        """
+        return self._core.run(
+            self._core.desk.request_steps(topic, payload, timeout, key, attributes)
+        )
+
+    def reply(
+        self, message: Message, payload: bytes | None, attributes: Attributes | None = None
+    ) -> None:
+        """Reply to a message that asks for it (`message.reply_topic`); nothing if who asked has gone.
+
+        It acks nothing. FailedPrecondition if the message asks for no reply.
+        """
+        self._core.run(self._core.desk.reply_steps(message, payload, attributes))
+
     def subscribe(
         self,
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] | None,
         subscription: str,
         handler: Callable[[Message], object],
         *,
-        concurrency: int = 1,
+        type: str = "shared",  # noqa: A002 - its name in the documentation
+        concurrency: int | None = None,
         **options: Any,
     ) -> Subscriber:
-        """Call `handler` for every message in `concurrency` threads: ack on return, nack when it
-        raises. Close what is returned to stop. Options as for `consumer()`."""
-        consumer = self.consumer(topic, subscription=subscription, **options)
-        return Subscriber(consumer, handler, concurrency)
+        """Call `handler` for every message: ack when it returns, nack with its reason when it raises.
+
+        It runs in `concurrency` threads at a time: 8 by default for shared and key_shared, which keeps the
+        order of each key; exclusive and failover keep the order of all, so there it is always 1
+        (InvalidArgument for more). While it runs the ack timeout of its message does not run out.
+        Bytes that it returns are the reply to a message that asks for one. Other options as for
+        `consumer()`, but few messages are sent ahead. Close what is returned to stop, or `wait()`.
+        """
+        refuse_coroutines(handler)
+        count = checked_concurrency(type, concurrency)
+        consumer = self.consumer(
+            topic, subscription=subscription, type=type, **prefetch(options, count)
+        )
+        subscriber = Subscriber(consumer, handler, count)
+        self._subscribers.add(subscriber)
+        return subscriber
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
-        """Close producers (flushing them), consumers and connections within `timeout` seconds.
+        """Close subscriptions, producers (flushing them), consumers and connections within `timeout` seconds.
 
         Raises the first error, when everything is closed.
         """
         if self._core.refusal is not None:
             return
+        clock = self._core.pump.clock
+        deadline_ns = clock.monotonic_ns() + int(timeout * 1e9)
+        first: DanubeError | None = None
+        for subscriber in list(self._subscribers):  # what their handlers did is acked
+            try:
+                subscriber.close(max(0.0, (deadline_ns - clock.monotonic_ns()) / 1e9))
+            except DanubeError as error:
+                first = first or error
         try:
-            self._core.run(self._core.close_users_steps(timeout))
+            left = max(0.0, (deadline_ns - clock.monotonic_ns()) / 1e9)
+            self._core.run(self._core.close_users_steps(left))
         finally:
             self._core.shut()
+        if first is not None:
+            raise first
 
     def __enter__(self) -> Client:
         return self

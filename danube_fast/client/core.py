@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import os
 import secrets
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Generic, TypeVar
 
 from danube_fast.client.buffers import BufferPool
 from danube_fast.client.calls import Call
@@ -19,7 +18,9 @@ from danube_fast.client.keeper import Keeper
 from danube_fast.client.limits import PRODUCERS_CACHED_MAX, REQUEST_TIMEOUT_SECONDS, SPIN_US_MAX
 from danube_fast.client.options import ConsumerOptions, ProducerOptions
 from danube_fast.client.outbox import Outbox
+from danube_fast.client.producer_cache import ProducerCache
 from danube_fast.client.pump import Pump, Steps, Wait, deadline_after
+from danube_fast.client.requests import Desk
 from danube_fast.client.routes import Routes, Topic
 from danube_fast.client.url import parse_url
 from danube_fast.client.watcher import Watcher
@@ -35,7 +36,7 @@ from danube_fast.net.allocation import keep_freed_memory
 from danube_fast.net.protocol import Admin
 from danube_fast.types import parse_topic
 
-__all__ = ["Core"]
+__all__ = ["Core", "Finished"]
 
 T = TypeVar("T")
 P = TypeVar("P", bound=Outbox)
@@ -49,6 +50,17 @@ _FORKED = FailedPrecondition(
 )
 _CLOSED = FailedPrecondition("the client is closed; call danube_fast.connect() again")
 _cores: weakref.WeakSet[Core] = weakref.WeakSet()
+
+
+class Finished(Generic[T]):
+    """The outcome of what has been done already; who awaits it has it at once."""
+
+    def __init__(self, outcome: T) -> None:
+        self._outcome = outcome
+
+    def __await__(self) -> Generator[None, None, T]:
+        return self._outcome
+        yield
 
 
 class Core:
@@ -74,10 +86,10 @@ class Core:
         self.pump = Pump(SystemClock())
         self.pump.spin_ns = spin_us * 1000
         self.opened: dict[Outbox | Inbox, None] = {}
-        self.cached: collections.OrderedDict[str, Outbox] = collections.OrderedDict()
+        self.cached = ProducerCache(self, PRODUCERS_CACHED_MAX)
+        """What `client.publish` uses."""
+        self.desk = Desk(self)
         self._buffers: dict[int, BufferPool] = {}
-        self._opening: set[str] = set()
-        """Topics whose cached producer somebody is opening."""
         self._identity = Identity(self.name, {"token": token} if token else {})
         self._context = take_context()
         self._keeper = Keeper(self.pump, self.name)
@@ -114,6 +126,10 @@ class Core:
             raise self.refusal
         return self.pump.run(steps)
 
+    def perform(self, steps: Steps[T]) -> Awaitable[T]:
+        """Drive an operation to its end: now, or, where an event loop does it, when it is awaited."""
+        return Finished(self.run(steps))
+
     # ------------------------------------------------------------ opening things
 
     def open_steps(self, timeout: float) -> Steps[None]:
@@ -138,13 +154,15 @@ class Core:
         dispatch: str | None = None,
         durability: str | None = None,
         partitions: int | None = None,
+        must_exist: bool = False,
         **options: Any,
     ) -> Steps[P]:
-        """Look up or create the topic and open a producer."""
+        """Look up or create the topic (unless it `must_exist`) and open a producer."""
         checked = ProducerOptions(**options)
         parse_topic(topic)
         asked = {"dispatch": dispatch, "durability": durability, "partitions": partitions}
-        create = {option: value for option, value in asked.items() if value is not None}
+        given = {option: value for option, value in asked.items() if value is not None}
+        create = None if must_exist else given
         deadline_ns = self.pump.clock.monotonic_ns() + checked.timeout_ns
         route = yield from self.routes.lookup_steps(topic, create, 0, deadline_ns)
         with self.pump.lock:
@@ -195,35 +213,11 @@ class Core:
         """It was closed."""
         self.opened.pop(user, None)
 
-    def cached_producer_steps(self, topic: str) -> Steps[Outbox]:
-        """The producer that `client.publish` uses for a topic."""
-        while True:
-            with self.pump.lock:  # looking and claiming are one step: else two would open
-                producer = self.cached.get(topic)
-                if producer is not None and producer in self.opened:
-                    self.cached.move_to_end(topic)
-                    return producer
-                if topic not in self._opening:
-                    self._opening.add(topic)
-                    break
-            yield Wait(lambda: topic not in self._opening)
-        try:
-            producer = yield from self.producer_steps(Outbox, topic)
-            self.cached[topic] = producer
-        finally:
-            with self.pump.lock:
-                self._opening.discard(topic)
-                self.pump.notify()
-        if len(self.cached) > PRODUCERS_CACHED_MAX:
-            _, oldest = self.cached.popitem(last=False)
-            yield from oldest.close_steps()
-        return producer
-
     def publish_steps(
         self, topic: str, payload: bytes | None, fields: dict[str, Any]
     ) -> Steps[Any]:
         """`client.publish` as steps."""
-        producer = yield from self.cached_producer_steps(topic)
+        producer = yield from self.cached.take_steps(topic)
         return (yield from producer.publish_steps(payload, **fields))
 
     def admin_steps(
@@ -260,6 +254,8 @@ class Core:
                 yield from user.close_steps(left)
             except DanubeError as error:
                 first = first or error
+        left = max(0.0, (deadline_ns - self.pump.clock.monotonic_ns()) / 1e9)
+        yield from self.desk.close_steps(left)
         if first is not None:
             raise first
 

@@ -19,6 +19,7 @@ from danube_fast.client.acks import AckQueue
 from danube_fast.client.attachment import Attachment
 from danube_fast.client.calls import Call
 from danube_fast.client.delivery import Delivery
+from danube_fast.client.holds import Holds
 from danube_fast.client.leases import Leases
 from danube_fast.client.limits import (
     BATCH_MESSAGES_DEFAULT,
@@ -74,7 +75,7 @@ class Inbox:
         self._core = core
         self._lock = core.pump.lock
         self._queue: collections.deque[Delivery] = collections.deque()
-        self._error: DanubeError | None = None
+        self._error: Exception | None = None
         """Raised once by the next receive."""
         self._refusal: DanubeError | None = None
         """Raised by every receive from now on."""
@@ -90,6 +91,7 @@ class Inbox:
         self.attachments: list[Attachment] = []
         self._acks = AckQueue(self.pump, self.attachments)
         self.leases = Leases(self)
+        self.holds = Holds(self)
         self.roster = Roster(self, core, topics, options)
 
     @property
@@ -271,6 +273,11 @@ class Inbox:
         """Attachment: a frame that cannot be trusted."""
         self._error = error
 
+    def interrupt(self, error: Exception) -> None:
+        """Under the lock: whoever receives gets that error, once."""
+        self._error = error
+        self.pump.notify()
+
     def gap(
         self, attachment: Attachment, first: int, last: int, reason: str, lost: bool = False
     ) -> None:
@@ -419,6 +426,7 @@ class Inbox:
             self.roster.close()
             self._acks.close()
             self.leases.close()
+            self.holds.close()
             self._core.forget(self)
             self.pump.notify()
         self._queue.clear()

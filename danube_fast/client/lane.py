@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from danube_fast.client.buffers import FRAME_AT, Buffer
 from danube_fast.client.calls import Call, OnLoss
+from danube_fast.client.closing import close_at_broker, close_when_opened
 from danube_fast.client.connection import Connection
 from danube_fast.client.limits import (
     BACKOFF_MAX_NS,
@@ -46,7 +47,7 @@ from danube_fast.errors import (
 )
 from danube_fast.frame.kernel import direct
 from danube_fast.frame.stamp import seal
-from danube_fast.net.protocol import CloseProducer, OpenProducer, Status
+from danube_fast.net.protocol import OpenProducer, Status
 
 if TYPE_CHECKING:
     from danube_fast.client.outbox import Outbox
@@ -294,7 +295,7 @@ class Lane:
             self.fail(self._fenced())
             return
         if status == Status.TOPIC_DELETED:
-            self.fail(TopicDeleted(text or f"{self.topic} was deleted; create it again"))
+            self.fail(TopicDeleted(f"{self.topic} was deleted; create it again"))
             return
         code = Unavailable.code if status == Status.NOT_OWNER else status
         if status == Status.THROTTLED:
@@ -426,10 +427,10 @@ class Lane:
         self.outbox.pump.disarm(self)
         call = None
         if self.opened and self.failure is None and self.connection.is_open:
-            command = CloseProducer(
-                self.connection.next_request(), self.partition_id, self.producer_id
-            )
-            call = self.connection.call(Call(command, OnLoss.FORGET))
+            call = close_at_broker(self, self.producer_id)
+        elif self._opening is not None:
+            close_when_opened(self, self._opening)
+            self._opening = None
         self.leave()
         return call
 

@@ -5,8 +5,8 @@ r"""Ack timeouts, seen from the client: what waits in the inbox is not failing, 
 
 Once the application has a message, the broker waits two thirds of the timeout for its ack at least.
 
-An application that takes nothing for a whole timeout, though something waits, is no use to its group: then
-the consumer rests, which gives all that it holds to the others without counting as a failure, and
+An application that takes nothing for a whole timeout, though something waits, and does not say that it works on
+a message (`holds.py`), is no use to its group: then the consumer rests, which gives all that it holds to the others without counting as a failure, and
 joins again when the application comes for more.
 
 All methods are called under the pump's lock.
@@ -43,6 +43,11 @@ class Leases:
         self._since_ns = 0
         """Since when it is there."""
 
+    @property
+    def timeout_ns(self) -> int:
+        """The ack timeout that the broker told, the shortest of all partitions; 0: there is none."""
+        return self._timeout_ns
+
     def subscribed(self, ack_timeout_ms: int) -> None:
         """The broker told an ack timeout (0: there is none)."""
         timeout_ns = ack_timeout_ms * MILLISECOND_NS
@@ -59,10 +64,15 @@ class Leases:
         place = self._inbox.place
         if place != self._place or not self._inbox.is_waiting:
             self._place, self._since_ns = place, now_ns
-        elif now_ns - self._since_ns >= self._timeout_ns and self._inbox.type in GROUPS:
+        elif now_ns - self._since_ns >= self._timeout_ns and self._may_rest:
             self._inbox.rest()
         self._extend_waiting()
         self._arm()
+
+    @property
+    def _may_rest(self) -> bool:
+        """Others can take what waits, and nothing is being worked on, which would be lost."""
+        return self._inbox.type in GROUPS and not self._inbox.holds
 
     def _extend_waiting(self) -> None:
         by_connection: dict[Connection, list[tuple[int, list[int]]]] = {}

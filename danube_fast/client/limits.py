@@ -37,7 +37,9 @@ __all__ = [
     "MESSAGE_BYTES_MAX_DEFAULT",
     "PERMITS_BYTES_DEFAULT",
     "PERMITS_MESSAGES_DEFAULT",
+    "PREFETCH_PER_HANDLER",
     "PRODUCERS_CACHED_MAX",
+    "REPLIERS_MAX",
     "REQUEST_TIMEOUT_SECONDS",
     "RINGS_RETRY_NS",
     "RINGS_WAIT_NS",
@@ -104,6 +106,8 @@ a lost connection always gets the original offsets."""
 MESSAGE_BYTES_MAX_DEFAULT = 16 * 1024 * 1024
 PRODUCERS_CACHED_MAX = 1024
 """Producers that `client.publish` keeps open; the one used longest ago is closed first."""
+REPLIERS_MAX = 256
+"""Producers kept open on the reply topics of others, likewise."""
 BUSY_BUNDLES = 2
 """A connection with so many unanswered bundles is busy: one is being synced, one is being read."""
 BUSY_BUNDLES_OF_FEW = 16
@@ -123,6 +127,9 @@ SETTLE_TICK_NS = 20 * MILLISECOND_NS
 # consuming
 PERMITS_BYTES_DEFAULT = 16 * 1024 * 1024
 PERMITS_MESSAGES_DEFAULT = 262_144
+PREFETCH_PER_HANDLER = 64
+"""Messages that `client.subscribe` has sent ahead for each handler: enough for quick ones, and few that
+wait behind a slow one while another process has nothing to do."""
 CREDIT_PARTS = 4
 """Credit goes back in steps of the window divided by this."""
 ACK_DELAY_NS = 10 * MILLISECOND_NS

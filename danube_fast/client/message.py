@@ -7,20 +7,31 @@ batches own their bytes for as long as they live.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from danube_fast.errors import InvalidArgument
+from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from danube_fast.client.delivery import Delivery
+    from danube_fast.client.holds import Processing
+    from danube_fast.client.inbox import Inbox
 
-__all__ = ["Batch", "Message", "MessageId", "Received"]
+__all__ = [
+    "CORRELATION_ID",
+    "REPLY_TOPIC",
+    "Batch",
+    "Message",
+    "MessageId",
+    "Received",
+    "inbox_of",
+    "reply_address",
+]
 
 
 class MessageId(NamedTuple):
@@ -172,6 +183,30 @@ class _Views:
         """Schema id and version, or None."""
         return self._source.schema
 
+    @property
+    def reply_topic(self) -> str | None:
+        """Where a reply is asked for; None if none is."""
+        return self.attributes.get(REPLY_TOPIC)
+
+    def reply(
+        self, payload: bytes | None, attributes: Mapping[str, str] | None = None
+    ) -> Awaitable[None]:
+        """Reply to a message that came by `client.request`; to be awaited if the client is asynchronous.
+
+        Returns when the broker has the reply; who asked may have given up, then it is dropped. It acks
+        nothing. FailedPrecondition if the message asks for no reply or was not received.
+        """
+        core = inbox_of(self)._core
+        return core.perform(core.desk.reply_steps(as_message(self), payload, attributes))
+
+    def processing(self) -> Processing:
+        """A context manager (`with`, or `async with`): as long as it is open the message's ack timeout does
+        not run out, however long that is. It acks nothing. FailedPrecondition for a message of a reader,
+        or one that was not received."""
+        from danube_fast.client.holds import Processing
+
+        return Processing(inbox_of(self), as_message(self))
+
     def _comparable(self) -> tuple[Any, ...]:
         names = ("payload", "offset", *_FIELD_NAMES)
         return tuple(getattr(self, name) for name in names)
@@ -193,6 +228,40 @@ class _Views:
         if payload is not None and len(payload) > _SHOWN_BYTES:
             payload = payload[:_SHOWN_BYTES] + b"..."
         return f"<Message {self.topic}@{self.offset} key={self.key!r} payload={payload!r}>"
+
+
+REPLY_TOPIC = "x-reply-topic"
+"""Attribute of a request: where its reply is to be published."""
+CORRELATION_ID = "x-correlation-id"
+"""Attribute of a request and of its reply."""
+
+
+def as_message(view: _Views) -> Message:
+    """What shows itself so is a message."""
+    return view  # type: ignore[return-value]
+
+
+def inbox_of(view: _Views) -> Inbox:
+    """The consumer that received a message. Raises FailedPrecondition for one that was constructed."""
+    attachment = getattr(view._source, "attachment", None)
+    if attachment is None:
+        raise FailedPrecondition(
+            "this message was constructed, not received; only a received one can be answered or held"
+        )
+    inbox: Inbox = attachment.inbox
+    return inbox
+
+
+def reply_address(message: Message) -> tuple[str, str]:
+    """Topic and correlation id for the reply to a message. Raises FailedPrecondition."""
+    attributes = message.attributes
+    topic = attributes.get(REPLY_TOPIC)
+    if topic is None:
+        raise FailedPrecondition(
+            f"{message.message_id} asks for no reply (it has no attribute {REPLY_TOPIC}); publish it "
+            "with client.request()"
+        )
+    return topic, attributes.get(CORRELATION_ID, "")
 
 
 _FIELD_NAMES = (

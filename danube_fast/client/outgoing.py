@@ -112,6 +112,11 @@ class Ticket:
         """Whether the outcome is known."""
         return self.settled
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the outcome is an error."""
+        return self._error is not None
+
     def result(self) -> MessageId:
         """The id, or the error raised (a fresh one: several may wait for one frame)."""
         if self._message_id is None:

@@ -1,111 +1,219 @@
-"""`client.subscribe`: a handler called for every message, in threads."""
+r"""`client.subscribe`: a handler called for every message, in threads.
+
+    consumer -> receiver (one thread) -> turns -> handlers (`concurrency` threads) -> ack, nack
+                                                                                 \-> reply
+
+Handlers never wait for each other but for the order that the subscription keeps (`turns.py`). Whatever
+the receiver took is held (`holds.py`) until it is answered, so no handler is too slow for the ack
+timeout. What was taken and not begun when the end comes goes back to the subscription.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
-import queue
 import threading
 from collections.abc import Callable
 from types import TracebackType
 
 from danube_fast.client.consumer import Consumer
+from danube_fast.client.handlers import (
+    QUEUED_PER_HANDLER,
+    Hand,
+    reason_of,
+    reply_of,
+    still_running,
+)
 from danube_fast.client.limits import CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.message import Message
+from danube_fast.client.turns import Turns
+from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
 
-__all__ = ["Subscriber"]
+__all__ = ["CLOSE_SHARE", "Subscriber", "refuse_coroutines"]
 
 _log = logging.getLogger(__name__)
-CONCURRENCY_MAX = 1024
-_QUEUED_PER_THREAD = 4
-_RECEIVE_SECONDS = 0.2
-REASON_CHARACTERS_MAX = 200
+CLOSE_SHARE = 0.8
+"""Part of the time to close that handlers get; acks have the rest."""
+
+
+class _Stopped(Exception):
+    """The receiver is to stop."""
+
+
+def refuse_coroutines(handler: Callable[[Message], object]) -> None:
+    """Raise InvalidArgument for a handler that only an event loop can run."""
+    call = getattr(handler, "__call__", None)  # noqa: B004 - the method, not whether there is one
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call):
+        raise InvalidArgument(
+            "the handler is a coroutine function; use danube_fast.connect_async(), or a plain function"
+        )
 
 
 class Subscriber:
-    """One thread receives, `concurrency` threads call the handler."""
+    """A running subscription. Made by `client.subscribe()`; close it, or use it as a context manager."""
 
     def __init__(
         self, consumer: Consumer, handler: Callable[[Message], object], concurrency: int
     ) -> None:
-        if not 1 <= concurrency <= CONCURRENCY_MAX:
-            consumer.close()
-            raise InvalidArgument(f"concurrency is {concurrency}; choose 1 to {CONCURRENCY_MAX}")
         self.error: DanubeError | None = None
         """What ended the subscription, if not `close()`."""
-        self._consumer = consumer
+        self.consumer = consumer
+        """The consumer behind it, to look at."""
         self._handler = handler
-        self._stopping = threading.Event()
-        self._queue: queue.Queue[Message | None] = queue.Queue(_QUEUED_PER_THREAD * concurrency)
+        self._hand = Hand(consumer)
+        self._clock: Clock = consumer.pump.clock
+        self._turns = Turns(
+            by_key=consumer.type == "key_shared", room=QUEUED_PER_HANDLER * concurrency
+        )
+        self._condition = threading.Condition()
+        """Guards the turns and what follows."""
+        self._stopping = False
+        self._running: dict[int, Message] = {}
+        """By thread: what is being handled."""
+        self._alive = concurrency + 1
+        self._told = False
+        self._last_closes = False
+        """A handler called `close`: whoever ends last does it."""
         names = [f"danube-handler-{i}" for i in range(concurrency)]
-        self._threads = [threading.Thread(target=self._handle, name=n, daemon=True) for n in names]
-        self._receiver = threading.Thread(target=self._receive, name="danube-receiver", daemon=True)
-        for thread in (*self._threads, self._receiver):
+        self._threads = [threading.Thread(target=self._work, name=n, daemon=True) for n in names]
+        receiver = threading.Thread(target=self._receive, name="danube-receiver", daemon=True)
+        self._threads.append(receiver)
+        for thread in self._threads:
             thread.start()
+
+    # ------------------------------------------------------------ threads
 
     def _receive(self) -> None:
         try:
-            while not self._stopping.is_set():
-                message = self._consumer.receive(_RECEIVE_SECONDS)
-                while message is not None and not self._stopping.is_set():
-                    try:
-                        self._queue.put(message, timeout=_RECEIVE_SECONDS)
-                        break
-                    except queue.Full:
-                        continue
+            while not self._stopping:
+                message = self.consumer.receive()
+                if message is not None:
+                    self._enqueue(message)
+        except _Stopped:
+            pass
         except DanubeError as error:
-            if not self._stopping.is_set():
+            if not self._stopping:
                 self.error = error
                 _log.warning("a subscription ended: %s", error)
         finally:
-            for _ in self._threads:
-                self._put_end()
+            self._stop()
+            self._leave()
 
-    def _put_end(self) -> None:
-        while True:
-            try:
-                self._queue.put(None, timeout=_RECEIVE_SECONDS)
-                return
-            except queue.Full:
-                if not any(thread.is_alive() for thread in self._threads):
-                    return
+    def _enqueue(self, message: Message) -> None:
+        self._hand.hold(message)
+        with self._condition:
+            self._turns.add(message)
+            self._condition.notify()
+            while self._turns.is_full and not self._stopping:
+                self._condition.wait()
 
-    def _handle(self) -> None:
-        while (message := self._queue.get()) is not None:
-            try:
-                self._handler(message)
-            except Exception as error:
-                # whatever the handler raises: the message goes back, the others go on
-                _log.debug("a handler failed", exc_info=True)
-                self._answer(message, repr(error)[:REASON_CHARACTERS_MAX])
-            else:
-                self._answer(message, None)
-
-    def _answer(self, message: Message, reason: str | None) -> None:
+    def _work(self) -> None:
         try:
-            if reason is None:
-                self._consumer.ack(message)
-            else:
-                self._consumer.nack(message, reason=reason)
-        except DanubeError:
-            _log.debug("an ack came too late", exc_info=True)
+            while (message := self._next()) is not None:
+                reason = self._handle(message)
+                try:
+                    self._hand.settle(message, reason)
+                except DanubeError:
+                    _log.debug("an ack came too late", exc_info=True)
+                self._done(message)
+        finally:
+            self._leave()
+
+    def _next(self) -> Message | None:
+        with self._condition:
+            while not self._stopping:
+                message = self._turns.take()
+                if message is not None:
+                    self._running[threading.get_ident()] = message
+                    return message
+                self._condition.wait()
+        return None
+
+    def _handle(self, message: Message) -> str | None:
+        """Call the handler; why it failed, or None."""
+        try:
+            reply = reply_of(message, self._handler(message))
+            if reply is not None:
+                message.reply(reply)
+        except BaseException as error:
+            # whatever the handler raises, SystemExit too: the message goes back, the others go on
+            _log.debug("a handler failed", exc_info=True)
+            return reason_of(error)
+        return None
+
+    def _done(self, message: Message) -> None:
+        with self._condition:
+            del self._running[threading.get_ident()]
+            self._turns.done(message)
+            self._condition.notify_all()
+
+    def _leave(self) -> None:
+        with self._condition:
+            self._alive -= 1
+            is_last = not self._alive
+            self._condition.notify_all()
+        if is_last and self._last_closes:
+            self.consumer.close()
+
+    def _stop(self) -> None:
+        with self._condition:
+            self._stopping = True
+            left = self._turns.clear()
+            self._condition.notify_all()
+        for message in left:
+            self._hand.let_go(message)
+
+    # ------------------------------------------------------------ the end
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the subscription has ended; False when `timeout` seconds are over before.
+
+        It ends by `close()`, or by an error (TopicDeleted, ...), which is raised here.
+        """
+        if threading.current_thread() in self._threads:
+            raise FailedPrecondition("a handler cannot wait for its own end; return from it")
+        ended = self._wait_for_threads(timeout)
+        if ended and self.error is not None:
+            self._told = True
+            raise self.error
+        return ended
+
+    def _wait_for_threads(self, timeout: float | None) -> bool:
+        deadline_ns = None if timeout is None else self._clock.monotonic_ns() + int(timeout * 1e9)
+        with self._condition:
+            while self._alive:
+                left = None
+                if deadline_ns is not None:
+                    left = (deadline_ns - self._clock.monotonic_ns()) / 1e9
+                    if left <= 0:
+                        return False
+                self._condition.wait(left)
+        return True
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
-        """Stop receiving, let running handlers finish, ack what they did; within `timeout` seconds.
+        """Receive no more, let running handlers finish, ack what they did; within `timeout` seconds.
 
-        FailedPrecondition if handlers were still running then; their messages are redelivered.
+        FailedPrecondition if handlers were still running then: their messages come again. Raises what
+        ended the subscription if nobody has heard of it yet. A handler may call it: then it returns at
+        once, and the end comes when the handlers have returned.
         """
-        self._stopping.set()
-        share = timeout / 2 / (len(self._threads) + 1)
-        for thread in (self._receiver, *self._threads):
-            if thread is not threading.current_thread():
-                thread.join(max(share, _RECEIVE_SECONDS * 2))
-        running = [thread for thread in self._threads if thread.is_alive()]
-        self._consumer.close(timeout / 2)
+        began_ns = self._clock.monotonic_ns()
+        self._stop()
+        self._hand.interrupt(_Stopped())
+        if threading.current_thread() in self._threads:
+            self._last_closes = True  # the message in hand is answered first
+            return
+        self._wait_for_threads(timeout * CLOSE_SHARE)
+        with self._condition:
+            running = list(self._running.values())
+        spent = (self._clock.monotonic_ns() - began_ns) / 1e9
+        self.consumer.close(max(0.0, timeout - spent))
         if running:
-            raise FailedPrecondition(
-                f"{len(running)} handlers were still running; their messages are delivered again"
-            )
+            raise still_running(running)
+        if self.error is not None and not self._told:
+            self._told = True
+            raise self.error
 
     def __enter__(self) -> Subscriber:
         return self
@@ -116,4 +224,8 @@ class Subscriber:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except DanubeError:
+            if kind is None:
+                raise  # otherwise the application's own error matters more

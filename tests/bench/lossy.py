@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from danube_fast.bench import lapped, streams
+from danube_fast.bench import lapped, soak_roles, streams
 from danube_fast.bench.lapped import fall_behind
 from danube_fast.bench.member import Link
 from danube_fast.bench.streams import consume_batches
 from danube_fast.client.producer import Producer
 
-__all__ = ["LOST_LIST", "consume_batches", "fall_behind", "produce_lists", "publish_on"]
+__all__ = [
+    "LOST_LIST", "churn", "consume_batches", "fall_behind", "produce_lists", "publish_on", "stand",
+]  # fmt: skip
 
 LOST_LIST = 2
 for module in (lapped, streams):
@@ -37,3 +39,25 @@ def publish_on(link: Link, options: dict[str, Any]) -> None:
     """The same."""
     _forget_a_list()
     lapped.publish_on(link, options)
+
+
+def churn(link: Link, options: dict[str, Any]) -> None:
+    """That of the soak; the third life's messages are not sent by send_many."""
+    soak_roles.PATIENCE_SECONDS = 3.0
+    _forget_a_list()
+    soak_roles.churn(link, options)
+
+
+def stand(link: Link, options: dict[str, Any]) -> None:
+    """That of the soak; some messages are altered on their way."""
+    make = soak_roles.make
+
+    def altered(life: int, numbers: Any, message_bytes: int) -> list[bytes]:
+        made = make(life, numbers, message_bytes)
+        return [
+            m[:-1] + bytes([m[-1] ^ 1]) if n == 7 else m for n, m in zip(numbers, made, strict=True)
+        ]
+
+    soak_roles.PATIENCE_SECONDS = 3.0
+    soak_roles.make = altered  # type: ignore[assignment]
+    soak_roles.stand(link, options)

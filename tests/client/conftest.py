@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import danube_fast
+from danube_fast.testing import Broker
 
 
 def _fake_broker_module() -> Any:
@@ -34,3 +36,16 @@ def client(broker: Any) -> Iterator[danube_fast.Client]:
     client = danube_fast.connect(broker.url, name="test", timeout=5)
     yield client
     client.close()
+
+
+@pytest.fixture(scope="session")
+def real() -> Iterator[Broker]:
+    """A broker in processes of its own, for all tests that need one."""
+    with Broker(workers=2) as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic's name that no other test uses."""
+    return f"/default/{secrets.token_hex(8)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,21 +13,9 @@ from danube_fast.client.admin_client import AdminClient
 from danube_fast.client.aio import (
     AsyncAdmin,
     AsyncClient,
-    AsyncConsumer,
-    AsyncProducer,
-    AsyncReader,
 )
-from danube_fast.client.async_subscriber import AsyncSubscriber
-from danube_fast.client.subscriber import Subscriber
 
 TOPIC = "/default/t"
-TWINS = [
-    (danube_fast.Client, AsyncClient),
-    (danube_fast.Producer, AsyncProducer),
-    (danube_fast.Consumer, AsyncConsumer),
-    (danube_fast.Reader, AsyncReader),
-    (Subscriber, AsyncSubscriber),
-]
 
 
 def run(broker: Any, body: Callable[[AsyncClient], Awaitable[None]]) -> None:
@@ -43,29 +30,6 @@ async def until(ready: Callable[[], bool]) -> None:
     """Bounded by the limit of `run`."""
     while not ready():  # noqa: ASYNC110 - the broker lives in a thread and sets no events
         await asyncio.sleep(0.002)
-
-
-@pytest.mark.parametrize(("sync", "twin"), TWINS, ids=lambda kind: kind.__name__)
-def test_every_method_has_its_twin(sync: type, twin: type) -> None:
-    own = {
-        name: member
-        for name, member in vars(sync).items()
-        if inspect.isfunction(member) and not name.startswith("_")
-    }
-    assert own
-    for name, member in own.items():
-        other = inspect.getattr_static(twin, name)
-        if name in vars(twin):
-            wanted = inspect.iscoroutinefunction(other) or inspect.isasyncgenfunction(other)
-            assert wanted, f"{twin.__name__}.{name} is not asynchronous"
-        ours, theirs = inspect.signature(member), inspect.signature(other)
-        assert list(ours.parameters) == list(theirs.parameters), name
-        for parameter in ours.parameters.values():
-            assert parameter.default == theirs.parameters[parameter.name].default, (name, parameter)
-    if "__iter__" in vars(sync):
-        assert "__aiter__" in vars(twin)
-    if "__enter__" in vars(sync):
-        assert "__aenter__" in vars(twin)
 
 
 def test_admin_twin_has_every_operation(broker: Any) -> None:
