@@ -180,6 +180,7 @@ class Moves:
         if partition.logged:
             run = worker.logs[slot].find(partition.partition_id, partition.first_offset)
             partition.first_offset = run.base_offset if run is not None else partition.visible
+        worker.limits.apply(partition)
         return partition
 
     def _adopt(self, partition: Partition) -> None:
