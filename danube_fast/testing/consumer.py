@@ -203,8 +203,12 @@ class ScriptedConsumer(Peer):
             self.later(pause_ns, lambda: self._subscribe(partition_id))
         elif self.draw.random() < 0.5:
             place = self.draw.choice(["earliest", self.draw.randrange(20)])
-            self.in_hand[consumer_id] = []
-            self.ask(p.Seek(self.next_request(), consumer_id, place), lambda answer: None)
+
+            def sought(answer: Any) -> None:
+                if isinstance(answer, p.Result) and consumer_id in self.in_hand:
+                    self.in_hand[consumer_id] = []
+
+            self.ask(p.Seek(self.next_request(), consumer_id, place), sought)
 
 
 def _ranges(offsets: list[int]) -> list[int]:

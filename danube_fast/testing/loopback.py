@@ -37,8 +37,8 @@ class Tap(Protocol):
         """The worker sent a message."""
         ...
 
-    def refused(self, identity: bytes, *, gone: bool) -> None:
-        """The worker could not send: the peer is gone, or its queue is full."""
+    def refused(self, identity: bytes, parts: list[Any], *, gone: bool) -> None:
+        """The worker could not send a message: the peer is gone, or its queue is full."""
         ...
 
     def end_turn(self) -> None:
@@ -187,10 +187,10 @@ class LoopbackServer:
         """Queue one message for a client. Raises PeerGone or WouldBlock; then nothing was sent."""
         wire = self.wires.get(identity)
         if wire is None:
-            self._tap.refused(identity, gone=True)
+            self._tap.refused(identity, parts, gone=True)
             raise PeerGone
         if wire.is_full:
-            self._tap.refused(identity, gone=False)
+            self._tap.refused(identity, parts, gone=False)
             raise WouldBlock
         message = [bytes(part) for part in parts]
         self._tap.sent(wire, message)

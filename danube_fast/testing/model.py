@@ -251,16 +251,21 @@ class Door:
         found = session.consumers.get(command.consumer_id)
         if found is not None:
             self._requests[identity, command.request] = (command, found[0])
+            if session.is_lagging:
+                found[0].may_have_sought()  # the answer comes late
 
     # ------------------------------------------------------------ what the worker sends
 
-    def refused(self, identity: bytes, *, gone: bool) -> None:
-        """The worker could not send."""
+    def refused(self, identity: bytes, parts: list[Any], *, gone: bool) -> None:
+        """The worker could not send a message."""
         session = self._sessions.get(identity)
         if session is None:
             return
         if gone:
             self._leaving.append(session)
+            command = p.decode_server_command(parts[0])
+            if not isinstance(command, p.Deliver):
+                self._answered(identity, command, parts)  # it was done, though nobody hears of it
             return
         session.is_lagging = True
         for sub, _ in session.consumers.values():
@@ -272,6 +277,9 @@ class Door:
         identity = wire.identity
         data = b"".join(parts)
         self.model.trace.note(f"worker {self.index} > {identity.hex()} {_short(command)}", data)
+        self._answered(identity, command, parts)
+
+    def _answered(self, identity: bytes, command: Any, parts: list[Any]) -> None:
         handler = getattr(self, f"_sent_{type(command).__name__.lower()}", None)
         if handler is not None:
             handler(identity, command, parts)

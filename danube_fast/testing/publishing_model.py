@@ -91,8 +91,10 @@ class PartitionModel:
                 payload, key = stands  # an older content of that sequence was accepted
                 if payload not in self.tried[name]:
                     raise self._fault(f"{at} is not what producer {name} sent")
+            is_there = name not in self.doubtful or not is_duplicate
             self.show(at, payload, key, name)
-            self.accepted.add(at)
+            if is_there:  # what a memory topic has lost may still be known as sent
+                self.accepted.add(at)
             self.numbers.setdefault(name, self.batches.get(frame.producer_id, 0))
 
     def refuse_as_old(self, frame: Frame) -> None:

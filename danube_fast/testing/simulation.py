@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import random
 import shutil
 import sys
@@ -198,7 +199,7 @@ class Simulation:
 def run_seed(seed: int, *, steps: int = STEPS, verbose: bool = False) -> Outcome:
     """One run of one seed, in a folder that is gone afterwards."""
     parent = str(FAST_FOLDER) if FAST_FOLDER.is_dir() else None
-    directory = Path(tempfile.mkdtemp(prefix="danube-simulation-", dir=parent))
+    directory = Path(tempfile.mkdtemp(prefix=f"df-simulation-{os.getpid()}-", dir=parent))
     logging.disable(logging.CRITICAL)
     simulation: Simulation | None = None
     fault = ""

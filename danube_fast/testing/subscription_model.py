@@ -1,4 +1,4 @@
-"""What may and must happen with each message of one subscription. Independent of the engine: sets of
+r"""What may and must happen with each message of one subscription. Independent of the engine: sets of
 offsets and plain rules, fed with what passes the worker's door.
 
     not delivered -> held by one -> acked -> acked durably        must not come again, from then on
@@ -145,7 +145,9 @@ class SubscriptionModel:
         if consumer.is_gone:
             return
         consumer.is_gone = True
-        self.overdue()
+        for offset, held in self.held.items():
+            if held.consumer is consumer and held.deadline_ns <= self.clock.now_ns:
+                self._failed(offset, certainly=False)
         self.consumers = [other for other in self.consumers if other is not consumer]
         self.held = {at: held for at, held in self.held.items() if held.consumer is not consumer}
         self.sessions_ended += 1
@@ -256,6 +258,8 @@ class SubscriptionModel:
         known = self.known.get(offset)
         if known is None or known.failures_max or not self.is_owed(offset):
             return True
+        if not self.wants(self.keys.get(offset)):
+            return True
         held = self.held.get(offset)
         if held is None:
             return False
@@ -350,6 +354,11 @@ class SubscriptionModel:
         self.poisoned.clear()
         self.sought = (offset, top)
         self._unsettled.clear()
+
+    def may_have_sought(self) -> None:
+        """A SEEK was read whose answer waits in a queue."""
+        self.doubtful |= self.settled | set(self.known)
+        self.durable.clear()
 
     # ------------------------------------------------------------ the worker's death
 
