@@ -1,10 +1,10 @@
 """A scripted consumer: takes what it gets, and acks it, or does not; by its temper.
 
-    good     acks soon, one by one, in ranges, in any order
-    lazy     acks some, late, and extends others
-    nacker   gives back, with delay and without
-    silent   takes, beats, and never says anything
-    thief    acks what others hold, too
+good     acks soon, one by one, in ranges, in any order
+lazy     acks some, late, and extends others
+nacker   gives back, with delay and without
+silent   takes, beats, and never says anything
+thief    acks what others hold, too
 """
 
 from __future__ import annotations
@@ -53,17 +53,21 @@ class ScriptedConsumer(Peer):
         self._place: str | int = "earliest"
 
     def begin(self) -> None:
+        """What a process does first."""
         self.later(self.draw.randrange(100 * MS), self._step)
 
     def forget(self) -> None:
+        """What was in the memory of the process is gone."""
         self.in_hand.clear()
         self._ids.clear()
 
     def on_lost(self) -> None:
+        """The session is gone, or in doubt."""
         self.in_hand.clear()
         self._ids.clear()
 
     def on_open(self) -> None:
+        """There is a session (again)."""
         self._taken = 0
         self.send(p.Flow(1, BYTES_GRANTED, self.permits))
         for partition_id in self.partition_ids:
@@ -93,6 +97,7 @@ class ScriptedConsumer(Peer):
         )  # fmt: skip
 
     def on_event(self, command: p.ConsumerEvent) -> None:
+        """The worker says something of a consumer."""
         if command.kind == p.EventKind.CLOSED.value:
             partition_id = self._ids.pop(command.consumer_id, None)
             self.in_hand.pop(command.consumer_id, None)
@@ -100,6 +105,7 @@ class ScriptedConsumer(Peer):
                 self.later(200 * MS, lambda: self._subscribe(partition_id))
 
     def on_deliver(self, command: p.Deliver, bundles: list[bytes]) -> None:
+        """Messages came."""
         ids = iter(command.consumer_ids)
         for bundle in bundles:
             for _, start, _ in bundle_entries(bundle):
@@ -202,7 +208,8 @@ class ScriptedConsumer(Peer):
             pause_ns = self.draw.randrange(1 * MS, 1500 * MS)
             self.later(pause_ns, lambda: self._subscribe(partition_id))
         elif self.draw.random() < 0.5:
-            place = self.draw.choice(["earliest", self.draw.randrange(20)])
+            place: str | int = self.draw.randrange(20)
+            place = place if self.draw.random() < 0.5 else "earliest"
 
             def sought(answer: Any) -> None:
                 if isinstance(answer, p.Result) and consumer_id in self.in_hand:

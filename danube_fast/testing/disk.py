@@ -33,6 +33,7 @@ class _Done:
     """A job that ended as soon as it was begun."""
 
     def is_alive(self) -> bool:
+        """It has ended."""
         return False
 
     def join(self, timeout: float | None = None) -> None:

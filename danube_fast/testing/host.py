@@ -64,12 +64,15 @@ class _SimulatedOutside(Outside):
         self._actor = actor
 
     def boot_id(self) -> str:
+        """Another one after each power cut."""
         return f"boot-{self._actor.host.boot_number}"
 
     def new_token(self) -> bytes:
+        """A token that the seed draws."""
         return self._actor.host.draw.randbytes(16)
 
     def make_server(self, context: Any, settings: Settings) -> Any:
+        """A door on the loopback network."""
         actor = self._actor
         return LoopbackServer(actor.tap, actor.wake, actor.host.event_fd)
 
@@ -121,6 +124,9 @@ class _Process:
 
         self.host.schedule.call(delay_ns, turn)
 
+    def start(self) -> None:
+        """A new life."""
+
     def turn(self) -> None:
         """One turn."""
 
@@ -150,6 +156,7 @@ class _Registry(_Process):
         self.is_up = False
 
     def turn(self) -> None:
+        """One turn."""
         if self.mailbox.do_work(self.host.clock.now_ns):
             self.wake()
         else:
@@ -158,9 +165,7 @@ class _Registry(_Process):
     def _assignments(self, request: Request) -> None:
         mine = set(request.arguments["log_ids"])
         entries = [entry for topic in self.host.topics for entry in topic.assignments()]
-        request.reply(
-            {"partitions": [x for x in entries if x["log_id"] in mine], "deleted": []}
-        )
+        request.reply({"partitions": [x for x in entries if x["log_id"] in mine], "deleted": []})
 
     def _owner(self, request: Request) -> None:
         request.reply({"process": self.host.process_of(request.arguments["partition_id"])})
@@ -224,6 +229,7 @@ class SimulatedWorker(_Process):
         self.wake()
 
     def turn(self) -> None:
+        """One turn."""
         clock = self.host.clock
         if clock.now_ns < self.stalled_until_ns:
             self.turn_in(self.stalled_until_ns - clock.now_ns)

@@ -238,9 +238,7 @@ class Door:
                 for low, high in zip(pairs[::2], pairs[1::2], strict=True):
                     sub.nack(consumer, low, high, command.delay_ms)
 
-    def _on_extend(
-        self, identity: bytes, session: _Session, command: p.Extend, parts: Any
-    ) -> None:
+    def _on_extend(self, identity: bytes, session: _Session, command: p.Extend, parts: Any) -> None:
         for consumer_id, pairs in command.entries:
             sub, consumer = session.consumers.get(consumer_id, (None, None))
             if sub is not None and consumer is not None:
@@ -405,7 +403,7 @@ class Door:
             if name != attributes["x-original-subscription"] or partition.place != (topic, index):
                 continue
             stands = partition.by_offset.get(offset)
-            payload = (view.payloads(place, place + 1)[0] or b"")
+            payload = view.payloads(place, place + 1)[0] or b""
             if stands is not None and stands[0] != payload:
                 raise Violation(f"{sub.label}: the dead letter of {offset} is another message")
             sub.letters.add(offset)

@@ -59,10 +59,12 @@ class ScriptedProducer(Peer):
         self.messages_max = messages_max
 
     def begin(self) -> None:
+        """What a process does first."""
         self.lanes = [_Lane(each, self.name) for each in self.partition_ids]
         self.later(self.draw.randrange(50 * MS), self._step)
 
     def forget(self) -> None:
+        """What was in the memory of the process is gone."""
         self.lanes = []
 
     @property
@@ -71,10 +73,12 @@ class ScriptedProducer(Peer):
         return self.is_alive and not any(lane.unacked for lane in self.lanes)
 
     def on_open(self) -> None:
+        """There is a session (again)."""
         for lane in self.lanes:
             self._open(lane)
 
     def on_lost(self) -> None:
+        """The session is gone, or in doubt."""
         for lane in self.lanes:
             lane.opened, lane.posted, lane.is_opening = None, 0, False
             lane.ends.clear()

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from danube_fast.testing.consumer import ScriptedConsumer
 from danube_fast.testing.faults import Faults
@@ -118,7 +118,7 @@ class Simulation:
                 ids = self._partitions_on(topic, worker)
                 for plan in shape.subscriptions if ids else ():
                     for number, temper in enumerate(plan.tempers):
-                        options = {"failure_policy": plan.policy}
+                        options: dict[str, Any] = {"failure_policy": plan.policy}
                         if plan.filters[number]:
                             options["key_filters"] = plan.filters[number]
                         self._add_consumer(
@@ -133,7 +133,7 @@ class Simulation:
 
     def _add_consumer(
         self, name: str, worker: SimulatedWorker, draw: random.Random, ids: list[int],
-        subscription: str, kind: str, temper: str, options: dict[str, object], permits: int,
+        subscription: str, kind: str, temper: str, options: dict[str, Any], permits: int,
     ) -> None:  # fmt: skip
         own = random.Random(draw.random())
         self.peers.append(
@@ -147,9 +147,7 @@ class Simulation:
     # ------------------------------------------------------------ running
 
     def _worker_down(self, worker: SimulatedWorker) -> None:
-        ids = {
-            each for topic in self.host.topics for each in self._partitions_on(topic, worker)
-        }
+        ids = {each for topic in self.host.topics for each in self._partitions_on(topic, worker)}
         self.doors[worker.index - 1].died(ids)
 
     def run(self) -> None:
@@ -176,9 +174,7 @@ class Simulation:
             )
 
     def _is_settled(self) -> bool:
-        done = all(
-            peer.is_done for peer in self.peers if isinstance(peer, ScriptedProducer)
-        )
+        done = all(peer.is_done for peer in self.peers if isinstance(peer, ScriptedProducer))
         return done and not self.model.owed()
 
     def start_twin(self, draw: random.Random) -> None:
@@ -242,15 +238,15 @@ def main(arguments: list[str] | None = None) -> int:
     totals = [0, 0, 0, 0]
     for number, seed in enumerate(seeds, 1):
         outcome = run_seed(seed, steps=options.steps, verbose=options.verbose)
-        totals = [
-            total + count for total, count in zip(totals, outcome[3:7], strict=True)
-        ]
+        totals = [total + count for total, count in zip(totals, outcome[3:7], strict=True)]
         if outcome.fault:
             print("\n".join(outcome.lines[-options.lines :]))
             print(f"seed {seed}: {outcome.fault}")
             print(f"trace {outcome.digest}; after {number} seeds, {time.monotonic() - begun:.1f} s")
-            print(f"again: python -m danube_fast.testing.simulation --seed {seed}"
-                  f" --steps {options.steps}")
+            print(
+                f"again: python -m danube_fast.testing.simulation --seed {seed}"
+                f" --steps {options.steps}"
+            )
             return 1
         if options.seed is not None:
             print(f"seed {seed}: trace {outcome.digest}")

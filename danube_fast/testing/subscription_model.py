@@ -202,7 +202,9 @@ class SubscriptionModel:
             if held.deadline_ns <= self.clock.now_ns:
                 self._failed(offset, certainly=False)
         if consumer.filters and not _takes(consumer.filters, key):
-            raise self._fault(offset, f"has key {key!r}, which consumer {consumer.name} filters out")
+            raise self._fault(
+                offset, f"has key {key!r}, which consumer {consumer.name} filters out"
+            )
         if self.kind in ORDERED:
             for first in self.consumers:
                 if first is consumer:

@@ -315,3 +315,13 @@ def test_what_cannot_be_right_is_refused_with_a_reason(rigs):
         lambda: client.pump() or [reply for reply in client.waiting if reply[:2] == [66, 0]],
         "an error for what is no command",
     )
+
+
+def test_a_producer_that_never_published_is_known_after_a_restart(rigs):
+    rig = rigs()
+    rig.assign(1)
+    assert rig.client().open_producer(1)["producer_epoch"] == 1
+    rig.crash()
+    rig = rigs()
+    rig.worker.do_work()  # upkeep looks for producers that were not used for long
+    assert rig.client().open_producer(1)["producer_epoch"] == 2
