@@ -29,6 +29,8 @@ class Frame:
     session: int
     is_probe: bool
     """It must not be accepted: a message before it is missing."""
+    is_fenced: bool = False
+    """It must not be accepted: another session opened the producer before it came."""
 
 
 Name = tuple[int, int]
@@ -65,6 +67,8 @@ class PartitionModel:
 
     def try_frame(self, frame: Frame) -> None:
         """PUBLISH was read."""
+        opener = self.fenced.get(frame.producer_id, frame.session)
+        frame.is_fenced = opener != frame.session
         for place, (payload, _) in enumerate(frame.messages):
             name = (frame.producer_id, frame.base_sequence + place)
             self.tried.setdefault(name, set()).add(payload)
@@ -76,8 +80,7 @@ class PartitionModel:
                 f"sequence {frame.base_sequence} was accepted though one before it is missing"
             )
         if not is_duplicate:
-            opener = self.fenced.get(frame.producer_id, frame.session)
-            if opener != frame.session:
+            if frame.is_fenced:
                 raise self._fault("a frame of a fenced producer was accepted")
             self.batches[frame.producer_id] = self.batches.get(frame.producer_id, 0) + 1
         for place, (payload, key) in enumerate(frame.messages):
