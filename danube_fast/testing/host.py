@@ -252,6 +252,10 @@ class SimulatedWorker(_Process):
         else:
             self.wake()
 
+    def synced_position(self, log_id: int) -> int:
+        """Up to where one of its logs is durable."""
+        return next(log.synced_position for log in self.worker.logs if log.log_id == log_id)
+
     def kill(self) -> None:
         """As SIGKILL."""
         self.is_up = False

@@ -7,6 +7,7 @@ and `subscription_model.py` for the promises.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +95,8 @@ class Door:
     def __init__(self, model: Model, index: int) -> None:
         self.model = model
         self.index = index
+        self.synced_position: Callable[[int], int] = lambda log_id: 0
+        """Up to where a log is durable, as the disk knows."""
         self._sessions: dict[bytes, _Session] = {}
         self._by_number: dict[int, _Session] = {}
         self._requests: dict[tuple[bytes, int], Any] = {}
@@ -379,6 +382,11 @@ class Door:
         attempts = [0] * len(payloads) if counts is None else counts.tolist()
         names = [(view.producer_id, sequence) for sequence in view.sequences().tolist()]
         is_letter = partition_id in self.model.letters
+        if (
+            partition.durability == "fsync"
+            and self.synced_position(view.log_id) <= view.log_position
+        ):
+            raise Violation(f"partition {partition_id}: {view.base_offset} was shown unsynced")
         offsets = view.offsets().tolist()
         to = f"{found[0].name} {found[1].name}" if found is not None else "nobody known"
         self.model.trace.note(f"  partition {partition_id}: {offsets} {attempts} to {to}")

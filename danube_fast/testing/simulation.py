@@ -77,6 +77,8 @@ class Simulation:
         self.host.add_workers(
             scenario.worker_count, scenario.log_count, lambda index: self.doors[index - 1]
         )
+        for door, worker in zip(self.doors, self.host.workers, strict=True):
+            door.synced_position = worker.synced_position
         self.host.on_down = self._worker_down
         self.host.on_power_cut = self.model.lost_power
         self.peers: list[Peer] = []
