@@ -254,7 +254,8 @@ class SimulatedWorker(_Process):
 
     def synced_position(self, log_id: int) -> int:
         """Up to where one of its logs is durable."""
-        return next(log.synced_position for log in self.worker.logs if log.log_id == log_id)
+        found = (log.synced_position for log in self.worker.logs if log.log_id == log_id)
+        return int(next(found))
 
     def kill(self) -> None:
         """As SIGKILL."""

@@ -20,163 +20,139 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS_MAX = 2000
+FOLDERS = ("broker", "wal", "net", "workers")
 SECONDS_MAX = 900
 
 
 class Mutant(NamedTuple):
-    """What stands there, and what stands there instead."""
+    """What stands somewhere once, and what stands there instead."""
 
-    file: str
     before: str
     after: str
 
 
 MUTANTS: dict[str, Mutant] = {
     "ack_before_sync": Mutant(
-        "workers/intake.py",
         "            waiting = group.on_synced\n",
         "            waiting = group.on_written\n",
     ),
     "shown_before_sync": Mutant(
-        "workers/intake.py",
         "group.synced_entries.append((partition, stored))",
         "group.written_entries.append((partition, stored))",
     ),
     "failed_sync_acks_all_the_same": Mutant(
-        "workers/journal.py",
         "                results[index] = borrowed\n"
         "            publication.refuse(place, error.code, str(error))\n",
         "                results[index] = borrowed\n",
     ),
     "duplicate_acked_before_its_original": Mutant(
-        "workers/journal.py",
         "            group.on_synced.append(publication)\n            publication.pending += 1\n",
         "            pass\n",
     ),
-    "cursor_not_restored": Mutant(
-        "workers/catalog.py", "existing.restore_acked(record.ranges)", "pass"
-    ),
+    "cursor_not_restored": Mutant("existing.restore_acked(record.ranges)", "pass"),
     "acked_above_the_cursor_lost_in_snapshots": Mutant(
-        "danube_fast/broker/partition.py",
         "Cursor(self.partition_id, sub.name, sub.cursor, acked)",
         "Cursor(self.partition_id, sub.name, sub.cursor, [])",
     ),
     "cursor_past_a_hole": Mutant(
-        "danube_fast/broker/subscription.py",
         "records.append(Acked(self.partition_id, self.name, pairs))",
         "records.append(Acked(self.partition_id, self.name, [pairs[0], pairs[-1]]))",
     ),
     "seek_not_recorded": Mutant(
-        "danube_fast/broker/subscription.py",
         "            self._sought = offset\n",
         "            self._sought = None\n",
     ),
     "standby_served_beside_the_active": Mutant(
-        "danube_fast/broker/subscription.py",
         "everyone = everyone[:1]",
         "everyone = everyone[:2]",
     ),
     "exclusive_slot_kept_by_the_dead": Mutant(
-        "workers/shard.py",
         "        for consumer in list(session.consumers.values()):\n"
         "            self.detach(session, consumer)\n"
         "        self.delivery.forget(session)\n",
         "        self.delivery.forget(session)\n",
     ),
     "silence_never_ends_a_session": Mutant(
-        "workers/upkeep.py",
         "worker.sessions.silent(heard_until_ns)",
         "worker.sessions.silent(0)",
     ),
     "window_of_a_producer_lost_at_restart": Mutant(
-        "workers/catalog.py",
         'slot, fields["base_sequence"], fields["message_count"], fields["base_offset"]',
         'slot, fields["base_sequence"], 0, fields["base_offset"]',
     ),
     "window_of_a_producer_lost_at_trim": Mutant(
-        "workers/catalog.py",
         "self.tables.restore_window(slot, record.window, record.next_sequence)",
         "self.tables.restore_window(slot, [], record.next_sequence)",
     ),
     "producer_recorded_under_another_id": Mutant(
-        "workers/commands.py",
         "r.ProducerOpened(partition_id, producer_id, name, epoch), durable",
         "r.ProducerOpened(partition_id, 1, name, epoch), durable",
     ),
     "producer_forgotten_at_restart": Mutant(
-        "workers/catalog.py", "if begun is not None and used < begun.wall_ns:", "if begun is None:"
+        "if begun is not None and used < begun.wall_ns:", "if begun is None:"
     ),
     "out_of_sequence_accepted": Mutant(
-        "danube_fast/broker/admission.py",
         "        return STATUS_OUT_OF_SEQUENCE\n",
         "        return STATUS_OK\n",
     ),
     "offsets_reused_after_a_loss": Mutant(
-        "workers/catalog.py",
         "row[PartitionWord.NEXT_OFFSET] = partition.unsure_until = reserved",
         "partition.unsure_until = reserved",
     ),
     "redelivery_count_not_raised": Mutant(
-        "workers/delivery.py",
         "split_frame(view, rows, effect.attempts)",
         "split_frame(view, rows, None)",
     ),
     "delay_of_a_nack_ignored": Mutant(
-        "danube_fast/broker/subscription.py",
         "            if wait_ns <= 0:\n",
         "            if wait_ns >= 0:\n",
     ),
     "ack_timeout_never_fires": Mutant(
-        "danube_fast/broker/subscription.py",
         "        if timeout_ns and self.tracks:\n",
         "        if timeout_ns and not self.tracks:\n",
     ),
     "extension_ends_at_once": Mutant(
-        "danube_fast/broker/subscription.py",
         "heapq.heappush(self._extended, (until_ns, row, serial))",
         "heapq.heappush(self._extended, (0, row, serial))",
     ),
     "ack_by_who_does_not_hold": Mutant(
-        "workers/commands.py",
         "            sub.ack(consumer, pairs)\n",
         "            sub.settle(pairs[0], min(pairs[1], sub.next_offset))\n",
     ),
     "key_goes_to_two_consumers": Mutant(
-        "danube_fast/broker/routing.py",
         "hashes, masks = view.key_hashes(), self._masks_of(view)",
         "hashes, masks = None, self._masks_of(view)",
     ),
     "join_moves_held_keys_at_once": Mutant(
-        "danube_fast/broker/routing.py",
         "        self._must_walk = True\n        self._starved = []\n        slots =",
         "        self._must_walk = True\n        self._starved = []\n        self.restart()\n        slots =",
     ),
     "filters_are_not_looked_at": Mutant(
-        "danube_fast/broker/routing.py",
         "[consumer.filters in takers for consumer in self._consumers]",
         "[True for consumer in self._consumers]",
     ),
     "poison_discards_its_neighbour": Mutant(
-        "danube_fast/broker/subscription.py",
         "self.settle(poisoned.start, poisoned.end)",
         "self.settle(poisoned.start, poisoned.end + 1)",
     ),
     "dead_letter_acked_before_it_is_published": Mutant(
-        "workers/dead_letters.py",
         "        desk.turn += 1\n",
         "        desk.turn += 1\n        self._settle(letter)\n",
     ),
     "trim_forgets_who_still_needs_it": Mutant(
-        "workers/upkeep.py",
         "limit, pin = run.position, (partition, sub.name)",
         "pin = (partition, sub.name)",
     ),
 }
 
 
-def source_of(mutant: Mutant, root: Path = ROOT) -> Path:
-    """The file that it changes."""
-    return root / mutant.file
+def places_of(mutant: Mutant, package: Path) -> list[Path]:
+    """Files of the package with that line, each as often as it has it."""
+    found = []
+    for folder in FOLDERS:
+        for path in sorted((package / folder).glob("*.py")):
+            found += [path] * path.read_text().count(mutant.before)
+    return found
 
 
 def plant(mutant: Mutant, target: Path) -> None:
@@ -184,14 +160,11 @@ def plant(mutant: Mutant, target: Path) -> None:
     shutil.copytree(
         ROOT / "danube_fast", target / "danube_fast", ignore=shutil.ignore_patterns("__pycache__")
     )  # folders that are links become folders
-    inside = mutant.file
-    if not inside.startswith("danube_fast/"):
-        inside = f"danube_fast/{inside}"
-    path = target / inside
-    text = path.read_text()
-    if text.count(mutant.before) != 1:
-        raise SystemExit(f"{mutant.file} has changed: {mutant.before!r} is not there once")
-    path.write_text(text.replace(mutant.before, mutant.after))
+    places = places_of(mutant, target / "danube_fast")
+    if len(places) != 1:
+        raise SystemExit(f"{mutant.before!r} is there {len(places)} times, not once")
+    text = places[0].read_text()
+    places[0].write_text(text.replace(mutant.before, mutant.after))
 
 
 class Found(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS_VARIABLE = "DANUBE_SIMULATION_SEEDS"
-SEEDS = 120
+SEEDS = 60
 FIRST_WITHOUT_GIT = 1_000_000
 
 
