@@ -151,7 +151,12 @@ class Catalog:
         elif isinstance(record, r.Purged):
             partition.purge(record.until, restoring=True)
         elif isinstance(record, r.ProducerOpened):
-            self.open_producer(partition, record.producer_id, record.name, record.epoch)
+            slot = self.open_producer(partition, record.producer_id, record.name, record.epoch)
+            # the record names no time; without any it would expire at once if it never published
+            begun = self._last_epoch.get(log_slot)
+            used = self.tables.producers[slot, ProducerWord.LAST_USED_NS]
+            if begun is not None and used < begun.wall_ns:
+                self.tables.producers[slot, ProducerWord.LAST_USED_NS] = begun.wall_ns
         elif isinstance(record, r.ProducerState):
             slot = self.tables.find_producer(record.partition_id, record.producer_id)
             if slot >= 0:

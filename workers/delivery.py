@@ -47,7 +47,7 @@ class Delivery:
         self._sessions = sessions
         self._bytes_max = delivery_bytes_max
         self._pieces: dict[int, list[Piece]] = {}
-        self._waiting: set[Session] = set()
+        self._waiting: dict[Session, None] = {}
         self.gone: list[Session] = []
         """Sessions that are lost, closed or without any reader; the worker closes them."""
         self.drained: list[Session] = []
@@ -201,7 +201,7 @@ class Delivery:
         except WouldBlock:
             session.outbox.append(parts)
             self._pause(session, paused=True)
-            self._waiting.add(session)
+            self._waiting[session] = None
         except PeerGone:
             self.gone.append(session)
 
@@ -240,12 +240,12 @@ class Delivery:
                 self.gone.append(session)
             del session.outbox[:done]
             if not session.outbox:
-                self._waiting.discard(session)
+                self._waiting.pop(session, None)
                 self._pause(session, paused=False)
                 self.drained.append(session)
 
     def forget(self, session: Session) -> None:
         """A session is closed: drop what waits for it."""
-        self._waiting.discard(session)
+        self._waiting.pop(session, None)
         self._pieces.pop(session.number, None)
         session.outbox.clear()

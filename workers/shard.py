@@ -11,9 +11,7 @@ waits for a disk: it writes to the page cache and lets the sync thread tell when
 from __future__ import annotations
 
 import logging
-import secrets
 import sys
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -28,7 +26,6 @@ from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol as p
 from danube_fast.net.allocation import keep_freed_memory
 from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter, message_bytes_max
-from danube_fast.net.server import Server
 from danube_fast.net.session import Session, Sessions
 from danube_fast.ring.control import ProcessState
 from danube_fast.security.authorization import authorize
@@ -46,6 +43,7 @@ from danube_fast.workers.journal import SIBLINGS_WAIT_NS, Group, Journal, Public
 from danube_fast.workers.limits import Limits
 from danube_fast.workers.moves import Moves
 from danube_fast.workers.operations import Operations
+from danube_fast.workers.outside import Outside
 from danube_fast.workers.quota import WorkerQuota
 from danube_fast.workers.retention import Retention
 from danube_fast.workers.sleeper import Sleeper
@@ -63,14 +61,17 @@ GATHERING_POLL_MS = SIBLINGS_WAIT_NS // 1_000_000
 READ_AHEAD_BYTES = 1024 * 1024
 READ_BYTES_PER_TURN = 4 * 1024 * 1024
 """What one turn reads of the logs for consumers behind the tail, about."""
-BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ShardWorker:
     """One worker process without its process: `do_work` can be driven by a test."""
 
-    def __init__(self, boot: Boot, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(
+        self, boot: Boot, context: zmq.Context[zmq.Socket[bytes]], outside: Outside | None = None
+    ) -> None:
+        """`outside`: socket, threads and chance of the machine by default."""
         self.boot = boot
+        self._outside = outside or Outside()
         settings = self.settings = boot.settings
         self.clock = boot.clock
         self.now_ns = self.clock.monotonic_ns()
@@ -79,7 +80,7 @@ class ShardWorker:
         """All that clients had sent by then was read."""
         self.tables = AdmissionTables(log_count=len(boot.config.logs))
         self.catalog = Catalog(self.tables)
-        self.boot_id = BOOT_ID_PATH.read_text().strip()
+        self.boot_id = self._outside.boot_id()
         self.logs = [self._open_log(log_id, path) for log_id, path in boot.config.logs]
         self.journals = [
             Journal(log, slot, self.tables, settings) for slot, log in enumerate(self.logs)
@@ -92,13 +93,9 @@ class ShardWorker:
             sessions_max=settings.sessions_max,
             session_timeout_ms=settings.session_timeout_ms,
             heartbeat_idle_ms=settings.heartbeat_idle_ms,
-            new_token=lambda: secrets.token_bytes(16),
+            new_token=self._outside.new_token,
         )
-        self.server = Server(
-            context,
-            message_bytes_max=message_bytes_max(settings),
-            handshake_timeout_ms=settings.handshake_timeout_ms,
-        )
+        self.server = self._outside.make_server(context, settings)
         self.greeter = Greeter(self.sessions, settings, boot.config.host_id, self.close_session)
         self.doors = Doors(self.server)
         self.delivery = Delivery(self.doors, self.sessions, settings.delivery_bytes_max)
@@ -107,7 +104,7 @@ class ShardWorker:
         """Partitions whose subscriptions may have something to hand out."""
         self.moved_cursors: dict[int, Partition] = {}
         self.tails = Tails(settings.tail_bytes_max)
-        self._settled = False
+        self.settled = False
         """The last turn took all that clients had sent and nothing else: what comes next wakes us."""
         self._read_until = 0
         self._reading: set[int] = set()
@@ -134,8 +131,8 @@ class ShardWorker:
         """Open and replay one log."""
         slot = [entry[0] for entry in self.boot.config.logs].index(log_id)
         log = Log.open(
-            Path(path), log_id=log_id, settings=self.settings, clock=self.clock,
-            wake_fd=self.boot.mailbox.fileno(),
+            path, log_id=log_id, settings=self.settings, clock=self.clock,
+            wake_fd=self.boot.mailbox.fileno(), background=self._outside.background,
         )  # fmt: skip
         if log.snapshot is not None:
             for record in r.decode_snapshot(log.snapshot[1]):
@@ -177,25 +174,28 @@ class ShardWorker:
     def run(self) -> None:
         """The loop, until a stop is requested."""
         while not self.boot.stop_requested:
-            if (not self.do_work() or self._settled) and self._sleep():
-                self._serve_first()
+            if not self.do_work() or self.settled:
+                timeout_ms = self.sleep_ms()
+                if timeout_ms and self._sleeper.sleep(timeout_ms) and not self.is_gathering:
+                    self.serve_first()
         self.stop()
 
-    def _sleep(self) -> bool:
-        """Sleep, if there is nothing to do; whether who ended the sleep is to be served first."""
+    def sleep_ms(self) -> int:
+        """How long to sleep, unless somebody has something to say; 0: there is more to do."""
         if self.dirty or self.intake.answered:
-            return False
-        gathering = [journal.waits for journal in self.journals if journal.gathers]
-        if any(gathering):
-            timeout_ms = GATHERING_POLL_MS
-        elif self.delivery.waiting or self.intake.held:
-            timeout_ms = BUSY_POLL_MS
-        else:
-            timeout_ms = self.upkeep.idle_poll_ms
-        # many publish one by one: what the first of them alone would get costs all of them
-        return self._sleeper.sleep(timeout_ms) and not gathering
+            return 0
+        if any(journal.gathers and journal.waits for journal in self.journals):
+            return GATHERING_POLL_MS
+        if self.delivery.waiting or self.intake.held:
+            return BUSY_POLL_MS
+        return self.upkeep.idle_poll_ms
 
-    def _serve_first(self) -> None:
+    @property
+    def is_gathering(self) -> bool:
+        """Many publish one by one: what the first of them alone would get costs all of them."""
+        return any(journal.gathers for journal in self.journals)
+
+    def serve_first(self) -> None:
         """One message, handed on at once: who wakes an idle worker waits for nothing else."""
         self._begin_turn()
         if self._receive(1):
@@ -245,7 +245,7 @@ class ShardWorker:
         for gone in (*map(self.sessions.by_identity, self.doors.take_gone()), *lost):
             if gone is not None:
                 self.close_session(gone)
-        self._settled = alone and self.doors.drained
+        self.settled = alone and self.doors.drained
         return work
 
     def _begin_turn(self) -> None:

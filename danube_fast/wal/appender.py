@@ -29,6 +29,7 @@ from danube_fast.errors import (
     ResourceExhausted,
 )
 from danube_fast.frame.layout import AT_EPOCH, AT_LOG_POSITION, HEADER_BYTES
+from danube_fast.wal.background import Sync
 from danube_fast.wal.layout import (
     GROUP_ALIGNMENT,
     SEGMENT_HEADER_BYTES,
@@ -39,7 +40,6 @@ from danube_fast.wal.layout import (
 from danube_fast.wal.rewrite import Rewrite, restamp
 from danube_fast.wal.segment import Chain, Segment
 from danube_fast.wal.spares import SparePool
-from danube_fast.wal.sync import SyncThread
 from danube_fast.wal.writer import PadStamper, WriteFault, write_all
 
 __all__ = ["Appender"]
@@ -63,7 +63,7 @@ class Appender:
         log_id: int,
         chain: Chain,
         spares: SparePool,
-        sync: SyncThread,
+        sync: Sync,
         wall_ns: Callable[[], int],
     ) -> None:
         self.directory = directory

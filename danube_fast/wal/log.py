@@ -37,6 +37,7 @@ from danube_fast.errors import (
 )
 from danube_fast.frame.crc import crc32c
 from danube_fast.wal.appender import Appender
+from danube_fast.wal.background import Background
 from danube_fast.wal.control import make_control_frame, stamp_control_frame
 from danube_fast.wal.feed import RunTable
 from danube_fast.wal.index import Run
@@ -48,7 +49,6 @@ from danube_fast.wal.repair import Loss, read_losses
 from danube_fast.wal.segment import Chain, usable_segments
 from danube_fast.wal.snapshot import SnapshotStore, list_snapshots
 from danube_fast.wal.spares import SparePool
-from danube_fast.wal.sync import SyncThread
 from danube_fast.wal.trims import note_trim
 from danube_fast.wal.walk import ReplayBlock
 
@@ -63,14 +63,9 @@ class Log:
     """One write-ahead log. Make it with `Log.open`; use it from one thread."""
 
     def __init__(
-        self,
-        directory: Path,
-        log_id: int,
-        settings: Settings,
-        clock: Clock,
-        wake_fd: int,
-        lock: LogLock,
-    ) -> None:
+        self, directory: Path, log_id: int, settings: Settings, clock: Clock, wake_fd: int,
+        lock: LogLock, background: Background,
+    ) -> None:  # fmt: skip
         """Use `Log.open`."""
         self.directory = directory
         self.log_id = log_id
@@ -84,15 +79,17 @@ class Log:
         self._faults: collections.deque[int] = collections.deque(maxlen=_FAULTS_MAX)
         self._chain = Chain(usable_segments(directory, settings.segment_bytes, log_id))
         named = max((position for position, _ in list_snapshots(directory)), default=0)
-        self._snapshots = SnapshotStore(directory, lambda: self._sync.synced_position)
+        self._snapshots = SnapshotStore(directory, lambda: self._sync.synced_position, background)
         self._loaded = self._snapshots.load(log_id)
         header = self._loaded.header if self._loaded else None
         self._recovery = Recovery(directory, self._chain, log_id, header, named)
         hole = self._recovery.find_hole()
         if hole is not None:
             raise DataLoss(str(hole))
-        self._spares = SparePool(directory, settings.segment_bytes, settings.spare_segments)
-        self._sync = SyncThread(wake_fd)
+        self._spares = SparePool(
+            directory, settings.segment_bytes, settings.spare_segments, background
+        )
+        self._sync = background.make_sync(wake_fd)
         self._appender = Appender(
             directory, log_id, self._chain, self._spares, self._sync, clock.wall_ns
         )
@@ -101,18 +98,14 @@ class Log:
 
     @classmethod
     def open(
-        cls,
-        directory: str | os.PathLike[str],
-        *,
-        log_id: int,
-        settings: Settings,
-        clock: Clock,
-        wake_fd: int = -1,
-        lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
-    ) -> Log:
+        cls, directory: str | os.PathLike[str], *, log_id: int, settings: Settings, clock: Clock,
+        wake_fd: int = -1, lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
+        background: Background | None = None,
+    ) -> Log:  # fmt: skip
         """Lock the folder (made if missing) and find what is in it; then `replay`, `begin_epoch`.
 
-        `wake_fd` is an eventfd that is written after every sync, or -1. Raises FailedPrecondition if
+        `wake_fd` is an eventfd that is written after every sync, or -1. `background`: what the log
+        does beside the loop (threads by default). Raises FailedPrecondition if
         another process has it, or the format is newer, or it is another log's folder; DataLoss if
         segments that were durable are missing.
         """
@@ -120,7 +113,7 @@ class Log:
         path.mkdir(parents=True, exist_ok=True)
         lock = LogLock(path, lock_timeout_ms)
         try:
-            return cls(path, log_id, settings, clock, wake_fd, lock)
+            return cls(path, log_id, settings, clock, wake_fd, lock, background or Background())
         except BaseException:
             lock.release()
             raise
@@ -482,6 +475,11 @@ class Log:
             self._lock.release()
         if error is not None:
             raise error
+
+    def abandon(self) -> None:
+        """Let go of everything as a killed process would: nothing is synced or saved."""
+        self._ready = False
+        self.close()
 
     def _settle_end(self, state: bytes | None) -> DanubeError | None:
         """The last sync and the last snapshot."""

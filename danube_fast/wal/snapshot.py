@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from danube_fast.errors import DataLoss
 from danube_fast.frame.crc import crc32c
+from danube_fast.wal.background import Background, Job
 from danube_fast.wal.layout import (
     FILE_HEADER_BYTES,
     SNAPSHOT_SUFFIX,
@@ -78,12 +79,18 @@ def write_snapshot(directory: Path, header: SnapshotHeader, state: bytes) -> Non
 class SnapshotStore:
     """The snapshots of one log. `position` is read by the worker's loop, set by the thread."""
 
-    def __init__(self, directory: Path, synced_position: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        synced_position: Callable[[], int],
+        background: Background | None = None,
+    ) -> None:
+        self._background = background or Background()
         self.directory = directory
         self.last_error: OSError | None = None
         self._synced_position = synced_position
         self._positions: list[int] = [position for position, _ in list_snapshots(directory)]
-        self._thread: threading.Thread | None = None
+        self._thread: Job | None = None
         self._cancel = threading.Event()
         for name in os.listdir(directory):
             if position_from_name(name, TEMPORARY_SUFFIX) is not None:
@@ -121,11 +128,8 @@ class SnapshotStore:
 
     def save(self, header: SnapshotHeader, state: bytes) -> None:
         """Write one in the background, as soon as the log is durable up to its position."""
-        self._thread = threading.Thread(
-            target=self._save, args=(header, state), name="wal-snapshot", daemon=True
-        )
         self._cancel.clear()
-        self._thread.start()
+        self._thread = self._background.start("wal-snapshot", lambda: self._save(header, state))
 
     def _save(self, header: SnapshotHeader, state: bytes) -> None:
         while self._synced_position() < header.position:

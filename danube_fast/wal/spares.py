@@ -26,6 +26,7 @@ import os
 import threading
 from pathlib import Path
 
+from danube_fast.wal.background import Background, Job
 from danube_fast.wal.layout import (
     RESERVE_NAME,
     RESERVE_SEGMENT_BYTES,
@@ -57,7 +58,14 @@ def _create_direct(path: Path) -> int:
 class SparePool:
     """The spare files in a log's folder. Errors of the background are kept in `last_error`."""
 
-    def __init__(self, directory: Path, segment_bytes: int, spare_segments: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        segment_bytes: int,
+        spare_segments: int,
+        background: Background | None = None,
+    ) -> None:
+        self._background = background or Background()
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.spare_segments = spare_segments
@@ -67,7 +75,7 @@ class SparePool:
         self._next_number = 0
         self._number_lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Job | None = None
         self._find()
 
     def _find(self) -> None:
@@ -163,8 +171,7 @@ class SparePool:
             return
         missing = len(self._ready) < self.spare_segments or not self.reserve_path.exists()
         if missing or self._doomed:
-            self._thread = threading.Thread(target=self._make, name="wal-spares", daemon=True)
-            self._thread.start()
+            self._thread = self._background.start("wal-spares", self._make)
 
     def _make(self) -> None:
         try:
@@ -194,7 +201,7 @@ class SparePool:
                     return False
                 os.pwrite(fd, zeros[: byte_count - offset], offset)
                 self._remove_doomed()
-                self._stop.wait(_PACE_SECONDS)
+                self._background.pause(self._stop, _PACE_SECONDS)
                 if offset % _SYNC_EVERY_BYTES == 0:
                     os.fdatasync(fd)
             os.fdatasync(fd)

@@ -114,7 +114,7 @@ def served(rig):
     """Whether a worker that is asleep took what woke it."""
     before = rig.worker.intake.frames_in
     if rig.worker.doors.readable():
-        rig.worker._serve_first()
+        rig.worker.serve_first()
     return rig.worker.intake.frames_in > before
 
 
@@ -315,3 +315,13 @@ def test_what_cannot_be_right_is_refused_with_a_reason(rigs):
         lambda: client.pump() or [reply for reply in client.waiting if reply[:2] == [66, 0]],
         "an error for what is no command",
     )
+
+
+def test_a_producer_that_never_published_is_known_after_a_restart(rigs):
+    rig = rigs()
+    rig.assign(1)
+    assert rig.client().open_producer(1)["producer_epoch"] == 1
+    rig.crash()
+    rig = rigs()
+    rig.worker.do_work()  # upkeep looks for producers that were not used for long
+    assert rig.client().open_producer(1)["producer_epoch"] == 2

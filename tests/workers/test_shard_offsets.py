@@ -8,7 +8,7 @@ import pytest
 
 from danube_fast.broker.layout import PartitionWord
 from danube_fast.frame.bundle import make_bundle
-from danube_fast.workers import shard
+from danube_fast.workers import outside
 from tests.workers.shard_faults import HeldSyncs, fill, in_flight, post_publish, settled
 from tests.workers.shard_rig import FakeRequest
 
@@ -23,7 +23,7 @@ def test_offsets_that_were_skipped_stay_skipped(rigs, tmp_path, monkeypatch, set
     rig.crash()
     other_boot = tmp_path / "boot_id"
     other_boot.write_text("after-the-power-cut")
-    monkeypatch.setattr(shard, "BOOT_ID_PATH", other_boot)
+    monkeypatch.setattr(outside, "BOOT_ID_PATH", other_boot)
     rig = rigs()
     partition = rig.worker.catalog.by_id[1]
     skipped_to = rig.worker.catalog.state_of(partition).next_offset

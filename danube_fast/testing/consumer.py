@@ -1,0 +1,229 @@
+"""A scripted consumer: takes what it gets, and acks it, or does not; by its temper.
+
+good     acks soon, one by one, in ranges, in any order
+lazy     acks some, late, and extends others
+nacker   gives back, with delay and without
+silent   takes, beats, and never says anything
+thief    acks what others hold, too
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from danube_fast.errors import FailedPrecondition
+from danube_fast.frame.bundle import bundle_entries
+from danube_fast.frame.view import FrameView
+from danube_fast.net import protocol as p
+from danube_fast.testing.host import SimulatedHost, SimulatedWorker
+from danube_fast.testing.loopback import Network
+from danube_fast.testing.peer import Peer
+from danube_fast.testing.virtual_clock import MS
+
+__all__ = ["TEMPERS", "ScriptedConsumer"]
+
+TEMPERS = ("good", "good", "good", "lazy", "lazy", "nacker", "silent", "thief")
+BYTES_GRANTED = 1 << 24
+
+
+class ScriptedConsumer(Peer):
+    """One process with a consumer on every partition of a subscription that its worker has."""
+
+    def __init__(
+        self, name: str, host: SimulatedHost, network: Network, worker: SimulatedWorker,
+        draw: random.Random, *, partition_ids: list[int], subscription: str, kind: str, temper: str,
+        options: dict[str, Any], permits: int,
+    ) -> None:  # fmt: skip
+        super().__init__(name, host, network, worker, draw)
+        self.partition_ids = partition_ids
+        self.subscription = subscription
+        self.kind = kind
+        self.temper = temper
+        self.options = options
+        self.permits = permits
+        self.in_hand: dict[int, list[tuple[int, int]]] = {}
+        """By consumer id: offsets that were neither acked nor given back."""
+        self.received: dict[int, dict[int, int]] = {}
+        """By partition: how often each offset came, in this life."""
+        self._ids: dict[int, int] = {}
+        """Consumer id -> partition."""
+        self._next_id = 0
+        self._taken = 0
+        self._place: str | int = "earliest"
+
+    def begin(self) -> None:
+        """What a process does first."""
+        self.later(self.draw.randrange(100 * MS), self._step)
+
+    def forget(self) -> None:
+        """What was in the memory of the process is gone."""
+        self.in_hand.clear()
+        self._ids.clear()
+
+    def on_lost(self) -> None:
+        """The session is gone, or in doubt."""
+        self.in_hand.clear()
+        self._ids.clear()
+
+    def on_open(self) -> None:
+        """There is a session (again)."""
+        self._taken = 0
+        self.send(p.Flow(1, BYTES_GRANTED, self.permits))
+        for partition_id in self.partition_ids:
+            self._subscribe(partition_id)
+
+    def _subscribe(self, partition_id: int) -> None:
+        if not self.is_open or partition_id in self._ids.values():
+            return
+        self._next_id += 1
+        consumer_id = self._next_id
+        self._ids[consumer_id] = partition_id
+        self.in_hand[consumer_id] = []
+
+        def done(answer: Any) -> None:
+            if isinstance(answer, p.Error):
+                self._ids.pop(consumer_id, None)
+                self.in_hand.pop(consumer_id, None)
+                pause_ms = 300 if answer.code == FailedPrecondition.code else 100
+                self.later(pause_ms * MS, lambda: self._subscribe(partition_id))
+
+        self.ask(
+            p.Subscribe(
+                self.next_request(), consumer_id, 1, partition_id, self.subscription, self.kind,
+                self._place, self.name, self.options,
+            ),
+            done,
+        )  # fmt: skip
+
+    def on_event(self, command: p.ConsumerEvent) -> None:
+        """The worker says something of a consumer."""
+        if command.kind == p.EventKind.CLOSED.value:
+            partition_id = self._ids.pop(command.consumer_id, None)
+            self.in_hand.pop(command.consumer_id, None)
+            if partition_id is not None:
+                self.later(200 * MS, lambda: self._subscribe(partition_id))
+
+    def on_deliver(self, command: p.Deliver, bundles: list[bytes]) -> None:
+        """Messages came."""
+        ids = iter(command.consumer_ids)
+        for bundle in bundles:
+            for _, start, _ in bundle_entries(bundle):
+                consumer_id = next(ids)
+                view = FrameView(bundle, start)
+                offsets = view.offsets().tolist()
+                self._taken += len(offsets)
+                if consumer_id in self.in_hand:
+                    now_ns = self.clock.now_ns
+                    self.in_hand[consumer_id] += [(offset, now_ns) for offset in offsets]
+
+    # ------------------------------------------------------------ steps
+
+    def _step(self) -> None:
+        self.later(self.draw.randrange(3 * MS, 80 * MS), self._step)
+        if not self.is_open:
+            return
+        if self._taken and self.temper != "silent":
+            self.send(p.Flow(1, BYTES_GRANTED >> 4, self._taken))
+            self._taken = 0
+        temper = "good" if self.is_calm and self.temper != "silent" else self.temper
+        draw = self.draw
+        if temper == "good":
+            self._ack(1.0 if self.is_calm else 0.8)
+        elif temper == "lazy":
+            if draw.random() < 0.3:
+                self._ack(0.5)
+            elif draw.random() < 0.2:
+                self._extend()
+        elif temper == "nacker":
+            if draw.random() < 0.4:
+                self._nack()
+            else:
+                self._ack(0.6)
+        elif temper == "thief":
+            self._steal()
+            self._ack(0.7)
+        if not self.is_calm and temper != "silent" and draw.random() < 0.01:
+            self._leave_or_seek()
+
+    def _pick(self, share: float) -> list[tuple[int, list[int]]]:
+        """Some of what is in hand, as flat ranges by consumer; it is not in hand any more."""
+        entries = []
+        for consumer_id, hand in self.in_hand.items():
+            picked = [each for each in hand if share >= 1 or self.draw.random() < share]
+            if not picked:
+                continue
+            chosen = {offset for offset, _ in picked}
+            self.in_hand[consumer_id] = [each for each in hand if each[0] not in chosen]
+            offsets = sorted(chosen)
+            if self.draw.random() < 0.3:
+                self.draw.shuffle(offsets)
+            entries.append((consumer_id, _ranges(offsets)))
+        return entries
+
+    def _ack(self, share: float) -> None:
+        entries = self._pick(share)
+        if not entries:
+            return
+        if self.is_calm or self.draw.random() < 0.4:
+            self.ask(p.Ack(self.next_request(), entries), lambda answer: None)
+        else:
+            self.send(p.Ack(0, entries))
+
+    def _nack(self) -> None:
+        entries = self._pick(0.4)
+        if entries:
+            delay_ms = self.draw.choice((-1, -1, 0, 50, 400, 1500))
+            self.send(p.Nack(entries, delay_ms, "the script says so"))
+
+    def _extend(self) -> None:
+        entries = []
+        for consumer_id, hand in self.in_hand.items():
+            picked = sorted({offset for offset, _ in hand if self.draw.random() < 0.5})
+            if picked:
+                entries.append((consumer_id, _ranges(picked)))
+        if entries:
+            self.send(p.Extend(entries, self.draw.choice((0, 0, 300, 4000))))
+
+    def _steal(self) -> None:
+        """Ack a range that others may hold parts of, but not what we hold ourselves."""
+        entries = []
+        for consumer_id, hand in self.in_hand.items():
+            mine = {offset for offset, _ in hand}
+            top = max(mine, default=0) + 20
+            pairs = _ranges([at for at in range(max(0, top - 40), top) if at not in mine])
+            if pairs:
+                entries.append((consumer_id, pairs))
+        if entries:
+            self.send(p.Ack(0, entries))
+
+    def _leave_or_seek(self) -> None:
+        if not self._ids:
+            return
+        consumer_id = self.draw.choice(list(self._ids))
+        if self.draw.random() < 0.6:
+            partition_id = self._ids.pop(consumer_id)
+            self.in_hand.pop(consumer_id, None)
+            self.ask(p.CloseConsumer(self.next_request(), consumer_id), lambda answer: None)
+            pause_ns = self.draw.randrange(1 * MS, 1500 * MS)
+            self.later(pause_ns, lambda: self._subscribe(partition_id))
+        elif self.draw.random() < 0.5:
+            place: str | int = self.draw.randrange(20)
+            place = place if self.draw.random() < 0.5 else "earliest"
+
+            def sought(answer: Any) -> None:
+                if isinstance(answer, p.Result) and consumer_id in self.in_hand:
+                    self.in_hand[consumer_id] = []
+
+            self.ask(p.Seek(self.next_request(), consumer_id, place), sought)
+
+
+def _ranges(offsets: list[int]) -> list[int]:
+    """Offsets as flat [start, end) pairs, in their order."""
+    pairs: list[int] = []
+    for offset in offsets:
+        if pairs and pairs[-1] == offset:
+            pairs[-1] = offset + 1
+        else:
+            pairs += (offset, offset + 1)
+    return pairs

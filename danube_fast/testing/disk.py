@@ -1,0 +1,256 @@
+"""The disk of a simulated host: real files whose syncs end, fail or hang as the seed says.
+
+    written bytes   survive the death of a process
+    synced bytes    survive a power cut, too: of the rest, each file keeps a beginning, or some
+                    sectors, and has what it had before everywhere else
+
+Names of files, and snapshots, are durable at once: `tests/faults` cuts the power there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from danube_fast.testing.virtual_clock import MS, SECOND, US, Schedule, Trace
+from danube_fast.wal.background import Background, Job, Sync
+from danube_fast.wal.layout import INDEX_NAME, SEGMENT_SUFFIX
+
+__all__ = ["SimulatedDisk", "SimulatedSync"]
+
+SECTOR_BYTES = 512
+
+
+class _Done:
+    """A job that ended as soon as it was begun."""
+
+    def is_alive(self) -> bool:
+        """It has ended."""
+        return False
+
+    def join(self, timeout: float | None = None) -> None:
+        """Nothing to wait for."""
+
+
+class SimulatedSync:
+    """Stands in for the sync thread of one log."""
+
+    def __init__(self, disk: SimulatedDisk, wake: Callable[[], None]) -> None:
+        self._disk = disk
+        self._wake = wake
+        self._queue: list[tuple[int, int]] = []
+        self._under_way: list[tuple[int, int, int, bytes]] = []
+        """Descriptor, position, inode, and the file as it was when the sync began."""
+        self._turn = 0
+        self._synced = 0
+        self._count = 0
+        self._fault: tuple[int, int] | None = None
+
+    @property
+    def synced_position(self) -> int:
+        """All below is durable."""
+        return self._synced
+
+    @property
+    def backlog(self) -> int:
+        """Entries that are queued or under way."""
+        return len(self._queue) + len(self._under_way)
+
+    @property
+    def sync_count(self) -> int:
+        """How many syncs succeeded."""
+        return self._count
+
+    @property
+    def fault(self) -> tuple[int, int] | None:
+        """(errno, position) of a failed sync that was not reset."""
+        return self._fault
+
+    def start(self, synced_position: int) -> None:
+        """Begin; all below is durable already."""
+        self._synced = synced_position
+
+    def push(self, fd: int, position: int) -> None:
+        """Queue a sync of `fd`."""
+        self._queue.append((fd, position))
+        if not self._under_way:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Take all that is queued, as the sync thread does."""
+        queue, self._queue = self._queue, []
+        for place, (fd, position) in enumerate(queue):
+            shared = place + 1 < len(queue) and queue[place + 1][0] == fd
+            inode, content = (0, b"") if shared else self._disk.read(fd)
+            self._under_way.append((fd, position, inode, content))
+        self._turn += 1
+        turn = self._turn
+
+        def end() -> None:
+            if turn == self._turn and self._under_way:
+                self._end()
+                self._wake()
+
+        self._disk.schedule.call(self._disk.delay_ns(), end)
+
+    def _end(self) -> None:
+        batch, self._under_way = self._under_way, []
+        self._turn += 1
+        for place, (fd, position, inode, content) in enumerate(batch):
+            if self._fault is not None:
+                break
+            if place + 1 < len(batch) and batch[place + 1][0] == fd:
+                continue
+            if self._disk.fails():
+                self._fault = (errno.EIO, position)
+                self._disk.trace.note(f"disk: a sync up to {position} failed")
+                break
+            self._disk.durable[inode] = content
+            self._count += 1
+            self._synced = max(self._synced, position)
+        if self._queue:
+            self._begin()
+
+    def drain(self) -> None:
+        """Everything that is queued ends now."""
+        while self._under_way:
+            self._end()
+
+    def wait(self, position: int, seconds: float) -> bool:
+        """The disk does it now, or is slow."""
+        if self._synced < position and self._fault is None and self._disk.is_late():
+            return False
+        self.drain()
+        return True
+
+    def reset(self) -> None:
+        """Forget a fault."""
+        self.drain()
+        self._fault = None
+
+    def stop(self) -> bool:
+        """End; what is under way is nobody's business any more."""
+        self._queue, self._under_way = [], []
+        self._turn += 1
+        return True
+
+
+class SimulatedDisk(Background):
+    """The disk of one host. `wake` of each log is called when a sync of it has ended."""
+
+    def __init__(
+        self, directory: Path, schedule: Schedule, draw: random.Random, trace: Trace
+    ) -> None:
+        self.directory = directory
+        self.schedule = schedule
+        self.trace = trace
+        self.durable: dict[int, bytes] = {}
+        """Files by inode, as a power cut would leave them."""
+        self.wake: Callable[[], None] = lambda: None
+        """Whoever opens logs next hears of their syncs here."""
+        self.slow_until_ns = 0
+        self.failures_due = 0
+        """So many of the next syncs fail."""
+        self.is_sound = False
+        """No sync fails, whatever is due."""
+        self._draw = draw
+
+    # ------------------------------------------------------------ background of a log
+
+    def make_sync(self, wake_fd: int) -> Sync:
+        """A stand-in for the sync thread."""
+        return SimulatedSync(self, self.wake)
+
+    def start(self, name: str, work: Callable[[], None]) -> Job:
+        """Do it at once."""
+        work()
+        return _Done()
+
+    def pause(self, stop: threading.Event, seconds: float) -> None:
+        """There is nobody to give way to."""
+
+    # ------------------------------------------------------------ syncs
+
+    def delay_ns(self) -> int:
+        """How long the next sync takes."""
+        late = self.slow_until_ns - self.schedule.clock.now_ns
+        if late > 0:
+            return self._draw.randrange(1 * MS, min(late, 3 * SECOND) + 2 * MS)
+        return self._draw.randrange(60 * US, 400 * US)
+
+    def fails(self) -> bool:
+        """Whether the sync that ends now fails."""
+        if self.failures_due and not self.is_sound:
+            self.failures_due -= 1
+            return True
+        return False
+
+    def is_late(self) -> bool:
+        """Whether who waits for a sync waits in vain."""
+        return self.slow_until_ns > self.schedule.clock.now_ns and self._draw.random() < 0.5
+
+    def read(self, fd: int) -> tuple[int, bytes]:
+        """Inode and content of a file; nothing of a folder."""
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            return 0, b""
+        return status.st_ino, os.pread(fd, status.st_size, 0)
+
+    # ------------------------------------------------------------ the end of a host
+
+    def _segments(self) -> list[Path]:
+        return sorted(self.directory.glob(f"log-*/*{SEGMENT_SUFFIX}"))
+
+    def settle(self, log_directory: Path) -> None:
+        """Whoever opened this log has synced all of it."""
+        for path in sorted(log_directory.glob(f"*{SEGMENT_SUFFIX}")):
+            self.durable[path.stat().st_ino] = path.read_bytes()
+
+    def cut_power(self) -> None:
+        """Take back what was not synced, more or less. No process of the host lives."""
+        living: dict[int, bytes] = {}
+        for path in self._segments():
+            inode = path.stat().st_ino
+            content = np.fromfile(path, np.uint8)
+            before = np.zeros(len(content), np.uint8)
+            known = np.frombuffer(self.durable.get(inode, b""), np.uint8)[: len(content)]
+            before[: len(known)] = known
+            changed = np.flatnonzero(content != before)
+            if len(changed):
+                low, high = int(changed[0]), int(changed[-1]) + 1
+                content = self._torn(content, before, low, high)
+                path.write_bytes(content.tobytes())
+                inode = path.stat().st_ino
+            living[inode] = content.tobytes()
+        self.durable = living
+        for index in self.directory.glob(f"log-*/{INDEX_NAME}"):
+            shutil.rmtree(index)  # nobody would believe it after another boot
+
+    def _torn(
+        self,
+        content: np.ndarray[tuple[int], np.dtype[np.uint8]],
+        before: np.ndarray[tuple[int], np.dtype[np.uint8]],
+        low: int,
+        high: int,
+    ) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """What is left of bytes [low, high) that were written and not synced."""
+        if self._draw.random() < 0.3:
+            return before
+        if self._draw.random() < 0.7:
+            cut = self._draw.randrange(low, high + 1)
+            self.trace.note(f"disk: torn at byte {cut} of {low} to {high}")
+            return np.concatenate((content[:cut], before[cut:]))
+        mixed = content.copy()
+        for sector in range(low // SECTOR_BYTES, -(-high // SECTOR_BYTES)):
+            if self._draw.random() < 0.5:
+                place = slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
+                mixed[place] = before[place]
+        return mixed

@@ -1,0 +1,132 @@
+"""What befalls a simulated broker and its clients. Each fault is one method, named in `scenario.FAULTS`."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from danube_fast.testing.virtual_clock import MS, SECOND
+
+if TYPE_CHECKING:
+    from danube_fast.testing.simulation import Simulation
+
+__all__ = ["Faults"]
+
+DOWN_NS_MAX = 700 * MS
+
+
+class Faults:
+    """Faults of one run, drawn from its seed."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._draw = random.Random(f"faults {simulation.scenario.seed}")
+        self._is_calm = False
+
+    def happen(self, name: str) -> None:
+        """The fault of that name, now."""
+        if not self._is_calm:
+            self._simulation.trace.note(f"fault: {name}")
+            getattr(self, name)()
+
+    def heal(self) -> None:
+        """No fault any more; what is down comes up."""
+        simulation = self._simulation
+        self._is_calm = True
+        simulation.host.disk.slow_until_ns = simulation.host.disk.failures_due = 0
+        simulation.network.slow_until_ns = 0
+        simulation.host.start()
+        simulation.schedule.call(1 * SECOND, self._restart_refusing)
+        for peer in simulation.peers:
+            if not peer.is_alive:
+                peer.start()
+
+    def _restart_refusing(self) -> None:
+        """After three failed syncs a log waits for an operator: here he is."""
+        host = self._simulation.host
+        for worker in host.workers:
+            if any(log.refusing for log in worker.worker.logs):
+                host.stop(worker)
+        host.start()
+
+    def _start_later(self) -> None:
+        delay_ns = self._draw.randrange(5 * MS, DOWN_NS_MAX)
+        self._simulation.schedule.call(delay_ns, self._simulation.host.start)
+
+    # ------------------------------------------------------------ workers
+
+    def kill_worker(self) -> None:
+        """SIGKILL, and a restart after a while."""
+        self._simulation.host.kill(self._draw.choice(self._simulation.host.workers))
+        self._start_later()
+
+    def stop_worker(self) -> None:
+        """SIGTERM, and a restart."""
+        self._simulation.host.stop(self._draw.choice(self._simulation.host.workers))
+        self._start_later()
+
+    def stall_worker(self) -> None:
+        """SIGSTOP for a while."""
+        worker = self._draw.choice(self._simulation.host.workers)
+        worker.stalled_until_ns = self._simulation.clock.now_ns + self._draw.randrange(
+            100 * MS, 1500 * MS
+        )
+
+    def kill_registry(self) -> None:
+        """The coordinator is away for a while."""
+        self._simulation.host.registry.kill()
+        self._start_later()
+
+    def cut_power(self) -> None:
+        """The host goes down, and comes back."""
+        self._simulation.host.cut_power()
+        self._start_later()
+
+    # ------------------------------------------------------------ disk, network, clock
+
+    def fail_sync(self) -> None:
+        """The next syncs fail."""
+        self._simulation.host.disk.failures_due = self._draw.choice((1, 1, 2))
+
+    def slow_disk(self) -> None:
+        """Syncs take long for a while."""
+        until_ns = self._simulation.clock.now_ns + self._draw.randrange(50 * MS, 1 * SECOND)
+        self._simulation.host.disk.slow_until_ns = until_ns
+
+    def slow_network(self) -> None:
+        """Messages take long for a while."""
+        until_ns = self._simulation.clock.now_ns + self._draw.randrange(100 * MS, 1 * SECOND)
+        self._simulation.network.slow_until_ns = until_ns
+
+    def move_wall_clock(self) -> None:
+        """Somebody sets the clock."""
+        by_ns = self._draw.randrange(-3600 * SECOND, 3600 * SECOND)
+        self._simulation.clock.wall_at_zero_ns += by_ns
+
+    # ------------------------------------------------------------ clients
+
+    def kill_client(self) -> None:
+        """SIGKILL; it comes back."""
+        peer = self._draw.choice(self._simulation.peers)
+        if not peer.is_alive:
+            return
+        peer.kill()
+
+        def start() -> None:
+            if not peer.is_alive:
+                peer.start()
+
+        self._simulation.schedule.call(self._draw.randrange(10 * MS, 1500 * MS), start)
+
+    def stop_client(self) -> None:
+        """SIGSTOP for a while: alive, and silent."""
+        peer = self._draw.choice(self._simulation.peers)
+        peer.stop(self._draw.randrange(50 * MS, 2 * SECOND))
+
+    def lose_connection(self) -> None:
+        """One connection ends."""
+        self._draw.choice(self._simulation.peers).lose_connection()
+
+    def start_twin(self) -> None:
+        """A producer's worker gets the same name twice: the first is fenced."""
+        self._simulation.start_twin(self._draw)

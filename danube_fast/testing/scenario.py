@@ -1,0 +1,131 @@
+"""What a seed stands for: which workers, topics, subscriptions and clients there are, and what befalls
+them when."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from danube_fast.config import Settings
+from danube_fast.testing.consumer import TEMPERS
+from danube_fast.testing.virtual_clock import MS
+
+__all__ = ["FAULTS", "Scenario", "SubscriptionPlan", "TopicShape"]
+
+KIB = 1024
+FAULTS = (
+    "kill_worker", "kill_worker", "stop_worker", "cut_power", "cut_power", "fail_sync", "fail_sync",
+    "slow_disk", "slow_network", "kill_client", "kill_client", "stop_client", "stop_client",
+    "lose_connection", "lose_connection", "kill_registry", "stall_worker", "move_wall_clock",
+    "start_twin",
+)  # fmt: skip
+KINDS = ("exclusive", "shared", "shared", "failover", "key_shared", "key_shared")
+DURABILITIES = ("fsync", "fsync", "fsync", "os", "os", "memory")
+DEAD_LETTERS = "/default/dead-letters"
+
+
+@dataclass
+class SubscriptionPlan:
+    """One subscription and its consumers."""
+
+    name: str
+    kind: str
+    tempers: list[str]
+    filters: list[list[str]]
+    permits: list[int]
+    policy: dict[str, Any]
+
+
+@dataclass
+class TopicShape:
+    """One topic."""
+
+    topic: str
+    durability: str
+    log_ids: list[int]
+    """Of each partition."""
+    subscriptions: list[SubscriptionPlan] = field(default_factory=list)
+
+
+@dataclass
+class Scenario:
+    """Everything that a seed decides beforehand."""
+
+    seed: int
+    steps: int
+    """Faults."""
+
+    def __post_init__(self) -> None:
+        draw = self.draw = random.Random(f"scenario {self.seed}")
+        self.worker_count = draw.choice((1, 1, 1, 2))
+        self.log_count = self.worker_count * draw.choice((1, 1, 2))
+        self.producers_per_worker = draw.choice((1, 1, 2))
+        self.messages_max = draw.randrange(60, 300)
+        self.chaos_ns = draw.randrange(1500, 4000) * MS
+        self.topics = [self._topic(number) for number in range(draw.choice((1, 1, 2)))]
+        self.faults = sorted(
+            (draw.randrange(self.chaos_ns), draw.choice(FAULTS))
+            for _ in range(draw.randrange(self.steps + 1))
+        )
+
+    def settings(self, directory: str) -> Settings:
+        """The broker's settings: small and quick, so that much happens in little time."""
+        draw = self.draw
+        return Settings(
+            data_dir=directory,
+            workers=self.worker_count,
+            segment_bytes=draw.choice((128, 128, 256)) * KIB,
+            spare_segments=draw.choice((0, 1)),
+            wal_bytes_max=64 * KIB * KIB,
+            group_bytes_max=draw.choice((64, 1024)) * KIB,
+            retention_seconds_min=0,
+            index_flush_entries=draw.choice((4, 64)),
+            index_map_bytes=KIB * KIB,
+            idle_marker_ms=draw.choice((20, 100)),
+            heartbeat_ms=120,
+            heartbeat_idle_ms=400,
+            session_timeout_ms=600,
+            tail_bytes_max=draw.choice((0, 4 * KIB, 64 * KIB * KIB)),
+            delivery_bytes_max=draw.choice((4, 1024)) * KIB,
+        )
+
+    def _topic(self, number: int) -> TopicShape:
+        draw = self.draw
+        partitions = draw.choice((1, 1, 2, 3))
+        shape = TopicShape(
+            f"/default/t{number}",
+            draw.choice(DURABILITIES),
+            [draw.randrange(self.log_count) for _ in range(partitions)],
+        )
+        for place in range(draw.choice((1, 1, 2))):
+            shape.subscriptions.append(self._subscription(f"s{place}"))
+        return shape
+
+    def _subscription(self, name: str) -> SubscriptionPlan:
+        draw = self.draw
+        kind = draw.choice(KINDS)
+        count = draw.choice((1, 2)) if kind == "exclusive" else draw.choice((1, 2, 3, 3))
+        tempers = [draw.choice(TEMPERS) for _ in range(count)]
+        if kind != "shared":
+            # nobody else gets what a silent one holds
+            tempers = ["good" if temper == "silent" else temper for temper in tempers]
+        elif "silent" in tempers:
+            tempers[0] = "good"
+        filters: list[list[str]] = [[] for _ in tempers]
+        if kind == "key_shared" and draw.random() < 0.3:
+            filters = [draw.choice(([], ["a*"], ["a*", "b*"])) for _ in tempers]
+        policy = {
+            "max_redelivery_count": draw.choice((0, 1, 3, 5)),
+            "ack_timeout_ms": draw.choice((0, 300, 700, 5000)),
+            "base_redelivery_delay_ms": draw.choice((20, 100, 300)),
+            "max_redelivery_delay_ms": 500,
+            "backoff_strategy": draw.choice(("fixed", "exponential")),
+            "poison_policy": draw.choice(("block", "drop", "dead_letter")),
+        }
+        if "silent" in tempers:
+            policy["ack_timeout_ms"] = 300
+        if policy["poison_policy"] == "dead_letter":
+            policy["dead_letter_topic"] = DEAD_LETTERS
+        permits = [draw.choice((5, 50, 100_000)) for _ in tempers]
+        return SubscriptionPlan(name, kind, tempers, filters, permits, policy)

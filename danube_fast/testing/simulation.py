@@ -1,0 +1,264 @@
+"""The simulation: a broker and its clients under one seed.
+
+    python -m danube_fast.testing.simulation --seed 17            one seed, with its trace hash
+    python -m danube_fast.testing.simulation --seeds 0:2000       many, until one fails
+    python -m danube_fast.testing.simulation --seed 17 --verbose  every command and fault
+
+The workers, their logs and the codec are the shipped ones; clock, disk, network and clients are
+simulated, and a model that shares nothing with the engine checks every promise (docs/simulation.md).
+The same seed gives the same run, to the last byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from danube_fast.testing.consumer import ScriptedConsumer
+from danube_fast.testing.faults import Faults
+from danube_fast.testing.host import SimulatedHost, SimulatedWorker, TopicPlan
+from danube_fast.testing.loopback import Network
+from danube_fast.testing.model import Door, Model
+from danube_fast.testing.peer import Peer
+from danube_fast.testing.producer import ScriptedProducer
+from danube_fast.testing.scenario import DEAD_LETTERS, Scenario
+from danube_fast.testing.violation import Violation
+from danube_fast.testing.virtual_clock import MS, SECOND, Schedule, Trace, VirtualClock
+
+__all__ = ["Outcome", "Simulation", "run_seed"]
+
+STEPS = 8
+"""Faults in one run, at most."""
+CALM_NS = 40 * SECOND
+"""When nothing fails any more, everything that is owed arrives within this time."""
+FAST_FOLDER = Path("/dev/shm")  # noqa: S108 - files of one run, in a folder of its own
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    seed: int
+    digest: str
+    fault: str
+    """Which promise was broken; empty: none was."""
+    accepted: int
+    delivered: int
+    acked: int
+    events: int
+    lines: list[str]
+
+
+class Simulation:
+    """One run."""
+
+    def __init__(self, scenario: Scenario, directory: Path, *, verbose: bool = False) -> None:
+        self.scenario = scenario
+        seed = scenario.seed
+        self.clock = VirtualClock()
+        self.trace = Trace(self.clock)
+        self.trace.is_verbose = verbose
+        self.trace.hidden = str(directory)
+        self.schedule = Schedule(self.clock)
+        settings = scenario.settings(str(directory))
+        self.model = Model(self.clock, self.trace, settings)
+        self.host = SimulatedHost(
+            directory, settings, self.schedule, random.Random(f"host {seed}"), self.trace
+        )
+        self.network = Network(self.schedule, random.Random(f"network {seed}"))
+        self.doors = [Door(self.model, index + 1) for index in range(scenario.worker_count)]
+        self.host.add_workers(
+            scenario.worker_count, scenario.log_count, lambda index: self.doors[index - 1]
+        )
+        for door, worker in zip(self.doors, self.host.workers, strict=True):
+            door.synced_position = worker.synced_position
+        self.host.on_down = self._worker_down
+        self.host.on_power_cut = self.model.lost_power
+        self.peers: list[Peer] = []
+        self._make_topics()
+        self._make_clients(random.Random(f"clients {seed}"))
+        self.faults = Faults(self)
+
+    # ------------------------------------------------------------ making
+
+    def _make_topics(self) -> None:
+        next_id = 1
+        shapes = [(shape.topic, shape.durability, shape.log_ids) for shape in self.scenario.topics]
+        for topic, durability, log_ids in [*shapes, (DEAD_LETTERS, "fsync", [0])]:
+            ids = list(range(next_id, next_id + len(log_ids)))
+            next_id += len(log_ids)
+            self.host.topics.append(TopicPlan(topic, ids, durability, log_ids))
+            for index, partition_id in enumerate(ids):
+                self.model.add_partition(partition_id, durability, topic, index)
+                if topic == DEAD_LETTERS:
+                    self.model.letters[partition_id] = topic
+
+    def _partitions_on(self, topic: TopicPlan, worker: SimulatedWorker) -> list[int]:
+        return [each for each in topic.partition_ids if self.host.worker_of(each) is worker]
+
+    def _make_clients(self, draw: random.Random) -> None:
+        scenario = self.scenario
+        *topics, letters = self.host.topics
+        for worker in self.host.workers:
+            mine = [each for topic in topics for each in self._partitions_on(topic, worker)]
+            for number in range(scenario.producers_per_worker if mine else 0):
+                name = f"producer-{worker.index}-{number}"
+                own = random.Random(draw.random())
+                self.peers.append(
+                    ScriptedProducer(
+                        name, self.host, self.network, worker, own, mine, scenario.messages_max
+                    )
+                )
+            for topic, shape in zip(topics, scenario.topics, strict=True):
+                ids = self._partitions_on(topic, worker)
+                for plan in shape.subscriptions if ids else ():
+                    for number, temper in enumerate(plan.tempers):
+                        options: dict[str, Any] = {"failure_policy": plan.policy}
+                        if plan.filters[number]:
+                            options["key_filters"] = plan.filters[number]
+                        self._add_consumer(
+                            f"{plan.name}-{worker.index}-{number}", worker, draw, ids, plan.name,
+                            plan.kind, temper, options, plan.permits[number],
+                        )  # fmt: skip
+            ids = self._partitions_on(letters, worker)
+            if ids:
+                self._add_consumer(
+                    "undertaker", worker, draw, ids, "letters", "exclusive", "good", {}, 1000
+                )
+
+    def _add_consumer(
+        self, name: str, worker: SimulatedWorker, draw: random.Random, ids: list[int],
+        subscription: str, kind: str, temper: str, options: dict[str, Any], permits: int,
+    ) -> None:  # fmt: skip
+        own = random.Random(draw.random())
+        self.peers.append(
+            ScriptedConsumer(
+                name, self.host, self.network, worker, own, partition_ids=ids,
+                subscription=subscription, kind=kind, temper=temper, options=options,
+                permits=permits,
+            )
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ running
+
+    def _worker_down(self, worker: SimulatedWorker) -> None:
+        ids = {each for topic in self.host.topics for each in self._partitions_on(topic, worker)}
+        self.doors[worker.index - 1].died(ids)
+
+    def run(self) -> None:
+        """From the first start to the end. Raises Violation."""
+        self.host.start()
+        for peer in self.peers:
+            self.schedule.call(self.scenario.draw.randrange(300 * MS), peer.start)
+        for due_ns, fault in self.scenario.faults:
+            self.schedule.call(due_ns, lambda fault=fault: self.faults.happen(fault))  # type: ignore[misc]
+        self.schedule.run(self.scenario.chaos_ns)
+        self.trace.note("calm")
+        self.faults.heal()
+        for peer in self.peers:
+            peer.is_calm = True
+        if not self.schedule.run(CALM_NS, self._is_settled):
+            open_frames = [
+                peer.name
+                for peer in self.peers
+                if isinstance(peer, ScriptedProducer) and not peer.is_done
+            ]
+            raise Violation(
+                f"{CALM_NS // SECOND} s after the last fault: {'; '.join(self.model.owed())}"
+                + (f"; not acked: {', '.join(open_frames)}" if open_frames else "")
+            )
+
+    def _is_settled(self) -> bool:
+        done = all(peer.is_done for peer in self.peers if isinstance(peer, ScriptedProducer))
+        return done and not self.model.owed()
+
+    def start_twin(self, draw: random.Random) -> None:
+        """A second process under the name of a producer, which is killed for good before the end."""
+        first = draw.choice([each for each in self.peers if isinstance(each, ScriptedProducer)])
+        twin = ScriptedProducer(
+            first.name, self.host, self.network, first.worker, random.Random(draw.random()),
+            first.partition_ids, 20,
+        )  # fmt: skip
+        twin.start()
+        self.schedule.call(draw.randrange(50 * MS, 800 * MS), twin.kill)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.host.close()
+
+
+def run_seed(seed: int, *, steps: int = STEPS, verbose: bool = False) -> Outcome:
+    """One run of one seed, in a folder that is gone afterwards."""
+    parent = str(FAST_FOLDER) if FAST_FOLDER.is_dir() else None
+    directory = Path(tempfile.mkdtemp(prefix=f"df-simulation-{os.getpid()}-", dir=parent))
+    logging.disable(logging.CRITICAL)
+    simulation: Simulation | None = None
+    fault = ""
+    try:
+        simulation = Simulation(Scenario(seed, steps), directory, verbose=verbose)
+        simulation.run()
+    except Violation as violation:
+        fault = str(violation)
+    except Exception as error:
+        # whatever a worker raises would have ended it
+        fault = f"{type(error).__name__}: {error}"
+        if verbose:
+            raise
+    finally:
+        logging.disable(logging.NOTSET)
+        if simulation is not None:
+            simulation.close()
+        shutil.rmtree(directory, ignore_errors=True)
+    if simulation is None:
+        return Outcome(seed, "", fault, 0, 0, 0, 0, [])
+    model, trace = simulation.model, simulation.trace
+    return Outcome(
+        seed, trace.digest(), fault, model.messages_accepted, model.messages_delivered,
+        model.messages_acked, simulation.schedule.event_count, list(trace.lines),
+    )  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; 0 if every promise was kept."""
+    parser = argparse.ArgumentParser(prog="python -m danube_fast.testing.simulation")
+    parser.add_argument("--seed", type=int, help="one seed")
+    parser.add_argument("--seeds", default="0:100", help="A:B, from A to below B")
+    parser.add_argument("--steps", type=int, default=STEPS, help="faults in one run, at most")
+    parser.add_argument("--lines", type=int, default=40, help="last lines of the trace at a fault")
+    parser.add_argument("--verbose", action="store_true", help="print the whole trace")
+    options = parser.parse_args(arguments)
+    first, _, last = options.seeds.partition(":")
+    seeds = range(int(first), int(last)) if options.seed is None else [options.seed]
+    begun = time.monotonic()  # of the machine: how long it took
+    totals = [0, 0, 0, 0]
+    for number, seed in enumerate(seeds, 1):
+        outcome = run_seed(seed, steps=options.steps, verbose=options.verbose)
+        totals = [total + count for total, count in zip(totals, outcome[3:7], strict=True)]
+        if outcome.fault:
+            print("\n".join(outcome.lines[-options.lines :]))
+            print(f"seed {seed}: {outcome.fault}")
+            print(f"trace {outcome.digest}; after {number} seeds, {time.monotonic() - begun:.1f} s")
+            print(
+                f"again: python -m danube_fast.testing.simulation --seed {seed}"
+                f" --steps {options.steps}"
+            )
+            return 1
+        if options.seed is not None:
+            print(f"seed {seed}: trace {outcome.digest}")
+    seconds = time.monotonic() - begun
+    print(
+        f"{len(seeds)} seeds in {seconds:.1f} s: {totals[0]:,} messages accepted, {totals[1]:,} "
+        f"delivered, {totals[2]:,} acked, {totals[3]:,} events; every promise was kept"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

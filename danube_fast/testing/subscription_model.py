@@ -1,0 +1,403 @@
+r"""What may and must happen with each message of one subscription. Independent of the engine: sets of
+offsets and plain rules, fed with what passes the worker's door.
+
+    not delivered -> held by one -> acked -> acked durably        must not come again, from then on
+                          |           \-> (the worker dies) -> in doubt: may come again, or not
+                          v
+              nacked, timed out, holder gone: must come again, one delivery more
+
+Where the model cannot know (an ack that came just as its deadline went by), it allows both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from danube_fast.testing.violation import Violation
+from danube_fast.testing.virtual_clock import MS, VirtualClock
+
+__all__ = ["Attached", "Policy", "SubscriptionModel"]
+
+ATTEMPTS_MAX = 255
+"""More deliveries are not counted."""
+ORDERED = ("exclusive", "failover")
+GROUPS = ("shared", "key_shared")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The failure policy that the subscription was created with; times in milliseconds."""
+
+    max_redelivery_count: int = 5
+    ack_timeout_ms: int = 30_000
+    base_redelivery_delay_ms: int = 1_000
+    max_redelivery_delay_ms: int = 60_000
+    backoff_strategy: str = "exponential"
+    poison_policy: str = "block"
+    dead_letter_topic: str = ""
+
+    def delay_min_ns(self, failures: int) -> int:
+        """A message that failed so often comes again no earlier than this."""
+        delay_ms = self.base_redelivery_delay_ms
+        if self.backoff_strategy == "exponential":
+            delay_ms <<= max(0, failures - 1)
+        return min(delay_ms, self.max_redelivery_delay_ms) * MS
+
+
+@dataclass
+class Attached:
+    """A consumer as the worker's door shows it."""
+
+    session: int
+    consumer_id: int
+    filters: tuple[str, ...]
+    is_confirmed: bool = False
+    is_gone: bool = False
+    name: str = ""
+
+
+@dataclass
+class Held:
+    """A message in somebody's hands."""
+
+    consumer: Attached
+    deadline_ns: int
+    """When the ack timeout goes by."""
+
+
+@dataclass
+class Known:
+    """What is known of one message in this subscription, in this life of its worker."""
+
+    deliveries: int = 0
+    failures_min: int = 0
+    failures_max: int = 0
+    not_before_ns: int = 0
+    unseen: int = 0
+    """Sessions that ended since the last delivery: something may have been on its way to them."""
+
+
+@dataclass
+class SubscriptionModel:
+    """One subscription on one partition."""
+
+    partition_id: int
+    name: str
+    kind: str
+    start: int
+    policy: Policy
+    clock: VirtualClock
+    is_silent: Callable[[int], bool]
+    """Whether a session was silent for so long that the worker may have given it up."""
+    consumers: list[Attached] = field(default_factory=list)
+    """In the order in which they came."""
+    settled: set[int] = field(default_factory=set)
+    durable: set[int] = field(default_factory=set)
+    doubtful: set[int] = field(default_factory=set)
+    """May come again, or not."""
+    poisoned: set[int] = field(default_factory=set)
+    """Failed too often, or perhaps: nobody is owed these; dead letters are."""
+    held: dict[int, Held] = field(default_factory=dict)
+    known: dict[int, Known] = field(default_factory=dict)
+    keys: dict[int, bytes | None] = field(default_factory=dict)
+    sessions_ended: int = 0
+    is_lagging: bool = False
+    """A queue was full since the worker's start: messages reach the door later than they were handed
+    out, so who held what then is not known."""
+    letters: set[int] = field(default_factory=set)
+    """Of which a dead letter was seen."""
+    sought: tuple[int, int] | None = None
+    """A seek that may not be durable: its place, and the end of what it concerns."""
+    _filters: set[tuple[str, ...]] = field(default_factory=set)
+    _unsettled: dict[bytes, set[int]] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """For a text."""
+        return f"partition {self.partition_id}, {self.kind} subscription {self.name!r}"
+
+    def _fault(self, offset: int, text: str) -> Violation:
+        return Violation(f"{self.label}: message {offset} {text}")
+
+    # ------------------------------------------------------------ consumers
+
+    def attach(self, consumer: Attached) -> None:
+        """SUBSCRIBE was read."""
+        self.consumers.append(consumer)
+        self._filters.add(consumer.filters)
+
+    def wants(self, key: bytes | None) -> bool:
+        """Whether every consumer there ever was takes this key: others may have been skipped."""
+        return all(not filters or _takes(filters, key) for filters in self._filters)
+
+    def confirm(self, consumer: Attached) -> None:
+        """SUBSCRIBE was answered."""
+        consumer.is_confirmed = True
+        if self.kind != "exclusive":
+            return
+        for other in self.consumers:
+            if other is not consumer and other.is_confirmed and not self.may_be_dead(other):
+                raise Violation(f"{self.label}: {other.name} and {consumer.name} at once")
+
+    def detach(self, consumer: Attached) -> None:
+        """It is gone: what it held is free."""
+        if consumer.is_gone:
+            return
+        consumer.is_gone = True
+        for offset, held in self.held.items():
+            if held.consumer is consumer and held.deadline_ns <= self.clock.now_ns:
+                self._failed(offset, certainly=False)
+        self.consumers = [other for other in self.consumers if other is not consumer]
+        self.held = {at: held for at, held in self.held.items() if held.consumer is not consumer}
+        self.sessions_ended += 1
+        for known in self.known.values():
+            known.unseen += 1
+
+    # ------------------------------------------------------------ deliveries
+
+    def deliver(
+        self, consumer: Attached, offset: int, key: bytes | None, attempts: int, *, is_late: bool
+    ) -> None:
+        """A message left for a consumer. `is_late`: it waited in a queue that was full."""
+        now_ns = self.clock.now_ns
+        self.keys[offset] = key
+        if consumer.is_gone:
+            raise self._fault(offset, "went to a consumer that is gone")
+        if offset in self.durable:
+            raise self._fault(offset, "was acked durably and came again")
+        known = self.known.get(offset)
+        if known is None:
+            known = self.known[offset] = Known(unseen=self.sessions_ended)
+        if not (is_late or self.is_lagging):
+            self._check_state(offset, known, now_ns)
+            self._check_holder(consumer, offset, key)
+            self._check_attempts(offset, known, attempts)
+            self._check_order(consumer, offset, key)
+        self.doubtful.discard(offset)
+        self.settled.discard(offset)
+        known.deliveries = max(known.deliveries, attempts) + 1
+        known.unseen = 0
+        known.not_before_ns = 0
+        timeout_ns = self.policy.ack_timeout_ms * MS or (1 << 62)
+        self.held[offset] = Held(consumer, now_ns + timeout_ns)
+
+    def _check_state(self, offset: int, known: Known, now_ns: int) -> None:
+        if offset in self.settled and offset not in self.doubtful:
+            raise self._fault(offset, "was acked and came again")
+        if now_ns < known.not_before_ns:
+            early_ms = (known.not_before_ns - now_ns) / MS
+            raise self._fault(offset, f"came again {early_ms:.3f} ms before its delay was over")
+        if known.failures_min > self.policy.max_redelivery_count:
+            raise self._fault(offset, f"failed {known.failures_min} times and came again")
+
+    def _check_holder(self, consumer: Attached, offset: int, key: bytes | None) -> None:
+        held = self.held.get(offset)
+        if held is not None:
+            if not self.may_be_free(held):
+                raise self._fault(
+                    offset,
+                    f"went to consumer {consumer.name} while {held.consumer.name} holds it",
+                )
+            if held.deadline_ns <= self.clock.now_ns:
+                self._failed(offset, certainly=False)
+        if consumer.filters and not _takes(consumer.filters, key):
+            raise self._fault(
+                offset, f"has key {key!r}, which consumer {consumer.name} filters out"
+            )
+        if self.kind in ORDERED:
+            for first in self.consumers:
+                if first is consumer:
+                    break
+                if not self.may_be_dead(first):
+                    raise self._fault(
+                        offset, f"went to {consumer.name} while {first.name} is the active one"
+                    )
+        if self.kind == "key_shared" and key is not None:
+            for other, holding in self.held.items():
+                if (
+                    self.keys.get(other) == key
+                    and holding.consumer is not consumer
+                    and not self.may_be_free(holding)
+                ):
+                    raise self._fault(
+                        offset,
+                        f"of key {key!r} went to {consumer.name} while {holding.consumer.name} "
+                        f"holds {other} of that key",
+                    )
+
+    def _check_attempts(self, offset: int, known: Known, attempts: int) -> None:
+        expected = known.deliveries
+        most = expected + known.unseen
+        if not min(expected, ATTEMPTS_MAX) <= attempts <= most:
+            raise self._fault(
+                offset, f"has redelivery_count {attempts} after {expected} deliveries"
+            )
+
+    def _check_order(self, consumer: Attached, offset: int, key: bytes | None) -> None:
+        """Nothing overtakes: what was handed out before it and given back goes before it, unless it
+        failed; all of a partition, or all of a key."""
+        domain = self._domain(key)
+        if domain is None:
+            return
+        if self.known[offset].failures_max == 0:
+            for other in self._unsettled.get(domain, ()):
+                if other < offset and not self._may_be_passed(other, consumer):
+                    raise self._fault(offset, f"overtook {other}")
+                if other > offset and self.known[offset].deliveries == 0:
+                    held = self.held.get(other)
+                    if held is not None and held.consumer is consumer:
+                        raise self._fault(offset, f"came for the first time behind {other}")
+        self._unsettled.setdefault(domain, set()).add(offset)
+
+    def _domain(self, key: bytes | None) -> bytes | None:
+        """Messages of the same domain keep their order; None: there is no order."""
+        if self.kind in ORDERED:
+            return b""
+        return key if self.kind == "key_shared" else None
+
+    def _may_be_passed(self, offset: int, consumer: Attached) -> bool:
+        known = self.known.get(offset)
+        if known is None or known.failures_max or not self.is_owed(offset):
+            return True
+        if not self.wants(self.keys.get(offset)):
+            return True
+        held = self.held.get(offset)
+        if held is None:
+            return False
+        return held.consumer is consumer or held.deadline_ns <= self.clock.now_ns
+
+    def may_be_free(self, held: Held) -> bool:
+        """Whether the worker may have taken it back by now."""
+        if held.consumer.is_gone or self.may_be_dead(held.consumer):
+            return True
+        return held.deadline_ns <= self.clock.now_ns
+
+    def may_be_dead(self, consumer: Attached) -> bool:
+        """Whether the worker may have given up its session."""
+        return self.is_silent(consumer.session)
+
+    # ------------------------------------------------------------ acks and failures
+
+    def ack(self, consumer: Attached, low: int, high: int) -> list[int]:
+        """ACK was read; which messages it settles. Those that others hold are left alone."""
+        settled = []
+        for offset in self._held_by(consumer, low, high):
+            held = self.held.pop(offset)
+            if self.may_be_free(held) or self.is_lagging:
+                self.doubtful.add(offset)
+                self._failed(offset, certainly=False)
+                continue
+            self.settled.add(offset)
+            settled.append(offset)
+            domain = self._domain(self.keys.get(offset))
+            if domain is not None:
+                self._unsettled.get(domain, set()).discard(offset)
+        return settled
+
+    def nack(self, consumer: Attached, low: int, high: int, delay_ms: int) -> None:
+        """NACK was read."""
+        for offset in self._held_by(consumer, low, high):
+            held = self.held.pop(offset)
+            known = self.known[offset]
+            if self.may_be_free(held) or self.is_lagging:
+                self._failed(offset, certainly=False)
+                continue
+            self._failed(offset, certainly=True)
+            wait_ns = delay_ms * MS
+            if delay_ms < 0:
+                wait_ns = self.policy.delay_min_ns(known.failures_min)
+            known.not_before_ns = self.clock.now_ns + wait_ns
+
+    def _failed(self, offset: int, *, certainly: bool) -> None:
+        known = self.known[offset]
+        known.failures_max += 1
+        known.failures_min += certainly
+        if known.failures_max > self.policy.max_redelivery_count:
+            self.poisoned.add(offset)
+
+    def _held_by(self, consumer: Attached, low: int, high: int) -> list[int]:
+        return [
+            offset
+            for offset, held in self.held.items()
+            if low <= offset < high and held.consumer is consumer
+        ]
+
+    def extend(self, consumer: Attached, low: int, high: int, wait_ms: int) -> None:
+        """EXTEND was read."""
+        for offset in self._held_by(consumer, low, high):
+            held = self.held[offset]
+            if held.deadline_ns > self.clock.now_ns:
+                held.deadline_ns = self.clock.now_ns + (wait_ms or self.policy.ack_timeout_ms) * MS
+
+    def overdue(self) -> None:
+        """Whatever is held for too long may have failed by now, whoever holds it."""
+        for offset, held in self.held.items():
+            if held.deadline_ns <= self.clock.now_ns:
+                known = self.known[offset]
+                if known.failures_max + 1 > self.policy.max_redelivery_count:
+                    self.poisoned.add(offset)
+
+    def confirm_acks(self, offsets: list[int], sought: tuple[int, int] | None) -> None:
+        """These acks are durable, and so is that seek."""
+        self.durable.update(offset for offset in offsets if offset in self.settled)
+        if sought is self.sought:
+            self.sought = None
+
+    def seek(self, offset: int) -> None:
+        """SEEK was read."""
+        top = max((*self.known, *self.settled, *self.doubtful, offset), default=offset)
+        self.doubtful = set()
+        self.settled = set(range(self.start, offset))
+        self.durable = set()
+        self.start = min(self.start, offset)
+        self.held.clear()
+        self.known = {}
+        self.poisoned.clear()
+        self.sought = (offset, top)
+        self._unsettled.clear()
+
+    def may_have_sought(self) -> None:
+        """A SEEK was read whose answer waits in a queue."""
+        self.doubtful |= self.settled | set(self.known)
+        self.durable.clear()
+
+    # ------------------------------------------------------------ the worker's death
+
+    def worker_died(self) -> None:
+        """What was only in memory is gone."""
+        self.overdue()
+        for consumer in list(self.consumers):
+            consumer.is_gone = True
+        self.consumers = []
+        self.held.clear()
+        self.known = {}
+        self.doubtful |= self.settled - self.durable
+        if self.sought is not None:
+            self.doubtful |= set(range(self.start, self.sought[1] + 1))
+            self.durable.clear()
+            self.sought = None
+        self.is_lagging = False
+        self.sessions_ended = 0
+        self._unsettled.clear()
+
+    def is_owed(self, offset: int) -> bool:
+        """Whether the subscription must still get a message."""
+        return (
+            offset >= self.start
+            and offset not in self.settled
+            and offset not in self.doubtful
+            and not self._is_excused(offset)
+        )
+
+    def _is_excused(self, offset: int) -> bool:
+        """It failed too often, and what the policy says was done with it."""
+        if self.policy.poison_policy == "dead_letter":
+            return offset in self.letters
+        return offset in self.poisoned
+
+
+def _takes(filters: tuple[str, ...], key: bytes | None) -> bool:
+    """The simulation's filters are a beginning and an asterisk."""
+    text = (key or b"").decode()
+    return any(text.startswith(each.removesuffix("*")) for each in filters)

@@ -1,0 +1,93 @@
+"""What a log does beside its worker's loop: syncs, and jobs that take their time.
+
+The shipped `Background` has a sync thread for each log and a thread for each job. A simulation passes
+another one, whose syncs and jobs end when its seed says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from danube_fast.wal.sync import SyncThread
+
+__all__ = ["Background", "Job", "Sync"]
+
+
+class Sync(Protocol):
+    """What a log needs of its sync thread; see `SyncThread` for what each does."""
+
+    @property
+    def synced_position(self) -> int:
+        """All below is durable."""
+        ...
+
+    @property
+    def backlog(self) -> int:
+        """Entries that are queued or under way."""
+        ...
+
+    @property
+    def sync_count(self) -> int:
+        """How many syncs succeeded."""
+        ...
+
+    @property
+    def fault(self) -> tuple[int, int] | None:
+        """(errno, position) of a failed sync that was not reset."""
+        ...
+
+    def start(self, synced_position: int) -> None:
+        """Begin; all below is durable already."""
+        ...
+
+    def push(self, fd: int, position: int) -> None:
+        """Queue a sync of `fd`."""
+        ...
+
+    def drain(self) -> None:
+        """Wait until nothing is queued."""
+        ...
+
+    def wait(self, position: int, seconds: float) -> bool:
+        """Wait until all below `position` is durable or a sync fails."""
+        ...
+
+    def reset(self) -> None:
+        """Forget a fault."""
+        ...
+
+    def stop(self) -> bool:
+        """Sync what is queued and end."""
+        ...
+
+
+class Job(Protocol):
+    """Something that was started; a thread is one."""
+
+    def is_alive(self) -> bool:
+        """Whether it still goes on."""
+        ...
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, for so many seconds at most."""
+        ...
+
+
+class Background:
+    """Threads."""
+
+    def make_sync(self, wake_fd: int) -> Sync:
+        """The sync thread of one log, not started; it writes to the eventfd `wake_fd` after each sync."""
+        return SyncThread(wake_fd)
+
+    def start(self, name: str, work: Callable[[], None]) -> Job:
+        """Do `work` beside the loop."""
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def pause(self, stop: threading.Event, seconds: float) -> None:
+        """A job rests, unless it is told to stop."""
+        stop.wait(seconds)

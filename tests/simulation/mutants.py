@@ -1,0 +1,217 @@
+"""Bugs planted on purpose: one line of a shipped module each, in a copy of the package. The simulation
+must find every one of them.
+
+    python tests/simulation/mutants.py                 all, with seeds and seconds until each was found
+    python tests/simulation/mutants.py --only NAME     one
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS_MAX = 2000
+FOLDERS = ("broker", "wal", "net", "workers")
+SECONDS_MAX = 900
+
+
+class Mutant(NamedTuple):
+    """What stands somewhere once, and what stands there instead."""
+
+    before: str
+    after: str
+
+
+MUTANTS: dict[str, Mutant] = {
+    "ack_before_sync": Mutant(
+        "            waiting = group.on_synced\n",
+        "            waiting = group.on_written\n",
+    ),
+    "shown_before_sync": Mutant(
+        "group.synced_entries.append((partition, stored))",
+        "group.written_entries.append((partition, stored))",
+    ),
+    "failed_sync_acks_all_the_same": Mutant(
+        "                results[index] = borrowed\n"
+        "            publication.refuse(place, error.code, str(error))\n",
+        "                results[index] = borrowed\n",
+    ),
+    "duplicate_acked_before_its_original": Mutant(
+        "            group.on_synced.append(publication)\n            publication.pending += 1\n",
+        "            pass\n",
+    ),
+    "cursor_not_restored": Mutant("existing.restore_acked(record.ranges)", "pass"),
+    "acked_above_the_cursor_lost_in_snapshots": Mutant(
+        "Cursor(self.partition_id, sub.name, sub.cursor, acked)",
+        "Cursor(self.partition_id, sub.name, sub.cursor, [])",
+    ),
+    "cursor_past_a_hole": Mutant(
+        "records.append(Acked(self.partition_id, self.name, pairs))",
+        "records.append(Acked(self.partition_id, self.name, [pairs[0], pairs[-1]]))",
+    ),
+    "seek_not_recorded": Mutant(
+        "            self._sought = offset\n",
+        "            self._sought = None\n",
+    ),
+    "standby_served_beside_the_active": Mutant(
+        "everyone = everyone[:1]",
+        "everyone = everyone[:2]",
+    ),
+    "exclusive_slot_kept_by_the_dead": Mutant(
+        "        for consumer in list(session.consumers.values()):\n"
+        "            self.detach(session, consumer)\n"
+        "        self.delivery.forget(session)\n",
+        "        self.delivery.forget(session)\n",
+    ),
+    "silence_never_ends_a_session": Mutant(
+        "worker.sessions.silent(heard_until_ns)",
+        "worker.sessions.silent(0)",
+    ),
+    "window_of_a_producer_lost_at_restart": Mutant(
+        'slot, fields["base_sequence"], fields["message_count"], fields["base_offset"]',
+        'slot, fields["base_sequence"], 0, fields["base_offset"]',
+    ),
+    "window_of_a_producer_lost_at_trim": Mutant(
+        "self.tables.restore_window(slot, record.window, record.next_sequence)",
+        "self.tables.restore_window(slot, [], record.next_sequence)",
+    ),
+    "producer_recorded_under_another_id": Mutant(
+        "r.ProducerOpened(partition_id, producer_id, name, epoch), durable",
+        "r.ProducerOpened(partition_id, 1, name, epoch), durable",
+    ),
+    "producer_forgotten_at_restart": Mutant(
+        "if begun is not None and used < begun.wall_ns:", "if begun is None:"
+    ),
+    "out_of_sequence_accepted": Mutant(
+        "        return STATUS_OUT_OF_SEQUENCE\n",
+        "        return STATUS_OK\n",
+    ),
+    "offsets_reused_after_a_loss": Mutant(
+        "row[PartitionWord.NEXT_OFFSET] = partition.unsure_until = reserved",
+        "partition.unsure_until = reserved",
+    ),
+    "redelivery_count_not_raised": Mutant(
+        "split_frame(view, rows, effect.attempts)",
+        "split_frame(view, rows, None)",
+    ),
+    "delay_of_a_nack_ignored": Mutant(
+        "            if wait_ns <= 0:\n",
+        "            if wait_ns >= 0:\n",
+    ),
+    "ack_timeout_never_fires": Mutant(
+        "        if timeout_ns and self.tracks:\n",
+        "        if timeout_ns and not self.tracks:\n",
+    ),
+    "extension_ends_at_once": Mutant(
+        "heapq.heappush(self._extended, (until_ns, row, serial))",
+        "heapq.heappush(self._extended, (0, row, serial))",
+    ),
+    "ack_by_who_does_not_hold": Mutant(
+        "            sub.ack(consumer, pairs)\n",
+        "            sub.settle(pairs[0], min(pairs[1], sub.next_offset))\n",
+    ),
+    "key_goes_to_two_consumers": Mutant(
+        "hashes, masks = view.key_hashes(), self._masks_of(view)",
+        "hashes, masks = None, self._masks_of(view)",
+    ),
+    "join_moves_held_keys_at_once": Mutant(
+        "        self._must_walk = True\n        self._starved = []\n        slots =",
+        "        self._must_walk = True\n        self._starved = []\n        self.restart()\n        slots =",
+    ),
+    "filters_are_not_looked_at": Mutant(
+        "[consumer.filters in takers for consumer in self._consumers]",
+        "[True for consumer in self._consumers]",
+    ),
+    "poison_discards_its_neighbour": Mutant(
+        "self.settle(poisoned.start, poisoned.end)",
+        "self.settle(poisoned.start, poisoned.end + 1)",
+    ),
+    "dead_letter_acked_before_it_is_published": Mutant(
+        "        desk.turn += 1\n",
+        "        desk.turn += 1\n        self._settle(letter)\n",
+    ),
+    "trim_forgets_who_still_needs_it": Mutant(
+        "limit, pin = run.position, (partition, sub.name)",
+        "pin = (partition, sub.name)",
+    ),
+}
+
+
+def places_of(mutant: Mutant, package: Path) -> list[Path]:
+    """Files of the package with that line, each as often as it has it."""
+    found = []
+    for folder in FOLDERS:
+        for path in sorted((package / folder).glob("*.py")):
+            found += [path] * path.read_text().count(mutant.before)
+    return found
+
+
+def plant(mutant: Mutant, target: Path) -> None:
+    """A copy of the package with one bug in it."""
+    shutil.copytree(
+        ROOT / "danube_fast", target / "danube_fast", ignore=shutil.ignore_patterns("__pycache__")
+    )  # folders that are links become folders
+    places = places_of(mutant, target / "danube_fast")
+    if len(places) != 1:
+        raise SystemExit(f"{mutant.before!r} is there {len(places)} times, not once")
+    text = places[0].read_text()
+    places[0].write_text(text.replace(mutant.before, mutant.after))
+
+
+class Found(NamedTuple):
+    """How a mutant ended."""
+
+    name: str
+    seeds: int
+    """How many it took; 0: it was not found."""
+    seconds: float
+    text: str
+
+
+def hunt(name: str, seeds_max: int = SEEDS_MAX, first: int = 0) -> Found:
+    """Run seeds until one finds the bug."""
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="df-mutant-") as folder:
+        plant(MUTANTS[name], Path(folder))
+        command = [
+            sys.executable, "-m", "danube_fast.testing.simulation",
+            "--seeds", f"{first}:{first + seeds_max}", "--lines", "0",
+        ]  # fmt: skip
+        result = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": folder}, cwd=folder, capture_output=True,
+            text=True, check=False, timeout=SECONDS_MAX,
+        )  # fmt: skip
+    seconds = time.monotonic() - begun
+    counted = re.search(r"after (\d+) seeds", result.stdout)
+    if result.returncode == 1 and counted:
+        told = re.search(r"^seed .*", result.stdout, re.MULTILINE)
+        return Found(name, int(counted[1]), seconds, told[0] if told else "")
+    return Found(name, 0, seconds, (result.stdout + result.stderr)[-500:])
+
+
+def main() -> int:
+    """Command line; 0 if all were found."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", choices=sorted(MUTANTS))
+    parser.add_argument("--seeds", type=int, default=SEEDS_MAX)
+    options = parser.parse_args()
+    missed = 0
+    for name in [options.only] if options.only else MUTANTS:
+        found = hunt(name, options.seeds)
+        missed += found.seeds == 0
+        verdict = f"{found.seeds} seeds" if found.seeds else "NOT FOUND"
+        print(f"{name:45} {verdict:>12} {found.seconds:7.1f} s  {found.text[:150]}", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

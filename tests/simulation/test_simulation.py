@@ -1,0 +1,63 @@
+"""The simulation is the same for the same seed, and no seed finds a broken promise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from danube_fast.testing.simulation import run_seed
+from tests.simulation.seeds import ROOT, first_seed, seed_count
+
+PARTS = 4
+SECONDS_MAX = 100
+
+
+def test_one_seed_twice_is_one_trace():
+    first, second = run_seed(7), run_seed(7)
+    assert first.digest == second.digest
+    assert first.lines == second.lines
+    assert first.delivered > 0
+
+
+def test_another_seed_is_another_trace():
+    assert len({run_seed(seed).digest for seed in range(5)}) == 5
+
+
+def test_another_process_gives_the_same_trace():
+    """Neither hashes of strings nor addresses of objects decide anything."""
+    digests = set()
+    for salt in ("1", "2"):
+        code = "from danube_fast.testing.simulation import run_seed\n"
+        code += "print([run_seed(seed).digest for seed in range(20, 26)])\n"
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": salt},
+            cwd=ROOT, capture_output=True, text=True, check=True, timeout=SECONDS_MAX,
+        )  # fmt: skip
+        digests.add(result.stdout)
+    assert len(digests) == 1, digests
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_seed_of_this_commit_finds_a_fault(part: int):
+    first, count = first_seed(), seed_count()
+    seeds = range(first + part, first + count, PARTS)
+    for seed in seeds:
+        outcome = run_seed(seed)
+        assert not outcome.fault, (
+            "\n".join(outcome.lines[-30:])
+            + f"\nseed {seed}: {outcome.fault}\n"
+            + f"again: python -m danube_fast.testing.simulation --seed {seed}"
+        )
+
+
+def test_the_command_runs_seeds_and_tells():
+    result = subprocess.run(
+        [sys.executable, "-m", "danube_fast.testing.simulation", "--seeds", "0:3"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=SECONDS_MAX,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "every promise was kept" in result.stdout
