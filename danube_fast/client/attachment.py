@@ -308,6 +308,7 @@ class Attachment:
     def leave(self) -> None:
         """Forget the connection."""
         self._forget_id()
+        self.consumer_id = 0  # on another connection the number is somebody else's
         if self._call is not None:
             self.connection.abandon(self._call)
             self._call = None

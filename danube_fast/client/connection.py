@@ -476,10 +476,7 @@ _BYE_LINGER_MS = 200
 
 
 def _error(command: Error) -> DanubeError:
-    return error_from_code(_CODES.get(command.code, command.code), command.text)
-
-
-_CODES = {int(Status.NOT_OWNER): Unavailable.code}
+    return error_from_code(command.code, command.text)
 
 
 def _unknown_outcome(endpoint: str) -> Unavailable:

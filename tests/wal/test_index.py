@@ -323,3 +323,30 @@ def test_the_tail_table_is_a_queue(steps: list[tuple[str, int]]) -> None:
             model = [at for at in model if at < number]
             position = min(position, max(number, 0)) if model or number < position else position
         assert table.rows["position"].tolist() == model
+
+
+def test_a_partition_that_comes_back_is_found_where_it_is_now(tmp_path: Path) -> None:
+    """Its entries of before are hidden when it leaves, removed before it returns, and those of now are
+    taken in; after a rebuild, too, the newer place of a frame counts."""
+    log = start_log(tmp_path, SMALL)
+    put(log, ([b"a" * 90] for _ in range(300)))
+    settle(log)
+    assert log.find(5, 0) is not None
+    log.drop_partition(5)
+    assert log.find(5, 0) is None
+    slices = 1
+    while not log.purge_partition(5):
+        slices += 1
+    assert log.find(5, 0) is None
+    put(log, ([b"a" * 90] for _ in range(300)), base_offset=0)
+    settle(log)
+    placed = [log.find(5, offset) for offset in range(300)]
+    assert len({run.position for run in placed if run is not None}) == 300
+    first = placed[0]
+    assert first is not None
+    assert first.position > 300 * 90, "the first life, which is garbage"
+    log.close()
+    shutil.rmtree(tmp_path / "index")
+    again = start_log(tmp_path, SMALL)
+    assert [again.find(5, offset) for offset in range(300)] == placed
+    again.close()

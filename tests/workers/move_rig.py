@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ class Net:
     """Messages on their way; delivered in order, one a step."""
 
     def __init__(self) -> None:
-        self.queue: deque[Callable[[], None]] = deque()
+        self.queue: deque[tuple[int, Callable[[], Any]]] = deque()
+        """Whose message it is, and what delivers it."""
         self.boxes: dict[int, Box] = {}
         self.delivered: list[str] = []
 
@@ -42,8 +44,15 @@ class Net:
         """Deliver the oldest message; False if there is none."""
         if not self.queue:
             return False
-        self.queue.popleft()()
+        self.queue.popleft()[1]()
         return True
+
+    def hear(self, index: int) -> None:
+        """Everything that one party has said is delivered."""
+        mine = [deliver for sender, deliver in self.queue if sender == index]
+        self.queue = deque(entry for entry in self.queue if entry[0] != index)
+        for deliver in mine:
+            deliver()
 
 
 class _Request:
@@ -104,7 +113,7 @@ class Box(FakeMailbox):
             except DanubeError as error:
                 request.fail(error)
 
-        self.net.queue.append(deliver)
+        self.net.queue.append((self.index, deliver))
 
     def answer(self, source: Box, on_reply: Any, reply: Reply) -> None:
         def deliver() -> None:
@@ -112,19 +121,22 @@ class Box(FakeMailbox):
                 self.net.delivered.append("reply")
                 on_reply(reply)
 
-        self.net.queue.append(deliver)
+        self.net.queue.append((source.index, deliver))
 
     def die(self) -> None:
         """Nothing that was said to it or by it arrives; who waits for it hears so."""
         self.is_alive = False
-        gone = Unavailable("a process of the broker is down or was restarted; try again")
         for box in self.net.boxes.values():
             for target, on_reply in list(box.open_calls.values()):
                 if box.is_alive and target is self:
                     number = next(n for n, call in box.open_calls.items() if call[1] is on_reply)
                     del box.open_calls[number]
-                    self.net.queue.append(lambda heard=on_reply, to=box: to.is_alive
-                                          and heard(Reply(error=gone)))  # fmt: skip
+                    self.net.queue.append((self.index, partial(_hear_of_death, box, on_reply)))
+
+
+def _hear_of_death(box: Box, on_reply: Any) -> None:
+    if box.is_alive:
+        on_reply(Reply(error=Unavailable("a process is down or was restarted; try again")))
 
 
 class Coordinator:
@@ -191,8 +203,10 @@ class MoveRig:
         self.net.boxes[index].die()
         rig.crash()
 
-    def crash(self, index: int) -> None:
-        """It dies, and its successor is there at once."""
+    def crash(self, index: int, *, heard: bool = False) -> None:
+        """It dies, and its successor is there at once. `heard`: what it has said still arrives."""
+        if heard:
+            self.net.hear(index)
         if index == COORDINATOR:
             self.coordinator.box.die()
             self.coordinator = Coordinator(self)

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from danube_fast.broker.records import Moving, decode_snapshot
+from danube_fast.broker.tables import AdmissionTables
 from danube_fast.errors import FailedPrecondition, Unavailable
+from danube_fast.workers.catalog import Catalog
 from tests.workers.move_rig import COORDINATOR, MoveRig
-from tests.workers.shard_rig import RawClient
+from tests.workers.shard_rig import FakeRequest, RawClient
 
 FRAMES = 12
 PER_FRAME = 10
@@ -123,11 +126,12 @@ def test_the_steps_are_few_enough_to_try_every_one(moves: Any) -> None:
                      "move_away", "assign"]  # fmt: skip
 
 
-@pytest.mark.parametrize("durability", ["fsync", "os"])
+@pytest.mark.parametrize("heard", [False, True])
 @pytest.mark.parametrize("victim", EVERYBODY)
-def test_a_death_at_every_message_of_a_move(moves: Any, victim: int, durability: str) -> None:
+def test_a_death_at_every_message_of_a_move(moves: Any, victim: int, heard: bool) -> None:
+    """`heard`: it dies at once, with nothing written since the message, but what it said arrives."""
     rig = moves()
-    story = Story(rig, durability=durability)
+    story = Story(rig, durability="os" if heard else "fsync")
     moved = stayed = steps = 0
     while True:
         before = rig.partition().log_id
@@ -136,7 +140,9 @@ def test_a_death_at_every_message_of_a_move(moves: Any, victim: int, durability:
             if not rig.step():
                 break
         is_over = not rig.net.queue and bool(outcome)
-        rig.crash(victim)
+        if heard:
+            rig.net.step()
+        rig.crash(victim, heard=heard)
         rig.settle()
         if rig.partition().log_id == before:
             stayed += 1
@@ -249,4 +255,60 @@ def test_publishers_and_consumers_are_told_where_to_go(moves: Any) -> None:
     rig.settle()
     statuses = client.publish((story.pid, client.frame(opened, story.count, payloads(FRAMES))))
     assert statuses[0] == 36, "not here"
+    story.check()
+
+
+def ask(rig: MoveRig, worker: int, operation: str, **arguments: Any) -> FakeRequest:
+    """Call a handler at once."""
+    request = FakeRequest(**arguments)
+    rig.workers[worker].mailbox.handlers[operation](request)
+    return request
+
+
+def test_an_answer_that_comes_late_decides_nothing_new(moves: Any) -> None:
+    """It was given before the move began, and opens nothing that the move has closed."""
+    rig = moves()
+    story = Story(rig)
+    worker = rig.workers[1].worker
+    worker.operations.ask_assignments()
+    assert rig.net.step(), "the coordinator is asked, its answer is on its way"
+    frozen = ask(rig, 1, "move_freeze", partition_id=story.pid, owner_epoch=2)
+    rig.settle()
+    assert frozen.done
+    assert frozen.error is None
+    assert worker.catalog.by_id[story.pid].moving is Moving.LEAVING
+    worker.operations.ask_assignments()
+    rig.settle()
+    assert not worker.catalog.by_id[story.pid].moving, "this one was asked with it"
+    story.check()
+
+
+def test_a_snapshot_knows_what_is_undecided(moves: Any) -> None:
+    rig = moves()
+    story = Story(rig)
+    ask(rig, 1, "move_freeze", partition_id=story.pid, owner_epoch=2)
+    rig.settle()
+    worker = rig.workers[1].worker
+    restored = Catalog(AdmissionTables(log_count=1))
+    for record in decode_snapshot(worker.snapshot_state(0, clean=False)):
+        restored.apply(record, 0)
+    partition = restored.by_id[story.pid]
+    assert (partition.moving, partition.moving_epoch) == (Moving.LEAVING, 2)
+    assert partition.refusal
+    ask(rig, 1, "move_cancel", partition_id=story.pid)
+    story.check()
+
+
+def test_messages_of_memory_topics_that_were_acked_meanwhile_do_not_come_along(moves: Any) -> None:
+    rig = moves()
+    story = Story(rig, durability="memory")
+    partition = rig.workers[1].worker.catalog.by_id[story.pid]
+    rig.workers[1].turn(lambda: partition.first_offset, "giving back what everybody acked")
+    rig.start_move(1)
+    rig.settle()
+    arrived = rig.workers[2].worker.catalog.by_id[story.pid]
+    assert arrived.first_offset == partition.first_offset
+    assert [stored.base_offset for stored in arrived.tail_frames()] == list(
+        range(arrived.first_offset, story.count, PER_FRAME)
+    )
     story.check()
