@@ -493,8 +493,11 @@ def relocate(outbox: Outbox, route: Topic) -> None:
     """A producer's topic was looked up again: follow partitions to their workers, open lanes to new
     ones. What is on its way keeps its partition."""
     lanes = [*outbox.lanes, *outbox.joining]
-    for lane, partition in zip(lanes, route.partitions, strict=False):
+    known = list(zip(lanes, route.partitions, strict=False))
+    for lane, partition in known:
         lane.move(partition.connection)
+    if any(lane.partition_id != partition.partition_id for lane, partition in known):
+        return  # another topic of that name: workers tell that ours is gone
     for partition in route.partitions[len(lanes) :]:
         lane = Lane(outbox, partition.connection, partition.topic, partition.partition_id)
         outbox.joining.append(lane)
