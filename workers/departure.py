@@ -58,7 +58,7 @@ class Departures:
     def _read(self, request: Request) -> None:
         """{"partition_id", "offset"} -> {"next_offset", "is_end", "is_logged"} and frames as they are."""
         partition = self._require(request)
-        offset = request.arguments["offset"]
+        offset = max(request.arguments["offset"], partition.purged_until)
         is_logged, frames = self._frames(partition, offset)
         reached = frames[-1][1] if frames else partition.visible
         body = b"".join(memory for memory, _ in frames)

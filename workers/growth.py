@@ -65,6 +65,10 @@ class Growth:
             raise InvalidArgument(
                 f"{self._count} partitions are more than {most} (partitions_per_topic_max)"
             )
+        if any(self._coordinator.moving_to(part.partition_id) is not None for part in self._old):
+            raise FailedPrecondition(
+                f"{topic} has partitions that are just being moved; try again when they are there"
+            )
         self._topics.check_partition_names(topic, range(known, self._count))
 
     def start(self) -> None:

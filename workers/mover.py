@@ -91,6 +91,10 @@ class Mover:
             raise FailedPrecondition(
                 f"partition {record.index} of {record.topic} is being moved already; wait for that"
             )
+        if record.topic in self._topics.growing:
+            raise FailedPrecondition(
+                f"{record.topic} is just being given more partitions; try again"
+            )
         workers = self._workers
         source, target = workers.worker_of(record.log_id), workers.worker_of(log_id)
         for worker in (source, target):

@@ -13,7 +13,7 @@ from danube_fast.broker import records as r
 from danube_fast.broker.consumer import Gap, Stored
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
-from danube_fast.errors import DanubeError
+from danube_fast.errors import DanubeError, Unavailable
 from danube_fast.frame.view import FrameView
 from danube_fast.workers.mailbox import Request
 
@@ -35,8 +35,13 @@ class Positions:
 
     def _found(self, request: Request) -> list[Partition]:
         by_id = self._worker.catalog.by_id
-        ids = request.arguments["partition_ids"]
-        return [by_id[number] for number in ids if number in by_id]
+        found = []
+        for number in request.arguments["partition_ids"]:
+            partition = by_id.get(number)
+            if partition is None or partition.moving:
+                raise Unavailable(f"partition {number} is just being moved; try again")
+            found.append(partition)
+        return found
 
     # ------------------------------------------------------------ purge
 

@@ -289,3 +289,49 @@ def test_growth_outlives_the_whole_broker(tmp_path: Path) -> None:
             assert away["failure_policy"]["max_redelivery_count"] == 3
             with pytest.raises(DanubeError, match="shared"):
                 client.consumer(topic, subscription="away", type="exclusive")
+
+
+def test_growth_while_partitions_move(tmp_path: Path) -> None:
+    topic = "/default/moving"
+    with Server(tmp_path / "data", workers=2) as server, server.client() as client:
+        with client.producer(
+            topic, partitions=1, durability="os", timeout=WAIT_SECONDS
+        ) as producer:
+            client.consumer(topic, subscription="away").close()
+            publisher = Publisher(producer)
+            publisher.wait_for(200)
+            for partitions in range(2, 8):
+                errors: list[BaseException] = []
+                movers = [_thread(errors, _move_once, server, topic, n) for n in range(2)]
+                _grow_while_moving(server, topic, partitions)
+                for one in movers:
+                    one.join(WAIT_SECONDS)
+                    assert not one.is_alive(), "a move did not end"
+                assert not errors, errors
+                publisher.wait_for(100)
+            wait_until("seven lanes", lambda: len(producer.lanes) == 7, WAIT_SECONDS)
+            publisher.wait_for(200)
+            count = publisher.stop()
+        check(list(client.reader(topic)), count)
+        with client.consumer(topic, subscription="away") as away:
+            got = {int(m.payload or b"") for m in _until_quiet(away)}
+        assert got == set(range(count)), f"{count - len(got)} are missing"
+
+
+def _move_once(server: Server, topic: str, worker: int) -> None:
+    with server.client() as client:
+        try:
+            client.admin.move_topic(topic, worker=worker, partition=0)
+        except (danube_fast.FailedPrecondition, danube_fast.Unavailable):
+            pass  # it is there already, or the topic is just growing
+
+
+def _grow_while_moving(server: Server, topic: str, partitions: int) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    with server.client() as client:
+        while True:
+            try:
+                client.admin.set_topic(topic, partitions=partitions)
+                return
+            except (danube_fast.FailedPrecondition, danube_fast.Unavailable) as error:
+                assert time.monotonic() < deadline, error  # noqa: PT017

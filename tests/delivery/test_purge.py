@@ -387,3 +387,21 @@ def test_async_faces(server: Server) -> None:
                 assert time.monotonic() < deadline, "the gap was not told"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("durability", ["fsync", "memory"])
+def test_what_was_purged_stays_away_after_a_move(tmp_path: Path, durability: str) -> None:
+    topic = "/default/moved"
+    with Server(tmp_path / "data", workers=2) as server, server.client() as client:
+        publish(client, topic, 500, size=1000, durability=durability)
+        client.consumer(topic, subscription="s", initial_position="earliest").close()
+        client.admin.purge_topic(topic)
+        publish(client, topic, 10)
+        (place,) = client.admin.describe_topic(topic)["placement"]
+        client.admin.move_topic(topic, worker=1 - place["worker"])
+        assert [m.offset for m in client.reader(topic)] == list(range(500, 510))
+        with client.consumer(topic, subscription="s") as consumer:
+            assert [m.offset for m in receive(consumer, 10)] == list(range(500, 510))
+            consumer.flush_acks()
+        (sub,) = client.admin.list_subscriptions(topic)
+        assert sub["lag_messages"] == 0
