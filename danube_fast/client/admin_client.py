@@ -144,7 +144,7 @@ class AdminClient:
         arguments: dict[str, Any] = {"topic": topic, "worker": worker}
         if partition is not None:
             arguments["partition"] = partition
-        answer: dict[str, Any] = self._core.run(
+        answer: dict[str, Any] = self.drive(
             self._core.admin_steps("move_topic", arguments, timeout)
         )
         return answer

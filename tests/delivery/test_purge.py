@@ -381,6 +381,8 @@ def test_async_faces(server: Server) -> None:
             assert (await client.admin.skip_messages("/default/as", "s"))["skipped"] == 1
             await client.publish("/default/as", b"3")
             assert (await client.admin.purge_topic("/default/as"))["purged"] == 3
+            with pytest.raises(danube_fast.NotFound, match="no worker 9"):
+                await client.admin.move_topic("/default/as", worker=9)
             deadline = time.monotonic() + WAIT_SECONDS
             while not told:
                 await consumer.receive(timeout=0.1)
