@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from danube_fast.client.acks import delay_ms
 from danube_fast.client.async_admin import AsyncAdmin
 from danube_fast.client.async_subscriber import AsyncSubscriber
-from danube_fast.client.client import consumer_request, topic_list
+from danube_fast.client.client import consumer_request, reader_request
 from danube_fast.client.consumer import refuse_cumulative
 from danube_fast.client.core import Core
 from danube_fast.client.handlers import checked_concurrency, prefetch
@@ -30,7 +30,7 @@ from danube_fast.client.limits import (
 )
 from danube_fast.client.loop import LoopDriver
 from danube_fast.client.message import Batch, Message, MessageId, Received
-from danube_fast.client.options import READER, ConsumerOptions, Start
+from danube_fast.client.options import Start
 from danube_fast.client.outbox import Outbox
 from danube_fast.client.outgoing import Attributes, OnDelivery
 from danube_fast.client.reader import ReadRange, checked_stop
@@ -366,8 +366,9 @@ class AsyncClient:
 
     async def reader(
         self,
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] | None = None,
         *,
+        pattern: str | None = None,
         start: Start = "earliest",
         stop: str | int | None = "latest",
         timeout: float = REQUEST_TIMEOUT_SECONDS,  # noqa: ASYNC109
@@ -375,10 +376,8 @@ class AsyncClient:
     ) -> AsyncReader:
         """Read a range, see Client.reader."""
         end = checked_stop(stop)
-        options = ConsumerOptions("", READER, start, self._core.name, permits_bytes).checked()
-        inbox = await self._core.arun(
-            self._core.consumer_steps(Inbox, topic_list(topic), options, timeout)
-        )
+        topics, options = reader_request(self._core, topic, start, permits_bytes, pattern)
+        inbox = await self._core.arun(self._core.consumer_steps(Inbox, topics, options, timeout))
         return AsyncReader(self._core, inbox, end)
 
     async def request(

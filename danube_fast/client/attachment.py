@@ -64,6 +64,8 @@ class Attachment:
         """The topic, of which it is a partition."""
         self.number = partition.number
         """Number of the partition; None: the topic has none."""
+        self.parted = False
+        """Its topic has left the pattern: nothing comes any more."""
         self.route: Topic | None = None
         """What was looked up to find it."""
         self.position = position

@@ -27,17 +27,40 @@ from danube_fast.client.subscriber import Subscriber, refuse_coroutines
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.types import TopicPattern
 
-__all__ = ["Client", "consumer_request", "topic_list"]
+__all__ = ["Client", "consumer_request", "reader_request"]
 
 
 def topic_list(topic: str | Sequence[str] | None) -> list[str]:
     """One topic or several. Raises InvalidArgument if there is none, or one twice."""
     topics = [topic] if isinstance(topic, str) else list(topic or ())
     if not topics:
-        raise InvalidArgument("name a topic, a list of topics, or for a consumer pattern=")
+        raise InvalidArgument("name a topic, a list of topics, or pattern=")
     if len(set(topics)) != len(topics):
         raise InvalidArgument("the same topic is named twice; name each once")
     return topics
+
+
+def topics_of(topic: str | Sequence[str] | None, pattern: str | None) -> list[str]:
+    """The topics that are named; none with a pattern. Raises InvalidArgument."""
+    if pattern is None:
+        return topic_list(topic)
+    if topic:
+        raise InvalidArgument("give topics or pattern=, not both")
+    TopicPattern(pattern)
+    return []
+
+
+def reader_request(
+    core: Core,
+    topic: str | Sequence[str] | None,
+    start: Start,
+    permits_bytes: int,
+    pattern: str | None,
+) -> tuple[list[str], ConsumerOptions]:
+    """Topics and checked options of `reader()`. Raises InvalidArgument."""
+    topics = topics_of(topic, pattern)
+    options = ConsumerOptions("", READER, start, core.name, permits_bytes, pattern=pattern)
+    return topics, options.checked()
 
 
 def consumer_request(
@@ -55,13 +78,7 @@ def consumer_request(
     failure_policy: Mapping[str, Any] | None,
 ) -> tuple[list[str], ConsumerOptions]:
     """Topics and checked options of `consumer()`. Raises InvalidArgument, FailedPrecondition."""
-    if pattern is None:
-        topics = topic_list(topic)
-    elif topic:
-        raise InvalidArgument("give topics or pattern=, not both")
-    else:
-        topics = []
-        TopicPattern(pattern)
+    topics = topics_of(topic, pattern)
     options = ConsumerOptions(
         subscription=subscription,
         type=type,
@@ -184,19 +201,19 @@ class Client:
 
     def reader(
         self,
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] | None = None,
         *,
+        pattern: str | None = None,
         start: Start = "earliest",
         stop: str | int | None = "latest",
         timeout: float = REQUEST_TIMEOUT_SECONDS,
         permits_bytes: int = PERMITS_BYTES_DEFAULT,
     ) -> Reader:
-        """Read a topic, or several, from `start` to before `stop` ("latest": the end as of now; None: read on for ever)."""
+        """Read a topic, several, or those that match `pattern`, from `start` to before `stop` ("latest":
+        the end as of now; None: read on for ever, and topics that are made later too)."""
         end = checked_stop(stop)
-        options = ConsumerOptions("", READER, start, self._core.name, permits_bytes).checked()
-        inbox = self._core.run(
-            self._core.consumer_steps(Inbox, topic_list(topic), options, timeout)
-        )
+        topics, options = reader_request(self._core, topic, start, permits_bytes, pattern)
+        inbox = self._core.run(self._core.consumer_steps(Inbox, topics, options, timeout))
         return Reader(self._core, inbox, end)
 
     def request(

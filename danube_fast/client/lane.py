@@ -51,9 +51,8 @@ from danube_fast.net.protocol import OpenProducer, Status
 
 if TYPE_CHECKING:
     from danube_fast.client.outbox import Outbox
-    from danube_fast.client.routes import Topic
 
-__all__ = ["Lane", "Sending", "relocate"]
+__all__ = ["Lane", "Sending"]
 
 _seal = direct(seal)
 _RETRYABLE = (ResourceExhausted, Unavailable, Internal, DeadlineExceeded)
@@ -487,17 +486,3 @@ class Lane:
     def message_id(self, sending: Sending, index: int) -> MessageId:
         """Id of a message of an acked frame."""
         return MessageId(self.topic, sending.offset + index)
-
-
-def relocate(outbox: Outbox, route: Topic) -> None:
-    """A producer's topic was looked up again: follow partitions to their workers, open lanes to new
-    ones. What is on its way keeps its partition."""
-    lanes = [*outbox.lanes, *outbox.joining]
-    known = list(zip(lanes, route.partitions, strict=False))
-    for lane, partition in known:
-        lane.move(partition.connection)
-    if any(lane.partition_id != partition.partition_id for lane, partition in known):
-        return  # another topic of that name: workers tell that ours is gone
-    for partition in route.partitions[len(lanes) :]:
-        lane = Lane(outbox, partition.connection, partition.topic, partition.partition_id)
-        outbox.joining.append(lane)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from danube_fast.client.lane import Lane, Sending, relocate
+from danube_fast.client.lane import Lane, Sending
 from danube_fast.client.limits import (
     BATCH_MESSAGES_MAX,
     CLIENT_WINDOW_BYTES,
@@ -40,6 +40,7 @@ from danube_fast.client.outgoing import (
     outgoing_list,
 )
 from danube_fast.client.pump import Steps, Wait, deadline_after
+from danube_fast.client.relocation import relocate
 from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,

@@ -106,6 +106,7 @@ class Roster:
             self.routes.remove(route)
         for attachment in [a for a in self.attachments if a.route is route]:
             self._inbox.restarted(attachment, sought=True)
+            attachment.parted = True
             attachment.leave()
             self.attachments.remove(attachment)
         self._subscribed = 0

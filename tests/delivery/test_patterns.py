@@ -265,3 +265,28 @@ def test_async(server: Server) -> None:
             assert [message.payload for message in found] == [b"1"]
 
     asyncio.run(run())
+
+
+def test_a_reader_of_a_pattern(server: Server) -> None:
+    with server.client() as client:
+        for number in range(4):
+            client.publish(f"/default/rd-{number}", b"%d" % number)
+        assert {m.payload for m in client.reader(pattern="/default/rd-*")} == {
+            b"0", b"1", b"2", b"3",
+        }  # fmt: skip
+        assert list(client.reader(pattern="/default/none-*")) == []
+        follows = client.reader(pattern="/default/rd-*", stop=None)
+        ends = client.reader(pattern="/default/rd-*")
+        client.publish("/default/rd-new", b"new")
+        client.admin.delete_topic("/default/rd-3")
+        got: set[bytes | None] = set()
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not got >= {b"0", b"1", b"2", b"new"}:
+            got |= {m.payload for m in follows.receive_batch(timeout=0.5)}
+            assert time.monotonic() < deadline, got
+        assert {m.payload for m in ends} - {b"3"} == {b"0", b"1", b"2"}, "it ends all the same"
+        with pytest.raises(danube_fast.InvalidArgument, match="not both"):
+            client.reader("/default/rd-1", pattern="/default/rd-*")
+        with pytest.raises(danube_fast.InvalidArgument, match="name a topic"):
+            client.reader()
+        follows.close()

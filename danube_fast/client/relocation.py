@@ -1,0 +1,27 @@
+"""What a producer does when its topic was looked up again: workers may have changed, partitions come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from danube_fast.client.lane import Lane
+
+if TYPE_CHECKING:
+    from danube_fast.client.outbox import Outbox
+    from danube_fast.client.routes import Topic
+
+__all__ = ["relocate"]
+
+
+def relocate(outbox: Outbox, route: Topic) -> None:
+    """A producer's topic was looked up again: follow partitions to their workers, open lanes to new
+    ones. What is on its way keeps its partition."""
+    lanes = [*outbox.lanes, *outbox.joining]
+    known = list(zip(lanes, route.partitions, strict=False))
+    for lane, partition in known:
+        lane.move(partition.connection)
+    if any(lane.partition_id != partition.partition_id for lane, partition in known):
+        return  # another topic of that name: workers tell that ours is gone
+    for partition in route.partitions[len(lanes) :]:
+        lane = Lane(outbox, partition.connection, partition.topic, partition.partition_id)
+        outbox.joining.append(lane)
