@@ -1,0 +1,105 @@
+"""WATCH, spoken by hand to a real broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from danube_fast.errors import InvalidArgument
+from danube_fast.net import protocol
+from tests.workers.broker import Broker, Client
+
+WAIT_MS = 20_000
+SHORT_MS = 200
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("watches") / "data", fake="", workers=1) as started:
+        started.wait_ready()
+        yield started
+
+
+@pytest.fixture
+def client(broker: Broker) -> Iterator[Client]:
+    with Client(broker) as made:
+        yield made
+
+
+def watch(client: Client, cursor: str, *patterns: str, wait_ms: int = WAIT_MS) -> Any:
+    answer = client.ask(protocol.Watch, cursor, list(patterns), wait_ms)
+    assert isinstance(answer, protocol.Result), answer
+    return answer.value
+
+
+def test_first_all_that_match_then_what_changes(broker: Broker, client: Client) -> None:
+    client.admin("create_topic", topic="/default/w-1")
+    client.admin("create_topic", topic="/default/x-1")
+    first = watch(client, "", "/default/w-*")
+    assert first["topics"] == ["/default/w-1"]
+    assert watch(client, "", "/system/*")["topics"] == []
+    cursor = first["cursor"]
+    with Client(broker) as other:
+        request = client.send(protocol.Watch, cursor, ["/default/w-*"], WAIT_MS)
+        other.admin("create_topic", topic="/default/x-2")
+        other.admin("create_topic", topic="/default/w-2", partitions=2)
+        answer = client.receive()
+        assert answer.request == request
+        assert answer.value["changes"] == [["created", "/default/w-2"]]
+        other.admin("delete_topic", topic="/default/w-1")
+        other.admin("create_topic", topic="/default/w-1")
+        cursor = answer.value["cursor"]
+        changes = watch(client, cursor, "/default/w-*")["changes"]
+        assert changes == [["deleted", "/default/w-1"], ["created", "/default/w-1"]]
+
+
+def test_growth_is_told_to_everybody(broker: Broker, client: Client) -> None:
+    client.admin("create_topic", topic="/default/g", partitions=1)
+    cursor = watch(client, "")["cursor"]
+    with Client(broker) as other:
+        assert watch(client, cursor, wait_ms=0)["changes"] == []
+        other.admin("set_topic", topic="/default/g", partitions=3)
+    assert watch(client, cursor)["changes"] == [["grown", "/default/g"]]
+
+
+def test_nothing_changes_for_so_long(client: Client) -> None:
+    cursor = watch(client, "")["cursor"]
+    began = time.monotonic()
+    assert watch(client, cursor, "/default/*", wait_ms=SHORT_MS) == {
+        "cursor": cursor, "changes": [],
+    }  # fmt: skip
+    assert time.monotonic() - began >= 0.9 * SHORT_MS / 1000
+
+
+def test_a_second_watch_of_a_session_ends_the_first(client: Client) -> None:
+    cursor = watch(client, "")["cursor"]
+    first = client.send(protocol.Watch, cursor, [], WAIT_MS)
+    second = client.send(protocol.Watch, cursor, [], SHORT_MS)
+    answers = [client.receive(), client.receive()]
+    assert [answer.request for answer in answers] == [first, second]
+    assert all(answer.value["changes"] == [] for answer in answers)
+
+
+def test_what_is_no_watch(client: Client) -> None:
+    for patterns in (["x"], ["/*/x"], ["/default/"], ["/default/*"] * 257):
+        answer = client.ask(protocol.Watch, "", patterns, WAIT_MS)
+        assert isinstance(answer, protocol.Error), patterns
+        assert answer.code == InvalidArgument.code
+    for cursor in ("nonsense", "-1", "x" * 1000):
+        assert "topics" in watch(client, cursor, "/default/*")
+
+
+def test_clients_that_go_leave_nothing_behind(broker: Broker, client: Client) -> None:
+    for _ in range(20):
+        with Client(broker) as other:
+            cursor = watch(other, "")["cursor"]
+            other.send(protocol.Watch, cursor, ["/default/*"], WAIT_MS)
+    cursor = watch(client, "")["cursor"]
+    request = client.send(protocol.Watch, cursor, ["/default/*"], WAIT_MS)
+    with Client(broker) as other:
+        other.admin("create_topic", topic="/default/late")
+    answer = client.receive()
+    assert (answer.request, answer.value["changes"]) == (request, [["created", "/default/late"]])
