@@ -75,6 +75,7 @@ class Catalog:
         partition = self.by_id.pop(partition_id, None)
         if partition is None:
             return None
+        self.by_slot.pop(partition.slot, None)
         row = self.tables.partitions[partition.slot]
         row[PartitionWord.MODE] = Mode.CLOSED
         row[PartitionWord.REFUSAL] = TopicDeleted.code

@@ -18,6 +18,8 @@ class Tails:
         self.byte_count = 0
         self._order: list[Partition] = []
         self._head = 0
+        self._stale = 0
+        """Entries at most whose frames went otherwise."""
 
     def count(self, partition: Partition, stored: Stored) -> None:
         """A frame of a partition's tail may be evicted, in its turn."""
@@ -26,10 +28,25 @@ class Tails:
 
     def empty(self, partition: Partition) -> None:
         """Drop a partition's whole tail."""
+        self._stale += partition.tail_count
         while partition.tail_count:
             freed = partition.evict()
             if not partition.keeps_memory:
                 self.byte_count -= freed
+        if self._stale > _COMPACT_AT and 2 * self._stale > len(self._order) - self._head:
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        """Forget entries that stand for no frame: topics that come and go would leave them for ever."""
+        left: dict[Partition, int] = {}
+        kept = []
+        for partition in reversed(self._order[self._head :]):
+            count = left.setdefault(partition, partition.tail_count)
+            if count:
+                left[partition] = count - 1
+                kept.append(partition)
+        kept.reverse()
+        self._order, self._head, self._stale = kept, 0, 0
 
     def trim(self) -> None:
         """Drop the oldest frames until the rest is within the bound."""

@@ -270,7 +270,8 @@ class Partition:
         """The subscription is gone; nothing of it is kept."""
         gone = self.subscriptions.pop(name, None)
         if gone is not None:
-            gone.start_over(gone.cursor)  # a timer that is armed finds nothing to do
+            gone.start_over(gone.cursor)
+            self._timers.forget(gone)
         return gone
 
     def purge(self, until: int, *, restoring: bool = False) -> None:

@@ -9,6 +9,8 @@ from typing import Generic, Protocol, TypeVar
 __all__ = ["NEVER", "Timed", "Timers"]
 
 NEVER = 1 << 62
+FORGOTTEN_MAX = 64
+"""So many owners may be kept that nobody else knows: some megabytes, where a heap has thousands."""
 
 
 class Timed(Protocol):
@@ -27,6 +29,8 @@ class Timers(Generic[Owner]):
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Owner]] = []
         self._numbers = itertools.count()
+        self._forgotten = 0
+        """Entries at most of owners that were forgotten."""
         self.wall_ahead_ns = 0
         """The wall clock less the monotonic one, by which everything here goes."""
 
@@ -35,6 +39,17 @@ class Timers(Generic[Owner]):
         if due_ns < owner.armed_ns:
             owner.armed_ns = due_ns
             heapq.heappush(self._heap, (due_ns, next(self._numbers), owner))
+
+    def forget(self, owner: Owner) -> None:
+        """Call `owner` no more, and do not keep it."""
+        if owner.armed_ns == NEVER:
+            return
+        owner.armed_ns = NEVER
+        self._forgotten += 1
+        if self._forgotten >= FORGOTTEN_MAX:
+            self._forgotten = 0
+            self._heap = [entry for entry in self._heap if entry[0] == entry[2].armed_ns]
+            heapq.heapify(self._heap)
 
     @property
     def next_ns(self) -> int:
