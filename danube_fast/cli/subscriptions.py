@@ -184,13 +184,9 @@ def redrive_letters(
     refuse_without_yes(
         yes, f"publishes the dead letters of {subscription} to {topic}, for all its subscriptions"
     )
-    # Imported here: it loads the kernels, and `--help` must not wait for them.
-    from danube_fast.client.redrive import redrive
-
     with connect(url) as client:
-        count = redrive(
-            client, topic, subscription,
-            dead_letter_topic=dead_letter_topic, max_messages=max_messages,
-        )  # fmt: skip
+        count = client.admin.redrive(
+            topic, subscription, dead_letter_topic=dead_letter_topic, max_messages=max_messages
+        )
     text = f"{count:,} dead letter{'' if count == 1 else 's'} published to {topic}"
     print_result(output, {"topic": topic, "redriven": count}, text)

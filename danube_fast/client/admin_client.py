@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.client.looking import peek_steps, tail_steps
+from danube_fast.client.redrive import redrive_steps
 
 if TYPE_CHECKING:
     from danube_fast.client.core import Core
@@ -43,6 +44,26 @@ class AdminClient:
         """The last `count` messages, oldest first; no subscription is needed. NotFound."""
         messages: list[Message] = self.drive(tail_steps(self._core, topic, count))
         return messages
+
+    def redrive(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        dead_letter_topic: str | None = None,
+        max_messages: int | None = None,
+    ) -> int:
+        """Publish the dead letters of a subscription to its topic again; how many there were.
+
+        They go to every subscription of the topic, without the attributes that made them dead letters.
+        The place in the dead-letter topic is kept under the subscription `redrive-SUBSCRIPTION`, so each
+        letter is redriven once. Raises NotFound, FailedPrecondition if no topic of dead letters is
+        known, and DeadlineExceeded if letters do not come.
+        """
+        count: int = self.drive(
+            redrive_steps(self._core, topic, subscription, dead_letter_topic, max_messages)
+        )
+        return count
 
     def purge_topic(self, topic: str) -> dict[str, Any]:
         """Drop everything published so far, for all subscriptions. NotFound, Unavailable."""

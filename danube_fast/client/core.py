@@ -173,7 +173,7 @@ class Core:
         try:
             yield from producer.open_steps(deadline_ns)
         except BaseException:
-            self._discard(producer)
+            self.discard(producer)
             raise
         return producer
 
@@ -194,12 +194,12 @@ class Core:
         try:
             yield from consumer.open_steps(deadline_after(self.pump.clock, max(timeout, 1.0)))
         except BaseException:
-            self._discard(consumer)
+            self.discard(consumer)
             raise
         return consumer
 
-    def _discard(self, user: Outbox | Inbox) -> None:
-        """Close something that never opened, without waiting."""
+    def discard(self, user: Outbox | Inbox) -> None:
+        """Close something without waiting: it never opened, or somebody was cancelled."""
         with self.pump.lock:
             steps = user.close_steps(0)
             try:

@@ -57,7 +57,9 @@ def _look_steps(core: Core, topic: str, count: int, position: Start) -> Steps[li
                 break
             if all(len(messages) >= count for messages in by_partition.values()):
                 break
-    finally:
-        yield from reader.close_steps()
+    except BaseException:  # cancelled, too, when nothing may be waited for
+        core.discard(inbox)
+        raise
+    yield from reader.close_steps()
     found = [message for messages in by_partition.values() for message in messages[:count]]
     return sorted(found, key=lambda message: message.publish_time)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 import danube_fast
@@ -26,3 +28,29 @@ def test_publish_opens_another_producer_when_a_topic_is_new_again(real: Broker, 
             client.publish(topic, b"of the topic that was")
         assert client.publish(topic, b"2").offset == 0
         assert len([user for user in client._core.opened if user.topic == topic]) == 1  # type: ignore[union-attr]
+
+
+def test_a_producer_that_is_cancelled_while_it_opens_takes_no_place(
+    real: Broker, topic: str
+) -> None:
+    async def main() -> None:
+        async with await real.async_client() as client:
+            await client.admin.create_topic(topic)
+            await client.admin.set_topic_policy(topic, {"producers_max": 1})
+            for turns in range(12):
+                opening = asyncio.ensure_future(client.producer(topic))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                opening.cancel()
+                await asyncio.wait([opening])
+                if not opening.cancelled():
+                    await opening.result().close()
+            async with asyncio.timeout(20):
+                while True:  # the last one may be on its way out still
+                    try:
+                        await (await client.producer(topic)).close()
+                        return
+                    except danube_fast.ResourceExhausted:
+                        await asyncio.sleep(0.01)
+
+    asyncio.run(main())

@@ -191,6 +191,42 @@ def test_cancelling_what_opens_and_moves(real: Broker, topic: str) -> None:
     run(real, body)
 
 
+def test_cancelling_what_reads_by_itself(real: Broker, topic: str) -> None:
+    draw = random.Random(15)
+
+    async def body(client: danube_fast.AsyncClient) -> None:
+        policy = {
+            "max_redelivery_count": 0, "poison_policy": "dead_letter",
+            "dead_letter_topic": f"{topic}-dead",
+        }  # fmt: skip
+        for number in range(30):
+            await client.publish(topic, b"%d" % number)
+        consumer = await client.consumer(
+            topic, subscription="s", initial_position="earliest", failure_policy=policy
+        )
+        for _ in range(30):
+            message = await consumer.receive(timeout=WAIT_SECONDS)
+            assert message is not None
+            await consumer.nack(message)
+        while await consumer.lag():  # noqa: ASYNC110 - bounded by `run`
+            await asyncio.sleep(0.01)
+        await consumer.close()
+        cancelled = 0
+        for _ in range(20):
+            cancelled += await cancel_soon(asyncio.ensure_future(client.admin.peek(topic)), draw)
+            cancelled += await cancel_soon(
+                asyncio.ensure_future(client.admin.redrive(topic, "s")), draw
+            )
+        assert cancelled > 20
+        await client.admin.redrive(topic, "s")
+        again = [int(m.payload or b"") for m in await client.admin.tail(topic, 60)]
+        assert set(again[30:]) == set(range(30)), "a letter was acked and not published"
+        assert await client.admin.redrive(topic, "s") == 0
+        assert len(client._core.opened) == 1, "only what client.publish keeps is open"
+
+    run(real, body)
+
+
 def test_cancelling_around_a_subscription(real: Broker, topic: str) -> None:
     draw = random.Random(14)
     done: list[int] = []

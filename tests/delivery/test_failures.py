@@ -174,13 +174,11 @@ def test_dead_letters_say_where_they_come_from_and_can_be_redriven(
         wait_until("end of lag", lambda: described(client, topic)["lag_messages"] == 0)
         assert described(client, topic)["dead_letters"] == 4
 
-        from danube_fast.client.redrive import redrive
-
-        assert redrive(client, topic, "s") == 4
+        assert client.admin.redrive(topic, "s") == 4
         again = [receive(consumer) for _ in range(4)]
         assert sorted(m.attributes["n"] for m in again) == list("0123")
         assert all("x-original-topic" not in m.attributes for m in again)
-        assert redrive(client, topic, "s") == 0, "each letter once"
+        assert client.admin.redrive(topic, "s") == 0, "each letter once"
 
 
 def test_a_dead_letter_that_is_too_large_stays_and_stops_no_other(tmp_path: Path) -> None:
