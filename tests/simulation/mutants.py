@@ -140,8 +140,8 @@ MUTANTS: dict[str, Mutant] = {
         "        desk.turn += 1\n        self._settle(letter)\n",
     ),
     "trim_forgets_who_still_needs_it": Mutant(
-        "limit, pin = run.position, (partition, sub.name)",
-        "pin = (partition, sub.name)",
+        "limit, pin = run.position, (partition, who)",
+        "pin = (partition, who)",
     ),
 }
 
