@@ -114,7 +114,9 @@ def produce(task: ProduceTask, orders: _Orders) -> None:
 def consume(task: ConsumeTask, orders: _Orders) -> None:
     """Receive, write down, ack, until told to stop."""
     with (
-        danube_fast.connect(task.url, name=task.name, timeout=CONNECT_TIMEOUT_SECONDS) as client,
+        danube_fast.connect(
+            task.url, name=task.name, transport=task.transport, timeout=CONNECT_TIMEOUT_SECONDS
+        ) as client,
         client.consumer(
             task.topic,
             subscription=task.subscription,

@@ -38,8 +38,13 @@ TOPIC = "/default/flights"
 WORKERS = 2
 PARTITIONS = 4
 PRODUCERS = 3
-SUBSCRIPTIONS = (("billing", "exclusive", 1), ("boarding", "shared", 2))
-"""Name, type, number of consumers."""
+SUBSCRIPTIONS = (
+    ("billing", "exclusive", ("zmq",)),
+    ("boarding", "shared", ("shm", "zmq")),
+    ("tower", "failover", ("shm", "zmq")),
+    ("gates", "key_shared", ("zmq", "shm")),
+)
+"""Name, type, and for each consumer how it reaches the broker."""
 SEGMENT_BYTES = 32 * 1024 * 1024
 """A broker keeps spare segments; the default of 128 MiB would be a lot for a temporary folder."""
 
@@ -197,10 +202,10 @@ class Stage:
 
     def start_members(self, data_path: Path, messages: int, messages_per_s: float) -> None:
         """Start producers of together `messages` flights, and consumers; until all are connected."""
-        count = sum(count for _, _, count in SUBSCRIPTIONS)
+        count = sum(len(lanes) for _, _, lanes in SUBSCRIPTIONS)
         self.view.say(f"starting {PRODUCERS} producers and {count} consumers")
-        for party, (name, type_name, count) in zip(self.subscriptions, SUBSCRIPTIONS, strict=True):
-            for number in range(count):
+        for party, (name, type_name, lanes) in zip(self.subscriptions, SUBSCRIPTIONS, strict=True):
+            for number, lane in enumerate(lanes):
                 member = f"{name}-{number}"
                 self._start(
                     party,
@@ -210,6 +215,7 @@ class Stage:
                         name=member,
                         subscription=name,
                         type=type_name,
+                        transport=lane,
                         record_path=str(self.folder / member),
                     ),
                 )

@@ -37,6 +37,8 @@ class ConsumeTask(msgspec.Struct, frozen=True, tag_field="word", tag="consume", 
     topic: str
     name: str
     subscription: str
+    transport: str
+    """zmq or shm."""
     type: str
     record_path: str
 

@@ -113,7 +113,12 @@ def test_a_slice_with_the_kill(start: Start) -> None:
     assert outcome["ok"] and outcome["problems"] == []
     assert outcome["messages"] == MESSAGES == sum(outcome["carriers"].values())
     assert outcome["worker_restarts"] >= 1
-    assert [x["type"] for x in outcome["subscriptions"]] == ["exclusive", "shared"]
+    assert [x["type"] for x in outcome["subscriptions"]] == [
+        "exclusive",
+        "shared",
+        "failover",
+        "key_shared",
+    ]
     for each in outcome["subscriptions"]:
         assert each["distinct"] == MESSAGES
         assert each["received"] == MESSAGES + each["redelivered"]
@@ -123,7 +128,8 @@ def test_a_slice_with_the_kill(start: Start) -> None:
         assert MESSAGES / 3 <= each["published_before_kill"] < MESSAGES, "not in the middle"
         assert 0.05 < each["silence_seconds"] < 60
         assert 0 < each["latency"]["p50_ms"] <= each["latency"]["p99_ms"]
-    assert all(x["received_by_consumer"][-1] for x in outcome["subscriptions"])
+    shares = {x["type"]: x["received_by_consumer"] for x in outcome["subscriptions"]}
+    assert all(shares["shared"]) and all(shares["key_shared"])
     assert demo.said("killed worker") and demo.said("was killed by SIGKILL")
     assert demo.processes() == []
     assert list(demo.folder.glob("danube-fast-demo-*")) == []
