@@ -62,12 +62,12 @@ def _state(sub: dict[str, Any]) -> str:
         return "caught up"
     if not sub["consumers"]:
         return "stalled: no consumer is connected"
-    if all(consumer["byte_credit"] <= 0 for consumer in sub["consumers"]):
+    if all(min(held["byte_credit"], held["message_credit"]) <= 0 for held in sub["consumers"]):
         return "stalled: its consumers have not taken what they were sent"
     if sub["blocked"] and sub["blocked"] + sub["unacked"] >= sub["lag_messages"]:
         return (
             f"blocked: {sub['blocked']} messages failed too often; change the failure policy "
-            "(danube-fast subscriptions set-failure-policy), seek, or delete the subscription"
+            "(danube-fast subscriptions set-failure-policy), skip them, or seek"
         )
     if sub["unacked"] >= sub["lag_messages"]:
         return "waiting: everything was delivered and is not acked yet"
