@@ -44,9 +44,13 @@ KILLS = 4
 KILL_SECONDS_MIN = 5.0
 END_SECONDS = 240.0
 GONE_SECONDS = 10.0
+MIB = 1024 * 1024
 MEASURES = ("anon_mb", "rss_mb", "descriptors", "threads")
-SETTINGS = {"segment_bytes": 16 * 1024 * 1024, "spare_segments": 1, "retention_seconds_min": 1}
-"""Segments are used up and trimmed while it runs."""
+SETTINGS = {
+    "segment_bytes": 16 * MIB, "spare_segments": 1, "retention_seconds_min": 1,
+    "tail_bytes_max": MIB,
+}  # fmt: skip
+"""Segments are used up and trimmed while it runs, and memory for recent frames is full soon."""
 SHM = Path("/dev/shm")  # noqa: S108 - looked at, not written to
 
 

@@ -71,7 +71,7 @@ class RingPort:
         try:
             message = self._receive()
         except DanubeError as error:
-            self.lost = error
+            self._lose(error)
             return None
         if message is None:
             return None
@@ -118,7 +118,11 @@ class RingPort:
             if not duplex.send(parts):
                 self._queue.append(tuple(bytes(part) for part in parts))
         except DanubeError as error:
-            self.lost = error
+            self._lose(error)
+
+    def _lose(self, error: DanubeError) -> None:
+        """Nothing comes or goes any more. Without its traceback, which would keep us, and the rings."""
+        self.lost = error.with_traceback(None)
 
     def _send_queued(self, duplex: Duplex) -> None:
         queue = self._queue
@@ -131,4 +135,5 @@ class RingPort:
         if self.lost is None:
             self.lost = Unavailable("the connection was closed")
         self._queue.clear()
+        self._duplex = None
         self._socket.close()
