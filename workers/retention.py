@@ -32,6 +32,8 @@ AGE_STEP_NS_MAX = 100 * MS
 AGE_STEPS = 200
 """Whatever the time to live: its messages' ages are known to so small a part of it."""
 FAR = 1 << 62
+LEFT_NS = 60 * SECOND_NS
+"""For so long a log is trimmed as far as it goes after a partition was removed, by snapshots of its own."""
 
 
 class Retention:
@@ -42,6 +44,8 @@ class Retention:
         self._policed: dict[int, Partition] = {}
         """Partitions with a policy on ages, sizes or subscriptions."""
         self._police_at_ns = 0
+        self._left_ns: dict[int, int] = {}
+        """By slot of a log: when a partition was removed from it the last time."""
 
     # ------------------------------------------------------------ policies
 
@@ -57,7 +61,8 @@ class Retention:
                 self.refuse(partition, cause, "")
 
     def forget(self, partition: Partition) -> None:
-        """A partition was removed."""
+        """A partition was removed: an idle log gives its space back all the same."""
+        self._left_ns[partition.log_slot] = self._worker.now_ns
         if self._policed.get(partition.partition_id) is partition:
             del self._policed[partition.partition_id]
 
@@ -224,7 +229,9 @@ class Retention:
         moving = worker.moves.needed_position(slot)
         limit = limit if moving is None else min(limit, moving)
         if limit > before:
-            log.trim(limit, urgent=over)
+            left_ns = self._left_ns.get(slot)
+            left = left_ns is not None and worker.now_ns - left_ns < LEFT_NS
+            log.trim(limit, urgent=over or left)
             # a snapshot that is due although nothing was written since the last: move the log on
             idle = not worker.journals[slot].has_open_group
             if log.snapshot_due and idle and log.written_position == log.snapshot_position:

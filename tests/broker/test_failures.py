@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danube_fast.broker.consumer import SubscriptionKind
+from danube_fast.broker.partition import Partition
 from danube_fast.broker.policy import Backoff, FailurePolicy, Poison, parse_policy
+from danube_fast.broker.records import PartitionAssigned
 from danube_fast.broker.subscription import Subscription
 from danube_fast.broker.timers import NEVER, Timers
 from danube_fast.errors import InvalidArgument
@@ -101,6 +103,23 @@ def test_extended_messages_stay_until_their_own_time():
     assert seen(sub, topic, 4999 * MS) == []
     sub.on_time(5 * SECOND)
     assert seen(sub, topic, 5 * SECOND) == [1, 2]
+
+
+def test_a_timer_that_is_armed_for_a_subscription_that_is_gone_finds_nothing():
+    timers: Timers[Subscription] = Timers()
+    assigned = PartitionAssigned(1, "/default/t", 0, "reliable", "fsync", 1)
+    partition = Partition(assigned, 0, 0, timers)
+    partition.visible = 10
+    sub, _ = partition.subscribe("s", SubscriptionKind.SHARED, 0)
+    topic = Topic(5, 5)
+    consumer = consumer_of(sub, 1)
+    run(sub, topic)
+    sub.extend(consumer, [0, 4], 5 * SECOND)
+    sub.nack(consumer, [6, 8], SECOND, 0, "")
+    partition.forget_subscription("s")
+    for late in timers.due(100 * SECOND):
+        late.on_time(100 * SECOND)
+    assert sub.ledger.held == sub.ledger.waiting == 0
 
 
 def test_poison_is_blocked_and_only_that_message():
