@@ -181,6 +181,7 @@ class ShippedClient:
         """The process begins."""
         self.life += 1
         self.is_alive = True
+        self._due_ns = -1
         machine: Any = _Machine(self)
         core = self.core = Core(
             URL, name=self.name, token=None, tls=None, transport="zmq", machine=machine

@@ -469,3 +469,27 @@ def test_flush_acks_is_content_once_everything_was_acked_again(
         consumer.ack(message)
     consumer.flush_acks(timeout=5)
     assert broker.acked(TOPIC, "s") == {0, 1, 2}
+
+
+def test_a_producer_that_cannot_be_opened_again_at_once_goes_on(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    """Nothing is sent in the new session before the producer is open there: it would count as fenced."""
+    producer = client.producer(TOPIC)
+    producer.publish(b"0")
+    open_producer, refused = broker._on_openproducer, []
+
+    def refuse_once(*arguments: Any) -> None:
+        if not refused:
+            refused.append(arguments)
+            raise danube_fast.Internal("the disk failed; try again")
+        open_producer(*arguments)
+
+    broker._on_openproducer = refuse_once
+    broker.drop_publishes = 1
+    producer.send(b"1")
+    broker.wait("the drop", lambda: not broker.drop_publishes)
+    broker.forget_sessions()
+    producer.flush(timeout=10)
+    assert refused
+    assert stored(broker) == [b"0", b"1"]
