@@ -15,6 +15,7 @@ import pytest
 import danube_fast
 from danube_fast.client.url import parse_url
 from danube_fast.frame.view import FrameView
+from danube_fast.net import protocol as p
 
 TOPIC = "/default/t"
 
@@ -479,11 +480,13 @@ def test_a_producer_that_cannot_be_opened_again_at_once_goes_on(
     producer.publish(b"0")
     open_producer, refused = broker._on_openproducer, []
 
-    def refuse_once(*arguments: Any) -> None:
+    def refuse_once(session: Any, identity: bytes, command: p.OpenProducer) -> None:
         if not refused:
-            refused.append(arguments)
-            raise danube_fast.Internal("the disk failed; try again")
-        open_producer(*arguments)
+            refused.append(command)
+            text = "the disk failed; try again"
+            broker.reply(identity, p.Error(command.request, danube_fast.Internal.code, text))
+            return
+        open_producer(session, identity, command)
 
     broker._on_openproducer = refuse_once
     broker.drop_publishes = 1
