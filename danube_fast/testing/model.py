@@ -342,7 +342,8 @@ class Door(Tap):
             self._subscribed(asked, about[2], command.value)
         elif isinstance(asked, p.OpenProducer):
             partition = self.model.partitions[asked.partition_id]
-            partition.fenced[command.value["producer_id"]] = about[1].number
+            opened = command.value
+            partition.open(opened["producer_id"], opened["producer_epoch"], about[1].number)
         elif isinstance(asked, p.Seek):
             about[1].seek(command.value["next_offset"])
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from danube_fast.testing.applications import publisher, receiver
+from danube_fast.testing.auditor import Auditor
 from danube_fast.testing.consumer import ScriptedConsumer
 from danube_fast.testing.faults import Faults
 from danube_fast.testing.host import SimulatedHost, SimulatedWorker, TopicPlan
@@ -41,6 +42,8 @@ STEPS = 8
 """Faults in one run, at most."""
 CALM_NS = 40 * SECOND
 """When nothing fails any more, everything that is owed arrives within this time."""
+AUDIT_NS = 10 * SECOND
+"""So long it may take to read everything."""
 FAST_FOLDER = Path("/dev/shm")  # noqa: S108 - files of one run, in a folder of its own
 
 
@@ -194,6 +197,28 @@ class Simulation:
                 f"{CALM_NS // SECOND} s after the last fault: {'; '.join(self.model.owed())}"
                 + (f"; not acked: {', '.join(open_frames)}" if open_frames else "")
             )
+        self._audit()
+
+    def _audit(self) -> None:
+        """Everything ends, starts again, and is read from the beginning."""
+        for peer in self.peers:
+            if peer.is_alive:
+                peer.kill()
+        self.faults.end_all()
+        self.host.start()
+        auditors = [self._auditor(worker) for worker in self.host.workers]
+        for auditor in auditors:
+            auditor.start()
+        if not self.schedule.run(AUDIT_NS, lambda: all(each.is_done for each in auditors)):
+            raise Violation(f"after the last crash {'; '.join(x.missing() for x in auditors)}")
+
+    def _auditor(self, worker: SimulatedWorker) -> Auditor:
+        mine = [
+            self.model.partitions[each]
+            for topic in self.host.topics
+            for each in self._partitions_on(topic, worker)
+        ]
+        return Auditor(self.host, self.network, worker, random.Random(self.scenario.seed), mine)
 
     def _is_settled(self) -> bool:
         done = all(
