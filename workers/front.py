@@ -7,7 +7,6 @@ nothing but requests that wait, so it lives as long as idle heartbeats come.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +20,10 @@ from danube_fast.errors import (
     InvalidArgument,
 )
 from danube_fast.net import protocol
-from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter, message_bytes_max
-from danube_fast.net.server import PeerGone, Server, WouldBlock
+from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter
+from danube_fast.net.server import PeerGone, WouldBlock
 from danube_fast.net.session import Session, Sessions
+from danube_fast.workers.outside import Outside
 
 __all__ = ["Front"]
 
@@ -33,7 +33,6 @@ MESSAGES_PER_TURN_MAX = 256
 OUTBOX_MESSAGES_MAX = 10_000
 """Replies that wait for one peer's full queue; a peer that takes none is dropped beyond."""
 SWEEP_NS = 500_000_000
-TOKEN_BYTES = 16
 
 Handler = Callable[[Session, Any], None]
 
@@ -47,21 +46,19 @@ class Front:
         settings: Settings,
         host_id: str,
         handlers: dict[type, Handler],
+        outside: Outside | None = None,
     ) -> None:
+        outside = outside or Outside()
         self._handlers = handlers
-        self.server = Server(
-            context,
-            message_bytes_max=message_bytes_max(settings),
-            handshake_timeout_ms=settings.handshake_timeout_ms,
-        )
+        self.server = outside.make_server(context, settings)
         self.sessions = Sessions(
             sessions_max=settings.sessions_max,
             session_timeout_ms=settings.session_timeout_ms,
             heartbeat_idle_ms=settings.heartbeat_idle_ms,
-            new_token=lambda: secrets.token_bytes(TOKEN_BYTES),
+            new_token=outside.new_token,
         )
         self._greeter = Greeter(self.sessions, settings, host_id, self._close)
-        self._waiting: set[Session] = set()
+        self._waiting: dict[Session, None] = {}
         self._now_ns = 0
         self._swept_ns = 0
 
@@ -163,13 +160,13 @@ class Front:
                 self.server.send(session.identity, session.outbox[0])
                 session.outbox.pop(0)
         except WouldBlock:
-            self._waiting.add(session)
+            self._waiting[session] = None
             return
         except PeerGone:
             self._close(session)
-        self._waiting.discard(session)
+        self._waiting.pop(session, None)
 
     def _close(self, session: Session) -> None:
         session.outbox.clear()
-        self._waiting.discard(session)
+        self._waiting.pop(session, None)
         self.sessions.close(session)

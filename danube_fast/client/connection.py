@@ -15,13 +15,10 @@ All methods are called under the pump's lock.
 from __future__ import annotations
 
 import enum
-import os
 from typing import Any, NamedTuple, Protocol
 
-import zmq
-
 from danube_fast.client.calls import Call, OnLoss
-from danube_fast.client.dialer import Dialer, Rings
+from danube_fast.client.dialer import Dialer
 from danube_fast.client.dock import Dock
 from danube_fast.client.limits import (
     BACKOFF_MIN_NS,
@@ -34,7 +31,6 @@ from danube_fast.client.limits import (
 from danube_fast.client.pump import Pump
 from danube_fast.client.ring_port import RingPort
 from danube_fast.errors import DanubeError, Unavailable, error_from_code
-from danube_fast.net.host import host_id
 from danube_fast.net.port import Port
 from danube_fast.net.protocol import (
     PROTOCOL_VERSION,
@@ -64,6 +60,8 @@ class Identity(NamedTuple):
 
     name: str
     auth: dict[str, Any]
+    host_id: str
+    process_id: int
 
 
 class State(enum.Enum):
@@ -107,10 +105,9 @@ class Connection:
     def __init__(
         self,
         pump: Pump,
-        context: zmq.Context[zmq.Socket[bytes]],
+        dialer: Dialer,
         endpoints: list[str],
         identity: Identity,
-        rings: Rings = Rings.NEVER,
     ) -> None:
         self.pump = pump
         self.endpoint = endpoints[0]
@@ -133,7 +130,7 @@ class Connection:
         self._heard_ns = pump.clock.monotonic_ns()
         self._pinged_ns = 0
         self._lost_ns = self._heard_ns
-        self._dialer = Dialer(context, rings, pump.clock)
+        self._dialer = dialer
         self._port: Port | RingPort | None = None
         self._connect()
         self._greet()
@@ -224,8 +221,8 @@ class Connection:
             PROTOCOL_VERSION,
             self._identity.name,
             self._identity.auth,
-            host_id(),
-            os.getpid(),
+            self._identity.host_id,
+            self._identity.process_id,
             self._session,
             self._token,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import weakref
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
@@ -11,11 +10,11 @@ from typing import Any, Generic, TypeVar
 from danube_fast.client.buffers import BufferPool
 from danube_fast.client.calls import Call
 from danube_fast.client.connection import Connection, Identity
-from danube_fast.client.context import release_context, take_context
 from danube_fast.client.dialer import Rings
 from danube_fast.client.inbox import Inbox
 from danube_fast.client.keeper import Keeper
 from danube_fast.client.limits import PRODUCERS_CACHED_MAX, REQUEST_TIMEOUT_SECONDS, SPIN_US_MAX
+from danube_fast.client.machine import Machine
 from danube_fast.client.options import ConsumerOptions, ProducerOptions
 from danube_fast.client.outbox import Outbox
 from danube_fast.client.producer_cache import ProducerCache
@@ -24,7 +23,6 @@ from danube_fast.client.requests import Desk
 from danube_fast.client.routes import Routes, Topic
 from danube_fast.client.url import parse_url
 from danube_fast.client.watcher import Watcher
-from danube_fast.clock import SystemClock
 from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,
@@ -68,7 +66,7 @@ class Core:
 
     def __init__(
         self, url: str, *, name: str | None, token: str | None, tls: Any, transport: str,
-        spin_us: int = 0,
+        spin_us: int = 0, machine: Machine | None = None,
     ) -> None:  # fmt: skip
         if transport not in _TRANSPORTS:
             raise InvalidArgument(f"transport={transport!r} is unknown; use 'auto', 'shm' or 'zmq'")
@@ -80,32 +78,34 @@ class Core:
             )
         keep_freed_memory()
         self.url = url
-        self.name = name or f"client-{os.getpid()}-{secrets.token_hex(4)}"
+        self.machine = machine or Machine()
+        process_id = self.machine.process_id()
+        self.name = name or self.machine.new_name(f"client-{process_id}")
         self.transport = transport
         self.refusal: DanubeError | None = None
-        self.pump = Pump(SystemClock())
+        self.pump = Pump(self.machine.clock)
         self.pump.spin_ns = spin_us * 1000
         self.opened: dict[Outbox | Inbox, None] = {}
         self.cached = ProducerCache(self, PRODUCERS_CACHED_MAX)
         """What `client.publish` uses."""
         self.desk = Desk(self)
         self._buffers: dict[int, BufferPool] = {}
-        self._identity = Identity(self.name, {"token": token} if token else {})
-        self._context = take_context()
+        auth = {"token": token} if token else {}
+        self._identity = Identity(self.name, auth, self.machine.host_id(), process_id)
         self._keeper = Keeper(self.pump, self.name)
         try:
             with self.pump.lock:
                 self.routes = Routes(self, self.connect(parse_url(url)))
                 self.watcher = Watcher(self)
         except DanubeError:
-            release_context(self._context)
+            self.machine.close()
             raise
-        self._keeper.start()
+        self.machine.start(self._keeper)
         _cores.add(self)
 
     def connect(self, endpoints: list[str], rings: Rings = Rings.NEVER) -> Connection:
         """A connection to one of these endpoints. Under the lock."""
-        return Connection(self.pump, self._context, endpoints, self._identity, rings)
+        return Connection(self.pump, self.machine.make_dialer(rings), endpoints, self._identity)
 
     def connect_worker(self, endpoint: str, *, same_host: bool) -> Connection:
         """A connection to a worker. Under the lock."""
@@ -166,7 +166,7 @@ class Core:
         deadline_ns = self.pump.clock.monotonic_ns() + checked.timeout_ns
         route = yield from self.routes.lookup_steps(topic, create, 0, deadline_ns)
         with self.pump.lock:
-            producer = kind(self, route, name or f"{self.name}-{secrets.token_hex(4)}", checked)
+            producer = kind(self, route, name or self.machine.new_name(self.name), checked)
             route.user = weakref.ref(producer)
             self.opened[producer] = None
             self.watcher.follow(route)
@@ -272,7 +272,7 @@ class Core:
             self.routes.close()
             self.pump.close()
         self._keeper.stop()
-        release_context(self._context)
+        self.machine.close()
         _cores.discard(self)
 
     def after_fork(self) -> None:

@@ -60,11 +60,11 @@ class Keeper:
                 sleep_ns = _MILLISECOND_NS
                 continue
             try:
-                sleep_ns = self._serve(signalled)
+                sleep_ns = self.serve(signalled)
             finally:
                 self._pump.lock.release()
 
-    def _serve(self, signalled: bool) -> int:
+    def serve(self, signalled: bool) -> int:
         """Under the lock: call what is due; how long to sleep now, nanoseconds."""
         pump = self._pump
         now = pump.clock.monotonic_ns()

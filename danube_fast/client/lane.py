@@ -161,7 +161,7 @@ class Lane:
         self._opening = None
         if call.error is not None:
             if isinstance(call.error, _RETRYABLE):
-                self._retry_later(call.error)
+                self._retry_later(None)  # nothing may be sent before it is open, on this session
                 if isinstance(call.error, Unavailable):
                     self.outbox.lane_lost(self)
             else:

@@ -23,7 +23,6 @@ from danube_fast.errors import (
     NotFound,
     TopicDeleted,
 )
-from danube_fast.net.host import host_id
 from danube_fast.net.protocol import Lookup
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ class Routes:
 
     def topic_of(self, topic: str, answer: dict[str, Any]) -> Topic:
         """What LOOKUP answered. Raises FailedPrecondition for rings on another host."""
-        if self.core.transport == "shm" and answer.get("host_id") != host_id():
+        if self.core.transport == "shm" and answer.get("host_id") != self.core.machine.host_id():
             raise FailedPrecondition(
                 "transport='shm' works on the broker's own host only; use transport='auto', which "
                 "takes shared memory where it can"
@@ -174,7 +173,9 @@ class Routes:
 
     def partitions_of(self, answer: dict[str, Any]) -> list[Partition]:
         """Partitions of a LOOKUP answer, with connections to their workers."""
-        same_host = answer.get("host_id") == host_id() and self.core.transport != "tcp"
+        same_host = (
+            answer.get("host_id") == self.core.machine.host_id() and self.core.transport != "tcp"
+        )
         partitions = []
         parent: str = answer["topic"]
         for partition_id, topic, _, tcp, ipc in answer["partitions"]:

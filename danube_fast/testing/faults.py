@@ -41,6 +41,15 @@ class Faults:
             if not peer.is_alive:
                 peer.start()
 
+    def end_all(self) -> None:
+        """Every process is killed, or the power is cut."""
+        host = self._simulation.host
+        if self._draw.random() < 0.5:
+            host.cut_power()
+            return
+        for worker in host.workers:
+            host.kill(worker)
+
     def _restart_refusing(self) -> None:
         """After three failed syncs a log waits for an operator: here he is."""
         host = self._simulation.host

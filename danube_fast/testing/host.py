@@ -16,11 +16,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from danube_fast.config import Settings
-from danube_fast.errors import DanubeError
+from danube_fast.errors import DanubeError, NotFound
+from danube_fast.net import protocol as p
+from danube_fast.net.session import Session
 from danube_fast.testing.disk import SimulatedDisk
 from danube_fast.testing.loopback import LoopbackBell, LoopbackRing, LoopbackServer, Tap
 from danube_fast.testing.virtual_clock import MS, US, Schedule, Trace
 from danube_fast.workers.boot import COORDINATOR, worker_of_log
+from danube_fast.workers.front import Front
 from danube_fast.workers.mailbox import Link, Mailbox, Request
 from danube_fast.workers.outside import Outside
 from danube_fast.workers.shard import ShardWorker
@@ -41,6 +44,17 @@ class TopicPlan:
         self.partition_ids = partition_ids
         self.durability = durability
         self.log_ids = log_ids
+
+    def where(self, host: SimulatedHost) -> dict[str, Any]:
+        """What LOOKUP is answered. It does not say that there are partitions: nobody asks for more."""
+        return {
+            "topic": self.topic, "dispatch": "reliable", "durability": self.durability,
+            "partitioned": False, "host_id": "simulated",
+            "partitions": [
+                [each, f"{self.topic}-part-{index}", 0, f"tcp://worker-{host.process_of(each)}:1", ""]
+                for index, each in enumerate(self.partition_ids)
+            ],
+        }  # fmt: skip
 
     def assignments(self) -> list[dict[str, Any]]:
         """What a worker is told of its partitions."""
@@ -75,6 +89,21 @@ class _SimulatedOutside(Outside):
         """A door on the loopback network."""
         actor = self._actor
         return LoopbackServer(actor.tap, actor.wake, actor.host.event_fd)
+
+
+class _RegistryOutside(Outside):
+    """Socket and chance of one life of the stand-in for the coordinator."""
+
+    def __init__(self, registry: _Registry) -> None:
+        self._registry = registry
+
+    def new_token(self) -> bytes:
+        """A token that the seed draws."""
+        return self._registry.host.draw.randbytes(16)
+
+    def make_server(self, context: Any, settings: Settings) -> Any:
+        """A door on the loopback network."""
+        return LoopbackServer(Tap(), self._registry.wake, self._registry.host.event_fd)
 
 
 class _Process:
@@ -132,7 +161,9 @@ class _Process:
 
 
 class _Registry(_Process):
-    """Stands in for the coordinator: it knows all topics and never forgets."""
+    """Stands in for the coordinator: it knows all topics and never forgets. Its door is the shipped one."""
+
+    front: Front | None = None
 
     def start(self) -> None:
         """A new life."""
@@ -149,18 +180,35 @@ class _Registry(_Process):
                 "dropped": lambda request: None,
             }
         )
+        outside: Any = _RegistryOutside(self)
+        no_context: Any = None
+        self.front = Front(
+            no_context, self.host.settings, "simulated", {p.Lookup: self._lookup}, outside
+        )
         self.wake()
 
     def kill(self) -> None:
         """It is gone for a while."""
         self.is_up = False
+        if self.front is not None:
+            self.front.close()
 
     def turn(self) -> None:
         """One turn."""
-        if self.mailbox.do_work(self.host.clock.now_ns):
+        now_ns = self.host.clock.now_ns
+        done = self.front.do_work(now_ns) if self.front is not None else 0
+        if self.mailbox.do_work(now_ns) + done:
             self.wake()
         else:
             self.turn_in(250 * MS)
+
+    def _lookup(self, session: Session, command: p.Lookup) -> None:
+        for topic in self.host.topics:
+            if topic.topic == command.topic and self.front is not None:
+                answer = p.Result(command.request, topic.where(self.host))
+                self.front.reply(session.number, answer)
+                return
+        raise NotFound("no such topic")
 
     def _assignments(self, request: Request) -> None:
         mine = set(request.arguments["log_ids"])
@@ -350,6 +398,15 @@ class SimulatedHost:
     def worker_of(self, partition_id: int) -> SimulatedWorker:
         """The worker that owns a partition."""
         return self.workers[self.process_of(partition_id) - 1]
+
+    def server_at(self, endpoint: str) -> LoopbackServer | None:
+        """The door at a ZeroMQ endpoint; None if nobody is there."""
+        place = endpoint.removeprefix("tcp://").partition(":")[0]
+        if place == "bootstrap":
+            server: Any = self.registry.front.server if self.registry.front is not None else None
+            return server if self.registry.is_up else None
+        worker = self.workers[int(place.removeprefix("worker-")) - 1]
+        return worker.server if worker.is_up else None
 
     def start(self) -> None:
         """Start everything that is down."""

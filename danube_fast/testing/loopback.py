@@ -13,7 +13,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from danube_fast.net.server import PeerGone, WouldBlock
 from danube_fast.testing.virtual_clock import MS, US, Schedule
@@ -26,24 +26,20 @@ RECORD_BYTES_MAX = 32 * 1024
 RECORDS_MAX = 64
 
 
-class Tap(Protocol):
-    """Hears everything that passes the door of a worker, in the worker's own order."""
+class Tap:
+    """Hears everything that passes a door, in its owner's order. This one does not listen."""
 
     def received(self, wire: Wire, head: bytes, parts: list[Any]) -> None:
-        """The worker took a command."""
-        ...
+        """The owner took a command."""
 
     def sent(self, wire: Wire, parts: list[bytes]) -> None:
-        """The worker sent a message."""
-        ...
+        """The owner sent a message."""
 
     def refused(self, identity: bytes, parts: list[Any], *, gone: bool) -> None:
-        """The worker could not send a message: the peer is gone, or its queue is full."""
-        ...
+        """The owner could not send a message: the peer is gone, or its queue is full."""
 
     def end_turn(self) -> None:
-        """A turn of the worker is over."""
-        ...
+        """A turn of the owner is over."""
 
 
 class Network:

@@ -15,7 +15,7 @@ from danube_fast.config import Settings
 from danube_fast.frame.bundle import bundle_entries
 from danube_fast.frame.view import FrameView
 from danube_fast.net import protocol as p
-from danube_fast.testing.loopback import Wire
+from danube_fast.testing.loopback import Tap, Wire
 from danube_fast.testing.publishing_model import Frame, PartitionModel
 from danube_fast.testing.subscription_model import Attached, Policy, SubscriptionModel
 from danube_fast.testing.violation import Violation
@@ -58,12 +58,29 @@ class Model:
         self.subscriptions: dict[tuple[int, str], SubscriptionModel] = {}
         self.letters: dict[int, str] = {}
         """Partitions that take dead letters."""
+        self.application_acks: dict[str, set[tuple[int, int]]] = {}
+        """What each application of a shipped client has acked: partition and offset."""
+        self._by_topic: dict[str, PartitionModel] = {}
         self.messages_accepted = self.messages_delivered = self.messages_acked = 0
 
     def add_partition(self, partition_id: int, durability: str, topic: str, index: int) -> None:
         """There is such a partition."""
         place = (topic, str(index))
-        self.partitions[partition_id] = PartitionModel(partition_id, durability, place)
+        made = self.partitions[partition_id] = PartitionModel(partition_id, durability, place)
+        self._by_topic[f"{topic}-part-{index}"] = made
+
+    def partition_of(self, topic: str) -> PartitionModel:
+        """The partition whose own topic that is."""
+        return self._by_topic[topic]
+
+    def check_owner(self, sub: SubscriptionModel, consumer: Attached, acked: list[int]) -> None:
+        """The broker hears no ack that an application did not give."""
+        given = self.application_acks.get(consumer.owner)
+        if given is None:
+            return
+        for offset in acked:
+            if (sub.partition_id, offset) not in given:
+                raise Violation(f"{sub.label}: {consumer.owner} never acked {offset}")
 
     def lost_power(self) -> None:
         """What was not synced is lost."""
@@ -89,7 +106,7 @@ class Model:
         return found
 
 
-class Door:
+class Door(Tap):
     """The door of one worker, as a tap."""
 
     def __init__(self, model: Model, index: int) -> None:
@@ -200,6 +217,7 @@ class Door:
         filters = tuple(command.options.get("key_filters") or ())
         consumer = Attached(session.number, command.consumer_id, filters)
         consumer.name = f"{command.consumer_name}#{session.number}.{command.consumer_id}"
+        consumer.owner = command.consumer_name
         self._requests[identity, command.request] = (command, session, consumer)
         if command.type == "reader":
             return
@@ -228,6 +246,7 @@ class Door:
                 continue
             for low, high in zip(pairs[::2], pairs[1::2], strict=True):
                 settled = sub.ack(consumer, low, high)
+                self.model.check_owner(sub, consumer, settled)
                 self.model.messages_acked += len(settled)
                 self._unconfirmed.append((sub, settled))
         if command.request:
@@ -323,7 +342,8 @@ class Door:
             self._subscribed(asked, about[2], command.value)
         elif isinstance(asked, p.OpenProducer):
             partition = self.model.partitions[asked.partition_id]
-            partition.fenced[command.value["producer_id"]] = about[1].number
+            opened = command.value
+            partition.open(opened["producer_id"], opened["producer_epoch"], about[1].number)
         elif isinstance(asked, p.Seek):
             about[1].seek(command.value["next_offset"])
 

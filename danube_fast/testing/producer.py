@@ -192,8 +192,19 @@ class ScriptedProducer(Peer):
 
     # ------------------------------------------------------------ tricks
 
+    def _repeat(self, lane: _Lane) -> None:
+        """A frame that is on its way, once more: its ack is worth no less than the first one's."""
+        place = self.draw.randrange(lane.posted)
+        sequence = lane.first + sum(map(len, lane.unacked[:place]))
+        frame = self._frame(lane, sequence, lane.unacked[place])
+        bundle = bytes(sealed_bundle([(lane.partition_id, frame)]))
+        self.ask(p.Publish(self.next_request()), lambda outcome: None, bundle)
+
     def _trick(self, lane: _Lane) -> None:
         """A frame that was acked, once more; or one that must be refused, as one before it is missing."""
+        if lane.posted and self.draw.random() < 0.4:
+            self._repeat(lane)
+            return
         if lane.old and self.draw.random() < 0.7:
             sequence, messages, offset = self.draw.choice(lane.old)
 

@@ -61,9 +61,20 @@ class PartitionModel:
     """Which frame of its producer brought a message."""
     fenced: dict[int, int] = field(default_factory=dict)
     """Producer -> the session that opened it last."""
+    epochs: dict[int, int] = field(default_factory=dict)
+    """Producer -> the last epoch that anybody was told."""
 
     def _fault(self, text: str) -> Violation:
         return Violation(f"partition {self.partition_id}: {text}")
+
+    def open(self, producer_id: int, epoch: int, session: int) -> None:
+        """A producer is open; whoever opened it before is fenced."""
+        if epoch <= self.epochs.get(producer_id, 0):
+            raise self._fault(
+                f"producer {producer_id} got epoch {epoch} after {self.epochs[producer_id]}"
+            )
+        self.epochs[producer_id] = epoch
+        self.fenced[producer_id] = session
 
     def try_frame(self, frame: Frame) -> None:
         """PUBLISH was read."""

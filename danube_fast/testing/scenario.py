@@ -61,6 +61,8 @@ class Scenario:
         self.worker_count = draw.choice((1, 1, 1, 2))
         self.log_count = self.worker_count * draw.choice((1, 1, 2))
         self.producers_per_worker = draw.choice((1, 1, 2))
+        self.has_shipped = draw.random() < 0.5
+        """Some clients are the shipped one."""
         self.messages_max = draw.randrange(60, 300)
         self.chaos_ns = draw.randrange(1500, 4000) * MS
         self.topics = [self._topic(number) for number in range(draw.choice((1, 1, 2)))]

@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from danube_fast.testing.applications import publisher, receiver
+from danube_fast.testing.auditor import Auditor
 from danube_fast.testing.consumer import ScriptedConsumer
 from danube_fast.testing.faults import Faults
 from danube_fast.testing.host import SimulatedHost, SimulatedWorker, TopicPlan
@@ -30,6 +32,7 @@ from danube_fast.testing.model import Door, Model
 from danube_fast.testing.peer import Peer
 from danube_fast.testing.producer import ScriptedProducer
 from danube_fast.testing.scenario import DEAD_LETTERS, Scenario
+from danube_fast.testing.shipped import Application, ShippedClient
 from danube_fast.testing.violation import Violation
 from danube_fast.testing.virtual_clock import MS, SECOND, Schedule, Trace, VirtualClock
 
@@ -39,6 +42,8 @@ STEPS = 8
 """Faults in one run, at most."""
 CALM_NS = 40 * SECOND
 """When nothing fails any more, everything that is owed arrives within this time."""
+AUDIT_NS = 10 * SECOND
+"""So long it may take to read everything."""
 FAST_FOLDER = Path("/dev/shm")  # noqa: S108 - files of one run, in a folder of its own
 
 
@@ -81,9 +86,11 @@ class Simulation:
             door.synced_position = worker.synced_position
         self.host.on_down = self._worker_down
         self.host.on_power_cut = self.model.lost_power
-        self.peers: list[Peer] = []
+        self.peers: list[Peer | ShippedClient] = []
         self._make_topics()
         self._make_clients(random.Random(f"clients {seed}"))
+        if scenario.has_shipped:
+            self._make_shipped(random.Random(f"shipped {seed}"))
         self.faults = Faults(self)
 
     # ------------------------------------------------------------ making
@@ -133,6 +140,22 @@ class Simulation:
                     "undertaker", worker, draw, ids, "letters", "exclusive", "good", {}, 1000
                 )
 
+    def _make_shipped(self, draw: random.Random) -> None:
+        """Clients as they are shipped, beside the scripted ones."""
+        for number, shape in enumerate(self.scenario.topics):
+            sender = publisher(self.model, shape.topic, self.scenario.messages_max // 2)
+            self._add_shipped(f"sender-{number}", draw, sender)
+            for plan in shape.subscriptions:
+                options: dict[str, Any] = {"failure_policy": plan.policy}
+                taker = receiver(
+                    self.model, shape.topic, plan.name, plan.kind, options, plan.permits[0]
+                )
+                self._add_shipped(f"taker-{number}-{plan.name}", draw, taker)
+
+    def _add_shipped(self, name: str, draw: random.Random, application: Application) -> None:
+        own = random.Random(draw.random())
+        self.peers.append(ShippedClient(name, self.host, self.network, own, application))
+
     def _add_consumer(
         self, name: str, worker: SimulatedWorker, draw: random.Random, ids: list[int],
         subscription: str, kind: str, temper: str, options: dict[str, Any], permits: int,
@@ -168,15 +191,41 @@ class Simulation:
             open_frames = [
                 peer.name
                 for peer in self.peers
-                if isinstance(peer, ScriptedProducer) and not peer.is_done
+                if isinstance(peer, ScriptedProducer | ShippedClient) and not peer.is_done
             ]
             raise Violation(
                 f"{CALM_NS // SECOND} s after the last fault: {'; '.join(self.model.owed())}"
                 + (f"; not acked: {', '.join(open_frames)}" if open_frames else "")
             )
+        self._audit()
+
+    def _audit(self) -> None:
+        """Everything ends, starts again, and is read from the beginning."""
+        for peer in self.peers:
+            if peer.is_alive:
+                peer.kill()
+        self.faults.end_all()
+        self.host.start()
+        auditors = [self._auditor(worker) for worker in self.host.workers]
+        for auditor in auditors:
+            auditor.start()
+        if not self.schedule.run(AUDIT_NS, lambda: all(each.is_done for each in auditors)):
+            raise Violation(f"after the last crash {'; '.join(x.missing() for x in auditors)}")
+
+    def _auditor(self, worker: SimulatedWorker) -> Auditor:
+        mine = [
+            self.model.partitions[each]
+            for topic in self.host.topics
+            for each in self._partitions_on(topic, worker)
+        ]
+        return Auditor(self.host, self.network, worker, random.Random(self.scenario.seed), mine)
 
     def _is_settled(self) -> bool:
-        done = all(peer.is_done for peer in self.peers if isinstance(peer, ScriptedProducer))
+        done = all(
+            peer.is_done
+            for peer in self.peers
+            if isinstance(peer, ScriptedProducer | ShippedClient)
+        )
         return done and not self.model.owed()
 
     def start_twin(self, draw: random.Random) -> None:
@@ -191,6 +240,9 @@ class Simulation:
 
     def close(self) -> None:
         """Give everything back."""
+        for peer in self.peers:
+            if isinstance(peer, ShippedClient) and peer.is_alive:
+                peer.kill()
         self.host.close()
 
 

@@ -55,6 +55,8 @@ class Attached:
     is_confirmed: bool = False
     is_gone: bool = False
     name: str = ""
+    owner: str = ""
+    """The name that its client gave it."""
 
 
 @dataclass

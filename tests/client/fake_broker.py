@@ -346,9 +346,9 @@ class FakeBroker:
         view = FrameView(frame)
         view.check()
         states = [s for s in partition.producers.values() if s["id"] == view.producer_id]
-        if not states or states[0]["epoch"] != view.producer_epoch:
+        (state,) = states or [{"epoch": 0, "session": 0}]
+        if (state["epoch"], state["session"]) != (view.producer_epoch, session.number):
             return p.Status.FENCED, 0, "fenced"
-        state = states[0]
         sequence, count = view.base_sequence, view.message_count
         if sequence + count <= state["next"]:
             return p.Status.DUPLICATE, state["batches"][sequence], ""

@@ -32,7 +32,7 @@ def test_who_closes_leaves_the_others_alone(broker: Any) -> None:
     first = danube_fast.connect(broker.url)
     second = danube_fast.connect(broker.url)
     (context,) = shared._shared.values()
-    assert first._core._context is second._core._context is context
+    assert first._core.machine._context is second._core.machine._context is context
     first.close()
     first.close()
     assert not context.closed

@@ -15,6 +15,7 @@ import pytest
 import danube_fast
 from danube_fast.client.url import parse_url
 from danube_fast.frame.view import FrameView
+from danube_fast.net import protocol as p
 
 TOPIC = "/default/t"
 
@@ -469,3 +470,29 @@ def test_flush_acks_is_content_once_everything_was_acked_again(
         consumer.ack(message)
     consumer.flush_acks(timeout=5)
     assert broker.acked(TOPIC, "s") == {0, 1, 2}
+
+
+def test_a_producer_that_cannot_be_opened_again_at_once_goes_on(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    """Nothing is sent in the new session before the producer is open there: it would count as fenced."""
+    producer = client.producer(TOPIC)
+    producer.publish(b"0")
+    open_producer, refused = broker._on_openproducer, []
+
+    def refuse_once(session: Any, identity: bytes, command: p.OpenProducer) -> None:
+        if not refused:
+            refused.append(command)
+            text = "the disk failed; try again"
+            broker.reply(identity, p.Error(command.request, danube_fast.Internal.code, text))
+            return
+        open_producer(session, identity, command)
+
+    broker._on_openproducer = refuse_once
+    broker.drop_publishes = 1
+    producer.send(b"1")
+    broker.wait("the drop", lambda: not broker.drop_publishes)
+    broker.forget_sessions()
+    producer.flush(timeout=10)
+    assert refused
+    assert stored(broker) == [b"0", b"1"]

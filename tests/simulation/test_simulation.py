@@ -31,7 +31,7 @@ def test_another_process_gives_the_same_trace():
     digests = set()
     for salt in ("1", "2"):
         code = "from danube_fast.testing.simulation import run_seed\n"
-        code += "print([run_seed(seed).digest for seed in range(20, 26)])\n"
+        code += "print([run_seed(seed).digest for seed in range(20, 24)])\n"
         result = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": salt},
