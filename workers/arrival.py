@@ -32,12 +32,14 @@ _log = logging.getLogger(__name__)
 UNSYNCED_BYTES_MAX = 16 * 1024 * 1024
 """Copying goes on when the disk has no more than this to catch up with: publishers share it."""
 READ_TIMEOUT_MS = 5_000
+PACE_NS = 20_000_000_000
+"""In so long the messages that are left to copy must have become fewer."""
 
 
 class _Arrival:
     """One partition on its way here."""
 
-    __slots__ = ("assigned", "end_offset", "frames", "log_epoch", "next_offset", "owner_epoch",
+    __slots__ = ("assigned", "check_ns", "end_offset", "frames", "left", "log_epoch", "next_offset", "owner_epoch",
                  "partition_id", "purged", "request", "slot", "source", "start_position", "state",
                  "state_bytes", "waits")  # fmt: skip
 
@@ -51,6 +53,8 @@ class _Arrival:
         self.log_epoch = 0
         self.start_position = 0
         self.next_offset = 0
+        self.check_ns = self.left = 0
+        """When to look next whether copying catches up; how many messages were left the last time."""
         self.end_offset = -1
         self.state_bytes = 0
         self.state = bytearray()
@@ -172,9 +176,9 @@ class Arrivals:
                 if operation == "move_state":
                     reply.result()
                     arrival.state += reply.body
-                elif self._take(arrival, reply.result(), reply.body):
-                    return
-                self._go_on(arrival)
+                    self._go_on(arrival)
+                else:
+                    self._take(arrival, reply.result(), reply.body)
             except DanubeError as error:
                 self._fail(arrival, error)
 
@@ -182,21 +186,39 @@ class Arrivals:
             arrival.source, operation, arguments, on_reply=got, timeout_ms=READ_TIMEOUT_MS
         )
 
-    def _take(self, arrival: _Arrival, value: dict[str, Any], body: Any) -> bool:
-        """Keep what was read; True if that is enough for now. Raises what prevents it."""
+    def _take(self, arrival: _Arrival, value: dict[str, Any], body: Any) -> None:
+        """Keep what was read, while the other worker reads what follows. Raises what prevents it."""
+        arrival.next_offset = max(arrival.next_offset, value["next_offset"])
+        is_closed = arrival.end_offset >= 0
+        more = arrival.next_offset < arrival.end_offset if is_closed else not value["is_end"]
+        if more:
+            self._check_pace(arrival, value["end_offset"])
+            self._go_on(arrival)
         if len(body):
             frames = bytearray(body)
             if value["is_logged"]:
                 self._write(arrival, frames)
             else:
                 arrival.frames += frames_of(arrival.partition_id, frames)
-        arrival.next_offset = max(arrival.next_offset, value["next_offset"])
-        if not value["is_end"] or arrival.end_offset >= 0:
-            return False
-        request, arrival.request = arrival.request, None
-        if request is not None:
+        if more:
+            return
+        if is_closed:
+            self._go_on(arrival)
+        elif arrival.request is not None:
+            request, arrival.request = arrival.request, None
             request.reply({})
-        return True
+
+    def _check_pace(self, arrival: _Arrival, end_offset: int) -> None:
+        """Copying must catch up with publishing, or there is no end to it."""
+        now_ns, left = self._worker.now_ns, end_offset - arrival.next_offset
+        if now_ns < arrival.check_ns:
+            return
+        if arrival.check_ns and left >= arrival.left:
+            raise ResourceExhausted(
+                f"{arrival.assigned.topic} is published to faster than it can be copied: {left} "
+                "messages are left, and they get no fewer; move it at a quieter time"
+            )
+        arrival.check_ns, arrival.left = now_ns + PACE_NS, left
 
     def _write(self, arrival: _Arrival, frames: bytearray) -> None:
         """Write frames to the log, in a group of their own."""

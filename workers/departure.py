@@ -56,7 +56,8 @@ class Departures:
     # ------------------------------------------------------------ messages
 
     def _read(self, request: Request) -> None:
-        """{"partition_id", "offset"} -> {"next_offset", "is_end", "is_logged"} and frames as they are."""
+        """{"partition_id", "offset"} -> {"next_offset", "end_offset", "is_end", "is_logged"} and frames
+        as they are."""
         partition = self._require(request)
         offset = max(request.arguments["offset"], partition.purged_until)
         is_logged, frames = self._frames(partition, offset)
@@ -65,6 +66,7 @@ class Departures:
         request.reply(
             {
                 "next_offset": reached,
+                "end_offset": partition.visible,
                 "is_end": reached >= partition.visible,
                 "is_logged": is_logged,
             },

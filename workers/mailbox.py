@@ -417,7 +417,7 @@ class Mailbox:
             message = link.assembler.feed(record)
             if message is not None:
                 self._dispatch(link, message)
-        if taken > 1:
+        if taken > 1 or (taken and link.assembler.is_open):
             link.bell.ring()  # its sender may be waiting for room
         return taken
 

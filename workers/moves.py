@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from danube_fast.broker import records as r
 from danube_fast.broker.consumer import Stored
-from danube_fast.broker.layout import PartitionWord
+from danube_fast.broker.layout import SESSION_ARRIVED, PartitionWord, ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import Internal, NotOwner
 from danube_fast.workers.arrival import Arrivals
@@ -181,6 +181,10 @@ class Moves:
             run = worker.logs[slot].find(partition.partition_id, partition.first_offset)
             partition.first_offset = run.base_offset if run is not None else partition.visible
         worker.limits.apply(partition)
+        # who publishes here without having noticed the move opens again, and is not taken for a ghost
+        producers = worker.tables.producers
+        mine = producers[:, ProducerWord.PARTITION_ID] == partition.partition_id
+        producers[mine, ProducerWord.SESSION] = SESSION_ARRIVED
         return partition
 
     def _adopt(self, partition: Partition) -> None:

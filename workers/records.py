@@ -111,6 +111,11 @@ class Assembler:
         self._head_bytes = 0
         self._byte_count = 0
 
+    @property
+    def is_open(self) -> bool:
+        """More fragments of a message are to come."""
+        return bool(self._parts)
+
     def feed(self, record: bytes) -> Message | None:
         """Take one ring record; the message when it is whole. A damaged one is dropped."""
         if len(record) < PREFIX.size:

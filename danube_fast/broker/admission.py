@@ -16,6 +16,7 @@ from danube_fast.broker.layout import (
     PARTITION_WORDS,
     PRODUCER_WORDS,
     RESULT_WORDS,
+    SESSION_ARRIVED,
     WINDOW_WORDS,
     WORD_BYTES,
     LogWord,
@@ -125,6 +126,7 @@ _S_HASH = int(StateWord.HASH) * _W
 _S_HASH_MASK = int(StateWord.HASH_MASK) * _W
 _S_RESULTS = int(StateWord.RESULTS) * _W
 _S_RESULTS_MAX = int(StateWord.RESULTS_MAX) * _W
+_ARRIVED = SESSION_ARRIVED
 _MODE_CLOSED = int(Mode.CLOSED)
 _MODE_LOGGED = int(Mode.LOGGED)
 _CAP = FRAME_BYTES_CAP
@@ -216,10 +218,11 @@ def _find_sender(state: int, frame: int, partition_row: int, session: int, resul
     if slot < 0:
         return STATUS_FENCED
     row = load_i64(state + _S_PRODUCERS) + slot * _R_ROW
-    if load_i64(row + _R_SESSION) != session or load_u32(frame + AT_PRODUCER_EPOCH) != load_i64(
-        row + _R_EPOCH
-    ):
+    opener = load_i64(row + _R_SESSION)
+    if load_u32(frame + AT_PRODUCER_EPOCH) != load_i64(row + _R_EPOCH):
         return STATUS_FENCED
+    if opener != session:
+        return STATUS_NOT_OWNER if opener == _ARRIVED else STATUS_FENCED
     expected = load_i64(row + _R_NEXT)
     if sequence == expected:
         return STATUS_OK

@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 INT64_MAX = (1 << 63) - 1
+SESSION_ARRIVED = -(1 << 40)
+"""In place of a session: the producer came with its partition and was not opened here since."""
 
 
 class Mode(enum.IntEnum):

@@ -39,6 +39,7 @@ from danube_fast.errors import (
     DeadlineExceeded,
     Internal,
     InvalidArgument,
+    NotOwner,
     ProducerFenced,
     ResourceExhausted,
     TopicDeleted,
@@ -296,7 +297,7 @@ class Lane:
         if status == Status.TOPIC_DELETED:
             self.fail(TopicDeleted(f"{self.topic} was deleted; create it again"))
             return
-        code = Unavailable.code if status == Status.NOT_OWNER else status
+        code = status
         if status == Status.THROTTLED:
             code, text = ResourceExhausted.code, f"the publish rate of {self.topic} is used up"
             self._wait_ns = min(offset * MILLISECOND_NS, THROTTLE_MAX_NS)
@@ -347,8 +348,9 @@ class Lane:
 
     def _retry_later(self, refusal: DanubeError | None) -> None:
         now = self.outbox.pump.clock.monotonic_ns()
-        # out of sequence though nothing before it is missing: ask where the broker stands
-        self.phase = Phase.PAUSED if refusal is not None and self.opened else Phase.OPENING
+        # out of sequence though nothing before it is missing, or moved: ask where the broker stands
+        knows = self.opened and refusal is not None and not isinstance(refusal, NotOwner)
+        self.phase = Phase.PAUSED if knows else Phase.OPENING
         self._retry_due_ns = now + (self._wait_ns or self._backoff_ns)
         if not self._wait_ns:
             self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_MAX_NS)

@@ -117,6 +117,7 @@ def main() -> int:
                 publisher.run()
             except Exception as error:
                 failures.append(f"{publisher.name}: {error!r}")
+                print(failures[-1], file=sys.stderr, flush=True)
 
         threads = [threading.Thread(target=run, args=(each,)) for each in publishers]
         for thread in threads:
@@ -127,8 +128,6 @@ def main() -> int:
         for thread in threads:
             thread.join()
     print(json.dumps({each.name: each.sent for each in publishers}), flush=True)
-    for failure in failures:
-        print(failure, file=sys.stderr)
     return 1 if failures else 0
 
 

@@ -255,6 +255,14 @@ def test_publishers_and_consumers_are_told_where_to_go(moves: Any) -> None:
     rig.settle()
     statuses = client.publish((story.pid, client.frame(opened, story.count, payloads(FRAMES))))
     assert statuses[0] == 36, "not here"
+    rig.start_move(0)
+    rig.settle()
+    statuses = client.publish((story.pid, client.frame(opened, story.count, payloads(FRAMES))))
+    assert statuses[0] == 36, "here again, but it has to be opened: it is no ghost"
+    again = client.open_producer(story.pid, NAME)
+    assert again["next_sequence"] == story.count
+    statuses = client.publish((story.pid, client.frame(opened, story.count, payloads(FRAMES))))
+    assert statuses[0] == 34, "an older life of it is"
     story.check()
 
 
