@@ -342,8 +342,12 @@ class Commands:
         flow.ran_out = False
         by_id = self._worker.catalog.by_id
         for consumer in flow.users:
-            partition = by_id.get(consumer.subscription.partition_id)
-            if partition is not None:
+            sub = consumer.subscription
+            partition = by_id.get(sub.partition_id)
+            # of ten thousand topics of one consumer few have something to hand out
+            if partition is not None and (
+                sub.next_offset < partition.visible or sub.ledger.waiting
+            ):
                 self._worker.dirty[partition.partition_id] = partition
 
     def _ack(self, session: Session, command: p.Ack) -> None:

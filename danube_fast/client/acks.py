@@ -56,6 +56,8 @@ class AckQueue:
         self._looks = 0
         self._confirm_due_ns = 0
         self._sent_ns = 0
+        self._queued: dict[Attachment, None] = {}
+        """Of thousands of partitions, those that have something pending."""
         self._sent: dict[Attachment, list[int]] = {}
         """Sent, and no answered ACK behind them yet."""
         self._confirming: dict[Call, dict[Attachment, list[int]]] = {}
@@ -91,7 +93,9 @@ class AckQueue:
         self._run_start = end
         if not self._run_delivery.attachment.tracks:
             return False
-        pending = self._run_delivery.attachment.pending
+        attachment = self._run_delivery.attachment
+        self._queued[attachment] = None
+        pending = attachment.pending
         if pending and pending[-1] == start:
             pending[-1] = end
         else:
@@ -189,6 +193,7 @@ class AckQueue:
         attachment.pending.clear()
 
     def _soon(self, attachment: Attachment) -> None:
+        self._queued[attachment] = None
         if len(attachment.pending) > 2 * ACK_RANGES_MAX:
             self.send()
         else:
@@ -216,8 +221,7 @@ class AckQueue:
         answered = durable or now >= self._confirm_due_ns
         if answered:
             self._confirm_due_ns = now + ACK_CONFIRM_NS
-        for connection in dict.fromkeys(attachment.connection for attachment in self._attachments):
-            mine = [a for a in self._attachments if a.connection is connection]
+        for connection, mine in self._concerned(durable=durable).items():
             if connection.is_open:
                 entries = [(a.consumer_id, self._take(a)) for a in mine if a.pending]
                 if answered and (entries or durable):
@@ -229,6 +233,15 @@ class AckQueue:
                     self.restarted(attachment, sought=False)
         self._look_again(grown)
         return calls
+
+    def _concerned(self, *, durable: bool) -> dict[Connection, list[Attachment]]:
+        """Attachments with something queued or not confirmed, by connection; all if it must be durable."""
+        found: dict[Connection, list[Attachment]] = {}
+        for attachment in self._attachments if durable else {**self._queued, **self._sent}:
+            found.setdefault(attachment.connection, []).append(attachment)
+        # what cannot be sent now stays queued
+        self._queued = {a: None for a in self._queued if a.pending and not a.connection.is_open}
+        return found
 
     def _take(self, attachment: Attachment) -> list[int]:
         """What is pending becomes sent."""
