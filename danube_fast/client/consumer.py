@@ -39,7 +39,10 @@ class Consumer(Inbox):
         index = self._index
         if index < self._stop:
             self._index = index + 1
-            return self._messages[index]
+            try:
+                return self._messages[index]
+            except IndexError:
+                pass  # another thread has closed us just now
         return self._core.run(self.receive_steps(timeout))
 
     def receive_batch(

@@ -127,7 +127,12 @@ class Inbox:
         """The next message of the frame in hand, which has one."""
         index = self._index
         self._index = index + 1
-        return self._messages[index]
+        try:
+            return self._messages[index]
+        except IndexError:  # another thread has closed us just now
+            raise self._refusal or Unavailable(
+                "the consumer was closed; open another one"
+            ) from None
 
     def receive_steps(self, timeout: float | None = None) -> Steps[Message | None]:
         """The next message; None when the time is up."""
@@ -437,6 +442,8 @@ class Inbox:
         """Core: nothing works any more (closed client, forked process)."""
         self._refusal = self._refusal or error
         self._stop = 0
+        # messages are unknown to the garbage collector: in here they would keep us, and all else, for ever
+        self._messages, self._delivery = [], None
 
     def __repr__(self) -> str:
         topics = self.roster.pattern or ", ".join(self.topics)
