@@ -24,9 +24,12 @@ SLACK = 5
 WAIT_SECONDS = 60.0
 
 
-def consumer_process(server: Server, kind: str, transport: str) -> subprocess.Popen[str]:
+def consumer_process(
+    server: Server, kind: str, transport: str, topic: str = TOPIC
+) -> subprocess.Popen[str]:
+    """A consumer on subscription `s` that is attached by now."""
     plan = {
-        "url": server.url, "topic": TOPIC, "subscription": "s", "type": kind,
+        "url": server.url, "topic": topic, "subscription": "s", "type": kind,
         "transport": transport,
     }  # fmt: skip
     command = [sys.executable, "-m", "tests.delivery.consumer_process", json.dumps(plan)]
