@@ -136,6 +136,9 @@ class Lane:
         """What the broker said to wait before sending again."""
         self._backoff_ns = BACKOFF_MIN_NS
         self._opening: Call | None = None
+        self._has_moved = False
+        """The partition went elsewhere since this was fenced the last time. An OPEN_PRODUCER of our own that was
+        passed on from there may have come late and fenced us: then it is asked again, once."""
         connection.users[self] = None
         if connection.is_open:
             self._open()
@@ -291,9 +294,13 @@ class Lane:
         if status <= Status.DUPLICATE:
             self._settle(sending, offset)
             return
-        if status == Status.FENCED:
-            self.fail(self._fenced())
-            return
+        if status == Status.NOT_OWNER:
+            self._has_moved = True
+        elif status == Status.FENCED:
+            if not self._has_moved:
+                self.fail(self._fenced())
+                return
+            self._has_moved, status = False, int(Status.NOT_OWNER)
         if status == Status.TOPIC_DELETED:
             self.fail(TopicDeleted(f"{self.topic} was deleted; create it again"))
             return
@@ -406,6 +413,7 @@ class Lane:
         if connection is self.connection or self.phase is Phase.FAILED:
             return
         self.leave()
+        self._has_moved = True
         self.connection = connection
         connection.users[self] = None
         self.phase = Phase.OPENING

@@ -441,3 +441,35 @@ def test_refused_topics_do_not_stop_the_others(
         assert free.publish(b"%d" % number).offset == number
     broker.forget_sessions()  # what was dropped is sent again
     stuck.flush(timeout=5)
+
+
+def opened_by_somebody(broker: Any, name: str) -> None:
+    """An OPEN_PRODUCER of that name arrives: it fences whoever had it open."""
+    with broker.lock:
+        broker.topics[TOPIC].partitions[0].producers[name]["epoch"] += 1
+
+
+def test_a_producer_opens_again_where_its_partition_is_now(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    with client.producer(TOPIC, name="p") as producer:
+        assert producer.publish(b"before").offset == 0
+        opened = broker.commands["OpenProducer"]
+        broker.refuse.append((int(Status.NOT_OWNER), "it moved"))
+        assert producer.publish(b"after").offset == 1
+        assert broker.commands["OpenProducer"] > opened
+    assert stored(broker) == [b"before", b"after"]
+
+
+def test_its_own_late_open_fences_a_producer_that_moved_only_once(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    with client.producer(TOPIC, name="p") as producer:
+        broker.refuse.append((int(Status.NOT_OWNER), "it moved"))
+        producer.publish(b"moved")
+        opened_by_somebody(broker, "p")
+        assert producer.publish(b"asked again").offset == 1
+        opened_by_somebody(broker, "p")
+        with pytest.raises(danube_fast.errors.ProducerFenced):
+            producer.publish(b"another one has it")
+    assert stored(broker) == [b"moved", b"asked again"]

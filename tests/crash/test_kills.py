@@ -69,7 +69,14 @@ class Load:
     """Everybody who publishes and consumes, and what they wrote down."""
 
     def __init__(
-        self, folder: Path, server: Server, history: History, stack: ExitStack, *, holes: bool
+        self,
+        folder: Path,
+        server: Server,
+        history: History,
+        stack: ExitStack,
+        *,
+        holes: bool,
+        pause_factor: int = 1,
     ) -> None:
         self.folder = folder
         self.history = history
@@ -107,7 +114,7 @@ class Load:
                     **entry,
                     "name": name,
                     "record": str(path),
-                    "pause": PAUSES[entry["style"]],
+                    "pause": PAUSES[entry["style"]] * pause_factor,
                 }
                 self.producers.append((entry, path))
             mine = [entry for entry, _ in self.producers[-len(plan) :]]

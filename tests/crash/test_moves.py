@@ -28,13 +28,15 @@ from tests.crash.rig import SLACK, Server, rounds
 from tests.crash.test_kills import RECOVERY_SECONDS, SEED, Load, judge, stop_clients
 from tests.workers.broker import is_running, wait_until
 
-ROUNDS = rounds(10)
+ROUNDS = rounds(8)
 WORKERS = 3
 VICTIMS = ("old", "new", "coordinator", "all")
 TOPICS = ("/default/f4", "/default/o2", "/default/s1", "/default/f1", "/default/o1", "/default/n1")
 MOVE_SECONDS = 0.06
 """About what a move takes here, with some room."""
 PEACEFUL_MOVES = 3
+PAUSE_FACTOR = 5
+"""Moves, not messages, are what there should be many of."""
 REFUSALS = ("restarted", "down", "in time", "already", "moved", "lost", "no answer", "up",
             "reached")  # fmt: skip
 """What a move that did not come about says, one of them."""
@@ -119,7 +121,7 @@ def test_a_kill_in_the_middle_of_a_move(tmp_path: Path, log: str) -> None:
     retention = {} if log == "kept" else {"retention_seconds_min": 0}
     with ExitStack() as stack:
         server = stack.enter_context(Server(tmp_path / "data", workers=WORKERS, **retention))
-        load = Load(tmp_path, server, history, stack, holes=False)
+        load = Load(tmp_path, server, history, stack, holes=False, pause_factor=PAUSE_FACTOR)
         traffic = Traffic(server, draw, history)
         for number in range(ROUNDS):
             history.about = f"seed {SEED}, log {log}, round {number}"
