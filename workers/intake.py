@@ -136,7 +136,9 @@ class Intake:
                 return
         self.result_index = 0
 
-    def publish(self, publication: Publication, part: zmq.Frame | bytearray, now_ns: int) -> None:
+    def publish(
+        self, publication: Publication, part: zmq.Frame | bytes | bytearray, now_ns: int
+    ) -> None:
         """Admit one bundle."""
         buffer = part.buffer if isinstance(part, zmq.Frame) else part
         size = len(buffer)

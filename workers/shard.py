@@ -285,7 +285,7 @@ class ShardWorker:
             self.drained_ns = self.now_ns
         return taken
 
-    def _publish(self, identity: bytes, command: p.Publish, part: zmq.Frame) -> None:
+    def _publish(self, identity: bytes, command: p.Publish, part: zmq.Frame | bytes) -> None:
         session = self.sessions.by_identity(identity)
         if session is None:
             error = p.Error(command.request, p.Status.NO_SESSION, NO_SESSION_TEXT)

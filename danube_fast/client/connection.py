@@ -437,7 +437,14 @@ class Connection:
 
         index = 0
         for bundle in bundles:
-            buffer = bundle if type(bundle) is memoryview else bundle.buffer
+            kind = type(bundle)
+            buffer = (
+                bundle
+                if kind is memoryview
+                else memoryview(bundle)
+                if kind is bytes
+                else bundle.buffer
+            )
             for _, start, frame_bytes in bundle_entries(buffer):
                 subscriber = self.subscribers.get(consumer_ids[index])
                 index += 1

@@ -1,7 +1,7 @@
 """A ZeroMQ socket as the hot paths use it: kernels over libzmq's own functions.
 
     receive_head()   the first part of a message, or None   (one call, no exception, no lock given up)
-    receive_rest()   the parts behind it, as Frames
+    receive_rest()   the parts behind it, as bytes, large ones as Frames
     send(), send_more()   one part, copied; with send_more another follows
     post()           a whole message
 
@@ -36,6 +36,9 @@ _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 _HEAD_BYTES = 16 * 1024
 """Room for a first part; a larger one is received in two steps."""
+_SHARED_BYTES_MAX = 8192
+"""Smaller parts lie in the buffer that libzmq has read them into, which has this size and is kept by each of
+them: who keeps a message of 300 bytes would keep 8 KiB."""
 _MESSAGE_BYTES = 64
 """Size of zmq_msg_t, a part of libzmq's ABI."""
 _MORE_SHIFT = 40
@@ -209,13 +212,13 @@ class Port:
         _rest(_table, self._message, address_of(large), size)
         return memoryview(large)
 
-    def receive_rest(self) -> list[zmq.Frame]:
-        """The parts behind the head, not copied."""
-        parts: list[zmq.Frame] = []
+    def receive_rest(self) -> list[zmq.Frame | bytes]:
+        """The parts behind the head, large ones not copied."""
+        parts: list[zmq.Frame | bytes] = []
         more = self.more
         while more:
             part = _receive_part(self.socket, _NOBLOCK, False)
-            parts.append(part)
+            parts.append(part if len(part) > _SHARED_BYTES_MAX else part.bytes)
             more = part.more
         self.more = False
         return parts

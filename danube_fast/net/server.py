@@ -80,7 +80,7 @@ class Server:
         text = bound.decode() if isinstance(bound, bytes) else str(bound)
         return int(text.rstrip("\0").rsplit(":", 1)[1])
 
-    def receive(self, limit: int) -> Iterator[tuple[bytes, memoryview, list[zmq.Frame]]]:
+    def receive(self, limit: int) -> Iterator[tuple[bytes, memoryview, list[zmq.Frame | bytes]]]:
         """Up to `limit` waiting messages: identity, command (valid until the next one), parts
         behind it. Never blocks."""
         port = self._port
