@@ -98,6 +98,8 @@ class SubscriptionModel:
     durable: set[int] = field(default_factory=set)
     doubtful: set[int] = field(default_factory=set)
     """May come again, or not."""
+    door: object = None
+    """Of the worker that has it."""
     poisoned: set[int] = field(default_factory=set)
     """Failed too often, or perhaps: nobody is owed these; dead letters are."""
     held: dict[int, Held] = field(default_factory=dict)
