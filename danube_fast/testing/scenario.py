@@ -20,7 +20,7 @@ FAULTS = (
     "lose_connection", "lose_connection", "kill_coordinator", "stall_worker", "move_wall_clock",
     "start_twin",
 )  # fmt: skip
-MOVES_SHARE = 0.0
+MOVES_SHARE = 0.3
 """Of the runs, those with moves."""
 KINDS = ("exclusive", "shared", "shared", "failover", "key_shared", "key_shared")
 DURABILITIES = ("fsync", "fsync", "fsync", "os", "os", "memory")
