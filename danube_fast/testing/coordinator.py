@@ -105,6 +105,7 @@ class SimulatedCoordinator(Process):
 
         def done(value: Any, error: Any) -> None:
             trace.note(f"move of partition {partition_id}: {error or 'done'}")
+            self.host.on_moved(partition_id)
 
         coordinator.move(record, worker, done)
         self.wake()

@@ -167,6 +167,7 @@ class SimulatedHost:
         self.on_down: Callable[[SimulatedWorker], None] = lambda worker: None
         """Called when a worker is gone."""
         self.on_power_cut: Callable[[], None] = lambda: None
+        self.on_moved: Callable[[int], None] = lambda partition_id: None
 
     def add_workers(self, count: int, log_count: int, tap_of: Callable[[int], Tap]) -> None:
         """Workers with logs, not started."""

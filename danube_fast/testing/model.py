@@ -84,6 +84,12 @@ class Model:
             if (sub.partition_id, offset) not in given:
                 raise Violation(f"{sub.label}: {consumer.owner} never acked {offset}")
 
+    def moved(self, partition_id: int) -> None:
+        """A partition went to another worker; those with consumers have heard of it already."""
+        for (place, _), sub in self.subscriptions.items():
+            if place == partition_id and not sub.consumers:
+                sub.moved()
+
     def lost_power(self) -> None:
         """What was not synced is lost."""
         for partition in self.partitions.values():
@@ -357,6 +363,8 @@ class Door(Tap):
             found = session.consumers.pop(command.consumer_id, None)
             if found is not None:
                 found[0].detach(found[1])
+                if command.detail.get("code") == p.Status.NOT_OWNER:
+                    found[0].moved()
 
     def _subscribed(self, asked: p.Subscribe, consumer: Attached, value: Any) -> None:
         sub = self.model.subscriptions.get((asked.partition_id, asked.subscription))
@@ -376,7 +384,7 @@ class Door(Tap):
             each for session in self._by_number.values() for _, each in session.consumers.values()
         ]
         mine = [each for each in sub.consumers if any(each is other for other in here)]
-        sub.worker_died()
+        sub.moved()
         sub.door = self
         sub.is_silent = self.is_silent
         for consumer in mine:

@@ -86,6 +86,7 @@ class Simulation:
             door.synced_position = worker.synced_position
         self.host.on_down = self._worker_down
         self.host.on_power_cut = self.model.lost_power
+        self.host.on_moved = self.model.moved
         self.peers: list[Peer | ShippedClient] = []
         self.topics: dict[str, list[int]] = {}
         """Partition ids by topic."""
@@ -150,7 +151,10 @@ class Simulation:
     def _make_shipped(self, draw: random.Random) -> None:
         """Clients as they are shipped, beside the scripted ones."""
         for number, shape in enumerate(self.scenario.topics):
-            sender = publisher(self.model, shape.topic, self.scenario.messages_max // 2)
+            sender = publisher(
+                self.model, shape.topic, self.scenario.messages_max // 2,
+                moves=self.scenario.has_moves,
+            )  # fmt: skip
             self._add_shipped(f"sender-{number}", draw, sender)
             for plan in shape.subscriptions:
                 options: dict[str, Any] = {"failure_policy": plan.policy}
