@@ -27,7 +27,6 @@ from danube_fast.broker.topic_records import PartitionRecord, TopicOptions, Topi
 from danube_fast.broker.topics import TopicDirectory
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, NotFound, ResourceExhausted
-from danube_fast.metadata.lmdb_store import LmdbStore
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
 from danube_fast.ring.control import ProcessState
@@ -37,11 +36,11 @@ from danube_fast.types import parse_topic
 from danube_fast.version import VERSION
 from danube_fast.workers import web
 from danube_fast.workers.boot import Boot, boot
-from danube_fast.workers.datadir import METADATA_SEAL
 from danube_fast.workers.front import Front
 from danube_fast.workers.growth import Growth
 from danube_fast.workers.mailbox import Reply, Request
 from danube_fast.workers.mover import MoveDone, Mover
+from danube_fast.workers.outside import Outside
 from danube_fast.workers.placement import Placement
 from danube_fast.workers.quota import QuotaKeeper
 from danube_fast.workers.rebalancer import Rebalancer
@@ -81,13 +80,16 @@ class Coordinator:
     Is the `AdminContext` of the operations and the `Workers` of the placement.
     """
 
-    def __init__(self, booted: Boot, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(
+        self, booted: Boot, context: zmq.Context[zmq.Socket[bytes]], outside: Outside | None = None
+    ) -> None:
+        outside = outside or Outside()
         self._boot = booted
         self._config = booted.config
         self._settings = booted.settings
         self.clock: Clock = booted.clock
         data_dir = Path(self._config.data_dir)
-        self._store = LmdbStore(data_dir / "metadata", self.clock, data_dir / METADATA_SEAL)
+        self._store = outside.make_store(data_dir, self.clock)
         self.topics = TopicDirectory(
             self._store,
             log_count=len(self._config.log_workers),
@@ -112,6 +114,7 @@ class Coordinator:
                     self.front, session, command, self._now_ns
                 ),
             },
+            outside,
         )
         booted.mailbox.handlers["topic_places"] = self._topic_places
         self._parked: dict[str, list[_Parked]] = {}
@@ -138,7 +141,7 @@ class Coordinator:
         """The loop, until a stop is requested."""
         while not self._boot.stop_requested:
             if not self.do_work():
-                self._sleeper.sleep(self._sleep_ms())
+                self._sleeper.sleep(self.sleep_ms())
 
     def stop(self) -> None:
         """Orderly end: no request is answered from here on."""
@@ -168,7 +171,8 @@ class Coordinator:
             self._web.start()
         return work
 
-    def _sleep_ms(self) -> int:
+    def sleep_ms(self) -> int:
+        """How long to sleep, unless somebody has something to say."""
         if self.front.is_waiting:
             return BUSY_POLL_MS
         deadline_ns = min(self._boot.mailbox.next_deadline_ns(), self.placement.next_deadline_ns())

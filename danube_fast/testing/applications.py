@@ -19,6 +19,7 @@ from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,
     Internal,
+    ProducerFenced,
     ResourceExhausted,
     Unavailable,
 )
@@ -39,9 +40,9 @@ EXPECTED = (Unavailable, DeadlineExceeded, ResourceExhausted, Internal)
 class _Reports:
     """What a publisher was told of each message."""
 
-    def __init__(self, model: Model, topic: str) -> None:
+    def __init__(self, model: Model, expected: tuple[type[DanubeError], ...]) -> None:
         self._model = model
-        self._topic = topic
+        self._expected = expected
         self.waiting: dict[bytes, int] = {}
         """Payloads that nobody has reported yet."""
         self._last: dict[str, int] = {}
@@ -51,7 +52,7 @@ class _Reports:
         if self.waiting.pop(payload, None) is None:
             raise Violation(f"{payload[:40]!r} was reported twice")
         if message_id is None:
-            if not isinstance(error, EXPECTED):
+            if not isinstance(error, self._expected):
                 raise Violation(f"{payload[:40]!r} failed: {type(error).__name__}: {error}")
             return
         partition = self._model.partition_of(message_id.topic)
@@ -60,11 +61,13 @@ class _Reports:
             raise Violation(f"{payload[:40]!r} was reported at {message_id}, where {stands} is")
 
 
-def publisher(model: Model, topic: str, messages_max: int) -> Application:
-    """An application that publishes to one topic."""
+def publisher(model: Model, topic: str, messages_max: int, *, moves: bool) -> Application:
+    """An application that publishes to one topic. Where partitions move (`moves`), its own late request to
+    the worker before may fence it: then it opens another producer."""
+    expected = (*EXPECTED, ProducerFenced) if moves else EXPECTED
 
     def application(client: ShippedClient, core: Core) -> Steps[None]:
-        reports = _Reports(model, topic)
+        reports = _Reports(model, expected)
         client.is_done = False
         while True:
             try:
@@ -73,7 +76,7 @@ def publisher(model: Model, topic: str, messages_max: int) -> Application:
                     Producer, topic, name=client.name, timeout=PATIENCE_SECONDS
                 )
                 yield from _publish(client, producer, reports, messages_max)
-            except EXPECTED as error:
+            except expected as error:
                 client.errors.append(str(error))
                 if not client.is_alive:  # it was closed in the middle of something
                     return
@@ -102,7 +105,11 @@ def _publish(
                 reports.told(payload, message_id, error)
 
             fields = producer.checked(payload, key, None, None, None, None)
-            yield from producer.send_steps(fields, told)
+            try:
+                yield from producer.send_steps(fields, told)
+            except DanubeError:
+                reports.waiting.pop(payload, None)  # it was not taken
+                raise
         if draw.random() < 0.05:
             yield from producer.flush_steps(PATIENCE_SECONDS)
         yield from client.sleep_steps(draw.randrange(1 * MS, 60 * MS))

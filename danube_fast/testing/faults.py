@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from danube_fast.errors import DanubeError
 from danube_fast.testing.virtual_clock import MS, SECOND
 
 if TYPE_CHECKING:
@@ -81,15 +82,25 @@ class Faults:
             100 * MS, 1500 * MS
         )
 
-    def kill_registry(self) -> None:
+    def kill_coordinator(self) -> None:
         """The coordinator is away for a while."""
-        self._simulation.host.registry.kill()
+        self._simulation.host.coordinator.kill()
         self._start_later()
 
     def cut_power(self) -> None:
         """The host goes down, and comes back."""
         self._simulation.host.cut_power()
         self._start_later()
+
+    def move_partition(self) -> None:
+        """A partition goes to another worker; or not, if that is not to be had just now."""
+        simulation = self._simulation
+        partition_id = self._draw.choice(simulation.partition_ids)
+        worker = self._draw.randrange(len(simulation.host.workers))
+        try:
+            simulation.host.coordinator.move(partition_id, worker)
+        except DanubeError as error:
+            simulation.trace.note(f"no move of {partition_id}: {error}")
 
     # ------------------------------------------------------------ disk, network, clock
 

@@ -68,6 +68,8 @@ class Model:
         place = (topic, str(index))
         made = self.partitions[partition_id] = PartitionModel(partition_id, durability, place)
         self._by_topic[f"{topic}-part-{index}"] = made
+        if index == 0:
+            self._by_topic.setdefault(topic, made)
 
     def partition_of(self, topic: str) -> PartitionModel:
         """The partition whose own topic that is."""
@@ -81,6 +83,12 @@ class Model:
         for offset in acked:
             if (sub.partition_id, offset) not in given:
                 raise Violation(f"{sub.label}: {consumer.owner} never acked {offset}")
+
+    def moved(self, partition_id: int) -> None:
+        """A partition went to another worker; those with consumers have heard of it already."""
+        for (place, _), sub in self.subscriptions.items():
+            if place == partition_id and not sub.consumers:
+                sub.moved()
 
     def lost_power(self) -> None:
         """What was not synced is lost."""
@@ -128,8 +136,9 @@ class Door(Tap):
         """The worker is gone, and all that only it knew."""
         model = self.model
         for (partition_id, _), sub in model.subscriptions.items():
-            if partition_id in partition_ids:
+            if partition_id in partition_ids or sub.door is self:
                 sub.worker_died()
+                partition_ids.add(partition_id)
         for partition_id in partition_ids:
             partition = model.partitions[partition_id]
             partition.fenced.clear()
@@ -229,6 +238,7 @@ class Door(Tap):
                 self.model.clock, self.is_silent,
             )  # fmt: skip
             self.model.subscriptions[command.partition_id, command.subscription] = sub
+            sub.door = self
         sub.attach(consumer)
         session.consumers[command.consumer_id] = (sub, consumer)
 
@@ -347,15 +357,39 @@ class Door(Tap):
         elif isinstance(asked, p.Seek):
             about[1].seek(command.value["next_offset"])
 
+    def _sent_consumerevent(self, identity: bytes, command: p.ConsumerEvent, parts: Any) -> None:
+        session = self._sessions.get(identity)
+        if command.kind == p.EventKind.CLOSED.value and session is not None:
+            found = session.consumers.pop(command.consumer_id, None)
+            if found is not None:
+                found[0].detach(found[1])
+                if command.detail.get("code") == p.Status.NOT_OWNER:
+                    found[0].moved()
+
     def _subscribed(self, asked: p.Subscribe, consumer: Attached, value: Any) -> None:
         sub = self.model.subscriptions.get((asked.partition_id, asked.subscription))
         if asked.type == "reader" or sub is None:
             return
         if consumer.is_gone:
             return
+        if sub.door is not self:  # the partition has moved here
+            self._take_over(sub)
         if sub.start == 1 << 62:
             sub.start = value["next_offset"]
         sub.confirm(consumer)
+
+    def _take_over(self, sub: SubscriptionModel) -> None:
+        """The first consumer of a partition that came from another worker, as far as is known here."""
+        here = [
+            each for session in self._by_number.values() for _, each in session.consumers.values()
+        ]
+        mine = [each for each in sub.consumers if any(each is other for other in here)]
+        sub.moved()
+        sub.door = self
+        sub.is_silent = self.is_silent
+        for consumer in mine:
+            consumer.is_gone = False
+            sub.consumers.append(consumer)
 
     def _sent_published(self, identity: bytes, command: p.Published, parts: Any) -> None:
         for request, outcome in command.entries:

@@ -188,6 +188,9 @@ class ScriptedProducer(Peer):
         if status in (p.Status.FENCED, p.Status.NOT_OWNER):
             lane.opened = None
             self.later(100 * MS, lambda: self._open(lane))
+        if status == p.Status.OUT_OF_SEQUENCE and lane.unacked and messages is lane.unacked[0]:
+            lane.opened = None  # nothing before it is missing: it is not open
+            self.later(100 * MS, lambda: self._open(lane))
         lane.posted = 0  # from the first that is not acked on, again
 
     # ------------------------------------------------------------ tricks

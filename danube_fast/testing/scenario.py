@@ -17,9 +17,11 @@ KIB = 1024
 FAULTS = (
     "kill_worker", "kill_worker", "stop_worker", "cut_power", "cut_power", "fail_sync", "fail_sync",
     "slow_disk", "slow_network", "kill_client", "kill_client", "stop_client", "stop_client",
-    "lose_connection", "lose_connection", "kill_registry", "stall_worker", "move_wall_clock",
+    "lose_connection", "lose_connection", "kill_coordinator", "stall_worker", "move_wall_clock",
     "start_twin",
 )  # fmt: skip
+MOVES_SHARE = 0.3
+"""Of the runs, those with moves."""
 KINDS = ("exclusive", "shared", "shared", "failover", "key_shared", "key_shared")
 DURABILITIES = ("fsync", "fsync", "fsync", "os", "os", "memory")
 DEAD_LETTERS = "/default/dead-letters"
@@ -43,8 +45,7 @@ class TopicShape:
 
     topic: str
     durability: str
-    log_ids: list[int]
-    """Of each partition."""
+    partitions: int
     subscriptions: list[SubscriptionPlan] = field(default_factory=list)
 
 
@@ -65,10 +66,17 @@ class Scenario:
         """Some clients are the shipped one."""
         self.messages_max = draw.randrange(60, 300)
         self.chaos_ns = draw.randrange(1500, 4000) * MS
+        self.has_moves = draw.random() < MOVES_SHARE
+        """Partitions move between workers; all clients are the shipped one, which follows them."""
+        if self.has_moves:
+            self.worker_count = draw.choice((2, 2, 3))
+            self.log_count = self.worker_count * draw.choice((1, 2))
+            self.has_shipped = True
         self.topics = [self._topic(number) for number in range(draw.choice((1, 1, 2)))]
+        faults = FAULTS + ("move_partition",) * (len(FAULTS) * self.has_moves)
         self.faults = sorted(
-            (draw.randrange(self.chaos_ns), draw.choice(FAULTS))
-            for _ in range(draw.randrange(self.steps + 1))
+            (draw.randrange(self.chaos_ns), draw.choice(faults))
+            for _ in range(draw.randrange(self.steps * (1 + self.has_moves) + 1))
         )
 
     def settings(self, directory: str) -> Settings:
@@ -98,7 +106,7 @@ class Scenario:
         shape = TopicShape(
             f"/default/t{number}",
             draw.choice(DURABILITIES),
-            [draw.randrange(self.log_count) for _ in range(partitions)],
+            partitions,
         )
         for place in range(draw.choice((1, 1, 2))):
             shape.subscriptions.append(self._subscription(f"s{place}"))

@@ -26,7 +26,7 @@ from danube_fast.testing.applications import publisher, receiver
 from danube_fast.testing.auditor import Auditor
 from danube_fast.testing.consumer import ScriptedConsumer
 from danube_fast.testing.faults import Faults
-from danube_fast.testing.host import SimulatedHost, SimulatedWorker, TopicPlan
+from danube_fast.testing.host import SimulatedHost, SimulatedWorker
 from danube_fast.testing.loopback import Network
 from danube_fast.testing.model import Door, Model
 from danube_fast.testing.peer import Peer
@@ -86,7 +86,10 @@ class Simulation:
             door.synced_position = worker.synced_position
         self.host.on_down = self._worker_down
         self.host.on_power_cut = self.model.lost_power
+        self.host.on_moved = self.model.moved
         self.peers: list[Peer | ShippedClient] = []
+        self.topics: dict[str, list[int]] = {}
+        """Partition ids by topic."""
         self._make_topics()
         self._make_clients(random.Random(f"clients {seed}"))
         if scenario.has_shipped:
@@ -96,25 +99,29 @@ class Simulation:
     # ------------------------------------------------------------ making
 
     def _make_topics(self) -> None:
-        next_id = 1
-        shapes = [(shape.topic, shape.durability, shape.log_ids) for shape in self.scenario.topics]
-        for topic, durability, log_ids in [*shapes, (DEAD_LETTERS, "fsync", [0])]:
-            ids = list(range(next_id, next_id + len(log_ids)))
-            next_id += len(log_ids)
-            self.host.topics.append(TopicPlan(topic, ids, durability, log_ids))
+        shapes = [(each.topic, each.durability, each.partitions) for each in self.scenario.topics]
+        for topic, durability, partitions in [*shapes, (DEAD_LETTERS, "fsync", 1)]:
+            ids = self.topics[topic] = self.host.create_topic(topic, durability, partitions)
             for index, partition_id in enumerate(ids):
                 self.model.add_partition(partition_id, durability, topic, index)
                 if topic == DEAD_LETTERS:
                     self.model.letters[partition_id] = topic
 
-    def _partitions_on(self, topic: TopicPlan, worker: SimulatedWorker) -> list[int]:
-        return [each for each in topic.partition_ids if self.host.worker_of(each) is worker]
+    @property
+    def partition_ids(self) -> list[int]:
+        """All partitions but those of dead letters."""
+        ids = [ids for topic, ids in self.topics.items() if topic != DEAD_LETTERS]
+        return [each for some in ids for each in some]
+
+    def _partitions_on(self, ids: list[int], worker: SimulatedWorker) -> list[int]:
+        return [each for each in ids if self.host.worker_of(each) is worker]
 
     def _make_clients(self, draw: random.Random) -> None:
         scenario = self.scenario
-        *topics, letters = self.host.topics
+        letters = self.topics[DEAD_LETTERS]
         for worker in self.host.workers:
-            mine = [each for topic in topics for each in self._partitions_on(topic, worker)]
+            mine = self._partitions_on(self.partition_ids, worker)
+            mine = [] if scenario.has_moves else mine
             for number in range(scenario.producers_per_worker if mine else 0):
                 name = f"producer-{worker.index}-{number}"
                 own = random.Random(draw.random())
@@ -123,8 +130,9 @@ class Simulation:
                         name, self.host, self.network, worker, own, mine, scenario.messages_max
                     )
                 )
-            for topic, shape in zip(topics, scenario.topics, strict=True):
-                ids = self._partitions_on(topic, worker)
+            for shape in scenario.topics:
+                ids = self._partitions_on(self.topics[shape.topic], worker)
+                ids = [] if scenario.has_moves else ids
                 for plan in shape.subscriptions if ids else ():
                     for number, temper in enumerate(plan.tempers):
                         options: dict[str, Any] = {"failure_policy": plan.policy}
@@ -143,14 +151,19 @@ class Simulation:
     def _make_shipped(self, draw: random.Random) -> None:
         """Clients as they are shipped, beside the scripted ones."""
         for number, shape in enumerate(self.scenario.topics):
-            sender = publisher(self.model, shape.topic, self.scenario.messages_max // 2)
+            sender = publisher(
+                self.model, shape.topic, self.scenario.messages_max // 2,
+                moves=self.scenario.has_moves,
+            )  # fmt: skip
             self._add_shipped(f"sender-{number}", draw, sender)
             for plan in shape.subscriptions:
                 options: dict[str, Any] = {"failure_policy": plan.policy}
-                taker = receiver(
-                    self.model, shape.topic, plan.name, plan.kind, options, plan.permits[0]
-                )
-                self._add_shipped(f"taker-{number}-{plan.name}", draw, taker)
+                count = len(plan.tempers) if self.scenario.has_moves else 1
+                for place in range(count):
+                    taker = receiver(
+                        self.model, shape.topic, plan.name, plan.kind, options, plan.permits[0]
+                    )
+                    self._add_shipped(f"taker-{number}-{plan.name}-{place}", draw, taker)
 
     def _add_shipped(self, name: str, draw: random.Random, application: Application) -> None:
         own = random.Random(draw.random())
@@ -172,7 +185,8 @@ class Simulation:
     # ------------------------------------------------------------ running
 
     def _worker_down(self, worker: SimulatedWorker) -> None:
-        ids = {each for topic in self.host.topics for each in self._partitions_on(topic, worker)}
+        everything = [each for ids in self.topics.values() for each in ids]
+        ids = set(self._partitions_on(everything, worker))
         self.doors[worker.index - 1].died(ids)
 
     def run(self) -> None:
@@ -215,8 +229,8 @@ class Simulation:
     def _auditor(self, worker: SimulatedWorker) -> Auditor:
         mine = [
             self.model.partitions[each]
-            for topic in self.host.topics
-            for each in self._partitions_on(topic, worker)
+            for ids in self.topics.values()
+            for each in self._partitions_on(ids, worker)
         ]
         return Auditor(self.host, self.network, worker, random.Random(self.scenario.seed), mine)
 
@@ -230,7 +244,10 @@ class Simulation:
 
     def start_twin(self, draw: random.Random) -> None:
         """A second process under the name of a producer, which is killed for good before the end."""
-        first = draw.choice([each for each in self.peers if isinstance(each, ScriptedProducer)])
+        firsts = [each for each in self.peers if isinstance(each, ScriptedProducer)]
+        if not firsts:
+            return
+        first = draw.choice(firsts)
         twin = ScriptedProducer(
             first.name, self.host, self.network, first.worker, random.Random(draw.random()),
             first.partition_ids, 20,

@@ -98,6 +98,10 @@ class SubscriptionModel:
     durable: set[int] = field(default_factory=set)
     doubtful: set[int] = field(default_factory=set)
     """May come again, or not."""
+    has_moved: bool = False
+    """Or perhaps not, if the move was given up: then the worker still knows what we have forgotten."""
+    door: object = None
+    """Of the worker that has it."""
     poisoned: set[int] = field(default_factory=set)
     """Failed too often, or perhaps: nobody is owed these; dead letters are."""
     held: dict[int, Held] = field(default_factory=dict)
@@ -230,7 +234,7 @@ class SubscriptionModel:
 
     def _check_attempts(self, offset: int, known: Known, attempts: int) -> None:
         expected = known.deliveries
-        most = expected + known.unseen
+        most = ATTEMPTS_MAX if self.has_moved else expected + known.unseen
         if not min(expected, ATTEMPTS_MAX) <= attempts <= most:
             raise self._fault(
                 offset, f"has redelivery_count {attempts} after {expected} deliveries"
@@ -382,6 +386,11 @@ class SubscriptionModel:
         self.is_lagging = False
         self.sessions_ended = 0
         self._unsettled.clear()
+
+    def moved(self) -> None:
+        """The partition leaves its worker, or tries to; what was in memory may stay behind."""
+        self.worker_died()
+        self.has_moved = True
 
     def is_owed(self, offset: int) -> bool:
         """Whether the subscription must still get a message."""

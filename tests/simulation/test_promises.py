@@ -27,7 +27,7 @@ class Plain(Scenario):
     def __init__(self, seed: int, kind: str, consumers: int) -> None:
         super().__init__(seed, 0)
         self.worker_count = self.log_count = 1
-        self.has_shipped = False
+        self.has_shipped = self.has_moves = False
         self.faults = []
         self.producers_per_worker = 1
         self.messages_max = 1_500
@@ -35,7 +35,7 @@ class Plain(Scenario):
             "s0", kind, ["good"] * consumers, [[]] * consumers, [100_000] * consumers,
             {"ack_timeout_ms": 30_000},
         )  # fmt: skip
-        self.topics = [TopicShape("/default/t0", "fsync", [0], [plan])]
+        self.topics = [TopicShape("/default/t0", "fsync", 1, [plan])]
 
     def settings(self, directory: str) -> Any:
         changed = {"heartbeat_ms": 500, "heartbeat_idle_ms": 15_000, "session_timeout_ms": 2500}

@@ -1,0 +1,111 @@
+"""The shipped coordinator on a simulated host: topics, lookups, placement and moves, without its process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.ring.control import ProcessState, ProcessStatus
+from danube_fast.testing.loopback import LoopbackServer, Tap
+from danube_fast.testing.process import Process, SimulatedOutside
+from danube_fast.testing.virtual_clock import MS
+from danube_fast.workers.boot import worker_of_log
+from danube_fast.workers.coordinator import Coordinator
+
+if TYPE_CHECKING:
+    from danube_fast.testing.host import SimulatedHost
+
+__all__ = ["SimulatedCoordinator"]
+
+
+class _Control:
+    """What the coordinator reads of the control block."""
+
+    def __init__(self, host: SimulatedHost) -> None:
+        self._host = host
+
+    def status(self, process: int) -> ProcessStatus:
+        """Ready or gone; the port of a worker is its number."""
+        peer = self._host.processes[process]
+        state = ProcessState.READY if peer.is_up else ProcessState.STOPPED
+        return ProcessStatus(state, peer.epoch, process)
+
+    def state(self, process: int) -> ProcessState:
+        """Its state."""
+        return self.status(process).state
+
+    def port(self, process: int) -> int:
+        """Its port."""
+        return process
+
+
+class SimulatedCoordinator(Process):
+    """The coordinator over its lives."""
+
+    coordinator: Coordinator | None = None
+
+    @property
+    def server(self) -> LoopbackServer | None:
+        """The door that clients come to first; None while it is down."""
+        if self.coordinator is None or not self.is_up:
+            return None
+        server: Any = self.coordinator.front.server
+        return server  # type: ignore[no-any-return]
+
+    def start(self) -> None:
+        """A new life over the same metadata."""
+        host = self.host
+        self.epoch += 1
+        self._turn_ns = -1
+        self.mailbox = self.make_mailbox()
+        count = len(host.workers)
+        config = SimpleNamespace(
+            data_dir=str(host.directory), host_id="simulated", worker_count=count,
+            process_count=count + 1, advertise="worker", ipc_endpoints=[""] * (count + 1),
+            log_workers=[worker_of_log(log_id, count) for log_id in range(host.log_count)],
+            admin_fd=-1, logs=[], settings=host.settings, tcp_host="", tcp_port=0, ipc_endpoint="",
+        )  # fmt: skip
+        boot: Any = SimpleNamespace(
+            config=config, settings=host.settings, clock=host.clock, mailbox=self.mailbox,
+            control=_Control(host), counters=SimpleNamespace(set=lambda counter, value: None),
+            heartbeat=lambda: None, set_state=lambda state, port=0: None, stop_requested=False,
+        )  # fmt: skip
+        no_context: Any = None
+        self.coordinator = Coordinator(boot, no_context, SimulatedOutside(self, Tap()))
+        self.is_up = True
+        self.coordinator.start()
+        self.wake()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.is_up = False
+        if self.coordinator is not None:
+            self.coordinator.front.close()
+            self.coordinator = None
+
+    def turn(self) -> None:
+        """One turn."""
+        coordinator = self.coordinator
+        if coordinator is None:
+            return
+        if coordinator.do_work():
+            self.wake()
+        else:
+            self.turn_in(max(1, coordinator.sleep_ms()) * MS)
+            if not self.mailbox.prepare_sleep():
+                self.wake()
+
+    def move(self, partition_id: int, worker: int) -> None:
+        """Begin to move a partition to that worker (by index). Raises DanubeError."""
+        coordinator = self.coordinator
+        record = coordinator.topics.partition(partition_id) if coordinator is not None else None
+        if coordinator is None or record is None:
+            return
+        trace = self.host.trace
+
+        def done(value: Any, error: Any) -> None:
+            trace.note(f"move of partition {partition_id}: {error or 'done'}")
+            self.host.on_moved(partition_id)
+
+        coordinator.move(record, worker, done)
+        self.wake()

@@ -1,0 +1,98 @@
+"""A process of a simulated broker: an epoch, a mailbox, and turns that come when something would wake it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.clock import Clock
+from danube_fast.config import Settings
+from danube_fast.metadata.store import MetadataStore
+from danube_fast.testing.loopback import LoopbackBell, LoopbackServer, Tap
+from danube_fast.testing.virtual_clock import US
+from danube_fast.workers.mailbox import Link, Mailbox
+from danube_fast.workers.outside import Outside
+
+if TYPE_CHECKING:
+    from danube_fast.testing.host import SimulatedHost
+
+__all__ = ["Process", "SimulatedOutside"]
+
+
+class SimulatedOutside(Outside):
+    """Socket, threads, metadata and chance of one life of a process."""
+
+    def __init__(self, process: Process, tap: Tap) -> None:
+        self.background = process.host.disk
+        self._process = process
+        self._tap = tap
+
+    def boot_id(self) -> str:
+        """Another one after each power cut."""
+        return f"boot-{self._process.host.boot_number}"
+
+    def new_token(self) -> bytes:
+        """A token that the seed draws."""
+        return self._process.host.draw.randbytes(16)
+
+    def make_server(self, context: Any, settings: Settings) -> Any:
+        """A door on the loopback network."""
+        return LoopbackServer(self._tap, self._process.wake, self._process.host.event_fd)
+
+    def make_store(self, data_dir: Path, clock: Clock) -> MetadataStore:
+        """Metadata, which outlives everything: what was committed is durable."""
+        return self._process.host.store
+
+
+class Process:
+    """A process as its peers see it: an epoch, a mailbox, turns."""
+
+    def __init__(self, host: SimulatedHost, index: int) -> None:
+        self.host = host
+        self.index = index
+        self.epoch = 0
+        self.mailbox: Any = None
+        self.is_up = False
+        self._turn_ns = -1
+        """When the next turn is due; -1: no turn is."""
+
+    def make_mailbox(self) -> Mailbox:
+        """A new life's mailbox over the rings that are there."""
+        host = self.host
+        links = [
+            Link(
+                peer.index,
+                host.ring(self.index, peer.index),
+                host.ring(peer.index, self.index),
+                LoopbackBell(peer.wake, host.event_fd),
+            )
+            for peer in host.processes
+            if peer is not self
+        ]
+        bell = LoopbackBell(self.wake, host.event_fd)
+        return Mailbox(self.index, self.epoch, links, bell, host, host.clock)
+
+    def wake(self) -> None:
+        """Something happened: a turn comes soon."""
+        self.turn_in(self.host.draw.randrange(5 * US, 60 * US))
+
+    def turn_in(self, delay_ns: int) -> None:
+        """A turn comes so much later, unless one comes before."""
+        due_ns = self.host.clock.now_ns + delay_ns
+        if not self.is_up or 0 <= self._turn_ns <= due_ns:
+            return
+        self._turn_ns = due_ns
+        epoch = self.epoch
+
+        def turn() -> None:
+            if self.is_up and epoch == self.epoch and self._turn_ns == due_ns:
+                self._turn_ns = -1
+                self.turn()
+
+        self.host.schedule.call(delay_ns, turn)
+
+    def start(self) -> None:
+        """A new life."""
+
+    def turn(self) -> None:
+        """One turn."""
