@@ -6,7 +6,8 @@
 Lateness is arrival less due time, by the wall clock that both ends share; nothing may come before its time.
 What was due before the consumer had anything again, and had not come when the worker was killed, is measured from
 the worker's return and stands apart (`outage_...`). A message may come a second time only if its
-ack may have died with the worker.
+ack may have died with the worker. With `watch_seconds` the rest of the span is not waited for: an hour's worth of
+messages waits in the broker, and minutes of it are looked at.
 """
 
 from __future__ import annotations
@@ -66,6 +67,12 @@ def _span_ns(options: dict[str, Any]) -> int:
     return int(options["messages"] / options["rate"] * SECOND_NS)
 
 
+def _watched_ns(options: dict[str, Any]) -> int:
+    """What of the span is waited for."""
+    span_ns, watch_ns = _span_ns(options), int(options["watch_seconds"] * SECOND_NS)
+    return min(span_ns, watch_ns) if watch_ns else span_ns
+
+
 def publish_delayed(link: Link, options: dict[str, Any]) -> None:
     """All of them; the next order says when the span starts."""
     lists = open_payloads(options).lists()
@@ -91,10 +98,13 @@ def take_delayed(link: Link, options: dict[str, Any]) -> None:
     whole = np.frombuffer(payloads._map, np.uint8).reshape(-1, size)
     first = np.zeros(payloads.count, np.int64)
     times = first.copy()
-    corrupted, left = 0, payloads.count
+    corrupted = 0
     with open_consumer(options) as consumer:
         link.ready()
-        end_ns = link.hear() + _span_ns(options) + int(SILENCE_SECONDS * SECOND_NS)
+        start_ns = link.hear()
+        watched_ns = start_ns + _watched_ns(options)
+        wanted = due_times(payloads.count, start_ns, _span_ns(options)) < watched_ns
+        end_ns, left = watched_ns + int(SILENCE_SECONDS * SECOND_NS), np.count_nonzero(wanted)
         cpu = time.process_time()
         while left and time.time_ns() < end_ns:
             batch = consumer.receive_batch(LIST_MESSAGES, timeout=RECEIVE_SECONDS)
@@ -115,7 +125,7 @@ def take_delayed(link: Link, options: dict[str, Any]) -> None:
             fresh = good[first[good] == 0]
             first[fresh] = now_ns
             np.add.at(times, good, 1)
-            left = int(np.count_nonzero(times == 0)) if len(good) else left
+            left -= np.count_nonzero(wanted[fresh])
         link.say(
             {
                 "corrupted": corrupted, "cpu": time.process_time() - cpu,
@@ -156,13 +166,17 @@ def kill_worker(broker: Broker) -> Outage:
     )
 
 
-def figures_of(figures: Figures, due: Times, taken: dict[str, Any], outage: Outage) -> None:
-    """Fill in what the arrivals say: how late messages came, which not, which too often."""
+def figures_of(
+    figures: Figures, due: Times, taken: dict[str, Any], outage: Outage, watched_ns: int
+) -> None:
+    """Fill in what the arrivals say: how late messages came, which not, which too often. Who is due from
+    `watched_ns` on is not waited for."""
     first, times = (np.frombuffer(taken[x], np.int64) for x in ("first", "times"))
     came, again = times > 0, times > 1
+    wanted = due < watched_ns
     killed_ns, ready_ns = outage
     back_ns = int(first[came & (first > ready_ns)].min(initial=NEVER_NS))
-    figures.lost = int(np.count_nonzero(~came))
+    figures.lost = int(np.count_nonzero(wanted & ~came))
     figures.corrupted = taken["corrupted"]
     excused = (first > killed_ns - ACK_DURABLE_NS) & (first < ready_ns) & (times == 2)
     figures.duplicated = int(np.count_nonzero(again & ~excused))
@@ -173,6 +187,7 @@ def figures_of(figures: Figures, due: Times, taken: dict[str, Any], outage: Outa
         "redelivered": float(np.count_nonzero(again)),
         "outage_ms": (ready_ns - killed_ns) / 1e6,
         "consumer_back_ms": (back_ns - ready_ns) / 1e6 if back_ns < NEVER_NS else 0.0,
+        "watched_messages": float(np.count_nonzero(wanted)),
         "outage_messages": float(np.count_nonzero(away)),
     }
     for name, some in (("late", late[came & ~away]), ("outage_late", first[away] - ready_ns)):
@@ -189,7 +204,8 @@ def run_delayed(rig: Rig, plan: Plan) -> Figures:
         options: dict[str, Any] = {
             "url": broker.url, "transport": plan.transport, "spin_us": plan.spin_us,
             "topic_options": plan.topic_options, "message_bytes": plan.message_bytes,
-            "messages": plan.messages, "rate": plan.rate, "topics": rig.topics(1),
+            "messages": plan.messages, "rate": plan.rate, "watch_seconds": plan.watch_seconds,
+            "topics": rig.topics(1),
             "subscription": "bench", "type": "exclusive", "fd": fd,
         }  # fmt: skip
         producer = crew.start("producer", f"{_HERE}:publish_delayed", options, [fd])
@@ -207,14 +223,14 @@ def run_delayed(rig: Rig, plan: Plan) -> Figures:
                 f"{plan.messages} messages were not published within {lead:.1f} s, so some were due "
                 "before; take fewer --messages"
             )
-        middle_ns = start_ns + _span_ns(options) // 2
+        middle_ns = start_ns + _watched_ns(options) // 2
         time.sleep(max(0, middle_ns - time.time_ns()) / SECOND_NS)
         outage = kill_worker(broker)
-        taken = consumer.hear(HEAR_SECONDS + plan.messages / plan.rate)
+        taken = consumer.hear(HEAR_SECONDS + _watched_ns(options) / SECOND_NS)
         figures.broker_rss_mb = broker.resident_mb()
         for member in crew.members:
             member.tell("bye")
-    figures_of(figures, due, taken, outage)
+    figures_of(figures, due, taken, outage, start_ns + _watched_ns(options))
     figures.extra["publish_seconds"] = lead - (start_ns - sent["acked_ns"]) / SECOND_NS
     figures.client_cpu_s = sent["cpu"] + taken["cpu"]
     return figures

@@ -154,8 +154,8 @@ CASES = (
         [Floor("kill_seconds_max", 3.0, 0.1, "s"), Floor("stop_seconds_max", 3.0, 2.6, "s")],
     ),
     Case(
-        "1 million due at random in 2 min, the worker killed", "delayed",
-        {"messages": 1_000_000, "rate": 1_000_000 / 120},
+        "1 million due at random in an hour, 2 min of it, the worker killed", "delayed",
+        {"messages": 1_000_000, "rate": 1_000_000 / 3600, "watch_seconds": 120.0},
         [
             Floor("late_p99_ms", 100, 20, "ms"), Floor("late_max_ms", 100, 50, "ms"),
             Floor("early", 0.5, 0, "messages"),

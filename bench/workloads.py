@@ -99,7 +99,7 @@ WORKLOADS: dict[str, Workload] = {
     "delayed": Workload(
         "random due times over `messages / rate` seconds, the worker killed in the middle: lateness",
         delayed.run_delayed, {"messages": 100_000, "rate": 5000.0},
-        frozenset({"durability", "message_bytes", "messages", "seconds", "rate"}),
+        frozenset({"durability", "message_bytes", "messages", "seconds", "rate", "watch_seconds"}),
     ),
     "unacked": Workload(
         "all held by 100 subscriptions, then every second message acked at random: a worker's memory",

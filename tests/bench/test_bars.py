@@ -112,8 +112,9 @@ def test_a_standby_goes_on_where_the_active_one_was(
 
 
 def test_delayed_messages_and_a_killed_worker(rig: Rig) -> None:
-    figures = run(rig, "delayed", messages=6_000, rate=2000.0)
+    figures = run(rig, "delayed", messages=12_000, rate=2000.0, watch_seconds=3.0)
     extra = figures.extra
+    assert 5_000 < extra["watched_messages"] < 7_000
     assert (figures.lost, figures.duplicated, figures.corrupted) == (0, 0, 0)
     assert extra["early"] == 0
     assert 0 < extra["late_p50_ms"] <= extra["late_p99_ms"] <= extra["late_max_ms"]
@@ -149,14 +150,15 @@ def taken(first: list[int], times: list[int]) -> dict[str, Any]:
 
 def test_lateness_of_an_outage_stands_apart() -> None:
     figures = Figures(workload="delayed")
-    due = np.array([100, 200, 4990, 5500, 6300, 7000, 7100], np.int64) * MS
-    came = [103, 210, 6200, 6200, 6305, 7001, 0]
+    due = np.array([100, 200, 4990, 5500, 6300, 7000, 7100, 8000], np.int64) * MS
+    came = [103, 210, 6200, 6200, 6305, 7001, 0, 0]
     outage = Outage(5000 * MS, 6000 * MS)
-    delayed.figures_of(figures, due, taken(came, [1, 1, 1, 1, 1, 1, 0]), outage)
+    delayed.figures_of(figures, due, taken(came, [1, 1, 1, 1, 1, 1, 0, 0]), outage, 8000 * MS)
     extra = figures.extra
     assert (figures.lost, figures.duplicated, extra["early"]) == (1, 0, 0)
     assert (extra["late_p50_ms"], extra["late_max_ms"]) == (4.0, 10.0)
-    assert extra["outage_messages"] == 2 and extra["outage_late_max_ms"] == 200.0
+    assert extra["watched_messages"] == 7 and extra["outage_messages"] == 2
+    assert extra["outage_late_max_ms"] == 200.0
     assert extra["outage_ms"] == 1000.0 and extra["consumer_back_ms"] == 200.0
 
 
@@ -165,7 +167,7 @@ def test_what_comes_early_or_again_without_an_excuse_is_seen() -> None:
     due = np.array([100, 200, 4500, 4600, 9000], np.int64) * MS
     came = [99, 201, 4501, 4601, 9001]
     outage = Outage(5000 * MS, 6000 * MS)
-    delayed.figures_of(figures, due, taken(came, [1, 2, 2, 3, 2]), outage)
+    delayed.figures_of(figures, due, taken(came, [1, 2, 2, 3, 2]), outage, 10_000 * MS)
     assert figures.extra["early"] == 1 and figures.extra["redelivered"] == 4
     assert figures.duplicated == 3, "only the third one's ack may have died with the worker"
 
