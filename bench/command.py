@@ -20,7 +20,9 @@ __all__ = ["OWN_BROKER", "WIDTH", "Choices", "Emit", "Note", "check", "measure",
 
 TRANSPORTS = ("zmq", "shm")
 WIDTH = 170
-OWN_BROKER = ("sustained", "ready", "recovery", "idle", "readback", "soak")
+OWN_BROKER = (
+    "sustained", "ready", "recovery", "idle", "readback", "soak", "delayed", "unacked", "crowd",
+)  # fmt: skip
 """Workloads that start brokers of their own, with settings of their own."""
 
 

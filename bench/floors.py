@@ -142,6 +142,34 @@ CASES = (
         [Floor("vs_exclusive", 0.5, 1.0, "of one exclusive")],
     ),
     Case(
+        "the active one of a failover subscription", "failover", {},
+        [Floor("vs_exclusive", 0.9, 1.0, "of one exclusive")],
+    ),
+    Case(
+        "each message acked by itself", "acks", {},
+        [Floor("vs_batch_acks", 0.6, 0.9, "of batch acks")],
+    ),
+    Case(
+        "SIGKILL and SIGSTOP of the active consumer, until the standby's first", "promotion", {},
+        [Floor("kill_seconds_max", 3.0, 0.1, "s"), Floor("stop_seconds_max", 3.0, 2.6, "s")],
+    ),
+    Case(
+        "1 million due at random in an hour, 2 min of it, the worker killed", "delayed",
+        {"messages": 1_000_000, "rate": 1_000_000 / 3600, "watch_seconds": 120.0},
+        [
+            Floor("late_p99_ms", 100, 20, "ms"), Floor("late_max_ms", 100, 50, "ms"),
+            Floor("early", 0.5, 0, "messages"),
+        ],
+    ),
+    Case(
+        "10 million unacked, then every second one acked: memory", "unacked", {},
+        [Floor("peak_mb", 1000, 150, "MB beyond idle")],
+    ),
+    Case(
+        "10,000 topics and subscriptions: start to first message", "crowd", {},
+        [Floor("orderly_seconds", 10, 3, "s"), Floor("killed_seconds", 10, 3, "s")],
+    ),
+    Case(
         "soak, 5 min: clients, topics and workers come and go", "soak", {"messages": 600_000},
         [
             Floor("anon_mb_growth", 8, 1, "MB in the second half"),
@@ -259,7 +287,7 @@ def echo_plan(plan: Plan) -> Plan:
 def measure(rig: Rig, plan: Plan) -> Figures:
     """One run of a plan, after one of raw ZeroMQ where that says something."""
     is_large = plan.messages * plan.message_bytes >= REST_FROM_BYTES
-    if is_large and plan.workload not in ("reference", "soak"):
+    if is_large and plan.workload not in ("reference", "soak", "delayed"):
         rig.broker(plan).rest()
     raw = None
     if plan.workload in _COMPARED and not plan.rate:

@@ -36,6 +36,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     topics: int = 1
     clients: int = 1
     log_bytes: int = 0
+    watch_seconds: float = 0.0
+    """How much of the span of due times is waited for; 0: all of it."""
     spin_us: int = 0
     """How long workers and clients look on before they sleep."""
     warm: bool = False

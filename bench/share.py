@@ -2,6 +2,9 @@
 
     produce_keyed   send_many with one of 10,000 keys a message
     consume_share   receive_batch, payloads, ack(batch), until nothing comes any more
+                    or each message as an object, and acked with its batch or one by one
+
+One of a failover subscription is the active one; what individual acks cost is measured on an exclusive one.
 
 Each message must reach exactly one consumer: every consumer compares the bytes of what it got and
 marks its number; the marks of all together are counted.
@@ -9,7 +12,9 @@ marks its number; the marks of all together are counted.
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -18,12 +23,14 @@ import numpy as np
 from danube_fast.bench.member import Link
 from danube_fast.bench.payloads import LIST_MESSAGES, NUMBER_BYTES
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import HEAR_SECONDS, hear_all
+from danube_fast.bench.processes import HEAR_SECONDS, Broker, hear_all
 from danube_fast.bench.rig import Rig, blank, charge
 from danube_fast.bench.streams import FLUSH_SECONDS, open_client, open_consumer, open_payloads
 from danube_fast.client.limits import WINDOW_BYTES_DEFAULT
+from danube_fast.errors import DataLoss
 
-__all__ = ["KEYS", "consume_share", "produce_keyed", "run_share"]
+__all__ = ["ALONE", "KEYS", "consume_share", "produce_keyed", "run_acks"]
+__all__ += ["run_failover", "run_share"]
 
 _HERE = "danube_fast.bench.share"
 KEYS = 10_000
@@ -31,10 +38,32 @@ SPREAD = 7919
 """Keys do not come in their own order."""
 FIRST_SECONDS, QUIET_SECONDS = 60.0, 2.0
 SLOWEST_PER_S = 50_000
+WITH_BATCH, OBJECTS, ALONE = "with the batch", "objects", "alone"
+"""How messages are acked: those of a batch at once, the same after a look at each, or each by itself."""
 
 
 def _bytes_of(payload: bytes | None) -> bytes:
     return payload or b""
+
+
+def _take(consumer: Any, batch: Any, acking: str) -> tuple[bytes, int]:
+    """The payloads of a batch, joined, and when it was in hand; its messages are acked."""
+    if acking == WITH_BATCH:
+        got = b"".join(map(_bytes_of, batch.payloads()))
+        now_ns = time.monotonic_ns()
+        consumer.ack(batch)
+        return got, now_ns
+    payloads: list[bytes | None] = []
+    keep, ack = payloads.append, consumer.ack
+    if acking == ALONE:
+        for message in batch:
+            keep(message.payload)
+            ack(message)
+    else:
+        for message in batch:
+            keep(message.payload)
+        ack(batch)
+    return b"".join(map(_bytes_of, payloads)), time.monotonic_ns()
 
 
 def produce_keyed(link: Link, options: dict[str, Any]) -> None:
@@ -69,9 +98,7 @@ def consume_share(link: Link, options: dict[str, Any]) -> None:
         link.ready()
         cpu, quiet = time.process_time(), FIRST_SECONDS
         while len(batch := consumer.receive_batch(LIST_MESSAGES, timeout=quiet)):
-            got = b"".join(map(_bytes_of, batch.payloads()))
-            last_ns = time.monotonic_ns()
-            consumer.ack(batch)
+            got, last_ns = _take(consumer, batch, options["acking"])
             quiet = QUIET_SECONDS
             if len(got) != len(batch) * size:
                 corrupted += len(batch)
@@ -84,6 +111,7 @@ def consume_share(link: Link, options: dict[str, Any]) -> None:
             np.add.at(seen, numbers[right], 1)
         cpu = time.process_time() - cpu
         duplicated = int(np.count_nonzero(seen > 1))
+        consumer.flush_acks(timeout=FLUSH_SECONDS)
         link.say(
             {
                 "ended_ns": last_ns, "cpu": cpu, "corrupted": corrupted, "duplicated": duplicated,
@@ -101,16 +129,74 @@ def run_share(rig: Rig, plan: Plan) -> Figures:
     if alone.messages_per_s and figures.messages_per_s:
         figures.extra["vs_exclusive"] = figures.messages_per_s / alone.messages_per_s
         figures.extra["exclusive_per_s"] = alone.messages_per_s
-    figures.lost = (figures.lost or 0) + (alone.lost or 0)
+    _add_faults(figures, alone)
     return figures
 
 
-def _run(rig: Rig, plan: Plan, kind: str) -> Figures:
+def run_failover(rig: Rig, plan: Plan) -> Figures:
+    """The rate of the active consumer of a failover subscription, as a part of that of one exclusive one."""
+    return _in_turns(
+        lambda: _run(rig, plan, "failover"), {"exclusive": lambda: _run(rig, plan, "exclusive")}
+    )
+
+
+def run_acks(rig: Rig, plan: Plan) -> Figures:
+    """The rate of one consumer that acks each message by itself, as a part of that of one that acks its
+    batches, and of one that looks at each message and acks the batch."""
+    return _in_turns(
+        lambda: _run(rig, plan, "exclusive", ALONE),
+        {
+            "batch_acks": lambda: _run(rig, plan, "exclusive"),
+            "same_with_batch_acks": lambda: _run(rig, plan, "exclusive", OBJECTS),
+        },
+    )
+
+
+def _in_turns(run: Callable[[], Figures], others: dict[str, Callable[[], Figures]]) -> Figures:
+    """Figures of `run`, and its rate as a part of those of others. All run there and back, so that what
+    the first pays for (new segments, cold memory) is not counted against one of them."""
+    runs: dict[str, Callable[[], Figures]] = {**others, "": run}
+    found: dict[str, list[Figures]] = {name: [] for name in runs}
+    for name in (*runs, *reversed(runs)):
+        found[name].append(runs[name]())
+    rates = {
+        name: statistics.harmonic_mean([each.messages_per_s or 0.0 for each in both])
+        for name, both in found.items()
+    }
+    figures = found[""].pop()
+    figures.messages_per_s = rates[""]
+    figures.mb_per_s = rates[""] * (figures.message_bytes or 0) / 1e6
+    for name in others:
+        figures.extra[f"vs_{name}"] = rates[""] / rates[name] if rates[name] else 0.0
+        figures.extra[f"{name}_per_s"] = rates[name]
+    for both in found.values():
+        for other in both:
+            _add_faults(figures, other)
+    return figures
+
+
+def _add_faults(figures: Figures, others: Figures) -> None:
+    """What went wrong in a run beside counts as well."""
+    for name in ("lost", "duplicated", "corrupted"):
+        setattr(figures, name, (getattr(figures, name) or 0) + (getattr(others, name) or 0))
+
+
+def _require_acked(broker: Broker, topic: str) -> None:
+    """Nothing is left to ack. Raises DataLoss."""
+    (row,) = broker.client.admin.list_subscriptions(topic)
+    if row["lag_messages"]:
+        raise DataLoss(
+            f"{row['lag_messages']} messages of {topic} were acked, and the broker counts them as unacked"
+        )
+
+
+def _run(rig: Rig, plan: Plan, kind: str, acking: str = WITH_BATCH) -> Figures:
     broker = rig.broker(plan)
     common: dict[str, Any] = {
         "url": broker.url, "transport": plan.transport, "spin_us": plan.spin_us,
         "topic_options": plan.topic_options, "message_bytes": plan.message_bytes,
         "messages": plan.messages, "topics": rig.topics(1), "subscription": "bench", "type": kind,
+        "acking": acking,
         "fd": rig.payloads(plan.messages, plan.message_bytes),
     }  # fmt: skip
     with rig.crew() as crew:
@@ -125,6 +211,8 @@ def _run(rig: Rig, plan: Plan, kind: str) -> Figures:
             member.tell("go")
         reports = hear_all(crew.members, HEAR_SECONDS + plan.messages / SLOWEST_PER_S)
         figures = _figures(plan, reports[0], reports[1:])
+        if not figures.lost:
+            _require_acked(broker, common["topics"][0])
         charge(figures, broker, before)
         for member in crew.members:
             member.tell("bye")

@@ -7,15 +7,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from danube_fast.bench import (
+    crowd,
+    delayed,
     echo,
     lapped,
     latency,
+    promotion,
     rates,
     reference,
     share,
     soak,
     standing,
     sustained,
+    unacked,
 )
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.rig import Rig
@@ -78,6 +82,33 @@ WORKLOADS: dict[str, Workload] = {
     "key-shared": Workload(
         "the same on a key_shared subscription, 10,000 keys",
         share.run_share, {"messages": 2_000_000, "consumers": 4}, _SHARE,
+    ),
+    "failover": Workload(
+        "the active consumer of a failover subscription, beside one exclusive consumer",
+        share.run_failover, {"messages": 2_000_000, "durability": "os"}, _SHARE - {"consumers"},
+    ),
+    "acks": Workload(
+        "each message acked by itself, beside the same with batch acks",
+        share.run_acks, {"messages": 2_000_000, "durability": "os"}, _SHARE - {"consumers"},
+    ),
+    "promotion": Workload(
+        "SIGKILL and SIGSTOP of the active consumer under load, until the standby has a message",
+        promotion.run_promotion, {"messages": 200_000, "rate": 1000.0},
+        frozenset({"durability", "message_bytes", "messages", "rate"}),
+    ),
+    "delayed": Workload(
+        "random due times over `messages / rate` seconds, the worker killed in the middle: lateness",
+        delayed.run_delayed, {"messages": 100_000, "rate": 5000.0},
+        frozenset({"durability", "message_bytes", "messages", "seconds", "rate", "watch_seconds"}),
+    ),
+    "unacked": Workload(
+        "all held by 100 subscriptions, then every second message acked at random: a worker's memory",
+        unacked.run_unacked, {"messages": 100_000, "consumers": 100}, _SHARE,
+    ),
+    "crowd": Workload(
+        "a subscription on each of thousands of topics: stop or SIGKILL, start, first message",
+        crowd.run_crowd, {"topics": 10_000},
+        frozenset({"durability", "message_bytes", "topics"}),
     ),
     "sustained": Workload(
         "fsync over gigabytes of log, then bare pwrite and fdatasync of groups as large",

@@ -34,6 +34,8 @@ from danube_fast.broker.ledger_layout import (
     HELD,
     NEED_ROWS,
     P_SETTLED,
+    P_SETTLED_NEW,
+    P_WAITING,
     PAGE_MASK,
     PAGE_MESSAGES,
     PAGE_SHIFT,
@@ -197,6 +199,8 @@ def next_waiting(head: int) -> int:
     while offset < end:
         page = page_of(head, offset)
         stop = ((offset >> PAGE_SHIFT) + 1) << PAGE_SHIFT
+        if page and load_i64(page + P_WAITING) == 0:
+            page = 0
         while page and offset < min(stop, end):
             if load_u32(page + AT_STATES + 4 * (offset & PAGE_MASK)) == WAITING:
                 store_u64(head + H_FIRST_WAITING, offset)
@@ -284,6 +288,7 @@ def _settle_in_page(head: int, page: int, low: int, high: int, slot: int) -> int
     add(head + H_SETTLED, settled)
     add(head + H_EVER_SETTLED, settled)
     add(page + P_SETTLED, settled)
+    add(page + P_SETTLED_NEW, settled)
     return settled
 
 

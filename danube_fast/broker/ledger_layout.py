@@ -145,6 +145,10 @@ class PageWord(enum.IntEnum):
 
     SETTLED = 0
     """Messages in the page that are settled, recorded or not."""
+    SETTLED_NEW = 1
+    """Those of them that may be SETTLED_NEW; 0: none is, and nobody has to look."""
+    WAITING = 2
+    """Messages in the page that wait."""
 
 
 class RowWord(enum.IntEnum):
@@ -192,6 +196,8 @@ H_BUCKETS = int(HeadWord.BUCKETS) * WORD_BYTES
 H_UNBLOCKED = int(HeadWord.UNBLOCKED) * WORD_BYTES
 H_EVER_SETTLED = int(HeadWord.EVER_SETTLED) * WORD_BYTES
 P_SETTLED = int(PageWord.SETTLED) * WORD_BYTES
+P_SETTLED_NEW = int(PageWord.SETTLED_NEW) * WORD_BYTES
+P_WAITING = int(PageWord.WAITING) * WORD_BYTES
 R_START = int(RowWord.START) * WORD_BYTES
 R_END = int(RowWord.END) * WORD_BYTES
 R_SLOT = int(RowWord.SLOT) * WORD_BYTES

@@ -29,6 +29,7 @@ from danube_fast.broker.ledger_layout import (
     HELD,
     NEED_PAGES,
     NEED_TABLE,
+    P_WAITING,
     PAGE_SHIFT,
     R_BEFORE,
     R_END,
@@ -198,6 +199,7 @@ def leave(head: int, page: int, index: int) -> None:
 def count_waiting(head: int, page: int, index: int, amount: int) -> None:
     """A message begins (1) or ends (-1) to wait."""
     add(head + H_WAITING, amount)
+    add(page + P_WAITING, amount)
     buckets = load_i64(head + H_BUCKETS)
     if buckets:
         route = load_u32(page + AT_ROUTES + 4 * index)

@@ -10,6 +10,7 @@ from danube_fast.broker.ledger_layout import (
     H_DIRTY_HIGH,
     H_DIRTY_LOW,
     H_RECORDED,
+    P_SETTLED_NEW,
     PAGE_MASK,
     PAGE_SHIFT,
     SETTLED,
@@ -17,7 +18,7 @@ from danube_fast.broker.ledger_layout import (
     UNTOUCHED,
     WORD_BYTES,
 )
-from danube_fast.broker.ledger_pages import entry_of
+from danube_fast.broker.ledger_pages import add, entry_of
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.memory import load_i64, load_u32, store_u32, store_u64
 
@@ -49,11 +50,12 @@ def collect(head: int, pairs: int, count_max: int) -> int:
         place = entry_of(head, offset)
         entry = load_i64(place) if place else UNTOUCHED
         is_new, step = 0, 1
-        if entry > ALL_SETTLED_NEW:
+        if entry > ALL_SETTLED_NEW and load_i64(entry + P_SETTLED_NEW):
             at = entry + AT_STATES + 4 * (offset & PAGE_MASK)
             if load_u32(at) == SETTLED_NEW:
                 is_new = 1
                 store_u32(at, SETTLED)
+                add(entry + P_SETTLED_NEW, -1)
         else:
             step = (((offset >> PAGE_SHIFT) + 1) << PAGE_SHIFT) - offset
             if entry == ALL_SETTLED_NEW:

@@ -27,6 +27,7 @@ from danube_fast.broker.ledger_layout import (
     J_SLOTS,
     J_TABLES,
     NOBODY,
+    P_WAITING,
     PAGE_MASK,
     PAGE_SHIFT,
     STAYS,
@@ -81,6 +82,8 @@ def next_eligible(head: int, job: int, offset: int) -> int:
     while offset < end:
         page = page_of(head, offset)
         stop = min(end, ((offset >> PAGE_SHIFT) + 1) << PAGE_SHIFT)
+        if page and load_i64(page + P_WAITING) == 0:
+            page = 0
         while page and offset < stop:
             if load_u32(page + AT_STATES + 4 * (offset & PAGE_MASK)) == WAITING:
                 route = load_u32(page + AT_ROUTES + 4 * (offset & PAGE_MASK))

@@ -1,21 +1,29 @@
-"""Members of a run with one fault each: the third list that is sent never leaves the producer."""
+"""Members of a run with one fault each: the third list that is sent never leaves the producer, acks never
+leave the consumer, payloads are not those that were prepared."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-from danube_fast.bench import lapped, soak_roles, streams
+from danube_fast.bench import crowd, delayed, lapped, promotion, share, soak_roles, streams, unacked
+from danube_fast.bench.delayed import take_delayed
 from danube_fast.bench.lapped import fall_behind
 from danube_fast.bench.member import Link
+from danube_fast.bench.promotion import follow
+from danube_fast.bench.share import produce_keyed
 from danube_fast.bench.streams import consume_batches
+from danube_fast.client.consumer import Consumer
 from danube_fast.client.producer import Producer
 
 __all__ = [
-    "LOST_LIST", "churn", "consume_batches", "fall_behind", "produce_lists", "publish_on", "stand",
+    "LOST_LIST", "churn", "consume_batches", "consume_share", "fall_behind", "fill", "follow", "hold_all",
+    "produce_keyed", "produce_lists", "publish_delayed", "publish_on", "publish_paced", "stand",
+    "take_delayed",
 ]  # fmt: skip
 
 LOST_LIST = 2
+delayed.SILENCE_SECONDS = 3.0
 for module in (lapped, streams):
     module.SILENCE_SECONDS = {True: 3.0, False: 1.0}
 
@@ -61,3 +69,42 @@ def stand(link: Link, options: dict[str, Any]) -> None:
     soak_roles.PATIENCE_SECONDS = 3.0
     soak_roles.make = altered  # type: ignore[assignment]
     soak_roles.stand(link, options)
+
+
+def publish_delayed(link: Link, options: dict[str, Any]) -> None:
+    """That of `delayed`, less a list."""
+    _forget_a_list()
+    delayed.publish_delayed(link, options)
+
+
+def _forget_acks() -> None:
+    Consumer.ack = lambda self, what: None  # type: ignore[method-assign]
+
+
+def consume_share(link: Link, options: dict[str, Any]) -> None:
+    """That of `shared`; it acks nothing."""
+    _forget_acks()
+    share.consume_share(link, options)
+
+
+def hold_all(link: Link, options: dict[str, Any]) -> None:
+    """That of `unacked`; it acks nothing."""
+    _forget_acks()
+    unacked.hold_all(link, options)
+
+
+def publish_paced(link: Link, options: dict[str, Any]) -> None:
+    """That of `promotion`, less one message."""
+    send, numbers = Producer.send, itertools.count()
+
+    def send_some(self: Producer, payload: Any) -> None:
+        if next(numbers) != LOST_LIST:
+            send(self, payload)
+
+    Producer.send = send_some  # type: ignore[assignment]
+    promotion.publish_paced(link, options)
+
+
+def fill(link: Link, options: dict[str, Any]) -> None:
+    """That of `crowd`; each topic gets the next one's message."""
+    crowd.fill(link, options | {"topics": options["topics"][1:] + options["topics"][:1]})
