@@ -43,7 +43,10 @@ def fill(link: Link, options: dict[str, Any]) -> None:
         asyncio.run(_publish_all(payloads, options))
         filled = time.monotonic()
         with client.consumer(
-            topics, subscription=SUBSCRIPTION, initial_position="earliest", timeout=SUBSCRIBE_SECONDS
+            topics,
+            subscription=SUBSCRIPTION,
+            initial_position="earliest",
+            timeout=SUBSCRIBE_SECONDS,
         ):
             subscribed = time.monotonic()
         link.say({"fill_seconds": filled - began, "subscribe_seconds": subscribed - filled})

@@ -126,7 +126,8 @@ def run_unacked(rig: Rig, plan: Plan) -> Figures:
             "messages": plan.messages, "topics": topics, "fd": fd,
             "rate": 0.0, "index": 0, "step": 1,
         }  # fmt: skip
-        broker.client.producer(topics[0], **plan.topic_options).close()
+        options: dict[str, Any] = plan.topic_options
+        broker.client.producer(topics[0], **options).close()
         broker.rest()
         idle = _memory(broker)
         crew.start("producer", "danube_fast.bench.streams:produce_lists", common, [fd])
