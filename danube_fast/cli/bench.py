@@ -23,6 +23,9 @@ SpinOption = Annotated[
     int | None,
     typer.Option(min=0, metavar="US", help="Workers and clients look on so long, then sleep."),
 ]
+CheckOption = Annotated[
+    bool, typer.Option("--check", help="Compare with the floors; exit 1 on a miss.")
+]
 LogOption = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Log to fill, recover or read back from.")
 ]
@@ -63,9 +66,7 @@ def bench(
         list[str] | None,
         typer.Argument(metavar="[WORKLOAD ...]", help="Which to run (default: all)."),
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare with the floors; exit 1 on a miss.")
-    ] = False,
+    check: CheckOption = False,
     transport: Annotated[
         str, typer.Option(metavar="zmq|shm", help="How clients reach the broker.")
     ] = "zmq",

@@ -30,6 +30,30 @@ class Shifted:
         return int(self._clock.monotonic_ns()) + self.ahead_ns
 
 
+class Ticking:
+    """A clock of its own: 100 us go by with every look, and whatever a test adds; a slow machine makes no
+    difference."""
+
+    def __init__(self, clock: Any) -> None:
+        self._monotonic_ns, self._wall_ns = clock.monotonic_ns(), clock.wall_ns()
+        self.ahead_ns = 0
+
+    def monotonic_ns(self) -> int:
+        self.ahead_ns += 100_000
+        return int(self._monotonic_ns + self.ahead_ns)
+
+    def wall_ns(self) -> int:
+        return int(self._wall_ns + self.ahead_ns)
+
+
+@pytest.fixture
+def timed(rigs: Callable[..., Rig]) -> Rig:
+    """For what is counted over a virtual minute."""
+    made = rigs(session_timeout_ms=3_600_000)
+    made.worker.clock = made.boot.clock = Ticking(made.boot.clock)
+    return made
+
+
 @pytest.fixture
 def rig(rigs: Callable[..., Rig]) -> Rig:
     made = rigs(session_timeout_ms=3_600_000)
@@ -68,12 +92,12 @@ def subscription(rig: Rig, name: str = "s") -> dict[str, Any]:
         ({"publish_bytes_per_second": 100_000}, None),
     ],
 )
-def test_a_publish_rate_over_sixty_virtual_seconds(rig, policy, per_second):
-    assign(rig, **policy)
-    client = rig.client()
+def test_a_publish_rate_over_sixty_virtual_seconds(timed, policy, per_second):
+    assign(timed, **policy)
+    client = timed.client()
     opened = client.open_producer(1)
     draw = random.Random(1)
-    clock, start = rig.worker.clock, rig.worker.clock.monotonic_ns()
+    clock, start = timed.worker.clock, timed.worker.clock.monotonic_ns()
     sequence = size = 0
     count = 10 if per_second != 5000 else 100
     while clock.monotonic_ns() - start < 60 * SECOND:
@@ -143,22 +167,22 @@ def test_a_rate_that_is_taken_back_holds_nobody_any_more(rig):
     assert client.publish((1, client.frame(opened, 1000, [b"x"])))[0] == 0
 
 
-def test_a_dispatch_rate_delays_and_never_drops(rig):
-    assign(rig, dispatch_messages_per_second=100)
-    client = rig.client()
+def test_a_dispatch_rate_delays_and_never_drops(timed):
+    assign(timed, dispatch_messages_per_second=100)
+    client = timed.client()
     opened = client.open_producer(1)
     for i in range(100):
         client.publish((1, client.frame(opened, i * 10, [b"x"] * 10)))
     client.subscribe(1)
     got: list[int] = []
-    start = rig.worker.clock.monotonic_ns()
-    while rig.worker.clock.monotonic_ns() - start < 5 * SECOND:
-        later(rig, 0.02)
+    start = timed.worker.clock.monotonic_ns()
+    while timed.worker.clock.monotonic_ns() - start < 5 * SECOND:
+        later(timed, 0.02)
         client.pump()
         taken, client.delivered = client.delivered, []
         got += [int(o) for _, view in taken for o in view.offsets()]
     assert len(got) == pytest.approx(500, rel=0.07)
-    assign(rig)
+    assign(timed)
     got += [offset for offset, _ in client.receive(1000 - len(got))]
     assert got == list(range(1000))
 
@@ -209,21 +233,21 @@ def test_producers_consumers_and_subscriptions_have_limits(rig):
 # ---------------------------------------------------------------- ages
 
 
-def test_a_time_to_live_over_sixty_virtual_seconds(rig):
+def test_a_time_to_live_over_sixty_virtual_seconds(timed):
     """100 messages a second for a minute, alive for ten seconds: the last thousand are left."""
-    assign(rig, message_ttl_ms=10_000)
-    client = rig.client()
+    assign(timed, message_ttl_ms=10_000)
+    client = timed.client()
     opened = client.open_producer(1)
     client.subscribe(1, credit=0)
     for i in range(600):
         client.publish((1, client.frame(opened, i * 10, [b"x"] * 10)))
-        rig.worker.clock.ahead_ns += SECOND // 10
+        timed.worker.clock.ahead_ns += SECOND // 10
     client.send(21, 1, 1 << 30, 1 << 30)
-    rig.turn(lambda: client.pump() or client.delivered, "a delivery")
+    timed.turn(lambda: client.pump() or client.delivered, "a delivery")
     left = client.receive(900)
     assert len(left) == pytest.approx(1000, rel=0.02)
     assert left[-1][0] == 5999
-    expired = subscription(rig)["expired"]
+    expired = subscription(timed)["expired"]
     assert expired + len(left) == 6000
     gaps = [event[3] for event in client.events if event[2] == "gap"]
     assert gaps and gaps[-1]["end"] == left[0][0]
