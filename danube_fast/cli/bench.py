@@ -106,10 +106,9 @@ def bench(
     Starts a broker with two workers in a temporary directory unless --url names one. Workloads:
     throughput, messages, topics, publishers, fanout, merge, sustained (beside bare writes of the disk),
     lapped, shared, key-shared, failover, acks, promotion, delayed (--seconds: the span of the due times),
-    unacked, crowd, publish-latency, latency, isolation, ready, recovery, idle, readback, soak (clients, topics and
-    workers come and go; --seconds says how long), reference and echo (raw ZeroMQ without a broker).
-    --peers runs throughput and latency on other systems, too (docs/peers.md). --sweep runs one workload
-    (throughput) in turns on a broker with each value of a setting, --runs times (3).
+    unacked, crowd, publish-latency, latency, isolation, ready, recovery, idle, readback, soak (--seconds),
+    reference and echo (raw ZeroMQ without a broker). --peers runs throughput and latency on other systems,
+    too (docs/peers.md). --sweep runs one workload (throughput) in turns on brokers set differently.
     """
     changes: dict[str, Any] = {
         "transport": transport, "message_bytes": message_bytes, "messages": messages,

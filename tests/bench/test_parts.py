@@ -153,6 +153,8 @@ def test_every_workload_has_a_floor_but_raw_zeromq() -> None:
     known |= {"cpu_percent", "rss_anon_mb", "read_ratio", "vs_one_producer"}
     known |= {"vs_bare_writes", "vs_exclusive"}
     known |= {"anon_mb_growth", "descriptors_growth", "left_behind"}
+    known |= {"vs_batch_acks", "early", "late_p99_ms", "late_max_ms", "peak_mb"}
+    known |= {"orderly_seconds", "killed_seconds", "stop_seconds_max", "kill_seconds_max"}
     assert {floor.figure for case in cases for floor in case.floors} <= known
     for case in cases:
         case.plan()  # every change is one that the workload takes
