@@ -136,7 +136,7 @@ class Lane:
         """What the broker said to wait before sending again."""
         self._backoff_ns = BACKOFF_MIN_NS
         self._opening: Call | None = None
-        self._has_moved = False
+        self._has_moved = self._was_fenced = False
         """The partition went elsewhere since this was fenced the last time. An OPEN_PRODUCER of our own that was
         passed on from there may have come late and fenced us: then it is asked again, once."""
         connection.users[self] = None
@@ -175,6 +175,8 @@ class Lane:
         if self.opened and reply["next_sequence"] > self.next_sequence:
             self.fail(self._fenced())
             return
+        if self._was_fenced:
+            self._has_moved = self._was_fenced = False
         self.opened = True
         self.producer_id, self.producer_epoch = reply["producer_id"], reply["producer_epoch"]
         first = self.unacked[0].base_sequence if self.unacked else self.next_sequence
@@ -300,7 +302,7 @@ class Lane:
             if not self._has_moved:
                 self.fail(self._fenced())
                 return
-            self._has_moved, status = False, int(Status.NOT_OWNER)
+            self._was_fenced, status = True, int(Status.NOT_OWNER)
         if status == Status.TOPIC_DELETED:
             self.fail(TopicDeleted(f"{self.topic} was deleted; create it again"))
             return
