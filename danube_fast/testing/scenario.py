@@ -20,8 +20,6 @@ FAULTS = (
     "lose_connection", "lose_connection", "kill_coordinator", "stall_worker", "move_wall_clock",
     "start_twin",
 )  # fmt: skip
-MOVES_SHARE = 0.3
-"""Of the runs, those with moves."""
 KINDS = ("exclusive", "shared", "shared", "failover", "key_shared", "key_shared")
 DURABILITIES = ("fsync", "fsync", "fsync", "os", "os", "memory")
 DEAD_LETTERS = "/default/dead-letters"
@@ -56,6 +54,8 @@ class Scenario:
     seed: int
     steps: int
     """Faults."""
+    moves_share: float = 0.0
+    """Of the runs, those in which partitions move."""
 
     def __post_init__(self) -> None:
         draw = self.draw = random.Random(f"scenario {self.seed}")
@@ -66,7 +66,7 @@ class Scenario:
         """Some clients are the shipped one."""
         self.messages_max = draw.randrange(60, 300)
         self.chaos_ns = draw.randrange(1500, 4000) * MS
-        self.has_moves = draw.random() < MOVES_SHARE
+        self.has_moves = draw.random() < self.moves_share
         """Partitions move between workers; all clients are the shipped one, which follows them."""
         if self.has_moves:
             self.worker_count = draw.choice((2, 2, 3))

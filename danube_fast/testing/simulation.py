@@ -263,7 +263,9 @@ class Simulation:
         self.host.close()
 
 
-def run_seed(seed: int, *, steps: int = STEPS, verbose: bool = False) -> Outcome:
+def run_seed(
+    seed: int, *, steps: int = STEPS, moves: float = 0.0, verbose: bool = False
+) -> Outcome:
     """One run of one seed, in a folder that is gone afterwards."""
     parent = str(FAST_FOLDER) if FAST_FOLDER.is_dir() else None
     directory = Path(tempfile.mkdtemp(prefix=f"df-simulation-{os.getpid()}-", dir=parent))
@@ -271,7 +273,7 @@ def run_seed(seed: int, *, steps: int = STEPS, verbose: bool = False) -> Outcome
     simulation: Simulation | None = None
     fault = ""
     try:
-        simulation = Simulation(Scenario(seed, steps), directory, verbose=verbose)
+        simulation = Simulation(Scenario(seed, steps, moves), directory, verbose=verbose)
         simulation.run()
     except Violation as violation:
         fault = str(violation)
@@ -301,6 +303,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0:100", help="A:B, from A to below B")
     parser.add_argument("--steps", type=int, default=STEPS, help="faults in one run, at most")
     parser.add_argument("--lines", type=int, default=40, help="last lines of the trace at a fault")
+    parser.add_argument("--moves", type=float, default=0.0, help="share of runs with moves, 0 to 1")
     parser.add_argument("--verbose", action="store_true", help="print the whole trace")
     options = parser.parse_args(arguments)
     first, _, last = options.seeds.partition(":")
@@ -308,7 +311,7 @@ def main(arguments: list[str] | None = None) -> int:
     begun = time.monotonic()  # of the machine: how long it took
     totals = [0, 0, 0, 0]
     for number, seed in enumerate(seeds, 1):
-        outcome = run_seed(seed, steps=options.steps, verbose=options.verbose)
+        outcome = run_seed(seed, steps=options.steps, moves=options.moves, verbose=options.verbose)
         totals = [total + count for total, count in zip(totals, outcome[3:7], strict=True)]
         if outcome.fault:
             print("\n".join(outcome.lines[-options.lines :]))
@@ -316,7 +319,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"trace {outcome.digest}; after {number} seeds, {time.monotonic() - begun:.1f} s")
             print(
                 f"again: python -m danube_fast.testing.simulation --seed {seed}"
-                f" --steps {options.steps}"
+                f" --steps {options.steps} --moves {options.moves}"
             )
             return 1
         if options.seed is not None:
