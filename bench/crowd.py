@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 import danube_fast
+from danube_fast.bench import host
 from danube_fast.bench.member import Link
 from danube_fast.bench.payloads import LIST_MESSAGES, Payloads
 from danube_fast.bench.plan import Figures, Plan
@@ -122,6 +123,10 @@ def _restarted(
     _first_message(broker, plan, topic, payload)
     figures.extra[f"{how}_seconds"] = time.monotonic() - began
     figures.extra[f"{how}_ready_seconds"] = broker.ready_seconds
+    figures.extra[f"{how}_cpu_seconds"] = host.cpu_seconds(broker.pids)
+    figures.extra[f"{how}_coordinator_cpu_seconds"] = host.cpu_seconds(
+        [broker.ready["coordinator_pid"]]
+    )
 
 
 def run_crowd(rig: Rig, plan: Plan) -> Figures:
