@@ -143,7 +143,8 @@ def left_behind(temporary: Path, shm_before: set[str], pids: Iterable[int]) -> l
     """Files and processes that are still there when all has ended."""
     deadline = time.monotonic() + GONE_SECONDS
     living = [pid for pid in pids if host.is_running(pid)]
-    while living and time.monotonic() < deadline:
+    # what others have in /dev/shm meanwhile goes away, too
+    while (living or _shared_memory() - shm_before) and time.monotonic() < deadline:
         time.sleep(0.05)
         living = [pid for pid in living if host.is_running(pid)]
     files = [f"file {path.name}" for path in temporary.iterdir()]
