@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from danube_fast.broker import records as r
@@ -149,6 +150,12 @@ class Catalog:
                 row[word] = max(int(row[word]), value)
             row[PartitionWord.RESERVED_UNTIL] = partition.safe_until = record.reserved_until
             partition.first_offset = record.first_offset
+            if partition.moving:  # its frames stand in this log before anything is said of it
+                partition.replayed_end = max(partition.replayed_end, record.next_offset)
+        elif isinstance(record, r.Compacted):
+            partition.compacted = msgspec.structs.replace(record, breaks=None)
+            if record.breaks is not None:
+                partition.breaks = record.breaks
         elif isinstance(record, r.Purged):
             partition.purge(record.until, restoring=True)
         elif isinstance(record, r.ProducerOpened):
@@ -231,7 +238,15 @@ class Catalog:
         row[PartitionWord.NEXT_OFFSET] = max(
             int(row[PartitionWord.NEXT_OFFSET]), fields["base_offset"] + fields["offset_span"]
         )
-        row[PartitionWord.APPEND_TIME_NS] = fields["append_time_ns"]
+        row[PartitionWord.APPEND_TIME_NS] = max(
+            int(row[PartitionWord.APPEND_TIME_NS]), fields["append_time_ns"]
+        )
+        end = fields["base_offset"] + fields["offset_span"]
+        is_known = fields["base_offset"] < partition.replayed_end
+        partition.replayed_end = max(partition.replayed_end, end)
+        if is_known:
+            partition.written_again(fields["base_offset"], end)
+            return
         slot = self.tables.find_producer(fields["partition_id"], fields["producer_id"])
         if slot < 0:
             return
@@ -239,6 +254,15 @@ class Catalog:
             slot, fields["base_sequence"], fields["message_count"], fields["base_offset"]
         )
         self.tables.producers[slot, ProducerWord.LAST_USED_NS] = fields["append_time_ns"]
+
+    def apply_snapshot(self, records: list[r.Record], log_slot: int) -> None:
+        """What a log's snapshot says. Frames behind it with offsets that it knows were written again."""
+        for record in records:
+            self.apply(record, log_slot)
+        for catalog in (self, *self.others.values()):
+            for partition in catalog._of_log(log_slot):
+                row = catalog.tables.partitions[partition.slot]
+                partition.replayed_end = int(row[PartitionWord.NEXT_OFFSET])
 
     def finish_restore(self, log_slot: int, boot_id: str) -> list[r.PartitionState]:
         """Everything of a log was applied: put offsets where nothing can be given out twice.
@@ -314,6 +338,9 @@ class Catalog:
                 )
                 records.append(moving)
             records += self.partition_records(partition)
+            if partition.breaks or partition.compacted.until:
+                breaks = [at for at in partition.breaks if at > partition.first_offset]
+                records.append(msgspec.structs.replace(partition.compacted, breaks=breaks))
         for slot in range(self.tables.producer_count):
             owner = self.by_id.get(int(self.tables.producers[slot, ProducerWord.PARTITION_ID]))
             if owner is not None and owner.log_slot == log_slot:

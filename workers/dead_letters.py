@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from danube_fast.broker.consumer import Gap, Stored
+from danube_fast.broker.consumer import Stored
 from danube_fast.broker.ledger_layout import State
+from danube_fast.broker.sparse import place_of
 from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.frame.bundle import sealed_bundle
@@ -183,9 +184,9 @@ class DeadLetters:
             except DanubeError as error:
                 _log.error("a dead letter of %s cannot be read: %s", partition.topic, error)
                 continue
-            if isinstance(found, Stored):
+            if isinstance(found, Stored) and place_of(found, letter.offset) >= 0:
                 self._publish(desk, letter, found)
-            elif isinstance(found, Gap):  # gone from the log meanwhile
+            elif found is not None:  # gone from the log meanwhile
                 self._settle(letter)
 
     def _publish(self, desk: _Desk, letter: _Letter, stored: Stored) -> None:
@@ -233,7 +234,7 @@ class DeadLetters:
     def _frame(self, letter: _Letter, stored: Stored, place: _Place, sequence: int) -> bytearray:
         """The message as it was, and attributes that say where it comes from."""
         view = FrameView(stored.memory)
-        row = letter.offset - stored.base_offset
+        row = place_of(stored, letter.offset)
         keys = view.keys(row, row + 1)
         attributes = (view.attributes(row, row + 1) or [{}])[0]
         sub = letter.sub

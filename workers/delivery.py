@@ -17,6 +17,7 @@ import zmq
 from danube_fast.broker.consumer import Consumer, Deliver, Stored
 from danube_fast.broker.ledger import Rows
 from danube_fast.broker.partition import Partition
+from danube_fast.broker.sparse import places_of
 from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import DataLoss
 from danube_fast.frame.bundle import sealed_bundle
@@ -92,7 +93,7 @@ class Delivery:
             return None
         if effect.attempts is not None:
             self.redelivered += int(np.count_nonzero(effect.attempts))
-        piece = split_frame(view, rows, effect.attempts)
+        piece = split_frame(view, places_of(stored, view, rows), effect.attempts)
         estimate = stored.frame_bytes * len(rows) // stored.message_count
         effect.consumer.flow.byte_credit += estimate - len(piece)
         return piece

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from danube_fast.broker.consumer import Stored
-from danube_fast.frame.layout import FLAG_DELAYED
+from danube_fast.frame.layout import FLAG_DELAYED, FLAG_SPLIT
 from danube_fast.frame.view import PLACE_FIELDS
 
 __all__ = ["frames_of"]
@@ -21,7 +21,7 @@ def frames_of(partition_id: int, data: Any) -> list[Stored]:
         frames.append(
             Stored(
                 partition_id, base, base + span, count, size, producer_id, data, at,
-                is_delayed=delayed,
+                is_delayed=delayed, is_sparse=flags & FLAG_SPLIT != 0,
             )
         )  # fmt: skip
         at += size

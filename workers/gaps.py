@@ -31,7 +31,7 @@ class Gaps:
         """Every consumer of the subscription hears of it."""
         worker = self._worker
         detail = {"start": gap.start, "end": gap.end, "reason": gap.reason, "lost": gap.lost}
-        for consumer in sub.consumers:
+        for consumer in () if gap.is_silent else sub.consumers:
             session = worker.sessions.by_number(consumer.session)
             if session is not None:
                 event = p.ConsumerEvent(
@@ -40,7 +40,7 @@ class Gaps:
                     {**detail, "topic": partition.topic},
                 )
                 worker.delivery.send(session, [p.encode(event)])
-        if sub.name:
+        if sub.name and not gap.is_silent:
             key = (partition.partition_id, sub.name)
             count, _ = self._met.get(key, (0, {}))
             self._met[key] = (count + 1, {**detail, "time_ns": worker.now_wall_ns})

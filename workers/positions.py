@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from danube_fast.broker import records as r
 from danube_fast.broker.consumer import Gap, Stored
+from danube_fast.broker.ledger import runs_of
 from danube_fast.broker.partition import Partition
+from danube_fast.broker.sparse import existing
 from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import DanubeError, Unavailable
 from danube_fast.frame.view import FrameView
 from danube_fast.workers.mailbox import Request
+from danube_fast.workers.places import first_run, lowest_position
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
@@ -135,6 +140,11 @@ class Positions:
                 at = found.end
                 continue
             stop = min(found.end_offset, end, at + left)
+            if found.is_sparse:
+                rows = np.arange(at - found.base_offset, stop - found.base_offset, dtype=np.int32)
+                rows, gone = existing(found, rows)
+                for low, high in runs_of(gone, found.base_offset):
+                    sub.settle(low, high)
             left -= sub.settle(at, stop)
             at = stop
         return count - left
@@ -154,7 +164,7 @@ class Positions:
         if isinstance(found, Stored):
             time_ns = FrameView(found.memory).append_time_ns
         elif partition.reliable:
-            run = worker.logs[partition.log_slot].find(partition.partition_id, offset)
+            run = first_run(worker.logs[partition.log_slot], partition, offset)
             time_ns = run.append_time_ns if run is not None else 0
         if not time_ns:
             return 0.0
@@ -169,7 +179,7 @@ def purged_below(worker: ShardWorker, slot: int) -> int:
     log = worker.logs[slot]
     position = log.written_position
     for partition in mine:
-        run = log.find(partition.partition_id, partition.first_offset)
-        if run is not None:
-            position = min(position, run.position)
+        lowest = lowest_position(log, partition, partition.first_offset)
+        if lowest is not None:
+            position = min(position, lowest)
     return position

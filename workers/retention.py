@@ -16,7 +16,9 @@ from danube_fast.broker.sizes import Sizes
 from danube_fast.broker.topic_policy import BacklogPolicy, RetentionPolicy
 from danube_fast.errors import ResourceExhausted
 from danube_fast.wal.log import Log
+from danube_fast.workers.places import first_run, live_runs, lowest_position
 from danube_fast.workers.positions import purged_below
+from danube_fast.workers.rewrites import Rewrites
 from danube_fast.workers.times import offset_at
 
 if TYPE_CHECKING:
@@ -46,12 +48,14 @@ class Retention:
         self._police_at_ns = 0
         self._left_ns: dict[int, int] = {}
         """By slot of a log: when a partition was removed from it the last time."""
+        self.rewrites = Rewrites(worker, self)
 
     # ------------------------------------------------------------ policies
 
     def apply(self, partition: Partition) -> None:
         """A partition is new here, or its policy changed."""
         partition.old_at_ns = 0
+        self.rewrites.apply(partition)
         if partition.policy.bounds_storage:
             self._policed[partition.partition_id] = partition
         else:
@@ -63,6 +67,7 @@ class Retention:
     def forget(self, partition: Partition) -> None:
         """A partition was removed: an idle log gives its space back all the same."""
         self._left_ns[partition.log_slot] = self._worker.now_ns
+        self.rewrites.forget(partition)
         if self._policed.get(partition.partition_id) is partition:
             del self._policed[partition.partition_id]
 
@@ -177,7 +182,7 @@ class Retention:
         known = Sizes(first)
         runs = []
         if partition.logged:
-            runs = self._log(partition).runs(partition.partition_id, first, FAR)
+            runs = live_runs(self._log(partition), partition, first, FAR)
         for run in runs:
             if run.end_offset > partition.visible:
                 break
@@ -226,19 +231,28 @@ class Retention:
             return
         limit, pin = self._needed(slot, over=over)
         before = log.oldest_position
-        moving = worker.moves.needed_position(slot)
-        limit = limit if moving is None else min(limit, moving)
+        for held in (worker.moves.needed_position(slot), self.rewrites.needed_position(slot)):
+            limit = limit if held is None else min(limit, held)
         if limit > before:
             left_ns = self._left_ns.get(slot)
             left = left_ns is not None and worker.now_ns - left_ns < LEFT_NS
-            log.trim(limit, urgent=over or left)
-            # a snapshot that is due although nothing was written since the last: move the log on
-            idle = not worker.journals[slot].has_open_group
-            if log.snapshot_due and idle and log.written_position == log.snapshot_position:
-                worker.upkeep.write_marker(slot, again=True)
+            self.give_back(slot, limit, urgent=over or left)
+        pinned = over and log.oldest_position == before
+        if pinned and pin is not None and limit < log.oldest_end and self.rewrites.unpin(slot):
+            pinned = False
+        self._limit(slot, pin if pinned else None)
+
+    def give_back(self, slot: int, position: int, *, urgent: bool) -> None:
+        """Nothing below `position` is needed any more; `urgent`: whatever the snapshots say."""
+        worker, log = self._worker, self._worker.logs[slot]
+        before = log.oldest_position
+        log.trim(position, urgent=urgent)
+        # a snapshot that is due although nothing was written since the last: move the log on
+        idle = not worker.journals[slot].has_open_group
+        if log.snapshot_due and idle and log.written_position == log.snapshot_position:
+            worker.upkeep.write_marker(slot, again=True)
         if log.oldest_position > before:
             self._move_first_offsets(slot)
-        self._limit(slot, pin if over and log.oldest_position == before else None)
 
     def _needed(self, slot: int, *, over: bool) -> tuple[int, tuple[Partition, str] | None]:
         """Position below which nothing of a log is needed, and who needs what lies there."""
@@ -253,10 +267,10 @@ class Retention:
         for partition in mine:
             if limit <= log.oldest_position:
                 break
-            for offset, who in self._claims(partition, over=over):
-                run = log.find(partition.partition_id, offset)
-                if run is not None and run.position < limit:
-                    limit, pin = run.position, (partition, who)
+            for offset, who in self.claims(partition, over=over):
+                lowest = lowest_position(log, partition, offset)
+                if lowest is not None and lowest < limit:
+                    limit, pin = lowest, (partition, who)
         return limit, pin
 
     @staticmethod
@@ -265,13 +279,16 @@ class Retention:
         policy = partition.policy
         own = policy.retention_seconds or policy.retention_bytes
         until_acked = policy.retention_policy is RetentionPolicy.UNTIL_ACKED
+        own = own or policy.compaction
         return until_acked and not own and partition.first_offset < partition.visible
 
-    def _claims(self, partition: Partition, *, over: bool) -> list[tuple[int, str]]:
+    def claims(self, partition: Partition, *, over: bool) -> list[tuple[int, str]]:
         """Offsets from which on a partition needs its messages, and what needs them."""
         policy = partition.policy
         if policy.retention_policy is RetentionPolicy.FOREVER:
             return [(partition.first_offset, "retention_policy forever")]
+        if policy.compaction:
+            return [(partition.first_offset, "the newest message of every key")]
         claims = [
             (sub.cursor, f"subscription {sub.name!r}") for sub in partition.subscriptions.values()
         ]
@@ -285,9 +302,11 @@ class Retention:
         log = worker.logs[slot]
         for partition in worker.catalog.by_id.values():
             if partition.log_slot == slot and partition.logged:
-                run = log.find(partition.partition_id, partition.first_offset)
+                run = first_run(log, partition, partition.first_offset)
                 first = run.base_offset if run is not None else partition.visible
                 partition.first_offset = max(partition.first_offset, first)
+                if partition.breaks:
+                    partition.breaks = partition.places_from(partition.first_offset)[1:]
 
     def find_first_offsets(self, slot: int) -> None:
         """At the start: what was trimmed is known to the log, not to the last snapshot."""
@@ -295,7 +314,9 @@ class Retention:
         for partition in self._worker.catalog.by_id.values():
             if partition.log_slot == slot and partition.reliable:
                 first = max(partition.assigned.first_offset, partition.purged_until)
-                run = log.find(partition.partition_id, first)
+                if partition.breaks or partition.compacted.until:
+                    log.note_rewritten(partition.partition_id)
+                run = first_run(log, partition, first)
                 partition.first_offset = run.base_offset if run is not None else partition.visible
                 partition.first_offset = max(partition.first_offset, first)
 
@@ -310,7 +331,7 @@ class Retention:
                 text = (
                     f"the log reached wal_bytes_max ({worker.quota.allowance_bytes} bytes here) and "
                     f"{pin[1]} of {partition.topic} still needs its oldest segment; let it consume, "
-                    "or delete it: danube-fast subscriptions delete"
+                    "or delete it (danube-fast subscriptions delete), or raise wal_bytes_max"
                 )
             self.refuse(partition, "log", text)
 

@@ -135,8 +135,7 @@ class ShardWorker:
             wake_fd=self.boot.mailbox.fileno(), background=self._outside.background,
         )  # fmt: skip
         if log.snapshot is not None:
-            for record in r.decode_snapshot(log.snapshot[1]):
-                self.catalog.apply(record, slot)
+            self.catalog.apply_snapshot(r.decode_snapshot(log.snapshot[1]), slot)
         for block in log.replay():
             self.boot.heartbeat()
             self.catalog.apply_block(block, slot)

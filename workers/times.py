@@ -7,6 +7,7 @@ from danube_fast.broker.partition import Partition
 from danube_fast.frame.view import FrameView
 from danube_fast.wal.log import Log
 from danube_fast.workers.frames import frames_of
+from danube_fast.workers.places import first_run
 
 __all__ = ["offset_at"]
 
@@ -32,7 +33,7 @@ def offset_at(partition: Partition, log: Log, time_ns: int) -> int:
         if indexed is not None and (found is None or indexed < found):
             found = indexed
         before = partition.visible if found is None else found
-        run = log.find(partition.partition_id, before - 1) if before else None
+        run = first_run(log, partition, before - 1) if before else None
         if run is not None:
             frames = frames_of(partition.partition_id, log.read_run(run))
             earlier = _first_from(frames, time_ns)

@@ -19,6 +19,7 @@ from danube_fast.errors import DanubeError
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.frames import frames_of
 from danube_fast.workers.load import LoadReports
+from danube_fast.workers.places import gap_in_log, live_runs
 from danube_fast.workers.storage import StorageReports
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Upkeep:
         """How long the worker may sleep when nobody needs it."""
         worker = self._worker
         busy = worker.moved_cursors or worker.dead_letters.is_waiting
-        busy = busy or worker.moves.arrivals.is_busy
+        busy = busy or worker.moves.arrivals.is_busy or worker.retention.rewrites.is_busy
         if busy or any(not journal.marked or journal.snapshot for journal in worker.journals):
             return TIMER_POLL_MS
         rest_ms = REST_POLL_MS if self._rests else IDLE_POLL_MS
@@ -98,6 +99,7 @@ class Upkeep:
         worker.retention.do_work(now_ns)
         self._storage.do_work(now_ns)
         worker.moves.arrivals.do_work()
+        worker.retention.rewrites.do_work()
         self._loads.do_work(now_ns)
         for slot in range(len(worker.journals)):
             self._mark(slot, now_ns)
@@ -275,12 +277,10 @@ class Upkeep:
     ) -> list[Stored] | Gap | None:
         """Frames of a partition from `offset` on, about `byte_limit` bytes; or the gap there."""
         log = self._worker.logs[partition.log_slot]
-        runs = log.runs(partition.partition_id, offset, byte_limit)
+        runs = live_runs(log, partition, offset, byte_limit)
         if not runs or runs[0].base_offset > offset:
             end = runs[0].base_offset if runs else partition.visible
-            lost = offset < partition.first_offset and end > partition.unsure_until
-            reason = "these messages were trimmed" if lost else "these offsets were never used"
-            return Gap(end, reason, lost) if offset < end else None
+            return gap_in_log(partition, offset, end) if offset < end else None
         frames: list[Stored] = []
         for run in runs:
             data = log.read_run(run)

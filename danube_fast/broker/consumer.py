@@ -40,7 +40,7 @@ class Stored:
 
     __slots__ = (
         "base_offset", "bundle_frames", "end_offset", "frame_bytes", "holder", "index",
-        "is_delayed", "message_count", "partition_id", "producer_id", "start",
+        "is_delayed", "is_sparse", "message_count", "partition_id", "producer_id", "start",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +57,7 @@ class Stored:
         bundle_frames: int = 0,
         *,
         is_delayed: bool = False,
+        is_sparse: bool = False,
     ) -> None:
         """`holder` owns the bytes, the frame begins at `start`; if the holder is a whole bundle,
         this is its frame number `index` of `bundle_frames`."""
@@ -72,6 +73,8 @@ class Stored:
         self.bundle_frames = bundle_frames
         self.is_delayed = is_delayed
         """Some of its messages have a time before which they are not to be delivered."""
+        self.is_sparse = is_sparse
+        """It has not all of its offsets: see sparse.py."""
 
     @property
     def memory(self) -> memoryview:
@@ -89,6 +92,8 @@ class Gap(NamedTuple):
     lost: bool = False
     start: int = 0
     """From here on, for whoever met it."""
+    is_silent: bool = False
+    """Newer messages have taken their place: nobody needs to be told."""
 
 
 class Flow:

@@ -9,7 +9,7 @@ for consumers that are nearly up to date; older ones come from the log through `
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Callable
 
 from danube_fast.broker.consumer import Deliver, Gap, Stored, SubscriptionKind
@@ -17,6 +17,7 @@ from danube_fast.broker.policy import FailurePolicy
 from danube_fast.broker.rates import Rate
 from danube_fast.broker.records import (
     Acked,
+    Compacted,
     Cursor,
     Moving,
     PartitionAssigned,
@@ -89,6 +90,11 @@ class Partition:
         """It came from another worker: until then its consumers go on where they were there."""
         self.last_offset = self.last_moved_ns = 0
         """Where the last of the consumers was seen, and since when."""
+        self.compacted = Compacted(assigned.partition_id, 0, 0, 0, 0)
+        self.breaks: list[int] = []
+        """Offsets at which positions in the log fall: what is below was written again."""
+        self.replayed_end = 0
+        """What the log said at the start of this partition ends here."""
         self._tail: list[Stored] = []
         self._tail_bases: list[int] = []
         self._head = 0
@@ -224,6 +230,18 @@ class Partition:
             first = read[0]
             return first if first.base_offset <= offset else Gap(first.base_offset, "never used")
         return read
+
+    # ------------------------------------------------------------ written again
+
+    def written_again(self, start: int, end: int) -> None:
+        """[start, end) stands behind all else of the log now, under its old offsets."""
+        self.breaks = [at for at in self.breaks if at < start or at > end]
+        insort(self.breaks, end)
+
+    def places_from(self, offset: int) -> list[int]:
+        """Offsets from which on positions in the log rise; what stands at the first message at or behind
+        one of them stands lowest of all from `offset` on."""
+        return [offset, *(at for at in self.breaks if at > offset)]
 
     # ------------------------------------------------------------ subscriptions
 

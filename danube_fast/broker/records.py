@@ -17,6 +17,7 @@ from danube_fast.broker.topic_policy import TopicPolicy
 
 __all__ = [
     "Acked",
+    "Compacted",
     "Cursor",
     "EpochStarted",
     "Moving",
@@ -175,6 +176,22 @@ class Purged(_Record, tag=20, frozen=True):
     until: int
 
 
+class Compacted(_Record, tag=22, frozen=True):
+    """What was written again of a partition, under its old offsets.
+
+    Below `until` no two messages have one key, but for copies that stand below `stale_position` in the
+    log; `left_bytes` is what a pass left of them. `tombstone_ns`: time of the newest tombstone among
+    them, 0 if there is none. `breaks`, in snapshots: the offsets at which positions in the log fall.
+    """
+
+    partition_id: int
+    until: int
+    stale_position: int
+    left_bytes: int
+    tombstone_ns: int
+    breaks: list[int] | None = None
+
+
 class Moving(enum.IntEnum):
     """Whether a partition is on its way between two logs. The metadata decides which of them has it."""
 
@@ -200,7 +217,7 @@ class PartitionMoving(_Record, tag=21, frozen=True):
 Record = (
     EpochStarted | PartitionAssigned | PartitionRemoved | Reserved | ProducerOpened
     | ProducerExpired | SubscriptionCreated | SubscriptionDeleted | Cursor | PartitionState
-    | ProducerState | Acked | PolicySet | Purged | PartitionMoving
+    | ProducerState | Acked | PolicySet | Purged | PartitionMoving | Compacted
 )  # fmt: skip
 
 encode_record = msgspec.msgpack.Encoder().encode

@@ -18,6 +18,7 @@ from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.policy import FailurePolicy, Poison
 from danube_fast.broker.rates import Rate
 from danube_fast.broker.routing import Router
+from danube_fast.broker.sparse import by_row
 from danube_fast.broker.timers import NEVER, Timers
 from danube_fast.errors import DataLoss
 from danube_fast.frame.view import FrameView
@@ -220,12 +221,13 @@ class Returns:
     def postpone(self, stored: Stored, rows: Rows, now_ns: int) -> Rows:
         """Messages of a frame whose deliver-at time has not come are put aside; the others."""
         try:
-            times = FrameView(stored.memory).deliver_at_ns()
+            view = FrameView(stored.memory)
+            times = view.deliver_at_ns()
         except DataLoss:  # compressed garbage: its consumer will say so
             times = None
         if times is None:
             return rows
-        due = times[rows]
+        due = by_row(stored, view, times)[rows]
         late = due > now_ns + self._timers.wall_ahead_ns
         if not late.any():
             return rows

@@ -29,6 +29,7 @@ from danube_fast.broker.ledger_layout import (
     HeadWord,
     RouteWord,
 )
+from danube_fast.broker.sparse import by_row
 from danube_fast.errors import DataLoss
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.view import FrameView
@@ -238,6 +239,9 @@ class Router:
             with contextlib.suppress(DataLoss):  # compressed garbage: its consumer will say so
                 view = FrameView(stored.memory)
                 hashes, masks = view.key_hashes(), self._masks_of(view)
+                if stored.is_sparse:
+                    hashes = None if hashes is None else by_row(stored, view, hashes)
+                    masks = None if masks is None else by_row(stored, view, masks)
         if len(self._slots) < len(rows):
             self._slots = np.zeros(2 * len(rows), np.uint16)
         words[RouteWord.BASE] = stored.base_offset

@@ -28,6 +28,7 @@ from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.rates import Rate
 from danube_fast.broker.records import Acked, Cursor
 from danube_fast.broker.returns import Returns
+from danube_fast.broker.sparse import existing
 from danube_fast.broker.timers import NEVER, Timers
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
@@ -227,7 +228,9 @@ class Subscription(Returns):
                 continue
             # All that waits of one frame goes to one consumer: a frame is taken apart once.
             base = found.base_offset
-            rows = ledger.select(base, at, found.end_offset, WAITING)
+            rows = self._there(found, ledger.select(base, at, found.end_offset, WAITING))
+            if not len(rows):
+                continue
             if self.rate is not None:
                 if self._must_rest(self.rate, now_ns):
                     return False
@@ -270,6 +273,8 @@ class Subscription(Returns):
                 rows = np.arange(start - base, found.end_offset - base, dtype=np.int32)
             else:
                 rows = self.ledger.select(base, start, found.end_offset, FRESH)
+            if found.is_sparse:
+                rows = self._there(found, rows)
             if found.is_delayed and self.tracks and len(rows):
                 rows = self.postpone(found, rows, now_ns)
             if self.rate is not None and len(rows):
@@ -279,6 +284,18 @@ class Subscription(Returns):
                 self._route(found, rows, now_ns, effects, waiting=False)
             elif len(rows):
                 self._share_out(found, rows, now_ns, effects)
+
+    def _there(self, found: Stored, rows: Rows) -> Rows:
+        """Rows of messages that a frame still has; the others need no delivery any more."""
+        if not found.is_sparse:
+            return rows
+        rows, gone = existing(found, rows)
+        if self.tracks:
+            for low, high in runs_of(gone, found.base_offset):
+                self.settle(low, high)
+        elif not len(rows):
+            self.ledger.move_to(found.end_offset)
+        return rows
 
     def _pass_fresh(self, gap: Gap) -> None:
         start, self.next_offset = self.next_offset, max(self.next_offset, gap.end)
@@ -371,7 +388,7 @@ class Subscription(Returns):
         is_whole = count == stored.message_count
         if not self.tracks:
             self.ledger.move_to(base + int(rows[-1]) + 1)
-        elif is_whole:
+        elif is_whole and not stored.is_sparse:
             self.ledger.hold(base, stored.end_offset, consumer.slot, now_ns)
         else:
             self.ledger.hold_rows(base, rows, consumer.slot, now_ns)

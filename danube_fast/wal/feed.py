@@ -54,6 +54,7 @@ class RunTable:
         self._index = Index(directory / INDEX_NAME, log_id, settings.index_map_bytes, clock)
         self._index.open()
         self._directory = directory
+        self._rewritten: set[int] = set()
         self._lost: DataLoss | None = None
 
     @property
@@ -144,9 +145,16 @@ class RunTable:
         self._tail.drop_first(count)
         return count
 
-    def cut(self, position: int) -> None:
-        """Forget runs at or above `position`."""
+    def cut(self, position: int, runs: np.ndarray[Any, Any]) -> None:
+        """Forget runs at or above `position`; `runs` stand there now."""
         self._tail.drop_from(position)
+        self._tail.add(runs)
+
+    def note_rewritten(self, partition_id: int) -> None:
+        """Runs of a partition may stand in the log, and in both tables, more than once: the newest
+        counts. Its entries are not in the order of positions either."""
+        self._rewritten.add(partition_id)
+        self._index.note_rewritten(partition_id)
 
     def start_sweep(self, oldest_position: int) -> None:
         """Segments below were trimmed; their entries go in the background of `work`."""
@@ -154,6 +162,7 @@ class RunTable:
 
     def drop_partition(self, partition_id: int) -> None:
         """Forget a partition."""
+        self._rewritten.discard(partition_id)
         self._index.drop_partition(partition_id)
         self._tail.drop_partition(partition_id)
 
@@ -178,6 +187,8 @@ class RunTable:
 
     def runs(self, partition_id: int, offset: int, byte_limit: int) -> list[Run]:
         """Runs from the one with `offset` on, in order, until `byte_limit` bytes are reached."""
+        if partition_id in self._rewritten:
+            return self._newest_runs(partition_id, offset, byte_limit)
         found: list[Run] = []
         total = 0
         oldest = self._chain.oldest_position
@@ -195,6 +206,26 @@ class RunTable:
             total += run.byte_count
             if total >= byte_limit:
                 break
+        return found
+
+    def _newest_runs(self, partition_id: int, offset: int, byte_limit: int) -> list[Run]:
+        """The same of a partition whose runs may stand in both tables: the tail table's are newer."""
+        indexed = self._looked_up(lambda: self._indexed(partition_id, offset, byte_limit))
+        cut_short = sum(run.byte_count for run in indexed) >= byte_limit
+        merged = {run.base_offset: run for run in indexed}
+        oldest = self._chain.oldest_position
+        for row in self._tail.find_newest(partition_id, offset):
+            if cut_short and int(row["base_offset"]) > indexed[-1].base_offset:
+                break
+            if int(row["position"]) >= oldest:
+                merged[int(row["base_offset"])] = _run(row)
+        found: list[Run] = []
+        total = 0
+        for base_offset in sorted(merged):
+            if total >= byte_limit:
+                break
+            found.append(merged[base_offset])
+            total += merged[base_offset].byte_count
         return found
 
     def _indexed(self, partition_id: int, offset: int, byte_limit: int) -> list[Run]:

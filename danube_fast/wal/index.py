@@ -33,19 +33,13 @@ from danube_fast.clock import Clock
 from danube_fast.errors import DataLoss
 from danube_fast.frame.crc import crc32c
 from danube_fast.frame.lmdb_tree import check_lmdb_file
+from danube_fast.wal.entries import KEY, MIXERS, TIME_VALUE, VALUE, Sweep, mix
 
 __all__ = ["Index", "Run"]
 
 _INDEX_VERSION = 2
-_KEY = struct.Struct(">IQ")
-_VALUE = struct.Struct("<QIIqI")
-_TIME_VALUE = struct.Struct("<QI")
 _U64 = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
-_MIXERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93,
-           0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)  # fmt: skip
-"""Odd numbers without a pattern: a changed bit anywhere changes about half of the sum."""
-_MASK_64 = 0xFFFF_FFFF_FFFF_FFFF
 _MASK_32 = 0xFFFF_FFFF
 _KEY_DTYPE = np.dtype([("partition_id", ">u4"), ("second", ">u8")])
 _VALUE_DTYPE = np.dtype(
@@ -63,7 +57,6 @@ _DATABASES = 3
 _MAP_FREE_PART = 4  # grow when less than a quarter of the map is free
 _RETRY_NS = 1_000_000_000
 _PAGE_BYTES = 4096
-_PARTITION_ID_MAX = 0xFFFF_FFFF
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
@@ -114,9 +107,7 @@ class Index:
         self._map_bytes = -(-map_bytes // _PAGE_BYTES) * _PAGE_BYTES
         self._clock = clock
         self._retry_at_ns = 0
-        self._dropped: set[int] = set()
-        self._sweep_next = _PARTITION_ID_MAX + 1  # nothing to sweep
-        self._sweep_below = 0
+        self._sweep = Sweep()
         self._environment: Any = None
         self._offsets: Any = None
         self._times: Any = None
@@ -238,8 +229,8 @@ class Index:
             self.clear()
             if self._environment is None:
                 return False
-        if self._dropped and len(runs):
-            runs = runs[~np.isin(runs["partition_id"], list(self._dropped))]
+        if self._sweep.dropped and len(runs):
+            runs = runs[~np.isin(runs["partition_id"], list(self._sweep.dropped))]
         for _ in range(2):
             try:
                 self._grow_ahead()
@@ -298,7 +289,7 @@ class Index:
 
         Raises lmdb.Error if the index is damaged, as `find_time` does: build it anew.
         """
-        if self._environment is None or partition_id in self._dropped:
+        if self._environment is None or partition_id in self._sweep.dropped:
             return
         with (
             self._environment.begin(db=self._offsets) as transaction,
@@ -307,7 +298,7 @@ class Index:
             if not _seek(cursor, partition_id, offset):
                 return
             for key, value in cursor:
-                partition, base_offset = _KEY.unpack(key)
+                partition, base_offset = KEY.unpack(key)
                 if partition != partition_id:
                     return
                 position, byte_count, span, time_ns = self._entry(partition, base_offset, value)
@@ -316,8 +307,8 @@ class Index:
 
     @staticmethod
     def _entry(partition_id: int, base_offset: int, value: bytes) -> tuple[int, int, int, int]:
-        if len(value) == _VALUE.size:
-            position, byte_count, span, time_ns, check = _VALUE.unpack(value)
+        if len(value) == VALUE.size:
+            position, byte_count, span, time_ns, check = VALUE.unpack(value)
             if check == mix(partition_id, base_offset, position, byte_count, span, time_ns):
                 return position, byte_count, span, time_ns
         raise lmdb.CorruptedError(
@@ -326,8 +317,8 @@ class Index:
 
     @staticmethod
     def _time_entry(partition_id: int, time_ns: int, value: bytes) -> int:
-        if len(value) == _TIME_VALUE.size:
-            base_offset, check = _TIME_VALUE.unpack(value)
+        if len(value) == TIME_VALUE.size:
+            base_offset, check = TIME_VALUE.unpack(value)
             if check == mix(partition_id, base_offset, time_ns):
                 return int(base_offset)
         raise lmdb.CorruptedError(
@@ -336,14 +327,14 @@ class Index:
 
     def find_time(self, partition_id: int, time_ns: int, oldest_position: int) -> int | None:
         """Base offset of the first run appended at `time_ns` or later."""
-        if self._environment is None or partition_id in self._dropped:
+        if self._environment is None or partition_id in self._sweep.dropped:
             return None
         with self._environment.begin(db=self._times) as transaction:
             cursor = transaction.cursor()
-            if not cursor.set_range(_KEY.pack(partition_id, max(time_ns, 0))):
+            if not cursor.set_range(KEY.pack(partition_id, max(time_ns, 0))):
                 return None
             for key, value in cursor:
-                partition, second = _KEY.unpack(key)
+                partition, second = KEY.unpack(key)
                 if partition != partition_id:
                     return None
                 offset = self._time_entry(partition, second, value)
@@ -357,15 +348,16 @@ class Index:
 
     def drop_partition(self, partition_id: int) -> None:
         """Hide a partition at once; its entries go with the next sweeps."""
-        self._dropped.add(partition_id)
-        self._sweep_next = 0
+        self._sweep.dropped.add(partition_id)
+        self._sweep.rewritten.discard(partition_id)
+        self._sweep.start_over()
 
     def purge(self, partition_id: int, entries_max: int) -> bool:
         """Remove what is left of a partition that comes back, up to `entries_max` entries; True when
         nothing is and it is indexed again from here on."""
         if self._environment is not None and not self._purge_some(partition_id, entries_max):
             return False
-        self._dropped.discard(partition_id)
+        self._sweep.dropped.discard(partition_id)
         return True
 
     def _purge_some(self, partition_id: int, entries_max: int) -> bool:
@@ -374,8 +366,8 @@ class Index:
             with self._environment.begin(write=True) as transaction:
                 for database in (self._offsets, self._times):
                     cursor = transaction.cursor(database)
-                    cursor.set_range(_KEY.pack(partition_id, 0))
-                    while cursor.key() and _KEY.unpack(cursor.key())[0] == partition_id:
+                    cursor.set_range(KEY.pack(partition_id, 0))
+                    while cursor.key() and KEY.unpack(cursor.key())[0] == partition_id:
                         if removed == entries_max:
                             return False
                         cursor.delete()
@@ -385,58 +377,31 @@ class Index:
             return False
         return True
 
+    def note_rewritten(self, partition_id: int) -> None:
+        """Positions of a partition do not rise with its offsets."""
+        self._sweep.rewritten.add(partition_id)
+
     def start_sweep(self, oldest_position: int) -> None:
         """Let `sweep` remove what lies below `oldest_position`."""
-        if oldest_position > self._sweep_below:
-            self._sweep_below = oldest_position
-            self._sweep_next = 0
+        self._sweep.start(oldest_position)
 
     def sweep(self, entries_max: int) -> int:
         """Remove up to `entries_max` entries, looking at no more partitions than that.
 
         Returns how many entries and partitions were looked at. 0: nothing is left to do.
         """
-        if self._environment is None or self._sweep_next > _PARTITION_ID_MAX:
+        if self._environment is None or self._sweep.is_done:
             return 0
         done = 0
+        databases = self._offsets, self._times
         try:
             with self._environment.begin(write=True) as transaction:
-                while done < entries_max and self._sweep_next <= _PARTITION_ID_MAX:
-                    done += 1 + self._sweep_partition(transaction, entries_max - done)
+                while done < entries_max and not self._sweep.is_done:
+                    done += 1 + self._sweep.step(transaction, databases, entries_max - done)
         except (lmdb.Error, OSError, struct.error) as fault:
             self._note(fault)
-            self._sweep_next = _PARTITION_ID_MAX + 1  # the next trim starts again
+            self._sweep.stop()  # the next trim starts again
         return done
-
-    def _sweep_partition(self, transaction: Any, entries_max: int) -> int:
-        """Sweep the first partition from `_sweep_next` on, and move on when it is done."""
-        offsets = transaction.cursor(self._offsets)
-        if not offsets.set_range(_KEY.pack(self._sweep_next, 0)):
-            self._sweep_next = _PARTITION_ID_MAX + 1
-            self._dropped.clear()
-            return 0
-        partition_id = _KEY.unpack(offsets.key())[0]
-        dropped = partition_id in self._dropped
-        times = transaction.cursor(self._times)
-        times.set_range(_KEY.pack(partition_id, 0))
-        removed = 0
-        survivor = None
-        while removed < entries_max and offsets.key():
-            partition, base_offset = _KEY.unpack(offsets.key())
-            if partition != partition_id:
-                break
-            if not dropped and _VALUE.unpack(offsets.value())[0] >= self._sweep_below:
-                survivor = base_offset
-                break
-            offsets.delete()
-            removed += 1
-            while times.key() and _KEY.unpack(times.key())[0] == partition_id:
-                if _TIME_VALUE.unpack(times.value())[0] > base_offset:
-                    break
-                times.delete()
-        if survivor is not None or removed < entries_max:
-            self._sweep_next = partition_id + 1
-        return removed
 
 
 def meta_crc(values: dict[bytes, bytes]) -> bytes:
@@ -444,16 +409,10 @@ def meta_crc(values: dict[bytes, bytes]) -> bytes:
     return _CRC.pack(crc32c(b"".join(values.get(key, b"") + b"\0" for key in _META_KEYS)))
 
 
-def mix(*words: int) -> int:
-    """32 bits that depend on every bit of the words."""
-    total = sum(word * mixer for word, mixer in zip(words, _MIXERS, strict=False)) & _MASK_64
-    return (total ^ (total >> 32)) & _MASK_32
-
-
 def _checks(*columns: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """`mix` of every row."""
     total = np.zeros(len(columns[0]), dtype=np.uint64)
-    for column, mixer in zip(columns, _MIXERS, strict=False):
+    for column, mixer in zip(columns, MIXERS, strict=False):
         total += column.astype(np.int64).view(np.uint64) * np.uint64(mixer)
     mixed: np.ndarray[Any, Any] = (total ^ (total >> np.uint64(32))) & np.uint64(_MASK_32)
     return mixed
@@ -474,10 +433,10 @@ def _pairs(keys: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> list[tup
 
 def _seek(cursor: Any, partition_id: int, offset: int) -> bool:
     """Place the cursor at the entry that may contain `offset`, else at the next one."""
-    found = cursor.set_range(_KEY.pack(partition_id, offset))
-    if found and cursor.key() == _KEY.pack(partition_id, offset):
+    found = cursor.set_range(KEY.pack(partition_id, offset))
+    if found and cursor.key() == KEY.pack(partition_id, offset):
         return True
     before = cursor.prev() if found else cursor.last()
-    if before and _KEY.unpack(cursor.key())[0] == partition_id:
+    if before and KEY.unpack(cursor.key())[0] == partition_id:
         return True
-    return bool(cursor.set_range(_KEY.pack(partition_id, offset)))
+    return bool(cursor.set_range(KEY.pack(partition_id, offset)))

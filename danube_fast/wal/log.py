@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -220,12 +219,13 @@ class Log:
         return self._appender.room_bytes
 
     def position_before(self, wall_ns: int) -> int:
-        """A position below which everything was written before `wall_ns` (wall clock, ns).
+        """A position below which everything was written before `wall_ns` (wall clock, ns)."""
+        return self._chain.position_before(wall_ns)
 
-        The clock may have been set back meanwhile: a segment is never older than the one before it.
-        """
-        older = itertools.takewhile(lambda segment: segment.created_ns <= wall_ns, self._chain)
-        return max((segment.first_position for segment in older), default=self.oldest_position)
+    @property
+    def oldest_end(self) -> int:
+        """Position behind the oldest segment: what `trim` must reach to give it back."""
+        return self._chain.end_of(0)
 
     @property
     def losses(self) -> list[Loss]:
@@ -350,8 +350,7 @@ class Log:
         gone, rewrite = self._appender.cut_at(cut, frames)
         for segment in gone:
             self._reader.forget(segment)
-        self._runs.cut(cut)
-        self._runs.appended(rewrite.runs)
+        self._runs.cut(cut, rewrite.runs)
         now = self._clock.monotonic_ns()
         self._faults.append(now)
         full = len(self._faults) == _FAULTS_MAX
@@ -445,6 +444,10 @@ class Log:
                 self._spares.give(segment.path, segment.file_bytes)
         self._runs.start_sweep(self._chain.oldest_position)
         return count
+
+    def note_rewritten(self, partition_id: int) -> None:
+        """Frames of a partition were, or will be, appended again under their old offsets."""
+        self._runs.note_rewritten(partition_id)
 
     def drop_partition(self, partition_id: int) -> None:
         """Forget where a partition's frames are. Before it may come back: `purge_partition`."""

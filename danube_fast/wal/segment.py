@@ -13,6 +13,7 @@ before anything in the segment counts as synced.
 from __future__ import annotations
 
 import bisect
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -200,6 +201,14 @@ class Chain:
         if index + 1 < len(self._segments):
             return self._firsts[index + 1]
         return self._segments[index].end_position
+
+    def position_before(self, wall_ns: int) -> int:
+        """A position below which everything was written before `wall_ns` (wall clock, ns).
+
+        The clock may have been set back meanwhile: a segment is never older than the one before it.
+        """
+        older = itertools.takewhile(lambda segment: segment.created_ns <= wall_ns, self._segments)
+        return max((segment.first_position for segment in older), default=self.oldest_position)
 
     def append(self, segment: Segment) -> None:
         """Add the newest segment. Raises FailedPrecondition if it does not come last."""

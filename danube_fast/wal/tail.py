@@ -80,6 +80,14 @@ class TailTable:
         found: np.ndarray[Any, Any] = rows[hits]
         return found
 
+    def find_newest(self, partition_id: int, offset: int) -> np.ndarray[Any, Any]:
+        """The same of a partition whose runs may stand here twice: in the order of offsets, each where
+        it was written last."""
+        rows = self.find(partition_id, offset)[::-1]
+        _, first = np.unique(rows["base_offset"], return_index=True)
+        newest: np.ndarray[Any, Any] = rows[first]
+        return newest
+
     def find_time(self, partition_id: int, time_ns: int) -> int | None:
         """Base offset of the first run of a partition appended at `time_ns` or later."""
         rows = self.rows
