@@ -265,9 +265,14 @@ class TopicDirectory:
         return effective(self.namespaces.values(parse_topic(record.topic).namespace), record.policy)
 
     def set_policy(self, name: str, values: Mapping[str, Any]) -> TopicRecord:
-        """Change some values of a topic's policy. Raises NotFound, InvalidArgument."""
+        """Change some values of a topic's policy. Raises NotFound, InvalidArgument, FailedPrecondition."""
         record = self.require_settled(name)
         merged = merge_values(record.policy, values)
+        if merged.get("compaction") and record.dispatch != Dispatch.RELIABLE.value:
+            raise FailedPrecondition(
+                f"{name} is {record.dispatch}: it keeps no messages that could be compacted; create it "
+                "with dispatch='reliable'"
+            )
         effective(self.namespaces.values(parse_topic(name).namespace), merged)
         return self._replace(record, policy=merged)
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from danube_fast.broker.layout import ProducerWord
+from danube_fast.frame.view import FrameView
 from tests.workers.shard_rig import RawClient, Rig
-from tests.workers.test_policies import Shifted, later, stats, subscription
+from tests.workers.test_policies import SECOND, Shifted, later, stats, subscription
 
 KEYS = 40
 SEGMENT_BYTES = 256 * 1024
@@ -46,7 +47,7 @@ class Topic:
         """Frames of some keys, about 5 KiB each."""
         for _ in range(frames):
             keys: list[bytes | None] = [b"k%d" % self.draw.randrange(KEYS) for _ in range(count)]
-            self.publish(keys, [b"%100d" % self.draw.randrange(10**9) for _ in keys], **columns)
+            self.publish(keys, [self.draw.randbytes(50).hex().encode() for _ in keys], **columns)
 
     @property
     def left(self) -> dict[int, tuple[bytes | None, bytes | None]]:
@@ -63,11 +64,15 @@ class Topic:
         return int(self.rig.worker.catalog.by_id[self.partition_id].compacted.until)
 
     def compact(self) -> None:
-        """Wait for a pass over all but the newest segment."""
-        before = self.clean_until
+        """Wait until a pass was made and no other is due."""
         rewrites = self.rig.worker.retention.rewrites
-        self.rig.turn(lambda: self.clean_until > before, "a pass")
-        self.rig.turn(lambda: not rewrites.is_busy, "the end of the pass")
+
+        def is_done() -> bool:
+            self.rig.worker.clock.ahead_ns += SECOND // 200
+            due = rewrites.is_busy or rewrites._compaction.next_partition() is not None
+            return self.clean_until > 0 and not due
+
+        self.rig.turn(is_done, "a pass")
 
     def read(self, client: RawClient | None = None, name: str = "r") -> dict[int, Any]:
         """Everything that a new subscription gets, by offset."""
@@ -163,3 +168,301 @@ def test_it_holds_after_a_restart_and_producers_go_on(start):
     topic.rig.stop()
     topic.connect(start())
     topic.check(topic.read())
+
+
+def test_what_has_no_key_stays(start):
+    topic = Topic(start())
+    for i in range(60):
+        topic.publish([None, b"a", None, b"b"], [b"%d" % i * 1000, b"x" * 2000, None, b"y" * 2000])
+    topic.publish([None] * 3, [b"only", b"keyless", None])
+    topic.publish_some(60)
+    topic.compact()
+    got = topic.read()
+    topic.check(got)
+    assert sum(key is None for key, _ in got.values()) == 123
+
+
+def test_a_tombstone_removes_its_key_and_goes_itself_a_day_later(start):
+    topic = Topic(start())
+    topic.publish([b"gone", b"stays"], [b"1", b"1"])
+    topic.publish_some(60)
+    topic.publish([b"gone"], [None])
+    tombstone = topic.sequence - 1
+    topic.publish_some(60)
+    topic.compact()
+    got = topic.read()
+    topic.check(got)
+    assert got[tombstone] == (b"gone", None)
+    assert 0 not in got and got[1] == (b"stays", b"1")
+    topic.publish_some(60)
+    topic.compact()
+    assert topic.read()[tombstone] == (b"gone", None), "it is young"
+    for _ in range(3):
+        later(topic.rig, 86_400 // 3 + 1)
+    topic.connect(topic.rig)
+    rewrites = topic.rig.worker.retention.rewrites
+    topic.rig.turn(
+        lambda: not topic.rig.worker.catalog.by_id[1].compacted.tombstone_ns and not rewrites.is_busy,
+        "a pass for tombstones, without any publisher",
+    )
+    got = topic.read()
+    assert tombstone not in got and 0 not in got and got[1] == (b"stays", b"1")
+    topic.rig.crash()
+    topic.connect(start())
+    got = topic.read()
+    assert tombstone not in got and 0 not in got and got[1] == (b"stays", b"1")
+
+
+@pytest.mark.parametrize("codec", [1, 2])
+def test_compressed_frames_stay_compressed(start, codec):
+    topic = Topic(start())
+    topic.publish([b"x%d" % i for i in range(50)], [b"x" * 100] * 50, codec=codec)
+    topic.publish_some(250, codec=codec)
+    topic.publish([b"x%d" % i for i in range(25)], [b"y" * 100] * 25, codec=codec)
+    topic.publish_some(150, codec=codec)
+    topic.compact()
+    got = topic.read()
+    topic.check(got)
+    assert len(got) < topic.sequence // 2
+    frames = topic.rig.worker.upkeep.read_log(topic.rig.worker.catalog.by_id[1], 30, 1)
+    assert FrameView(frames[0].memory).codec == codec
+    assert frames[0].is_sparse and frames[0].message_count == 25
+
+
+def test_a_pass_covers_only_the_keys_that_it_can_remember(start):
+    topic = Topic(start(compaction_keys_max=30))
+    topic.publish_some(100, count=7)
+    topic.publish_some(100)
+    rewrites = topic.rig.worker.retention.rewrites
+    for _ in range(3):
+        topic.compact()
+        topic.publish_some(60)
+    topic.rig.turn(lambda: not rewrites.is_busy, "the end of the pass")
+    got = topic.read()
+    for offset, message in topic.left.items():
+        assert got[offset] == message
+
+
+def test_consumers_of_every_type_get_what_stays(start):
+    topic = Topic(start())
+    kinds = ("exclusive", "shared", "failover", "key_shared")
+    client = topic.rig.client()
+    for number, kind in enumerate(kinds):
+        client.subscribe(1, kind, consumer_id=number, kind=kind, credit=0)
+        if kind in ("shared", "key_shared"):
+            client.subscribe(1, kind, consumer_id=10 + number, kind=kind, credit=0)
+    topic.publish_some(100)
+    topic.compact()
+    topic.publish_some(5)
+    left = topic.left
+    client.send(21, 1, 1 << 30, 1 << 30)
+    got: dict[int, dict[int, Any]] = {}
+    held: dict[int, list[int]] = {}
+
+    def all_there() -> bool:
+        client.pump()
+        taken, client.delivered = client.delivered, []
+        for consumer_id, view in taken:
+            of_kind = got.setdefault(consumer_id % 10, {})
+            keys, payloads = view.keys(), view.payloads()
+            for offset, key, payload in zip(view.offsets().tolist(), keys, payloads, strict=True):
+                assert offset not in of_kind
+                of_kind[offset] = (key, payload)
+                held.setdefault(consumer_id, []).extend([offset, offset + 1])
+        return len(got) == 4 and all(topic.sequence - 1 in each for each in got.values())
+
+    topic.rig.turn(all_there, "the newest message of all subscriptions")
+    topic.rig.turn(lambda: all_there() and all(left.keys() <= each.keys() for each in got.values()),
+                   "all that is left")  # fmt: skip
+    for each in got.values():
+        topic.check(dict(sorted(each.items())))
+        assert len(each) < topic.sequence // 2
+    for consumer_id, pairs in held.items():
+        client.ack(*pairs, consumer_id=consumer_id)
+    topic.rig.turn(
+        lambda: {e["cursor"] for e in stats(topic.rig)["subscriptions"]} == {topic.sequence},
+        "the end of all subscriptions",
+    )
+
+
+def test_a_message_that_was_replaced_while_it_was_held_is_settled(start):
+    topic = Topic(start())
+    client = topic.rig.client()
+    client.subscribe(1, "s", consumer_id=1, kind="shared")
+    topic.publish([b"a", b"b", b"c", b"d"], [b"1", b"2", b"3", b"4"])
+    assert len(client.receive(4)) == 4
+    topic.publish([b"a", b"b"], [b"5", b"6"])
+    topic.publish_some(60)
+    topic.compact()
+    client.ack(0, 1)  # replaced, and acked all the same
+    reply = client.ask(25, 1)  # the rest comes back
+    assert reply[0] == 67, reply
+    other = topic.rig.client()
+    other.subscribe(1, "s", consumer_id=2, kind="shared")
+    got = other.receive(2)
+    assert [offset for offset, _ in got][:2] == [2, 3]
+    rest = {offset for offset, _ in got}
+    while topic.sequence - 1 not in rest:
+        rest |= {offset for offset, _ in other.receive(1)}
+    assert 1 not in rest
+    other.ack(2, topic.sequence, consumer_id=2)
+    assert subscription(topic.rig)["cursor"] == topic.sequence
+
+
+def test_delayed_messages_that_were_replaced_are_not_delivered(start):
+    topic = Topic(start())
+    client = topic.rig.client()
+    client.subscribe(1, "s", consumer_id=1, kind="shared", credit=0)
+    due = topic.rig.worker.clock.wall_ns() + 100 * 1_000_000_000
+    topic.publish([b"a", b"b", None], [b"1", b"2", b"3"], deliver_at=[due, due, due])
+    topic.publish([b"a"], [b"4"])
+    topic.publish_some(60)
+    client.send(21, 1, 1 << 30, 1 << 30)
+    first = {offset for offset, _ in client.receive(topic.sequence - 3)}
+    assert not first & {0, 1, 2}
+    client.ack(3, topic.sequence)
+    topic.compact()
+    later(topic.rig, 101)
+    got: set[int] = set()
+    while not {1, 2} <= got:
+        got |= {offset for offset, _ in client.receive(1)}
+    assert 0 not in got
+    client.ack(0, topic.sequence)
+    assert subscription(topic.rig)["cursor"] == topic.sequence
+
+
+def test_skip_counts_the_messages_that_are_left(start):
+    topic = Topic(start())
+    topic.client.subscribe(1, "s", consumer_id=9, credit=0)
+    topic.client.ask(25, 9)
+    topic.publish_some(60)
+    topic.publish([b"last"], [b"x"])
+    topic.publish_some(20)
+    topic.compact()
+    got = sorted(topic.read(topic.rig.client()))
+    reply = topic.rig.operation("skip", partition_ids=[1], subscription="s", count=5)
+    assert reply["skipped"][0][1] == 5
+    topic.client.subscribe(1, "s", consumer_id=10)
+    assert topic.client.receive(1)[0][0] == got[5], "five were skipped"
+
+
+def test_many_topics_in_one_log_give_their_space_back(start):
+    rig = start()
+    topics = [Topic(rig, number) for number in (1, 2, 3)]
+    plain_client = rig.client()
+    rig.assign(4, durability="os", policy={"retention_policy": "until_expired", "retention_bytes": 1})
+    plain = plain_client.open_producer(4)
+    for i in range(120):
+        for topic in topics:
+            topic.publish_some(3)
+        frame = plain_client.frame(plain, i, [b"z" * 4000])
+        assert plain_client.publish((4, frame)) == [0, i]
+    for topic in topics:
+        topic.compact()
+    for _ in range(6):
+        later(rig, 2)
+    log = rig.worker.logs[0]
+    published = sum(topic.sequence * 100 for topic in topics)
+    assert log.written_position - log.oldest_position < published // 2
+    for topic in topics:
+        topic.check(topic.read())
+
+
+def test_policies_of_other_topics_do_nothing(start):
+    rig = start()
+    rig.assign(5, durability="memory", policy={"compaction": True})
+    rig.assign(6, dispatch="non_reliable", policy={"compaction": True})
+    client = rig.client()
+    for number in (5, 6):
+        opened = client.open_producer(number)
+        frame = client.frame(opened, 0, [b"1", b"2"], keys=[b"a", b"a"])
+        assert client.publish((number, frame)) == [0, 0]
+    for _ in range(3):
+        later(rig, 2)
+    client.subscribe(5)
+    assert [offset for offset, _ in client.receive(2)] == [0, 1]
+
+
+# ---------------------------------------------------------------- a pinned log
+
+
+def pinned(start: Callable[..., Rig], **settings: Any) -> tuple[Rig, RawClient, dict[str, int]]:
+    rig = start(**settings)
+    rig.worker.quota._allowance = 0  # what is left is the floor: four segments
+    rig.assign(1, durability="os")
+    client = rig.client()
+    client.subscribe(1, "s", consumer_id=1, kind="shared")
+    return rig, client, client.open_producer(1)
+
+
+def test_one_unacked_message_does_not_stop_a_topic(start):
+    rig, client, opened = pinned(start)
+    log = rig.worker.logs[0]
+    for i in range(600):
+        frame = client.frame(opened, i, [b"%6000d" % i])
+        assert client.publish((1, frame)) == [0, i], stats(rig)["refusal"]
+        while client.receive(1)[-1][0] != i:
+            pass  # 3 and 377 come again when their ack timeout is over
+        if i not in (3, 377):
+            client.ack(i, i + 1)
+        if i % 30 == 29:
+            later(rig, 1.1)
+    assert log.oldest_position > SEGMENT_BYTES
+    assert log.written_position - log.oldest_position < 12 * SEGMENT_BYTES
+    assert subscription(rig)["cursor"] == 3
+    client.ask(25, 1)
+    other = rig.client()
+    other.subscribe(1, "s", consumer_id=2, kind="shared")
+    assert other.receive(2) == [(3, b"%6000d" % 3), (377, b"%6000d" % 377)]
+    rig.crash()
+    rig = start()
+    client = rig.client()
+    client.subscribe(1, "s", consumer_id=1, kind="shared")
+    assert client.receive(2) == [(3, b"%6000d" % 3), (377, b"%6000d" % 377)]
+    client.ack(3, 4, 377, 378)
+    assert subscription(rig)["cursor"] == 600
+
+
+def test_who_needs_most_of_the_oldest_segment_is_refused(start):
+    rig, client, opened = pinned(start)
+    status, i = 0, 0
+    while status == 0:
+        status, _ = client.publish((1, client.frame(opened, i, [b"%3500d" % i])))
+        i += 1
+        later(rig, 0.05)
+        assert i < 3000, "nobody is refused"
+    assert "subscription 's'" in stats(rig)["refusal"]
+    assert rig.worker.logs[0].oldest_position == 0
+    got = client.receive(i - 1)
+    assert [offset for offset, _ in got] == list(range(i - 1))
+    client.ack(0, i - 1)
+    rig.turn(lambda: later(rig, 1.1) or not stats(rig)["refusal"], "the end of the refusal")
+
+
+def test_a_pinned_log_of_several_topics_goes_on(start):
+    rig, client, opened = pinned(start)
+    rig.assign(2, durability="os", policy={"retention_policy": "forever"})
+    rig.assign(3, durability="os")
+    other = rig.client()
+    kept = other.open_producer(2)
+    unread = other.open_producer(3)
+    other.subscribe(3, "idle", consumer_id=5, credit=0)
+    for number, who in ((2, kept), (3, unread)):
+        for i in range(4):
+            frame = other.frame(who, i, [b"kept %d %d" % (number, i)])
+            assert other.publish((number, frame)) == [0, i]
+    for i in range(500):
+        assert client.publish((1, client.frame(opened, i, [b"%6000d" % i]))) == [0, i]
+        client.receive(1)
+        client.ack(i, i + 1)
+        if i % 30 == 29:
+            later(rig, 1.1)
+    assert rig.worker.logs[0].oldest_position > 0
+    third = rig.client()
+    third.subscribe(2, "all", consumer_id=6)
+    assert [payload for _, payload in third.receive(4)] == [b"kept 2 %d" % i for i in range(4)]
+    rig.crash()
+    rig = start()
+    other = rig.client()
+    other.subscribe(3, "idle", consumer_id=5)
+    assert [payload for _, payload in other.receive(4)] == [b"kept 3 %d" % i for i in range(4)]
