@@ -40,10 +40,8 @@ __all__ = ["Compaction"]
 
 _reseal = direct(reseal)
 
-READ_BYTES = 1 << 20
-"""Looked up and read at a time."""
-COUNT_BYTES = 8 << 20
-"""Looked up at a time where only sizes matter."""
+LOOK_BYTES = 1 << 18
+"""Frames of so many bytes are looked up at a time."""
 SECOND_NS = 1_000_000_000
 FAR = 1 << 62
 
@@ -145,6 +143,8 @@ class Compaction:
         for stored, run in self._frames(job, partition, clean, FAR):
             if run.position + run.byte_count > closed or (newest.is_full and end > clean):
                 break
+            if stored.end_offset > partition.visible:
+                break  # a disk that fails may take it back
             _note(newest, stored)
             end = stored.end_offset
             yield True
@@ -160,7 +160,7 @@ class Compaction:
     ) -> Generator[bool, None, None]:
         """How many bytes there are from an offset on."""
         counted = 0
-        while runs := live_runs(job.log, partition, offset, COUNT_BYTES):
+        while runs := live_runs(job.log, partition, offset, LOOK_BYTES):
             counted += sum(run.byte_count for run in runs)
             offset = runs[-1].end_offset
             yield True
@@ -170,7 +170,7 @@ class Compaction:
         self, job: Job, partition: Partition, offset: int, end: int
     ) -> Iterator[tuple[Stored, Run]]:
         """Frames from an offset on, read from the log."""
-        while runs := live_runs(job.log, partition, offset, READ_BYTES):
+        while runs := live_runs(job.log, partition, offset, LOOK_BYTES):
             for run in runs:
                 if run.base_offset >= end:
                     return

@@ -14,7 +14,7 @@ from danube_fast.broker.partition import Partition
 from danube_fast.wal.index import Run
 from danube_fast.wal.log import Log
 
-__all__ = ["first_run", "gap_in_log", "live_runs", "lowest_position"]
+__all__ = ["breaks_left", "first_run", "gap_in_log", "live_runs", "lowest_position"]
 
 _STALE_BYTES = 1 << 20
 """Looked through at a time."""
@@ -57,3 +57,16 @@ def lowest_position(log: Log, partition: Partition, offset: int) -> int | None:
     """The lowest position of anything from `offset` on; None if there is nothing."""
     runs = [first_run(log, partition, at) for at in partition.places_from(offset)]
     return min((run.position for run in runs if run is not None), default=None)
+
+
+def breaks_left(log: Log, partition: Partition) -> list[int]:
+    """Breaks of a partition that still count, after segments were given back: what stood between two
+    places may be gone, and then the second may lie higher."""
+    left = []
+    for at in partition.places_from(partition.first_offset)[1:]:
+        before, behind = first_run(log, partition, at - 1), first_run(log, partition, at)
+        if before is None or behind is None:
+            continue
+        if before.base_offset >= at or behind.position < before.position:
+            left.append(at)
+    return left

@@ -16,7 +16,7 @@ from danube_fast.broker.sizes import Sizes
 from danube_fast.broker.topic_policy import BacklogPolicy, RetentionPolicy
 from danube_fast.errors import ResourceExhausted
 from danube_fast.wal.log import Log
-from danube_fast.workers.places import first_run, live_runs, lowest_position
+from danube_fast.workers.places import breaks_left, first_run, live_runs, lowest_position
 from danube_fast.workers.positions import purged_below
 from danube_fast.workers.rewrites import Rewrites
 from danube_fast.workers.times import offset_at
@@ -306,7 +306,7 @@ class Retention:
                 first = run.base_offset if run is not None else partition.visible
                 partition.first_offset = max(partition.first_offset, first)
                 if partition.breaks:
-                    partition.breaks = partition.places_from(partition.first_offset)[1:]
+                    partition.breaks = breaks_left(log, partition)
 
     def find_first_offsets(self, slot: int) -> None:
         """At the start: what was trimmed is known to the log, not to the last snapshot."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["unpin"]
 
-RUNS_BYTES = 1 << 20
+RUNS_BYTES = 1 << 18
 """Looked up at a time."""
 
 
@@ -35,8 +35,9 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
     log = job.log
     start, end = log.oldest_position, log.oldest_end
     held = job.worker.moves.needed_position(job.slot)
-    if log.segment_count < 2 or end > log.synced_position or (held is not None and held < end):
+    if log.segment_count < 2 or (held is not None and held < end):
         return False
+    yield from job.settle()
     job.held_position = start
     needed: list[tuple[Partition, list[Run]]] = []
     room = (end - start) // 2

@@ -68,7 +68,9 @@ class Topic:
         rewrites = self.rig.worker.retention.rewrites
 
         def is_done() -> bool:
-            self.rig.worker.clock.ahead_ns += SECOND // 200
+            self.rig.worker.clock.ahead_ns += SECOND // 1000
+            if not self.draw.randrange(100):
+                self.client.send(2, 0)  # PING: the time flies
             due = rewrites.is_busy or rewrites._compaction.next_partition() is not None
             return self.clean_until > 0 and not due
 
@@ -202,7 +204,9 @@ def test_a_tombstone_removes_its_key_and_goes_itself_a_day_later(start):
     topic.connect(topic.rig)
     rewrites = topic.rig.worker.retention.rewrites
     topic.rig.turn(
-        lambda: not topic.rig.worker.catalog.by_id[1].compacted.tombstone_ns and not rewrites.is_busy,
+        lambda: (
+            not topic.rig.worker.catalog.by_id[1].compacted.tombstone_ns and not rewrites.is_busy
+        ),
         "a pass for tombstones, without any publisher",
     )
     got = topic.read()
@@ -230,17 +234,12 @@ def test_compressed_frames_stay_compressed(start, codec):
 
 
 def test_a_pass_covers_only_the_keys_that_it_can_remember(start):
-    topic = Topic(start(compaction_keys_max=30))
-    topic.publish_some(100, count=7)
+    topic = Topic(start(compaction_keys_max=39))
     topic.publish_some(100)
-    rewrites = topic.rig.worker.retention.rewrites
     for _ in range(3):
         topic.compact()
         topic.publish_some(60)
-    topic.rig.turn(lambda: not rewrites.is_busy, "the end of the pass")
-    got = topic.read()
-    for offset, message in topic.left.items():
-        assert got[offset] == message
+    topic.check(topic.read())
 
 
 def test_consumers_of_every_type_get_what_stays(start):
@@ -350,7 +349,9 @@ def test_many_topics_in_one_log_give_their_space_back(start):
     rig = start()
     topics = [Topic(rig, number) for number in (1, 2, 3)]
     plain_client = rig.client()
-    rig.assign(4, durability="os", policy={"retention_policy": "until_expired", "retention_bytes": 1})
+    rig.assign(
+        4, durability="os", policy={"retention_policy": "until_expired", "retention_bytes": 1}
+    )
     plain = plain_client.open_producer(4)
     for i in range(120):
         for topic in topics:
