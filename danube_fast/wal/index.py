@@ -268,6 +268,12 @@ class Index:
                 transaction.cursor(self._offsets).putmulti(by_offset)
                 # The first run of an instant stays: keys are in the order of offsets.
                 transaction.cursor(self._times).putmulti(by_time, overwrite=False)
+                again = list(self._sweep.rewritten)
+                for row in np.flatnonzero(np.isin(runs["partition_id"], again)) if again else ():
+                    key, value = by_time[row]
+                    known = self._time_entry(*KEY.unpack(key), transaction.get(key, db=self._times))
+                    if known > int(runs["base_offset"][row]):
+                        transaction.put(key, value, db=self._times)
             self._put_meta(transaction, {b"indexed": _U64.pack(indexed_position)})
 
     def _grow_ahead(self) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DataLoss
 from danube_fast.wal import RUN_DTYPE, Log
+from danube_fast.wal.feed import RunTable
 from danube_fast.wal.index import Index, meta_crc
 from danube_fast.wal.tail import TailTable
 from tests.wal.rig import (
@@ -350,3 +351,95 @@ def test_a_partition_that_comes_back_is_found_where_it_is_now(tmp_path: Path) ->
     again = start_log(tmp_path, SMALL)
     assert [again.find(5, offset) for offset in range(300)] == placed
     again.close()
+
+
+# ---------------------------------------------------------------- runs that were written again
+
+
+def model_find(model: dict[int, int], offset: int, oldest: int) -> tuple[int, int] | None:
+    """(base offset, position) of the first run that ends behind `offset`; runs are of 2 offsets."""
+    living = [(base, at) for base, at in model.items() if at >= oldest and base + 2 > offset]
+    return min(living, default=None)
+
+
+@settings(
+    deadline=None, max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("new"), st.integers(1, 20)),
+            st.tuples(st.just("again"), st.lists(st.integers(0, 60), min_size=1, max_size=15)),
+            st.tuples(st.just("flush"), st.integers(0, 100)),
+            st.tuples(st.just("trim"), st.integers(0, 80)),
+        ),
+        max_size=14,
+    )
+)
+def test_runs_that_were_written_again_are_found_where_they_stand_now(tmp_path, steps):
+    """Against a dict: whatever is in the index, in the tail table, in both, swept or not."""
+    table = RunTable(
+        tmp_path / os.urandom(6).hex(), 1, SETTINGS, SystemClock(), fake_chain(lambda: oldest)
+    )
+    table.note_rewritten(5)
+    model: dict[int, int] = {}
+    position = oldest = 0
+    times: dict[int, int] = {}
+
+    def append(bases: list[int]) -> None:
+        nonlocal position
+        runs = np.zeros(len(bases), RUN_DTYPE)
+        for row, base in zip(runs, bases, strict=True):
+            row["partition_id"], row["base_offset"], row["offset_span"] = 5, base, 2
+            row["position"], row["byte_count"] = position, 100
+            row["append_time_ns"] = times.setdefault(base, base // 6)
+            model[base] = position
+            position += 100
+        table.appended(runs)
+
+    for what, value in steps:
+        if what == "new":
+            append([2 * (len(model) + i) for i in range(value)])
+        elif what == "again":
+            append([base for base in sorted({2 * v for v in value}) if base in model])
+        elif what == "flush":
+            table.work(position * value // 100, idle=True)
+        else:
+            oldest = max(oldest, position * value // 100)
+            table.start_sweep(oldest)
+            while table._index.sweep(3):
+                pass
+        for offset in range(0, 2 * len(model) + 2, 3):
+            run = table.find(5, offset)
+            found = None if run is None else (run.base_offset, run.position)
+            assert found == model_find(model, offset, oldest)
+        wanted = sorted((base, at) for base, at in model.items() if at >= oldest)
+        for limit in (1, 350, 1 << 40):
+            runs = [(run.base_offset, run.position) for run in table.runs(5, 0, limit)]
+            assert runs == wanted[: -(-limit // 100)]
+    table.work(position, idle=True)
+    living = sorted(base for base, at in model.items() if at >= oldest)
+    for time_ns in range(0, 30):
+        later = [base for base in living if times[base] >= time_ns]
+        found_at = table.find_time(5, time_ns)
+        if table.pending_count == 0 and later:
+            assert found_at == later[0]
+    table.start_sweep(oldest + 1)
+    while table._index.sweep(7):
+        pass
+    with table._index._environment.begin(db=table._index._times) as transaction:
+        assert transaction.stat()["entries"] <= len({times[base] for base in living}) + 1
+    table.close(position, clean=False)
+    shutil.rmtree(table._directory)
+
+
+def fake_chain(oldest: Any) -> Any:
+    """A chain of which only the oldest position matters."""
+
+    class Oldest:
+        @property
+        def oldest_position(self) -> int:
+            return int(oldest())
+
+    return Oldest()
