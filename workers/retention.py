@@ -328,10 +328,15 @@ class Retention:
                 continue
             text = ""
             if pin is not None and pin[0] is partition:
+                remedy = "wait until it is compacted, delete keys, or raise wal_bytes_max"
+                if not partition.policy.compaction:
+                    remedy = (
+                        "let it consume, or delete it (danube-fast subscriptions delete), or raise "
+                        "wal_bytes_max"
+                    )
                 text = (
                     f"the log reached wal_bytes_max ({worker.quota.allowance_bytes} bytes here) and "
-                    f"{pin[1]} of {partition.topic} still needs its oldest segment; let it consume, "
-                    "or delete it (danube-fast subscriptions delete), or raise wal_bytes_max"
+                    f"{pin[1]} of {partition.topic} still needs its oldest segment; {remedy}"
                 )
             self.refuse(partition, "log", text)
 

@@ -420,7 +420,7 @@ def test_runs_that_were_written_again_are_found_where_they_stand_now(tmp_path, s
             assert runs == wanted[: -(-limit // 100)]
     table.work(position, idle=True)
     living = sorted(base for base, at in model.items() if at >= oldest)
-    for time_ns in range(0, 30):
+    for time_ns in range(30):
         later = [base for base in living if times[base] >= time_ns]
         found_at = table.find_time(5, time_ns)
         if table.pending_count == 0 and later:

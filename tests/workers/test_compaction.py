@@ -6,10 +6,14 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from danube_fast.broker.layout import ProducerWord
+from danube_fast.broker.topic_policy import TopicPolicy
 from danube_fast.frame.view import FrameView
+from danube_fast.workers import rewrites
+from tests.workers.move_rig import MoveRig
 from tests.workers.shard_rig import RawClient, Rig
 from tests.workers.test_policies import SECOND, Shifted, later, stats, subscription
 
@@ -382,6 +386,120 @@ def test_policies_of_other_topics_do_nothing(start):
         later(rig, 2)
     client.subscribe(5)
     assert [offset for offset, _ in client.receive(2)] == [0, 1]
+
+
+def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass takes one frame a tick, and writes small pieces."""
+    monkeypatch.setattr(rewrites, "STEPS_MAX", 1)
+    monkeypatch.setattr(rewrites.Job, "piece_bytes", 4096)
+
+
+def begin_to_write(topic: Topic, written: int) -> None:
+    """Turn until a pass has written so many frames again and is not at its end."""
+    partition = topic.rig.worker.catalog.by_id[1]
+    seen: set[int] = set()
+
+    def is_amid() -> bool:
+        topic.rig.worker.clock.ahead_ns += SECOND // 100
+        seen.update(partition.breaks)
+        return len(seen) >= written and topic.rig.worker.retention.rewrites.is_busy
+
+    topic.rig.turn(is_amid, "the middle of a pass")
+
+
+@pytest.mark.parametrize("written", [1, 3, 8])
+def test_a_crash_in_the_middle_of_a_pass_loses_nothing(start, monkeypatch, written):
+    step_by_step(monkeypatch)
+    topic = Topic(start())
+    for _ in range(3):
+        topic.publish_some(80)
+        begin_to_write(topic, written)
+        topic.publish_some(3)
+        topic.rig.crash()
+        topic.connect(start())
+        topic.check(topic.read())
+    monkeypatch.undo()
+    topic.publish_some(20)
+    topic.compact()
+    topic.check(topic.read())
+
+
+def test_publishing_goes_on_during_a_pass(start, monkeypatch):
+    step_by_step(monkeypatch)
+    topic = Topic(start())
+    topic.publish_some(80)
+    begin_to_write(topic, 1)
+    amid = 0
+    while topic.rig.worker.retention.rewrites.is_busy:
+        topic.publish_some(1)
+        amid += 1
+        assert amid < 2000, "the pass has no end"
+        topic.rig.worker.clock.ahead_ns += SECOND // 100
+    assert amid > 5 and topic.clean_until > 0
+    topic.check(topic.read())
+
+
+def test_a_pass_that_meets_a_change_is_given_up(start, monkeypatch):
+    step_by_step(monkeypatch)
+    topic = Topic(start())
+    topic.publish_some(80)
+    begin_to_write(topic, 2)
+    topic.rig.assign(1, durability="os", policy={"compaction": True, "producers_max": 7})
+    topic.rig.assign(1, durability="fsync", policy={"compaction": True})
+    topic.publish_some(2)
+    topic.check(topic.read())
+    monkeypatch.undo()
+    topic.publish_some(40)
+    later(topic.rig, 15)
+    topic.compact()
+    topic.check(topic.read())
+
+
+def test_a_deleted_topic_ends_its_pass(start, monkeypatch):
+    step_by_step(monkeypatch)
+    topic = Topic(start())
+    topic.publish_some(80)
+    begin_to_write(topic, 2)
+    topic.rig.operation("unassign", partition_ids=[1], reason="deleted")
+    jobs = topic.rig.worker.retention.rewrites
+    topic.rig.turn(lambda: not jobs.is_busy, "the end of the pass")
+    for _ in range(4):
+        later(topic.rig, 5)
+    assert topic.rig.worker.logs[0].segment_count <= 2
+
+
+def test_a_partition_that_moves_takes_its_frames_with_gaps_along(tmp_path):
+    net = MoveRig(tmp_path, segment_bytes=SEGMENT_BYTES, tail_bytes_max=0)
+    try:
+        pid = net.create(durability="os").partition_id
+        worker = net.workers[1].worker
+        partition = worker.catalog.by_id[pid]
+        assigned = msgspec.structs.replace(partition.assigned, policy=TopicPolicy(compaction=True))
+        partition.assign(assigned)
+        worker.limits.apply(partition)
+        client = net.workers[1].client()
+        opened = client.open_producer(pid)
+        newest: dict[bytes, int] = {}
+        draw = random.Random(1)
+        for i in range(200):
+            keys = [b"k%d" % draw.randrange(KEYS) for _ in range(50)]
+            newest |= {key: 50 * i + at for at, key in enumerate(keys)}
+            frame = client.frame(opened, 50 * i, [draw.randbytes(100) for _ in keys], keys=keys)
+            assert client.publish((pid, frame)) == [0, 50 * i]
+        net.workers[1].turn(lambda: partition.compacted.until > 5000, "a pass")
+        net.workers[1].turn(lambda: not worker.retention.rewrites.is_busy, "its end")
+        outcome = net.start_move(1)
+        net.settle()
+        assert outcome and outcome[0][1] is None
+        there = net.owner().client()
+        there.subscribe(pid)
+        got: set[int] = set()
+        while 9999 not in got:
+            got |= {offset for offset, _ in there.receive(1)}
+        assert set(newest.values()) <= got
+        assert len(got) < 8000
+    finally:
+        net.stop()
 
 
 # ---------------------------------------------------------------- a pinned log
