@@ -192,8 +192,10 @@ class Compaction:
         stale = left = tombstone_ns = 0
         piece = bytearray()
         for stored, run in self._frames(job, partition, partition.first_offset, end):
-            stale = max(stale, run.position + run.byte_count)
-            frame = _survivors(newest, stored, may_go if run.append_time_ns <= old_ns else 0)
+            changed = _survivors(newest, stored, may_go if run.append_time_ns <= old_ns else 0)
+            frame = stored.memory if changed is None else changed
+            if changed is not None:
+                stale = max(stale, run.position + run.byte_count)
             left += len(frame)
             if len(frame) and _has_tombstones(frame):
                 tombstone_ns = max(tombstone_ns, run.append_time_ns)
@@ -229,17 +231,15 @@ def _has_tombstones(frame: bytearray | memoryview) -> bool:
         return False
 
 
-def _survivors(
-    newest: NewestOffsets, stored: Stored, tombstones_below: int
-) -> bytearray | memoryview:
-    """What stays of a frame, as a frame; empty if nothing does."""
+def _survivors(newest: NewestOffsets, stored: Stored, tombstones_below: int) -> bytearray | None:
+    """What stays of a frame, as a frame; empty if nothing does, None if all of it does."""
     view = FrameView(stored.memory)
     try:
         stay = newest.survivors(view, tombstones_below)
     except DataLoss:
         stay = None
     if stay is None:
-        return stored.memory
+        return None
     if not len(stay):
         return bytearray()
     frame = split_frame(view, stay)
