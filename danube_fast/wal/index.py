@@ -271,7 +271,9 @@ class Index:
                 again = list(self._sweep.rewritten)
                 for row in np.flatnonzero(np.isin(runs["partition_id"], again)) if again else ():
                     key, value = by_time[row]
-                    known = self._time_entry(*KEY.unpack(key), transaction.get(key, db=self._times))
+                    partition, second = KEY.unpack(key)
+                    entry = transaction.get(key, db=self._times)
+                    known = self._time_entry(partition, second, entry)
                     if known > int(runs["base_offset"][row]):
                         transaction.put(key, value, db=self._times)
             self._put_meta(transaction, {b"indexed": _U64.pack(indexed_position)})

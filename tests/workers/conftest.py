@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.workers.shard_rig import Rig
+from tests.workers.shard_rig import Rig, Shifted
+from tests.workers.small_segments import SEGMENT_BYTES
 
 
 @pytest.fixture
@@ -23,3 +24,18 @@ def rigs(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     yield start
     if started and not started[-1].context.closed:
         started[-1].stop()
+
+
+@pytest.fixture
+def start(rigs: Callable[..., Rig]) -> Callable[..., Rig]:
+    def made(**settings: Any) -> Rig:
+        rig = rigs(
+            **{
+                "segment_bytes": SEGMENT_BYTES, "session_timeout_ms": 3_600_000,
+                "tail_bytes_max": 0, "retention_seconds_min": 1, **settings,
+            }
+        )  # fmt: skip
+        rig.worker.clock = rig.boot.clock = Shifted(rig.boot.clock)
+        return rig
+
+    return made

@@ -30,6 +30,20 @@ WAIT_SECONDS = 20
 SEGMENT_BYTES = 4 * 1024 * 1024
 
 
+class Shifted:
+    """The clock of this machine, and whatever a test adds."""
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+        self.ahead_ns = 0
+
+    def wall_ns(self) -> int:
+        return int(self._clock.wall_ns()) + self.ahead_ns
+
+    def monotonic_ns(self) -> int:
+        return int(self._clock.monotonic_ns()) + self.ahead_ns
+
+
 class FakeMailbox:
     """Nobody to talk to; operations are called directly, what the worker says is kept."""
 

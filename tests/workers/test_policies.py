@@ -9,25 +9,11 @@ from typing import Any
 import pytest
 
 from danube_fast.net.protocol import Status
-from tests.workers.shard_rig import Rig
+from tests.workers.shard_rig import Rig, Shifted
 
 SECOND = 1_000_000_000
 THROTTLED = int(Status.THROTTLED)
 EXHAUSTED = 8
-
-
-class Shifted:
-    """The clock of this machine, and whatever a test adds."""
-
-    def __init__(self, clock: Any) -> None:
-        self._clock = clock
-        self.ahead_ns = 0
-
-    def wall_ns(self) -> int:
-        return int(self._clock.wall_ns()) + self.ahead_ns
-
-    def monotonic_ns(self) -> int:
-        return int(self._clock.monotonic_ns()) + self.ahead_ns
 
 
 class Ticking:

@@ -1,0 +1,92 @@
+"""A log at its limit whose oldest segment is still needed: moved out of the way, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.workers.shard_rig import RawClient, Rig
+from tests.workers.small_segments import SEGMENT_BYTES
+from tests.workers.test_policies import later, stats, subscription
+
+
+def pinned(start: Callable[..., Rig], **settings: Any) -> tuple[Rig, RawClient, dict[str, int]]:
+    rig = start(**settings)
+    rig.worker.quota._allowance = 0  # what is left is the floor: four segments
+    rig.assign(1, durability="os")
+    client = rig.client()
+    client.subscribe(1, "s", consumer_id=1, kind="shared")
+    return rig, client, client.open_producer(1)
+
+
+def test_one_unacked_message_does_not_stop_a_topic(start):
+    rig, client, opened = pinned(start)
+    log = rig.worker.logs[0]
+    for i in range(600):
+        frame = client.frame(opened, i, [b"%6000d" % i])
+        assert client.publish((1, frame)) == [0, i], stats(rig)["refusal"]
+        while client.receive(1)[-1][0] != i:
+            pass  # 3 and 377 come again when their ack timeout is over
+        if i not in (3, 377):
+            client.ack(i, i + 1)
+        if i % 30 == 29:
+            later(rig, 1.1)
+    assert log.oldest_position > SEGMENT_BYTES
+    assert log.written_position - log.oldest_position < 12 * SEGMENT_BYTES
+    assert subscription(rig)["cursor"] == 3
+    client.ask(25, 1)
+    other = rig.client()
+    other.subscribe(1, "s", consumer_id=2, kind="shared")
+    assert other.receive(2) == [(3, b"%6000d" % 3), (377, b"%6000d" % 377)]
+    rig.crash()
+    rig = start()
+    client = rig.client()
+    client.subscribe(1, "s", consumer_id=1, kind="shared")
+    assert client.receive(2) == [(3, b"%6000d" % 3), (377, b"%6000d" % 377)]
+    client.ack(3, 4, 377, 378)
+    assert subscription(rig)["cursor"] == 600
+
+
+def test_who_needs_most_of_the_oldest_segment_is_refused(start):
+    rig, client, opened = pinned(start)
+    status, i = 0, 0
+    while status == 0:
+        status, _ = client.publish((1, client.frame(opened, i, [b"%3500d" % i])))
+        i += 1
+        later(rig, 0.05)
+        assert i < 3000, "nobody is refused"
+    assert "subscription 's'" in stats(rig)["refusal"]
+    assert rig.worker.logs[0].oldest_position == 0
+    got = client.receive(i - 1)
+    assert [offset for offset, _ in got] == list(range(i - 1))
+    client.ack(0, i - 1)
+    rig.turn(lambda: later(rig, 1.1) or not stats(rig)["refusal"], "the end of the refusal")
+
+
+def test_a_pinned_log_of_several_topics_goes_on(start):
+    rig, client, opened = pinned(start)
+    rig.assign(2, durability="os", policy={"retention_policy": "forever"})
+    rig.assign(3, durability="os")
+    other = rig.client()
+    kept = other.open_producer(2)
+    unread = other.open_producer(3)
+    other.subscribe(3, "idle", consumer_id=5, credit=0)
+    for number, who in ((2, kept), (3, unread)):
+        for i in range(4):
+            frame = other.frame(who, i, [b"kept %d %d" % (number, i)])
+            assert other.publish((number, frame)) == [0, i]
+    for i in range(500):
+        assert client.publish((1, client.frame(opened, i, [b"%6000d" % i]))) == [0, i]
+        client.receive(1)
+        client.ack(i, i + 1)
+        if i % 30 == 29:
+            later(rig, 1.1)
+    assert rig.worker.logs[0].oldest_position > 0
+    third = rig.client()
+    third.subscribe(2, "all", consumer_id=6)
+    assert [payload for _, payload in third.receive(4)] == [b"kept 2 %d" % i for i in range(4)]
+    rig.crash()
+    rig = start()
+    other = rig.client()
+    other.subscribe(3, "idle", consumer_id=5)
+    assert [payload for _, payload in other.receive(4)] == [b"kept 3 %d" % i for i in range(4)]
