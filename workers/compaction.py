@@ -22,14 +22,9 @@ from danube_fast.broker.consumer import Stored
 from danube_fast.broker.layout import INT64_MAX
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import DataLoss
-from danube_fast.frame.codec import compress_frame
-from danube_fast.frame.kernel import address_of, direct
-from danube_fast.frame.layout import Codec
-from danube_fast.frame.split import split_frame
-from danube_fast.frame.stamp import reseal
 from danube_fast.frame.view import FrameView
 from danube_fast.wal.index import Run
-from danube_fast.workers.frames import frames_of
+from danube_fast.workers.frames import frames_of, part_of
 from danube_fast.workers.places import live_runs, lowest_position
 
 if TYPE_CHECKING:
@@ -37,8 +32,6 @@ if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
 
 __all__ = ["Compaction"]
-
-_reseal = direct(reseal)
 
 LOOK_BYTES = 1 << 18
 """Frames of so many bytes are looked up at a time."""
@@ -242,8 +235,4 @@ def _survivors(newest: NewestOffsets, stored: Stored, tombstones_below: int) -> 
         return None
     if not len(stay):
         return bytearray()
-    frame = split_frame(view, stay)
-    if view.codec != Codec.NONE:
-        frame = compress_frame(frame, Codec(view.codec))
-        _reseal(address_of(frame))
-    return frame
+    return part_of(view, stay)

@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from danube_fast.broker.consumer import Stored
-from danube_fast.frame.layout import FLAG_DELAYED, FLAG_SPLIT
-from danube_fast.frame.view import PLACE_FIELDS
+from danube_fast.broker.ledger import Rows
+from danube_fast.frame.codec import compress_frame
+from danube_fast.frame.kernel import address_of, direct
+from danube_fast.frame.layout import FLAG_DELAYED, FLAG_SPLIT, Codec
+from danube_fast.frame.split import split_frame
+from danube_fast.frame.stamp import reseal
+from danube_fast.frame.view import PLACE_FIELDS, FrameView
 
-__all__ = ["frames_of"]
+__all__ = ["frames_of", "part_of"]
+
+_reseal = direct(reseal)
 
 
 def frames_of(partition_id: int, data: Any) -> list[Stored]:
@@ -26,3 +33,12 @@ def frames_of(partition_id: int, data: Any) -> list[Stored]:
         )  # fmt: skip
         at += size
     return frames
+
+
+def part_of(view: FrameView, places: Rows) -> bytearray:
+    """Some messages of a frame as a frame to be kept, compressed if it was. Raises DataLoss."""
+    frame = split_frame(view, places)
+    if view.codec != Codec.NONE:
+        frame = compress_frame(frame, Codec(view.codec))
+        _reseal(address_of(frame))
+    return frame

@@ -12,11 +12,19 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from danube_fast.broker.consumer import Stored
+from danube_fast.broker.ledger import Rows
 from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.partition import Partition
+from danube_fast.broker.sparse import existing, places_of
 from danube_fast.broker.subscription import Subscription
 from danube_fast.broker.topic_policy import RetentionPolicy
+from danube_fast.errors import DataLoss
+from danube_fast.frame.view import FrameView
 from danube_fast.wal.index import Run
+from danube_fast.workers.frames import frames_of, part_of
 from danube_fast.workers.places import live_runs
 
 if TYPE_CHECKING:
@@ -39,16 +47,18 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
         return False
     yield from job.settle()
     job.held_position = start
-    needed: list[tuple[Partition, list[Run]]] = []
+    needed: list[tuple[Partition, list[tuple[Run, Rows | None]]]] = []
     room = (end - start) // 2
     for partition in list(job.worker.catalog.by_id.values()):
         if partition.log_slot != job.slot or not partition.reliable:
             continue
-        runs: list[Run] = []
-        for run in _runs_below(job, retention, partition, end):
-            if run is not None:
-                runs.append(run)
-                room -= run.byte_count
+        runs: list[tuple[Run, Rows | None]] = []
+        for found in _runs_below(job, retention, partition, end):
+            if found is not None:
+                runs.append(found)
+                run, rows = found
+                share = run.offset_span if rows is None else len(rows)
+                room -= run.byte_count * share // run.offset_span
             if room < 0 or (runs and not partition.logged):
                 return False
             yield True
@@ -67,8 +77,9 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
 
 def _runs_below(
     job: Job, retention: Retention, partition: Partition, end: int
-) -> Iterator[Run | None]:
-    """Runs of a partition that somebody needs and that stand below `end`; None now and then."""
+) -> Iterator[tuple[Run, Rows | None] | None]:
+    """Runs of a partition that somebody needs and that stand below `end`, and which rows of them (None:
+    all); None now and then."""
     claims = retention.claims(partition, over=True)
     if not claims:
         return
@@ -85,30 +96,57 @@ def _runs_below(
                 if run.base_offset >= following or run.position >= end:
                     at = None
                     break
-                if keeps_all or any(_needs(sub, run) for sub in subs):
-                    yield run
+                rows = None if keeps_all else _needed_rows(subs, run)
+                if rows is None or len(rows):
+                    yield run, rows
             yield None
 
 
-def _needs(sub: Subscription, run: Run) -> bool:
-    """Whether a subscription has not acked all of a run."""
-    low, ledger = max(run.base_offset, sub.cursor), sub.ledger
-    if low >= run.end_offset or not ledger.settled_ahead:
-        return low < run.end_offset
-    settled = sum(
-        len(ledger.select(low, low, run.end_offset, state))
-        for state in (State.SETTLED, State.SETTLED_NEW)
-    )
-    return settled < run.end_offset - low
+def _needed_rows(subs: list[Subscription], run: Run) -> Rows:
+    """Rows of a run that some subscription has not acked."""
+    base, end = run.base_offset, run.end_offset
+    needed = np.zeros(run.offset_span, bool)
+    for sub in subs:
+        low = max(base, sub.cursor)
+        if low >= end:
+            continue
+        mine = np.ones(run.offset_span, bool)
+        mine[: low - base] = False
+        if sub.ledger.settled_ahead:
+            for state in (State.SETTLED, State.SETTLED_NEW):
+                mine[sub.ledger.select(base, low, end, state)] = False
+        needed |= mine
+    return np.flatnonzero(needed).astype(np.int32)
 
 
-def _move(job: Job, partition: Partition, runs: list[Run]) -> Generator[bool, None, None]:
+def _move(
+    job: Job, partition: Partition, needed: list[tuple[Run, Rows | None]]
+) -> Generator[bool, None, None]:
     piece = bytearray()
-    for run in runs:
+    for run, rows in needed:
         job.check(partition)
-        piece += job.log.read_run(run)
-        if len(piece) >= job.piece_bytes or run is runs[-1]:
+        data = job.log.read_run(run)
+        if rows is None:
+            piece += data
+        else:
+            for stored in frames_of(partition.partition_id, data):
+                piece += _part(stored, rows)
+        if len(piece) >= job.piece_bytes or (piece and run is needed[-1][0]):
             job.write(partition, piece)
             piece = bytearray()
             yield from job.breathe()
         yield True
+    if piece:
+        job.write(partition, piece)
+
+
+def _part(stored: Stored, rows: Rows) -> bytearray | memoryview:
+    """A frame with the messages at `rows`, as far as it has them."""
+    there, _ = existing(stored, rows)
+    if len(there) == stored.message_count:
+        return stored.memory
+    view = FrameView(stored.memory)
+    try:
+        return part_of(view, places_of(stored, view, there)) if len(there) else bytearray()
+    except DataLoss:  # compressed garbage: its consumer will say so
+        return stored.memory

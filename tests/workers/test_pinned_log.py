@@ -90,3 +90,24 @@ def test_a_pinned_log_of_several_topics_goes_on(start):
     other = rig.client()
     other.subscribe(3, "idle", consumer_id=5)
     assert [payload for _, payload in other.receive(4)] == [b"kept 3 %d" % i for i in range(4)]
+
+
+def test_one_unacked_message_of_a_large_frame_moves_alone(start):
+    rig, client, opened = pinned(start)
+    for i in range(30):
+        frame = client.frame(opened, 100 * i, [b"%1000d" % at for at in range(100)])
+        assert client.publish((1, frame)) == [0, 100 * i], stats(rig)["refusal"]
+        while client.receive(1)[-1][0] != 100 * i + 99:
+            pass
+        client.ack(100 * i, 100 * i + 7, 100 * i + 8, 100 * i + 100)
+        for _ in range(3):
+            later(rig, 1.1)
+    assert rig.worker.logs[0].oldest_position > 6 * SEGMENT_BYTES
+    rig.crash()
+    rig = start()
+    client = rig.client()
+    client.subscribe(1, "s", consumer_id=1, kind="shared")
+    left = [(100 * i + 7, b"%1000d" % 7) for i in range(30)]
+    assert client.receive(30) == left
+    client.ack(*[bound for offset, _ in left for bound in (offset, offset + 1)])
+    rig.turn(lambda: subscription(rig)["cursor"] == 3000, "the end of the subscription")
