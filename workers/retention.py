@@ -237,9 +237,9 @@ class Retention:
             left_ns = self._left_ns.get(slot)
             left = left_ns is not None and worker.now_ns - left_ns < LEFT_NS
             self.give_back(slot, limit, urgent=over or left)
-        pinned = over and log.oldest_position == before
-        if pinned and pin is not None and limit < log.oldest_end and self.rewrites.unpin(slot):
-            pinned = False
+        pinned = over and pin is not None and log.oldest_position == before
+        # else only a snapshot is missing: it is due
+        pinned = pinned and limit < log.oldest_end and not self.rewrites.unpin(slot)
         self._limit(slot, pin if pinned else None)
 
     def give_back(self, slot: int, position: int, *, urgent: bool) -> None:

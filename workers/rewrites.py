@@ -35,6 +35,8 @@ STEPS_MAX = 256
 """The same under a clock that stands still."""
 LOOK_NS = 1_000_000_000
 """Partitions are looked at so often."""
+REFUSED_NS = 3 * LOOK_NS
+"""That too much of a segment is needed is looked at anew, meanwhile it counts."""
 RETRY_NS = 10_000_000_000
 """After a failure."""
 UNSYNCED_BYTES_MAX = 16 * 1024 * 1024
@@ -122,8 +124,9 @@ class Rewrites:
         self._look_at_ns = 0
         self._wanted: list[int] = []
         """Slots of logs whose oldest segment is pinned."""
-        self._refused: dict[int, int] = {}
-        """By slot: the oldest position of a log of which too much is needed there."""
+        self._refused: dict[int, tuple[int, int]] = {}
+        """By slot: the oldest position of a log of which too much is needed there, and until when that
+        counts."""
 
     # ------------------------------------------------------------ asked by retention
 
@@ -145,7 +148,9 @@ class Rewrites:
         """Somebody needs something in the oldest segment of a full log: True if it may be moved away."""
         if slot not in self._wanted:
             self._wanted.append(slot)
-        return self._refused.get(slot, -1) != self._worker.logs[slot].oldest_position
+        position, until_ns = self._refused.get(slot, (-1, 0))
+        known = position == self._worker.logs[slot].oldest_position
+        return not known or self._worker.now_ns >= until_ns
 
     # ------------------------------------------------------------ turns
 
@@ -197,4 +202,7 @@ class Rewrites:
         done = yield from unpin(job, self._retention)
         self._refused.pop(job.slot, None)
         if not done:
-            self._refused[job.slot] = job.log.oldest_position
+            until_ns = self._worker.now_ns + REFUSED_NS
+            self._refused[job.slot] = job.log.oldest_position, until_ns
+        if job.slot in self._wanted:  # asked for again meanwhile: who still wants it asks anew
+            self._wanted.remove(job.slot)

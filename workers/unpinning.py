@@ -44,7 +44,7 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
     start, end = log.oldest_position, log.oldest_end
     held = job.worker.moves.needed_position(job.slot)
     if log.segment_count < 2 or (held is not None and held < end):
-        return False
+        return True  # nothing to give back just now
     yield from job.settle()
     job.held_position = start
     needed: list[tuple[Partition, list[tuple[Run, Rows | None]]]] = []
