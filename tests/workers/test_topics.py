@@ -275,3 +275,12 @@ def test_a_kill_between_any_two_writes(steps: list[tuple[bool, int, int]], cut: 
     assert stored - listed == set(again.deleted_in_logs(range(2)))
     fresh = create(again, "/default/new", partitions=2)
     assert not {fresh.incarnation, *fresh.partition_ids} & (recorded | listed)
+
+
+def test_a_non_reliable_topic_is_not_compacted() -> None:
+    topics = directory()
+    create(topics, "/default/fast", dispatch="non_reliable")
+    with pytest.raises(FailedPrecondition, match="keeps no messages"):
+        topics.set_policy("/default/fast", {"compaction": True})
+    create(topics, "/default/kept")
+    assert topics.set_policy("/default/kept", {"compaction": True}).policy == {"compaction": True}
