@@ -28,7 +28,15 @@ TOPICS: dict[str, dict[str, Any]] = {
     "/default/f8": {"dispatch": "reliable", "durability": "fsync", "partitions": 8},
     "/default/o1": {"dispatch": "reliable", "durability": "os"},
 }
-SINCE_THE_START = {"messages_in", "bytes_in", "redelivered", "waiting_redelivery"}
+SINCE_THE_START = {
+    "messages_in",
+    "bytes_in",
+    "redelivered",
+    "waiting_redelivery",
+    "gaps",
+    "last_gap",
+    "lag_seconds",
+}
 """Figures that begin anew with each process."""
 Place = tuple[int, int]
 

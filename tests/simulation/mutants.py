@@ -100,8 +100,8 @@ MUTANTS: dict[str, Mutant] = {
         "partition.unsure_until = reserved",
     ),
     "redelivery_count_not_raised": Mutant(
-        "split_frame(view, rows, effect.attempts)",
-        "split_frame(view, rows, None)",
+        "places_of(stored, view, rows), effect.attempts)",
+        "places_of(stored, view, rows), None)",
     ),
     "delay_of_a_nack_ignored": Mutant(
         "            if wait_ns <= 0:\n",
@@ -140,7 +140,7 @@ MUTANTS: dict[str, Mutant] = {
         "        desk.turn += 1\n        self._settle(letter)\n",
     ),
     "trim_forgets_who_still_needs_it": Mutant(
-        "limit, pin = run.position, (partition, who)",
+        "limit, pin = lowest, (partition, who)",
         "pin = (partition, who)",
     ),
 }

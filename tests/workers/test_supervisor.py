@@ -123,7 +123,7 @@ def test_supervisor_killed_leaves_nothing(tmp_path: Path) -> None:
 def test_stopped_child_is_killed_and_restarted(tmp_path: Path) -> None:
     """Its process exists, but its heartbeat does not advance."""
     data = tmp_path / "data"
-    with Broker(data, heartbeat_timeout_ms=700) as broker:
+    with Broker(data, heartbeat_timeout_ms=2500) as broker:
         broker.wait_ready()
         (data / "freeze-1").touch()
         wait_until("the kill", lambda: not is_running(broker.ready["worker_pids"][1]))
