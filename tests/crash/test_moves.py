@@ -28,7 +28,7 @@ from tests.crash.rig import SLACK, Server, rounds
 from tests.crash.test_kills import RECOVERY_SECONDS, SEED, Load, judge, stop_clients
 from tests.workers.broker import is_running, wait_until
 
-ROUNDS = rounds(8)
+ROUNDS = rounds(4)
 WORKERS = 3
 VICTIMS = ("old", "new", "coordinator", "all")
 TOPICS = ("/default/f4", "/default/o2", "/default/s1", "/default/f1", "/default/o1", "/default/n1")
