@@ -174,9 +174,11 @@ def _receive(client: ShippedClient, consumer: Consumer, model: Model) -> Steps[N
             if stands != (message.payload, message.key):
                 raise Violation(f"{client.name} received {message!r}, where {stands} is")
         kept += messages
-        acked = [each for each in kept if client.is_calm or draw.random() < 0.7]
+        drawn = [client.is_calm or draw.random() < 0.7 for _ in kept]
+        acked = [each for each, is_drawn in zip(kept, drawn, strict=True) if is_drawn]
         if acked:
-            kept = [each for each in kept if each not in acked]
+            # not by value: the same message may be there twice, from before and after a crash
+            kept = [each for each, is_drawn in zip(kept, drawn, strict=True) if not is_drawn]
             if not client.is_calm and draw.random() < 0.1:
                 consumer.nack(acked, delay=draw.choice((None, 0, 0.2)), reason="the script")
             else:

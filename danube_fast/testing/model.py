@@ -294,12 +294,25 @@ class Door(Tap):
         if gone:
             self._leaving.append(session)
             command = p.decode_server_command(parts[0])
-            if not isinstance(command, p.Deliver):
+            if isinstance(command, p.Deliver):
+                self._not_sent(session, command, parts)
+            else:
                 self._answered(identity, command, parts)  # it was done, though nobody hears of it
             return
         session.is_lagging = True
         for sub, _ in session.consumers.values():
             sub.is_lagging = True
+
+    @staticmethod
+    def _not_sent(session: _Session, command: p.Deliver, parts: list[Any]) -> None:
+        ids = iter(command.consumer_ids)
+        for bundle in parts[1:]:
+            for _, start, _ in bundle_entries(bundle):
+                sub, consumer = session.consumers.get(next(ids), (None, None))
+                if sub is None or consumer is None:
+                    continue
+                for offset in FrameView(bundle, start).offsets().tolist():
+                    sub.not_sent(consumer, offset)
 
     def sent(self, wire: Wire, parts: list[bytes]) -> None:
         """The worker sent a message."""

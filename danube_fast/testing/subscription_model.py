@@ -116,6 +116,9 @@ class SubscriptionModel:
     sought: tuple[int, int] | None = None
     """A seek that may not be durable: its place, and the end of what it concerns."""
     _filters: set[tuple[str, ...]] = field(default_factory=set)
+    _unsent: dict[int, Attached] = field(default_factory=dict)
+    """Handed out to a connection that was gone: the worker takes an ack of these from that consumer,
+    as it may have commands of it yet to read."""
     _unsettled: dict[bytes, set[int]] = field(default_factory=dict)
 
     @property
@@ -187,6 +190,10 @@ class SubscriptionModel:
         known.not_before_ns = 0
         timeout_ns = self.policy.ack_timeout_ms * MS or (1 << 62)
         self.held[offset] = Held(consumer, now_ns + timeout_ns)
+
+    def not_sent(self, consumer: Attached, offset: int) -> None:
+        """A message was handed out, and the connection was gone."""
+        self._unsent[offset] = consumer
 
     def _check_state(self, offset: int, known: Known, now_ns: int) -> None:
         if offset in self.settled and offset not in self.doubtful:
@@ -288,6 +295,9 @@ class SubscriptionModel:
     def ack(self, consumer: Attached, low: int, high: int) -> list[int]:
         """ACK was read; which messages it settles. Those that others hold are left alone."""
         settled = []
+        for offset, other in self._unsent.items():
+            if other is consumer and low <= offset < high and offset not in self.settled:
+                self.doubtful.add(offset)
         for offset in self._held_by(consumer, low, high):
             held = self.held.pop(offset)
             if self.may_be_free(held) or self.is_lagging:
