@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from danube_fast.client.calls import Call, OnLoss
 from danube_fast.client.connection import Connection
-from danube_fast.client.credit import Credit
+from danube_fast.client.credit import Credit, Departed
 from danube_fast.client.delivery import Delivery
 from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, SECOND_NS
 from danube_fast.client.options import READER, Position
@@ -27,7 +27,6 @@ from danube_fast.errors import (
     FailedPrecondition,
     Internal,
     ResourceExhausted,
-    TopicDeleted,
     Unavailable,
     error_from_code,
 )
@@ -261,7 +260,7 @@ class Attachment:
         """Leave until `wake`: all that was delivered goes to others, and acks that were sent count."""
         if self.subscribed and self.connection.is_open:
             self._is_resting = True
-            self._leave_subscription()
+            self._depart()
             self.inbox.rested(self)
 
     def wake(self) -> None:
@@ -271,12 +270,21 @@ class Attachment:
             if self.connection.is_open and self.failure is None:
                 self._subscribe()
 
-    def _leave_subscription(self) -> None:
-        request = self.connection.next_request()
-        self.connection.call(Call(CloseConsumer(request, self.consumer_id), OnLoss.FORGET))
-        self._forget_id()
-        self.consumer_id = 0
+    def _depart(self) -> Call | None:
+        """Detach at the broker if it may still send something; the call that ends it."""
+        connection, consumer_id = self.connection, self.consumer_id
         self.subscribed = False
+        self.consumer_id = 0  # on another connection the number is somebody else's
+        if not connection.is_open or connection.subscribers.get(consumer_id) is not self:
+            connection.subscribers.pop(consumer_id, None)
+            return None
+        connection.subscribers[consumer_id] = Departed(self.credit, self.flow_id)
+
+        def ended(call: Call) -> None:
+            connection.subscribers.pop(consumer_id, None)
+
+        command = CloseConsumer(connection.next_request(), consumer_id)
+        return connection.call(Call(command, OnLoss.FORGET, ended))
 
     def on_away(self) -> None:
         """The worker is gone for long."""
@@ -307,26 +315,18 @@ class Attachment:
     def _forget_id(self) -> None:
         self.connection.subscribers.pop(self.consumer_id, None)
 
-    def leave(self) -> None:
-        """Forget the connection."""
-        self._forget_id()
-        self.consumer_id = 0  # on another connection the number is somebody else's
+    def leave(self) -> Call | None:
+        """Forget the connection; the call that detaches the consumer there, if there is one."""
+        departure = self._depart()
         if self._call is not None:
             self.connection.abandon(self._call)
             self._call = None
         self.connection.users.pop(self, None)
         self.inbox.pump.disarm(self)
+        return departure
 
     def close(self) -> Call | None:
         """Detach at the broker; the call to wait for."""
-        call = None
-        if (
-            self.connection.is_open
-            and self.consumer_id
-            and not isinstance(self.failure, TopicDeleted)
-        ):
-            command = CloseConsumer(self.connection.next_request(), self.consumer_id)
-            call = self.connection.call(Call(command, OnLoss.FORGET))
-        self.leave()
+        call = self.leave()
         self.generation += 1
         return call

@@ -89,8 +89,8 @@ class User(Protocol):
         """The connection has failed for good."""
 
 
-class Subscriber(User, Protocol):
-    """An attachment, which gets deliveries."""
+class Subscriber(Protocol):
+    """Who gets deliveries: an attachment, or what it left behind."""
 
     def on_frame(self, buffer: memoryview, start: int, frame_bytes: int) -> None:
         """A frame arrived."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 from danube_fast.client.connection import Connection
 from danube_fast.client.limits import CREDIT_PARTS
 from danube_fast.errors import DanubeError
-from danube_fast.net.protocol import Flow
+from danube_fast.frame.view import PLACE_FIELDS
+from danube_fast.net.protocol import ConsumerEvent, Flow
 
-__all__ = ["Credit"]
+__all__ = ["Credit", "Departed"]
 
 
 class Credit:
@@ -80,3 +81,20 @@ class Credit:
     def close(self) -> None:
         """Forget the connection."""
         self.connection.users.pop(self, None)
+
+
+class Departed:
+    """In the place of an attachment that has left, until the broker has said so: what was on its way
+    is given to others, and its credit goes back."""
+
+    def __init__(self, credit: Credit, flow_id: int) -> None:
+        self._credit = credit
+        self._flow_id = flow_id
+
+    def on_frame(self, buffer: memoryview, start: int, frame_bytes: int) -> None:
+        """A frame that nobody wants any more."""
+        count = PLACE_FIELDS.unpack_from(buffer, start)[2]
+        self._credit.take(frame_bytes, count, self._flow_id)
+
+    def on_event(self, event: ConsumerEvent) -> None:
+        """Nothing that concerns anybody."""

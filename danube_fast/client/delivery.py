@@ -30,6 +30,7 @@ class Delivery:
         "attachment",
         "base_offset",
         "count",
+        "credit",
         "end_offset",
         "flow_id",
         "frame_bytes",
@@ -43,7 +44,8 @@ class Delivery:
         self.attachment = attachment
         self.generation = attachment.generation
         """Which subscription of the attachment it came for; acks of an older one are no-ops."""
-        self.flow_id = attachment.flow_id
+        self.credit, self.flow_id = attachment.credit, attachment.flow_id
+        """What it was taken from; the attachment may have moved when that is given back."""
         self.topic = attachment.topic
         self.view = view
         flags, self.frame_bytes, self.count, _, self.base_offset, span = PLACE_FIELDS.unpack_from(
@@ -76,6 +78,10 @@ class Delivery:
         """Schema id and version."""
         view = self.view
         return (view.schema_id, view.schema_version) if view.schema_id else None
+
+    def give_credit_back(self) -> None:
+        """The application has taken it."""
+        self.credit.take(self.frame_bytes, self.count, self.flow_id)
 
     # ------------------------------------------------------------ columns
 

@@ -206,7 +206,7 @@ class Inbox:
             attachment = delivery.attachment
             self._taken += 1
             with self._lock:
-                attachment.credit.take(delivery.frame_bytes, delivery.count, delivery.flow_id)
+                delivery.give_credit_back()
                 if self._acks.due_ns <= self.pump.clock.monotonic_ns():
                     self._acks.send()
             if delivery.generation == attachment.generation and delivery.count:

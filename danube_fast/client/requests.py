@@ -87,8 +87,7 @@ class ReplyInbox(Inbox):
         desk = self._core.desk
         for message in delivery.messages(0, delivery.count):
             desk.replied(message)
-        credit = delivery.attachment.credit
-        credit.take(delivery.frame_bytes, delivery.count, delivery.flow_id)
+        delivery.give_credit_back()
 
     def damaged(self, error: DanubeError) -> None:
         """Attachment: a frame that cannot be trusted: its requests find out when their time is up."""

@@ -79,9 +79,8 @@ class FakeBroker:
         self.commands: collections.Counter[str] = collections.Counter()
         self.refuse: collections.deque[tuple[int, str]] = collections.deque()
         self.drop_publishes = 0
-        self.mute = False
-        self.ignore_admin = False
-        self.hold_acks = False
+        self.mute = self.ignore_admin = self.hold_acks = False
+        self.deliver_late = False  # until CLOSE_CONSUMER is read
         self.ack_commands = 0
         self.held: list[tuple[bytes, Any]] = []
         self.ack_timeout_ms = 0
@@ -407,7 +406,7 @@ class FakeBroker:
         self._deliver()
 
     def _deliver(self) -> None:
-        for session in self.sessions.values():
+        for session in () if self.deliver_late else self.sessions.values():
             for consumer_id, consumer in session.consumers.items():
                 self._deliver_to(session, consumer_id, consumer)
 
@@ -434,8 +433,8 @@ class FakeBroker:
             flow[1] -= len(rows)
             names = {s["id"]: name for name, s in partition.producers.items()}
             self.reply(session.identity, p.ProducerNames(partition.partition_id, names))
-            bundle = make_bundle([(partition.partition_id, out)])
-            self.reply(session.identity, p.Deliver([consumer_id]), bytes(bundle))
+            bundle = bytes(make_bundle([(partition.partition_id, out)]))
+            self.reply(session.identity, p.Deliver([consumer_id]), bundle)
 
     def _on_ack(self, session: Session, identity: bytes, command: p.Ack) -> None:
         self.ack_commands += 1
@@ -474,8 +473,7 @@ class FakeBroker:
         partition, sub = consumer["partition"], consumer["sub"]
         ends = {"earliest": 0, "latest": partition.next_offset}
         sub["next"] = ends.get(command.position, command.position)
-        sub["acked"] = set()
-        sub["redeliver"] = []
+        sub["acked"], sub["redeliver"] = set(), []
         consumer["held"].clear()
         self.reply(identity, p.Result(command.request, {"next_offset": sub["next"]}))
         self._deliver()
@@ -483,6 +481,8 @@ class FakeBroker:
     def _on_closeconsumer(
         self, session: Session, identity: bytes, command: p.CloseConsumer
     ) -> None:
+        self.deliver_late = False
+        self._deliver()
         if command.consumer_id in session.consumers:
             self._detach(session, command.consumer_id)
         self.reply(identity, p.Result(command.request))

@@ -185,6 +185,27 @@ def test_small_credit_still_gets_everything(broker: Any, client: danube_fast.Cli
     assert broker.commands["Flow"] > 20
 
 
+def test_credit_of_what_comes_to_a_consumer_that_rests_is_not_lost(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    broker.ack_timeout_ms = 200
+    fill(client, 1)
+    consumer = client.consumer(
+        TOPIC, subscription="s", type="shared", initial_position="earliest", permits_messages=4
+    )
+    broker.wait("the first one", lambda: broker.commands["Flow"] == 1)
+    broker.deliver_late = True
+    fill(client, 8)
+    broker.wait("a rest", lambda: broker.commands["CloseConsumer"] == 1)
+    assert len(drain(consumer, 9)) == 9
+
+    def credit() -> int:
+        (flow,) = (flow for session in broker.sessions.values() for flow in session.flows.values())
+        return int(flow[1])
+
+    broker.wait("all credit", lambda: credit() == 4)
+
+
 def test_seek(broker: Any, client: danube_fast.Client) -> None:
     fill(client, 10)
     consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
