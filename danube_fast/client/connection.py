@@ -279,7 +279,7 @@ class Connection:
         return self.limits.get(name, default)
 
     def _arm_heartbeat(self) -> None:
-        self._quick = bool(self.subscribers) or bool(self.dock.on_way)
+        self._quick = bool(self.subscribers or self.dock.on_way or self.calls)
         name, default = ("heartbeat_ms", 500) if self._quick else ("heartbeat_idle_ms", 15_000)
         wait_ns = self.limit(name, default) * MILLISECOND_NS
         self.pump.arm(self, self.pump.clock.monotonic_ns() + wait_ns)
@@ -339,6 +339,7 @@ class Connection:
         self.calls[call.request] = call
         if self.state is State.OPEN:
             self.send(call.command)
+            self.beat_soon()  # or who asks a process that dies hears of it late
         return call
 
     def abandon(self, call: Call) -> None:
