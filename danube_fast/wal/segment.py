@@ -104,18 +104,26 @@ class Segment:
             header = SegmentHeader.decode(head, str(path))
         except DataLoss as fault:
             segment.fault = str(fault)
-            size = max(segment.file_bytes, segment_bytes)
-            segment.end_position = first_position + size - SEGMENT_HEADER_BYTES
+            segment._take_name(segment_bytes)
             return segment
         if header.first_position != first_position:
             segment.fault = (
                 f"{path} is named {first_position} but its header says {header.first_position}"
             )
-            segment.end_position = first_position
-            segment.previous_position = -1
+            if header.first_position < first_position:
+                segment._take_name(segment_bytes)
+            else:
+                segment.end_position = first_position
+                segment.previous_position = -1
             return segment
         segment._take(header)
         return segment
+
+    def _take_name(self, segment_bytes: int) -> None:
+        """Believe the name alone: where it starts; what stands in it must say so of itself."""
+        size = max(self.file_bytes, segment_bytes)
+        self.end_position = self.first_position + size - SEGMENT_HEADER_BYTES
+        self.previous_position = None
 
     def _take(self, header: SegmentHeader) -> None:
         size = max(header.segment_bytes, self.file_bytes)
@@ -127,7 +135,7 @@ class Segment:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the file was recycled for another place and its rename was lost."""
+        """Whether the file was recycled for another place, further on, and its rename was lost."""
         return self.previous_position == -1
 
     def open(self) -> int:
@@ -248,11 +256,16 @@ def usable_segments(directory: Path, segment_bytes: int, log_id: int) -> list[Se
 
     The oldest files may have been recycled just before a power cut that undid their renaming: they
     hold nothing of their old place and are removed. So are files that a cut had given up (see
-    `Appender.cut_at`) when the process was killed before it removed them.
+    `Appender.cut_at`) when the process was killed before it removed them. A newer one may have its new
+    name already and the header of its old place: what it holds is what its frames say, as with any
+    damaged header.
     """
     segments = list_segments(directory, segment_bytes)
     while segments and segments[0].is_foreign:
         segments.pop(0).path.unlink()
+    for segment in segments:
+        if segment.is_foreign:
+            segment._take_name(segment_bytes)
     segments = _without_given_up(segments)
     for segment in segments:
         if segment.log_id not in (None, log_id):

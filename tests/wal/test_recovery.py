@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from danube_fast.errors import DataLoss, FailedPrecondition
 from danube_fast.frame.layout import HEADER_BYTES, HEADER_DTYPE, Flag
 from danube_fast.wal import Log
-from danube_fast.wal.layout import GROUP_ALIGNMENT, SEGMENT_HEADER_BYTES
+from danube_fast.wal.layout import GROUP_ALIGNMENT, SEGMENT_HEADER_BYTES, SegmentHeader
 from tests.wal.rig import (
     LOG_ID,
     SETTINGS,
@@ -310,6 +310,44 @@ def test_a_stale_frame_of_a_recycled_segment_never_comes_back(tmp_path: Path) ->
         log = open_log(tmp_path)
         assert [row[1] for row in data_rows(log)] == [0]
         log.close()
+
+
+@pytest.mark.parametrize("shift", [-4096, 4096 * 4096])
+@pytest.mark.parametrize("durable", [False, True])
+def test_the_newest_segment_has_its_name_and_the_header_of_its_old_place(
+    tmp_path: Path, shift: int, durable: bool
+) -> None:
+    """A power cut between the sync of the folder and that of the segment: no header says that anything
+    in there was durable; unless a marker behind it does."""
+    log = start_log(tmp_path, SMALL)
+    offset = put(log, ([bytes(3800)] for _ in range(10)))
+    while log.segment_count < 3:
+        offset = put(log, [[bytes(3800)]], base_offset=offset)
+    newest = max(tmp_path.glob("0*.seg"))
+    first = int(newest.stem)
+    wait_synced(log)
+    if durable:
+        assert log.write_marker()
+        wait_synced(log)
+    rows_before = first if not durable else log.written_position
+    abandon(log)
+    header = SegmentHeader.decode(newest.read_bytes()[:4096], str(newest))
+    old = header._replace(
+        first_position=first + shift, previous_position=max(0, first + shift - 4096)
+    )
+    with open(newest, "r+b") as file:
+        file.write(old.encode())
+        if not durable:
+            file.write(bytes(newest.stat().st_size - 4096))  # nothing of its new life
+    log = open_log(tmp_path, SMALL)
+    assert len(data_rows(log)) == offset - (0 if durable else 1)
+    assert log.begin_epoch([b"again"]) == rows_before
+    put(log, [[b"more"]], base_offset=offset)
+    wait_synced(log)
+    abandon(log)
+    log = open_log(tmp_path, SMALL)
+    assert data_rows(log)[-1][1] == offset
+    log.close()
 
 
 def test_a_recycled_segment_full_of_old_frames(tmp_path: Path) -> None:
