@@ -203,6 +203,8 @@ class Attachment:
                 detail.get("text", "the broker closed a consumer"),
             )
             self._forget_id()
+            self.consumer_id = 0
+            self._forget_call()  # the SUBSCRIBE may be answered yet, and that consumer is closed
             self.subscribed = False
             if isinstance(error, _RETRYABLE):
                 self.on_lost()  # acks that the broker has not taken yet are void
@@ -244,7 +246,7 @@ class Attachment:
             self.connection.call(
                 Call(
                     CloseConsumer(self.connection.next_request(), self.consumer_id),
-                    OnLoss.FORGET,
+                    OnLoss.REPEAT,
                 )
             )
         self._subscribe()
@@ -271,12 +273,12 @@ class Attachment:
                 self._subscribe()
 
     def _depart(self) -> Call | None:
-        """Detach at the broker if it may still send something; the call that ends it."""
+        """Detach at the broker if it may still send something, now or with a session that goes on after a
+        loss; the call that ends it. Its SUBSCRIBE may be on the way yet."""
         connection, consumer_id = self.connection, self.consumer_id
         self.subscribed = False
         self.consumer_id = 0  # on another connection the number is somebody else's
-        if not connection.is_open or connection.subscribers.get(consumer_id) is not self:
-            connection.subscribers.pop(consumer_id, None)
+        if not consumer_id:
             return None
         connection.subscribers[consumer_id] = Departed(self.credit, self.flow_id)
 
@@ -284,7 +286,7 @@ class Attachment:
             connection.subscribers.pop(consumer_id, None)
 
         command = CloseConsumer(connection.next_request(), consumer_id)
-        return connection.call(Call(command, OnLoss.FORGET, ended))
+        return connection.call(Call(command, OnLoss.REPEAT, ended))
 
     def on_away(self) -> None:
         """The worker is gone for long."""
@@ -318,15 +320,19 @@ class Attachment:
     def leave(self) -> Call | None:
         """Forget the connection; the call that detaches the consumer there, if there is one."""
         departure = self._depart()
-        if self._call is not None:
-            self.connection.abandon(self._call)
-            self._call = None
+        self._forget_call()
         self.connection.users.pop(self, None)
         self.inbox.pump.disarm(self)
         return departure
 
+    def _forget_call(self) -> None:
+        if self._call is not None:
+            self.connection.abandon(self._call)
+            self._call = None
+
     def close(self) -> Call | None:
-        """Detach at the broker; the call to wait for."""
+        """Detach at the broker; the call to wait for, if somebody may hear it now."""
+        is_open = self.connection.is_open
         call = self.leave()
         self.generation += 1
-        return call
+        return call if is_open else None

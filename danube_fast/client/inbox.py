@@ -110,7 +110,7 @@ class Inbox:
             if self._refusal is not None:
                 raise self._refusal
             if not ready:
-                waiting = next((a for a in self.attachments if not a.subscribed), None)
+                waiting = next((a for a in self.attachments if not a.ever_subscribed), None)
                 if waiting is None:
                     raise DeadlineExceeded(
                         "the broker did not tell in time where all topics of the pattern are; look "
@@ -427,7 +427,9 @@ class Inbox:
             calls = [] if self.type == READER else self._acks.send(durable=True)
             self._closed = True
             self.refuse(FailedPrecondition("the consumer is closed; open another one"))
-            calls += [call for a in self.attachments if (call := a.close()) is not None]
+            ends = [
+                (a.connection, call) for a in self.attachments if (call := a.close()) is not None
+            ]
             self.roster.close()
             self._acks.close()
             self.leases.close()
@@ -436,7 +438,12 @@ class Inbox:
             self.pump.notify()
         self._queue.clear()
         self._index = self._stop = 0
-        yield Wait(lambda: all(call.done for call in calls), deadline_ns)
+
+        def is_over() -> bool:
+            gone = all(call.done or not connection.is_open for connection, call in ends)
+            return gone and all(call.done for call in calls)
+
+        yield Wait(is_over, deadline_ns)
 
     def refuse(self, error: DanubeError) -> None:
         """Core: nothing works any more (closed client, forked process)."""

@@ -160,17 +160,20 @@ class Roster:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every partition has accepted the subscription."""
+        """Whether every partition has accepted the subscription, once: some may rest while others come."""
         if self.members is not None and not self.members.is_settled:
             return False
         attachments, at = self.attachments, self._subscribed
-        while at < len(attachments) and attachments[at].subscribed:
+        while at < len(attachments) and attachments[at].ever_subscribed:
             at += 1
         self._subscribed = at
         return at >= len(attachments)
 
     def close(self) -> None:
-        """Forget credit and topics to come."""
+        """Forget credit and topics to come: who still looks one up has nobody to tell, or partitions that
+        moved meanwhile would be attached again."""
+        for route in self.routes:
+            route.user = None
         if self.members is not None:
             self.members.close()
         for credit in self._credits.values():

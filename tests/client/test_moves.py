@@ -1,0 +1,232 @@
+"""What a consumer does when a partition goes to another worker: nobody is left behind, no credit is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import danube_fast
+from danube_fast.client.attachment import Attachment
+from danube_fast.net import protocol as p
+from tests.workers.broker import wait_until
+
+TOPIC = "/default/a"
+
+
+@pytest.fixture
+def broker(broker: Any) -> Any:
+    """`places`: ports of partitions that another one has; `away`: those that take no subscription."""
+    broker.places, broker.away = {}, set()
+    look_up, subscribe, reply = broker._on_lookup, broker._on_subscribe, broker.reply
+
+    def on_lookup(session: Any, identity: bytes, command: p.Lookup) -> None:
+        def answer(identity: bytes, result: Any) -> None:
+            for place in result.value["partitions"]:
+                port = broker.places.get(place[0], broker.port)
+                place[3] = f"tcp://127.0.0.1:{port}"
+            reply(identity, result)
+
+        broker.reply = answer
+        try:
+            look_up(session, identity, command)
+        finally:
+            broker.reply = reply
+
+    def on_subscribe(session: Any, identity: bytes, command: p.Subscribe) -> None:
+        if command.partition_id in broker.away:
+            reply(identity, p.Error(command.request, p.Status.NOT_OWNER, "it is not here"))
+        else:
+            subscribe(session, identity, command)
+
+    broker._on_lookup, broker._on_subscribe = on_lookup, on_subscribe
+    return broker
+
+
+@pytest.fixture
+def other(broker: Any) -> Iterator[Any]:
+    """Another worker."""
+    other = type(broker)()
+    yield other
+    other.close()
+
+
+def look_up(client: danube_fast.Client, consumer: danube_fast.Consumer) -> None:
+    """The client looks the topic up again."""
+    core = client._core
+    with core.pump.lock:
+        core.routes.refresh(consumer.roster.routes[0])
+
+
+def move(broker: Any, client: danube_fast.Client, consumer: Any, port: int) -> None:
+    """The first partition is on another worker, and the client has found out."""
+    with broker.lock:
+        broker.places[broker.topics[TOPIC].partitions[0].partition_id] = port
+    look_up(client, consumer)
+    first = consumer.attachments[0]
+    wait_until("it moved", lambda: first.connection.endpoint.endswith(f":{port}"))
+    wait_until("it is attached", lambda: first.subscribed)
+
+
+def attached(broker: Any) -> int:
+    """How many consumers there are."""
+    with broker.lock:
+        return sum(len(session.consumers) for session in broker.sessions.values())
+
+
+def test_a_consumer_that_is_closed_follows_nobody(
+    broker: Any, other: Any, client: danube_fast.Client
+) -> None:
+    """A lookup of its topic was on its way when it was closed."""
+    for each in (broker, other):
+        each.create(TOPIC, partitions=1)
+    consumer = client.consumer(TOPIC, subscription="s")
+    core = client._core
+    bootstrap = core.routes.bootstrap
+
+    def asks() -> bool:
+        with core.pump.lock:
+            return any(type(call.command) is p.Lookup for call in bootstrap.calls.values())
+
+    with broker.lock:
+        look_up(client, consumer)
+        wait_until("it was asked", asks)
+        core.discard(consumer)
+        broker.places[1] = other.port
+    wait_until("it was answered", lambda: not asks())
+    with core.pump.lock:
+        users = [user for each in core.routes.workers.values() for user in each.users]
+    assert not [user for user in users if isinstance(user, Attachment)]
+    assert attached(broker) == attached(other) == 0
+
+
+def test_who_moves_is_detached_where_it_was(
+    broker: Any, other: Any, client: danube_fast.Client
+) -> None:
+    """Or else the worker that gets the partition back keeps messages for a consumer that is nowhere."""
+    for each in (broker, other):
+        each.create(TOPIC, partitions=2)
+    consumer = client.consumer(TOPIC, subscription="s")
+    assert attached(broker) == 2
+    move(broker, client, consumer, other.port)
+    wait_until("one is left", lambda: attached(broker) == 1)
+    assert attached(other) == 1
+    broker.forget_connections()  # what was told and not answered is told again
+    move(broker, client, consumer, broker.port)
+    wait_until("both are back", lambda: (attached(broker), attached(other)) == (2, 0))
+
+
+def test_a_subscribe_that_is_answered_late_leaves_nobody_behind(
+    broker: Any, other: Any, client: danube_fast.Client
+) -> None:
+    for each in (broker, other):
+        each.create(TOPIC, partitions=1)
+    consumer = client.consumer(TOPIC, subscription="s")
+    core = client._core
+    first = consumer.attachments[0]
+    with core.pump.lock:  # its session ended; it moves before the new SUBSCRIBE is answered
+        first.on_session(resumed=True)
+        before = first.consumer_id
+        first.move(core.routes._worker(f"tcp://127.0.0.1:{other.port}", False), first.credit)
+    wait_until("it is attached there", lambda: attached(other) == 1)
+    wait_until(
+        "nobody is here", lambda: broker.commands["CloseConsumer"] >= 2 and not attached(broker)
+    )
+    assert before
+
+
+def test_credit_goes_back_to_the_worker_that_a_frame_came_from(
+    broker: Any, other: Any, client: danube_fast.Client
+) -> None:
+    for each in (broker, other):
+        each.create(TOPIC, partitions=1)
+    consumer = client.consumer(
+        TOPIC, subscription="s", initial_position="earliest", permits_messages=8
+    )
+    producer = client.producer(TOPIC)
+    for number in range(8):
+        producer.publish(b"%d" % number)
+    wait_until("all are here", lambda: len(consumer._queue) == 8)
+    for port in (other.port, broker.port) * 2:
+        move(broker, client, consumer, port)
+    got = []
+    while len(got) < 8:
+        message = consumer.receive(timeout=10)
+        assert message is not None, f"only {got} came again"
+        got.append(message.payload)
+        consumer.ack(message)
+    assert got == [b"%d" % number for number in range(8)]
+
+
+def test_credit_goes_back_for_what_comes_after_a_consumer_has_left(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    broker.create(TOPIC, partitions=1)
+    consumer = client.consumer(TOPIC, subscription="s", type="shared", permits_messages=8)
+
+    def credit() -> int:
+        with broker.lock:
+            return sum(
+                flow[1] for session in broker.sessions.values() for flow in session.flows.values()
+            )
+
+    wait_until("it is granted", lambda: credit() == 8)
+    with danube_fast.connect(broker.url, name="publisher") as publisher:
+        core = client._core
+        with core.pump.lock:  # nothing is read meanwhile
+            for number in range(4):
+                publisher.producer(TOPIC, name=f"p{number}").publish(b"x")
+            assert credit() == 4
+            consumer.rest()
+    wait_until("all of it is back", lambda: credit() == 8)
+    wait_until("nobody is kept", lambda: not consumer.attachments[0].connection.subscribers)
+
+
+def test_opening_does_not_wait_for_partitions_that_rest_meanwhile(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    """One partition takes no subscription for longer than what came from the other may wait."""
+    topic = broker.create(TOPIC, partitions=2)
+    client.producer(TOPIC).publish(b"x", key=b"a")
+    client.producer(TOPIC).publish(b"x", key=b"b")
+    full = next(part for part in topic.partitions if part.frames)
+    broker.away = {part.partition_id for part in topic.partitions} - {full.partition_id}
+    broker.ack_timeout_ms = 90
+    opened: list[Any] = []
+
+    def open_it() -> None:
+        opened.append(
+            client.consumer(TOPIC, subscription="s", type="shared", initial_position="earliest")
+        )
+
+    thread = threading.Thread(target=open_it)
+    thread.start()
+    wait_until("it rests", lambda: broker.commands["CloseConsumer"])
+    broker.away = set()
+    thread.join(10)
+    assert not thread.is_alive(), "it waits for a partition that rests"
+    message = opened[0].receive(timeout=10)
+    assert message is not None and message.payload == b"x"
+
+
+def test_an_end_that_overtakes_the_answer_to_a_subscribe(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    """A subscription is answered when it is durable; the partition was closed for a move meanwhile."""
+    broker.create(TOPIC, partitions=1)
+    subscribe = broker._on_subscribe
+
+    def closed(session: Any, identity: bytes, command: p.Subscribe) -> None:
+        broker._on_subscribe = subscribe
+        detail = {"code": int(p.Status.NOT_OWNER), "text": "it is being moved"}
+        broker.reply(identity, p.ConsumerEvent(command.consumer_id, "closed", detail))
+        answer = {"next_offset": 0, "end_offset": 0, "first_offset": 0, "ack_timeout_ms": 0}
+        broker.reply(identity, p.Result(command.request, answer))
+
+    broker._on_subscribe = closed
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    client.producer(TOPIC).publish(b"x")
+    message = consumer.receive(timeout=10)
+    assert message is not None and message.payload == b"x"
