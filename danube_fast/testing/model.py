@@ -133,12 +133,12 @@ class Door(Tap):
     # ------------------------------------------------------------ lives
 
     def died(self, partition_ids: set[int]) -> None:
-        """The worker is gone, and all that only it knew."""
+        """The worker is gone, and all that only it knew: of its partitions, and of subscriptions that were
+        here before their partition moved and have nobody there yet."""
         model = self.model
         for (partition_id, _), sub in model.subscriptions.items():
             if partition_id in partition_ids or sub.door is self:
                 sub.worker_died()
-                partition_ids.add(partition_id)
         for partition_id in partition_ids:
             partition = model.partitions[partition_id]
             partition.fenced.clear()
@@ -196,7 +196,10 @@ class Door(Tap):
     def _on_openproducer(
         self, identity: bytes, session: _Session, command: p.OpenProducer, parts: Any
     ) -> None:
-        self._requests[identity, command.request] = (command, session)
+        partition = self.model.partitions.get(command.partition_id)
+        epochs = {} if partition is None else partition.epochs
+        known = {producer_id: list(told) for producer_id, told in epochs.items()}
+        self._requests[identity, command.request] = (command, session, known)
 
     def _on_publish(
         self, identity: bytes, session: _Session, command: p.Publish, parts: Any
@@ -208,7 +211,7 @@ class Door(Tap):
             keys = view.keys() or [None] * len(payloads)
             frame = Frame(
                 partition_id, view.producer_id, view.base_sequence,
-                list(zip(payloads, keys, strict=True)), session.number,
+                list(zip(payloads, keys, strict=True)), (self.index, session.number),
                 payloads[0].startswith(PROBE),
             )  # fmt: skip
             partition = self.model.partitions.get(partition_id)
@@ -366,7 +369,11 @@ class Door(Tap):
         elif isinstance(asked, p.OpenProducer):
             partition = self.model.partitions[asked.partition_id]
             opened = command.value
-            partition.open(opened["producer_id"], opened["producer_epoch"], about[1].number)
+            producer_id, known = opened["producer_id"], about[2]
+            partition.open(
+                producer_id, opened["producer_epoch"], (self.index, about[1].number),
+                known.get(producer_id, []),
+            )  # fmt: skip
         elif isinstance(asked, p.Seek):
             about[1].seek(command.value["next_offset"])
 
@@ -465,6 +472,8 @@ class Door(Tap):
             partition.show(offset, payload, key, names[place])
             if found is not None and session is not None:
                 sub, consumer = found
+                if sub.door is not self:  # its SUBSCRIBE is answered when that is durable
+                    self._take_over(sub)
                 self.model.messages_delivered += 1
                 sub.deliver(consumer, offset, key, attempts[place], is_late=session.is_lagging)
 

@@ -26,7 +26,8 @@ class Frame:
     base_sequence: int
     messages: list[tuple[bytes, bytes | None]]
     """Payload and key of each."""
-    session: int
+    session: tuple[int, int]
+    """Worker and number: a number is another session at another worker."""
     is_probe: bool
     """It must not be accepted: a message before it is missing."""
     is_fenced: bool = False
@@ -59,22 +60,26 @@ class PartitionModel:
     """How many frames of a producer were accepted."""
     numbers: dict[Name, int] = field(default_factory=dict)
     """Which frame of its producer brought a message."""
-    fenced: dict[int, int] = field(default_factory=dict)
-    """Producer -> the session that opened it last."""
-    epochs: dict[int, int] = field(default_factory=dict)
-    """Producer -> the last epoch that anybody was told."""
+    fenced: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Producer -> the session that opened it last: worker and number."""
+    epochs: dict[int, list[int]] = field(default_factory=dict)
+    """Producer -> the epochs that anybody was told, in the order in which that was."""
 
     def _fault(self, text: str) -> Violation:
         return Violation(f"partition {self.partition_id}: {text}")
 
-    def open(self, producer_id: int, epoch: int, session: int) -> None:
-        """A producer is open; whoever opened it before is fenced."""
-        if epoch <= self.epochs.get(producer_id, 0):
-            raise self._fault(
-                f"producer {producer_id} got epoch {epoch} after {self.epochs[producer_id]}"
-            )
-        self.epochs[producer_id] = epoch
-        self.fenced[producer_id] = session
+    def open(
+        self, producer_id: int, epoch: int, session: tuple[int, int], known: list[int]
+    ) -> None:
+        """A producer is open; whoever opened it before is fenced. `known`: the epochs of it that somebody had
+        been told when this was asked for. What was asked at two workers' doors at once is answered
+        in either order, as one of them passes it on."""
+        epochs = self.epochs.setdefault(producer_id, [])
+        if epoch in epochs or epoch <= max(known, default=0):
+            raise self._fault(f"producer {producer_id} got epoch {epoch} after {max(epochs)}")
+        if epoch > max(epochs, default=0):
+            self.fenced[producer_id] = session
+        epochs.append(epoch)
 
     def try_frame(self, frame: Frame) -> None:
         """PUBLISH was read."""
@@ -134,7 +139,8 @@ class PartitionModel:
             self.doubtful.discard(name)
 
     def may_have_lost(self) -> None:
-        """All that was accepted may be gone."""
-        self.doubtful.update(self.by_name)
+        """All that was accepted may be gone, also what nobody was told of: a duplicate of that may be
+        nowhere."""
+        self.doubtful.update(self.by_name, self.tried)
         self.accepted.clear()
         self.numbers.clear()

@@ -178,11 +178,17 @@ class SubscriptionModel:
         known = self.known.get(offset)
         if known is None:
             known = self.known[offset] = Known(unseen=self.sessions_ended)
+            if (
+                self.has_moved and attempts
+            ):  # the worker may know more of it than we do, and its failures
+                known.failures_max, known.deliveries = attempts, attempts
         if not (is_late or self.is_lagging):
             self._check_state(offset, known, now_ns)
             self._check_holder(consumer, offset, key)
             self._check_attempts(offset, known, attempts)
             self._check_order(consumer, offset, key)
+        elif offset in self.held:
+            self._failed(offset, certainly=False)  # its time may have been over, or its holder gone
         self.doubtful.discard(offset)
         self.settled.discard(offset)
         known.deliveries = max(known.deliveries, attempts) + 1
