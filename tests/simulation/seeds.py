@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS_VARIABLE = "DANUBE_SIMULATION_SEEDS"
 SEEDS = 60
+MOVES = 0.2
+"""Share of the runs in which partitions move between workers."""
 FIRST_WITHOUT_GIT = 1_000_000
 
 

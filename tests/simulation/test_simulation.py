@@ -9,10 +9,15 @@ import sys
 import pytest
 
 from danube_fast.testing.simulation import run_seed
-from tests.simulation.seeds import ROOT, first_seed, seed_count
+from tests.simulation.seeds import MOVES, ROOT, first_seed, seed_count
 
 PARTS = 4
 SECONDS_MAX = 100
+MOVED = (
+    101126, 100304, 100119, 100893, 100372, 100574, 100060, 100330, 100064, 101219, 101157, 200471,
+    200667,
+)  # fmt: skip
+"""Seeds with moves: of the log, of clients that left a consumer behind or lost credit, and of the model."""
 
 
 def test_one_seed_twice_is_one_trace():
@@ -41,16 +46,22 @@ def test_another_process_gives_the_same_trace():
     assert len(digests) == 1, digests
 
 
+@pytest.mark.parametrize("seed", MOVED)
+def test_a_seed_with_moves_that_found_a_fault_once(seed: int):
+    outcome = run_seed(seed, moves=0.5)
+    assert not outcome.fault, f"seed {seed}: {outcome.fault}"
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_seed_of_this_commit_finds_a_fault(part: int):
     first, count = first_seed(), seed_count()
     seeds = range(first + part, first + count, PARTS)
     for seed in seeds:
-        outcome = run_seed(seed)
+        outcome = run_seed(seed, moves=MOVES)
         assert not outcome.fault, (
             "\n".join(outcome.lines[-30:])
             + f"\nseed {seed}: {outcome.fault}\n"
-            + f"again: python -m danube_fast.testing.simulation --seed {seed}"
+            + f"again: python -m danube_fast.testing.simulation --seed {seed} --moves {MOVES}"
         )
 
 
