@@ -331,12 +331,12 @@ class Ledger:
 
     # ------------------------------------------------------------ settle
 
-    def ack(self, slot: int, pairs: list[int]) -> None:
+    def ack(self, slot: int, pairs: list[int] | bytes) -> None:
         """Settle what `slot` holds of flat [start, end) pairs."""
         if not pairs:
             return
         ranges = as_offsets(pairs)
-        _settle(self.address, address_of(ranges), len(pairs) // 2, slot)
+        _settle(self.address, address_of(ranges), len(ranges) // 2, slot)
 
     def settle(self, low: int, high: int) -> int:
         """Settle all of [low, high), whoever holds it. How much of it was not settled."""
@@ -405,8 +405,15 @@ class Ledger:
         return runs
 
 
-def as_offsets(pairs: list[int]) -> NDArray[np.int64]:
-    """Flat pairs that a client sent, for kernels. Raises InvalidArgument."""
+def as_offsets(pairs: list[int] | bytes) -> NDArray[np.int64]:
+    """Flat pairs that a client sent, as numbers or as the bytes of int64, for kernels. Raises
+    InvalidArgument."""
+    if isinstance(pairs, bytes):
+        if len(pairs) % 16:
+            raise InvalidArgument(
+                f"{len(pairs)} bytes are no pairs of offsets, which have 16; send [start, end) as int64"
+            )
+        return np.frombuffer(pairs, np.int64)
     try:
         return np.array(pairs, np.int64)
     except OverflowError:

@@ -113,7 +113,7 @@ class Subscription(Returns):
 
     # ------------------------------------------------------------ acks
 
-    def ack(self, consumer: Consumer, pairs: list[int]) -> None:
+    def ack(self, consumer: Consumer, pairs: list[int] | bytes) -> None:
         """Acknowledge flat [start, end) pairs, as far as the consumer holds them."""
         if consumer.slot >= 0:
             self.ledger.ack(consumer.slot, pairs)

@@ -11,6 +11,7 @@ only if their messages were not acked again meanwhile.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from danube_fast.client.connection import Connection
 from danube_fast.client.limits import ACK_CONFIRM_NS, ACK_DELAY_NS, ACK_RANGES_MAX, FOREVER_NS
 from danube_fast.client.message import Batch, Message, MessageId, Received
 from danube_fast.client.pump import Pump
-from danube_fast.client.ranges import merged, subtracted
+from danube_fast.client.ranges import Ranges, Wire, merged, no_ranges, subtracted, to_wire
 from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.net.protocol import Ack, Nack
 
@@ -58,9 +59,9 @@ class AckQueue:
         self._sent_ns = 0
         self._queued: dict[Attachment, None] = {}
         """Of thousands of partitions, those that have something pending."""
-        self._sent: dict[Attachment, list[int]] = {}
+        self._sent: dict[Attachment, Ranges[int]] = {}
         """Sent, and no answered ACK behind them yet."""
-        self._confirming: dict[Call, dict[Attachment, list[int]]] = {}
+        self._confirming: dict[Call, dict[Attachment, Ranges[int]]] = {}
         """What each ACK on its way that will be answered covers."""
         self._void: dict[Attachment, list[int]] = {}
         """Lost with their session, and not acked again since."""
@@ -83,7 +84,7 @@ class AckQueue:
             if attachment.tracks:
                 self._soon(attachment)
         else:
-            self._lapse(attachment, [offset, offset + 1])
+            self._lapse(attachment, array("q", (offset, offset + 1)))
 
     def _collect(self) -> bool:
         """Queue what the run has grown by; False if that is nothing."""
@@ -99,7 +100,7 @@ class AckQueue:
         if pending and pending[-1] == start:
             pending[-1] = end
         else:
-            pending += (start, end)
+            pending.extend((start, end))
         self._arm()
         return True
 
@@ -125,18 +126,17 @@ class AckQueue:
             pending = attachment.pending
             if pending and pending[-1] == ranges[0]:
                 pending[-1] = ranges[1]
-                pending += ranges[2:]
-            else:
-                pending += ranges
+                ranges = ranges[2:]
+            pending.extend(ranges)
             self._soon(attachment)
 
     def add_up_to(self, message: Message) -> None:
         """Everything of the message's partition up to and with it."""
         for attachment, ranges in self._ackable(message):
-            attachment.pending[:] = [0, ranges[-1]]
+            attachment.pending[:] = array("q", (0, ranges[-1]))
             self._soon(attachment)
 
-    def _ackable(self, what: Any) -> Iterator[tuple[Attachment, list[int]]]:
+    def _ackable(self, what: Any) -> Iterator[tuple[Attachment, Ranges[int]]]:
         """Attachment and flat ranges of everything that can be acked now. Raises InvalidArgument."""
         for attachment, generation, ranges in self.named(what):
             if generation != attachment.generation:
@@ -144,20 +144,22 @@ class AckQueue:
             elif attachment.tracks:
                 yield attachment, ranges
 
-    def named(self, what: Any) -> Iterator[tuple[Attachment, int, list[int]]]:
+    def named(self, what: Any) -> Iterator[tuple[Attachment, int, Ranges[int]]]:
         """Attachment, its generation then, and flat ranges. Raises InvalidArgument."""
         if isinstance(what, Batch):
             for delivery, start, stop in what._pieces:
                 yield delivery.attachment, delivery.generation, delivery.ranges(start, stop)
         elif isinstance(what, Received):
             source: Any = what._source
-            yield source.attachment, source.generation, [what.offset, what.offset + 1]
+            one = array("q", (what.offset, what.offset + 1))
+            yield source.attachment, source.generation, one
         elif isinstance(what, Message):
             yield from self.named(what.message_id)
         elif isinstance(what, MessageId):
             for attachment in self._attachments:
                 if attachment.topic == what.topic:
-                    yield attachment, attachment.generation, [what.offset, what.offset + 1]
+                    one = array("q", (what.offset, what.offset + 1))
+                    yield attachment, attachment.generation, one
         elif isinstance(what, Iterable) and not isinstance(what, str | bytes):
             for item in what:
                 yield from self.named(item)
@@ -166,10 +168,10 @@ class AckQueue:
                 f"{type(what).__name__} names no message; give a Message, a Batch or a list of messages"
             )
 
-    def _lapse(self, attachment: Attachment, ranges: list[int]) -> None:
+    def _lapse(self, attachment: Attachment, ranges: Ranges[int]) -> None:
         """Messages of an older subscription are acked: while there is no new one, that is void."""
         if attachment.tracks and not attachment.subscribed:
-            self._void[attachment] = merged(self._void.get(attachment, []) + ranges)
+            self._void[attachment] = merged([*self._void.get(attachment, ()), *ranges])
 
     def restarted(self, attachment: Attachment, *, sought: bool) -> None:
         """A new subscription after a lost session, or a seek: what is under way is void."""
@@ -177,10 +179,10 @@ class AckQueue:
             # only its own run: the consumer may be raising the end of another just now
             self._collect()
             self.run_source = self._run_delivery = None
-        lost = attachment.pending + self._sent.pop(attachment, [])
+        lost = [*attachment.pending, *self._sent.pop(attachment, ())]
         for covered in self._confirming.values():
-            lost += covered.pop(attachment, [])
-        attachment.pending.clear()
+            lost += covered.pop(attachment, ())
+        del attachment.pending[:]
         if sought:
             self._void.pop(attachment, None)
         elif lost:
@@ -190,7 +192,7 @@ class AckQueue:
         """The consumer left in order: what was sent arrives, what comes now is void."""
         if self._run_delivery is not None and self._run_delivery.attachment is attachment:
             self.run_source = self._run_delivery = None
-        attachment.pending.clear()
+        del attachment.pending[:]
 
     def _soon(self, attachment: Attachment) -> None:
         self._queued[attachment] = None
@@ -223,7 +225,7 @@ class AckQueue:
             self._confirm_due_ns = now + ACK_CONFIRM_NS
         for connection, mine in self._concerned(durable=durable).items():
             if connection.is_open:
-                entries = [(a.consumer_id, self._take(a)) for a in mine if a.pending]
+                entries = [(a.consumer_id, to_wire(self._take(a))) for a in mine if a.pending]
                 if answered and (entries or durable):
                     calls.append(self._send_answered(connection, entries, mine))
                 elif entries:
@@ -243,17 +245,17 @@ class AckQueue:
         self._queued = {a: None for a in self._queued if a.pending and not a.connection.is_open}
         return found
 
-    def _take(self, attachment: Attachment) -> list[int]:
+    def _take(self, attachment: Attachment) -> Ranges[int]:
         """What is pending becomes sent."""
         ranges = attachment.take_pending()
-        sent = self._sent.setdefault(attachment, [])
+        sent = self._sent.setdefault(attachment, no_ranges())
         if sent and sent[-1] == ranges[0]:
             sent[-1] = ranges[1]
-            sent += ranges[2:]
+            sent.extend(ranges[2:])
         else:
-            sent += ranges
+            sent.extend(ranges)
         if attachment in self._void:
-            left = subtracted(self._void[attachment], merged(ranges))
+            left = subtracted(self._void[attachment], ranges.tolist())
             if left:
                 self._void[attachment] = left
             else:
@@ -261,7 +263,7 @@ class AckQueue:
         return ranges
 
     def _send_answered(
-        self, connection: Connection, entries: list[tuple[int, list[int]]], mine: list[Attachment]
+        self, connection: Connection, entries: list[tuple[int, Wire]], mine: list[Attachment]
     ) -> Call:
         """An ACK whose answer confirms it and everything sent before."""
         call = Call(Ack(connection.next_request(), entries), on_done=self._on_answer)
@@ -272,7 +274,7 @@ class AckQueue:
         covered = self._confirming.pop(call, {})
         if call.error is not None:
             for attachment, ranges in covered.items():
-                self._void[attachment] = merged(self._void.get(attachment, []) + ranges)
+                self._void[attachment] = merged([*self._void.get(attachment, ()), *ranges])
 
     @property
     def has_void(self) -> bool:
@@ -302,7 +304,7 @@ class AckQueue:
         """Nack messages at once."""
         for attachment, generation, ranges in self.named(what):
             if generation == attachment.generation and attachment.connection.is_open:
-                entry = [(attachment.consumer_id, ranges)]
+                entry = [(attachment.consumer_id, ranges.tolist())]
                 attachment.connection.send(Nack(entry, delay_ms, reason))
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from danube_fast.client.credit import Credit, Departed
 from danube_fast.client.delivery import Delivery
 from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, SECOND_NS
 from danube_fast.client.options import READER, Position
-from danube_fast.client.ranges import merged
+from danube_fast.client.ranges import Ranges, merged_ranges, no_ranges
 from danube_fast.errors import (
     DanubeError,
     DataLoss,
@@ -73,7 +73,7 @@ class Attachment:
         self.flow_id = 0
         self.tracks = True
         """The broker wants to know what is acked; of a non_reliable topic it keeps nothing."""
-        self.pending: list[int] = []
+        self.pending = no_ranges()
         """Acked and not sent yet: flat [start, end) pairs."""
         self.failure: DanubeError | None = None
         self.subscribed = False
@@ -225,10 +225,10 @@ class Attachment:
 
     # ------------------------------------------------------------ acks
 
-    def take_pending(self) -> list[int]:
+    def take_pending(self) -> Ranges[int]:
         """The ranges that wait, merged."""
-        pending, self.pending = self.pending, []
-        return merged(pending) if len(pending) > 2 else pending
+        pending, self.pending = self.pending, no_ranges()
+        return merged_ranges(pending)
 
     def on_sought(self, call: Call) -> None:
         """A seek was answered: what was delivered before it does not count any more."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.client.message import Message, Received
+from danube_fast.client.ranges import Ranges
 from danube_fast.frame.layout import Flag
 from danube_fast.frame.view import PLACE_FIELDS, FrameView
 
@@ -143,11 +145,11 @@ class Delivery:
         offsets = self.offset_list(start, stop)
         return map(Received, itertools.repeat(self), range(start, stop), payloads, offsets)
 
-    def ranges(self, start: int, stop: int) -> list[int]:
+    def ranges(self, start: int, stop: int) -> Ranges[int]:
         """Offsets of messages `start` to `stop` as flat [start, end) pairs."""
         if self.is_dense:
             base = self.base_offset
-            return [base + start, base + stop]
+            return array("q", (base + start, base + stop))
         import numpy as np
 
         offsets = self.offsets()[start:stop]
@@ -157,4 +159,4 @@ class Delivery:
         pairs[1:, 0] = offsets[breaks]
         pairs[:-1, 1] = offsets[breaks - 1] + 1
         pairs[-1, 1] = offsets[-1] + 1
-        return pairs.ravel().tolist()
+        return array("q", pairs.tobytes())

@@ -266,7 +266,7 @@ class Inbox:
         """Under the lock: keep a message for longer."""
         for attachment, generation, pairs in self._acks.named(message):
             if generation == attachment.generation and attachment.tracks:
-                self.leases.extend(attachment, pairs, max(1, int(seconds * 1000)))
+                self.leases.extend(attachment, pairs.tolist(), max(1, int(seconds * 1000)))
 
     # ------------------------------------------------------------ what attachments report
 

@@ -9,6 +9,7 @@ order; `request` 0 in a reply means that nobody asked.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -217,14 +218,14 @@ class Flow(_Request, tag=21, frozen=True):
 
 
 class Ack(_Request, tag=22, frozen=True):
-    """Acknowledges offsets: per consumer a flat list of [start, end) pairs.
+    """Acknowledges offsets: per consumer a flat list of [start, end) pairs, or its bytes as int64.
 
     Offsets that the consumer does not hold are ignored. With `request` > 0, RESULT nil comes when
     these acks and all before them are durable.
     """
 
     request: int
-    entries: list[tuple[int, list[int]]]
+    entries: Sequence[tuple[int, list[int] | bytes]]
 
 
 class Nack(_Request, tag=23, frozen=True):

@@ -7,6 +7,7 @@ and `subscription_model.py` for the promises.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +24,7 @@ from danube_fast.testing.virtual_clock import MS, Trace, VirtualClock
 
 __all__ = ["PROBE", "Door", "Model"]
 
-PROBE = b"probe"
-"""Payloads that begin so must never be accepted."""
+PROBE = b"probe"  # payloads that begin so must never be accepted
 
 
 @dataclass
@@ -257,6 +257,8 @@ class Door(Tap):
             sub, consumer = session.consumers.get(consumer_id, (None, None))
             if sub is None or consumer is None:
                 continue
+            if isinstance(pairs, bytes):
+                pairs = list(struct.unpack(f"<{len(pairs) // 8}q", pairs))
             for low, high in zip(pairs[::2], pairs[1::2], strict=True):
                 settled = sub.ack(consumer, low, high)
                 self.model.check_owner(sub, consumer, settled)

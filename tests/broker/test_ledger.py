@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danube_fast.broker.ledger import Ledger, PagePool
 from danube_fast.broker.ledger_layout import PAGE_BYTES, PAGE_MESSAGES, State
+from danube_fast.errors import InvalidArgument
 
 SPAN = 3 * PAGE_MESSAGES
 SLOTS = 3
@@ -215,3 +217,18 @@ def test_the_delivery_that_is_held_longest_comes_first():
     assert ledger.oldest()[1] == 200
     assert ledger.serial(first) != serial
     assert ledger.fail_row(row, 5) == [(3, 5, 1, False)]
+
+
+def test_an_ack_may_have_its_numbers_as_bytes():
+    ledger = Ledger(PagePool(), 0)
+    ledger.hold(0, 100, 1, 0)
+    ranges = np.array([(at, at + 1) for at in range(0, 100, 2)], "<i8")
+    ledger.ack(1, ranges.tobytes())
+    assert (ledger.cursor, ledger.held) == (1, 50)
+    ledger.ack(2, ranges.tobytes())
+    ledger.ack(1, [1, 2])
+    assert (ledger.cursor, ledger.held) == (3, 49)
+    for torn in (b"1234567", bytes(8), bytes(24)):
+        with pytest.raises(InvalidArgument, match="pairs of offsets"):
+            ledger.ack(1, torn)
+    assert ledger.held == 49

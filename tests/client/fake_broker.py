@@ -81,9 +81,8 @@ class FakeBroker:
         self.drop_publishes = 0
         self.mute = self.ignore_admin = self.hold_acks = False
         self.deliver_late = False  # until CLOSE_CONSUMER is read
-        self.ack_commands = 0
+        self.ack_commands = self.ack_timeout_ms = 0
         self.held: list[tuple[bytes, Any]] = []
-        self.ack_timeout_ms = 0
         self.extended: list[tuple[int, list[int], int]] = []
         self.waiting: list[tuple[bytes, p.Lookup, float]] = []
         self.publish_sizes: list[int] = []
@@ -442,7 +441,8 @@ class FakeBroker:
             consumer = session.consumers.get(consumer_id)
             if consumer is None:
                 continue
-            for start, end in zip(pairs[::2], pairs[1::2], strict=True):
+            numbers = np.frombuffer(pairs, "<i8") if type(pairs) is bytes else pairs
+            for start, end in zip(numbers[::2], numbers[1::2], strict=True):
                 taken = {o for o in consumer["held"] if start <= o < end}
                 consumer["held"] -= taken
                 consumer["sub"]["acked"] |= taken

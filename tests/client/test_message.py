@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import danube_fast
-from danube_fast.client.ranges import merged, subtracted
+from danube_fast.client.ranges import FEW, merged, merged_ranges, subtracted, to_wire
 
 
 def test_message_is_constructible() -> None:
@@ -44,6 +45,18 @@ def test_merged_ranges_hold_exactly_the_same_offsets(ranges: list[tuple[int, int
     pairs = list(zip(out[::2], out[1::2], strict=True))
     assert {o for start, end in pairs for o in range(start, end)} == wanted
     assert all(a[1] < b[0] for a, b in itertools.pairwise(pairs))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 900), st.integers(1, 9)), min_size=1, max_size=90))
+def test_many_ranges_are_merged_like_few(ranges: list[tuple[int, int]]) -> None:
+    flat = [value for start, length in ranges for value in (start, start + length)]
+    out = merged_ranges(array("q", flat))
+    rising = all(low < high for low, high in itertools.pairwise(flat))
+    assert out.tolist() == (flat if rising else merged(flat))
+    sent = to_wire(out)
+    assert isinstance(sent, bytes) == (len(out) > FEW)
+    assert array("q", sent) == out
 
 
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=12)
