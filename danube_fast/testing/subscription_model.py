@@ -119,6 +119,8 @@ class SubscriptionModel:
     _unsent: dict[int, Attached] = field(default_factory=dict)
     """Handed out to a connection that was gone: the worker takes an ack of these from that consumer,
     as it may have commands of it yet to read."""
+    _acks: list[list[int]] = field(default_factory=list)
+    """What each ACK since the last seek has settled: confirmed later, unless a seek undoes it."""
     _unsettled: dict[bytes, set[int]] = field(default_factory=dict)
 
     @property
@@ -300,7 +302,8 @@ class SubscriptionModel:
 
     def ack(self, consumer: Attached, low: int, high: int) -> list[int]:
         """ACK was read; which messages it settles. Those that others hold are left alone."""
-        settled = []
+        settled: list[int] = []
+        self._acks.append(settled)
         for offset, other in self._unsent.items():
             if other is consumer and low <= offset < high and offset not in self.settled:
                 self.doubtful.add(offset)
@@ -370,6 +373,8 @@ class SubscriptionModel:
         """SEEK was read."""
         top = max((*self.known, *self.settled, *self.doubtful, offset), default=offset)
         self.doubtful = set()
+        while self._acks:
+            self._acks.pop().clear()
         self.settled = set(range(self.start, offset))
         self.durable = set()
         self.start = min(self.start, offset)
