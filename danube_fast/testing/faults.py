@@ -92,6 +92,13 @@ class Faults:
         self._simulation.host.cut_power()
         self._start_later()
 
+    def cut_power_while_slow(self) -> None:
+        """The host goes down while syncs take long."""
+        self.slow_disk()
+        self._simulation.schedule.call(
+            self._draw.randrange(5 * MS, 100 * MS), lambda: self.happen("cut_power")
+        )
+
     def move_partition(self) -> None:
         """A partition goes to another worker; or not, if that is not to be had just now."""
         simulation = self._simulation

@@ -58,6 +58,9 @@ class ScriptedProducer(Peer):
         self.made = 0
         self.messages_max = messages_max
 
+    repeats = False
+    """Often sends again what is on its way."""
+
     def begin(self) -> None:
         """What a process does first."""
         self.lanes = [_Lane(each, self.name) for each in self.partition_ids]
@@ -129,6 +132,9 @@ class ScriptedProducer(Peer):
         sent: list[tuple[_Lane, int, Messages]] = []
         for lane in self.lanes:
             if lane.opened is None or self.draw.random() < 0.3:
+                continue
+            if self.repeats and lane.posted and self.draw.random() < 0.5:
+                self._repeat(lane)
                 continue
             if not self.is_calm and self.draw.random() < 0.06:
                 self._trick(lane)

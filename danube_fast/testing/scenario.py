@@ -23,6 +23,7 @@ FAULTS = (
 KINDS = ("exclusive", "shared", "shared", "failover", "key_shared", "key_shared")
 DURABILITIES = ("fsync", "fsync", "fsync", "os", "os", "memory")
 DEAD_LETTERS = "/default/dead-letters"
+REPEATS_SHARE = 0.2
 
 
 @dataclass
@@ -72,12 +73,18 @@ class Scenario:
             self.worker_count = draw.choice((2, 2, 3))
             self.log_count = self.worker_count * draw.choice((1, 2))
             self.has_shipped = True
+        own = random.Random(f"repeats {self.seed}")
+        self.has_repeats = not self.has_moves and own.random() < REPEATS_SHARE
+        """Producers are impatient while the disk is slow, and then the power is cut."""
         self.topics = [self._topic(number) for number in range(draw.choice((1, 1, 2)))]
         faults = FAULTS + ("move_partition",) * (len(FAULTS) * self.has_moves)
         self.faults = sorted(
             (draw.randrange(self.chaos_ns), draw.choice(faults))
             for _ in range(draw.randrange(self.steps * (1 + self.has_moves) + 1))
         )
+        for _ in range(3 * self.has_repeats):
+            self.faults.append((own.randrange(self.chaos_ns), "cut_power_while_slow"))
+        self.faults.sort()
 
     def settings(self, directory: str) -> Settings:
         """The broker's settings: small and quick, so that much happens in little time."""

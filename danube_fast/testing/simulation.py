@@ -125,11 +125,11 @@ class Simulation:
             for number in range(scenario.producers_per_worker if mine else 0):
                 name = f"producer-{worker.index}-{number}"
                 own = random.Random(draw.random())
-                self.peers.append(
-                    ScriptedProducer(
-                        name, self.host, self.network, worker, own, mine, scenario.messages_max
-                    )
+                producer = ScriptedProducer(
+                    name, self.host, self.network, worker, own, mine, scenario.messages_max
                 )
+                producer.repeats = scenario.has_repeats
+                self.peers.append(producer)
             for shape in scenario.topics:
                 ids = self._partitions_on(self.topics[shape.topic], worker)
                 ids = [] if scenario.has_moves else ids
