@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from danube_fast.broker import records as r
 from danube_fast.broker.consumer import Stored
 from danube_fast.errors import DanubeError, Internal, ResourceExhausted, Unavailable
-from danube_fast.wal.rewrite import restamp_run
 from danube_fast.workers.frames import frames_of
 from danube_fast.workers.mailbox import Reply, Request
+from danube_fast.workers.runs import write_again
 
 if TYPE_CHECKING:
     from danube_fast.workers.moves import Moves
@@ -223,7 +223,6 @@ class Arrivals:
     def _write(self, arrival: _Arrival, frames: bytearray) -> None:
         """Write frames to the log, in a group of their own."""
         worker = self._worker
-        log, journal = worker.logs[arrival.slot], worker.journals[arrival.slot]
         used = sum(each.bytes_on_disk for each in worker.logs)
         if used > worker.quota.allowance_bytes:
             raise ResourceExhausted(
@@ -231,18 +230,7 @@ class Arrivals:
                 f"of {worker.quota.allowance_bytes} (wal_bytes_max); let them be consumed first"
             )
         self._check_log(arrival)
-        journal.write(worker.now_ns)
-        position = log.reserve(len(frames))
-        runs = restamp_run(
-            frames, log_id=log.log_id, position=position, epoch=log.epoch,
-            synced_position=log.synced_position,
-        )  # fmt: skip
-        try:
-            log.append([frames], len(frames), runs)
-        finally:
-            journal.marked = False
-            journal.refresh()
-        log.sync()
+        write_again(worker.journals[arrival.slot], frames, worker.now_ns)
 
     def _check_log(self, arrival: _Arrival) -> None:
         """A sync that failed may have taken frames back that nobody else here knows of."""

@@ -142,6 +142,7 @@ class Moves:
         worker.intake.reserve_offsets(partition, urgent=True)
         if arrived:
             partition.resumes_until_ns = worker.now_ns + RESUME_NS
+            worker.upkeep.foresight.look_at(partition)
             _log.info("%s arrived", partition.topic)
         worker.dirty[partition.partition_id] = partition
 

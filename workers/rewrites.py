@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import DanubeError, Unavailable
 from danube_fast.wal.log import Log
-from danube_fast.wal.rewrite import restamp_run
 from danube_fast.workers.compaction import Compaction
+from danube_fast.workers.runs import write_again
 from danube_fast.workers.unpinning import unpin
 
 if TYPE_CHECKING:
@@ -76,25 +76,13 @@ class Job:
     def write(self, partition: Partition, frames: bytearray) -> None:
         """Write frames of a partition again, in a group of their own. Raises ResourceExhausted, Internal."""
         self.check(partition)
-        worker, log = self.worker, self.log
-        journal = worker.journals[self.slot]
-        journal.write(worker.now_ns)
-        log.note_rewritten(partition.partition_id)
-        position = log.reserve(len(frames))
-        runs = restamp_run(
-            frames, log_id=log.log_id, position=position, epoch=log.epoch,
-            synced_position=log.synced_position,
-        )  # fmt: skip
-        try:
-            log.append([frames], len(frames), runs)
-        finally:
-            journal.marked = False
-            journal.refresh()
+        worker = self.worker
+        self.log.note_rewritten(partition.partition_id)
+        runs = write_again(worker.journals[self.slot], frames, worker.now_ns)
         for start, span in zip(
             runs["base_offset"].tolist(), runs["offset_span"].tolist(), strict=True
         ):
             partition.written_again(start, start + span)
-        log.sync()
 
     def breathe(self) -> Steps:
         """Wait while too much is on its way to the disk."""

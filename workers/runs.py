@@ -1,8 +1,9 @@
-"""Index entries of a group's frames, straight out of the admission results."""
+"""Runs, the index entries of frames: straight out of the admission results, and of frames that are
+written to a log again."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,9 +18,14 @@ from danube_fast.broker.layout import (
 from danube_fast.broker.tables import AdmissionTables
 from danube_fast.frame.kernel import address_of, direct, kernel
 from danube_fast.frame.memory import load_i64, store_u32, store_u64
+from danube_fast.wal.index import Runs
 from danube_fast.wal.layout import RUN_DTYPE
+from danube_fast.wal.rewrite import restamp_run
 
-__all__ = ["make_runs"]
+if TYPE_CHECKING:
+    from danube_fast.workers.journal import Journal
+
+__all__ = ["make_runs", "write_again"]
 
 _AT = {name: place[1] for name, place in (RUN_DTYPE.fields or {}).items()}
 _RUN_BYTES = RUN_DTYPE.itemsize
@@ -63,8 +69,27 @@ def _make_runs(state: int, log_slot: int, first: int, stop: int, target: int) ->
 _make = direct(_make_runs)
 
 
-def make_runs(tables: AdmissionTables, log_slot: int, first: int, stop: int) -> Any:
-    """RUN_DTYPE of the frames in result rows [first, stop) that go to that log, in their order."""
+def make_runs(tables: AdmissionTables, log_slot: int, first: int, stop: int) -> Runs:
+    """The runs of the frames in result rows [first, stop) that go to that log, in their order."""
     runs = np.empty(stop - first, RUN_DTYPE)
     count = _make(tables.address, log_slot, first, stop, address_of(runs))
     return runs[:count] if count < stop - first else runs
+
+
+def write_again(journal: Journal, frames: bytearray, now_ns: int) -> Runs:
+    """Write frames of one partition that came from a log, stamped anew, in a group of their own, and have
+    it synced; their runs. Raises ResourceExhausted, Internal."""
+    log = journal.log
+    journal.write(now_ns)
+    position = log.reserve(len(frames))
+    runs = restamp_run(
+        frames, log_id=log.log_id, position=position, epoch=log.epoch,
+        synced_position=log.synced_position,
+    )  # fmt: skip
+    try:
+        log.append([frames], len(frames), runs)
+    finally:
+        journal.marked = False
+        journal.refresh()
+    log.sync()
+    return runs

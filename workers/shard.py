@@ -123,6 +123,7 @@ class ShardWorker:
             self._begin_epoch(slot, self.catalog.finish_restore(slot, self.boot_id))
             self.retention.find_first_offsets(slot)
         self.limits.apply_all()
+        self.upkeep.foresight.look_at(*self.catalog.by_id.values())
         self.quota = WorkerQuota(boot.mailbox, boot.config)
 
     # ------------------------------------------------------------ life
@@ -181,7 +182,7 @@ class ShardWorker:
 
     def sleep_ms(self) -> int:
         """How long to sleep, unless somebody has something to say; 0: there is more to do."""
-        if self.dirty or self.intake.answered:
+        if self.dirty or self.intake.answered or self.upkeep.foresight.is_busy:
             return 0
         if any(journal.gathers and journal.waits for journal in self.journals):
             return GATHERING_POLL_MS

@@ -17,6 +17,7 @@ from danube_fast.broker.layout import INT64_MAX, ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import DanubeError
 from danube_fast.ring.counters import Counter
+from danube_fast.workers.foresight import Foresight
 from danube_fast.workers.frames import frames_of
 from danube_fast.workers.load import LoadReports
 from danube_fast.workers.places import gap_in_log, live_runs
@@ -61,6 +62,7 @@ class Upkeep:
         self._cursors_at_ns = 0
         self._wall_at_zero_ns = worker.clock.wall_ns() - worker.clock.monotonic_ns()
         self._synced_before = sum(log.synced_position for log in worker.logs)
+        self.foresight = Foresight(worker)
         self._loads = LoadReports(worker)
         self._storage = StorageReports(worker)
         self.bytes_read = 0
@@ -82,12 +84,13 @@ class Upkeep:
             return TIMER_POLL_MS
         rest_ms = REST_POLL_MS if self._rests else IDLE_POLL_MS
         due_ms = (worker.catalog.timers.next_ns - worker.now_ns) // MS + 1
-        return max(TIMER_POLL_MS, min(rest_ms, due_ms))
+        return max(TIMER_POLL_MS, min(rest_ms, self.foresight.wake_ms(due_ms)))
 
     # ------------------------------------------------------------ timers
 
     def do_work(self, now_ns: int) -> int:
         """Run what is due; returns the number of jobs that did something."""
+        self.foresight.do_work(now_ns)
         if now_ns < self._next_tick_ns:
             return 0
         self._next_tick_ns = now_ns + TICK_NS

@@ -31,6 +31,8 @@ __all__ = ["Delays"]
 ENTRIES_AT_FIRST = 256
 WAKE_MAX = 100_000
 """Messages that are woken at once; the rest follows in the next turn."""
+LOOKED_AT_MAX = 4096
+"""Entries at which `due_between` looks at most."""
 _ENTRY = 16
 _AT_OFFSET = 8
 
@@ -112,7 +114,29 @@ def wake_due(head: int, heap: int, size: int, now_ns: int, count_max: int) -> in
     return size
 
 
-_postpone, _wake_due = direct(postpone), direct(wake_due)
+@kernel("int64(int64,int64,int64,int64,int64,int64)")
+def due_between(heap: int, size: int, low: int, high: int, target: int, count_max: int) -> int:
+    """Write (i64) the offset of every entry with a time in [low, high), -1 for one with a time below
+    `low`; looks at `count_max` entries at most. How many it wrote."""
+    count = 0
+    if size > 0 and load_i64(heap) < high:
+        store_u64(target, 0)
+        count = 1
+    at = 0
+    while at < count:
+        place = load_i64(target + 8 * at)
+        for child in range(2 * place + 1, 2 * place + 3):
+            if child < size and count < count_max and load_i64(heap + child * _ENTRY) < high:
+                store_u64(target + 8 * count, child)
+                count += 1
+        is_wanted = load_i64(heap + place * _ENTRY) >= low
+        offset = load_i64(heap + place * _ENTRY + _AT_OFFSET)
+        store_u64(target + 8 * at, offset if is_wanted else -1)
+        at += 1
+    return count
+
+
+_postpone, _wake_due, _due_between = direct(postpone), direct(wake_due), direct(due_between)
 
 
 class Delays:
@@ -149,6 +173,14 @@ class Delays:
         self._size = self._ledger.call(
             _postpone, low, high, heap, self._size, base, address_of(rows), len(rows), address_of(times)
         )  # fmt: skip
+
+    def due_between(self, low_ns: int, high_ns: int) -> list[int]:
+        """Rising offsets of messages whose time is in [low_ns, high_ns); not all if they are many."""
+        found = np.empty(LOOKED_AT_MAX, np.int64)
+        heap, target = int(self._heap.ctypes.data), address_of(found)
+        count = _due_between(heap, self._size, low_ns, high_ns, target, LOOKED_AT_MAX)
+        offsets = np.sort(found[:count])
+        return [offset for offset in offsets.tolist() if offset >= 0]
 
     def wake(self, now_ns: int) -> int:
         """Those that are due wait for delivery from now on; how many left."""

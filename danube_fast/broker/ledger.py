@@ -47,7 +47,7 @@ _select, _next_waiting, _attempts = (
 )
 _settle, _collect, _wake = direct(k.settle), direct(ledger_records.collect), direct(k.wake)
 _give_back, _take_back = direct(k.give_back), direct(k.take_back)
-_state_at = direct(k.state_at)
+_state_at, _next_fresh = direct(k.state_at), direct(k.next_fresh)
 _list_settled, _rewind = direct(ledger_records.list_settled), direct(k.rewind)
 
 ROWS_AT_FIRST = 16
@@ -55,6 +55,8 @@ TABLE_AT_FIRST = 8
 PAGES_AT_ONCE = 16
 RANGES_AT_ONCE = 1024
 MESSAGES_AT_ONCE = 4096
+PAIR_BYTES = 16
+"""Start and end of a range, int64 each."""
 PAGES_PER_JUMP = 1 << 15
 """A long range is settled in steps, so that the table stays small."""
 _FAR = 1 << 62
@@ -317,6 +319,10 @@ class Ledger:
         """What waits is fresh again. The first of it, or `next_offset` if nothing waits."""
         return int(_rewind(self.address))
 
+    def first_fresh(self, low: int, high: int) -> int:
+        """The first message of [low, high) that is fresh; `high` if there is none."""
+        return int(_next_fresh(self.address, max(low, self.cursor), high))
+
     def first_waiting(self) -> int | None:
         """The first message that waits."""
         offset = _next_waiting(self.address)
@@ -409,9 +415,9 @@ def as_offsets(pairs: list[int] | bytes) -> NDArray[np.int64]:
     """Flat pairs that a client sent, as numbers or as the bytes of int64, for kernels. Raises
     InvalidArgument."""
     if isinstance(pairs, bytes):
-        if len(pairs) % 16:
+        if len(pairs) % PAIR_BYTES:
             raise InvalidArgument(
-                f"{len(pairs)} bytes are no pairs of offsets, which have 16; send [start, end) as int64"
+                f"{len(pairs)} bytes are no pairs of offsets, which have {PAIR_BYTES}; send [start, end) as int64"
             )
         return np.frombuffer(pairs, np.int64)
     try:

@@ -76,6 +76,7 @@ from danube_fast.frame.memory import (
 __all__ = [
     "give_back",
     "hold",
+    "next_fresh",
     "next_waiting",
     "read_attempts",
     "rehold",
@@ -187,6 +188,24 @@ def select(head: int, base: int, low: int, high: int, state: int, rows: int) -> 
             store_u32(rows + 4 * count, offset - base)
             count += 1
     return count
+
+
+@kernel("int64(int64,int64,int64)")
+def next_fresh(head: int, low: int, high: int) -> int:
+    """The first message of [low, high) that was never handed out nor put aside; `high` if there is none."""
+    offset = low
+    while offset < high:
+        place = entry_of(head, offset)
+        entry = load_i64(place) if place else UNTOUCHED
+        if entry == UNTOUCHED:
+            return offset
+        stop = min(high, ((offset >> PAGE_SHIFT) + 1) << PAGE_SHIFT)
+        while entry > ALL_SETTLED_NEW and offset < stop:
+            if load_u32(entry + AT_STATES + 4 * (offset & PAGE_MASK)) == FRESH:
+                return offset
+            offset += 1
+        offset = stop
+    return high
 
 
 @kernel("int64(int64)")

@@ -340,6 +340,19 @@ class Partition:
                 met.append((subscription, gap))
         return met
 
+    def look_ahead(self, read_log: ReadLog, frames_max: int) -> bool:
+        """Let subscriptions without consumers learn when their delayed messages are due, some frames of
+        each. False: that was all. Raises DataLoss for a log that cannot be read."""
+
+        def fetch(subscription: Subscription, offset: int) -> Stored | Gap | None:
+            return self.fetch(read_log, subscription, offset)
+
+        more = False
+        for sub in self.subscriptions.values():
+            sub.looks_ahead = sub.looks_ahead and sub.look_ahead(self.visible, fetch, frames_max)
+            more = more or sub.looks_ahead
+        return more
+
     def pass_on(self, stored: Stored, now_ns: int, effects: list[Deliver]) -> bool:
         """Hand the newest frame to the only subscription, if that waits for nothing else.
 

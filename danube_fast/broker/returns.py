@@ -26,6 +26,8 @@ from danube_fast.frame.view import FrameView
 __all__ = ["Returns"]
 
 DELAYED, BLOCKED = State.DELAYED, State.BLOCKED
+BEFORE_ALL = -NEVER
+"""A time at which nothing is due yet."""
 GOLDEN = 2654435761
 """Spreads the jitter of messages that lie side by side."""
 EXTENDED_MIN = 1024

@@ -27,7 +27,7 @@ from danube_fast.broker.ledger import Rows, runs_of
 from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.rates import Rate
 from danube_fast.broker.records import Acked, Cursor
-from danube_fast.broker.returns import Returns
+from danube_fast.broker.returns import BEFORE_ALL, Returns
 from danube_fast.broker.sparse import existing
 from danube_fast.broker.timers import NEVER, Timers
 from danube_fast.errors import FailedPrecondition, InvalidArgument
@@ -37,6 +37,9 @@ __all__ = ["Subscription"]
 FRESH, WAITING = State.FRESH, State.WAITING
 GAP_AT_ONCE = 1 << 16
 """Offsets of a gap in which waiting messages are looked for at once."""
+
+LOOK_AHEAD_MAX = 1 << 22
+"""Delayed messages that are put aside for consumers who are not there; each takes 20 bytes or so."""
 
 _ONE_CONSUMER = (SubscriptionKind.EXCLUSIVE, SubscriptionKind.READER)
 
@@ -67,6 +70,8 @@ class Subscription(Returns):
         """Messages that nobody acked before they were too old or too many."""
         self.idle_since_ns = 0
         """When its last consumer left, monotonic; 0: not known yet, or there are some."""
+        self.looks_ahead = False
+        """Restored from a log: which of its messages are delayed, and until when, nobody knows yet."""
         self._sought: int | None = None
         self._free_slots: list[int] = []
 
@@ -83,6 +88,7 @@ class Subscription(Returns):
         if not self._free_slots:
             self._free_slots.append(len(self.consumers))
         consumer.slot = self._free_slots.pop()
+        self.looks_ahead = False
         self.consumers.append(consumer)
         consumer.flow.users[consumer] = None
         if self.router is not None:
@@ -178,6 +184,7 @@ class Subscription(Returns):
         while self.ledger.collect():  # a record says so
             pass
         self.next_offset = self.cursor
+        self.looks_ahead = self.tracks
 
     # ------------------------------------------------------------ dispatch
 
@@ -259,6 +266,8 @@ class Subscription(Returns):
                 return
             if self.rate is not None and self._must_rest(self.rate, now_ns):
                 return
+            if not self._find_fresh(visible):
+                return
             found = fetch(self, self.next_offset)
             if found is None:
                 return
@@ -266,15 +275,7 @@ class Subscription(Returns):
                 gaps.append(found._replace(start=self.next_offset))
                 self._pass_fresh(found)
                 continue
-            start, self.next_offset = self.next_offset, found.end_offset
-            base = found.base_offset
-            untouched = start >= self.ledger.next_offset and not self.ledger.settled_ahead
-            if not self.tracks or untouched:
-                rows = np.arange(start - base, found.end_offset - base, dtype=np.int32)
-            else:
-                rows = self.ledger.select(base, start, found.end_offset, FRESH)
-            if found.is_sparse:
-                rows = self._there(found, rows)
+            base, rows = found.base_offset, self._take_fresh(found)
             if found.is_delayed and self.tracks and len(rows):
                 rows = self.postpone(found, rows, now_ns)
             if self.rate is not None and len(rows):
@@ -284,6 +285,46 @@ class Subscription(Returns):
                 self._route(found, rows, now_ns, effects, waiting=False)
             elif len(rows):
                 self._share_out(found, rows, now_ns, effects)
+
+    @property
+    def _is_untouched(self) -> bool:
+        """All from `next_offset` on is fresh."""
+        ledger = self.ledger
+        return not self.tracks or (
+            self.next_offset >= ledger.next_offset and not ledger.settled_ahead
+        )
+
+    def _find_fresh(self, visible: int) -> bool:
+        """Go on to the next fresh message; False: there is none. What is settled, held or put aside is
+        not even read."""
+        if not self._is_untouched:
+            self.next_offset = self.ledger.first_fresh(self.next_offset, visible)
+        return self.next_offset < visible
+
+    def _take_fresh(self, found: Stored) -> Rows:
+        """Rows of the fresh messages of a frame, from `next_offset` on, which goes behind the frame."""
+        base, end = found.base_offset, found.end_offset
+        if self._is_untouched:
+            rows = np.arange(self.next_offset - base, end - base, dtype=np.int32)
+        else:
+            rows = self.ledger.select(base, self.next_offset, end, FRESH)
+        self.next_offset = end
+        return self._there(found, rows)
+
+    def look_ahead(self, visible: int, fetch: Fetch, frames_max: int) -> bool:
+        """Put the delayed messages at the beginning of the backlog aside, before anybody is attached, so
+        that nobody waits for that later; some frames of it. False: that was all."""
+        for _ in range(frames_max):
+            if not self.looks_ahead or len(self.delays) > LOOK_AHEAD_MAX:
+                return False
+            found = fetch(self, self.next_offset) if self._find_fresh(visible) else None
+            if not isinstance(found, Stored) or not found.is_delayed:
+                return False
+            start, rows = self.next_offset, self._take_fresh(found)
+            if len(rows) and len(self.postpone(found, rows, BEFORE_ALL)):
+                self.next_offset = start  # a frame that nobody can read: its consumer is told
+                return False
+        return True
 
     def _there(self, found: Stored, rows: Rows) -> Rows:
         """Rows of messages that a frame still has; the others need no delivery any more."""

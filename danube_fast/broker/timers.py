@@ -56,6 +56,12 @@ class Timers(Generic[Owner]):
         """When somebody may have to be called; NEVER if nobody has."""
         return self._heap[0][0] if self._heap else NEVER
 
+    def soon(self, until_ns: int) -> list[Owner]:
+        """Whose time comes before `until_ns`; in no order."""
+        if self.next_ns >= until_ns:
+            return []
+        return [owner for at, _, owner in self._heap if at < until_ns and at == owner.armed_ns]
+
     def due(self, now_ns: int) -> list[Owner]:
         """Whose time has come; they are armed no more."""
         found: list[Owner] = []

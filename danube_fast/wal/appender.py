@@ -50,6 +50,7 @@ _BACKLOG_MAX = 256
 and the loop never waits for it; rolls, which must queue theirs, have the rest."""
 _BARRIER_WAIT_SECONDS = 0.5
 """Far more than a sound disk needs for one marker, far less than a heartbeat may be late."""
+_ZEROS = memoryview(bytes(GROUP_ALIGNMENT))
 _POSITION = struct.Struct("<Q")
 _EPOCH = struct.Struct("<I")
 
@@ -165,8 +166,10 @@ class Appender:
             header = self._pads.make(
                 pad, position + byte_count, self.epoch, self._sync.synced_position
             )
-            buffers = [*buffers, header]
-            byte_count += HEADER_BYTES
+            # the whole last page: a part of one would first have to be read from the disk if the
+            # file has been written before and is not in the page cache any more
+            buffers = [*buffers, header, _ZEROS[: pad - HEADER_BYTES]]
+            byte_count += pad
         self._write(segment, buffers, byte_count, position)
         self.written_position = end
         return end

@@ -24,7 +24,7 @@ import numpy as np
 from danube_fast.clock import Clock
 from danube_fast.config import Settings
 from danube_fast.errors import DataLoss
-from danube_fast.wal.index import Index, Run
+from danube_fast.wal.index import Index, Run, Runs
 from danube_fast.wal.layout import INDEX_NAME
 from danube_fast.wal.scan import describe_scan
 from danube_fast.wal.segment import Chain
@@ -117,7 +117,7 @@ class RunTable:
 
     # -- running -----------------------------------------------------------------------------
 
-    def appended(self, runs: np.ndarray[Any, Any]) -> None:
+    def appended(self, runs: Runs) -> None:
         """Take the runs of a group that was written."""
         self._tail.add(runs)
 
@@ -145,7 +145,7 @@ class RunTable:
         self._tail.drop_first(count)
         return count
 
-    def cut(self, position: int, runs: np.ndarray[Any, Any]) -> None:
+    def cut(self, position: int, runs: Runs) -> None:
         """Forget runs at or above `position`; `runs` stand there now."""
         self._tail.drop_from(position)
         self._tail.add(runs)

@@ -35,7 +35,7 @@ from danube_fast.frame.crc import crc32c
 from danube_fast.frame.lmdb_tree import check_lmdb_file
 from danube_fast.wal.entries import KEY, MIXERS, TIME_VALUE, VALUE, Sweep, mix
 
-__all__ = ["Index", "Run"]
+__all__ = ["Index", "Run", "Runs"]
 
 _INDEX_VERSION = 2
 _U64 = struct.Struct("<Q")
@@ -57,6 +57,10 @@ _DATABASES = 3
 _MAP_FREE_PART = 4  # grow when less than a quarter of the map is free
 _RETRY_NS = 1_000_000_000
 _PAGE_BYTES = 4096
+
+
+Runs = np.ndarray[Any, Any]
+"""RUN_DTYPE, one row for each run, in order of position."""
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
@@ -223,7 +227,7 @@ class Index:
         """Whether a write is worth trying: no fault, or the last one is a second ago."""
         return self.fault is None or self._clock.monotonic_ns() >= self._retry_at_ns
 
-    def add(self, runs: np.ndarray[Any, Any], indexed_position: int) -> bool:
+    def add(self, runs: Runs, indexed_position: int) -> bool:
         """Put runs in and move `indexed_position`; all or nothing. False on an error (`fault`)."""
         if self._environment is None:
             self.clear()
@@ -246,7 +250,7 @@ class Index:
             return True
         return False
 
-    def _put(self, runs: np.ndarray[Any, Any], indexed_position: int) -> None:
+    def _put(self, runs: Runs, indexed_position: int) -> None:
         runs = runs[np.lexsort((runs["base_offset"], runs["partition_id"]))]
         count = len(runs)
         keys = np.zeros(count, dtype=_KEY_DTYPE)

@@ -21,8 +21,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from danube_fast.clock import Clock
 from danube_fast.config import Settings
 from danube_fast.errors import (
@@ -39,7 +37,7 @@ from danube_fast.wal.appender import Appender
 from danube_fast.wal.background import Background
 from danube_fast.wal.control import make_control_frame, stamp_control_frame
 from danube_fast.wal.feed import RunTable
-from danube_fast.wal.index import Run
+from danube_fast.wal.index import Run, Runs
 from danube_fast.wal.layout import GROUP_ALIGNMENT, LOSSES_NAME, SnapshotHeader
 from danube_fast.wal.lock import LogLock
 from danube_fast.wal.reader import LogReader
@@ -254,15 +252,10 @@ class Log:
             )
         return self._appender.reserve(byte_count, control=control)
 
-    def append(
-        self,
-        buffers: Sequence[Any],
-        byte_count: int,
-        runs: np.ndarray[Any, Any] | None = None,
-    ) -> int:
+    def append(self, buffers: Sequence[Any], byte_count: int, runs: Runs | None = None) -> int:
         """Write one group, frames back to back, at the reserved position; returns its end.
 
-        `byte_count` is the sum of the buffers. `runs` (RUN_DTYPE, in order of position) is copied.
+        `byte_count` is the sum of the buffers. `runs` are copied.
         Raises ResourceExhausted or Internal with nothing counted as written: `written_position` is
         unchanged, `epoch` may be higher: stamp again and retry, or undo.
         """
@@ -372,13 +365,17 @@ class Log:
         """Base offset of the first run appended at `time_ns` or later; None if there is none."""
         return self._runs.find_time(partition_id, time_ns)
 
-    def read(self, position: int, byte_count: int, into: Any = None) -> bytearray:
+    def read(self, position: int, byte_count: int) -> bytearray:
         """Bytes of the log as they are. Raises DataLoss if trimmed, InvalidArgument if not written."""
-        return self._reader.read(position, byte_count, self._read_end(), into)
+        return self._reader.read(position, byte_count, self._read_end())
 
-    def read_run(self, run: Run, into: Any = None) -> bytearray:
+    def read_run(self, run: Run) -> bytearray:
         """The frames of a run, each checked. Raises DataLoss naming the file and the position."""
-        return self._reader.read_run(run, self._read_end(), into)
+        return self._reader.read_run(run, self._read_end())
+
+    def read_soon(self, run: Run) -> None:
+        """A run will be read soon: the system begins to."""
+        self._reader.read_soon(run)
 
     def _read_end(self) -> int:
         return self.written_position if self._ready else self._recovery.cut or 0

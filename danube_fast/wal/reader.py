@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import os
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -41,12 +41,9 @@ class LogReader:
         self._state[STATE_LOG_ID] = signed(log_id)
         self._recent: collections.OrderedDict[int, Segment] = collections.OrderedDict()
 
-    def read(
-        self, position: int, byte_count: int, end_position: int, into: Any = None
-    ) -> bytearray:
+    def read(self, position: int, byte_count: int, end_position: int) -> bytearray:
         """Bytes [position, position + byte_count), from one segment or several.
 
-        `into`: a writable buffer of at least `byte_count` bytes to use instead of a new one.
         Raises InvalidArgument beyond `end_position`, DataLoss if trimmed or unreadable.
         """
         if byte_count < 0 or position + byte_count > end_position:
@@ -59,17 +56,30 @@ class LogReader:
                 f"position {position} was trimmed; the log starts at "
                 f"{self._chain.oldest_position}: read on from the earliest offset"
             )
-        buffer = bytearray(byte_count) if into is None else into
-        view = memoryview(buffer).cast("B")[:byte_count]
-        index = self._chain.index_of(position)
-        done = 0
-        while done < byte_count:
-            part = min(byte_count - done, self._chain.end_of(index) - position - done)
-            if part > 0:
-                self._read_part(self._chain[index], position + done, view[done : done + part])
-                done += part
-            index += 1
+        buffer = bytearray(byte_count)
+        view = memoryview(buffer)
+        for segment, start, end in self._parts(position, byte_count):
+            self._read_part(segment, start, view[start - position : end - position])
         return buffer
+
+    def read_soon(self, run: Run) -> None:
+        """Have the system read a run into its page cache, without waiting for it."""
+        try:
+            for segment, start, end in self._parts(run.position, run.byte_count):
+                place = segment.file_offset(start)
+                os.posix_fadvise(self._open(segment), place, end - start, os.POSIX_FADV_WILLNEED)
+        except OSError:
+            return  # who reads it says what is wrong
+
+    def _parts(self, position: int, byte_count: int) -> Iterator[tuple[Segment, int, int]]:
+        """Segments that hold [position, position + byte_count), and which positions each has of it."""
+        index, at, stop = self._chain.index_of(position), position, position + byte_count
+        while at < stop:
+            end = min(stop, self._chain.end_of(index))
+            if end > at:
+                yield self._chain[index], at, end
+                at = end
+            index += 1
 
     def _read_part(self, segment: Segment, position: int, view: memoryview) -> None:
         done = 0
@@ -104,9 +114,9 @@ class LogReader:
         self._recent.pop(segment.first_position, None)
         segment.close()
 
-    def read_run(self, run: Run, end_position: int, into: Any = None) -> bytearray:
+    def read_run(self, run: Run, end_position: int) -> bytearray:
         """The frames of a run, each checked. Raises DataLoss naming the file and the position."""
-        data = self.read(run.position, run.byte_count, end_position, into)
+        data = self.read(run.position, run.byte_count, end_position)
         code = _call_check(
             self._state.ctypes.data,
             address_of(data),

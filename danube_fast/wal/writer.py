@@ -1,9 +1,9 @@
 """Writing groups: one gathering write each, closed by a PAD frame.
 
     position (multiple of 4096)                                        next multiple of 4096
-    | frame | frame | frame | ............ | PAD header |  (not written)  |
+    | frame | frame | frame | ............ | PAD header |     (zeros)     |
 
-The PAD frame's body is neither written nor read, so the log is frames back to back and a scan is
+The PAD frame's body is never read, and may be anything; the log is frames back to back and a scan is
 strict. A write that fails counts as not made: the caller's position stays where it was.
 """
 

@@ -13,7 +13,7 @@ from danube_fast.broker.compaction import NewestOffsets, tombstones
 from danube_fast.broker.consumer import Consumer, Deliver, Flow, Gap, Stored, SubscriptionKind
 from danube_fast.broker.layout import INT64_MAX
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.policy import FailurePolicy
+from danube_fast.broker.policy import REDELIVERIES_MAX, FailurePolicy
 from danube_fast.broker.records import PartitionAssigned
 from danube_fast.broker.sparse import by_row, existing, place_of, places_of
 from danube_fast.broker.subscription import Subscription
@@ -126,7 +126,9 @@ class Topic:
         self.sub = Subscription(
             1, "s", kind, 0, tracks=kind is not SubscriptionKind.READER, timers=Timers()
         )
-        self.sub.policy = FailurePolicy(ack_timeout_ms=0, base_redelivery_delay_ms=0)
+        self.sub.policy = FailurePolicy(
+            ack_timeout_ms=0, base_redelivery_delay_ms=0, max_redelivery_count=REDELIVERIES_MAX
+        )
         self.frames: list[Stored] = []
         self.there: set[int] = set()
         self.end = 0

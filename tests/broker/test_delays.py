@@ -253,3 +253,113 @@ def test_times_of_a_frame_with_and_without_nulls() -> None:
     assert with_nulls.deliver_at_ns().tolist() == [0, 5]
     assert FrameView(encode_frame([b"a"], deliver_at=[7])).deliver_at_ns().tolist() == [7]
     assert FrameView(encode_frame([b"a"])).deliver_at_ns() is None
+
+
+KINDS = [
+    SubscriptionKind.EXCLUSIVE,
+    SubscriptionKind.SHARED,
+    SubscriptionKind.FAILOVER,
+    SubscriptionKind.KEY_SHARED,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_looked_ahead_hands_out_at_once_what_is_due(kind: SubscriptionKind) -> None:
+    topic = Delayed(kind)
+    topic.add([-SECOND, SECOND, None])
+    topic.add([2 * SECOND, 0, 3 * SECOND])
+    topic.sub.restore(0, [4, 5])
+    assert topic.sub.look_ahead(topic.end, topic.fetch, 1) is True
+    assert topic.sub.look_ahead(topic.end, topic.fetch, 2) is False
+    topic.until(1 * MS)
+    assert (topic.sub.ledger.delayed, topic.sub.ledger.waiting) == (3, 2)
+    read = []
+
+    def fetch(sub: Subscription, offset: int) -> Stored | None:
+        read.append(offset)
+        return topic.fetch(sub, offset)
+
+    topic.join()
+    effects: list[Any] = []
+    topic.sub.dispatch(topic.end, fetch, topic.now_ns, effects)
+    assert [list(effect.rows) for effect in effects] == [[0, 2]]
+    assert read, "the first frame was fetched"
+    assert max(read) < 3, "what is put aside is not read"
+    topic.until(5 * SECOND)
+    assert [(when, offset) for when, _, offset in topic.got] == [
+        (SECOND, 1),
+        (2 * SECOND, 3),
+        (3 * SECOND, 5),
+    ]
+
+
+def test_looking_ahead_ends_at_the_first_frame_that_is_not_delayed_or_cannot_be_read() -> None:
+    topic = Delayed()
+    topic.add([SECOND])
+    garbage = bytearray(encode_frame([b"x"], deliver_at=[WALL + SECOND]))
+    garbage[5] = 1  # says lz4
+    topic.frames.append(Stored(1, 1, 2, 1, len(garbage), 7, garbage, 0, is_delayed=True))
+    plain = encode_frame([b"x"])
+    topic.frames.append(Stored(1, 2, 3, 1, len(plain), 7, plain, 0))
+    topic.end = 3
+    topic.add([SECOND])
+    topic.sub.restore(0, [])
+    assert topic.sub.look_ahead(topic.end, topic.fetch, 100) is False
+    assert (topic.sub.ledger.delayed, topic.sub.next_offset) == (1, 1)
+    topic.join()
+    assert topic.dispatch() == [1, 2]
+    topic.until(2 * SECOND)
+    assert [offset for _, _, offset in topic.got] == [1, 2, 0, 3]
+
+
+def test_nobody_looks_ahead_for_a_consumer_that_is_there() -> None:
+    topic = Delayed()
+    topic.add([SECOND])
+    topic.sub.restore(0, [])
+    topic.join()
+    assert topic.sub.look_ahead(topic.end, topic.fetch, 100) is False
+    assert topic.sub.next_offset == 0
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 2**32))
+def test_looking_ahead_changes_nothing_of_what_is_delivered_and_when(seed: int) -> None:
+    """Twice the same backlog, some of it acked, with and without a look ahead: every message that is
+    not acked comes once, at the later of its time and the moment at which its consumers came."""
+    for looks in (False, True):
+        draw = random.Random(seed)
+        topic = Delayed(draw.choice(KINDS))
+        due: list[int] = []
+        for _ in range(draw.randrange(1, 6)):
+            times = [draw.choice([None, -1, draw.randrange(40) * MS]) for _ in range(5)]
+            topic.add(times, [b"%d" % draw.randrange(4) for _ in range(5)])
+            due += [time or 0 for time in times]
+        acked = [offset for offset in range(topic.end) if draw.random() < 0.3]
+        topic.sub.restore(0, [bound for offset in acked for bound in (offset, offset + 1)])
+        frames = draw.randrange(1, 4)
+        while looks and topic.sub.look_ahead(topic.end, topic.fetch, frames):
+            pass
+        came_ns = draw.randrange(30) * MS
+        topic.until(came_ns)
+        single = topic.sub.kind is SubscriptionKind.EXCLUSIVE
+        for number in range(1 if single else draw.randrange(1, 3)):
+            topic.join(number)
+        topic.dispatch()
+        topic.until(SECOND)
+        assert sorted((offset, when) for when, _, offset in topic.got) == [
+            (offset, max(due[offset], came_ns))
+            for offset in range(topic.end)
+            if offset not in acked
+        ], (seed, looks)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(0, 50), max_size=100), st.integers(0, 50), st.integers(0, 50))
+def test_which_are_due_between_two_times(dues: list[int], low: int, high: int) -> None:
+    ledger = Ledger(PAGES, 0)
+    delays = Delays(ledger)
+    if dues:
+        delays.postpone(0, np.arange(len(dues), dtype=np.int32), np.array(dues, np.int64))
+    wanted = [offset for offset, due in enumerate(dues) if low <= due < high]
+    assert delays.due_between(low, high) == wanted
+    ledger.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -232,3 +234,23 @@ def test_an_ack_may_have_its_numbers_as_bytes():
         with pytest.raises(InvalidArgument, match="pairs of offsets"):
             ledger.ack(1, torn)
     assert ledger.held == 49
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 2**32))
+def test_the_first_that_is_fresh(seed: int) -> None:
+    draw = random.Random(seed)
+    start = draw.randrange(3 * PAGE_MESSAGES)
+    ledger = Ledger(PagePool(), start)
+    end = start + 4 * PAGE_MESSAGES
+    for _ in range(draw.randrange(5)):
+        low = draw.randrange(start, end)
+        high = min(end, low + draw.choice([1, 10, PAGE_MESSAGES, 2 * PAGE_MESSAGES]))
+        if draw.random() < 0.5:
+            ledger.settle(low, high)
+        elif low >= ledger.cursor:
+            ledger.hold(low, high, 1, 0)
+    low = draw.randrange(ledger.cursor, end + 1)
+    fresh = ledger.select(low, low, end, State.FRESH)
+    assert ledger.first_fresh(low, end) == (low + int(fresh[0]) if len(fresh) else end)
+    assert ledger.first_fresh(0, end) >= ledger.cursor

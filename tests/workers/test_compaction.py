@@ -402,6 +402,15 @@ def begin_to_write(topic: Topic, written: int) -> None:
     topic.rig.turn(is_amid, "the middle of a pass")
 
 
+def amid_a_pass(start, monkeypatch, written):
+    """A topic whose pass has written so much, and goes on step by step."""
+    step_by_step(monkeypatch)
+    topic = Topic(start())
+    topic.publish_some(80)
+    begin_to_write(topic, written)
+    return topic
+
+
 @pytest.mark.parametrize("written", [1, 3, 8])
 def test_a_crash_in_the_middle_of_a_pass_loses_nothing(start, monkeypatch, written):
     step_by_step(monkeypatch)
@@ -420,10 +429,7 @@ def test_a_crash_in_the_middle_of_a_pass_loses_nothing(start, monkeypatch, writt
 
 
 def test_publishing_goes_on_during_a_pass(start, monkeypatch):
-    step_by_step(monkeypatch)
-    topic = Topic(start())
-    topic.publish_some(80)
-    begin_to_write(topic, 1)
+    topic = amid_a_pass(start, monkeypatch, 1)
     amid = 0
     while topic.rig.worker.retention.rewrites.is_busy:
         topic.publish_some(1)
@@ -435,10 +441,7 @@ def test_publishing_goes_on_during_a_pass(start, monkeypatch):
 
 
 def test_a_pass_that_meets_a_change_is_given_up(start, monkeypatch):
-    step_by_step(monkeypatch)
-    topic = Topic(start())
-    topic.publish_some(80)
-    begin_to_write(topic, 2)
+    topic = amid_a_pass(start, monkeypatch, 2)
     topic.rig.assign(1, durability="os", policy={"compaction": True, "producers_max": 7})
     topic.rig.assign(1, durability="fsync", policy={"compaction": True})
     topic.publish_some(2)
@@ -451,10 +454,7 @@ def test_a_pass_that_meets_a_change_is_given_up(start, monkeypatch):
 
 
 def test_a_deleted_topic_ends_its_pass(start, monkeypatch):
-    step_by_step(monkeypatch)
-    topic = Topic(start())
-    topic.publish_some(80)
-    begin_to_write(topic, 2)
+    topic = amid_a_pass(start, monkeypatch, 2)
     topic.rig.operation("unassign", partition_ids=[1], reason="deleted")
     jobs = topic.rig.worker.retention.rewrites
     topic.rig.turn(lambda: not jobs.is_busy, "the end of the pass")

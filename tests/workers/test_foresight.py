@@ -1,0 +1,173 @@
+"""What a worker does for delayed messages before anybody asks: it knows when they are due, and has their
+frames read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from danube_fast.broker.ledger_layout import State
+from danube_fast.broker.subscription import Subscription
+from danube_fast.errors import DataLoss
+from danube_fast.wal.index import Run
+from danube_fast.workers import foresight
+from tests.workers.move_rig import MoveRig
+from tests.workers.shard_rig import Rig
+from tests.workers.test_policies import later
+
+SECOND = 1_000_000_000
+FRAMES = 20
+PER_FRAME = 10
+
+
+def publish_delayed(
+    rig: Rig, partition_id: int = 1, *, after_s: int = 100, kind: str = "shared"
+) -> int:
+    """Frames of delayed messages, the first of each is due at once. When the last are due."""
+    client = rig.client()
+    opened = client.open_producer(partition_id)
+    now = rig.worker.clock.wall_ns()
+    due = [now + after_s * SECOND + i for i in range(PER_FRAME)]
+    client.subscribe(partition_id, "s", kind=kind, credit=0)
+    for frame in range(FRAMES):
+        times = [1, *due[1:]]
+        payloads = [b"%d" % frame] * PER_FRAME
+        sealed = client.frame(opened, frame * PER_FRAME, payloads, deliver_at=times)
+        assert client.publish((partition_id, sealed)) == [0, frame * PER_FRAME]
+    return due[-1]
+
+
+def subscription(rig: Rig, partition_id: int = 1) -> Subscription:
+    return rig.worker.catalog.by_id[partition_id].subscriptions["s"]
+
+
+def looked(rig: Rig) -> None:
+    rig.turn(lambda: not rig.worker.upkeep.foresight.is_busy, "the look ahead")
+
+
+@pytest.mark.parametrize("end", ["stop", "crash"])
+def test_a_restarted_worker_knows_what_is_due_before_its_consumers_are_back(
+    start: Callable[..., Rig], end: str
+) -> None:
+    rig = start()
+    rig.assign(1, durability="os")
+    rig.assign(2, durability="os")
+    publish_delayed(rig)
+    plain = rig.client()
+    plain.subscribe(2, "s", credit=0)
+    opened = plain.open_producer(2)
+    plain.publish((2, plain.frame(opened, 0, [b"x"])))
+    getattr(rig, end)()
+    rig = start()
+    looked(rig)
+    later(rig, 0.1)
+    sub = subscription(rig)
+    assert sub.next_offset == FRAMES * PER_FRAME
+    assert (sub.ledger.delayed, sub.ledger.waiting) == (FRAMES * (PER_FRAME - 1), FRAMES)
+    assert subscription(rig, 2).next_offset == 0
+    client = rig.client()
+    client.subscribe(1, "s", kind="shared")
+    assert [offset for offset, _ in client.receive(FRAMES)] == list(range(0, 200, PER_FRAME))
+    later(rig, 101)
+    rest = {offset for offset, _ in client.receive(FRAMES * (PER_FRAME - 1))}
+    assert len(rest) == FRAMES * (PER_FRAME - 1)
+
+
+def test_what_stands_in_the_log_is_read_before_it_is_due(
+    start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = start()
+    rig.assign(1, durability="os")
+    publish_delayed(rig)
+    rig.stop()
+    rig = start()
+    looked(rig)
+    asked: list[tuple[int, int]] = []
+    advise = os.posix_fadvise
+
+    def note(fd: int, place: int, count: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        asked.append((place, count))
+        advise(fd, place, count, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", note)
+    log = rig.worker.logs[0]
+    runs = log.runs(1, 0, 1 << 30)
+    for _ in range(9):
+        later(rig, 10)
+    assert not asked, "nothing is due soon"
+    assert rig.worker.sleep_ms() > 0
+    later(rig, 9)
+    assert not asked
+    assert rig.worker.sleep_ms() <= 600, "it wakes up before something is due"
+    later(rig, 0.6)
+    assert sorted(count for _, count in asked) == sorted(run.byte_count for run in runs)
+    assert len({place for place, _ in asked}) == len(runs)
+    later(rig, 0.2)
+    assert len(asked) == len(runs), "once is enough"
+
+
+def unreadable(run: Run) -> bytearray:
+    raise DataLoss("it is damaged")
+
+
+def test_a_log_that_cannot_be_read_is_left_to_the_consumers(
+    start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = start()
+    rig.assign(1, durability="os")
+    publish_delayed(rig)
+    rig.stop()
+    rig = start()
+    with monkeypatch.context() as broken:
+        broken.setattr(rig.worker.logs[0], "read_run", unreadable)
+        looked(rig)
+    assert subscription(rig).next_offset == 0
+    client = rig.client()
+    client.subscribe(1, "s", kind="shared")
+    assert len(client.receive(FRAMES)) == FRAMES
+
+
+def test_many_partitions_do_not_hold_up_the_loop(
+    start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn looks at some frames of one of them."""
+    monkeypatch.setattr(foresight, "FRAMES_PER_TURN", 3)
+    rig = start()
+    for partition_id in (1, 2, 3):
+        rig.assign(partition_id, durability="os")
+        publish_delayed(rig, partition_id)
+    rig.stop()
+    rig = start()
+    turns = 0
+    while rig.worker.upkeep.foresight.is_busy:
+        before = [subscription(rig, pid).next_offset for pid in (1, 2, 3)]
+        rig.worker.do_work()
+        after = [subscription(rig, pid).next_offset for pid in (1, 2, 3)]
+        moved = [b - a for a, b in zip(before, after, strict=True) if a != b]
+        assert len(moved) <= 1
+        assert sum(moved) <= 3 * PER_FRAME
+        turns += 1
+    assert turns >= 3 * FRAMES / 3
+    states = [subscription(rig, pid).ledger.state_of(199)[0] for pid in (1, 2, 3)]
+    assert states == [State.DELAYED] * 3
+
+
+def test_a_partition_that_arrived_is_looked_at(tmp_path: Any) -> None:
+    rig = MoveRig(tmp_path)
+    try:
+        pid = rig.create(durability="os").partition_id
+        before = rig.owner()
+        publish_delayed(before, pid)
+        rig.start_move(1 - rig.partition().log_id)
+        rig.settle()
+        owner = rig.owner()
+        assert owner is not before
+        looked(owner)
+        owner.turn(lambda: subscription(owner, pid).ledger.waiting, "the first are due")
+        assert subscription(owner, pid).ledger.delayed == FRAMES * (PER_FRAME - 1)
+    finally:
+        rig.stop()
