@@ -1,21 +1,24 @@
-"""Delayed messages: known before anybody asks for them, read before they are due.
+"""Delayed messages: known before anybody asks for them, at hand before they are due.
 
     restart, arrival   backlog of a subscription --frames--> due times, before its consumers are back
-    every 100 ms       due within 500 ms --log--> the system's page cache
+    every 100 ms       due within 1 s --frame--> all of the frame that is due within 30 s, cut out
 
-A frame is read again for each of its messages that becomes due; if it has left the page cache
-meanwhile, that takes as long as the disk needs.
+A frame of a mebibyte is read once for what becomes due of it in half a minute, and never from the
+disk while the loop waits: if it is not in the page cache, the system reads it meanwhile.
 """
 
 from __future__ import annotations
 
 import collections
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from danube_fast.broker.consumer import Gap, Stored
 from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import DanubeError
+from danube_fast.wal.index import Run
+from danube_fast.workers.frames import frames_of
 from danube_fast.workers.places import first_run
 
 if TYPE_CHECKING:
@@ -26,11 +29,28 @@ __all__ = ["Foresight"]
 _log = logging.getLogger(__name__)
 
 MS = 1_000_000
-AHEAD_NS = 500 * MS
-"""Longer than a slow disk takes for a frame; what is read much earlier may be gone again."""
+AHEAD_NS = 1000 * MS
+"""Longer than a slow disk takes for a frame."""
+CUT_AHEAD_NS = 30_000 * MS
 INTERVAL_NS = 100 * MS
-FRAMES_PER_TURN = 8
+AGAIN_NS = 10 * MS
+"""A frame that was not in the page cache is tried again after this time."""
+FRAMES_AT_ONCE = 8
+STEPS_PER_TURN = 32
+BYTES_PER_TURN = 4 * 1024 * 1024
 READ_BYTES = 1024 * 1024
+CUT_BYTES_MAX = 32 * 1024 * 1024
+"""Cut out and not due yet, of all subscriptions; the others are read when they are due."""
+
+
+class _Wanted(NamedTuple):
+    """A run of frames, some messages of which become due for a subscription."""
+
+    partition: Partition
+    sub: Subscription
+    run: Run
+    until_ns: int
+    """When it is of no use any more, monotonic."""
 
 
 class Foresight:
@@ -38,19 +58,25 @@ class Foresight:
 
     def __init__(self, worker: ShardWorker) -> None:
         self._worker = worker
-        self._queue: collections.deque[Partition] = collections.deque()
-        self._next_ns = 0
-        self._done_until_ns = 0
-        """Wall clock: what is due before is in the page cache, or was there."""
+        self._backlogs: collections.deque[Partition] = collections.deque()
+        self._wanted: collections.deque[_Wanted] = collections.deque()
+        self._done: dict[tuple[int, str, int], int] = {}
+        """Partition, subscription, first offset of a run -> nothing that is due before is still to be
+        cut out, wall clock."""
+        self._holders: dict[Subscription, Partition] = {}
+        """Who has something cut out."""
+        self._cut_bytes = 0
+        self._next_ns = self._again_ns = 0
 
     @property
     def is_busy(self) -> bool:
-        """There is more to look at."""
-        return bool(self._queue)
+        """There is more to look at, without any waiting."""
+        return bool(self._backlogs or (self._wanted and self._again_ns <= self._worker.now_ns))
 
-    @staticmethod
-    def wake_ms(due_ms: int) -> int:
+    def wake_ms(self, due_ms: int) -> int:
         """When a worker wants to wake up that has something to do in `due_ms`."""
+        if self._wanted:
+            return AGAIN_NS // MS
         lead_ms = AHEAD_NS // MS
         return due_ms - lead_ms if due_ms > lead_ms else due_ms
 
@@ -58,48 +84,120 @@ class Foresight:
         """They were restored from a log, or came from another worker."""
         for partition in partitions:
             if any(sub.looks_ahead for sub in partition.subscriptions.values()):
-                self._queue.append(partition)
+                self._backlogs.append(partition)
 
     def do_work(self, now_ns: int) -> None:
-        """Some frames of one partition; and what is due soon, now and then."""
-        if self._queue:
+        """A slice of what is to be done."""
+        if self._backlogs:
             self._look()
+        if self._wanted and now_ns >= self._again_ns:
+            self._read(self._wanted.popleft())
         if now_ns >= self._next_ns:
             self._next_ns = now_ns + INTERVAL_NS
-            self._read_soon()
+            self._find()
+
+    # ------------------------------------------------------------ backlogs
 
     def _look(self) -> None:
-        worker, partition = self._worker, self._queue[0]
-        more = False
-        if worker.catalog.by_id.get(partition.partition_id) is partition and not partition.moving:
-            try:
-                more = partition.look_ahead(self._read, FRAMES_PER_TURN)
-            except DanubeError as error:
-                _log.warning("%s cannot be looked at: %s", partition.topic, error)
+        worker, partition = self._worker, self._backlogs[0]
+        stop = worker.upkeep.bytes_read + BYTES_PER_TURN
+        known = worker.catalog.by_id.get(partition.partition_id) is partition
+        more = known and not partition.moving
+        try:
+            for _ in range(STEPS_PER_TURN):
+                if not more or worker.upkeep.bytes_read >= stop:
+                    break
+                more = partition.look_ahead(self._read_log, FRAMES_AT_ONCE, self._foresee_next)
+        except DanubeError as error:
+            _log.warning("%s cannot be looked at: %s", partition.topic, error)
+            more = False
         if not more:
-            self._queue.popleft()
+            self._backlogs.popleft()
 
-    def _read(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
+    def _read_log(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
         return self._worker.upkeep.read_log(partition, offset, READ_BYTES)
 
-    def _read_soon(self) -> None:
-        """Have read what becomes due within AHEAD_NS."""
+    def _foresee_next(self, sub: Subscription, stored: Stored) -> int:
+        """What is overdue, or nearly: the backlog is gone through fast, as consumers are on their way."""
+        return self._foresee(sub, stored, AHEAD_NS)
+
+    def _foresee(self, sub: Subscription, stored: Stored, ahead_ns: int = CUT_AHEAD_NS) -> int:
+        """Cut out what is due soon; before which time nothing is left to be cut out of it."""
+        now_ns, foreseen = self._worker.now_wall_ns, sub.foreseen
+        if self._cut_bytes >= CUT_BYTES_MAX:
+            return now_ns + AHEAD_NS
+        before = foreseen.byte_count
+        done_ns = foreseen.foresee(stored, now_ns + AHEAD_NS, now_ns + ahead_ns)
+        self._cut_bytes += foreseen.byte_count - before
+        self._holders[sub] = self._worker.catalog.by_id[sub.partition_id]
+        return done_ns
+
+    # ------------------------------------------------------------ what is due soon
+
+    def _find(self) -> None:
+        """Frames of which something becomes due within AHEAD_NS."""
         worker = self._worker
-        low_ns, high_ns = self._done_until_ns, worker.now_wall_ns + AHEAD_NS
-        for sub in worker.catalog.timers.soon(worker.now_ns + AHEAD_NS):
+        now_ns, wall_ns = worker.now_ns, worker.now_wall_ns
+        for sub in worker.catalog.timers.soon(now_ns + AHEAD_NS):
             partition = worker.catalog.by_id.get(sub.partition_id)
             if sub.delays and partition is not None and partition.logged:
-                self._read_frames_soon(partition, sub.delays.due_between(low_ns, high_ns))
-        self._done_until_ns = high_ns
+                self._find_frames(
+                    partition, sub, sub.delays.due_between(wall_ns, wall_ns + AHEAD_NS)
+                )
+        self._done = {key: until for key, until in self._done.items() if until > wall_ns}
+        self._count_cut()
 
-    def _read_frames_soon(self, partition: Partition, offsets: list[int]) -> None:
+    def _count_cut(self) -> None:
+        if self._cut_bytes >= CUT_BYTES_MAX:
+            for sub in self._holders:
+                sub.foreseen.prune()
+        self._holders = {
+            sub: partition
+            for sub, partition in self._holders.items()
+            if sub.foreseen and self._has(partition, sub)
+        }
+        self._cut_bytes = sum(sub.foreseen.byte_count for sub in self._holders)
+
+    def _has(self, partition: Partition, sub: Subscription) -> bool:
+        """They are still there."""
+        known = self._worker.catalog.by_id.get(partition.partition_id) is partition
+        return known and not partition.moving and partition.subscriptions.get(sub.name) is sub
+
+    def _find_frames(self, partition: Partition, sub: Subscription, offsets: list[int]) -> None:
         oldest = partition.oldest_in_tail()
-        log = self._worker.logs[partition.log_slot]
+        log, wall_ns = self._worker.logs[partition.log_slot], self._worker.now_wall_ns
         end = 0
         for offset in offsets:
-            if offset < end or (oldest is not None and offset >= oldest.base_offset):
+            if offset < end or offset in sub.foreseen:
                 continue
+            if oldest is not None and offset >= oldest.base_offset:
+                break  # it is in memory
             run = first_run(log, partition, offset)
-            if run is not None:
-                log.read_soon(run)
-                end = run.end_offset
+            if run is None:
+                break
+            end = run.end_offset
+            key = (partition.partition_id, sub.name, run.base_offset)
+            if self._done.get(key, 0) < wall_ns + AHEAD_NS:
+                self._done[key] = wall_ns + 2 * AHEAD_NS  # once is enough
+                until_ns = self._worker.now_ns + AHEAD_NS
+                self._wanted.append(_Wanted(partition, sub, run, until_ns))
+
+    def _read(self, wanted: _Wanted) -> None:
+        """Cut out of one run what is due soon, if the run is in the page cache."""
+        partition, sub, run, until_ns = wanted
+        worker = self._worker
+        if worker.now_ns >= until_ns or not self._has(partition, sub):
+            return
+        try:
+            data = worker.logs[partition.log_slot].read_cached(run)
+        except DanubeError as error:
+            _log.warning("%s cannot be looked at: %s", partition.topic, error)
+            return
+        if data is None:
+            self._wanted.append(wanted)
+            self._again_ns = worker.now_ns + AGAIN_NS // len(self._wanted)
+            return
+        frames = [each for each in frames_of(partition.partition_id, data) if each.is_delayed]
+        if frames:
+            done_ns = min(self._foresee(sub, stored) for stored in frames)
+            self._done[partition.partition_id, sub.name, run.base_offset] = done_ns

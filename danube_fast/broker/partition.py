@@ -25,7 +25,7 @@ from danube_fast.broker.records import (
     SubscriptionCreated,
 )
 from danube_fast.broker.sizes import Sizes
-from danube_fast.broker.subscription import Subscription
+from danube_fast.broker.subscription import Foresee, Subscription
 from danube_fast.broker.timers import Timers
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
 from danube_fast.types import Dispatch, Durability
@@ -201,6 +201,8 @@ class Partition:
         """The frame that holds `offset` for a subscription; see `subscription.Fetch`."""
         if offset < self.purged_until:
             return Gap(self.purged_until, "these messages were purged", lost=True)
+        if subscription.foreseen and (cut := subscription.foreseen.take(offset)) is not None:
+            return cut
         found = self._in_tail(offset)
         ahead = subscription.ahead
         if found is not None:
@@ -340,18 +342,15 @@ class Partition:
                 met.append((subscription, gap))
         return met
 
-    def look_ahead(self, read_log: ReadLog, frames_max: int) -> bool:
+    def look_ahead(self, read_log: ReadLog, frames_max: int, foresee: Foresee) -> bool:
         """Let subscriptions without consumers learn when their delayed messages are due, some frames of
-        each. False: that was all. Raises DataLoss for a log that cannot be read."""
+        one of them. False: that was all. Raises DataLoss for a log that cannot be read."""
 
         def fetch(subscription: Subscription, offset: int) -> Stored | Gap | None:
             return self.fetch(read_log, subscription, offset)
 
-        more = False
-        for sub in self.subscriptions.values():
-            sub.looks_ahead = sub.looks_ahead and sub.look_ahead(self.visible, fetch, frames_max)
-            more = more or sub.looks_ahead
-        return more
+        subs = self.subscriptions.values()
+        return any(sub.look_ahead(self.visible, fetch, frames_max, foresee) for sub in subs)
 
     def pass_on(self, stored: Stored, now_ns: int, effects: list[Deliver]) -> bool:
         """Hand the newest frame to the only subscription, if that waits for nothing else.

@@ -13,15 +13,13 @@ import numpy as np
 
 from danube_fast.broker.consumer import Consumer, Poisoned, Stored, SubscriptionKind
 from danube_fast.broker.delays import Delays
+from danube_fast.broker.foreseen import Foreseen, due_times
 from danube_fast.broker.ledger import PAGES, ROUTED_PAGES, Failed, Ledger, Rows, runs_of
 from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.policy import FailurePolicy, Poison
 from danube_fast.broker.rates import Rate
 from danube_fast.broker.routing import Router
-from danube_fast.broker.sparse import by_row
 from danube_fast.broker.timers import NEVER, Timers
-from danube_fast.errors import DataLoss
-from danube_fast.frame.view import FrameView
 
 __all__ = ["Returns"]
 
@@ -73,6 +71,8 @@ class Returns:
         self.dead_letter_count = 0
         self.delays = Delays(self.ledger)
         """Messages whose deliver-at time has not come."""
+        self.foreseen = Foreseen(self.ledger)
+        """Some of them, ready to go out."""
         self._timers = timers or Timers()
         self._delayed: list[tuple[int, int, int]] = []
         """Ranges that failed, and when they come again."""
@@ -98,6 +98,7 @@ class Returns:
         self._extended.clear()
         self.poisoned.clear()
         self.delays.clear()
+        self.foreseen.clear()
 
     # ------------------------------------------------------------ failures
 
@@ -222,14 +223,10 @@ class Returns:
 
     def postpone(self, stored: Stored, rows: Rows, now_ns: int) -> Rows:
         """Messages of a frame whose deliver-at time has not come are put aside; the others."""
-        try:
-            view = FrameView(stored.memory)
-            times = view.deliver_at_ns()
-        except DataLoss:  # compressed garbage: its consumer will say so
-            times = None
+        times = due_times(stored)
         if times is None:
             return rows
-        due = by_row(stored, view, times)[rows]
+        due = times[rows]
         late = due > now_ns + self._timers.wall_ahead_ns
         if not late.any():
             return rows

@@ -32,7 +32,7 @@ from danube_fast.broker.sparse import existing
 from danube_fast.broker.timers import NEVER, Timers
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
-__all__ = ["Subscription"]
+__all__ = ["Foresee", "Subscription"]
 
 FRESH, WAITING = State.FRESH, State.WAITING
 GAP_AT_ONCE = 1 << 16
@@ -40,6 +40,9 @@ GAP_AT_ONCE = 1 << 16
 
 LOOK_AHEAD_MAX = 1 << 22
 """Delayed messages that are put aside for consumers who are not there; each takes 20 bytes or so."""
+
+Foresee = Callable[["Subscription", Stored], object]
+"""Called with a frame whose delayed messages were put aside."""
 
 _ONE_CONSUMER = (SubscriptionKind.EXCLUSIVE, SubscriptionKind.READER)
 
@@ -88,7 +91,6 @@ class Subscription(Returns):
         if not self._free_slots:
             self._free_slots.append(len(self.consumers))
         consumer.slot = self._free_slots.pop()
-        self.looks_ahead = False
         self.consumers.append(consumer)
         consumer.flow.users[consumer] = None
         if self.router is not None:
@@ -311,19 +313,29 @@ class Subscription(Returns):
         self.next_offset = end
         return self._there(found, rows)
 
-    def look_ahead(self, visible: int, fetch: Fetch, frames_max: int) -> bool:
+    def look_ahead(self, visible: int, fetch: Fetch, frames_max: int, foresee: Foresee) -> bool:
         """Put the delayed messages at the beginning of the backlog aside, before anybody is attached, so
         that nobody waits for that later; some frames of it. False: that was all."""
         for _ in range(frames_max):
-            if not self.looks_ahead or len(self.delays) > LOOK_AHEAD_MAX:
+            if not self.looks_ahead:
                 return False
-            found = fetch(self, self.next_offset) if self._find_fresh(visible) else None
-            if not isinstance(found, Stored) or not found.is_delayed:
-                return False
-            start, rows = self.next_offset, self._take_fresh(found)
-            if len(rows) and len(self.postpone(found, rows, BEFORE_ALL)):
-                self.next_offset = start  # a frame that nobody can read: its consumer is told
-                return False
+            if not self._put_aside(visible, fetch, foresee):
+                self.looks_ahead = False
+                self.ahead = []
+        return self.looks_ahead
+
+    def _put_aside(self, visible: int, fetch: Fetch, foresee: Foresee) -> bool:
+        """The delayed messages of the next frame; False: none, and what comes next is for consumers."""
+        if self.consumers or len(self.delays) > LOOK_AHEAD_MAX:
+            return False
+        found = fetch(self, self.next_offset) if self._find_fresh(visible) else None
+        if not isinstance(found, Stored) or not found.is_delayed:
+            return False
+        start, rows = self.next_offset, self._take_fresh(found)
+        if len(rows) and len(self.postpone(found, rows, BEFORE_ALL)):
+            self.next_offset = start  # a frame that nobody can read: its consumer is told
+            return False
+        foresee(self, found)
         return True
 
     def _there(self, found: Stored, rows: Rows) -> Rows:

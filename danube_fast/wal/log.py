@@ -373,9 +373,9 @@ class Log:
         """The frames of a run, each checked. Raises DataLoss naming the file and the position."""
         return self._reader.read_run(run, self._read_end())
 
-    def read_soon(self, run: Run) -> None:
-        """A run will be read soon: the system begins to."""
-        self._reader.read_soon(run)
+    def read_cached(self, run: Run) -> bytearray | None:
+        """`read_run` if it need not wait for the disk; None: it had to, and the system begins to read."""
+        return self._reader.read_cached(run)
 
     def _read_end(self) -> int:
         return self.written_position if self._ready else self._recovery.cut or 0

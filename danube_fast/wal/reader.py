@@ -62,15 +62,6 @@ class LogReader:
             self._read_part(segment, start, view[start - position : end - position])
         return buffer
 
-    def read_soon(self, run: Run) -> None:
-        """Have the system read a run into its page cache, without waiting for it."""
-        try:
-            for segment, start, end in self._parts(run.position, run.byte_count):
-                place = segment.file_offset(start)
-                os.posix_fadvise(self._open(segment), place, end - start, os.POSIX_FADV_WILLNEED)
-        except OSError:
-            return  # who reads it says what is wrong
-
     def _parts(self, position: int, byte_count: int) -> Iterator[tuple[Segment, int, int]]:
         """Segments that hold [position, position + byte_count), and which positions each has of it."""
         index, at, stop = self._chain.index_of(position), position, position + byte_count
@@ -117,6 +108,27 @@ class LogReader:
     def read_run(self, run: Run, end_position: int) -> bytearray:
         """The frames of a run, each checked. Raises DataLoss naming the file and the position."""
         data = self.read(run.position, run.byte_count, end_position)
+        self._check(run, data)
+        return data
+
+    def read_cached(self, run: Run) -> bytearray | None:
+        """`read_run` if that need not wait for the disk; if it had to, None, and the system begins to read.
+        Raises DataLoss."""
+        data = bytearray(run.byte_count)
+        view = memoryview(data)
+        try:
+            for segment, start, end in self._parts(run.position, run.byte_count):
+                fd, place = self._open(segment), segment.file_offset(start)
+                part = view[start - run.position : end - run.position]
+                if not _is_cached(fd, place, part):
+                    os.posix_fadvise(fd, place, len(part), os.POSIX_FADV_WILLNEED)
+                    return None
+        except OSError:
+            return None  # who has to have it says what is wrong
+        self._check(run, data)
+        return data
+
+    def _check(self, run: Run, data: bytearray) -> None:
         code = _call_check(
             self._state.ctypes.data,
             address_of(data),
@@ -131,4 +143,11 @@ class LogReader:
                 f"{segment.path} is damaged at position {position}: {describe_scan(code)}; "
                 "run `danube-fast wal verify`"
             )
-        return data
+
+
+def _is_cached(fd: int, place: int, view: memoryview) -> bool:
+    """Read into `view` what is in the page cache; whether that was all. Raises OSError."""
+    try:
+        return os.preadv(fd, [view], place, os.RWF_NOWAIT) == len(view)
+    except BlockingIOError:
+        return False

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 
 from danube_fast.broker.consumer import Consumer, Flow, Stored, SubscriptionKind
 from danube_fast.broker.delays import Delays
+from danube_fast.broker.foreseen import CUTS_MAX
 from danube_fast.broker.ledger import PAGES, Ledger
 from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.policy import FailurePolicy
 from danube_fast.broker.subscription import Subscription
 from danube_fast.broker.timers import NEVER, Timers
+from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.pack import encode_frame
+from danube_fast.frame.stamp import stamp
 from danube_fast.frame.view import FrameView
 from danube_fast.ring.buckets import Bucket, BucketTable
 
@@ -25,6 +28,7 @@ MS = 1_000_000
 SECOND = 1000 * MS
 WALL = 1_800_000_000 * SECOND
 PLENTY = 1 << 30
+_stamp = direct(stamp)
 
 
 class Delayed:
@@ -38,6 +42,8 @@ class Delayed:
         self.frames: list[Stored] = []
         self.end = 0
         self.now_ns = 0
+        self.cut: list[int] = []
+        """Offsets that needed no frame."""
         self.got: list[tuple[int, Consumer, int]] = []
         """When, who, which offset."""
 
@@ -52,6 +58,7 @@ class Delayed:
         """Messages due at times since the beginning, ns."""
         times = [None if due is None else WALL + due for due in dues]
         frame = encode_frame([b"x"] * len(dues), keys=keys, deliver_at=times)
+        _stamp(address_of(frame), 0, 0, self.end, 1, 0, 1, 1, len(dues))
         end = self.end + len(dues)
         self.frames.append(
             Stored(1, self.end, end, len(dues), len(frame), 7, frame, 0, is_delayed=True)
@@ -59,7 +66,17 @@ class Delayed:
         self.end = end
 
     def fetch(self, sub: Subscription, offset: int) -> Stored | None:
+        if (cut := sub.foreseen.take(offset)) is not None:
+            self.cut.append(offset)
+            return cut
         return next((f for f in self.frames if f.base_offset <= offset < f.end_offset), None)
+
+    def look_ahead(self, frames: int, foresees: bool = False) -> bool:
+        def foresee(sub: Subscription, stored: Stored) -> None:
+            if foresees:
+                sub.foreseen.foresee(stored, 0, WALL + self.now_ns + 20 * MS)
+
+        return self.sub.look_ahead(self.end, self.fetch, frames, foresee)
 
     def dispatch(self) -> list[int]:
         """Hand out what can be; its offsets."""
@@ -67,11 +84,13 @@ class Delayed:
         self.sub.dispatch(self.end, self.fetch, self.now_ns, effects)
         out = []
         for effect in effects:
-            rows = range(effect.stored.message_count) if effect.rows is None else effect.rows
-            out += [effect.stored.base_offset + int(row) for row in rows]
-            self.got += [
-                (self.now_ns, effect.consumer, effect.stored.base_offset + int(row)) for row in rows
-            ]
+            stored, rows = effect.stored, effect.rows
+            if rows is None:
+                whole = np.arange(stored.message_count)
+                rows = FrameView(stored.memory).offset_deltas() if stored.is_sparse else whole
+            offsets = [stored.base_offset + row for row in rows.tolist()]
+            out += offsets
+            self.got += [(self.now_ns, effect.consumer, offset) for offset in offsets]
         return out
 
     def until(self, now_ns: int) -> None:
@@ -269,8 +288,8 @@ def test_who_looked_ahead_hands_out_at_once_what_is_due(kind: SubscriptionKind) 
     topic.add([-SECOND, SECOND, None])
     topic.add([2 * SECOND, 0, 3 * SECOND])
     topic.sub.restore(0, [4, 5])
-    assert topic.sub.look_ahead(topic.end, topic.fetch, 1) is True
-    assert topic.sub.look_ahead(topic.end, topic.fetch, 2) is False
+    assert topic.look_ahead(1) is True
+    assert topic.look_ahead(2) is False
     topic.until(1 * MS)
     assert (topic.sub.ledger.delayed, topic.sub.ledger.waiting) == (3, 2)
     read = []
@@ -304,7 +323,7 @@ def test_looking_ahead_ends_at_the_first_frame_that_is_not_delayed_or_cannot_be_
     topic.end = 3
     topic.add([SECOND])
     topic.sub.restore(0, [])
-    assert topic.sub.look_ahead(topic.end, topic.fetch, 100) is False
+    assert topic.look_ahead(100) is False
     assert (topic.sub.ledger.delayed, topic.sub.next_offset) == (1, 1)
     topic.join()
     assert topic.dispatch() == [1, 2]
@@ -317,7 +336,7 @@ def test_nobody_looks_ahead_for_a_consumer_that_is_there() -> None:
     topic.add([SECOND])
     topic.sub.restore(0, [])
     topic.join()
-    assert topic.sub.look_ahead(topic.end, topic.fetch, 100) is False
+    assert topic.look_ahead(100) is False
     assert topic.sub.next_offset == 0
 
 
@@ -326,7 +345,7 @@ def test_nobody_looks_ahead_for_a_consumer_that_is_there() -> None:
 def test_looking_ahead_changes_nothing_of_what_is_delivered_and_when(seed: int) -> None:
     """Twice the same backlog, some of it acked, with and without a look ahead: every message that is
     not acked comes once, at the later of its time and the moment at which its consumers came."""
-    for looks in (False, True):
+    for looks, foresees in ((False, False), (True, False), (True, True)):
         draw = random.Random(seed)
         topic = Delayed(draw.choice(KINDS))
         due: list[int] = []
@@ -337,7 +356,7 @@ def test_looking_ahead_changes_nothing_of_what_is_delivered_and_when(seed: int) 
         acked = [offset for offset in range(topic.end) if draw.random() < 0.3]
         topic.sub.restore(0, [bound for offset in acked for bound in (offset, offset + 1)])
         frames = draw.randrange(1, 4)
-        while looks and topic.sub.look_ahead(topic.end, topic.fetch, frames):
+        while looks and topic.look_ahead(frames, foresees):
             pass
         came_ns = draw.randrange(30) * MS
         topic.until(came_ns)
@@ -350,7 +369,7 @@ def test_looking_ahead_changes_nothing_of_what_is_delivered_and_when(seed: int) 
             (offset, max(due[offset], came_ns))
             for offset in range(topic.end)
             if offset not in acked
-        ], (seed, looks)
+        ], (seed, looks, foresees)
 
 
 @settings(deadline=None, max_examples=100)
@@ -363,3 +382,53 @@ def test_which_are_due_between_two_times(dues: list[int], low: int, high: int) -
     wanted = [offset for offset, due in enumerate(dues) if low <= due < high]
     assert delays.due_between(low, high) == wanted
     ledger.close()
+
+
+def test_what_is_cut_out_goes_out_without_its_frame_and_only_once() -> None:
+    topic = Delayed()
+    topic.join()
+    topic.add([SECOND, None, 2 * SECOND, 3 * SECOND, 9 * SECOND])
+    assert topic.dispatch() == [1]
+    until = topic.sub.foreseen.foresee(topic.frames[0], WALL, WALL + 5 * SECOND)
+    assert until == WALL + 5 * SECOND
+    assert len(topic.sub.foreseen) == 3
+    assert 4 not in topic.sub.foreseen
+    topic.sub.settle(3, 4)
+    topic.until(10 * SECOND)
+    assert [offset for _, _, offset in topic.got] == [1, 0, 2, 4]
+    assert topic.cut == [0, 2]
+    topic.sub.foreseen.prune()
+    assert (len(topic.sub.foreseen), topic.sub.foreseen.byte_count) == (0, 0)
+
+
+def test_what_was_cut_out_and_given_back_counts_its_deliveries() -> None:
+    topic = Delayed()
+    consumer = topic.join()
+    topic.add([SECOND, 20 * SECOND])
+    topic.dispatch()
+    topic.sub.foreseen.foresee(topic.frames[0], WALL, WALL + 5 * SECOND)
+    topic.until(SECOND)
+    topic.sub.nack(consumer, [0, 1], 0, topic.now_ns, "no")
+    assert topic.dispatch() == [0], "now out of its frame"
+    assert topic.cut == [0]
+    topic.sub.foreseen.foresee(topic.frames[0], WALL, WALL + 30 * SECOND)
+    topic.sub.seek(0)
+    assert not len(topic.sub.foreseen)
+
+
+def test_many_that_are_due_together_stay_in_their_frame() -> None:
+    topic = Delayed()
+    topic.join()
+    topic.add([SECOND] * 100 + [(2 + i) * SECOND for i in range(100)])
+    topic.dispatch()
+    foreseen = topic.sub.foreseen
+    assert foreseen.foresee(topic.frames[0], WALL + 2 * SECOND, WALL + PLENTY) == WALL + 2 * SECOND
+    assert not len(foreseen)
+    topic.until(SECOND)
+    assert len(topic.got) == 100
+    until = foreseen.foresee(topic.frames[0], WALL + 2 * SECOND, WALL + 1000 * SECOND)
+    assert len(foreseen) == CUTS_MAX
+    assert until == WALL + (2 + CUTS_MAX) * SECOND
+    topic.until(1000 * SECOND)
+    assert len(topic.got) == 200
+    assert len(topic.cut) == CUTS_MAX

@@ -133,6 +133,34 @@ def test_only_whole_pages_are_written(tmp_path: Path, monkeypatch: pytest.Monkey
     log.close()
 
 
+def test_a_cached_read_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = start_log(tmp_path)
+    put(log, ([b"%d" % index * 9000] for index in range(20)))
+    (run, *_) = log.runs(5, 0, 1)
+    assert log.read_cached(run) == log.read_run(run)
+    read, advise, advised = os.preadv, os.posix_fadvise, []
+
+    def cold(fd: int, buffers: Any, place: int, flags: int = 0) -> int:
+        if flags & os.RWF_NOWAIT:
+            raise BlockingIOError
+        return read(fd, buffers, place)
+
+    def partly(fd: int, buffers: Any, place: int, flags: int = 0) -> int:
+        return read(fd, [buffers[0][:100]] if flags else buffers, place)
+
+    def note(fd: int, place: int, count: int, advice: int) -> None:
+        advised.append((count, advice))
+        advise(fd, place, count, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", note)
+    for answer in (cold, partly):
+        monkeypatch.setattr(os, "preadv", answer)
+        assert log.read_cached(run) is None
+    assert advised == [(run.byte_count, os.POSIX_FADV_WILLNEED)] * 2
+    monkeypatch.undo()
+    log.close()
+
+
 def test_segments_roll_and_positions_are_contiguous(tmp_path: Path) -> None:
     log = start_log(tmp_path)
     put(log, ([bytes(200_000)] for _ in range(60)))

@@ -3,7 +3,6 @@ frames read."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -76,38 +75,68 @@ def test_a_restarted_worker_knows_what_is_due_before_its_consumers_are_back(
     assert len(rest) == FRAMES * (PER_FRAME - 1)
 
 
-def test_what_stands_in_the_log_is_read_before_it_is_due(
-    start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_stands_in_the_log_is_cut_out_before_it_is_due(
+    start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, cached: bool
 ) -> None:
+    """Without waiting for the disk, and each frame is read once for all that becomes due of it soon."""
     rig = start()
     rig.assign(1, durability="os")
     publish_delayed(rig)
     rig.stop()
     rig = start()
     looked(rig)
-    asked: list[tuple[int, int]] = []
-    advise = os.posix_fadvise
-
-    def note(fd: int, place: int, count: int, advice: int) -> None:
-        assert advice == os.POSIX_FADV_WILLNEED
-        asked.append((place, count))
-        advise(fd, place, count, advice)
-
-    monkeypatch.setattr(os, "posix_fadvise", note)
+    later(rig, 0.1)
+    sub = subscription(rig)
+    client = rig.client()
+    client.subscribe(1, "s", kind="shared")
+    client.receive(FRAMES)
     log = rig.worker.logs[0]
-    runs = log.runs(1, 0, 1 << 30)
+    read_run, read_cached = log.read_run, log.read_cached
+    reads: list[int] = []
+
+    def read(run: Run) -> bytearray:
+        reads.append(run.base_offset)
+        return read_run(run)
+
+    def read_if(run: Run) -> bytearray | None:
+        if cached:
+            return read_cached(run)
+        asked.append(run.base_offset)
+        return None
+
+    asked: list[int] = []
+    monkeypatch.setattr(log, "read_run", read)
+    monkeypatch.setattr(log, "read_cached", read_if)
     for _ in range(9):
         later(rig, 10)
-    assert not asked, "nothing is due soon"
-    assert rig.worker.sleep_ms() > 0
-    later(rig, 9)
-    assert not asked
-    assert rig.worker.sleep_ms() <= 600, "it wakes up before something is due"
-    later(rig, 0.6)
-    assert sorted(count for _, count in asked) == sorted(run.byte_count for run in runs)
-    assert len({place for place, _ in asked}) == len(runs)
+    assert not len(sub.foreseen), "nothing is due soon"
+    later(rig, 9.5)
+    wanted = FRAMES * (PER_FRAME - 1)
+    if cached:
+        rig.turn(lambda: len(sub.foreseen) == wanted, "the cutting")
+    else:
+        rig.turn(lambda: len(set(asked)) == FRAMES, "the asking")
+    later(rig, 1)
+    assert len(client.receive(wanted)) == wanted
+    assert len(reads) == (0 if cached else FRAMES)
+
+
+def test_cuts_have_a_bound_and_what_nobody_waits_for_is_let_go(
+    start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = start()
+    rig.assign(1, durability="os")
+    publish_delayed(rig, after_s=20)
+    rig.stop()
+    monkeypatch.setattr(foresight, "CUT_BYTES_MAX", 2000)
+    rig = start()
+    looked(rig)
+    sub = subscription(rig)
+    assert 2000 <= sub.foreseen.byte_count < 3000
+    sub.settle(0, 200)
     later(rig, 0.2)
-    assert len(asked) == len(runs), "once is enough"
+    assert (len(sub.foreseen), sub.foreseen.byte_count) == (0, 0)
 
 
 def unreadable(run: Run) -> bytearray:
@@ -135,7 +164,8 @@ def test_many_partitions_do_not_hold_up_the_loop(
     start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn looks at some frames of one of them."""
-    monkeypatch.setattr(foresight, "FRAMES_PER_TURN", 3)
+    monkeypatch.setattr(foresight, "FRAMES_AT_ONCE", 3)
+    monkeypatch.setattr(foresight, "STEPS_PER_TURN", 1)
     rig = start()
     for partition_id in (1, 2, 3):
         rig.assign(partition_id, durability="os")
