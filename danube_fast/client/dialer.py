@@ -18,8 +18,8 @@ from danube_fast.net.port import Port
 
 __all__ = ["Dialer", "Rings"]
 
-_RECONNECT_MS = 50
-_RECONNECT_MS_MAX = 100
+_RECONNECT_MS = 25
+_RECONNECT_MS_MAX = 50
 """While a worker is away its clients ask again so often: what was due meanwhile comes so much later."""
 _HANDSHAKE_MS_MAX = 5000
 
