@@ -32,6 +32,8 @@ MS = 1_000_000
 AHEAD_NS = 1000 * MS
 """Longer than a slow disk takes for a frame."""
 CUT_AHEAD_NS = 30_000 * MS
+KEPT_NS = 10_000 * MS
+"""So long what is cut out waits for a consumer that is not there."""
 INTERVAL_NS = 100 * MS
 AGAIN_NS = 10 * MS
 """A frame that was not in the page cache is tried again after this time."""
@@ -63,8 +65,8 @@ class Foresight:
         self._done: dict[tuple[int, str, int], int] = {}
         """Partition, subscription, first offset of a run -> nothing that is due before is still to be
         cut out, wall clock."""
-        self._holders: dict[Subscription, Partition] = {}
-        """Who has something cut out."""
+        self._holders: dict[Subscription, tuple[Partition, int]] = {}
+        """Who has something cut out, and since when."""
         self._cut_bytes = 0
         self._next_ns = self._again_ns = 0
 
@@ -129,7 +131,8 @@ class Foresight:
         before = foreseen.byte_count
         done_ns = foreseen.foresee(stored, now_ns + AHEAD_NS, now_ns + ahead_ns)
         self._cut_bytes += foreseen.byte_count - before
-        self._holders[sub] = self._worker.catalog.by_id[sub.partition_id]
+        partition = self._worker.catalog.by_id[sub.partition_id]
+        self._holders.setdefault(sub, (partition, self._worker.now_ns))
         return done_ns
 
     # ------------------------------------------------------------ what is due soon
@@ -140,7 +143,7 @@ class Foresight:
         now_ns, wall_ns = worker.now_ns, worker.now_wall_ns
         for sub in worker.catalog.timers.soon(now_ns + AHEAD_NS):
             partition = worker.catalog.by_id.get(sub.partition_id)
-            if sub.delays and partition is not None and partition.logged:
+            if sub.delays and sub.consumers and partition is not None and partition.logged:
                 self._find_frames(
                     partition, sub, sub.delays.due_between(wall_ns, wall_ns + AHEAD_NS)
                 )
@@ -148,14 +151,16 @@ class Foresight:
         self._count_cut()
 
     def _count_cut(self) -> None:
-        if self._cut_bytes >= CUT_BYTES_MAX:
-            for sub in self._holders:
+        """Also lets go of what nobody came back for."""
+        now_ns, is_full = self._worker.now_ns, self._cut_bytes >= CUT_BYTES_MAX
+        for sub, (partition, since_ns) in list(self._holders.items()):
+            is_waited_for = sub.consumers or now_ns - since_ns < KEPT_NS
+            if not is_waited_for or not self._has(partition, sub):
+                sub.foreseen.clear()
+            elif is_full:
                 sub.foreseen.prune()
-        self._holders = {
-            sub: partition
-            for sub, partition in self._holders.items()
-            if sub.foreseen and self._has(partition, sub)
-        }
+            if not sub.foreseen:
+                del self._holders[sub]
         self._cut_bytes = sum(sub.foreseen.byte_count for sub in self._holders)
 
     def _has(self, partition: Partition, sub: Subscription) -> bool:

@@ -122,8 +122,9 @@ def test_what_stands_in_the_log_is_cut_out_before_it_is_due(
     assert len(reads) == (0 if cached else FRAMES)
 
 
+@pytest.mark.parametrize("attended", [True, False])
 def test_cuts_have_a_bound_and_what_nobody_waits_for_is_let_go(
-    start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, attended: bool
 ) -> None:
     rig = start()
     rig.assign(1, durability="os")
@@ -134,8 +135,14 @@ def test_cuts_have_a_bound_and_what_nobody_waits_for_is_let_go(
     looked(rig)
     sub = subscription(rig)
     assert 2000 <= sub.foreseen.byte_count < 3000
-    sub.settle(0, 200)
-    later(rig, 0.2)
+    if attended:
+        rig.client().subscribe(1, "s", kind="shared", credit=0)
+        sub.settle(0, 200)
+        later(rig, 0.2)
+    else:
+        later(rig, 5)
+        assert len(sub.foreseen)
+        later(rig, 6)
     assert (len(sub.foreseen), sub.foreseen.byte_count) == (0, 0)
 
 
