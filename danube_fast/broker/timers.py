@@ -9,6 +9,8 @@ from typing import Generic, Protocol, TypeVar
 __all__ = ["NEVER", "Timed", "Timers"]
 
 NEVER = 1 << 62
+WALL_STEP_NS = 20_000_000
+"""By so much the wall clock may run ahead of the monotonic one before everybody looks again at what is due."""
 FORGOTTEN_MAX = 64
 """So many owners may be kept that nobody else knows: some megabytes, where a heap has thousands."""
 
@@ -31,8 +33,25 @@ class Timers(Generic[Owner]):
         self._numbers = itertools.count()
         self._forgotten = 0
         """Entries at most of owners that were forgotten."""
-        self.wall_ahead_ns = 0
-        """The wall clock less the monotonic one, by which everything here goes."""
+        self._wall_ahead_ns = self._reckoned_ns = 0
+        """As it is, and the least that any time in the heap was reckoned with."""
+
+    @property
+    def wall_ahead_ns(self) -> int:
+        """The wall clock less the monotonic one, by which everything here goes. When it is set forward, or
+        the machine was suspended, everybody is called: what has a wall-clock time is due earlier."""
+        return self._wall_ahead_ns
+
+    @wall_ahead_ns.setter
+    def wall_ahead_ns(self, ahead_ns: int) -> None:
+        self._wall_ahead_ns = ahead_ns
+        if ahead_ns < self._reckoned_ns:
+            self._reckoned_ns = ahead_ns
+        elif ahead_ns > self._reckoned_ns + WALL_STEP_NS:
+            self._reckoned_ns = ahead_ns
+            for at, _, owner in self._heap.copy():
+                if at == owner.armed_ns:
+                    self.arm(owner, 0)
 
     def arm(self, owner: Owner, due_ns: int) -> None:
         """Call `owner` at that time, unless it is called earlier anyway."""
