@@ -195,14 +195,13 @@ class Foresight:
             return
         try:
             data = worker.logs[partition.log_slot].read_cached(run)
+            if data is None:
+                self._wanted.append(wanted)
+                self._again_ns = worker.now_ns + AGAIN_NS // len(self._wanted)
+                return
+            frames = [each for each in frames_of(partition.partition_id, data) if each.is_delayed]
+            if frames:
+                done_ns = min(self._foresee(sub, stored) for stored in frames)
+                self._done[partition.partition_id, sub.name, run.base_offset] = done_ns
         except DanubeError as error:
             _log.warning("%s cannot be looked at: %s", partition.topic, error)
-            return
-        if data is None:
-            self._wanted.append(wanted)
-            self._again_ns = worker.now_ns + AGAIN_NS // len(self._wanted)
-            return
-        frames = [each for each in frames_of(partition.partition_id, data) if each.is_delayed]
-        if frames:
-            done_ns = min(self._foresee(sub, stored) for stored in frames)
-            self._done[partition.partition_id, sub.name, run.base_offset] = done_ns

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from danube_fast.broker.consumer import Stored
 from danube_fast.broker.ledger import Ledger, Rows
 from danube_fast.broker.ledger_layout import State
-from danube_fast.broker.sparse import by_row, places_of
+from danube_fast.broker.sparse import by_row, existing, places_of
 from danube_fast.errors import DataLoss
 from danube_fast.frame.split import split_frame
 from danube_fast.frame.view import FrameView
@@ -70,6 +70,7 @@ class Foreseen:
             return until_ns
         base = stored.base_offset
         rows = self._ledger.select(base, base, stored.end_offset, State.DELAYED)
+        rows, _ = existing(stored, rows)
         due = times[rows]
         if np.count_nonzero(due < soon_ns) > CUTS_MAX:
             return soon_ns

@@ -375,7 +375,7 @@ class Log:
 
     def read_cached(self, run: Run) -> bytearray | None:
         """`read_run` if it need not wait for the disk; None: it had to, and the system begins to read."""
-        return self._reader.read_cached(run)
+        return self._reader.read_cached(run, self._read_end())
 
     def _read_end(self) -> int:
         return self.written_position if self._ready else self._recovery.cut or 0

@@ -46,6 +46,14 @@ class LogReader:
 
         Raises InvalidArgument beyond `end_position`, DataLoss if trimmed or unreadable.
         """
+        self._check_bounds(position, byte_count, end_position)
+        buffer = bytearray(byte_count)
+        view = memoryview(buffer)
+        for segment, start, end in self._parts(position, byte_count):
+            self._read_part(segment, start, view[start - position : end - position])
+        return buffer
+
+    def _check_bounds(self, position: int, byte_count: int, end_position: int) -> None:
         if byte_count < 0 or position + byte_count > end_position:
             raise InvalidArgument(
                 f"positions {position} to {position + byte_count} are not written yet; "
@@ -56,11 +64,6 @@ class LogReader:
                 f"position {position} was trimmed; the log starts at "
                 f"{self._chain.oldest_position}: read on from the earliest offset"
             )
-        buffer = bytearray(byte_count)
-        view = memoryview(buffer)
-        for segment, start, end in self._parts(position, byte_count):
-            self._read_part(segment, start, view[start - position : end - position])
-        return buffer
 
     def _parts(self, position: int, byte_count: int) -> Iterator[tuple[Segment, int, int]]:
         """Segments that hold [position, position + byte_count), and which positions each has of it."""
@@ -111,9 +114,10 @@ class LogReader:
         self._check(run, data)
         return data
 
-    def read_cached(self, run: Run) -> bytearray | None:
+    def read_cached(self, run: Run, end_position: int) -> bytearray | None:
         """`read_run` if that need not wait for the disk; if it had to, None, and the system begins to read.
-        Raises DataLoss."""
+        Raises InvalidArgument beyond `end_position`, DataLoss."""
+        self._check_bounds(run.position, run.byte_count, end_position)
         data = bytearray(run.byte_count)
         view = memoryview(data)
         try:

@@ -20,6 +20,7 @@ from danube_fast.broker.subscription import Subscription
 from danube_fast.broker.timers import NEVER, Timers
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.pack import encode_frame
+from danube_fast.frame.split import split_frame
 from danube_fast.frame.stamp import stamp
 from danube_fast.frame.view import FrameView
 from danube_fast.ring.buckets import Bucket, BucketTable
@@ -176,6 +177,29 @@ def test_the_wall_clock_decides_even_when_it_is_set_back() -> None:
     assert topic.got == []
     topic.until(12 * SECOND)
     assert [when for when, _, _ in topic.got] == [11 * SECOND]
+
+
+@pytest.mark.parametrize("jump_ns", [10 * SECOND, 50 * MS])
+def test_what_is_due_when_the_wall_clock_is_set_forward_comes_at_once(jump_ns: int) -> None:
+    """So after a machine was suspended: its monotonic clock stood still."""
+    topic = Delayed()
+    topic.join()
+    topic.add([jump_ns])
+    topic.dispatch()
+    topic.timers.wall_ahead_ns += jump_ns
+    topic.until(2 * MS)
+    assert [offset for _, _, offset in topic.got] == [0]
+
+
+def test_a_wall_clock_that_is_set_back_and_forth_delays_nothing() -> None:
+    topic = Delayed()
+    topic.join()
+    topic.timers.wall_ahead_ns -= 10 * SECOND
+    topic.add([SECOND])
+    topic.dispatch()
+    topic.timers.wall_ahead_ns += 10 * SECOND
+    topic.until(SECOND)
+    assert [(when, offset) for when, _, offset in topic.got] == [(SECOND, 0)]
 
 
 def test_a_compressed_frame_that_is_no_such_thing_is_delivered_for_its_consumer_to_see() -> None:
@@ -432,3 +456,20 @@ def test_many_that_are_due_together_stay_in_their_frame() -> None:
     topic.until(1000 * SECOND)
     assert len(topic.got) == 200
     assert len(topic.cut) == CUTS_MAX
+
+
+def test_what_compaction_took_out_of_a_frame_cannot_be_cut_out() -> None:
+    topic = Delayed()
+    topic.join()
+    topic.add([SECOND, 2 * SECOND, 3 * SECOND])
+    topic.dispatch()
+    whole = topic.frames[0]
+    left = split_frame(FrameView(whole.memory), np.array([0], np.int32))
+    sparse = Stored(1, 0, 3, 1, len(left), 7, left, 0, is_delayed=True, is_sparse=True)
+    topic.frames = [sparse]
+    assert topic.sub.foreseen.foresee(sparse, WALL, WALL + 5 * SECOND) == WALL + 5 * SECOND
+    assert 0 in topic.sub.foreseen
+    assert len(topic.sub.foreseen) == 1
+    topic.until(10 * SECOND)
+    assert [offset for _, _, offset in topic.got] == [0]
+    assert (topic.sub.ledger.delayed, topic.sub.ledger.waiting) == (0, 0)

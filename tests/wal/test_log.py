@@ -22,6 +22,7 @@ from danube_fast.errors import (
 from danube_fast.frame.crc import crc32c
 from danube_fast.frame.layout import HEADER_BYTES, HEADER_DTYPE, Flag
 from danube_fast.wal import Log
+from danube_fast.wal.index import Run
 from danube_fast.wal.layout import GROUP_ALIGNMENT, SegmentHeader
 from tests.wal.rig import (
     LOG_ID,
@@ -385,4 +386,25 @@ def test_a_damaged_run_is_named(tmp_path: Path) -> None:
     os.close(fd)
     with pytest.raises(DataLoss, match=rf"\.seg is damaged at position {run.position}: the crc of"):
         log.read_run(run)
+    log.close()
+
+
+def test_a_run_that_is_there_no_more_is_not_read_ahead(tmp_path: Path) -> None:
+    """Who looked it up a moment ago does not know that the log was cut or trimmed meanwhile."""
+    log = start_log(tmp_path)
+    put(log, ([b"x" * 1000] for _ in range(3 * 4 * MIB // 1000)), partition_id=5)
+    wait_synced(log)
+    with pytest.raises(InvalidArgument, match="not written yet"):
+        log.read_cached(Run(5, 0, 1, log.written_position + 64 * MIB, 1000, 0))
+    first = log.find(5, 0)
+    assert first is not None and log.read_cached(first) == log.read_run(first)
+    for _ in range(2):
+        assert log.save_snapshot(log.written_position, b"")
+        wait_until(lambda: log.snapshot_position == log.written_position, "a snapshot")
+        log.append_control([])
+        log.sync()
+        wait_synced(log)
+    assert log.trim(log.written_position) > 0
+    with pytest.raises(DataLoss, match="was trimmed"):
+        log.read_cached(first)
     log.close()
