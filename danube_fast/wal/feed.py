@@ -268,9 +268,10 @@ class RunTable:
         """Base offset of the first run of a partition appended at `time_ns` or later."""
         oldest = self._chain.oldest_position
         offset = self._looked_up(lambda: self._index.find_time(partition_id, time_ns, oldest))
-        if offset is not None:
+        if offset is not None and partition_id not in self._rewritten:
             return offset
-        return self._tail.find_time(partition_id, time_ns)
+        newer = self._tail.find_time(partition_id, time_ns, oldest)
+        return min((found for found in (offset, newer) if found is not None), default=None)
 
 
 def _run(row: Any) -> Run:

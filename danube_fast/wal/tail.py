@@ -88,10 +88,10 @@ class TailTable:
         newest: np.ndarray[Any, Any] = rows[first]
         return newest
 
-    def find_time(self, partition_id: int, time_ns: int) -> int | None:
-        """Base offset of the first run of a partition appended at `time_ns` or later."""
+    def find_time(self, partition_id: int, time_ns: int, oldest_position: int = 0) -> int | None:
+        """Lowest base offset of a run of a partition that stands at `oldest_position` or above and was
+        appended at `time_ns` or later."""
         rows = self.rows
-        hits = np.flatnonzero(
-            (rows["partition_id"] == partition_id) & (rows["append_time_ns"] >= time_ns)
-        )
-        return int(rows["base_offset"][hits[0]]) if len(hits) else None
+        hits = (rows["partition_id"] == partition_id) & (rows["append_time_ns"] >= time_ns)
+        bases = rows["base_offset"][hits & (rows["position"] >= oldest_position)]
+        return int(bases.min()) if len(bases) else None

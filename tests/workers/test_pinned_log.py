@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.workers.shard_rig import RawClient, Rig
 from tests.workers.small_segments import SEGMENT_BYTES
 from tests.workers.test_policies import later, stats, subscription
 
 
-def pinned(start: Callable[..., Rig], **settings: Any) -> tuple[Rig, RawClient, dict[str, int]]:
-    rig = start(**settings)
+def pinned(start: Callable[..., Rig], **policy: Any) -> tuple[Rig, RawClient, dict[str, int]]:
+    rig = start(index_flush_entries=64)
     rig.worker.quota._allowance = 0  # what is left is the floor: four segments
-    rig.assign(1, durability="os")
+    rig.assign(1, durability="os", policy=policy)
     client = rig.client()
     client.subscribe(1, "s", consumer_id=1, kind="shared")
     return rig, client, client.open_producer(1)
@@ -45,6 +47,58 @@ def test_one_unacked_message_does_not_stop_a_topic(start):
     assert client.receive(2) == [(3, b"%6000d" % 3), (377, b"%6000d" % 377)]
     client.ack(3, 4, 377, 378)
     assert subscription(rig)["cursor"] == 600
+
+
+def test_what_was_moved_is_no_younger_and_no_older(start):
+    """Its time to live is an hour, whatever was trimmed where it stood."""
+    rig, client, opened = pinned(start, message_ttl_ms=3_600_000)
+    log = rig.worker.logs[0]
+    for i in range(300):
+        assert client.publish((1, client.frame(opened, i, [b"%6000d" % i]))) == [0, i]
+        while client.receive(1)[-1][0] != i:
+            pass
+        if i != 3:
+            client.ack(i, i + 1)
+        later(rig, 0.11)
+    assert log.oldest_position > SEGMENT_BYTES
+    assert (subscription(rig)["cursor"], subscription(rig)["expired"]) == (3, 0)
+    for _ in range(2):
+        later(rig, 1900)
+    assert (subscription(rig)["cursor"], subscription(rig)["expired"]) == (300, 1)
+
+
+@pytest.mark.parametrize("again", ["seek", "new"])
+def test_who_asks_for_acked_messages_while_a_segment_is_emptied_gets_them(start, again):
+    rig, client, opened = pinned(start)
+    rewrites = rig.worker.retention.rewrites
+    unpin = rewrites._unpin
+    sought = []
+
+    def unpin_while_somebody_seeks(job: Any) -> Any:
+        steps = unpin(job)
+        yield next(steps)
+        if not sought:
+            if again == "seek":
+                client.send(24, 99, 1, 0)
+            else:
+                client.send(20, 99, 2, 1, 1, "late", "shared", "earliest")
+            sought.append(job.log.oldest_position)
+        while sought[-1] is not None:  # the test lets it go on
+            yield True
+        yield from steps
+
+    rewrites._unpin = unpin_while_somebody_seeks
+    i = 0
+    while not sought:
+        assert client.publish((1, client.frame(opened, i, [b"%6000d" % i]))) == [0, i]
+        while client.receive(1)[-1][0] != i:
+            pass
+        if i != 3:
+            client.ack(i, i + 1)
+        i += 1
+        if i % 30 == 29:
+            later(rig, 1.1)
+        assert i < 600, "no segment is to be emptied"
 
 
 def test_who_needs_most_of_the_oldest_segment_is_refused(start):
