@@ -47,6 +47,7 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
         return True  # nothing to give back just now
     yield from job.settle()
     job.held_position = start
+    asking = _asking(job)
     needed: list[tuple[Partition, list[tuple[Run, Rows | None]]]] = []
     room = (end - start) // 2
     for partition in list(job.worker.catalog.by_id.values()):
@@ -70,9 +71,26 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
     yield from job.settle()
     job.check_log()
     held = job.worker.moves.needed_position(job.slot)
-    if held is None or held >= end:
+    # who came or sought since then may need what nobody did: it is looked at anew when it is asked again
+    if (held is None or held >= end) and _asking(job) <= asking:
         retention.give_back(job.slot, end, urgent=True)
     return True
+
+
+def _asking(job: Job) -> set[tuple[object, int]]:
+    """Who needs messages of the job's log, and for which time."""
+    found: set[tuple[object, int]] = set()
+    for partition in job.worker.catalog.by_id.values():
+        if partition.log_slot == job.slot and partition.reliable:
+            if _keeps_all(partition):
+                found.add((partition, 0))
+            found |= {(sub, sub.start_count) for sub in partition.subscriptions.values()}
+    return found
+
+
+def _keeps_all(partition: Partition) -> bool:
+    policy = partition.policy
+    return policy.compaction or policy.retention_policy is RetentionPolicy.FOREVER
 
 
 def _runs_below(
@@ -84,8 +102,7 @@ def _runs_below(
     if not claims:
         return
     subs = [sub for sub in partition.subscriptions.values() if sub.tracks]
-    keeps_all = partition.policy.retention_policy is RetentionPolicy.FOREVER
-    keeps_all = keeps_all or partition.policy.compaction
+    keeps_all = _keeps_all(partition)
     places = partition.places_from(min(at for at, _ in claims))
     for place, following in zip(places, [*places[1:], partition.visible], strict=True):
         at: int | None = place

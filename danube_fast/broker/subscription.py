@@ -75,6 +75,8 @@ class Subscription(Returns):
         """When its last consumer left, monotonic; 0: not known yet, or there are some."""
         self.looks_ahead = False
         """Restored from a log: which of its messages are delayed, and until when, nobody knows yet."""
+        self.start_count = 0
+        """How often it started over."""
         self._sought: int | None = None
         self._free_slots: list[int] = []
 
@@ -147,6 +149,7 @@ class Subscription(Returns):
 
     def start_over(self, offset: int) -> None:
         """Nobody needs anything below, and nothing above was handed out; no record says so."""
+        self.start_count += 1
         self.ledger.restart(offset)
         if self.router is not None:
             self.router.restart()
