@@ -49,10 +49,9 @@ class Limits:
         row[PartitionWord.MESSAGE_BYTES_MAX] = policy.message_bytes_max
         partition.rate = None
         if policy.has_rates:
-            row_address = self._worker.boot.buckets.address(self._key(partition))
-            partition.rate = Bucket(
-                row_address, policy.publish_messages_per_second, policy.publish_bytes_per_second
-            )
+            rates = policy.publish_messages_per_second, policy.publish_bytes_per_second
+            row = self._worker.boot.buckets.address(self._key(partition, *rates))
+            partition.rate = Bucket(row, *rates)
         elif partition.partition_id in self._throttled:
             self._let_in(partition)
         self._worker.retention.apply(partition)
@@ -61,9 +60,10 @@ class Limits:
             self._worker.touch(sub)
 
     @staticmethod
-    def _key(partition: Partition, subscription: str = "") -> int:
-        """Of a bucket; the topic's incarnation is the same on all its partitions, and no other's."""
-        text = f"{partition.assigned.incarnation}\n{subscription}"
+    def _key(partition: Partition, *rates: int, subscription: str = "") -> int:
+        """Of a bucket; the topic's incarnation is the same on all its partitions, and no other's. Another
+        rate is another bucket: it does not have to pay what was taken at the old one."""
+        text = f"{partition.assigned.incarnation}\n{rates}\n{subscription}"
         return (xxhash.xxh64_intdigest(text.encode()) & ((1 << 62) - 1)) or 1
 
     def equip(self, partition: Partition, sub: Subscription) -> None:
@@ -71,11 +71,9 @@ class Limits:
         policy = partition.policy
         sub.rate = None
         if policy.limits_dispatch and sub.kind is not SubscriptionKind.READER:
-            sub.rate = Bucket(
-                self._worker.boot.buckets.address(self._key(partition, sub.name or "\n")),
-                policy.dispatch_messages_per_second,
-                policy.dispatch_bytes_per_second,
-            )
+            rates = policy.dispatch_messages_per_second, policy.dispatch_bytes_per_second
+            key = self._key(partition, *rates, subscription=sub.name or "\n")
+            sub.rate = Bucket(self._worker.boot.buckets.address(key), *rates)
 
     # ------------------------------------------------------------ rates of publishers
 

@@ -154,6 +154,31 @@ def test_a_rate_that_is_taken_back_holds_nobody_any_more(rig):
     assert client.publish((1, client.frame(opened, 1000, [b"x"])))[0] == 0
 
 
+def test_a_rate_that_is_raised_takes_nobody_to_account_for_the_old_one(rig):
+    """At one a second a thousand messages would be paid for in a quarter of an hour."""
+    assign(rig, publish_messages_per_second=1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    assert client.publish((1, client.frame(opened, 0, [b"x"] * 1000)))[0] == 0
+    assert client.publish((1, client.frame(opened, 1000, [b"x"])))[0] == THROTTLED
+    assign(rig, publish_messages_per_second=1_000_000)
+    for sequence in range(1000, 1010):
+        assert client.publish((1, client.frame(opened, sequence, [b"x"])))[0] == 0
+
+
+def test_a_dispatch_rate_that_is_raised_holds_nothing_back_for_the_old_one(rig):
+    assign(rig, dispatch_bytes_per_second=1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    for sequence in range(3):
+        assert client.publish((1, client.frame(opened, sequence, [b"x" * 1000])))[0] == 0
+    client.subscribe(1)
+    assert client.receive(1) == [(0, b"x" * 1000)]
+    assign(rig, dispatch_bytes_per_second=1_000_000)
+    later(rig, 0.5)
+    assert [offset for offset, _ in client.receive(2)] == [1, 2]
+
+
 def test_a_dispatch_rate_delays_and_never_drops(timed):
     assign(timed, dispatch_messages_per_second=100)
     client = timed.client()
