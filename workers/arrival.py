@@ -90,7 +90,7 @@ class Arrivals:
         """Go on with what waits for a turn."""
         for arrival in list(self._arriving.values()):
             if arrival.waits:
-                self._go_on(arrival)
+                self._proceed(arrival)
 
     # ------------------------------------------------------------ asked by the coordinator
 
@@ -108,7 +108,7 @@ class Arrivals:
         log = self._worker.logs[slot]
         arrival.log_epoch, arrival.start_position = log.epoch, log.written_position
         self._arriving[assigned.partition_id] = arrival
-        self._go_on(arrival)
+        self._proceed(arrival)
 
     def _finish(self, request: Request) -> None:
         """{"partition_id", "end_offset", "state_bytes", counts} -> {} when all of it is durable."""
@@ -118,7 +118,7 @@ class Arrivals:
         arrival.request = request
         arrival.end_offset = request.arguments["end_offset"]
         arrival.state_bytes = request.arguments["state_bytes"]
-        self._go_on(arrival)
+        self._proceed(arrival)
 
     def _drop(self, request: Request) -> None:
         """{"partition_id"}: it does not come."""
@@ -149,8 +149,15 @@ class Arrivals:
 
     # ------------------------------------------------------------ copying
 
+    def _proceed(self, arrival: _Arrival) -> None:
+        """The next step; what prevents it is the end of this arrival, and of nothing else."""
+        try:
+            self._go_on(arrival)
+        except DanubeError as error:
+            self._fail(arrival, error)
+
     def _go_on(self, arrival: _Arrival) -> None:
-        """The next step, now or in a later turn."""
+        """The next step, now or in a later turn. Raises what prevents it."""
         log = self._worker.logs[arrival.slot]
         arrival.waits = True
         if not arrival.purged:

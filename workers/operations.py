@@ -235,6 +235,14 @@ class Operations:
             return list(by_id.values())
         return [by_id[partition_id] for partition_id in ids if partition_id in by_id]
 
+    def _changeable(self, request: Request) -> list[Partition]:
+        """For what the new log of a partition that moves would not know of. Raises Unavailable."""
+        found = self._wanted(request)
+        for partition in found:
+            if partition.moving:
+                raise Unavailable(f"{partition.topic} is just being moved; try again")
+        return found
+
     def _partition_stats(self, request: Request) -> None:
         request.reply({"partitions": [self._stats(part) for part in self._wanted(request)]})
 
@@ -307,7 +315,7 @@ class Operations:
         """{"partition_ids", "subscription", "values"} -> {"failure_policies": [...]} when durable."""
         worker = self._worker
         name = request.arguments["subscription"]
-        found = [part for part in self._wanted(request) if name in part.subscriptions]
+        found = [part for part in self._changeable(request) if name in part.subscriptions]
         changed: list[dict[str, Any]] = []
         if not found:
             request.reply({"failure_policies": []})
@@ -338,7 +346,7 @@ class Operations:
         """{"partition_ids", "subscription"} -> {"deleted": n} when durable; consumers are closed."""
         worker = self._worker
         name = request.arguments["subscription"]
-        found = [part for part in self._wanted(request) if name in part.subscriptions]
+        found = [part for part in self._changeable(request) if name in part.subscriptions]
         left = len(found)
         if not left:
             request.reply({"deleted": 0})

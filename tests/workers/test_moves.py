@@ -11,10 +11,11 @@ import pytest
 
 from danube_fast.broker.records import Moving, decode_snapshot
 from danube_fast.broker.tables import AdmissionTables
-from danube_fast.errors import FailedPrecondition, Unavailable
+from danube_fast.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from danube_fast.workers import arrival, departure
 from danube_fast.workers.catalog import Catalog
 from tests.workers.move_rig import COORDINATOR, MoveRig
-from tests.workers.shard_rig import FakeRequest, RawClient
+from tests.workers.shard_rig import FakeRequest, RawClient, Shifted
 
 FRAMES = 12
 PER_FRAME = 10
@@ -321,3 +322,84 @@ def test_messages_of_memory_topics_that_were_acked_meanwhile_do_not_come_along(m
         range(arrived.first_offset, story.count, PER_FRAME)
     )
     story.check()
+
+
+def test_a_partition_that_is_published_to_faster_than_it_is_copied_stays(
+    moves: Any, monkeypatch: Any
+) -> None:
+    """Two frames come for each one that is copied, for as long as that is watched."""
+    monkeypatch.setattr(departure, "PIECE_BYTES", 1)
+    rig = moves()
+    story = Story(rig)
+    copier = rig.workers[2].worker
+    clock = copier.clock = Shifted(copier.clock)
+    client = rig.workers[1].client()
+    opened = client.open_producer(story.pid, NAME)
+    outcome = rig.start_move(1)
+    started_ns = clock.ahead_ns
+    while not outcome and clock.ahead_ns - started_ns < 3 * arrival.PACE_NS:
+        rig.step()
+        sealed = client.frame(opened, story.count, payloads(story.count // PER_FRAME))
+        assert client.publish((story.pid, sealed)) == [OK, story.count], "publishing goes on"
+        story.count += PER_FRAME
+        clock.ahead_ns += 1_000_000_000
+    assert outcome, "it copies for ever"
+    ((value, error),) = outcome
+    assert value is None
+    assert isinstance(error, ResourceExhausted)
+    assert "faster than it can be copied" in str(error)
+    rig.settle()
+    assert rig.owner() is rig.workers[1]
+    assert not copier.moves.arrivals.is_busy
+    story.check()
+    rig.start_move(1)
+    rig.settle()
+    assert rig.owner() is rig.workers[2], "at a quieter time"
+    story.check()
+
+
+def test_a_disk_that_failed_while_an_arrival_waited_for_it_ends_the_move_alone(
+    moves: Any, monkeypatch: Any
+) -> None:
+    rig = moves()
+    story = Story(rig)
+    outcome = rig.start_move(1)
+    while "move_state" not in rig.net.delivered:
+        assert rig.step()
+    with monkeypatch.context() as patched:
+        patched.setattr(arrival, "UNSYNCED_BYTES_MAX", -1)  # the disk is far behind
+        rig.step()
+        (waiting,) = rig.workers[2].worker.moves.arrivals._arriving.values()
+        assert waiting.waits
+        waiting.log_epoch -= 1  # and then a sync failed
+    rig.settle()
+    ((_, error),) = outcome
+    assert isinstance(error, Unavailable)
+    assert "disk" in str(error)
+    assert rig.owner() is rig.workers[1]
+    story.check()
+    rig.start_move(1)
+    rig.settle()
+    story.check()
+
+
+@pytest.mark.parametrize(
+    ("operation", "values"),
+    [("delete_subscription", {}), ("set_failure_policy", {"values": {"ack_timeout_ms": 7}})],
+)
+def test_what_a_move_would_undo_is_refused_while_it_is_decided(
+    moves: Any, operation: str, values: Any
+) -> None:
+    """The new log has the state as it was when the old one was closed."""
+    rig = moves()
+    story = Story(rig)
+    asked = {"partition_ids": [story.pid], "subscription": "s", **values}
+    outcome = rig.start_move(1)
+    while "move_state" not in rig.net.delivered:
+        assert rig.step()
+    with pytest.raises(Unavailable, match="being moved"):
+        rig.workers[1].operation(operation, **asked)
+    rig.settle()
+    assert outcome[0][1] is None
+    story.check()
+    assert rig.workers[2].operation(operation, **asked)
