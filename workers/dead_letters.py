@@ -4,7 +4,7 @@
 
 The topic may live on another worker: then frames pass through the mailbox, as those of clients do
 (`forward.py`). A letter is settled in its subscription only when it is durable; whatever fails is
-tried again, so a letter may appear twice after a crash, and is never lost.
+tried again, so a letter may appear twice after a crash or a move, and is never lost.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from danube_fast.broker.consumer import Stored
 from danube_fast.broker.ledger_layout import State
+from danube_fast.broker.policy import FailurePolicy
 from danube_fast.broker.sparse import place_of
 from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import DanubeError, InvalidArgument
@@ -49,6 +50,8 @@ class _Letter(NamedTuple):
     offset: int
     failures: int
     reason: str
+    policy: FailurePolicy
+    """Under which it failed: under another it gets another chance, and then another letter."""
 
 
 class _Place:
@@ -71,7 +74,8 @@ class _Desk:
         self.letters: deque[_Letter] = deque()
         self.places: list[_Place] = []
         self.is_opening = False
-        self.in_flight = 0
+        self.in_flight: set[tuple[Subscription, int]] = set()
+        """Letters that are published and not durable yet."""
         self.retry_ns = 0
         self.turn = 0
 
@@ -88,7 +92,9 @@ class DeadLetters:
         poisoned, sub.poisoned = sub.poisoned, []
         desk = self._desks.setdefault(sub.policy.dead_letter_topic, _Desk())
         for start, end, failures, reason in poisoned:
-            desk.letters += [_Letter(sub, offset, failures, reason) for offset in range(start, end)]
+            desk.letters += [
+                _Letter(sub, offset, failures, reason, sub.policy) for offset in range(start, end)
+            ]
 
     @property
     def is_waiting(self) -> bool:
@@ -172,13 +178,21 @@ class DeadLetters:
     # ------------------------------------------------------------ publishing
 
     def _publish_some(self, desk: _Desk) -> None:
-        while desk.letters and desk.places and desk.in_flight < IN_FLIGHT_MAX:
+        repeated: list[_Letter] = []
+        while desk.letters and desk.places and len(desk.in_flight) < IN_FLIGHT_MAX:
             letter = desk.letters.popleft()
             partition = self._worker.catalog.by_id.get(letter.sub.partition_id)
             if partition is None or partition.subscriptions.get(letter.sub.name) is not letter.sub:
                 continue
+            if letter.policy is not letter.sub.policy:
+                continue  # it was given another chance
             if letter.sub.ledger.state_of(letter.offset)[0] is not State.BLOCKED:
                 continue  # somebody has decided otherwise
+            if (letter.sub, letter.offset) in desk.in_flight:
+                repeated.append(
+                    letter
+                )  # it came again meanwhile and failed: see what becomes of the first
+                continue
             try:
                 found = partition.frame_at(self._worker.upkeep.read_some, letter.offset)
             except DanubeError as error:
@@ -188,6 +202,7 @@ class DeadLetters:
                 self._publish(desk, letter, found)
             elif found is not None:  # gone from the log meanwhile
                 self._settle(letter)
+        desk.letters += repeated
 
     def _publish(self, desk: _Desk, letter: _Letter, stored: Stored) -> None:
         place = desk.places[desk.turn % len(desk.places)]
@@ -199,11 +214,12 @@ class DeadLetters:
             return
         desk.turn += 1
         place.next_sequence += 1
-        desk.in_flight += 1
+        key = letter.sub, letter.offset
+        desk.in_flight.add(key)
         bundle = sealed_bundle([(place.partition_id, frame)])
 
         def answered(status: int, text: str) -> None:
-            desk.in_flight -= 1
+            desk.in_flight.discard(key)
             if status in _DONE:
                 self._settle(letter)
                 return

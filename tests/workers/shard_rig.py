@@ -68,8 +68,9 @@ class FakeMailbox:
         return True
 
     def call(
-        self, peer: int, operation: str, arguments: Any, on_reply: Callable[[Any], None], **_: Any
-    ) -> None:
+        self, peer: int, operation: str, arguments: Any, body: Any = b"", *,
+        on_reply: Callable[[Any], None], **_: Any,
+    ) -> None:  # fmt: skip
         self.calls.append((operation, on_reply))
 
     def notify(self, peer: int, operation: str, arguments: Any, body: bytes = b"") -> None:

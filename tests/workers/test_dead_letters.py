@@ -1,0 +1,132 @@
+"""Dead letters whose topic is not to be had for a while, and what happens to them meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from danube_fast.errors import Unavailable
+from tests.workers.shard_rig import RawClient, Rig, Shifted
+
+DEAD, OTHER = "/default/dead", "/default/other-dead"
+SECOND_NS = 1_000_000_000
+POISON = {"poison_policy": "dead_letter", "max_redelivery_count": 0}
+
+
+@pytest.fixture
+def rig(rigs: Callable[..., Rig]) -> Rig:
+    """Partition 1 with one message and a subscription "s"; 2 and 3 take dead letters."""
+    made = rigs(session_timeout_ms=3_600_000)
+    made.worker.clock = made.boot.clock = Shifted(made.boot.clock)
+    for partition_id in (1, 2, 3):
+        made.assign(partition_id)
+    return made
+
+
+@pytest.fixture
+def client(rig: Rig) -> RawClient:
+    client = rig.client()
+    opened = client.open_producer(1)
+    assert client.publish((1, client.frame(opened, 0, [b"poison"])))[0] == 0
+    assert client.subscribe(1)[0] == 67
+    return client
+
+
+def set_policy(rig: Rig, topic: str) -> None:
+    values = {**POISON, "dead_letter_topic": topic}
+    rig.operation("set_failure_policy", partition_ids=[1], subscription="s", values=values)
+
+
+def fail(rig: Rig, client: RawClient) -> None:
+    """The message comes, and fails once too often."""
+    assert client.receive(1) == [(0, b"poison")]
+    client.send(23, [[1, [0, 1]]], 0, "bad")
+    rig.turn(lambda: described(rig)["blocked"], "a blocked message")
+
+
+def described(rig: Rig) -> Any:
+    (stats,) = rig.operation("partition_stats", partition_ids=[1])["partitions"]
+    return stats["subscriptions"][0]
+
+
+def asked(rig: Rig) -> list[Any]:
+    """Questions for the places of a dead-letter topic."""
+    return [got for operation, got in rig.mailbox.calls if operation == "topic_places"]
+
+
+def answer(rig: Rig, count: int, **reply: Any) -> None:
+    """Answer the question number `count`, which is the last one."""
+    rig.worker.clock.ahead_ns += 2 * SECOND_NS  # no pause is longer
+    rig.turn(lambda: len(asked(rig)) == count, f"question {count}")
+    asked(rig)[-1](SimpleNamespace(**{"error": None, "value": None, **reply}))
+
+
+def letters(rig: Rig, partition_id: int) -> int:
+    return int(rig.worker.catalog.by_id[partition_id].visible)
+
+
+def test_a_letter_that_is_made_again_while_it_waits_is_published_once(
+    rig: Rig, client: RawClient
+) -> None:
+    set_policy(rig, DEAD)
+    fail(rig, client)
+    answer(rig, 1, error=Unavailable("its worker is down"))
+    for _ in range(3):  # somebody sees that it is blocked, and gives it another chance
+        set_policy(rig, DEAD)
+        fail(rig, client)
+    answer(rig, 2, value={"partitions": [[2, rig.boot.config.process_index]]})
+    rig.turn(lambda: described(rig)["dead_letters"], "a settled letter")
+    rig.turn(lambda: not rig.worker.dead_letters.is_waiting, "an empty desk")
+    assert letters(rig, 2) == 1
+    assert described(rig)["dead_letters"] == 1
+
+
+def test_a_letter_goes_to_the_topic_that_the_policy_names_now(rig: Rig, client: RawClient) -> None:
+    set_policy(rig, DEAD)
+    fail(rig, client)
+    answer(rig, 1, error=Unavailable("its worker is down"))
+    set_policy(rig, OTHER)
+    fail(rig, client)
+    rig.worker.clock.ahead_ns += 2 * SECOND_NS
+    rig.turn(lambda: len(asked(rig)) == 3, "both topics are asked for")
+    for place, got in zip((2, 3), asked(rig)[1:], strict=True):
+        value = {"partitions": [[place, rig.boot.config.process_index]]}
+        got(SimpleNamespace(error=None, value=value))
+    rig.turn(lambda: described(rig)["dead_letters"], "a settled letter")
+    rig.turn(lambda: not rig.worker.dead_letters.is_waiting, "empty desks")
+    assert (letters(rig, 2), letters(rig, 3)) == (0, 1)
+
+
+def test_a_message_that_fails_again_while_its_letter_is_on_its_way_has_one_letter(
+    rig: Rig, client: RawClient
+) -> None:
+    set_policy(rig, DEAD)
+    fail(rig, client)
+    elsewhere = rig.boot.config.process_index + 1
+    answer(rig, 1, value={"partitions": [[2, elsewhere]]})
+    opened = {"producer_id": 1, "producer_epoch": 1, "next_sequence": 0}
+    waiting(rig, "open_producer", 1)[0](SimpleNamespace(error=None, value=opened))
+    (published,) = waiting(rig, "publish", 1)
+    set_policy(rig, DEAD)
+    fail(rig, client)
+    for _ in range(10):
+        rig.worker.clock.ahead_ns += SECOND_NS // 50
+        rig.worker.do_work()
+    assert len(waiting(rig, "publish", 1)) == 1
+    published(SimpleNamespace(error=None, value=[0, 0]))
+    rig.turn(lambda: not rig.worker.dead_letters.is_waiting, "an empty desk")
+    assert described(rig)["dead_letters"] == 1
+    assert len(waiting(rig, "publish", 1)) == 1
+
+
+def waiting(rig: Rig, operation: str, count: int) -> list[Any]:
+    """Answers that the worker waits for, once there are as many."""
+
+    def found() -> list[Any]:
+        return [got for name, got in rig.mailbox.calls if name == operation]
+
+    rig.turn(lambda: len(found()) >= count, operation)
+    return found()
