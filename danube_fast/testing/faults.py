@@ -128,6 +128,8 @@ class Faults:
     def move_wall_clock(self) -> None:
         """Somebody sets the clock."""
         by_ns = self._draw.randrange(-3600 * SECOND, 3600 * SECOND)
+        if self._simulation.scenario.delays_ms:
+            by_ns = abs(by_ns)  # or else what is due would not be, for an hour
         self._simulation.clock.wall_at_zero_ns += by_ns
 
     # ------------------------------------------------------------ clients

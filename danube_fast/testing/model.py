@@ -17,7 +17,7 @@ from danube_fast.frame.bundle import bundle_entries
 from danube_fast.frame.view import FrameView
 from danube_fast.net import protocol as p
 from danube_fast.testing.loopback import Tap, Wire
-from danube_fast.testing.publishing_model import Frame, PartitionModel
+from danube_fast.testing.publishing_model import Frame, PartitionModel, due_of
 from danube_fast.testing.subscription_model import Attached, Policy, SubscriptionModel
 from danube_fast.testing.violation import Violation
 from danube_fast.testing.virtual_clock import MS, Trace, VirtualClock
@@ -178,7 +178,7 @@ class Door(Tap):
         """The worker took a command."""
         command = p.decode_client_command(head)
         identity = wire.identity
-        self.model.trace.note(f"worker {self.index} < {identity.hex()} {_short(command)}", head)
+        self.model.trace.note(f"worker {self.index} < {identity.hex()} {command!r}", head)
         if isinstance(command, p.Hello):
             self._requests[identity, command.request] = command
             return
@@ -324,7 +324,7 @@ class Door(Tap):
         command = p.decode_server_command(parts[0])
         identity = wire.identity
         data = b"".join(parts)
-        self.model.trace.note(f"worker {self.index} > {identity.hex()} {_short(command)}", data)
+        self.model.trace.note(f"worker {self.index} > {identity.hex()} {command!r}", data)
         self._answered(identity, command, parts)
 
     def _answered(self, identity: bytes, command: Any, parts: list[Any]) -> None:
@@ -477,6 +477,7 @@ class Door(Tap):
                 if sub.door is not self:  # its SUBSCRIBE is answered when that is durable
                     self._take_over(sub)
                 self.model.messages_delivered += 1
+                sub.due[offset] = due_of(payload)
                 sub.deliver(consumer, offset, key, attempts[place], is_late=session.is_lagging)
 
     def _letter(self, view: FrameView, place: int) -> None:
@@ -493,8 +494,3 @@ class Door(Tap):
             if stands is not None and stands[0] != payload:
                 raise Violation(f"{sub.label}: the dead letter of {offset} is another message")
             sub.letters.add(offset)
-
-
-def _short(command: Any) -> str:
-    """A command for a line of the trace."""
-    return repr(command)

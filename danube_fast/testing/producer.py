@@ -13,6 +13,7 @@ from danube_fast.testing.host import SimulatedHost, SimulatedWorker
 from danube_fast.testing.loopback import Network
 from danube_fast.testing.model import PROBE
 from danube_fast.testing.peer import Peer
+from danube_fast.testing.publishing_model import due_of
 from danube_fast.testing.violation import Violation
 from danube_fast.testing.virtual_clock import MS
 
@@ -60,6 +61,8 @@ class ScriptedProducer(Peer):
 
     repeats = False
     """Often sends again what is on its way."""
+    delays_ms = 0
+    """Some messages are due later, by so much at most."""
 
     def begin(self) -> None:
         """What a process does first."""
@@ -124,6 +127,8 @@ class ScriptedProducer(Peer):
             size = self.draw.choice((0, 0, 20, 300)) if self.draw.random() < 0.97 else 9_000
             number = self.host.next_number()
             text = b"%s:%d:%d:" % (self.name.encode(), lane.partition_id, number)
+            if self.delays_ms and self.draw.random() < 0.4:
+                text += b"@%d:" % (self.clock.wall_ns() + self.draw.randrange(self.delays_ms) * MS)
             messages.append((text + bytes(size), self.draw.choice(KEYS)))
         return messages
 
@@ -168,9 +173,11 @@ class ScriptedProducer(Peer):
     def _frame(self, lane: _Lane, sequence: int, messages: Messages) -> bytearray:
         opened = lane.opened or {}
         keys = [key for _, key in messages]
+        due = [due_of(payload) or None for payload, _ in messages]
         return encode_frame(
             [payload for payload, _ in messages],
             keys=keys if any(key is not None for key in keys) else None,
+            deliver_at=due if any(due) else None,
             producer_id=opened["producer_id"],
             base_sequence=sequence,
             producer_epoch=opened["producer_epoch"],

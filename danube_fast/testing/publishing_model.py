@@ -7,14 +7,23 @@ accepted durably has one offset for ever.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from danube_fast.testing.violation import Violation
 
-__all__ = ["Frame", "PartitionModel"]
+__all__ = ["Frame", "PartitionModel", "due_of"]
+
+_DUE = re.compile(rb"@(\d+):")
 
 WINDOW_BATCHES = 64
 """So many of the last frames of a producer are remembered, FEATURES says."""
+
+
+def due_of(payload: bytes) -> int:
+    """When a message is due as its payload says, wall clock, ns; 0: at once."""
+    found = _DUE.search(payload)
+    return int(found[1]) if found else 0
 
 
 @dataclass

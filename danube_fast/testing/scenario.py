@@ -24,6 +24,7 @@ KINDS = ("exclusive", "shared", "shared", "failover", "key_shared", "key_shared"
 DURABILITIES = ("fsync", "fsync", "fsync", "os", "os", "memory")
 DEAD_LETTERS = "/default/dead-letters"
 REPEATS_SHARE = 0.2
+DELAYS_SHARE = 0.3
 
 
 @dataclass
@@ -76,6 +77,9 @@ class Scenario:
         own = random.Random(f"repeats {self.seed}")
         self.has_repeats = not self.has_moves and own.random() < REPEATS_SHARE
         """Producers are impatient while the disk is slow, and then the power is cut."""
+        later = random.Random(f"delays {self.seed}")
+        self.delays_ms = later.choice((50, 1500, 4000)) if later.random() < DELAYS_SHARE else 0
+        """Some messages are due later, by so much at most; 0: none is."""
         self.topics = [self._topic(number) for number in range(draw.choice((1, 1, 2)))]
         faults = FAULTS + ("move_partition",) * (len(FAULTS) * self.has_moves)
         self.faults = sorted(

@@ -129,6 +129,7 @@ class Simulation:
                     name, self.host, self.network, worker, own, mine, scenario.messages_max
                 )
                 producer.repeats = scenario.has_repeats
+                producer.delays_ms = scenario.delays_ms
                 self.peers.append(producer)
             for shape in scenario.topics:
                 ids = self._partitions_on(self.topics[shape.topic], worker)

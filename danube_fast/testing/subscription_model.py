@@ -107,6 +107,8 @@ class SubscriptionModel:
     held: dict[int, Held] = field(default_factory=dict)
     known: dict[int, Known] = field(default_factory=dict)
     keys: dict[int, bytes | None] = field(default_factory=dict)
+    due: dict[int, int] = field(default_factory=dict)
+    """When messages are due, wall clock, ns; 0: at once."""
     sessions_ended: int = 0
     is_lagging: bool = False
     """A queue was full since the worker's start: messages reach the door later than they were handed
@@ -206,6 +208,9 @@ class SubscriptionModel:
     def _check_state(self, offset: int, known: Known, now_ns: int) -> None:
         if offset in self.settled and offset not in self.doubtful:
             raise self._fault(offset, "was acked and came again")
+        early_ns = self.due[offset] - self.clock.wall_ns()
+        if early_ns > 0:
+            raise self._fault(offset, f"came {early_ns / MS:.3f} ms before it was due")
         if now_ns < known.not_before_ns:
             early_ms = (known.not_before_ns - now_ns) / MS
             raise self._fault(offset, f"came again {early_ms:.3f} ms before its delay was over")
@@ -259,7 +264,7 @@ class SubscriptionModel:
         """Nothing overtakes: what was handed out before it and given back goes before it, unless it
         failed; all of a partition, or all of a key."""
         domain = self._domain(key)
-        if domain is None:
+        if domain is None or self.due[offset]:
             return
         if self.known[offset].failures_max == 0:
             for other in self._unsettled.get(domain, ()):

@@ -7,6 +7,7 @@ checked frame by frame before anyone trusts it, and a fault names the file and t
 from __future__ import annotations
 
 import collections
+import errno
 import os
 from collections.abc import Iterator
 
@@ -155,3 +156,9 @@ def _is_cached(fd: int, place: int, view: memoryview) -> bool:
         return os.preadv(fd, [view], place, os.RWF_NOWAIT) == len(view)
     except BlockingIOError:
         return False
+    except OSError as fault:
+        if fault.errno != errno.EOPNOTSUPP:
+            raise
+        return os.preadv(fd, [view], place) == len(
+            view
+        )  # tmpfs, which never waits, and some others

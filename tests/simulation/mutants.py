@@ -58,6 +58,22 @@ MUTANTS: dict[str, Mutant] = {
         "records.append(Acked(self.partition_id, self.name, pairs))",
         "records.append(Acked(self.partition_id, self.name, [pairs[0], pairs[-1]]))",
     ),
+    "a_fresh_message_is_walked_past": Mutant(
+        "self.ledger.first_fresh(self.next_offset, visible)",
+        "self.ledger.first_fresh(self.next_offset + 1, visible)",
+    ),
+    "delayed_messages_come_early": Mutant(
+        "late = due > now_ns + self._timers.wall_ahead_ns",
+        "late = due > now_ns + self._timers.wall_ahead_ns + 200_000_000",
+    ),
+    "what_was_cut_out_stands_for_its_neighbour": Mutant(
+        "self._frames[base + row] = Stored(",
+        "self._frames[base + row + 1] = Stored(",
+    ),
+    "what_is_woken_is_forgotten": Mutant(
+        "if self.delays and self.delays.wake(now_ns + self._timers.wall_ahead_ns):",
+        "if self.delays and self.delays.wake(now_ns + self._timers.wall_ahead_ns) > 1:",
+    ),
     "seek_not_recorded": Mutant(
         "            self._sought = offset\n",
         "            self._sought = None\n",

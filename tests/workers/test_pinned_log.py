@@ -70,9 +70,7 @@ def test_what_was_moved_is_no_younger_and_no_older(start):
 
 
 @pytest.mark.parametrize("who", ["s", "late"])
-def test_who_asks_for_acked_messages_while_a_segment_is_emptied_gets_them(
-    start, monkeypatch, who
-):
+def test_who_asks_for_acked_messages_while_a_segment_is_emptied_gets_them(start, monkeypatch, who):
     """It was looked at who needs what by then, and one message is on its way to the tail."""
     rig, client, opened = pinned(start)
     partition = rig.worker.catalog.by_id[1]
