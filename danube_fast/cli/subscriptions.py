@@ -25,7 +25,7 @@ __all__ = ["app", "without_details"]
 
 app = typer.Typer(
     name="subscriptions",
-    help="Look at subscriptions.",
+    help="Look at subscriptions, and say what becomes of their messages.",
     no_args_is_help=True,
     epilog=example("danube-fast subscriptions list /default/flights"),
 )

@@ -28,7 +28,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="topics",
-    help="Make topics and look at them.",
+    help="Make, change, move and delete topics, and look into them.",
     no_args_is_help=True,
     epilog=example("danube-fast topics list"),
 )
