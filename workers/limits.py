@@ -7,7 +7,7 @@ after which to send again: nothing is lost and nobody else waits. Deliveries abo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Limits"]
 
 _MS = 1_000_000
+NO_RATES = (0, 0)
 
 
 class Limits:
@@ -47,12 +48,9 @@ class Limits:
         policy = partition.policy
         row = self._worker.tables.partitions[partition.slot]
         row[PartitionWord.MESSAGE_BYTES_MAX] = policy.message_bytes_max
-        partition.rate = None
-        if policy.has_rates:
-            rates = policy.publish_messages_per_second, policy.publish_bytes_per_second
-            row = self._worker.boot.buckets.address(self._key(partition, *rates))
-            partition.rate = Bucket(row, *rates)
-        elif partition.partition_id in self._throttled:
+        rates = policy.publish_messages_per_second, policy.publish_bytes_per_second
+        partition.rate = self._bucket(partition.rate, self._key(partition), rates)
+        if partition.rate is None and partition.partition_id in self._throttled:
             self._let_in(partition)
         self._worker.retention.apply(partition)
         for sub in partition.subscriptions.values():
@@ -60,20 +58,25 @@ class Limits:
             self._worker.touch(sub)
 
     @staticmethod
-    def _key(partition: Partition, *rates: int, subscription: str = "") -> int:
-        """Of a bucket; the topic's incarnation is the same on all its partitions, and no other's. Another
-        rate is another bucket: it does not have to pay what was taken at the old one."""
-        text = f"{partition.assigned.incarnation}\n{rates}\n{subscription}"
+    def _key(partition: Partition, subscription: str = "") -> int:
+        """Of a bucket; the topic's incarnation is the same on all its partitions, and no other's."""
+        text = f"{partition.assigned.incarnation}\n{subscription}"
         return (xxhash.xxh64_intdigest(text.encode()) & ((1 << 62) - 1)) or 1
 
     def equip(self, partition: Partition, sub: Subscription) -> None:
         """Give a subscription its rate, or none."""
         policy = partition.policy
-        sub.rate = None
-        if policy.limits_dispatch and sub.kind is not SubscriptionKind.READER:
-            rates = policy.dispatch_messages_per_second, policy.dispatch_bytes_per_second
-            key = self._key(partition, *rates, subscription=sub.name or "\n")
-            sub.rate = Bucket(self._worker.boot.buckets.address(key), *rates)
+        rates = policy.dispatch_messages_per_second, policy.dispatch_bytes_per_second
+        if sub.kind is SubscriptionKind.READER:
+            rates = NO_RATES
+        sub.rate = self._bucket(sub.rate, self._key(partition, sub.name or "\n"), rates)
+
+    def _bucket(self, before: Any, key: int, rates: tuple[int, int]) -> Bucket | None:
+        """The bucket for these rates a second. At other rates than `before` nothing is owed of the past:
+        what was taken at one a second may not be paid for in hours."""
+        if before is not None and before.rates != rates:
+            before.forgive()
+        return Bucket(self._worker.boot.buckets.address(key), *rates) if any(rates) else None
 
     # ------------------------------------------------------------ rates of publishers
 

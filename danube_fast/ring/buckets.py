@@ -15,7 +15,7 @@ import os
 
 from danube_fast.errors import ResourceExhausted
 from danube_fast.frame.kernel import direct, kernel
-from danube_fast.ring.atomics import compare_exchange, load_acquire
+from danube_fast.ring.atomics import compare_exchange, load_acquire, store_release
 from danube_fast.ring.layout import (
     AT_BUCKET_BYTES,
     AT_BUCKET_KEY,
@@ -73,7 +73,14 @@ def _room(word: int, now_ns: int, rate: int) -> int:
     return max(1, left * rate // SECOND_NS)
 
 
-_find, _pay_direct = direct(find_row), direct(_pay)
+@kernel("void(int64)")
+def _forgive(row: int) -> None:
+    """All that was taken counts as paid for."""
+    store_release(row + AT_BUCKET_MESSAGES, 0)
+    store_release(row + AT_BUCKET_BYTES, 0)
+
+
+_find, _pay_direct, _forgive_direct = direct(find_row), direct(_pay), direct(_forgive)
 _room_direct, _wait_direct = direct(_room), direct(_wait)
 
 
@@ -114,6 +121,15 @@ class Bucket:
         self._row = row
         self._messages_rate = messages_rate
         self._bytes_rate = bytes_rate
+
+    @property
+    def rates(self) -> tuple[int, int]:
+        """Messages and bytes a second."""
+        return self._messages_rate, self._bytes_rate
+
+    def forgive(self) -> None:
+        """Nothing is owed any more."""
+        _forgive_direct(self._row)
 
     def wait_ns(self, now_ns: int) -> int:
         """In how many ns something may be taken; 0: now."""
