@@ -49,7 +49,7 @@ class Limits:
         row = self._worker.tables.partitions[partition.slot]
         row[PartitionWord.MESSAGE_BYTES_MAX] = policy.message_bytes_max
         rates = policy.publish_messages_per_second, policy.publish_bytes_per_second
-        partition.rate = self._bucket(partition.rate, self._key(partition), rates)
+        partition.rate = self._bucket(partition.rate, rates, partition)
         if partition.rate is None and partition.partition_id in self._throttled:
             self._let_in(partition)
         self._worker.retention.apply(partition)
@@ -58,7 +58,7 @@ class Limits:
             self._worker.touch(sub)
 
     @staticmethod
-    def _key(partition: Partition, subscription: str = "") -> int:
+    def _key(partition: Partition, subscription: str) -> int:
         """Of a bucket; the topic's incarnation is the same on all its partitions, and no other's."""
         text = f"{partition.assigned.incarnation}\n{subscription}"
         return (xxhash.xxh64_intdigest(text.encode()) & ((1 << 62) - 1)) or 1
@@ -69,14 +69,18 @@ class Limits:
         rates = policy.dispatch_messages_per_second, policy.dispatch_bytes_per_second
         if sub.kind is SubscriptionKind.READER:
             rates = NO_RATES
-        sub.rate = self._bucket(sub.rate, self._key(partition, sub.name or "\n"), rates)
+        sub.rate = self._bucket(sub.rate, rates, partition, sub.name or "\n")
 
-    def _bucket(self, before: Any, key: int, rates: tuple[int, int]) -> Bucket | None:
+    def _bucket(
+        self, before: Any, rates: tuple[int, int], partition: Partition, subscription: str = ""
+    ) -> Bucket | None:
         """The bucket for these rates a second. At other rates than `before` nothing is owed of the past:
         what was taken at one a second may not be paid for in hours."""
         if before is not None and before.rates != rates:
             before.forgive()
-        return Bucket(self._worker.boot.buckets.address(key), *rates) if any(rates) else None
+        if not any(rates):
+            return None
+        return Bucket(self._worker.boot.buckets.address(self._key(partition, subscription)), *rates)
 
     # ------------------------------------------------------------ rates of publishers
 
