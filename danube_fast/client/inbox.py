@@ -35,6 +35,7 @@ from danube_fast.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
+    NotFound,
     Unavailable,
 )
 from danube_fast.net.protocol import Seek
@@ -367,18 +368,44 @@ class Inbox:
         """Move the subscription in every partition."""
         self.check_acking()
         place = checked_position(position)
-        calls: list[Call] = []
-        with self._lock:
-            self._acks.send()
-            for attachment in self.attachments:
-                connection = attachment.connection
-                command = Seek(connection.next_request(), attachment.consumer_id, place)
-                call = Call(command, on_done=attachment.on_sought)
-                calls.append(connection.call(call))
-        yield from self._answered_steps(calls, timeout, "seek; it may have happened")
+        deadline_ns = deadline_after(self.pump.clock, timeout)
+        while True:
+            yield from self._attached_steps(deadline_ns)
+            with self._lock:
+                self._acks.send()
+                calls = [self._seek(attachment, place) for attachment in self.attachments]
+            try:
+                yield from self._answered_steps(calls, timeout, "seek; it may have happened")
+                break
+            except NotFound:  # a partition began to move meanwhile: its consumer had to leave
+                if self.pump.clock.monotonic_ns() >= deadline_ns:
+                    raise
         with self._lock:
             calls = self._acks.send(durable=True)
         yield from self._answered_steps(calls, timeout, "seek; it happened, and may not be durable")
+
+    def _seek(self, attachment: Attachment, place: Any) -> Call:
+        """Under the lock: move it in one partition."""
+        connection = attachment.connection
+        command = Seek(connection.next_request(), attachment.consumer_id, place)
+        return connection.call(Call(command, on_done=attachment.on_sought))
+
+    def _attached_steps(self, deadline_ns: int) -> Steps[None]:
+        """Come back from a rest or a move. Raises what ended the consumer, DeadlineExceeded."""
+
+        def is_attached() -> bool:
+            return self._refusal is not None or all(a.subscribed for a in self.attachments)
+
+        with self._lock:
+            if self._is_resting:
+                self._wake()
+        ready = yield Wait(is_attached, deadline_ns)
+        if self._refusal is not None:
+            raise self._refusal
+        if not ready:
+            raise DeadlineExceeded(
+                "the consumer is not attached to all its partitions; look at `danube-fast status`"
+            )
 
     def _answered_steps(self, calls: list[Call], timeout: float, what: str) -> Steps[None]:
         """Wait for all replies and raise the first error."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from danube_fast.client.lane import Lane
+from danube_fast.client.routes import made_again
 
 if TYPE_CHECKING:
     from danube_fast.client.outbox import Outbox
@@ -18,10 +19,11 @@ def relocate(outbox: Outbox, route: Topic) -> None:
     ones. What is on its way keeps its partition."""
     lanes = [*outbox.lanes, *outbox.joining]
     known = list(zip(lanes, route.partitions, strict=False))
+    if any(lane.partition_id != partition.partition_id for lane, partition in known):
+        outbox.topic_gone(route, made_again(route))
+        return
     for lane, partition in known:
         lane.move(partition.connection)
-    if any(lane.partition_id != partition.partition_id for lane, partition in known):
-        return  # another topic of that name: workers tell that ours is gone
     for partition in route.partitions[len(lanes) :]:
         lane = Lane(outbox, partition.connection, partition.topic, partition.partition_id)
         outbox.joining.append(lane)

@@ -20,6 +20,7 @@ from danube_fast.client.connection import Connection
 from danube_fast.client.credit import Credit
 from danube_fast.client.members import Members
 from danube_fast.client.options import ConsumerOptions, Position
+from danube_fast.client.routes import made_again
 from danube_fast.errors import DanubeError, TopicDeleted
 from danube_fast.types import Dispatch
 
@@ -118,7 +119,8 @@ class Roster:
             mine = {a.partition_id: a for a in self.attachments if a.route is route}
             places = {partition.partition_id: partition for partition in route.partitions}
             if not mine.keys() <= places.keys():
-                continue  # another topic of that name: its worker tells that this one is gone
+                self._replaced(route)
+                continue
             self._divide(partition.connection for partition in route.partitions)
             for partition_id, partition in places.items():
                 attachment = mine.get(partition_id)
@@ -134,6 +136,14 @@ class Roster:
             return
         for attachment in [a for a in self.attachments if a.route is route]:
             attachment.fail(error)
+
+    def _replaced(self, route: Topic) -> None:
+        """There is another topic of that name."""
+        self.gone(route, made_again(route))
+        if self.members is not None:
+            if route in self.routes:
+                self.part(route)
+            self.members.on_change("created", route.name)
 
     def is_quiet(self, attachment: Attachment, error: DanubeError) -> bool:
         """An attachment failed: whether that is no more than a topic that leaves its pattern."""

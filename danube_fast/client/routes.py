@@ -28,7 +28,7 @@ from danube_fast.net.protocol import Lookup
 if TYPE_CHECKING:
     from danube_fast.client.core import Core
 
-__all__ = ["Partition", "Routes", "Topic"]
+__all__ = ["Partition", "Routes", "Topic", "made_again"]
 
 _ANSWER_MARGIN_NS = 500 * MILLISECOND_NS
 """A LOOKUP that waits for its topic is given up by the broker this long before the caller."""
@@ -57,6 +57,15 @@ class RouteUser(Protocol):
 
     def topic_gone(self, route: Topic, error: DanubeError) -> None:
         """The topic does not exist any more."""
+
+
+def made_again(route: Topic) -> TopicDeleted:
+    """LOOKUP finds other partitions under the name: it is another topic. Nobody else may say so, as a
+    worker that was away when ours was deleted never knew of it."""
+    return TopicDeleted(
+        f"{route.name} was deleted and made again meanwhile; open another producer or consumer for "
+        "the new one"
+    )
 
 
 class Topic:

@@ -18,7 +18,7 @@ TOPIC = "/default/a"
 
 @pytest.fixture
 def broker(broker: Any) -> Any:
-    """`places`: ports of partitions that another one has; `away`: those that take no subscription."""
+    """`places`: ports of partitions that another one has; `away`: those that take nobody."""
     broker.places, broker.away = {}, set()
     look_up, subscribe, reply = broker._on_lookup, broker._on_subscribe, broker.reply
 
@@ -41,7 +41,16 @@ def broker(broker: Any) -> Any:
         else:
             subscribe(session, identity, command)
 
+    open_producer = broker._on_openproducer
+
+    def on_open_producer(session: Any, identity: bytes, command: p.OpenProducer) -> None:
+        if command.partition_id in broker.away:
+            reply(identity, p.Error(command.request, p.Status.NOT_OWNER, "it is not here"))
+        else:
+            open_producer(session, identity, command)
+
     broker._on_lookup, broker._on_subscribe = on_lookup, on_subscribe
+    broker._on_openproducer = on_open_producer
     return broker
 
 
@@ -230,3 +239,63 @@ def test_an_end_that_overtakes_the_answer_to_a_subscribe(
     client.producer(TOPIC).publish(b"x")
     message = consumer.receive(timeout=10)
     assert message is not None and message.payload == b"x"
+
+
+def make_again(broker: Any) -> None:
+    """While the client is away its topic is deleted and made again; its worker has forgotten both."""
+    broker.forget_sessions()
+    broker.away = {part.partition_id for part in broker.topics[TOPIC].partitions}
+    broker.delete(TOPIC)
+    broker.create(TOPIC, partitions=2)
+
+
+def test_a_topic_that_was_made_again_meanwhile_is_not_waited_for(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    broker.create(TOPIC, partitions=2)
+    consumer = client.consumer(TOPIC, subscription="s")
+    with broker.lock:
+        make_again(broker)
+    with pytest.raises(danube_fast.TopicDeleted, match="made again"):
+        consumer.receive(timeout=10)
+    consumer.close()
+    with client.consumer(TOPIC, subscription="s", initial_position="earliest") as another:
+        client.producer(TOPIC).publish(b"x")
+        message = another.receive(timeout=10)
+        assert message is not None and message.payload == b"x"
+
+
+def test_a_producer_whose_topic_was_made_again_meanwhile_says_so(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    broker.create(TOPIC, partitions=2)
+    producer = client.producer(TOPIC, timeout=10)
+    producer.publish(b"before")
+    with broker.lock:
+        make_again(broker)
+    with pytest.raises(danube_fast.TopicDeleted, match="made again"):
+        producer.publish(b"after")
+    with broker.lock:
+        assert not any(part.frames for part in broker.topics[TOPIC].partitions)
+
+
+def test_a_seek_finds_a_consumer_that_rests_or_moves(
+    broker: Any, other: Any, client: danube_fast.Client
+) -> None:
+    for each in (broker, other):
+        each.create(TOPIC, partitions=1)
+    consumer = client.consumer(TOPIC, subscription="s", type="shared")
+    client.producer(TOPIC).publish(b"x")
+    assert consumer.receive(timeout=10)
+    with client._core.pump.lock:
+        consumer.rest()
+    wait_until("it has left", lambda: attached(broker) == 0)
+    consumer.seek("earliest")
+    message = consumer.receive(timeout=10)
+    assert message is not None and message.payload == b"x"
+    first = consumer.attachments[0]
+    core = client._core
+    with core.pump.lock:  # there is no answer yet
+        first.move(core.routes._worker(f"tcp://127.0.0.1:{other.port}", False), first.credit)
+    consumer.seek("earliest")
+    assert other.commands["Seek"] == 1
