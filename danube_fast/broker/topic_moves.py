@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from danube_fast.broker.topic_records import Extent, PartitionRecord
-from danube_fast.errors import DanubeError, FailedPrecondition
+from danube_fast.broker.topic_store import replace
+from danube_fast.errors import FailedPrecondition
 
 if TYPE_CHECKING:
     from danube_fast.broker.topic_store import Store
@@ -31,14 +32,6 @@ def move_partition(
     entry = store.get(key)
     if entry is None or entry.value != before:
         raise FailedPrecondition(f"{record.topic} was changed by somebody else just now; try again")
-    try:
-        is_done = store.cas(key, after, entry.revision) is not None
-    except DanubeError:
-        # whether a write that failed took place is for the store to say
-        found = store.get(key)
-        if found is None or found.value != after:
-            raise
-        is_done = True
-    if not is_done:
+    if not replace(store, key, after, entry.revision):
         raise FailedPrecondition(f"{record.topic} was changed by somebody else just now; try again")
     return moved

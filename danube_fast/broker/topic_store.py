@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-__all__ = ["Store", "StoredEntry"]
+from danube_fast.errors import DanubeError
+
+__all__ = ["Store", "StoredEntry", "replace"]
 
 
 class StoredEntry(Protocol):
@@ -52,3 +54,16 @@ class Store(Protocol):
     def list(self, prefix: str) -> Sequence[tuple[str, StoredEntry]]:
         """All entries under a prefix."""
         ...
+
+
+def replace(store: Store, key: str, value: bytes, expected_revision: int) -> bool:
+    """Write if the revision is the expected one; whether it was. Raises what the store raises, if nothing
+    was written."""
+    try:
+        return store.cas(key, value, expected_revision) is not None
+    except DanubeError:
+        # whether a write that failed took place is for the store to say
+        found = store.get(key)
+        if found is None or found.value != value:
+            raise
+        return True

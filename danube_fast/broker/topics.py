@@ -34,7 +34,7 @@ from danube_fast.broker.topic_records import (
     parse_dispatch,
     parse_durability,
 )
-from danube_fast.broker.topic_store import Store
+from danube_fast.broker.topic_store import Store, replace
 from danube_fast.errors import (
     AlreadyExists,
     DanubeError,
@@ -250,7 +250,7 @@ class TopicDirectory:
         if (
             entry is None
             or msgspec.json.decode(entry.value, type=TopicRecord) != record
-            or self._store.cas(key, msgspec.json.encode(changed), entry.revision) is None
+            or not replace(self._store, key, msgspec.json.encode(changed), entry.revision)
         ):
             raise FailedPrecondition(
                 f"{record.topic} was changed by somebody else just now; try again"

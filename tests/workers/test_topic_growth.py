@@ -28,6 +28,18 @@ class Failing(MemoryStore):
         return super().transact(*arguments, **more)
 
 
+class Doubtful(MemoryStore):
+    """Writes, and reports a failure all the same, when it is told to."""
+
+    doubts = False
+
+    def cas(self, *arguments: Any) -> Any:
+        revision = super().cas(*arguments)
+        if self.doubts:
+            raise Internal("the disk did not answer")
+        return revision
+
+
 def ids_of(topics: TopicDirectory) -> list[int]:
     return topics.require(WIDE).partition_ids
 
@@ -149,3 +161,18 @@ def test_patterns() -> None:
         assert not pattern.matches(topic)
     assert TopicPattern("/a.b/*").matches("/a.b/c")
     assert not TopicPattern("/a.b/*").matches("/axb/c"), "the namespace is no pattern"
+
+
+def test_a_write_that_took_place_counts_whatever_the_store_said() -> None:
+    """Partitions that a topic in the metadata names are never dropped as left over."""
+    store = Doubtful(SystemClock())
+    topics = directory(store)
+    record = create(topics, WIDE, partitions=2)
+    topics.begin_growth(record, 3)
+    store.doubts = True
+    grown = topics.finish_growth(record)
+    assert topics.end_growth(grown) == []
+    again = directory(store)
+    assert again.require(WIDE) == grown
+    assert len(again.partitions(grown)) == 3
+    assert again.deleted_in_logs([0, 1]) == []
