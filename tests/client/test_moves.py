@@ -11,6 +11,7 @@ import pytest
 import danube_fast
 from danube_fast.client.attachment import Attachment
 from danube_fast.net import protocol as p
+from danube_fast.testing import Broker
 from tests.workers.broker import wait_until
 
 TOPIC = "/default/a"
@@ -299,3 +300,29 @@ def test_a_seek_finds_a_consumer_that_rests_or_moves(
         first.move(core.routes._worker(f"tcp://127.0.0.1:{other.port}", False), first.credit)
     consumer.seek("earliest")
     assert other.commands["Seek"] == 1
+
+
+def test_a_topic_of_a_pattern_that_was_made_again_unheard_joins(real: Broker, topic: str) -> None:
+    """Neither its worker nor the watcher told: both were new when they were asked."""
+    with real.client() as client, real.client() as other:
+        other.publish(topic, b"before")
+        with client.consumer(pattern=f"{topic}*", subscription="s") as consumer:
+            assert consumer.topics == (topic,)
+            core, (route,) = client._core, consumer.roster.routes
+            with core.pump.lock:
+                consumer.attachments[0]._forget_id()
+                core.routes.bootstrap.abandon(core.watcher._call)
+                core.pump.disarm(core.watcher)
+                core.watcher._cursor = ""
+            other.admin.delete_topic(topic)
+            producer = other.producer(topic)
+            producer.publish(b"after")
+            with core.pump.lock:
+                core.routes.refresh(route)
+            wait_until("it joins", lambda: consumer.receive(timeout=0.1))
+            with core.pump.lock:
+                core.watcher._ask()
+            assert consumer.state == "connected"
+            producer.publish(b"more")
+            message = consumer.receive(timeout=10)
+            assert message is not None and message.payload == b"more"
