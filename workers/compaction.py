@@ -120,16 +120,17 @@ class Compaction:
         """Count what is dirty, and write the partition again if that is enough. Raises Unavailable,
         ResourceExhausted, Internal."""
         dirt = self._dirt[partition.partition_id]
-        closed = dirt.looked_until = job.log.position_before(INT64_MAX)
+        closed = job.log.position_before(INT64_MAX)
         clean = max(partition.compacted.until, partition.first_offset)
-        only_tombstones = False
+        tombstone_ns = dirt.tombstone_ns
         if self._tombstones_due(partition):
-            only_tombstones = dirt.tombstone_ns != partition.compacted.tombstone_ns
-            dirt.tombstone_ns = partition.compacted.tombstone_ns
+            tombstone_ns = partition.compacted.tombstone_ns
+        only_tombstones = tombstone_ns != dirt.tombstone_ns
         if dirt.counted < 0:
             yield from self._count(job, partition, clean, dirt)
         enough = dirt.byte_count(partition) >= self._dirt_min(partition)
         if not enough and not only_tombstones:
+            dirt.looked_until = closed
             return
         newest = NewestOffsets(self._worker.settings.compaction_keys_max)
         end = clean
@@ -144,9 +145,10 @@ class Compaction:
         if end > partition.first_offset and (end > clean or only_tombstones):
             yield from self._write(job, partition, newest, end)
             yield from self._count(job, partition, end, dirt)
-        # what stands behind a pass that ran out of keys is closed already
-        if newest.is_full:
-            dirt.looked_until = -1
+        # Only now: a pass that failed is made again. What stands behind one that ran out of keys is
+        # closed already.
+        dirt.tombstone_ns = tombstone_ns
+        dirt.looked_until = -1 if newest.is_full else closed
 
     def _count(
         self, job: Job, partition: Partition, offset: int, dirt: _Dirt
