@@ -39,6 +39,8 @@ AGAIN_NS = 10 * MS
 """A frame that was not in the page cache is tried again after this time."""
 FRAMES_AT_ONCE = 8
 STEPS_PER_TURN = 32
+LOOKUPS_MAX = 256
+"""Frames that are looked up in the index at a time; the others are read when they are due."""
 BYTES_PER_TURN = 4 * 1024 * 1024
 READ_BYTES = 1024 * 1024
 CUT_BYTES_MAX = 32 * 1024 * 1024
@@ -68,6 +70,7 @@ class Foresight:
         self._holders: dict[Subscription, tuple[Partition, int]] = {}
         """Who has something cut out, and since when."""
         self._cut_bytes = 0
+        self._lookups_left = 0
         self._next_ns = self._again_ns = 0
 
     @property
@@ -92,6 +95,8 @@ class Foresight:
         """A slice of what is to be done."""
         if self._backlogs:
             self._look()
+        while self._wanted and self._wanted[0].until_ns <= now_ns:
+            self._wanted.popleft()
         if self._wanted and now_ns >= self._again_ns:
             self._read(self._wanted.popleft())
         if now_ns >= self._next_ns:
@@ -141,6 +146,7 @@ class Foresight:
         """Frames of which something becomes due within AHEAD_NS."""
         worker = self._worker
         now_ns, wall_ns = worker.now_ns, worker.now_wall_ns
+        self._lookups_left = LOOKUPS_MAX
         for sub in worker.catalog.timers.soon(now_ns + AHEAD_NS):
             partition = worker.catalog.by_id.get(sub.partition_id)
             if sub.delays and sub.consumers and partition is not None and partition.logged:
@@ -177,6 +183,9 @@ class Foresight:
                 continue
             if oldest is not None and offset >= oldest.base_offset:
                 break  # it is in memory
+            if not self._lookups_left:
+                break
+            self._lookups_left -= 1
             run = first_run(log, partition, offset)
             if run is None:
                 break
@@ -189,9 +198,9 @@ class Foresight:
 
     def _read(self, wanted: _Wanted) -> None:
         """Cut out of one run what is due soon, if the run is in the page cache."""
-        partition, sub, run, until_ns = wanted
+        partition, sub, run, _ = wanted
         worker = self._worker
-        if worker.now_ns >= until_ns or not self._has(partition, sub):
+        if not self._has(partition, sub):
             return
         try:
             data = worker.logs[partition.log_slot].read_cached(run)

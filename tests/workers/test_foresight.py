@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from danube_fast.broker.ledger_layout import State
+from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import DataLoss
 from danube_fast.wal.index import Run
+from danube_fast.wal.log import Log
 from danube_fast.workers import foresight
 from tests.workers.move_rig import MoveRig
 from tests.workers.shard_rig import Rig
-from tests.workers.test_policies import later
+from tests.workers.test_policies import Ticking, later
 
 SECOND = 1_000_000_000
 FRAMES = 20
@@ -144,6 +146,43 @@ def test_cuts_have_a_bound_and_what_nobody_waits_for_is_let_go(
         assert len(sub.foreseen)
         later(rig, 6)
     assert (len(sub.foreseen), sub.foreseen.byte_count) == (0, 0)
+
+
+def test_looking_for_frames_takes_a_bounded_part_of_a_turn(
+    start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many frames have one message each that is due soon, and the disk does not keep up."""
+    rig = start()
+    rig.assign(1, durability="os")
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.subscribe(1, "s", credit=0)
+    due = rig.worker.clock.wall_ns() + 100 * SECOND
+    for i in range(200):
+        client.publish((1, client.frame(opened, i, [b"x"], deliver_at=[due])))
+    rig.stop()
+    rig = start()
+    rig.worker.clock = rig.boot.clock = Ticking(rig.worker.clock)
+    looked(rig)
+    found: list[int] = []
+    first_run = foresight.first_run
+
+    def counted(log: Log, partition: Partition, offset: int) -> Run | None:
+        found.append(offset)
+        return first_run(log, partition, offset)
+
+    monkeypatch.setattr(foresight, "first_run", counted)
+    monkeypatch.setattr(foresight, "LOOKUPS_MAX", 30)
+    monkeypatch.setattr(rig.worker.logs[0], "read_cached", lambda run: None)
+    later(rig, (due - rig.worker.clock.wall_ns()) / SECOND - 0.8)
+    for _ in range(5):
+        assert 0 < len(found) <= 30
+        found.clear()
+        rig.worker.clock.ahead_ns += SECOND // 10
+        rig.worker.do_work()
+    assert rig.worker.upkeep.foresight._wanted
+    later(rig, 1.1)
+    assert not rig.worker.upkeep.foresight._wanted, "they are of no use any more"
 
 
 def unreadable(run: Run) -> bytearray:
