@@ -7,6 +7,7 @@ that nobody acked in time count as acked, and consumers are told which those wer
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from danube_fast.broker import records as r
@@ -15,6 +16,7 @@ from danube_fast.broker.partition import Partition
 from danube_fast.broker.sizes import Sizes
 from danube_fast.broker.topic_policy import BacklogPolicy, RetentionPolicy
 from danube_fast.errors import ResourceExhausted
+from danube_fast.wal.index import Run
 from danube_fast.wal.log import Log
 from danube_fast.workers.places import breaks_left, first_run, live_runs, lowest_position
 from danube_fast.workers.positions import purged_below
@@ -33,7 +35,10 @@ POLICE_NS = 100 * MS
 AGE_STEP_NS_MAX = 100 * MS
 AGE_STEPS = 200
 """Whatever the time to live: its messages' ages are known to so small a part of it."""
-FAR = 1 << 62
+COUNT_NS_MAX = 5 * MS
+"""Of each tick, for counting what a partition keeps."""
+COUNT_BYTES = 1 << 18
+"""Frames of so many bytes are looked up at a time."""
 LEFT_NS = 60 * SECOND_NS
 """For so long a log is trimmed as far as it goes after a partition was removed, by snapshots of its own."""
 
@@ -45,6 +50,8 @@ class Retention:
         self._worker = worker
         self._policed: dict[int, Partition] = {}
         """Partitions with a policy on ages, sizes or subscriptions."""
+        self._countings: dict[int, Iterator[None]] = {}
+        """By id of a partition whose sizes are not known yet: the steps of counting."""
         self._police_at_ns = 0
         self._left_ns: dict[int, int] = {}
         """By slot of a log: when a partition was removed from it the last time."""
@@ -60,6 +67,7 @@ class Retention:
             self._policed[partition.partition_id] = partition
         else:
             self._policed.pop(partition.partition_id, None)
+            self._countings.pop(partition.partition_id, None)
             partition.sizes = None
             for cause in ("backlog", "storage"):
                 self.refuse(partition, cause, "")
@@ -70,6 +78,7 @@ class Retention:
         self.rewrites.forget(partition)
         if self._policed.get(partition.partition_id) is partition:
             del self._policed[partition.partition_id]
+            self._countings.pop(partition.partition_id, None)
 
     def policed(self) -> list[Partition]:
         """Partitions whose sizes are known."""
@@ -77,6 +86,8 @@ class Retention:
 
     def do_work(self, now_ns: int) -> None:
         """Look at ages and sizes, if it is time."""
+        if self._countings:
+            self._count()
         if not self._policed or now_ns < self._police_at_ns:
             return
         self._police_at_ns = now_ns + POLICE_NS
@@ -170,30 +181,48 @@ class Retention:
     # ------------------------------------------------------------ sizes
 
     def _note_size(self, partition: Partition) -> None:
-        """Sizes are known from the first look on, older ones from the index."""
+        """Sizes are known from the first look on, older ones from the index, soon."""
+        number = partition.partition_id
+        if partition.sizes is None and number not in self._countings:
+            self._countings[number] = self._sizes_before(partition)
+            self._count()
         if partition.sizes is None:
-            partition.sizes = self._sizes_before(partition)
+            return
         base = partition.sizes_base
         partition.sizes.note(partition.visible, base + partition.byte_count)
         partition.sizes.forget_below(partition.first_offset)
 
-    def _sizes_before(self, partition: Partition) -> Sizes:
-        first, total = partition.first_offset, 0
-        known = Sizes(first)
-        runs = []
-        if partition.logged:
-            runs = live_runs(self._log(partition), partition, first, FAR)
-        for run in runs:
-            if run.end_offset > partition.visible:
+    def _count(self) -> None:
+        """Go on with counting: a partition may have millions of frames."""
+        clock = self._worker.clock
+        until_ns = clock.monotonic_ns() + COUNT_NS_MAX
+        for number, steps in list(self._countings.items()):
+            for _ in steps:
+                if clock.monotonic_ns() >= until_ns:
+                    return
+            del self._countings[number]
+
+    def _sizes_before(self, partition: Partition) -> Iterator[None]:
+        at, total = partition.first_offset, 0
+        known = Sizes(at)
+        runs: list[Run] = []
+        while partition.logged and at < partition.visible:
+            runs = live_runs(self._log(partition), partition, at, COUNT_BYTES)
+            if not runs:
                 break
-            total += run.byte_count
-            known.note(run.end_offset, total)
+            for run in runs:
+                at = run.end_offset
+                if at > partition.visible:
+                    break
+                total += run.byte_count
+                known.note(at, total)
+            yield
         for stored in partition.tail_frames():
             if stored.base_offset >= known.end:
                 total += stored.frame_bytes
                 known.note(stored.end_offset, total)
         partition.sizes_base = total - partition.byte_count
-        return known
+        partition.sizes = known
 
     def size_of(self, partition: Partition) -> int:
         """Bytes that a policed partition keeps."""
