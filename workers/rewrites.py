@@ -36,7 +36,7 @@ STEPS_MAX = 256
 LOOK_NS = 1_000_000_000
 """Partitions are looked at so often."""
 REFUSED_NS = 3 * LOOK_NS
-"""That too much of a segment is needed is looked at anew, meanwhile it counts."""
+"""That too much of a segment is needed, or cannot be moved, is looked at anew, meanwhile it counts."""
 RETRY_NS = 10_000_000_000
 """After a failure."""
 UNSYNCED_BYTES_MAX = 16 * 1024 * 1024
@@ -113,8 +113,8 @@ class Rewrites:
         self._wanted: list[int] = []
         """Slots of logs whose oldest segment is pinned."""
         self._refused: dict[int, tuple[int, int]] = {}
-        """By slot: the oldest position of a log of which too much is needed there, and until when that
-        counts."""
+        """By slot: the oldest position of a log whose segment there cannot be given back, and until when
+        that counts."""
 
     # ------------------------------------------------------------ asked by retention
 
@@ -187,10 +187,13 @@ class Rewrites:
         self._job = None
 
     def _unpin(self, job: Job) -> Steps:
-        done = yield from unpin(job, self._retention)
-        self._refused.pop(job.slot, None)
-        if not done:
-            until_ns = self._worker.now_ns + REFUSED_NS
-            self._refused[job.slot] = job.log.oldest_position, until_ns
+        done = False
+        try:
+            done = yield from unpin(job, self._retention)
+        finally:  # what cannot be read or written pins the log as well: its limit holds
+            self._refused.pop(job.slot, None)
+            if not done:
+                until_ns = self._worker.now_ns + REFUSED_NS
+                self._refused[job.slot] = job.log.oldest_position, until_ns
         if job.slot in self._wanted:  # asked for again meanwhile: who still wants it asks anew
             self._wanted.remove(job.slot)

@@ -49,9 +49,11 @@ class Timers(Generic[Owner]):
             self._reckoned_ns = ahead_ns
         elif ahead_ns > self._reckoned_ns + WALL_STEP_NS:
             self._reckoned_ns = ahead_ns
-            for at, _, owner in self._heap.copy():
-                if at == owner.armed_ns:
-                    self.arm(owner, 0)
+            living = [owner for at, _, owner in self._heap if at == owner.armed_ns]
+            self._heap = []
+            for owner in living:
+                owner.armed_ns = 0
+                self._heap.append((0, next(self._numbers), owner))
 
     def arm(self, owner: Owner, due_ns: int) -> None:
         """Call `owner` at that time, unless it is called earlier anyway."""

@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 
 from danube_fast.broker.consumer import SubscriptionKind
+from danube_fast.errors import DataLoss
+from danube_fast.wal.index import Run
 from danube_fast.workers import unpinning
 from tests.workers.shard_rig import RawClient, Rig
 from tests.workers.small_segments import SEGMENT_BYTES
 from tests.workers.test_policies import later, stats, subscription
 
 
-def pinned(start: Callable[..., Rig], **policy: Any) -> tuple[Rig, RawClient, dict[str, int]]:
-    rig = start(index_flush_entries=64)
+def pinned(
+    start: Callable[..., Rig], *, tail_bytes_max: int = 0, **policy: Any
+) -> tuple[Rig, RawClient, dict[str, int]]:
+    rig = start(index_flush_entries=64, tail_bytes_max=tail_bytes_max)
     rig.worker.quota._allowance = 0  # what is left is the floor: four segments
     rig.assign(1, durability="os", policy=policy)
     client = rig.client()
@@ -104,6 +108,27 @@ def test_who_asks_for_acked_messages_while_a_segment_is_emptied_gets_them(start,
     other.subscribe(1, who, consumer_id=2, kind="shared")
     wanted = set(range(asked[0], published))
     assert {offset for offset, _ in other.receive(len(wanted))} == wanted
+
+
+def test_the_limit_holds_when_what_is_needed_cannot_be_read(start, monkeypatch):
+    rig, client, opened = pinned(start, tail_bytes_max=SEGMENT_BYTES)
+
+    def unreadable(run: Run) -> bytearray:
+        raise DataLoss("it is damaged")
+
+    monkeypatch.setattr(rig.worker.logs[0], "read_run", unreadable)
+    status = i = 0
+    while status == 0:
+        status, _ = client.publish((1, client.frame(opened, i, [b"%6000d" % i])))
+        if status == 0 and i != 3:
+            client.ack(0, 3, 4, i + 1)
+        i += 1
+        later(rig, 0.1)
+        assert i < 600, "nobody is refused"
+    assert "subscription 's'" in stats(rig)["refusal"]
+    assert rig.worker.logs[0].oldest_position == 0
+    monkeypatch.undo()
+    rig.turn(lambda: later(rig, 1.1) or not stats(rig)["refusal"], "the end of the refusal")
 
 
 def test_who_needs_most_of_the_oldest_segment_is_refused(start):
