@@ -164,6 +164,7 @@ def test_looking_for_frames_takes_a_bounded_part_of_a_turn(
     rig = start()
     rig.worker.clock = rig.boot.clock = Ticking(rig.worker.clock)
     looked(rig)
+    rig.client().subscribe(1, "s", credit=0)
     found: list[int] = []
     first_run = foresight.first_run
 
