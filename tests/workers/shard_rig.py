@@ -282,6 +282,7 @@ class RawClient:
     def publish(self, *frames: tuple[int, bytearray]) -> list[int]:
         """(partition_id, frame) pairs in one bundle; the flat statuses and offsets."""
         reply = self.ask(11, parts=(bytes(make_bundle(list(frames))),))
+        assert reply[0] == 68, reply
         statuses: list[int] = reply[1]
         return statuses
 

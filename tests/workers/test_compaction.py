@@ -400,6 +400,7 @@ def begin_to_write(topic: Topic, written: int) -> None:
         return len(seen) >= written and topic.rig.worker.retention.rewrites.is_busy
 
     topic.rig.turn(is_amid, "the middle of a pass")
+    topic.connect(topic.rig)  # on a slow disk an hour of that clock went by, and the session
 
 
 def amid_a_pass(start, monkeypatch, written):
