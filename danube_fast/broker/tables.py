@@ -57,7 +57,6 @@ class AdmissionTables:
         self.hash: Words = np.zeros(64, np.int64)
         self.results: Words = np.zeros((results_max, RESULT_WORDS), np.int64)
         self.partition_count = 0
-        self._free_partitions: list[int] = []
         self._free_producers: list[int] = []
         self.producer_count = 0
         self._publish()
@@ -85,13 +84,10 @@ class AdmissionTables:
             grown = np.full(max(2 * len(self.slot_of), partition_id + 1), -1, np.int64)
             grown[: len(self.slot_of)] = self.slot_of
             self.slot_of = grown
-        if self._free_partitions:
-            slot = self._free_partitions.pop()
-        else:
-            slot = self.partition_count
-            self.partition_count += 1
-            if slot == len(self.partitions):
-                self.partitions = np.concatenate([self.partitions, np.zeros_like(self.partitions)])
+        slot = self.partition_count
+        self.partition_count += 1
+        if slot == len(self.partitions):
+            self.partitions = np.concatenate([self.partitions, np.zeros_like(self.partitions)])
         row = self.partitions[slot]
         row[:] = 0
         row[PartitionWord.PARTITION_ID] = partition_id

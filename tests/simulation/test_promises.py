@@ -27,7 +27,8 @@ class Plain(Scenario):
     def __init__(self, seed: int, kind: str, consumers: int) -> None:
         super().__init__(seed, 0)
         self.worker_count = self.log_count = 1
-        self.has_shipped = self.has_moves = False
+        self.has_shipped = self.has_moves = self.has_repeats = False
+        self.delays_ms = 0
         self.faults = []
         self.producers_per_worker = 1
         self.messages_max = 1_500
