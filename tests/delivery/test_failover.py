@@ -89,8 +89,8 @@ def test_a_standby_is_promoted_and_goes_on_behind_the_last_ack(
             active.stdout.close()
     offsets = [first.offset, *(message.offset for message in rest)]
     assert offsets == list(range(offsets[0], MESSAGES)), "a gap, or another order"
-    # the 50 that were printed are acked durably; the killed one may have acked some more
-    assert 50 <= offsets[0] <= 1000
+    # the 50 that were read are acked durably; the killed one may have acked as many more as a pipe holds lines
+    assert 50 <= offsets[0] < MESSAGES // 2
     assert {message.redelivery_count for message in rest} <= {0, 1}
 
 
