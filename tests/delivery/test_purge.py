@@ -215,13 +215,13 @@ def test_the_space_of_a_purge_comes_back(tmp_path: Path) -> None:
         def log_bytes() -> int:
             return int(server.status()["counters"]["log_bytes"])
 
-        before = log_bytes()
-        assert before > 10 << 20
+        # counters are told once in a while, so the last of it may show later
+        wait_until("it takes space", lambda: log_bytes() > 11 << 20, WAIT_SECONDS)
         client.admin.purge_topic("/default/big")
         # what another topic has in the oldest segment stays, and keeps that segment
         client.admin.purge_topic("/default/kept")
         publish(client, "/default/kept", 10, size=100)
-        wait_until("space comes back", lambda: log_bytes() < before // 3, WAIT_SECONDS)
+        wait_until("space comes back", lambda: log_bytes() < 4 << 20, WAIT_SECONDS)
         assert len(list(client.reader("/default/kept"))) == 10
 
 
