@@ -123,14 +123,11 @@ def consume_share(link: Link, options: dict[str, Any]) -> None:
 
 def run_share(rig: Rig, plan: Plan) -> Figures:
     """`plan.consumers` on one subscription of the workload's type, and its rate as a part of that of one
-    exclusive consumer, which runs before."""
-    alone = _run(rig, msgspec.structs.replace(plan, consumers=1), "exclusive")
-    figures = _run(rig, plan, plan.workload.replace("-", "_"))
-    if alone.messages_per_s and figures.messages_per_s:
-        figures.extra["vs_exclusive"] = figures.messages_per_s / alone.messages_per_s
-        figures.extra["exclusive_per_s"] = alone.messages_per_s
-    _add_faults(figures, alone)
-    return figures
+    exclusive consumer."""
+    return _in_turns(
+        lambda: _run(rig, plan, plan.workload.replace("-", "_")),
+        {"exclusive": lambda: _run(rig, msgspec.structs.replace(plan, consumers=1), "exclusive")},
+    )
 
 
 def run_failover(rig: Rig, plan: Plan) -> Figures:

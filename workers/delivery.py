@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import zmq
 
 from danube_fast.broker.consumer import Consumer, Deliver, Stored
 from danube_fast.broker.ledger import Rows
@@ -20,8 +19,8 @@ from danube_fast.broker.partition import Partition
 from danube_fast.broker.sparse import places_of
 from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import DataLoss
-from danube_fast.frame.bundle import sealed_bundle
-from danube_fast.frame.split import split_frame
+from danube_fast.frame.bundle import bundle_bytes, sealed_bundle, write_bundle
+from danube_fast.frame.split import Cut
 from danube_fast.frame.view import FrameView
 from danube_fast.net import protocol
 from danube_fast.net.server import PeerGone, WouldBlock
@@ -37,7 +36,7 @@ PIECES_MAX = 4096
 WHOLE_BUNDLES_MAX = 16
 """Bundle parts in one DELIVER."""
 
-Piece = tuple[Consumer, Stored, "bytearray | None"]
+Piece = tuple[Consumer, Stored, Cut | None]
 
 
 class Delivery:
@@ -66,7 +65,7 @@ class Delivery:
         """Take the effects of a turn."""
         for effect in effects:
             consumer, stored = effect.consumer, effect.stored
-            piece: bytearray | None = None
+            piece: Cut | None = None
             if effect.rows is not None:
                 piece = self._part_of(effect, effect.rows)
             if stored.producer_id not in consumer.announced:
@@ -74,7 +73,7 @@ class Delivery:
             self._pieces.setdefault(consumer.session, []).append((consumer, stored, piece))
             self.messages_out += stored.message_count
 
-    def _part_of(self, effect: Deliver, rows: Rows) -> bytearray | None:
+    def _part_of(self, effect: Deliver, rows: Rows) -> Cut | None:
         """A SPLIT frame with the wanted messages; puts the flow's byte credit right.
 
         None for a frame that does not decompress.
@@ -93,7 +92,7 @@ class Delivery:
             return None
         if effect.attempts is not None:
             self.redelivered += int(np.count_nonzero(effect.attempts))
-        piece = split_frame(view, places_of(stored, view, rows), effect.attempts)
+        piece = Cut(view, places_of(stored, view, rows), effect.attempts)
         estimate = stored.frame_bytes * len(rows) // stored.message_count
         effect.consumer.flow.byte_credit += estimate - len(piece)
         return piece
@@ -139,7 +138,7 @@ class Delivery:
         sent = at = 0
         while at < len(items):
             ids: list[int] = []
-            parts: list[bytes | zmq.Frame] = []
+            parts: list[Any] = []
             copies: list[tuple[int, Any]] = []
             size = 0
             while at < len(items) and size < self._bytes_max and len(ids) < PIECES_MAX:
@@ -147,11 +146,11 @@ class Delivery:
                 whole = 0 if piece is not None else self._whole_bundle(items, at)
                 if whole:
                     if copies:
-                        parts.append(sealed_bundle(copies))
+                        parts.append(self._bundle(session, copies))
                         copies = []
                     if len(parts) >= WHOLE_BUNDLES_MAX:
                         break
-                    parts.append(stored.holder)  # type: ignore[arg-type]
+                    parts.append(stored.holder)
                     for consumer, stored, _ in items[at : at + whole]:
                         ids.append(consumer.consumer_id)
                         size += stored.frame_bytes
@@ -163,12 +162,22 @@ class Delivery:
                 size += len(data)
                 at += 1
             if copies:
-                parts.append(sealed_bundle(copies))
+                parts.append(self._bundle(session, copies))
             self.frames_out += len(ids)
             self.bytes_out += size
             self.send(session, [protocol.encode(protocol.Deliver(ids)), *parts])
             sent += 1
         return sent
+
+    def _bundle(self, session: Session, frames: list[tuple[int, Any]]) -> Any:
+        """A part of these frames. What is cut out of others is written where it is sent from: each copy
+        in between would cost as much as the cutting."""
+        if not any(isinstance(frame, Cut) for _, frame in frames):
+            return sealed_bundle(frames)
+        size = bundle_bytes([len(frame) for _, frame in frames])
+        part, address = self._doors.room(session.identity, size)
+        write_bundle(address, frames)
+        return part
 
     @staticmethod
     def _whole_bundle(items: list[Piece], at: int) -> int:
@@ -188,7 +197,7 @@ class Delivery:
 
     # ------------------------------------------------------------ messages
 
-    def send(self, session: Session, parts: list[bytes | zmq.Frame]) -> None:
+    def send(self, session: Session, parts: list[Any]) -> None:
         """Send in order, or put into the session's outbox; nothing to a session that was closed."""
         if session.closed:
             return

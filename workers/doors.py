@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import zmq
-
 from danube_fast.config import Settings
+from danube_fast.frame.kernel import address_of
 from danube_fast.net.greeting import message_bytes_max
 from danube_fast.net.server import PART_BYTES_MAX_SLACK, PeerGone, Server, WouldBlock
 from danube_fast.ring.handover import Gate
@@ -60,7 +59,16 @@ class Doors:
             yield from gate.receive(limit)
         self.drained = self.server.drained and not gate.awake
 
-    def send(self, identity: bytes, parts: list[bytes | zmq.Frame]) -> None:
+    def room(self, identity: bytes, size: int) -> tuple[Any, int]:
+        """A part of a message for this client that is yet to be written, and the address of its `size`
+        bytes. Raises MemoryError."""
+        if identity[0] == _ROUTED:
+            part = self.server.room(size)
+            return part, part.address
+        copied = bytearray(size)
+        return copied, address_of(copied)
+
+    def send(self, identity: bytes, parts: list[Any]) -> None:
         """Queue one message for a client. Raises PeerGone or WouldBlock; then nothing was sent."""
         if identity[0] == _ROUTED:
             self.server.send(identity, parts)

@@ -45,7 +45,7 @@ TABLES_MAX = 1024
 """Masks with a table of their own, 32 KiB each."""
 
 _route, _note_routes = direct(k.route), direct(k.note_routes)
-_next_eligible = direct(k.next_eligible)
+_next_eligible, _group_rows = direct(k.next_eligible), direct(k.group_rows)
 
 
 class Router:
@@ -216,18 +216,19 @@ class Router:
         low, high = stored.base_offset + int(rows[0]), stored.base_offset + int(rows[-1]) + 1
         self._ledger.call(_route, low, high, int(self._job.ctypes.data))
         self._at = max(self._at, high)
-        slots = self._slots[: len(rows)]
+        grouped, ends = np.empty_like(rows), np.zeros(len(self._allowance), np.int64)
+        job = int(self._job.ctypes.data)
+        _group_rows(job, address_of(ends), len(ends), address_of(grouped))
+        bounds = [0, *ends.tolist()]
         parts: list[tuple[Consumer, Rows]] = []
-        left = len(rows)
         for consumer in self._consumers:
-            if left:
-                mine = rows[slots == consumer.slot]
-                left -= len(mine)
-                if len(mine):
-                    parts.append((consumer, mine))
+            start, end = bounds[consumer.slot : consumer.slot + 2]
+            if start < end:
+                parts.append((consumer, grouped[start:end]))
             if self._allowance[consumer.slot] <= 0 and consumer not in self._starved:
                 self._starved.append(consumer)
-        skipped = rows[slots == NOBODY] if left else rows[:0]
+        is_all = bounds[-1] == len(rows)
+        skipped = rows[:0] if is_all else rows[self._slots[: len(rows)] == NOBODY]
         self._skipped = skipped if len(skipped) else None
         return parts
 

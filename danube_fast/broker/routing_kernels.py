@@ -46,7 +46,7 @@ from danube_fast.frame.memory import (  # fmt: skip
     store_u64,
 )
 
-__all__ = ["next_eligible", "note_routes", "route"]
+__all__ = ["group_rows", "next_eligible", "note_routes", "route"]
 
 _SPREAD = -7046029254386353131
 """2**64 / golden ratio, as int64: spreads offsets of messages without a key."""
@@ -136,6 +136,31 @@ def route(head: int, job: int) -> int:
             store_u64(head + H_FIRST_WAITING, min(offset, load_i64(head + H_FIRST_WAITING)))
     store_u64(head + H_NEXT, max(end, load_i64(head + H_NEXT)))
     return 0
+
+
+@kernel("void(int64,int64,int64,int64)")
+def group_rows(job: int, ends: int, slots: int, target: int) -> None:
+    """Copy the rows that went to some slot, those of slot 0 first; `ends` (int64 for each of `slots` slots,
+    all 0) tells where those of each end."""
+    rows, count, places = load_i64(job + J_ROWS), load_i64(job + J_COUNT), load_i64(job + J_SLOTS)
+    for i in range(count):
+        slot = load_u16(places + 2 * i)
+        if slot < slots:
+            place = ends + WORD_BYTES * slot
+            store_u64(place, load_i64(place) + 1)
+    start = 0
+    for slot in range(slots):
+        place = ends + WORD_BYTES * slot
+        mine = load_i64(place)
+        store_u64(place, start)
+        start += mine
+    for i in range(count):
+        slot = load_u16(places + 2 * i)
+        if slot < slots:
+            place = ends + WORD_BYTES * slot
+            at = load_i64(place)
+            store_u32(target + 4 * at, load_i32(rows + 4 * i))
+            store_u64(place, at + 1)
 
 
 @kernel("int64(int64,int64)")

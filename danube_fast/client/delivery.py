@@ -150,13 +150,4 @@ class Delivery:
         if self.is_dense:
             base = self.base_offset
             return array("q", (base + start, base + stop))
-        import numpy as np
-
-        offsets = self.offsets()[start:stop]
-        breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
-        pairs = np.empty((len(breaks) + 1, 2), dtype=np.int64)
-        pairs[0, 0] = offsets[0]
-        pairs[1:, 0] = offsets[breaks]
-        pairs[:-1, 1] = offsets[breaks - 1] + 1
-        pairs[-1, 1] = offsets[-1] + 1
-        return array("q", pairs.tobytes())
+        return self.view.ranges(start, stop)

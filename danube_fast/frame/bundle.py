@@ -10,6 +10,7 @@ the sender's word: whoever reads a bundle also compares each entry with what `ch
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -29,8 +30,10 @@ from danube_fast.frame.layout import (
     HEADER_BYTES,
 )
 from danube_fast.frame.memory import load_u32
+from danube_fast.frame.split import Cut
 
 __all__ = ["bundle_bytes", "bundle_entries", "make_bundle", "read_bundle", "sealed_bundle"]
+__all__ += ["write_bundle"]
 
 _MAGIC = int(Fault.BUNDLE_MAGIC)
 _FRAME_COUNT = int(Fault.BUNDLE_FRAME_COUNT)
@@ -104,17 +107,35 @@ def sealed_bundle(frames: Sequence[tuple[int, Any]]) -> bytes:
     return b"".join(_pieces(frames))
 
 
+def write_bundle(address: int, frames: Sequence[tuple[int, Any]]) -> None:
+    """Write a bundle of frames and `Cut`s to where
+    `bundle_bytes` of memory are. Raises InvalidArgument."""
+    directory = b"".join(_directory(frames))
+    ctypes.memmove(address, directory, len(directory))
+    address += len(directory)
+    for _, frame in frames:
+        if isinstance(frame, Cut):
+            frame.write(address)
+        else:
+            ctypes.memmove(address, address_of(frame), len(frame))
+        address += len(frame)
+
+
 def _pieces(frames: Sequence[tuple[int, Any]]) -> list[Any]:
     """The directory and the frames."""
+    return [*_directory(frames), *(frame for _, frame in frames)]
+
+
+def _directory(frames: Sequence[tuple[int, Any]]) -> list[bytes]:
     if not frames:
         raise InvalidArgument("a bundle needs at least one frame")
     directory = [_HEADER.pack(BUNDLE_MAGIC, len(frames))]
     for index, (partition_id, frame) in enumerate(frames):
-        size = memoryview(frame).nbytes
+        size = len(frame) if isinstance(frame, Cut) else memoryview(frame).nbytes
         if size < HEADER_BYTES or size % FRAME_ALIGNMENT:
             raise InvalidArgument(
                 f"item {index} of the bundle is {size} bytes; a frame is a multiple of "
                 f"{FRAME_ALIGNMENT} of at least {HEADER_BYTES}"
             )
         directory.append(_ENTRY.pack(partition_id, size))
-    return [*directory, *(frame for _, frame in frames)]
+    return directory

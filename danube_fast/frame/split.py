@@ -65,7 +65,7 @@ from danube_fast.frame.stamp import reseal
 from danube_fast.frame.unpack_kernels import find_buffer
 from danube_fast.frame.view import FrameView
 
-__all__ = ["split_frame"]
+__all__ = ["Cut", "split_frame"]
 
 _WORD = 8
 _ROW_BYTES = 4
@@ -285,47 +285,71 @@ _call_measure = direct(_measure)
 _call_write = direct(_write)
 
 
+class Cut:
+    """Messages of a frame that are to be written as a SPLIT frame, which has `len()` bytes.
+
+    The view's buffer must stay as it is until then.
+    """
+
+    __slots__ = ("_bytes", "_counts", "_rows", "_sizes", "_view")
+
+    def __init__(
+        self,
+        view: FrameView,
+        rows: np.ndarray[Any, Any],
+        redelivery_counts: np.ndarray[Any, Any] | None = None,
+    ) -> None:
+        """The messages at `rows` (int32, strictly rising indices into `view`).
+
+        `redelivery_counts` (uint32, one for each row) replaces those of the source, if any. The frame
+        must have been stamped. Raises InvalidArgument for rows or counts that do not fit, DataLoss
+        if the frame is unsound.
+        """
+        rows = np.ascontiguousarray(rows, dtype=np.int32)
+        body = view.body()
+        place = array_address(rows)
+        if not rows.size or not _call_check_rows(place, rows.size, view.message_count):
+            raise InvalidArgument(
+                f"rows must rise strictly and be below {view.message_count}, at least one of them"
+            )
+        if view.offset_span < view.message_count:
+            raise InvalidArgument("only a stamped frame can be split; stamp it first")
+        if redelivery_counts is not None:
+            redelivery_counts = np.ascontiguousarray(redelivery_counts, dtype=np.uint32)
+            if redelivery_counts.size != rows.size:
+                raise InvalidArgument(
+                    f"{redelivery_counts.size} redelivery counts for {rows.size} rows; give one each"
+                )
+        self._view, self._rows, self._counts = view, rows, redelivery_counts
+        self._sizes = np.empty(BUFFER_ID_MAX + 1, dtype=np.int64)
+        self._bytes: int = _call_measure(
+            body, place, rows.size, array_address(self._sizes), redelivery_counts is not None
+        )
+
+    def __len__(self) -> int:
+        return self._bytes
+
+    def write(self, address: int) -> None:
+        """Write the frame where `len()` bytes of memory are, whatever they are."""
+        _call_write(
+            address,
+            self._bytes,
+            self._view.address,
+            self._view.body(),
+            array_address(self._rows),
+            self._rows.size,
+            array_address(self._sizes),
+            0 if self._counts is None else array_address(self._counts),
+        )
+
+
 def split_frame(
     view: FrameView,
     rows: np.ndarray[Any, Any],
     redelivery_counts: np.ndarray[Any, Any] | None = None,
 ) -> bytearray:
-    """A SPLIT frame of the messages at `rows` (int32, strictly rising indices into `view`).
-
-    `redelivery_counts` (uint32, one for each row) replaces those of the source, if any. The frame
-    must have been stamped. Raises InvalidArgument for rows or counts that do not fit, DataLoss if
-    the frame is unsound.
-    """
-    rows = np.ascontiguousarray(rows, dtype=np.int32)
-    row_count = rows.size
-    body = view.body()
-    rows_address = array_address(rows)
-    if not row_count or not _call_check_rows(rows_address, row_count, view.message_count):
-        raise InvalidArgument(
-            f"rows must rise strictly and be below {view.message_count}, at least one of them"
-        )
-    if view.offset_span < view.message_count:
-        raise InvalidArgument("only a stamped frame can be split; stamp it first")
-    counts_address = 0
-    if redelivery_counts is not None:
-        redelivery_counts = np.ascontiguousarray(redelivery_counts, dtype=np.uint32)
-        if redelivery_counts.size != row_count:
-            raise InvalidArgument(
-                f"{redelivery_counts.size} redelivery counts for {row_count} rows; give one each"
-            )
-        counts_address = array_address(redelivery_counts)
-    sizes = np.empty(BUFFER_ID_MAX + 1, dtype=np.int64)
-    sizes_address = array_address(sizes)
-    frame_bytes = _call_measure(body, rows_address, row_count, sizes_address, counts_address)
-    frame = bytearray(frame_bytes)
-    _call_write(
-        address_of(frame),
-        frame_bytes,
-        view.address,
-        body,
-        rows_address,
-        row_count,
-        sizes_address,
-        counts_address,
-    )
+    """A SPLIT frame of some messages. Arguments and errors are those of `Cut`."""
+    cut = Cut(view, rows, redelivery_counts)
+    frame = bytearray(len(cut))
+    cut.write(address_of(frame))
     return frame

@@ -1,6 +1,6 @@
 """Kernels that read a body which `check_body` has accepted.
 
-`find_buffer` walks the directory (at most 19 entries). `unpack_items` makes `bytes` objects straight
+`find_buffer` walks the directory (at most 19 entries), `find_ranges` reads offsets. `unpack_items` makes `bytes` objects straight
 from a column and puts them into a list; it calls the Python C API, so it runs under the GIL and only
 where `cpython.OBJECTS_READABLE`.
 """
@@ -15,6 +15,7 @@ from danube_fast.frame.layout import (
     AT_ENTRY_ID,
     BUFFER_DIRECTORY_BYTES,
     BUFFER_ENTRY_BYTES,
+    DELTA_BYTES,
     FRAME_ALIGNMENT,
     ID_KEY_OFFSETS,
     ID_PAYLOAD_OFFSETS,
@@ -22,7 +23,7 @@ from danube_fast.frame.layout import (
 )
 from danube_fast.frame.memory import load_i32, load_i64, load_u8, load_u16, load_u32, store_u64
 
-__all__ = ["find_buffer", "unpack_items"]
+__all__ = ["find_buffer", "find_ranges", "unpack_items"]
 
 _new_bytes = external("PyBytes_FromStringAndSize", "int64(int64,int64)")
 
@@ -41,6 +42,25 @@ def find_buffer(body: int, buffer_id: int) -> int:
         place += (size + FRAME_ALIGNMENT - 1) & -FRAME_ALIGNMENT
         entry += BUFFER_ENTRY_BYTES
     return 0
+
+
+@kernel("int64(int64,int64,int64,int64,int64)")
+def find_ranges(deltas: int, base: int, start: int, stop: int, target: int) -> int:
+    """Write where the offsets of messages start to stop (at least one) lie, int64 [low, high) pairs; how
+    many pairs. `deltas` is the address of u32 deltas from `base`."""
+    first = target
+    low = high = base + load_u32(deltas + DELTA_BYTES * start)
+    for index in range(start, stop):
+        offset = base + load_u32(deltas + DELTA_BYTES * index)
+        if offset != high:
+            store_u64(target, low)
+            store_u64(target + 8, high)
+            target += 16
+            low = offset
+        high = offset + 1
+    store_u64(target, low)
+    store_u64(target + 8, high)
+    return ((target - first) >> 4) + 1
 
 
 @kernel("int64(int64,int64,int64,int64,int64,int64,int64)")

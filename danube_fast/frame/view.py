@@ -13,6 +13,7 @@ while the view is in use: whoever reads memory that others write copies first.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections import deque
 from typing import Any, overload
 
@@ -57,7 +58,7 @@ from danube_fast.frame.layout import (
     Flag,
 )
 from danube_fast.frame.plain import plain_unpack
-from danube_fast.frame.unpack_kernels import find_buffer, unpack_items
+from danube_fast.frame.unpack_kernels import find_buffer, find_ranges, unpack_items
 
 __all__ = ["PLACE_FIELDS", "FrameView"]
 
@@ -71,6 +72,7 @@ _check_frame = direct(check_frame)
 _check_body = direct(check_body)
 _check_header_crc = direct(check_header_crc)
 _find_buffer = direct(find_buffer)
+_find_ranges = direct(find_ranges)
 _unpack_items = direct(unpack_items)
 
 _ALL_FLAGS = int(Flag.SPLIT | Flag.CONTROL | Flag.PAD | Flag.DELAYED)
@@ -84,6 +86,7 @@ _OBJECT_BYTES = 33
 """What a `bytes` object takes besides its bytes."""
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
+Pairs = array  # of type code "q"
 
 
 class _Anchors:
@@ -384,11 +387,26 @@ class FrameView:
 
     def offsets(self) -> IntArray:
         """int64[n]: each message's offset."""
-        deltas = self.offset_deltas()
+        return self.offset_deltas() + np.int64(self._sound_base())
+
+    def _sound_base(self) -> int:
         base_offset = self.base_offset
         if base_offset > SEQUENCE_MAX:
             raise self._loss(f"base_offset {base_offset} is over 2**62 - 1")
-        return deltas + np.int64(base_offset)
+        return base_offset
+
+    def ranges(self, start: int = 0, stop: int | None = None) -> Pairs[int]:
+        """Offsets of messages start to stop as flat [low, high) pairs, int64, in their order."""
+        first, last = self._window(start, stop)
+        place, base = self.place(BufferId.OFFSET_DELTA), self._sound_base()
+        if first == last:
+            return array("q")
+        if not place:
+            return array("q", (base + first, base + last))
+        found = array("q", bytes(16 * (last - first)))
+        pairs = _find_ranges(self.body() + place, base, first, last, address_of(found))
+        del found[2 * pairs :]
+        return found
 
     def sequences(self) -> IntArray:
         """int64[n]: each message's sequence."""

@@ -3,6 +3,7 @@
     receive_head()   the first part of a message, or None   (one call, no exception, no lock given up)
     receive_rest()   the parts behind it, as bytes, large ones as Frames
     send(), send_more()   one part, copied; with send_more another follows
+    give()           a `Part`, whose memory ZeroMQ takes
     post()           a whole message
 
 pyzmq turns every option and flag into an enum, raises an exception for an empty socket, and gives up
@@ -27,7 +28,7 @@ from danube_fast.errors import Internal
 from danube_fast.frame.kernel import address_of, direct, intrinsic, kernel
 from danube_fast.frame.memory import load_i64, memory_copy, store_u64
 
-__all__ = ["SEND_LAST", "SEND_MORE", "Port", "send_part"]
+__all__ = ["SEND_LAST", "SEND_MORE", "Part", "Port", "send_part"]
 
 SEND_LAST = int(zmq.NOBLOCK)
 SEND_MORE = SEND_LAST | int(zmq.SNDMORE)
@@ -54,13 +55,15 @@ _receive_part: Callable[..., Any] = _base.recv
 
 _NAMES = (
     "zmq_msg_init", "zmq_msg_recv", "zmq_msg_data", "zmq_msg_more", "zmq_msg_close", "zmq_send",
-    "zmq_getsockopt", "zmq_errno",
+    "zmq_getsockopt", "zmq_errno", "zmq_msg_init_size", "zmq_msg_send",
 )  # fmt: skip
-_INIT, _RECV, _DATA, _MORE, _CLOSE, _SEND, _GETSOCKOPT, _ERRNO = range(0, 8 * len(_NAMES), 8)
+_INIT, _RECV, _DATA, _MORE, _CLOSE, _SEND, _GETSOCKOPT, _ERRNO, _INIT_SIZE, _MSG_SEND = range(
+    0, 8 * len(_NAMES), 8
+)
 
 
 def _addresses() -> Any:
-    """Where libzmq's functions are, int64[8]. Raises Internal if pyzmq hides them."""
+    """Where libzmq's functions are, int64 each. Raises Internal if pyzmq hides them."""
     try:
         # a library's symbols are also looked for in those that it was linked with
         library = ctypes.CDLL(_zmq.__file__)
@@ -149,6 +152,30 @@ def _send(table: int, socket: int, data: int, size: int, flags: int) -> int:
 
 
 @kernel("int64(int64,int64,int64)")
+def _open_part(table: int, message: int, size: int) -> int:
+    """Make a zmq_msg_t of that size: where its content goes, or 0 if there is no memory."""
+    if call_int(load_i64(table + _INIT_SIZE), message, size, 0, 0) != 0:
+        return 0
+    return call_word(load_i64(table + _DATA), message, 0, 0, 0)
+
+
+@kernel("int64(int64,int64)")
+def _close_part(table: int, message: int) -> int:
+    return call_int(load_i64(table + _CLOSE), message, 0, 0, 0)
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def _send_part(table: int, socket: int, message: int, flags: int) -> int:
+    """Send a zmq_msg_t, which is empty then; minus an errno if that failed."""
+    sent = -1
+    for _ in range(_TRIES):
+        sent = call_int(load_i64(table + _MSG_SEND), message, socket, flags, 0)
+        if sent >= 0 or _fault(table) != -_EINTR:
+            break
+    return sent if sent >= 0 else _fault(table)
+
+
+@kernel("int64(int64,int64,int64)")
 def _get_events(table: int, socket: int, place: int) -> int:
     """ZMQ_EVENTS, or minus an errno. `place` has room for two words."""
     store_u64(place, 0)
@@ -162,6 +189,29 @@ _head = direct(_receive_head)
 _rest = direct(_take)
 _give = direct(_send)
 _events = direct(_get_events)
+_open, _close, _give_part = direct(_open_part), direct(_close_part), direct(_send_part)
+
+
+class Part:
+    """Memory of `len()` bytes at `address`, to be written and then sent without a copy, once."""
+
+    __slots__ = ("_size", "address", "message")
+
+    def __init__(self, size: int) -> None:
+        """Raises MemoryError."""
+        self._size = size
+        self.message = bytearray(_MESSAGE_BYTES)
+        """The zmq_msg_t."""
+        self.address: int = _open(_table, address_of(self.message), size)
+        if not self.address:
+            raise MemoryError(f"no memory for a part of {size} bytes")
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __del__(self) -> None:
+        if self.address:
+            _close(_table, address_of(self.message))
 
 
 class Port:
@@ -226,7 +276,15 @@ class Port:
     def send(self, data: Any, flags: int = SEND_LAST) -> None:
         """Send a copy of a buffer. Raises ZMQError, `zmq.Again` if the queue is full."""
         handle = self._handle or self._own_handle()
-        sent: int = _give(_table, handle, address_of(data), len(data), flags)
+        self._check(_give(_table, handle, address_of(data), len(data), flags))
+
+    def give(self, part: Part, flags: int = SEND_LAST) -> None:
+        """Send a part, whose memory is ZeroMQ's then. Raises as `send`; then it still is the part's."""
+        handle = self._handle or self._own_handle()
+        self._check(_give_part(_table, handle, address_of(part.message), flags))
+
+    @staticmethod
+    def _check(sent: int) -> None:
         if sent < 0:
             raise zmq.Again if sent == -_EAGAIN else zmq.ZMQError(-sent)
 

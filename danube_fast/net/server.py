@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import zmq
 
 from danube_fast.errors import Unavailable
-from danube_fast.net.port import SEND_LAST, SEND_MORE, Port, send_part
+from danube_fast.net.port import SEND_LAST, SEND_MORE, Part, Port, send_part
 
 __all__ = ["PeerGone", "Server", "WouldBlock"]
 
@@ -96,7 +96,12 @@ class Server:
             if identity[:1] == b"\0" and command is not None and len(parts) < PARTS_MAX:
                 yield identity, command, parts
 
-    def send(self, identity: bytes, parts: list[bytes | zmq.Frame]) -> None:
+    @staticmethod
+    def room(size: int) -> Part:
+        """Memory for a part that `send` does not copy. Raises MemoryError."""
+        return Part(size)
+
+    def send(self, identity: bytes, parts: list[bytes | zmq.Frame | Part]) -> None:
         """Queue one message for a peer. Raises PeerGone or WouldBlock; then nothing was sent."""
         port = self._port
         left = len(parts)
@@ -106,6 +111,8 @@ class Server:
                 left -= 1
                 if type(part) is bytes:
                     port.send(part, SEND_MORE if left else SEND_LAST)
+                elif type(part) is Part:
+                    port.give(part, SEND_MORE if left else SEND_LAST)
                 else:
                     send_part(port.socket, part, SEND_MORE if left else SEND_LAST, False)
         except zmq.Again as error:

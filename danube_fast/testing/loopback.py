@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from danube_fast.frame.kernel import address_of
 from danube_fast.net.server import PeerGone, WouldBlock
 from danube_fast.testing.virtual_clock import MS, US, Schedule
 
@@ -138,6 +139,15 @@ class Wire:
             self.server.wires.pop(self.identity, None)
 
 
+class Room(bytearray):
+    """A part that is yet to be written."""
+
+    @property
+    def address(self) -> int:
+        """Where its memory is."""
+        return address_of(self)
+
+
 class LoopbackServer:
     """A worker's door."""
 
@@ -178,6 +188,11 @@ class LoopbackServer:
             rest = [bytearray(part) for part in parts[1:]]  # the worker stamps in place
             self._tap.received(wire, parts[0], rest)
             yield wire.identity, parts[0], rest
+
+    @staticmethod
+    def room(size: int) -> Room:
+        """Memory for a part."""
+        return Room(size)
 
     def send(self, identity: bytes, parts: list[Any]) -> None:
         """Queue one message for a client. Raises PeerGone or WouldBlock; then nothing was sent."""

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danube_fast.errors import InvalidArgument
+from danube_fast.frame.bundle import bundle_bytes, sealed_bundle, write_bundle
+from danube_fast.frame.kernel import address_of
 from danube_fast.frame.layout import Codec, Flag
 from danube_fast.frame.pack import encode_frame
-from danube_fast.frame.split import split_frame
+from danube_fast.frame.split import Cut, split_frame
 from danube_fast.frame.view import FrameView
 from tests.frame.samples import FULL, random_columns, rows_of, stamped
 
@@ -101,3 +103,36 @@ def test_the_source_may_lie_at_any_address() -> None:
     expected = split_frame(FrameView(frame), _rows(0, 1, 4))
     for shift in range(1, 9):
         assert split_frame(FrameView(bytes(shift) + frame, shift), _rows(0, 1, 4)) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_cut_is_written_over_whatever_is_there(seed: int) -> None:
+    generator = random.Random(seed)
+    view = FrameView(stamped(encode_frame(**random_columns(generator))))
+    count = view.message_count
+    rows = _rows(*sorted(generator.sample(range(count), generator.randint(1, count))))
+    counts = generator.choice([None, np.arange(len(rows), dtype=np.uint32)])
+    part, whole = split_frame(view, rows, counts), encode_frame([b"x"])
+    frames = [(1, Cut(view, rows, counts)), (2, memoryview(whole)), (3, Cut(view, rows, counts))]
+    bundle = bytearray(b"\xee" * bundle_bytes([len(frame) for _, frame in frames]))
+    write_bundle(address_of(bundle), frames)
+    assert bundle == sealed_bundle([(1, part), (2, whole), (3, part)])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranges_are_those_of_the_offsets(seed: int) -> None:
+    generator = random.Random(seed)
+    count = generator.randint(1, 200)
+    view = FrameView(stamped(encode_frame([b"x"] * count)))
+    if generator.random() < 0.8:
+        chosen = [row for row in range(count) if generator.random() < 0.7] or [0]
+        view = FrameView(split_frame(view, _rows(*chosen)))
+    offsets = view.offsets().tolist()
+    start = generator.randint(0, len(offsets))
+    stop = generator.randint(start, len(offsets))
+    pairs = view.ranges(start, stop).tolist()
+    told: list[int] = []
+    for low, high in zip(pairs[::2], pairs[1::2], strict=True):
+        assert not told or told[-1] + 1 < low < high, "touching ranges are one"
+        told += range(low, high)
+    assert told == offsets[start:stop]

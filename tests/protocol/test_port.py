@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zmq
 
-from danube_fast.net.port import Port
+from danube_fast.net.port import Part, Port
 
 WAIT_MS = 5000
 
@@ -47,6 +49,47 @@ def test_parts_arrive_as_they_were_sent(ports: tuple[Port, Port], size: int) -> 
     router.send(data[:size])
     wait(dealer)
     assert dealer.receive_head() == data[:size] and not dealer.more
+
+
+@pytest.mark.parametrize("size", [1, 30, 100, 1_000_000])
+def test_a_part_is_sent_from_where_it_was_written(ports: tuple[Port, Port], size: int) -> None:
+    router, dealer = ports
+    data = bytes(range(251)) * (size // 251 + 1)
+    part = Part(size)
+    ctypes.memmove(part.address, data, size)
+    dealer.give(part)
+    wait(router)
+    assert router.receive_head() is not None and router.receive_head() == data[:size]
+
+
+def test_a_part_that_cannot_be_sent_can_be_tried_again(ports: tuple[Port, Port]) -> None:
+    part = Part(100_000)
+    ctypes.memmove(part.address, b"y" * len(part), len(part))
+    with zmq.Context() as context:
+        lonely = Port(context.socket(zmq.PUSH))
+        for _ in range(3):
+            with pytest.raises(zmq.Again):
+                lonely.give(part)
+        lonely.close(0)
+        with pytest.raises(zmq.ZMQError):
+            lonely.give(part)
+    router, dealer = ports
+    dealer.give(part)
+    wait(router)
+    assert router.receive_head() is not None and router.receive_head() == b"y" * 100_000
+
+
+def test_parts_give_their_memory_back() -> None:
+    def anonymous_mb() -> float:
+        text = Path("/proc/self/status").read_text()
+        return int(next(line for line in text.splitlines() if "RssAnon" in line).split()[1]) / 1024
+
+    before = anonymous_mb()
+    for _ in range(200):
+        part = Part(5_000_000)
+        ctypes.memset(part.address, 1, len(part))
+        del part
+    assert anonymous_mb() - before < 100, "a gigabyte was written"
 
 
 def test_small_parts_keep_no_buffer_of_the_socket(ports: tuple[Port, Port]) -> None:
