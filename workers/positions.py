@@ -7,6 +7,7 @@ before anybody is told, and after a restart it holds again, whatever the log sti
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,33 @@ __all__ = ["Positions", "purged_below"]
 
 PURGED = "these messages were purged"
 NS_PER_SECOND = 1_000_000_000
+SLICE_NS = 5_000_000
+"""Of each tick, for messages that are skipped."""
+SLICE_FRAMES = 256
+"""The same under a clock that stands still."""
+
+
+class Walk:
+    """Messages of one partition that are to be skipped, as far as that has come."""
+
+    __slots__ = ("at", "is_over", "left", "partition", "skipped", "sub")
+
+    def __init__(self, partition: Partition, sub: Subscription, count: int | None) -> None:
+        self.partition = partition
+        self.sub = sub
+        self.at = 0
+        """What is below was looked at."""
+        self.left = count
+        """None: all that is there."""
+        self.skipped = 0
+        self.is_over = False
+
+    def skip(self, count: int, *, is_last: bool = False) -> None:
+        """So many messages were skipped."""
+        self.skipped += count
+        if self.left is not None:
+            self.left -= count
+        self.is_over = is_last or self.left == 0
 
 
 class Positions:
@@ -36,6 +64,7 @@ class Positions:
 
     def __init__(self, worker: ShardWorker) -> None:
         self._worker = worker
+        self._skips: deque[tuple[Request, list[Walk]]] = deque()
         worker.boot.mailbox.handlers.update({"purge": self._purge, "skip": self._skip})
 
     def _found(self, request: Request) -> list[Partition]:
@@ -91,20 +120,64 @@ class Positions:
     def _skip(self, request: Request) -> None:
         """{"partition_ids", "subscription", "count"} -> {"skipped": [[partition id, messages, cursor],
         ...]} when durable; "count" is per partition, None: all that is there."""
-        worker = self._worker
         name, count = request.arguments["subscription"], request.arguments["count"]
-        skipped: list[list[int]] = []
-        journals = {}
-        for partition in self._found(request):
-            sub = partition.subscriptions.get(name)
-            if sub is None:
-                continue
-            number = self._pass_over(partition, sub, count)
-            skipped.append([partition.partition_id, number, sub.cursor])
-            worker.touch(sub)
-            journals[partition.log_slot] = worker.journals[partition.log_slot]
+        walks = [
+            Walk(partition, partition.subscriptions[name], count)
+            for partition in self._found(request)
+            if name in partition.subscriptions
+        ]
+        self._skips.append((request, walks))
+        self.do_work()
+
+    @property
+    def is_busy(self) -> bool:
+        """Messages are being skipped."""
+        return bool(self._skips)
+
+    def do_work(self) -> None:
+        """A slice of what is to be skipped: it is read, and that can be a whole log."""
+        if not self._skips:
+            return
+        clock = self._worker.clock
+        until_ns, frames = clock.monotonic_ns() + SLICE_NS, SLICE_FRAMES
+        while self._skips and frames and clock.monotonic_ns() < until_ns:
+            frames -= 1
+            request, walks = self._skips[0]
+            walk = next((walk for walk in walks if not walk.is_over), None)
+            if walk is None:
+                self._skips.popleft()
+                self._tell_skipped(request, walks)
+            elif self._is_gone(walk):
+                self._skips.popleft()
+                done = sum(walk.skipped for walk in walks)
+                request.fail(
+                    Unavailable(
+                        f"{walk.partition.topic} was moved or deleted after {done} messages were "
+                        "skipped; look where the subscription is, and skip the others"
+                    )
+                )
+            else:
+                try:
+                    self._pass_over(walk)
+                except DanubeError as error:
+                    self._skips.popleft()
+                    request.fail(error)
+                self._worker.touch(walk.sub)
+        self._worker.write_cursors()
+
+    def _is_gone(self, walk: Walk) -> bool:
+        partition = self._worker.catalog.by_id.get(walk.partition.partition_id)
+        if partition is not walk.partition or partition.moving:
+            return True
+        return partition.subscriptions.get(walk.sub.name) is not walk.sub
+
+    def _tell_skipped(self, request: Request, walks: list[Walk]) -> None:
+        """Answer when all of it is durable."""
+        worker = self._worker
         worker.write_cursors()
-        left = len(journals) + 1
+        skipped = [[w.partition.partition_id, w.skipped, w.sub.cursor] for w in walks]
+        slots = {walk.partition.log_slot for walk in walks}
+        left = len(slots) + 1
 
         def done(error: DanubeError | None) -> None:
             nonlocal left
@@ -114,40 +187,42 @@ class Positions:
             elif left == 0:
                 request.reply({"skipped": skipped})
 
-        for journal in journals.values():
+        for slot in slots:
+            journal = worker.journals[slot]
             if journal.stuck is not None:
                 done(journal.stuck)
             else:
                 journal.when_durable(done)
         done(None)
 
-    def _pass_over(self, partition: Partition, sub: Subscription, count: int | None) -> int:
-        """Settle the next `count` messages behind the cursor; how many there were."""
-        at, end = sub.cursor, partition.visible
+    def _pass_over(self, walk: Walk) -> None:
+        """Settle messages behind the cursor: of one frame, or all if that needs no look at them."""
+        partition, sub, count = walk.partition, walk.sub, walk.left
+        end = partition.visible
         if not sub.tracks:
             at = sub.next_offset
             sub.start_over(end if count is None else min(end, at + count))
-            return sub.next_offset - at
+            walk.skip(sub.next_offset - at, is_last=True)
+            return
+        at = max(walk.at, sub.cursor)
         if count is None:
-            return sub.settle(at, end)
-        left = count
-        while left and at < end:
-            found = partition.frame_at(self._worker.upkeep.read_some, at)
-            if found is None:
-                break
-            if isinstance(found, Gap):  # nobody would have got these
-                sub.settle(at, min(found.end, end))
-                at = found.end
-                continue
-            stop = min(found.end_offset, end, at + left)
-            if found.is_sparse:
-                rows = np.arange(at - found.base_offset, stop - found.base_offset, dtype=np.int32)
-                rows, gone = existing(found, rows)
-                for low, high in runs_of(gone, found.base_offset):
-                    sub.settle(low, high)
-            left -= sub.settle(at, stop)
-            at = stop
-        return count - left
+            walk.skip(sub.settle(at, end), is_last=True)
+            return
+        found = partition.frame_at(self._worker.upkeep.read_some, at) if at < end else None
+        if found is None:
+            walk.is_over = True
+            return
+        if isinstance(found, Gap):  # nobody would have got these
+            walk.at = min(found.end, end)
+            sub.settle(at, walk.at)
+            return
+        walk.at = stop = min(found.end_offset, end, at + count)
+        if found.is_sparse:
+            rows = np.arange(at - found.base_offset, stop - found.base_offset, dtype=np.int32)
+            rows, gone = existing(found, rows)
+            for low, high in runs_of(gone, found.base_offset):
+                sub.settle(low, high)
+        walk.skip(sub.settle(at, stop))
 
     # ------------------------------------------------------------ age
 
