@@ -91,6 +91,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # dedup
     producers_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
     producer_expiry_seconds: Annotated[int, Meta(ge=1, le=100 * YEAR_SECONDS)] = 7 * 24 * 3600
+    reply_topic_expiry_seconds: Annotated[int, Meta(ge=1, le=100 * YEAR_SECONDS)] = 600
+    """The reply topic of a client that is gone is deleted so long after nobody reads it any more."""
     compaction_keys_max: Annotated[int, Meta(ge=1, le=100_000_000)] = 1_000_000
     """Keys that one pass over a compacted topic remembers, about 100 bytes each and the key."""
     compaction_tombstone_seconds: Annotated[int, Meta(ge=0, le=100 * YEAR_SECONDS)] = 24 * 3600

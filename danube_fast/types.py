@@ -18,6 +18,7 @@ import re
 from danube_fast.errors import InvalidArgument
 
 __all__ = [
+    "REPLY_TOPICS",
     "Dispatch",
     "Durability",
     "Permission",
@@ -27,6 +28,9 @@ __all__ = [
     "parse_topic",
     "partition_topic",
 ]
+
+REPLY_TOPICS = "/system/reply-"
+"""Names of reply topics begin so: each belongs to one client."""
 
 
 class Dispatch(enum.StrEnum):

@@ -44,6 +44,7 @@ from danube_fast.workers.outside import Outside
 from danube_fast.workers.placement import Placement
 from danube_fast.workers.quota import QuotaKeeper
 from danube_fast.workers.rebalancer import Rebalancer
+from danube_fast.workers.reply_topics import ReplyTopicKeeper
 from danube_fast.workers.sleeper import Sleeper
 from danube_fast.workers.storage import StorageKeeper
 from danube_fast.workers.watches import Watches
@@ -103,6 +104,7 @@ class Coordinator:
         )
         self.quota = QuotaKeeper(booted.mailbox, booted.config)
         self.storage = StorageKeeper(booted.mailbox, self.topics)
+        self.reply_topics = ReplyTopicKeeper(booted.mailbox, self)
         self.front = Front(
             context,
             self._settings,

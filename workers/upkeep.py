@@ -21,6 +21,7 @@ from danube_fast.workers.foresight import Foresight
 from danube_fast.workers.frames import frames_of
 from danube_fast.workers.load import LoadReports
 from danube_fast.workers.places import gap_in_log, live_runs
+from danube_fast.workers.reply_topics import ReplyTopics
 from danube_fast.workers.storage import StorageReports
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Upkeep:
         self.foresight = Foresight(worker)
         self._loads = LoadReports(worker)
         self._storage = StorageReports(worker)
+        self._reply_topics = ReplyTopics(worker)
         self.bytes_read = 0
         """Of the log, for consumers behind the tail."""
 
@@ -102,6 +104,7 @@ class Upkeep:
         worker.dead_letters.do_work(now_ns)
         worker.retention.do_work(now_ns)
         self._storage.do_work(now_ns)
+        self._reply_topics.do_work(now_ns)
         worker.moves.arrivals.do_work()
         worker.retention.rewrites.do_work()
         worker.operations.positions.do_work()

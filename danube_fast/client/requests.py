@@ -38,6 +38,7 @@ from danube_fast.errors import (
     TopicDeleted,
     Unavailable,
 )
+from danube_fast.types import REPLY_TOPICS
 
 if TYPE_CHECKING:
     from danube_fast.client.attachment import Attachment
@@ -47,7 +48,6 @@ __all__ = ["Desk", "ReplyInbox", "reply_topic_name"]
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-_PREFIX = "/system/reply-"
 _RANDOM_BYTES = 12
 _SECONDS_MAX = 1e9
 _CLOSED = (
@@ -58,7 +58,7 @@ _CLOSED = (
 
 def reply_topic_name() -> str:
     """A name for a reply topic that nobody has and nobody guesses."""
-    return _PREFIX + secrets.token_hex(_RANDOM_BYTES)
+    return REPLY_TOPICS + secrets.token_hex(_RANDOM_BYTES)
 
 
 class _Overdue(Exception):

@@ -324,3 +324,44 @@ def test_ctrl_c_ends_what_waits(real: Broker, topic: str, what: str) -> None:
         assert process.stdout.read() == "interrupted\n"
         assert process.wait(WAIT_SECONDS) == 0
         assert time.monotonic() - began < 5
+
+
+KILLED = """
+import sys, danube_fast
+client = danube_fast.connect(sys.argv[1])
+try:
+    client.request(sys.argv[2], b"x", 0.2)
+except danube_fast.DanubeError as error:
+    print(type(error).__name__, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_reply_topic_of_a_killed_client_goes() -> None:
+    with Broker(workers=2, reply_topic_expiry_seconds=1) as broker, broker.client() as client:
+        client.admin.create_topic("/default/asked")
+        client.admin.create_topic("/system/reply", dispatch="non_reliable")
+        command = [sys.executable, "-c", KILLED]
+        command += [broker.url, "/default/asked"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        ) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "DeadlineExceeded\n"
+                (topic,) = reply_topics(client)
+                until("it is read for long", lambda: _age_of(process.pid) > 4)
+                assert reply_topics(client) == {topic}, "its client lives"
+            finally:
+                process.kill()
+        until("the broker deletes it", lambda: not reply_topics(client))
+        assert [t["topic"] for t in client.admin.list_topics(pattern="/system/*")] == [
+            "/system/reply"
+        ]
+
+
+def _age_of(pid: int) -> float:
+    """Seconds since a process was started."""
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
