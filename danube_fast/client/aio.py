@@ -30,6 +30,7 @@ from danube_fast.client.limits import (
 )
 from danube_fast.client.loop import LoopDriver
 from danube_fast.client.message import Batch, Message, MessageId, Received
+from danube_fast.client.opening import opens
 from danube_fast.client.options import Start
 from danube_fast.client.outbox import Outbox
 from danube_fast.client.outgoing import Attributes, OnDelivery
@@ -64,7 +65,7 @@ class AsyncCore(Core):
 
 
 class AsyncProducer(Outbox):
-    """Publishes to one topic. Made by `await client.producer()`. See Producer for each method."""
+    """Publishes to one topic. Made by `client.producer()`. See Producer for each method."""
 
     _core: AsyncCore
 
@@ -144,7 +145,7 @@ class AsyncProducer(Outbox):
 
 
 class AsyncConsumer(Inbox):
-    """Receives from topics. Made by `await client.consumer()`. See Consumer for each method."""
+    """Receives from topics. Made by `client.consumer()`. See Consumer for each method."""
 
     _core: AsyncCore
 
@@ -225,7 +226,7 @@ class AsyncConsumer(Inbox):
 
 
 class AsyncReader(ReadRange):
-    """Reads a range of a topic. Made by `await client.reader()`; iterate over it once."""
+    """Reads a range of a topic. Made by `client.reader()`; iterate over it once."""
 
     _core: AsyncCore
 
@@ -302,6 +303,7 @@ class AsyncClient:
         """Name of this client, as the broker shows it."""
         return self._core.name
 
+    @opens
     async def producer(
         self,
         topic: str,
@@ -331,6 +333,7 @@ class AsyncClient:
             "MessageId", await self._core.arun(self._core.publish_steps(topic, payload, fields))
         )
 
+    @opens
     async def consumer(
         self,
         topic: str | Sequence[str] | None = None,
@@ -364,6 +367,7 @@ class AsyncClient:
             self._core.consumer_steps(AsyncConsumer, topics, options, timeout)
         )
 
+    @opens
     async def reader(
         self,
         topic: str | Sequence[str] | None = None,
@@ -400,6 +404,7 @@ class AsyncClient:
         """Reply to a message that asks for it, see Client.reply."""
         await self._core.arun(self._core.desk.reply_steps(message, payload, attributes))
 
+    @opens
     async def subscribe(
         self,
         topic: str | Sequence[str] | None,

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class AsyncSubscriber:
-    """A running subscription. Made by `await client.subscribe()`; close it, or use it with `async with`."""
+    """A running subscription. Made by `client.subscribe()`; close it, or use `async with`."""
 
     def __init__(
         self,

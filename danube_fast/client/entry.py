@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from danube_fast.client.opening import opens
+
 if TYPE_CHECKING:
     from danube_fast.client.aio import AsyncClient
     from danube_fast.client.client import Client
@@ -43,6 +45,7 @@ def connect(
     )  # fmt: skip
 
 
+@opens
 async def connect_async(
     url: str | None = None,
     *,
@@ -53,7 +56,7 @@ async def connect_async(
     spin_us: int = 0,
     timeout: float = 10.0,  # noqa: ASYNC109 - the same signature as connect()
 ) -> AsyncClient:
-    """`connect` for an event loop: `async with await danube_fast.connect_async(...) as client`."""
+    """`connect` for an event loop: `async with danube_fast.connect_async(...) as client`, or await it."""
     from danube_fast.client.aio import AsyncClient
 
     client = AsyncClient(

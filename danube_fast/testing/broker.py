@@ -33,6 +33,7 @@ from danube_fast.workers.spawn import child_environment
 
 if TYPE_CHECKING:
     from danube_fast.client.aio import AsyncClient
+    from danube_fast.client.opening import Opening
     from danube_fast.client.client import Client
 
 __all__ = ["Broker"]
@@ -258,11 +259,11 @@ class Broker:
 
         return connect(self.url, **options)
 
-    async def async_client(self, **options: Any) -> AsyncClient:
-        """A client for the running event loop."""
+    def async_client(self, **options: Any) -> Opening[AsyncClient]:
+        """A client for the running event loop: await it, or enter it with `async with`."""
         from danube_fast.client.entry import connect_async
 
-        return await connect_async(self.url, **options)
+        return connect_async(self.url, **options)
 
     def __enter__(self) -> Broker:
         return self

@@ -49,6 +49,33 @@ def test_admin_twin_has_every_operation(broker: Any) -> None:
     assert AsyncAdmin.__doc__
 
 
+def test_what_opens_is_entered_or_awaited(broker: Any) -> None:
+    async def main() -> None:
+        async with (
+            danube_fast.connect_async(broker.url, timeout=30) as client,
+            client.producer(TOPIC) as producer,
+            client.consumer(TOPIC, subscription="s", initial_position="earliest") as consumer,
+        ):
+            sent = await producer.publish(b"0")
+            found = await consumer.receive(timeout=30)
+            assert found is not None and found.message_id == sent
+            async with client.reader(TOPIC) as reader:
+                assert [message.payload async for message in reader] == [b"0"]
+            async with client.subscribe(TOPIC, "handled", lambda message: None) as handle:
+                assert handle.error is None
+            task = asyncio.create_task(client.producer(TOPIC, name="by a task"))
+            await (await asyncio.wait_for(task, 30)).close()
+        with pytest.raises(danube_fast.FailedPrecondition, match="closed"):
+            await client.producer(TOPIC)
+        with pytest.raises(danube_fast.InvalidArgument, match="unknown"):
+            async with danube_fast.connect_async(broker.url, transport="carrier pigeon"):
+                pass
+        refused = danube_fast.connect_async(broker.url)
+        refused.close()  # given up before it began: no warning, nothing is left open
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_the_journey(broker: Any) -> None:
     async def body(client: AsyncClient) -> None:
         async with await client.producer(TOPIC) as producer:

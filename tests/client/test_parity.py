@@ -48,7 +48,8 @@ def test_every_method_has_its_twin(pair: tuple[type, type]) -> None:
             assert callable(member) == callable(other), name
             continue
         assert parameters(member) == parameters(other), f"{pair[1].__name__}.{name}"
-        waits = inspect.iscoroutinefunction(other) or inspect.isasyncgenfunction(other)
+        body = inspect.unwrap(other)
+        waits = inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body)
         assert waits, f"{pair[1].__name__}.{name} is not to be awaited"
     others = set(twin) - set(sync) - {"__aiter__"}
     assert others <= {"open"}, f"only {pair[1].__name__} has {others}"
