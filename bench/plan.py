@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from danube_fast.client.arguments import Transport
 from danube_fast.version import VERSION
 
 __all__ = ["NON_RELIABLE", "WARM_SETTINGS", "Figures", "Plan"]
@@ -21,7 +22,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One run of one workload, every number settled."""
 
     workload: str
-    transport: str = "zmq"
+    transport: Transport = "zmq"
     durability: str = "fsync"
     """memory, os, fsync, or NON_RELIABLE."""
     message_bytes: int = 100

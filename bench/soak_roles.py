@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import danube_fast
 from danube_fast.bench.member import Link
 from danube_fast.bench.pacer import Pacer
+from danube_fast.client.arguments import DurabilityLevel, SubscriptionType, Transport
 from danube_fast.errors import DanubeError, DeadlineExceeded, Unavailable
 
 __all__ = [
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-LANES = ("zmq", "shm")
+LANES: tuple[Transport, ...] = ("zmq", "shm")
 HEAD = struct.Struct("<QQ")
 CHECKSUM = struct.Struct("<I")
 MESSAGE_BYTES_MIN = HEAD.size + CHECKSUM.size
@@ -139,14 +140,19 @@ class Watch:
 class _Life:
     """One of many: everything is opened, used, compared, closed, deleted."""
 
-    TYPES = (("exclusive", 1), ("failover", 2), ("shared", 2), ("key_shared", 2))
+    TYPES: tuple[tuple[SubscriptionType, int], ...] = (
+        ("exclusive", 1),
+        ("failover", 2),
+        ("shared", 2),
+        ("key_shared", 2),
+    )
 
     def __init__(self, options: dict[str, Any], number: int, tally: Tally) -> None:
         self.number = number
         self.topic = f"/default/soak-{os.getpid()}-{number}"
         self.lanes = LANES[number % 2], LANES[number // 2 % 2]
         self.partitions = (0, 2, 0)[number % 3]
-        self.durability = ("fsync", "os")[number // 3 % 2]
+        self.durability: DurabilityLevel = "os" if number // 3 % 2 else "fsync"
         self.options = options
         self.tally = tally
 

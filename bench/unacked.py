@@ -22,6 +22,7 @@ from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.processes import HEAR_SECONDS, Broker, hear_all
 from danube_fast.bench.rig import Rig, blank
 from danube_fast.bench.streams import FLUSH_SECONDS, open_client, open_payloads
+from danube_fast.client.arguments import FailurePolicyFields
 from danube_fast.client.message import MessageId
 
 __all__ = ["hold_all", "run_unacked"]
@@ -34,7 +35,7 @@ ACKS_IN_TURN = 500
 SILENCE_SECONDS = 30.0
 COUNT_SECONDS = 20.0
 SLOWEST_PER_S = 10_000
-NO_TIMEOUT = {"ack_timeout_ms": 0}
+NO_TIMEOUT: FailurePolicyFields = {"ack_timeout_ms": 0}
 """What is held stays held."""
 SEED = 11
 MEASURES = {"rss": "VmRSS", "anon": "RssAnon", "peak": "VmHWM"}

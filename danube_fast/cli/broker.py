@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from danube_fast.client.arguments import Transport
 
 __all__ = ["connect", "operation"]
 
@@ -11,7 +14,7 @@ CONNECT_SECONDS = 5.0
 """A person at a terminal waits for an answer, shorter than a program would."""
 
 
-def connect(url: str, transport: str = "auto") -> Any:
+def connect(url: str, transport: Transport = "auto") -> Any:
     """A client of the broker at `url`; a context manager. Raises Unavailable."""
     # Imported here: it loads the kernels, and `--help` must not wait for them.
     import danube_fast

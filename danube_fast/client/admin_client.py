@@ -8,9 +8,9 @@ from danube_fast.client.looking import peek_steps, tail_steps
 from danube_fast.client.redrive import redrive_steps
 
 if TYPE_CHECKING:
+    from danube_fast.client.arguments import Start
     from danube_fast.client.core import Core
     from danube_fast.client.message import Message
-    from danube_fast.client.options import Start
     from danube_fast.client.pump import Steps
 
 __all__ = ["AdminClient"]

@@ -9,10 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from danube_fast.client.acks import delay_ms
+from danube_fast.client.arguments import (
+    ConsumerArguments,
+    DispatchMode,
+    DurabilityLevel,
+    FailurePolicyFields,
+    Moment,
+    ProducerArguments,
+    PublishArguments,
+    Start,
+    SubscriptionType,
+    Transport,
+)
 from danube_fast.client.async_admin import AsyncAdmin
 from danube_fast.client.async_subscriber import AsyncSubscriber
 from danube_fast.client.client import consumer_request, reader_request
@@ -31,7 +43,6 @@ from danube_fast.client.limits import (
 from danube_fast.client.loop import LoopDriver
 from danube_fast.client.message import Batch, Message, MessageId, Received
 from danube_fast.client.opening import opens
-from danube_fast.client.options import Start
 from danube_fast.client.outbox import Outbox
 from danube_fast.client.outgoing import Attributes, OnDelivery
 from danube_fast.client.reader import ReadRange, checked_stop
@@ -75,8 +86,8 @@ class AsyncProducer(Outbox):
         *,
         key: bytes | str | None = None,
         attributes: Attributes | None = None,
-        event_time: Any = None,
-        deliver_at: Any = None,
+        event_time: Moment | None = None,
+        deliver_at: Moment | None = None,
         deliver_after: float | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
@@ -101,8 +112,8 @@ class AsyncProducer(Outbox):
         *,
         keys: Sequence[bytes | str | None] | None = None,
         attributes: Sequence[Attributes | None] | None = None,
-        event_times: Sequence[Any] | None = None,
-        deliver_at: Sequence[Any] | None = None,
+        event_times: Sequence[Moment | None] | None = None,
+        deliver_at: Sequence[Moment | None] | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
         """Queue many messages; waits only while the window is full."""
@@ -116,8 +127,8 @@ class AsyncProducer(Outbox):
         *,
         key: bytes | str | None = None,
         attributes: Attributes | None = None,
-        event_time: Any = None,
-        deliver_at: Any = None,
+        event_time: Moment | None = None,
+        deliver_at: Moment | None = None,
         deliver_after: float | None = None,
     ) -> MessageId:
         """Publish one message at once and wait for its ack; its id."""
@@ -206,7 +217,7 @@ class AsyncConsumer(Inbox):
         """Send queued acks and wait until they are durable."""
         await self._core.arun(self.flush_acks_steps(timeout))
 
-    async def seek(self, position: Any, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
+    async def seek(self, position: Start, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
         """Move the subscription to "earliest", "latest" or an offset (in every partition)."""
         await self._core.arun(self.seek_steps(position, timeout))
 
@@ -279,7 +290,7 @@ class AsyncClient:
         name: str | None = None,
         token: str | None = None,
         tls: Any = None,
-        transport: str = "auto",
+        transport: Transport = "auto",
         spin_us: int = 0,
     ) -> None:
         self._core = AsyncCore(
@@ -309,10 +320,10 @@ class AsyncClient:
         topic: str,
         *,
         name: str | None = None,
-        dispatch: str | None = None,
-        durability: str | None = None,
+        dispatch: DispatchMode | None = None,
+        durability: DurabilityLevel | None = None,
         partitions: int | None = None,
-        **options: Any,
+        **options: Unpack[ProducerArguments],
     ) -> AsyncProducer:
         """Open a producer, see Client.producer."""
         return await self._core.arun(
@@ -327,11 +338,11 @@ class AsyncClient:
             )
         )
 
-    async def publish(self, topic: str, payload: bytes | None, **fields: Any) -> MessageId:
+    async def publish(
+        self, topic: str, payload: bytes | None, **fields: Unpack[PublishArguments]
+    ) -> MessageId:
         """Publish one message through a cached producer and wait for its ack; its id."""
-        return cast(
-            "MessageId", await self._core.arun(self._core.publish_steps(topic, payload, fields))
-        )
+        return await self._core.arun(self._core.publish_steps(topic, payload, fields))
 
     @opens
     async def consumer(
@@ -339,7 +350,7 @@ class AsyncClient:
         topic: str | Sequence[str] | None = None,
         *,
         subscription: str,
-        type: str = "exclusive",  # noqa: A002 - its name in the documentation
+        type: SubscriptionType = "exclusive",  # noqa: A002 - its name in the documentation
         initial_position: Start = "latest",
         name: str | None = None,
         timeout: float = REQUEST_TIMEOUT_SECONDS,  # noqa: ASYNC109
@@ -347,7 +358,7 @@ class AsyncClient:
         permits_bytes: int = PERMITS_BYTES_DEFAULT,
         permits_messages: int = PERMITS_MESSAGES_DEFAULT,
         key_filters: Sequence[str] | None = None,
-        failure_policy: Mapping[str, Any] | None = None,
+        failure_policy: FailurePolicyFields | None = None,
     ) -> AsyncConsumer:
         """Subscribe, see Client.consumer."""
         topics, options = consumer_request(
@@ -411,9 +422,9 @@ class AsyncClient:
         subscription: str,
         handler: Callable[[Message], Awaitable[object] | object],
         *,
-        type: str = "shared",  # noqa: A002 - its name in the documentation
+        type: SubscriptionType = "shared",  # noqa: A002 - its name in the documentation
         concurrency: int | None = None,
-        **options: Any,
+        **options: Unpack[ConsumerArguments],
     ) -> AsyncSubscriber:
         """Await `handler` for every message in `concurrency` tasks, see Client.subscribe."""
         count = checked_concurrency(type, concurrency)

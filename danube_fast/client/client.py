@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
 from danube_fast.client.admin_client import AdminClient
+from danube_fast.client.arguments import (
+    ConsumerArguments,
+    DispatchMode,
+    DurabilityLevel,
+    FailurePolicyFields,
+    ProducerArguments,
+    PublishArguments,
+    Start,
+    SubscriptionType,
+    Transport,
+)
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
 from danube_fast.client.handlers import checked_concurrency, prefetch
@@ -19,7 +30,7 @@ from danube_fast.client.limits import (
     REQUEST_TIMEOUT_SECONDS,
 )
 from danube_fast.client.message import Message, MessageId
-from danube_fast.client.options import READER, ConsumerOptions, Start, subscribe_options
+from danube_fast.client.options import READER, ConsumerOptions, subscribe_options
 from danube_fast.client.outgoing import Attributes
 from danube_fast.client.producer import Producer
 from danube_fast.client.reader import Reader, checked_stop
@@ -75,7 +86,7 @@ def consumer_request(
     permits_bytes: int,
     permits_messages: int,
     key_filters: Sequence[str] | None,
-    failure_policy: Mapping[str, Any] | None,
+    failure_policy: FailurePolicyFields | None,
 ) -> tuple[list[str], ConsumerOptions]:
     """Topics and checked options of `consumer()`. Raises InvalidArgument, FailedPrecondition."""
     topics = topics_of(topic, pattern)
@@ -102,7 +113,7 @@ class Client:
         name: str | None = None,
         token: str | None = None,
         tls: Any = None,
-        transport: str = "auto",
+        transport: Transport = "auto",
         spin_us: int = 0,
         timeout: float = CONNECT_TIMEOUT_SECONDS,
     ) -> None:
@@ -128,10 +139,10 @@ class Client:
         topic: str,
         *,
         name: str | None = None,
-        dispatch: str | None = None,
-        durability: str | None = None,
+        dispatch: DispatchMode | None = None,
+        durability: DurabilityLevel | None = None,
         partitions: int | None = None,
-        **options: Any,
+        **options: Unpack[ProducerArguments],
     ) -> Producer:
         """Open a producer; a missing topic is created (reliable, fsync) unless the broker forbids.
 
@@ -153,16 +164,18 @@ class Client:
             )
         )
 
-    def publish(self, topic: str, payload: bytes | None, **fields: Any) -> MessageId:
+    def publish(
+        self, topic: str, payload: bytes | None, **fields: Unpack[PublishArguments]
+    ) -> MessageId:
         """Publish one message through a cached producer and wait for its ack; its id."""
-        return self._core.run(self._core.publish_steps(topic, payload, fields))  # type: ignore[no-any-return]
+        return self._core.run(self._core.publish_steps(topic, payload, fields))
 
     def consumer(
         self,
         topic: str | Sequence[str] | None = None,
         *,
         subscription: str,
-        type: str = "exclusive",  # noqa: A002 - its name in the documentation
+        type: SubscriptionType = "exclusive",  # noqa: A002 - its name in the documentation
         initial_position: Start = "latest",
         name: str | None = None,
         timeout: float = REQUEST_TIMEOUT_SECONDS,
@@ -170,7 +183,7 @@ class Client:
         permits_bytes: int = PERMITS_BYTES_DEFAULT,
         permits_messages: int = PERMITS_MESSAGES_DEFAULT,
         key_filters: Sequence[str] | None = None,
-        failure_policy: Mapping[str, Any] | None = None,
+        failure_policy: FailurePolicyFields | None = None,
     ) -> Consumer:
         """Subscribe to a topic, a list of topics, or all topics that match `pattern`.
 
@@ -249,9 +262,9 @@ class Client:
         subscription: str,
         handler: Callable[[Message], object],
         *,
-        type: str = "shared",  # noqa: A002 - its name in the documentation
+        type: SubscriptionType = "shared",  # noqa: A002 - its name in the documentation
         concurrency: int | None = None,
-        **options: Any,
+        **options: Unpack[ConsumerArguments],
     ) -> Subscriber:
         """Call `handler` for every message: ack when it returns, nack with its reason when it raises.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from danube_fast.client.acks import delay_ms
+from danube_fast.client.arguments import Start
 from danube_fast.client.inbox import Inbox, messages_in_hand
 from danube_fast.client.limits import (
     BATCH_MESSAGES_DEFAULT,
@@ -106,7 +106,7 @@ class Consumer(Inbox):
         """Send queued acks and wait until they are durable."""
         self._core.run(self.flush_acks_steps(timeout))
 
-    def seek(self, position: Any, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:
+    def seek(self, position: Start, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:
         """Move the subscription in every partition: to "earliest", "latest", an offset, a datetime, an
         RFC 3339 time or a time ago such as "-10m"."""
         self._core.run(self.seek_steps(position, timeout))

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
+from danube_fast.client.arguments import PublishArguments
 from danube_fast.client.buffers import BufferPool
 from danube_fast.client.calls import Call
 from danube_fast.client.connection import Connection, Identity
@@ -15,6 +16,7 @@ from danube_fast.client.inbox import Inbox
 from danube_fast.client.keeper import Keeper
 from danube_fast.client.limits import PRODUCERS_CACHED_MAX, REQUEST_TIMEOUT_SECONDS, SPIN_US_MAX
 from danube_fast.client.machine import Machine
+from danube_fast.client.message import MessageId
 from danube_fast.client.options import ConsumerOptions, ProducerOptions
 from danube_fast.client.outbox import Outbox
 from danube_fast.client.producer_cache import ProducerCache
@@ -214,8 +216,8 @@ class Core:
         self.opened.pop(user, None)
 
     def publish_steps(
-        self, topic: str, payload: bytes | None, fields: dict[str, Any]
-    ) -> Steps[Any]:
+        self, topic: str, payload: bytes | None, fields: PublishArguments
+    ) -> Steps[MessageId]:
         """`client.publish` as steps."""
         producer = yield from self.cached.take_steps(topic)
         return (yield from producer.publish_steps(payload, **fields))

@@ -9,6 +9,7 @@ from danube_fast.client.opening import opens
 
 if TYPE_CHECKING:
     from danube_fast.client.aio import AsyncClient
+    from danube_fast.client.arguments import Transport
     from danube_fast.client.client import Client
 
 __all__ = ["connect", "connect_async"]
@@ -26,7 +27,7 @@ def connect(
     name: str | None = None,
     token: str | None = None,
     tls: Any = None,
-    transport: str = "auto",
+    transport: Transport = "auto",
     spin_us: int = 0,
     timeout: float = 10.0,
 ) -> Client:
@@ -52,7 +53,7 @@ async def connect_async(
     name: str | None = None,
     token: str | None = None,
     tls: Any = None,
-    transport: str = "auto",
+    transport: Transport = "auto",
     spin_us: int = 0,
     timeout: float = 10.0,  # noqa: ASYNC109 - the same signature as connect()
 ) -> AsyncClient:

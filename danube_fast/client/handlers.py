@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from danube_fast.client.arguments import ConsumerArguments
 from danube_fast.client.inbox import Inbox
 from danube_fast.client.limits import PREFETCH_PER_HANDLER
 from danube_fast.client.message import Message, Received
@@ -33,7 +34,7 @@ def checked_concurrency(type_name: str, concurrency: int | None) -> int:
     return concurrency
 
 
-def prefetch(options: dict[str, Any], concurrency: int) -> dict[str, Any]:
+def prefetch(options: ConsumerArguments, concurrency: int) -> dict[str, Any]:
     """Options of the consumer behind a subscription."""
     return {"permits_messages": PREFETCH_PER_HANDLER * concurrency, **options}
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from danube_fast.client.arguments import Start
 from danube_fast.client.inbox import Inbox
 from danube_fast.client.limits import REQUEST_TIMEOUT_SECONDS
 from danube_fast.client.message import Message
-from danube_fast.client.options import READER, ConsumerOptions, Start
+from danube_fast.client.options import READER, ConsumerOptions
 from danube_fast.client.pump import Steps, deadline_after
 from danube_fast.client.reader import ReadRange
 from danube_fast.errors import InvalidArgument

@@ -24,7 +24,6 @@ __all__ = [
     "ConsumerOptions",
     "Position",
     "ProducerOptions",
-    "Start",
     "checked_position",
     "subscribe_options",
 ]
@@ -37,8 +36,6 @@ _BATCH_BYTES_MIN = 4096
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _AGO = re.compile(r"-(\d{1,9})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-Start = str | int | dt.datetime | dt.timedelta | dict[str, int]
-"""What an application may say."""
 Position = str | int | dict[str, int]
 """Earliest, latest, an offset, {"time_ns": t}, {"ago_ns": n} or {"last": n}."""
 

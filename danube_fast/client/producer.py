@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from danube_fast.client.arguments import Moment
 from danube_fast.client.limits import CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.message import MessageId
 from danube_fast.client.outbox import Outbox
@@ -23,8 +23,8 @@ class Producer(Outbox):
         *,
         key: bytes | str | None = None,
         attributes: Attributes | None = None,
-        event_time: Any = None,
-        deliver_at: Any = None,
+        event_time: Moment | None = None,
+        deliver_at: Moment | None = None,
         deliver_after: float | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
@@ -56,8 +56,8 @@ class Producer(Outbox):
         *,
         keys: Sequence[bytes | str | None] | None = None,
         attributes: Sequence[Attributes | None] | None = None,
-        event_times: Sequence[Any] | None = None,
-        deliver_at: Sequence[Any] | None = None,
+        event_times: Sequence[Moment | None] | None = None,
+        deliver_at: Sequence[Moment | None] | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
         """Queue many messages, packed straight from the list (fastest from a `list[bytes]`).
@@ -75,8 +75,8 @@ class Producer(Outbox):
         *,
         key: bytes | str | None = None,
         attributes: Attributes | None = None,
-        event_time: Any = None,
-        deliver_at: Any = None,
+        event_time: Moment | None = None,
+        deliver_at: Moment | None = None,
         deliver_after: float | None = None,
     ) -> MessageId:
         """Publish one message at once and wait for its ack; its id. Never lingers."""

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from danube_fast.client.arguments import SubscriptionType, Transport
 from danube_fast.clock import SystemClock
 from danube_fast.demo.crew import Child, Crew
 from danube_fast.demo.progress import View
@@ -38,7 +39,7 @@ TOPIC = "/default/flights"
 WORKERS = 2
 PARTITIONS = 4
 PRODUCERS = 3
-SUBSCRIPTIONS = (
+SUBSCRIPTIONS: tuple[tuple[str, SubscriptionType, tuple[Transport, ...]], ...] = (
     ("billing", "exclusive", ("zmq",)),
     ("boarding", "shared", ("shm", "zmq")),
     ("tower", "failover", ("shm", "zmq")),

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from danube_fast.client.arguments import SubscriptionType, Transport
+
 __all__ = ["ConsumeTask", "Done", "Event", "Failed", "ProduceTask", "Progress", "Ready", "Task"]
 
 GO = "go"
@@ -37,9 +39,8 @@ class ConsumeTask(msgspec.Struct, frozen=True, tag_field="word", tag="consume", 
     topic: str
     name: str
     subscription: str
-    transport: str
-    """zmq or shm."""
-    type: str
+    transport: Transport
+    type: SubscriptionType
     record_path: str
 
 

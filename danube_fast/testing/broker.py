@@ -33,8 +33,8 @@ from danube_fast.workers.spawn import child_environment
 
 if TYPE_CHECKING:
     from danube_fast.client.aio import AsyncClient
-    from danube_fast.client.opening import Opening
     from danube_fast.client.client import Client
+    from danube_fast.client.opening import Opening
 
 __all__ = ["Broker"]
 
