@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from danube_fast.cli.broker import connect
+from danube_fast.cli.names import complete_subscriptions, complete_topics
 from danube_fast.cli.options import (
     DEFAULT_URL,
     OutputForm,
@@ -81,9 +82,17 @@ def register(app: typer.Typer) -> None:
 
 def consume(
     *,
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="/namespace/topic")] = None,
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="TOPIC", help="/namespace/topic", autocompletion=complete_topics),
+    ] = None,
     subscription: Annotated[
-        str, typer.Option(metavar="NAME", help="The cursor that remembers what was read.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The cursor that remembers what was read.",
+            autocompletion=complete_subscriptions,
+        ),
     ],
     pattern: PatternOption = None,
     type_name: Annotated[

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from danube_fast.cli.names import complete_subscriptions, complete_topics
+
 __all__ = [
     "DEFAULT_URL",
     "ConfigOption",
@@ -79,8 +81,14 @@ DataDirOption = Annotated[
     str | None, typer.Option("--data-dir", metavar="DIR", help="Directory of the broker's data.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would go.")]
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="/namespace/topic")]
-SubscriptionName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="Its name.")]
+TopicArgument = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC", help="/namespace/topic", autocompletion=complete_topics),
+]
+SubscriptionName = Annotated[
+    str,
+    typer.Argument(metavar="SUBSCRIPTION", help="Its name.", autocompletion=complete_subscriptions),
+]
 PolicyArgument = Annotated[
     list[str],
     typer.Argument(metavar="NAME=VALUE...", help="What to set; `default` takes a value back."),

@@ -15,6 +15,7 @@ import typer.main
 from danube_fast import errors
 from danube_fast.cli import main as main_module
 from danube_fast.cli.main import app
+from danube_fast.testing import Broker
 from tests.cli.conftest import Run
 from tests.cli.fakes import FakeBroker
 
@@ -241,6 +242,37 @@ def test_bash_completes_commands() -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["topics"]
+
+
+def completed(words: str, url: str) -> list[str]:
+    """What a shell is offered for the last of these words."""
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "DANUBE_URL": url}
+    environment = {**os.environ, "_DANUBE_FAST_COMPLETE": "complete_bash", **asked}
+    result = subprocess.run(
+        PROGRAM, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0 and not result.stderr, result.stderr
+    return result.stdout.split()
+
+
+def test_bash_completes_names_of_topics_and_subscriptions(danube_broker: Broker) -> None:
+    with danube_broker.client() as client:
+        for topic in ("/default/completed-a", "/default/completed-b"):
+            client.admin.create_topic(topic)
+        client.consumer("/default/completed-a", subscription="mine").close()
+        url = danube_broker.url
+        ours = ["/default/completed-a", "/default/completed-b"]
+        assert completed("danube-fast produce /default/comp", url) == ours
+        assert completed("danube-fast produce /default/completed-b", url) == ours[1:]
+        assert set(ours) <= set(completed("danube-fast topics describe /", url))
+        assert completed(f"danube-fast subscriptions describe {ours[0]} m", url) == ["mine"]
+        assert completed(f"danube-fast consume {ours[0]} --subscription m", url) == ["mine"]
+        for topic in ours:
+            client.admin.delete_topic(topic)
+
+
+def test_no_broker_completes_nothing_and_says_nothing() -> None:
+    assert completed("danube-fast topics describe /default/x", "danube://127.0.0.1:9") == []
 
 
 def test_help_does_not_wait_for_kernels() -> None:
