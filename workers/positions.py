@@ -112,6 +112,7 @@ class Positions:
         worker.tails.empty(partition)
         if partition.keeps_memory:
             worker.retention.trim_memory(partition)
+        worker.retention.hasten(partition)
         worker.moved_cursors[partition.partition_id] = partition
         worker.dirty[partition.partition_id] = partition
 

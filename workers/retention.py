@@ -40,7 +40,8 @@ COUNT_NS_MAX = 5 * MS
 COUNT_BYTES = 1 << 18
 """Frames of so many bytes are looked up at a time."""
 LEFT_NS = 60 * SECOND_NS
-"""For so long a log is trimmed as far as it goes after a partition was removed, by snapshots of its own."""
+"""For so long a log is trimmed as far as it goes after a partition was removed or purged, by snapshots of
+its own."""
 
 
 class Retention:
@@ -54,7 +55,7 @@ class Retention:
         """By id of a partition whose sizes are not known yet: the steps of counting."""
         self._police_at_ns = 0
         self._left_ns: dict[int, int] = {}
-        """By slot of a log: when a partition was removed from it the last time."""
+        """By slot of a log: when a partition was removed from it, or purged, the last time."""
         self.rewrites = Rewrites(worker, self)
 
     # ------------------------------------------------------------ policies
@@ -72,9 +73,13 @@ class Retention:
             for cause in ("backlog", "storage"):
                 self.refuse(partition, cause, "")
 
-    def forget(self, partition: Partition) -> None:
-        """A partition was removed: an idle log gives its space back all the same."""
+    def hasten(self, partition: Partition) -> None:
+        """Give the space of a partition back soon, even if nothing more is written to its log."""
         self._left_ns[partition.log_slot] = self._worker.now_ns
+
+    def forget(self, partition: Partition) -> None:
+        """A partition was removed."""
+        self.hasten(partition)
         self.rewrites.forget(partition)
         if self._policed.get(partition.partition_id) is partition:
             del self._policed[partition.partition_id]

@@ -88,3 +88,31 @@ def test_what_a_large_topic_keeps_is_counted_in_slices(start, monkeypatch):
     later(rig, 0.2)
     kept = rig.worker.logs[0].runs(1, 0, 1 << 30)
     assert rig.worker.retention.size_of(partition) == sum(run.byte_count for run in kept)
+
+
+def test_an_idle_log_gives_back_what_was_purged(start, monkeypatch):
+    """Whatever the last snapshots need: they may be far apart on a slow disk."""
+    rig = start(spare_segments=0, retention_seconds_min=3600)
+    assign(rig)
+    client = rig.client()
+    opened = client.open_producer(1)
+    log = rig.worker.logs[0]
+    sent = 0
+
+    def fill(segments: int) -> None:
+        nonlocal sent
+        until = log.segment_count + segments
+        while log.segment_count < until:
+            frame = client.frame(opened, sent, [b"%20000d" % sent])
+            assert client.publish((1, frame)) == [0, sent]
+            sent += 1
+
+    fill(1)
+    rig.turn(lambda: log.snapshot_position, "a snapshot")
+    oldest = log.snapshot_position
+    with monkeypatch.context() as slow:
+        slow.setattr(rig.worker.upkeep, "_snapshot", lambda slot: None)
+        fill(5)
+    rig.turn(lambda: log.snapshot_position > oldest, "another snapshot")
+    assert rig.operation("purge", partition_ids=[1])["purged"] == [[1, sent, sent]]
+    rig.turn(lambda: log.segment_count == 1, "giving back all but the newest segment")
