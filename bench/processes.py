@@ -18,7 +18,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -30,8 +29,8 @@ from typing import Any, NamedTuple
 import danube_fast
 from danube_fast import errors
 from danube_fast.bench import host
+from danube_fast.children import child_environment, module_command
 from danube_fast.config import Settings
-from danube_fast.workers.spawn import child_environment
 
 __all__ = ["HEAR_SECONDS", "Broker", "Crew", "Member", "Process", "Usage", "hear_all"]
 
@@ -70,7 +69,7 @@ class Process:
         descriptor, self._errors = tempfile.mkstemp(prefix=f"{name}-", dir=folder)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", LEASH, str(os.getpid()), module, *arguments],
+                module_command(LEASH, str(os.getpid()), module, *arguments),
                 stdin=subprocess.DEVNULL,
                 stderr=descriptor,
                 process_group=0,

@@ -1,6 +1,6 @@
 """How a child of the supervisor comes to life: what it is told, what it maps, how it shows life.
 
-    supervisor                                   child: python -m danube_fast.workers.<role>
+    supervisor                                   child: python -P -m danube_fast.workers.<role>
     memfd with BootConfig as JSON     --argv-->  --boot-fd N; read once, closed
     control, counters, mailbox rings  --fds--->  mapped; descriptors closed
     eventfd per process               --fds--->  doorbells, kept

@@ -7,10 +7,10 @@ import select
 import subprocess
 from collections.abc import Callable
 
+from danube_fast.children import child_environment
 from danube_fast.clock import Clock
 from danube_fast.errors import Internal
 from danube_fast.frame.image import build_command, is_built
-from danube_fast.workers.spawn import child_environment
 
 __all__ = ["precompile"]
 

@@ -18,12 +18,11 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
+from danube_fast.children import child_environment, module_command
 from danube_fast.config import Settings
 from danube_fast.errors import DataLoss, InvalidArgument, Unavailable
 from danube_fast.net.host import host_id
@@ -35,7 +34,7 @@ from danube_fast.ring.repair import apply_plan, plan_consumer, plan_producer, pl
 from danube_fast.workers.boot import COORDINATOR, BootConfig, worker_of_log
 from danube_fast.workers.datadir import DataDirectory
 
-__all__ = ["Addresses", "Shared", "child_environment", "process_name"]
+__all__ = ["Addresses", "Shared", "process_name"]
 
 STANDARD_ERROR = 2
 ALL_INTERFACES = ("0.0.0.0", "::", "*")  # noqa: S104 - recognised, not bound
@@ -48,19 +47,6 @@ MODULES = {"coordinator": "danube_fast.workers.coordinator", "worker": "danube_f
 def process_name(process: int) -> str:
     """What a process is called in texts."""
     return "coordinator" if process == COORDINATOR else f"worker {process - 1}"
-
-
-def child_environment() -> dict[str, str]:
-    """Our environment, with the source tree added if the package is run from one."""
-    import danube_fast
-
-    environment = dict(os.environ)
-    root = Path(danube_fast.__file__).absolute().parents[1]
-    if not root.name.endswith("-packages"):
-        known = environment.get("PYTHONPATH", "")
-        if str(root) not in known.split(os.pathsep):
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), known]))
-    return environment
 
 
 class Addresses:
@@ -214,9 +200,8 @@ class Shared:
             passed += [*rings, *config.doorbell_fds]
             if config.admin_fd >= 0:
                 passed.append(config.admin_fd)
-            command = [sys.executable, "-m", MODULES[config.role], "--boot-fd", str(boot_fd)]
             return subprocess.Popen(
-                command,
+                module_command(MODULES[config.role], "--boot-fd", str(boot_fd)),
                 stdin=subprocess.DEVNULL,
                 stdout=STANDARD_ERROR,  # our own output is one ready line
                 pass_fds=passed,

@@ -17,12 +17,11 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 
+from danube_fast.children import child_environment, module_command
 from danube_fast.clock import SystemClock
 from danube_fast.config import Settings
-from danube_fast.workers.spawn import child_environment
 
 __all__ = ["Child", "Crew"]
 
@@ -44,7 +43,7 @@ class Child:
         self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         """Last lines on stderr."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", LEASH, str(os.getpid()), module, *arguments],
+            module_command(LEASH, str(os.getpid()), module, *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from danube_fast.children import child_environment, module_command
 from danube_fast.errors import Internal
 
 __all__ = [
@@ -147,14 +148,14 @@ def is_built(path: Path | None = None) -> bool:
 
 def build_command() -> list[str]:
     """What builds the image, in a child: it writes "done/total what" lines and ends with 0."""
-    return [sys.executable, "-m", "danube_fast.frame.image_builder", str(image_path())]
+    return module_command("danube_fast.frame.image_builder", str(image_path()))
 
 
 def _build() -> None:
     try:
         done = subprocess.run(
-            build_command(),
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_BUILD_SECONDS,
+            build_command(), env=child_environment(), stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, check=False, timeout=_BUILD_SECONDS,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise Internal(

@@ -19,17 +19,16 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from danube_fast.children import child_environment, module_command
 from danube_fast.clock import SystemClock
 from danube_fast.config import load_settings
 from danube_fast.errors import DeadlineExceeded, FailedPrecondition, Internal, Unavailable
-from danube_fast.workers.spawn import child_environment
 
 if TYPE_CHECKING:
     from danube_fast.client.aio import AsyncClient
@@ -141,10 +140,10 @@ class Broker:
         settings = load_settings(flags, os.environ).settings
         with (self._folder / "broker.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "danube_fast.testing.leash", str(os.getpid()),
+                module_command(
+                    "danube_fast.testing.leash", str(os.getpid()),
                     str(self._folder), msgspec.json.encode(settings).decode(),
-                ],
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

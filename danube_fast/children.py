@@ -1,0 +1,42 @@
+"""How we start Python processes of our own: no code comes from the directory they start in.
+
+`python -m` puts the working directory first on the module path, where a stray `lmdb.py` would be
+imported in place of the library; so children run with `-P`, and entries of PYTHONPATH that name that
+directory, outright or by being relative or empty, are not handed on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["child_environment", "module_command"]
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module with this interpreter."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def child_environment() -> dict[str, str]:
+    """Our environment with a module path that children may trust; the source tree is added to it if
+    the package is run from one."""
+    import danube_fast
+
+    environment = dict(os.environ)
+    root = Path(danube_fast.__file__).absolute().parents[1]
+    entries = [] if root.name.endswith("-packages") else [str(root)]
+    for entry in environment.pop("PYTHONPATH", "").split(os.pathsep):
+        if os.path.isabs(entry) and not _is_here(entry) and entry not in entries:
+            entries.append(entry)
+    if entries:
+        environment["PYTHONPATH"] = os.pathsep.join(entries)
+    return environment
+
+
+def _is_here(entry: str) -> bool:
+    try:
+        return os.path.samefile(entry, os.curdir)
+    except OSError:
+        return False  # one of them does not exist: no module comes from there
