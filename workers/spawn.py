@@ -15,6 +15,7 @@ when the starting thread ends. Nothing has a name in a file system.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import subprocess
@@ -50,7 +51,10 @@ def process_name(process: int) -> str:
 
 
 class Addresses:
-    """Hosts and ports. Listen P: bootstrap P, admin P + 1, worker i P + 2 + i; 0: all chosen."""
+    """Hosts and ports. Listen P: bootstrap P, admin P + 1, worker i P + 2 + i; 0: all chosen.
+
+    The admin port is on loopback unless the settings say otherwise: it asks for no password.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.host, port = split_address(settings.listen, "--listen")
@@ -62,9 +66,10 @@ class Addresses:
             )
         self.ports = [port, *((port + 2 + i) if port else 0 for i in range(settings.workers))]
         """By process index; 0 until the system has chosen one."""
-        self.admin_host, self.admin_port = self.host, port + 1 if port else 0
+        self.admin_host, self.admin_port = _loopback_of(self.host), port + 1 if port else 0
         if settings.admin:
             self.admin_host, self.admin_port = split_address(settings.admin, "--admin")
+        self._given = {"--listen": settings.listen, "--admin": settings.admin}
         self.advertise = settings.advertise or _reachable(self.host)
         self.admin_socket = self._listen_admin()
 
@@ -84,6 +89,15 @@ class Addresses:
         self.admin_port = listener.getsockname()[1]
         return listener
 
+    def warnings(self) -> list[str]:
+        """One sentence for each address that other hosts reach, until there are passwords."""
+        return [
+            f"warning: {option} {text} lets other hosts in, and there are no passwords and no "
+            "encryption yet: keep it in a network that you trust, or use 127.0.0.1"
+            for option, text in self._given.items()
+            if text and not is_loopback(split_address(text, option)[0])
+        ]
+
     @property
     def url(self) -> str:
         """What clients are given."""
@@ -102,6 +116,20 @@ def split_address(text: str, option: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > PORT_MAX:
         raise InvalidArgument(f"{option} {text!r} is not HOST:PORT, such as 127.0.0.1:6650")
     return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach what listens there, as far as the text tells."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _loopback_of(host: str) -> str:
+    if is_loopback(host):
+        return host
+    return "::1" if ":" in host else "127.0.0.1"
 
 
 def _bracketed(host: str) -> str:

@@ -383,6 +383,8 @@ def _serve(settings: Settings, lines: _Output) -> None:
         cleanup.callback(shared.close)
         logs = shared.logs
         lines.note(f"{len(logs)} logs in {directory.path} for {settings.workers} workers")
+        for warning in shared.addresses.warnings():
+            lines.note(warning)
         if not precompile(signals.fileno(), lines.note, clock):
             return
         try:

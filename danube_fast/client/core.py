@@ -78,6 +78,11 @@ class Core:
             raise FailedPrecondition(
                 "TLS is not served yet; connect without tls= on a trusted network"
             )
+        if token is not None:
+            raise FailedPrecondition(
+                "token= is not served yet and would protect nothing; connect without it, on a "
+                "trusted network"
+            )
         keep_freed_memory()
         self.url = url
         self.machine = machine or Machine()
@@ -92,8 +97,7 @@ class Core:
         """What `client.publish` uses."""
         self.desk = Desk(self)
         self._buffers: dict[int, BufferPool] = {}
-        auth = {"token": token} if token else {}
-        self._identity = Identity(self.name, auth, self.machine.host_id(), process_id)
+        self._identity = Identity(self.name, {}, self.machine.host_id(), process_id)
         self._keeper = Keeper(self.pump, self.name)
         try:
             with self.pump.lock:

@@ -35,6 +35,7 @@ def connect(
 
     `transport`: "auto" takes shared memory on the broker's own host and ZeroMQ elsewhere, "shm" and
     "zmq" insist. Who waits looks on for `spin_us` microseconds before it sleeps (tuning.md).
+    `token` and `tls` are refused until the broker asks for them.
     Several hosts are tried in turn: `danube://h1:6650,h2:6650`. Raises Unavailable when none answers
     within `timeout` seconds. Use it as a context manager, or call `close()`.
     """

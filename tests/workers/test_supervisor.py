@@ -228,6 +228,39 @@ def test_port_rules() -> None:
             Addresses(Settings(admin=f"127.0.0.1:{addresses.admin_port}", listen="127.0.0.1:0"))
 
 
+@pytest.mark.parametrize(
+    ("listen", "admin", "host", "open_to_others"),
+    [
+        ("127.0.0.1:0", "", "127.0.0.1", []),
+        ("127.8.0.1:0", "", "127.8.0.1", []),
+        ("localhost:0", "", "localhost", []),
+        ("0.0.0.0:0", "", "127.0.0.1", ["listen"]),
+        ("[::]:0", "", "::1", ["listen"]),
+        ("192.0.2.1:0", "", "127.0.0.1", ["listen"]),
+        ("broker.example:0", "", "127.0.0.1", ["listen"]),
+        ("192.0.2.1:0", "0.0.0.0:0", "0.0.0.0", ["listen", "admin"]),
+        ("127.0.0.1:0", "0.0.0.0:0", "0.0.0.0", ["admin"]),
+    ],
+)
+def test_the_admin_port_stays_on_loopback_unless_told(
+    listen: str, admin: str, host: str, open_to_others: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Addresses, "_listen_admin", lambda self: None)
+    addresses = Addresses(Settings(listen=listen, admin=admin, advertise="here"))
+    assert addresses.admin_host == host
+    assert [text.split()[1].strip("-") for text in addresses.warnings()] == open_to_others
+    for text in addresses.warnings():
+        assert "no passwords" in text
+        assert "127.0.0.1" in text, "it says what to do"
+
+
+def test_a_broker_that_others_reach_says_so(tmp_path: Path) -> None:
+    # a spelling of 127.0.0.1 that is not known as one: nothing leaves this host
+    with Broker(tmp_path / "data", admin="127.1:0") as broker:
+        broker.wait_ready()
+        assert "warning: --admin 127.1:0 lets other hosts" in broker.error_text()
+
+
 def test_rings_are_repaired_before_a_restart(tmp_path: Path) -> None:
     from danube_fast.ring.layout import AT_HEAD, AT_TAIL
     from danube_fast.ring.spsc import SpscRing
