@@ -252,7 +252,7 @@ class Commands:
         else:
             if not 0 < len(command.subscription.encode()) <= NAME_BYTES_MAX:
                 raise InvalidArgument(f"a subscription name has 1 to {NAME_BYTES_MAX} bytes")
-            worker.limits.check_subscription(partition, command.subscription)
+            worker.limits.check_subscription(partition, command.subscription, session)
             sub, created = partition.subscribe(command.subscription, kind, place)
             worker.limits.equip(partition, sub)
         skips = not sub.tracks and kind is not SubscriptionKind.READER and not sub.consumers

@@ -7,6 +7,7 @@ after which to send again: nothing is lost and nobody else waits. Deliveries abo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from danube_fast.broker.layout import Mode, PartitionWord, ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import ResourceExhausted
-from danube_fast.net.protocol import Status
+from danube_fast.net.protocol import Pong, Status, encode
+from danube_fast.net.session import Session
 from danube_fast.ring.buckets import Bucket
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ __all__ = ["Limits"]
 
 _MS = 1_000_000
 NO_RATES = (0, 0)
+_PROBE = encode(Pong(0))
+"""Answers no request: sent to learn whether a connection is still there."""
 
 
 class Limits:
@@ -127,6 +131,19 @@ class Limits:
 
     # ------------------------------------------------------------ numbers
 
+    def _reap(self, numbers: Iterable[int]) -> None:
+        """Close those of these sessions whose connection has ended, so that they are not counted. A
+        ROUTER tells of it only when something is sent."""
+        worker = self._worker
+        for number in set(numbers):
+            session = worker.sessions.by_number(number)
+            if session is None:
+                continue
+            worker.delivery.send(session, [_PROBE])
+            if session in worker.delivery.gone:
+                worker.delivery.gone.remove(session)
+                worker.close_session(session)
+
     def check_producer(self, partition: Partition, producer_id: int) -> None:
         """Raises ResourceExhausted if a producer more is too many."""
         limit = partition.policy.producers_max
@@ -137,32 +154,53 @@ class Limits:
         mine = rows[:, ProducerWord.PARTITION_ID] == partition.partition_id
         others = mine & (rows[:, ProducerWord.PRODUCER_ID] != producer_id)
         sessions = rows[np.flatnonzero(others), ProducerWord.SESSION].tolist()
-        living = sum(worker.sessions.by_number(number) is not None for number in sessions)
+
+        def count_living() -> int:
+            return sum(worker.sessions.by_number(number) is not None for number in sessions)
+
+        if count_living() >= limit:
+            self._reap(sessions)
+        living = count_living()
         if living >= limit:
             raise ResourceExhausted(
                 f"{partition.topic} has {living} producers and its policy allows producers_max "
-                f"{limit}; close one, or raise it: danube-fast topics set-policy {partition.topic}"
+                f"{limit}; close one, or {_remedy('producers_max')}"
             )
 
-    def check_subscription(self, partition: Partition, name: str) -> None:
-        """Raises ResourceExhausted if a new subscription would be too many."""
+    def check_subscription(self, partition: Partition, name: str, session: Session) -> None:
+        """Raises ResourceExhausted if a new subscription, or one more consumer of `session`, would be
+        too many."""
+        try:
+            self._check_subscription(partition, name)
+        except ResourceExhausted:
+            consumers = [c for sub in partition.subscriptions.values() for c in sub.consumers]
+            self._reap({consumer.session for consumer in consumers} - {session.number})
+            self._check_subscription(partition, name)
+
+    @staticmethod
+    def _check_subscription(partition: Partition, name: str) -> None:
         policy, subs = partition.policy, partition.subscriptions
-        remedy = f"raise it: danube-fast topics set-policy {partition.topic}"
         if policy.subscriptions_max and name not in subs and len(subs) >= policy.subscriptions_max:
             raise ResourceExhausted(
                 f"{partition.topic} has {len(subs)} subscriptions and its policy allows "
-                f"subscriptions_max {policy.subscriptions_max}; delete one, or {remedy}"
+                f"subscriptions_max {policy.subscriptions_max}; delete one, or "
+                f"{_remedy('subscriptions_max')}"
             )
         count = sum(len(sub.consumers) for sub in subs.values())
         if policy.consumers_max and count >= policy.consumers_max:
             raise ResourceExhausted(
                 f"{partition.topic} has {count} consumers and its policy allows consumers_max "
-                f"{policy.consumers_max}; close one, or {remedy}"
+                f"{policy.consumers_max}; close one, or {_remedy('consumers_max')}"
             )
         each = policy.consumers_per_subscription_max
         count = len(subs[name].consumers) if name in subs else 0
         if each and count >= each:
             raise ResourceExhausted(
                 f"subscription {name!r} on {partition.topic} has {count} consumers and the policy "
-                f"allows consumers_per_subscription_max {each}; close one, or {remedy}"
+                f"allows consumers_per_subscription_max {each}; close one, or "
+                f"{_remedy('consumers_per_subscription_max')}"
             )
+
+
+def _remedy(name: str) -> str:
+    return f"raise it: danube-fast topics set-policy TOPIC {name}=N"

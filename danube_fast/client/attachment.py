@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from danube_fast.client.calls import Call, OnLoss
+from danube_fast.client.calls import RETRYABLE, Call, OnLoss, asks_again
 from danube_fast.client.connection import Connection
 from danube_fast.client.credit import Credit, Departed
 from danube_fast.client.delivery import Delivery
-from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, SECOND_NS
+from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, TAKEOVER_NS
 from danube_fast.client.options import READER, Position
 from danube_fast.client.ranges import Ranges, merged_ranges, no_ranges
 from danube_fast.errors import (
@@ -26,7 +26,6 @@ from danube_fast.errors import (
     DataLoss,
     FailedPrecondition,
     Internal,
-    ResourceExhausted,
     Unavailable,
     error_from_code,
 )
@@ -38,10 +37,6 @@ if TYPE_CHECKING:
     from danube_fast.client.routes import Partition, Topic
 
 __all__ = ["Attachment"]
-
-_RETRYABLE = (Unavailable, Internal, ResourceExhausted)
-_TAKEOVER_NS = 6 * SECOND_NS
-"""How long a reconnecting consumer is refused by what may be its own old session."""
 
 
 class Attachment:
@@ -78,6 +73,8 @@ class Attachment:
         self.failure: DanubeError | None = None
         self.subscribed = False
         self.ever_subscribed = False
+        self.is_late = False
+        """It joined a consumer that was open already."""
         self.first_offset = 0
         self.end_offset = 0
         self.start_offset = 0
@@ -155,12 +152,13 @@ class Attachment:
     def _on_refused(self, error: DanubeError) -> None:
         now = self.inbox.pump.clock.monotonic_ns()
         self._refused_since_ns = self._refused_since_ns or now
+        refused_ns = now - self._refused_since_ns
         own_ghost = (
-            type(error) is FailedPrecondition
-            and self.ever_subscribed
-            and now - self._refused_since_ns < _TAKEOVER_NS
+            type(error) is FailedPrecondition and self.ever_subscribed and refused_ns < TAKEOVER_NS
         )
-        if isinstance(error, _RETRYABLE) or own_ghost:
+        # who joined an open consumer was asked for by no call that could hear of it
+        waits = self.is_late and not self.ever_subscribed and isinstance(error, RETRYABLE)
+        if waits or own_ghost or asks_again(error, refused_ns, was_open=self.ever_subscribed):
             if isinstance(error, Unavailable):
                 self.inbox.attachment_lost(self)
             self.inbox.pump.arm(self, now + self._backoff_ns)
@@ -206,7 +204,7 @@ class Attachment:
             self.consumer_id = 0
             self._forget_call()  # the SUBSCRIBE may be answered yet, and that consumer is closed
             self.subscribed = False
-            if isinstance(error, _RETRYABLE):
+            if isinstance(error, RETRYABLE):
                 self.on_lost()  # acks that the broker has not taken yet are void
                 self._on_refused(error)
             else:

@@ -14,13 +14,19 @@ ones.
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from danube_fast.client.limits import FOREVER_NS
+from danube_fast.errors import DanubeError
 from danube_fast.frame.kernel import address_of
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES, BUNDLE_MAGIC
 
-__all__ = ["FRAME_AT", "Buffer", "BufferPool"]
+if TYPE_CHECKING:
+    from danube_fast.client.lane import Lane
+
+__all__ = ["FRAME_AT", "Buffer", "BufferPool", "Sending"]
 
 FRAME_AT = BUNDLE_HEADER_BYTES + BUNDLE_ENTRY_BYTES
 _PREFIX = struct.Struct("<IIII")
@@ -72,3 +78,40 @@ class BufferPool:
         free = self._free.get(size)
         if free is not None and size * len(free) < _KEPT_BYTES_MAX:
             free.append(buffer)
+
+
+class Sending:
+    """A packed frame until it is settled."""
+
+    __slots__ = (
+        "base_sequence", "buffer", "callbacks", "deadline_ns", "done", "error",
+        "frame_bytes", "lane", "message_count", "offset", "publish_time_ns", "refusal", "request",
+    )  # fmt: skip
+
+    def __init__(
+        self, lane: Lane, buffer: Buffer, frame_bytes: int, base_sequence: int, message_count: int
+    ) -> None:
+        self.lane = lane
+        self.buffer = buffer
+        self.frame_bytes = frame_bytes
+        self.base_sequence = base_sequence
+        self.message_count = message_count
+        self.publish_time_ns = 0
+        self.deadline_ns = FOREVER_NS
+        self.request = 0
+        """Request under which it is on its way; 0 = it is not."""
+        self.done = False
+        self.offset = -1
+        self.refusal: DanubeError | None = None
+        """Why the broker did not take it the last time."""
+        self.error: DanubeError | None = None
+        self.callbacks: list[tuple[int, Any]] | None = None
+
+    def frame(self) -> memoryview:
+        """The packed frame."""
+        return self.buffer.view[FRAME_AT : FRAME_AT + self.frame_bytes]
+
+    def on_published(self, request: int, status: int, offset: int, text: str) -> None:
+        """The broker's answer."""
+        if request == self.request:
+            self.lane.answered(self, status, offset, text)

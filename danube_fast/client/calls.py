@@ -6,9 +6,21 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
-from danube_fast.errors import DanubeError
+from danube_fast.client.limits import TAKEOVER_NS
+from danube_fast.errors import DanubeError, Internal, ResourceExhausted, Unavailable
 
-__all__ = ["Call", "OnLoss"]
+__all__ = ["RETRYABLE", "Call", "OnLoss", "asks_again"]
+
+RETRYABLE = (Unavailable, Internal, ResourceExhausted)
+"""What may pass: asked again, with backoff."""
+
+
+def asks_again(error: DanubeError, refused_ns: int, *, was_open: bool) -> bool:
+    """Decide whether to repeat an OPEN_PRODUCER, SUBSCRIBE or HELLO that was refused for `refused_ns`
+    so far. A limit answers a first open at once; one that reconnects may be counted twice for a while."""
+    if isinstance(error, ResourceExhausted):
+        return was_open and refused_ns < TAKEOVER_NS
+    return isinstance(error, RETRYABLE)
 
 
 class OnLoss(enum.Enum):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 from typing import Any, NamedTuple, Protocol
 
-from danube_fast.client.calls import Call, OnLoss
+from danube_fast.client.calls import Call, OnLoss, asks_again
 from danube_fast.client.dialer import Dialer
 from danube_fast.client.dock import Dock
 from danube_fast.client.limits import (
@@ -422,8 +422,10 @@ class Connection:
             return
         if command.request == self._hello and self.state is State.GREETING:
             error = error_from_code(command.code, command.text)
-            if isinstance(error, Unavailable):
-                self.pump.arm(self, self.pump.clock.monotonic_ns() + BACKOFF_MIN_NS)
+            now_ns = self.pump.clock.monotonic_ns()
+            refused_ns = now_ns - self._lost_ns
+            if asks_again(error, refused_ns, was_open=self._opened):
+                self.pump.arm(self, now_ns + BACKOFF_MIN_NS)
             else:
                 self._fail(error)
             return

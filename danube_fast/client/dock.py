@@ -27,8 +27,9 @@ from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.net.protocol import Publish, encode
 
 if TYPE_CHECKING:
+    from danube_fast.client.buffers import Sending
     from danube_fast.client.connection import Connection
-    from danube_fast.client.lane import Lane, Sending
+    from danube_fast.client.lane import Lane
 
 __all__ = ["Dock"]
 

@@ -110,6 +110,7 @@ class Inbox:
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
+            self.roster.opened = ready
             if not ready:
                 waiting = next((a for a in self.attachments if not a.ever_subscribed), None)
                 if waiting is None:

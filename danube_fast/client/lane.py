@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import collections
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from danube_fast.client.buffers import FRAME_AT, Buffer
-from danube_fast.client.calls import Call, OnLoss
+from danube_fast.client.buffers import Sending
+from danube_fast.client.calls import RETRYABLE, Call, OnLoss, asks_again
 from danube_fast.client.closing import close_at_broker, close_when_opened
 from danube_fast.client.connection import Connection
 from danube_fast.client.limits import (
@@ -37,7 +37,6 @@ from danube_fast.errors import (
     AlreadyExists,
     DanubeError,
     DeadlineExceeded,
-    Internal,
     InvalidArgument,
     NotOwner,
     ProducerFenced,
@@ -53,10 +52,10 @@ from danube_fast.net.protocol import OpenProducer, Status
 if TYPE_CHECKING:
     from danube_fast.client.outbox import Outbox
 
-__all__ = ["Lane", "Sending"]
+__all__ = ["Lane"]
 
 _seal = direct(seal)
-_RETRYABLE = (ResourceExhausted, Unavailable, Internal, DeadlineExceeded)
+_RETRYABLE = (*RETRYABLE, DeadlineExceeded)
 
 
 class Phase(enum.Enum):
@@ -69,43 +68,6 @@ class Phase(enum.Enum):
     """A frame was refused: no sends until all on their way are answered and the backoff is over."""
     FAILED = 4
     """Fenced or deleted: nothing goes any more."""
-
-
-class Sending:
-    """A packed frame until it is settled."""
-
-    __slots__ = (
-        "base_sequence", "buffer", "callbacks", "deadline_ns", "done", "error",
-        "frame_bytes", "lane", "message_count", "offset", "publish_time_ns", "refusal", "request",
-    )  # fmt: skip
-
-    def __init__(
-        self, lane: Lane, buffer: Buffer, frame_bytes: int, base_sequence: int, message_count: int
-    ) -> None:
-        self.lane = lane
-        self.buffer = buffer
-        self.frame_bytes = frame_bytes
-        self.base_sequence = base_sequence
-        self.message_count = message_count
-        self.publish_time_ns = 0
-        self.deadline_ns = FOREVER_NS
-        self.request = 0
-        """Request under which it is on its way; 0 = it is not."""
-        self.done = False
-        self.offset = -1
-        self.refusal: DanubeError | None = None
-        """Why the broker did not take it the last time."""
-        self.error: DanubeError | None = None
-        self.callbacks: list[tuple[int, Any]] | None = None
-
-    def frame(self) -> memoryview:
-        """The packed frame."""
-        return self.buffer.view[FRAME_AT : FRAME_AT + self.frame_bytes]
-
-    def on_published(self, request: int, status: int, offset: int, text: str) -> None:
-        """The broker's answer."""
-        if request == self.request:
-            self.lane.answered(self, status, offset, text)
 
 
 class Lane:
@@ -135,6 +97,7 @@ class Lane:
         self._wait_ns = 0
         """What the broker said to wait before sending again."""
         self._backoff_ns = BACKOFF_MIN_NS
+        self._refused_since_ns = 0
         self._opening: Call | None = None
         self._has_moved = self._was_fenced = False
         """The partition went elsewhere since this was fenced the last time. An OPEN_PRODUCER of our own that was
@@ -164,12 +127,7 @@ class Lane:
             return
         self._opening = None
         if call.error is not None:
-            if isinstance(call.error, _RETRYABLE):
-                self._retry_later(None)  # nothing may be sent before it is open, on this session
-                if isinstance(call.error, Unavailable):
-                    self.outbox.lane_lost(self)
-            else:
-                self.fail(call.error)
+            self._on_refused(call.error)
             return
         reply = call.value
         if self.opened and reply["next_sequence"] > self.next_sequence:
@@ -183,10 +141,24 @@ class Lane:
         self._number_from(
             min(first, reply["next_sequence"]) if self.unacked else reply["next_sequence"]
         )
-        self._backoff_ns = BACKOFF_MIN_NS
+        self._backoff_ns, self._refused_since_ns = BACKOFF_MIN_NS, 0
         self._resend()
         self.outbox.lane_opened()
         self.outbox.pump.notify()
+
+    def _on_refused(self, error: DanubeError) -> None:
+        now = self.outbox.pump.clock.monotonic_ns()
+        self._refused_since_ns = self._refused_since_ns or now
+        refused_ns = now - self._refused_since_ns
+        waits = isinstance(error, _RETRYABLE) and self in self.outbox.joining
+        waits = waits or isinstance(error, DeadlineExceeded)
+        if not waits and not asks_again(error, refused_ns, was_open=self.opened):
+            self.fail(error)
+            return
+        self.refusal = error
+        self._retry_later(None)  # nothing may be sent before it is open, on this session
+        if isinstance(error, Unavailable):
+            self.outbox.lane_lost(self)
 
     def _fenced(self) -> ProducerFenced:
         return ProducerFenced(

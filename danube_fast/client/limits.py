@@ -47,6 +47,7 @@ __all__ = [
     "SETTLE_TICK_NS",
     "SLICE_NS",
     "SPIN_US_MAX",
+    "TAKEOVER_NS",
     "THROTTLE_MAX_NS",
     "WATCH_PROBE_NS",
     "WATCH_WAIT_NS",
@@ -73,6 +74,8 @@ HANDSHAKE_RETRY_NS_MAX = 4 * SECOND_NS
 """An unanswered HELLO is repeated on a fresh socket after this time, doubled each time."""
 LOOKUP_AFTER_NS = 1 * SECOND_NS
 """A worker that stayed away this long may have moved: its topics are looked up again."""
+TAKEOVER_NS = 5 * SECOND_NS
+"""How long who reconnects may be refused by a limit, or by what may be its own old session."""
 THROTTLE_MAX_NS = 1 * SECOND_NS
 """A rate may be raised meanwhile: the broker is asked again so often."""
 LOOKUPS_MAX = 256

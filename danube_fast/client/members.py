@@ -14,9 +14,9 @@ import collections
 import functools
 from typing import TYPE_CHECKING, Any
 
-from danube_fast.client.calls import Call, OnLoss
+from danube_fast.client.calls import RETRYABLE, Call, OnLoss
 from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, LOOKUPS_MAX
-from danube_fast.errors import DanubeError, Internal, NotFound, ResourceExhausted, Unavailable
+from danube_fast.errors import DanubeError, NotFound
 from danube_fast.net.protocol import Lookup
 from danube_fast.types import TopicPattern
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from danube_fast.client.routes import Topic
 
 __all__ = ["Members"]
-
-_RETRYABLE = (Unavailable, Internal, ResourceExhausted)
 
 
 class Members:
@@ -83,7 +81,7 @@ class Members:
 
     def refused(self, error: DanubeError) -> None:
         """The broker does not let this client watch."""
-        if not isinstance(error, _RETRYABLE):
+        if not isinstance(error, RETRYABLE):
             self.failure = error
             self._roster.refuse(error)
 
@@ -117,7 +115,7 @@ class Members:
         del self._asked[topic]
         if isinstance(call.error, NotFound):
             self._leave(topic)
-        elif isinstance(call.error, _RETRYABLE):
+        elif isinstance(call.error, RETRYABLE):
             self._queue.append(topic)
             self._core.pump.arm(self, self._core.pump.clock.monotonic_ns() + self._backoff_ns)
             self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_MAX_NS)

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from danube_fast.client.lane import Lane, Sending
+from danube_fast.client.buffers import Sending
+from danube_fast.client.lane import Lane
 from danube_fast.client.limits import (
     BATCH_MESSAGES_MAX,
     CLIENT_WINDOW_BYTES,
@@ -110,9 +111,14 @@ class Outbox:
                 if lane.failure is not None:
                     raise lane.failure
                 if not lane.opened:
+                    why = (
+                        f"refuses for now: {lane.refusal}"
+                        if lane.refusal
+                        else "did not answer in time"
+                    )
                     raise DeadlineExceeded(
-                        f"{lane.topic}: its worker at {lane.connection.endpoint} did not answer in time; "
-                        "look at `danube-fast status`"
+                        f"{lane.topic}: its worker at {lane.connection.endpoint} {why}; look at "
+                        "`danube-fast status`"
                     )
             self.packer.keep_to([lane.connection.limits for lane in lanes])
             self._batch_bytes = self.packer.batch_bytes - FRAME_OVERHEAD_BYTES

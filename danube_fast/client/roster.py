@@ -47,6 +47,8 @@ class Roster:
         self._credits: dict[Connection, Credit] = {}
         self._subscribed = 0
         """As many of the first attachments were subscribed when somebody looked."""
+        self.opened = False
+        """Whoever opened the consumer has it, and hears of no further refusal."""
         self.members: Members | None = None
         if options.pattern is not None:
             self.members = Members(core, self, options.pattern, options.position)
@@ -83,6 +85,7 @@ class Roster:
         )
         attachment.tracks = route.dispatch != Dispatch.NON_RELIABLE.value
         attachment.route = route
+        attachment.is_late = self.opened
         self.attachments.append(attachment)
 
     def _divide(self, connections: object) -> None:

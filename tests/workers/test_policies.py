@@ -241,6 +241,21 @@ def test_producers_consumers_and_subscriptions_have_limits(rig):
     assert "consumers_max 3" in two.subscribe(1, "y", consumer_id=4, kind="shared")[3]
 
 
+def test_who_is_gone_is_not_counted(rig):
+    """Killed clients: their sessions live for an hour here, their connections do not."""
+    assign(rig, producers_max=1, consumers_per_subscription_max=1)
+    dead, two = rig.client(), rig.client()
+    dead.open_producer(1, "a")
+    dead.subscribe(1, "x", consumer_id=1, kind="shared")
+    assert "producers_max 1" in two.ask(10, 1, "b")[3]
+    assert "per_subscription_max 1" in two.subscribe(1, "x", consumer_id=7, kind="shared")[3]
+    dead.socket.close(0)
+    rig.turn(lambda: two.ask(10, 1, "b")[0] == 67, "a producer in the place of a dead one")
+    subscribe = lambda: two.subscribe(1, "x", consumer_id=7, kind="shared")[0]  # noqa: E731
+    rig.turn(lambda: subscribe() == 67, "a consumer in the place of a dead one")
+    assert "producers_max 1" in rig.client().ask(10, 1, "c")[3], "who lives is counted"
+
+
 # ---------------------------------------------------------------- ages
 
 
