@@ -45,6 +45,7 @@ Foresee = Callable[["Subscription", Stored], object]
 """Called with a frame whose delayed messages were put aside."""
 
 _ONE_CONSUMER = (SubscriptionKind.EXCLUSIVE, SubscriptionKind.READER)
+_IN_ORDER = (SubscriptionKind.EXCLUSIVE, SubscriptionKind.FAILOVER)
 
 
 class Subscription(Returns):
@@ -221,7 +222,7 @@ class Subscription(Returns):
     def _hand_out_waiting(
         self, fetch: Fetch, now_ns: int, effects: list[Deliver], gaps: list[Gap]
     ) -> bool:
-        """What waits goes before what is fresh. False: nobody wants anything."""
+        """What waits goes before what is fresh. False: nothing fresh may go out now."""
         ledger, router = self.ledger, self.router
         find: Callable[[], int | None] = ledger.first_waiting
         if router is not None:
@@ -230,10 +231,10 @@ class Subscription(Returns):
             consumer = self.willing()
             if consumer is None:
                 return False
-            at = find()
-            found = fetch(self, at) if at is not None else None
-            if at is None or found is None:
+            if (at := find()) is None:
                 break
+            if (found := fetch(self, at)) is None:
+                return self.kind not in _IN_ORDER  # the router keeps what is fresh behind its key
             if isinstance(found, Gap):
                 gaps.append(found._replace(start=at))
                 self._pass_waiting(at, found)
