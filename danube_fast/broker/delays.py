@@ -2,7 +2,8 @@
 
     entry   due ns i64 | offset i64        16 bytes a message; children of entry i: 2i + 1, 2i + 2
 
-The ledger says DELAYED of them; when their time has come, they wait for delivery like any other.
+Of those that are due at the same time the one with the lower offset is first. The ledger says DELAYED
+of them; when their time has come, they wait for delivery like any other.
 """
 
 from __future__ import annotations
@@ -43,16 +44,31 @@ def _put(heap: int, place: int, due: int, offset: int) -> None:
     store_u64(heap + place * _ENTRY + _AT_OFFSET, offset)
 
 
+@kernel("void(int64,int64,int64)")
+def _move(heap: int, source: int, place: int) -> None:
+    """Copy an entry."""
+    due = load_i64(heap + source * _ENTRY)
+    _put(heap, place, due, load_i64(heap + source * _ENTRY + _AT_OFFSET))
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def _is_before(heap: int, place: int, due: int, offset: int) -> int:
+    """1 if an entry comes out before one of that time and offset."""
+    other = load_i64(heap + place * _ENTRY)
+    if other != due:
+        return 1 if other < due else 0
+    return 1 if load_i64(heap + place * _ENTRY + _AT_OFFSET) < offset else 0
+
+
 @kernel("void(int64,int64,int64,int64)")
 def _push(heap: int, size: int, due: int, offset: int) -> None:
     """Add an entry to a heap of `size`."""
     place = size
     while place > 0:
         parent = (place - 1) >> 1
-        above = load_i64(heap + parent * _ENTRY)
-        if above <= due:
+        if _is_before(heap, parent, due, offset):
             break
-        _put(heap, place, above, load_i64(heap + parent * _ENTRY + _AT_OFFSET))
+        _move(heap, parent, place)
         place = parent
     _put(heap, place, due, offset)
 
@@ -61,18 +77,18 @@ def _push(heap: int, size: int, due: int, offset: int) -> None:
 def _pop(heap: int, size: int) -> None:
     """Remove the first entry of a heap of `size`."""
     last = size - 1
-    due = load_i64(heap + last * _ENTRY)
+    due, offset = load_i64(heap + last * _ENTRY), load_i64(heap + last * _ENTRY + _AT_OFFSET)
     place, child = 0, 1
     while child < last:
         below = load_i64(heap + child * _ENTRY)
-        if child + 1 < last and load_i64(heap + (child + 1) * _ENTRY) < below:
+        beside = load_i64(heap + child * _ENTRY + _AT_OFFSET)
+        if child + 1 < last and _is_before(heap, child + 1, below, beside):
             child += 1
-            below = load_i64(heap + child * _ENTRY)
-        if below >= due:
+        if not _is_before(heap, child, due, offset):
             break
-        _put(heap, place, below, load_i64(heap + child * _ENTRY + _AT_OFFSET))
+        _move(heap, child, place)
         place, child = child, 2 * child + 1
-    _put(heap, place, due, load_i64(heap + last * _ENTRY + _AT_OFFSET))
+    _put(heap, place, due, offset)
 
 
 @kernel("int64(int64,int64,int64,int64,int64,int64,int64)")

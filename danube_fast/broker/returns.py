@@ -10,6 +10,7 @@ import heapq
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from danube_fast.broker.consumer import Consumer, Poisoned, Stored, SubscriptionKind
 from danube_fast.broker.delays import Delays
@@ -24,8 +25,6 @@ from danube_fast.broker.timers import NEVER, Timers
 __all__ = ["Returns"]
 
 DELAYED, BLOCKED = State.DELAYED, State.BLOCKED
-BEFORE_ALL = -NEVER
-"""A time at which nothing is due yet."""
 GOLDEN = 2654435761
 """Spreads the jitter of messages that lie side by side."""
 EXTENDED_MIN = 1024
@@ -222,20 +221,30 @@ class Returns:
             self.turn = (self.consumers.index(consumer) + 1) % len(self.consumers)
 
     def postpone(self, stored: Stored, rows: Rows, now_ns: int) -> Rows:
-        """Messages of a frame whose deliver-at time has not come are put aside; the others."""
+        """Put messages of a frame aside whose deliver-at time has not come; the others."""
         times = due_times(stored)
         if times is None:
             return rows
-        due = times[rows]
-        late = due > now_ns + self._timers.wall_ahead_ns
-        if not late.any():
-            return rows
-        put_off = np.ascontiguousarray(rows[late])
+        late = times[rows] > now_ns + self._timers.wall_ahead_ns
+        self._put_off(stored, rows[late], times)
+        return np.ascontiguousarray(rows[~late]) if late.any() else rows
+
+    def set_aside(self, stored: Stored, rows: Rows) -> bool:
+        """Put messages of a frame aside that have a deliver-at time, whether it has come or not: those come
+        out of their turn. False: the frame cannot be read."""
+        times = due_times(stored)
+        if times is not None:
+            self._put_off(stored, rows[times[rows] > 0], times)
+        return times is not None
+
+    def _put_off(self, stored: Stored, rows: Rows, times: NDArray[np.int64]) -> None:
+        if not len(rows):
+            return
+        rows = np.ascontiguousarray(rows)
         if self.router is not None:
-            self.router.note(stored, put_off)
-        self.delays.postpone(stored.base_offset, put_off, np.ascontiguousarray(due[late], np.int64))
+            self.router.note(stored, rows)
+        self.delays.postpone(stored.base_offset, rows, np.ascontiguousarray(times[rows], np.int64))
         self.arm()
-        return np.ascontiguousarray(rows[~late])
 
     def rest(self, now_ns: int, wait_ns: int) -> None:
         """The rate is used up for so long; a burst makes up for looking again a little late."""

@@ -27,7 +27,7 @@ from danube_fast.broker.ledger import Rows, runs_of
 from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.rates import Rate
 from danube_fast.broker.records import Acked, Cursor
-from danube_fast.broker.returns import BEFORE_ALL, Returns
+from danube_fast.broker.returns import Returns
 from danube_fast.broker.sparse import existing
 from danube_fast.broker.timers import NEVER, Timers
 from danube_fast.errors import FailedPrecondition, InvalidArgument
@@ -39,7 +39,7 @@ GAP_AT_ONCE = 1 << 16
 """Offsets of a gap in which waiting messages are looked for at once."""
 
 LOOK_AHEAD_MAX = 1 << 22
-"""Delayed messages that are put aside for consumers who are not there; each takes 20 bytes or so."""
+"""Messages that are looked at for consumers who are not there; each takes up to 22 bytes."""
 
 Foresee = Callable[["Subscription", Stored], object]
 """Called with a frame whose delayed messages were put aside."""
@@ -75,7 +75,9 @@ class Subscription(Returns):
         self.idle_since_ns = 0
         """When its last consumer left, monotonic; 0: not known yet, or there are some."""
         self.looks_ahead = False
-        """Restored from a log: which of its messages are delayed, and until when, nobody knows yet."""
+        """Restored from a log: which of its messages are delayed, and until when, is not known yet."""
+        self.looked_until = self.looked_count = 0
+        """Where looking ahead goes on, and the messages that it has looked at."""
         self.start_count = 0
         """How often it started over."""
         self._sought: int | None = None
@@ -155,6 +157,7 @@ class Subscription(Returns):
         if self.router is not None:
             self.router.restart()
         self.next_offset = offset
+        self.looked_until = self.looked_count = 0
         self.forget_returns()
         self.ahead.clear()
 
@@ -318,8 +321,8 @@ class Subscription(Returns):
         return self._there(found, rows)
 
     def look_ahead(self, visible: int, fetch: Fetch, frames_max: int, foresee: Foresee) -> bool:
-        """Put the delayed messages at the beginning of the backlog aside, before anybody is attached, so
-        that nobody waits for that later; some frames of it. False: that was all."""
+        """Put the delayed messages at the beginning of the backlog aside, before a consumer is attached, so
+        that none waits for that later; some frames of it. False: that was all."""
         for _ in range(frames_max):
             if not self.looks_ahead:
                 return False
@@ -329,16 +332,19 @@ class Subscription(Returns):
         return self.looks_ahead
 
     def _put_aside(self, visible: int, fetch: Fetch, foresee: Foresee) -> bool:
-        """The delayed messages of the next frame; False: none, and what comes next is for consumers."""
-        if self.consumers or len(self.delays) > LOOK_AHEAD_MAX:
+        """The delayed messages of the next frame; the others stay fresh, where they are. False: none, and
+        what comes next is for consumers."""
+        if self.consumers or self.looked_count > LOOK_AHEAD_MAX:
             return False
-        found = fetch(self, self.next_offset) if self._find_fresh(visible) else None
+        at = self.ledger.first_fresh(max(self.next_offset, self.looked_until), visible)
+        found = fetch(self, at) if at < visible else None
         if not isinstance(found, Stored) or not found.is_delayed:
             return False
-        start, rows = self.next_offset, self._take_fresh(found)
-        if len(rows) and len(self.postpone(found, rows, BEFORE_ALL)):
-            self.next_offset = start  # a frame that nobody can read: its consumer is told
-            return False
+        rows = self.ledger.select(found.base_offset, at, found.end_offset, FRESH)
+        if (rows := self._there(found, rows)).size and not self.set_aside(found, rows):
+            return False  # a frame that cannot be read: its consumer is told
+        self.looked_until = found.end_offset
+        self.looked_count += len(rows)
         foresee(self, found)
         return True
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from danube_fast.broker import delays, subscription
 from danube_fast.broker.consumer import Consumer, Flow, Gap, Stored, SubscriptionKind
 from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.policy import FailurePolicy
@@ -241,3 +245,206 @@ def test_what_was_held_and_is_gone_from_the_log_holds_up_nobody(kind: Subscripti
     broker.join("second")
     assert sorted(drained(broker)) == [0, 1, 2, 3, 10, 11, 12, 13, 14, 15]
     assert broker.sub.lost_count == 6
+
+
+# ---------------------------------------------------------------- delays
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER, KEY_SHARED])
+@pytest.mark.parametrize("looked", [1, 3, 100])
+def test_a_restart_turns_nothing_round_that_is_not_delayed(
+    kind: SubscriptionKind, looked: int
+) -> None:
+    """Every frame has one delayed message; they are read ahead, and a consumer comes before time goes on."""
+    broker = Broker(kind)
+    for _ in range(10):
+        broker.add([None, None, 5 * SECOND, None])
+    broker.new_life()
+    broker.look_ahead(looked)
+    broker.join()
+    undelayed = [offset for offset in range(40) if offset % 4 != 2]
+    assert drained(broker) == undelayed
+    broker.tick()
+    assert drained(broker) == []
+    broker.now_ns = 5 * SECOND
+    broker.tick()
+    assert drained(broker) == list(range(2, 40, 4))
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER, KEY_SHARED])
+@pytest.mark.parametrize("wake_max", [1, 2, 7])
+def test_few_that_are_woken_at_a_time_turn_nothing_round(
+    kind: SubscriptionKind, wake_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delays, "WAKE_MAX", wake_max)
+    broker = Broker(kind)
+    for _ in range(6):
+        broker.add([None, SECOND, None, 1, None, SECOND])
+    broker.new_life()
+    while broker.look_ahead(1):
+        pass
+    broker.now_ns = MS
+    broker.tick()
+    broker.join()
+    came = drained(broker)
+    assert [at for at in came if broker.due[at] is None] == list(range(0, 36, 2))
+    while broker.sub.delays.first_ns <= WALL + broker.now_ns:
+        broker.tick()
+        came += drained(broker)
+    assert [at for at in came if broker.due[at] == 1] == list(range(3, 36, 6))
+    broker.now_ns = SECOND
+    late = []
+    while broker.sub.delays:
+        broker.tick()
+        late += drained(broker)
+    assert late == [at for at in range(36) if broker.due[at] == SECOND], (
+        "those due at once, by offset"
+    )
+
+
+def test_a_look_ahead_is_bounded_by_what_it_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only few of the messages are delayed: the ledger keeps pages for all of them."""
+    monkeypatch.setattr(subscription, "LOOK_AHEAD_MAX", 40)
+    broker = Broker(SHARED)
+    for _ in range(20):
+        broker.add([None] * 9 + [SECOND])
+    broker.new_life()
+    assert broker.look_ahead(100) is False
+    assert 4 <= broker.sub.ledger.delayed <= 5
+
+
+def test_a_seek_behind_a_look_ahead_begins_anew() -> None:
+    broker = Broker(EXCLUSIVE)
+    for _ in range(5):
+        broker.add([None, SECOND])
+    broker.new_life()
+    broker.look_ahead(2)
+    broker.sub.seek(2)
+    broker.look_ahead(100)
+    assert broker.sub.ledger.delayed == 4
+    broker.join()
+    assert drained(broker) == [2, 4, 6, 8]
+
+
+# ---------------------------------------------------------------- everything together
+
+
+class Story:
+    """One seed: what happens to a subscription, and in which order."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.broker = Broker(self.draw.choice((EXCLUSIVE, FAILOVER, KEY_SHARED, KEY_SHARED)))
+        self.has_filters = self.broker.kind is KEY_SHARED and self.draw.random() < 0.4
+        self.broker.reads_max = self.draw.choice((0, 1, 2, 1 << 30))
+        self.rate = Allowance(self.draw.randrange(1, 8)) if self.draw.random() < 0.3 else None
+        self.broker.sub.rate = self.rate
+        self.joined = 0
+
+    def step(self) -> None:
+        steps = (
+            self.publish, self.publish, self.join, self.join, self.leave, self.ack, self.ack,
+            self.nack, self.pass_time, self.evict, self.restart, self.look, self.look, self.turn,
+            self.turn, self.turn,
+        )  # fmt: skip
+        self.draw.choice(steps)()
+
+    def publish(self) -> None:
+        draw, count = self.draw, self.draw.randrange(1, 6)
+        share = draw.choice((0.0, 0.2, 0.6))
+        due = [draw.randrange(60) * MS if draw.random() < share else None for _ in range(count)]
+        self.broker.add(due, [draw.choice((b"a", b"b", b"c")) for _ in range(count)])
+
+    def join(self) -> None:
+        broker = self.broker
+        if len(broker.hands) >= (1 if broker.kind is EXCLUSIVE else 3):
+            return
+        filters = self.draw.choice(((), ("a",), ("a", "b"))) if self.has_filters else ()
+        self.joined += 1
+        credit = self.draw.choice((PLENTY, PLENTY, 3))
+        broker.join(f"c{self.joined}", *filters, credit=credit)
+
+    def leave(self) -> None:
+        if self.broker.hands and self.draw.random() < 0.5:
+            self.broker.leave(self.draw.choice(list(self.broker.hands)))
+
+    def some(self) -> tuple[Consumer, list[int]] | None:
+        holding = [consumer for consumer, hand in self.broker.hands.items() if hand]
+        if not holding:
+            return None
+        consumer = self.draw.choice(holding)
+        share = self.draw.choice((0.3, 1.0))
+        hand = sorted(self.broker.hands[consumer])
+        return consumer, [offset for offset in hand if self.draw.random() < share]
+
+    def ack(self) -> None:
+        if (found := self.some()) is not None:
+            consumer, offsets = found
+            self.broker.ack(consumer, offsets)
+            consumer.flow.grant(0, len(offsets))
+
+    def nack(self) -> None:
+        if self.draw.random() < 0.3 and (found := self.some()) is not None:
+            consumer, offsets = found
+            pairs = [edge for offset in offsets[:2] for edge in (offset, offset + 1)]
+            self.broker.failed.update(offsets[:2])
+            self.broker.hands[consumer].difference_update(offsets[:2])
+            delay_ns = self.draw.choice((0, 5 * MS))
+            self.broker.sub.nack(consumer, pairs, delay_ns, self.broker.now_ns, "no")
+            consumer.flow.grant(0, len(pairs) // 2)
+
+    def pass_time(self) -> None:
+        self.broker.now_ns += self.draw.choice((1, 10, 30)) * MS
+        self.broker.tick()
+
+    def evict(self) -> None:
+        """Frames leave memory."""
+        bases = [frame.base_offset for frame in self.broker.frames] + [self.broker.end]
+        self.broker.tail = max(self.broker.tail, self.draw.choice(bases))
+
+    def restart(self) -> None:
+        if self.draw.random() < 0.2:
+            sub = self.broker.sub
+            self.broker.new_life(sub.cursor, tuple(sub.ledger.settled_pairs())).rate = self.rate
+            self.broker.tail = self.draw.choice((self.broker.tail, self.broker.end))
+
+    def look(self) -> None:
+        self.broker.look_ahead(self.draw.randrange(1, 4))
+
+    def turn(self) -> None:
+        if self.rate is not None:
+            self.rate.refill()
+        self.broker.dispatch()
+
+    def end(self) -> None:
+        """Everybody comes, and gets all there is."""
+        broker = self.broker
+        broker.reads_max = max(1, broker.reads_max)
+        for consumer in list(broker.hands):
+            broker.leave(consumer)
+        consumer = broker.join("last")
+        for _ in range(4 * broker.end + 20):
+            self.turn()
+            broker.now_ns += 5 * MS
+            broker.tick()
+        assert broker.end == 0 or broker.hands[consumer] == {
+            offset
+            for offset in range(broker.end)
+            if broker.sub.ledger.state_of(offset)[0] is State.HELD
+        }
+        broker.ack(consumer, sorted(broker.hands[consumer]))
+        assert broker.sub.cursor == broker.end, "somebody waits for ever"
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(0, 2**32))
+def test_nothing_overtakes_whatever_happens(seed: int) -> None:
+    story = Story(seed)
+    wake_max = delays.WAKE_MAX
+    delays.WAKE_MAX = story.draw.choice((1, 3, wake_max))
+    try:
+        for _ in range(story.draw.randrange(10, 80)):
+            story.step()
+        story.end()
+    finally:
+        delays.WAKE_MAX = wake_max

@@ -63,8 +63,8 @@ MUTANTS: dict[str, Mutant] = {
         "self.ledger.first_fresh(self.next_offset + 1, visible)",
     ),
     "delayed_messages_come_early": Mutant(
-        "late = due > now_ns + self._timers.wall_ahead_ns",
-        "late = due > now_ns + self._timers.wall_ahead_ns + 200_000_000",
+        "late = times[rows] > now_ns + self._timers.wall_ahead_ns",
+        "late = times[rows] > now_ns + self._timers.wall_ahead_ns + 200_000_000",
     ),
     "what_was_cut_out_stands_for_its_neighbour": Mutant(
         "self._frames[base + row] = Stored(",

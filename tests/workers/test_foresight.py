@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from danube_fast.broker import delays
 from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
@@ -41,6 +42,19 @@ def publish_delayed(
     return due[-1]
 
 
+def publish_mixed(rig: Rig, partition_id: int = 1) -> list[int]:
+    """Frames in which every third message is delayed; offsets of the others."""
+    client = rig.client()
+    opened = client.open_producer(partition_id)
+    client.subscribe(partition_id, "s", credit=0)
+    due = rig.worker.clock.wall_ns() + 100 * SECOND
+    for frame in range(FRAMES):
+        times = [due if row % 3 == 1 else None for row in range(PER_FRAME)]
+        sealed = client.frame(opened, frame * PER_FRAME, [b"x"] * PER_FRAME, deliver_at=times)
+        client.publish((partition_id, sealed))
+    return [at for at in range(FRAMES * PER_FRAME) if at % PER_FRAME % 3 != 1]
+
+
 def subscription(rig: Rig, partition_id: int = 1) -> Subscription:
     return rig.worker.catalog.by_id[partition_id].subscriptions["s"]
 
@@ -66,9 +80,9 @@ def test_a_restarted_worker_knows_what_is_due_before_its_consumers_are_back(
     looked(rig)
     later(rig, 0.1)
     sub = subscription(rig)
-    assert sub.next_offset == FRAMES * PER_FRAME
+    assert sub.looked_until == FRAMES * PER_FRAME
     assert (sub.ledger.delayed, sub.ledger.waiting) == (FRAMES * (PER_FRAME - 1), FRAMES)
-    assert subscription(rig, 2).next_offset == 0
+    assert subscription(rig, 2).looked_until == 0
     client = rig.client()
     client.subscribe(1, "s", kind="shared")
     assert [offset for offset, _ in client.receive(FRAMES)] == list(range(0, 200, PER_FRAME))
@@ -201,7 +215,7 @@ def test_a_log_that_cannot_be_read_is_left_to_the_consumers(
     with monkeypatch.context() as broken:
         broken.setattr(rig.worker.logs[0], "read_run", unreadable)
         looked(rig)
-    assert subscription(rig).next_offset == 0
+    assert subscription(rig).looked_until == 0
     client = rig.client()
     client.subscribe(1, "s", kind="shared")
     assert len(client.receive(FRAMES)) == FRAMES
@@ -221,9 +235,9 @@ def test_many_partitions_do_not_hold_up_the_loop(
     rig = start()
     turns = 0
     while rig.worker.upkeep.foresight.is_busy:
-        before = [subscription(rig, pid).next_offset for pid in (1, 2, 3)]
+        before = [subscription(rig, pid).looked_until for pid in (1, 2, 3)]
         rig.worker.do_work()
-        after = [subscription(rig, pid).next_offset for pid in (1, 2, 3)]
+        after = [subscription(rig, pid).looked_until for pid in (1, 2, 3)]
         moved = [b - a for a, b in zip(before, after, strict=True) if a != b]
         assert len(moved) <= 1
         assert sum(moved) <= 3 * PER_FRAME
@@ -246,5 +260,47 @@ def test_a_partition_that_arrived_is_looked_at(tmp_path: Any) -> None:
         looked(owner)
         owner.turn(lambda: subscription(owner, pid).ledger.waiting, "the first are due")
         assert subscription(owner, pid).ledger.delayed == FRAMES * (PER_FRAME - 1)
+    finally:
+        rig.stop()
+
+
+@pytest.mark.parametrize("end", ["stop", "crash"])
+def test_a_restart_turns_round_nothing_that_shares_a_frame_with_delayed_messages(
+    start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The consumer is back before the worker has read all ahead, and before it has woken what is due."""
+    monkeypatch.setattr(delays, "WAKE_MAX", 1)
+    monkeypatch.setattr(foresight, "FRAMES_AT_ONCE", 1)
+    monkeypatch.setattr(foresight, "STEPS_PER_TURN", 1)
+    rig = start(tail_bytes_max=1 << 20)
+    rig.assign(1, durability="os")
+    undelayed = publish_mixed(rig)
+    getattr(rig, end)()
+    rig = start(tail_bytes_max=1 << 20)
+    rig.turn(lambda: subscription(rig).looked_until >= 3 * PER_FRAME, "the look ahead")
+    client = rig.client()
+    client.subscribe(1, "s")
+    assert [offset for offset, _ in client.receive(len(undelayed))] == undelayed
+    assert subscription(rig).ledger.delayed == FRAMES * PER_FRAME - len(undelayed)
+
+
+def test_a_move_turns_round_nothing_that_shares_a_frame_with_delayed_messages(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delays, "WAKE_MAX", 1)
+    rig = MoveRig(tmp_path)
+    try:
+        pid = rig.create(durability="os").partition_id
+        undelayed = publish_mixed(rig.owner(), pid)
+        rig.start_move(1 - rig.partition().log_id)
+        rig.settle()
+        owner = rig.owner()
+        looked(owner)
+        client = owner.client()
+        opened = client.open_producer(pid)
+        client.publish((pid, client.frame(opened, opened["next_sequence"], [b"fresh"])))
+        client.subscribe(pid, "s")
+        wanted = [*undelayed, FRAMES * PER_FRAME]
+        assert [offset for offset, _ in client.receive(len(wanted))] == wanted
     finally:
         rig.stop()
