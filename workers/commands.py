@@ -17,6 +17,7 @@ from danube_fast.broker.consumer import Consumer, Flow, SubscriptionKind
 from danube_fast.broker.layout import ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.policy import parse_policy
+from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import (
     DanubeError,
     Internal,
@@ -24,6 +25,7 @@ from danube_fast.errors import (
     NotFound,
     NotOwner,
     ResourceExhausted,
+    Unavailable,
 )
 from danube_fast.net import protocol as p
 from danube_fast.net.greeting import NO_SESSION_TEXT
@@ -58,6 +60,7 @@ PERMISSIONS: dict[type, Permission] = {
     p.Extend: Permission.CONSUME,
 }
 """What each command needs; the others need only a session."""
+SOUGHT = "another consumer moved the subscription by a seek; subscribe again"
 PRODUCER_ID_MAX = (1 << 63) - 1
 """Producer ids stay positive as int64, for every language and every kernel."""
 
@@ -412,12 +415,27 @@ class Commands:
         consumer = self._consumer(session, command.consumer_id)
         sub = consumer.subscription
         partition = self._partition(sub.partition_id)
-        sub.seek(partition.position(self._place(partition, command.position)))
-        start = sub.next_offset
-        self._worker.moved_cursors[partition.partition_id] = partition
-        self._worker.dirty[partition.partition_id] = partition
+        place, end = self._place(partition, command.position), partition.visible
+        # one offset for all partitions of a topic lies beyond the end of some
+        offset = partition.position(min(place, end) if isinstance(place, int) else place)
+        if not command.dry_run:
+            sub.seek(offset)
+            self._worker.moved_cursors[partition.partition_id] = partition
+            self._worker.dirty[partition.partition_id] = partition
         # At once: whatever the consumer gets before this is from before the seek, the rest is not.
-        self._result(session, command.request, {"next_offset": start})
+        self._result(session, command.request, {"next_offset": offset, "end_offset": end})
+        if not command.dry_run:
+            self._close_others(sub, consumer)
+
+    def _close_others(self, sub: Subscription, seeker: Consumer) -> None:
+        """An ack does not tell which delivery it is for, and those from before a seek are void: whoever
+        else has received anything begins anew. Clients that never heard of seeks do so, too."""
+        for consumer in list(sub.consumers):
+            session = self._worker.sessions.by_number(consumer.session)
+            if consumer is not seeker and consumer.announced and session is not None:
+                self._worker.close_consumer(
+                    session, consumer, code=Unavailable.code, text=SOUGHT, sought=True
+                )
 
     def _close_consumer(self, session: Session, command: p.CloseConsumer) -> None:
         consumer = session.consumers.get(command.consumer_id)

@@ -126,7 +126,7 @@ class Moves:
             for consumer in list(sub.consumers):
                 session = worker.sessions.by_number(consumer.session)
                 if session is not None:
-                    worker.close_consumer(session, consumer, NotOwner.code, text)
+                    worker.close_consumer(session, consumer, code=NotOwner.code, text=text)
 
     def release(self, partition: Partition) -> None:
         """It is this log's: open it. What was accepted stays so, whether the record gets durable or not."""

@@ -219,7 +219,7 @@ class Operations:
             for consumer in list(sub.consumers):
                 session = worker.sessions.by_number(consumer.session)
                 if session is not None:
-                    worker.close_consumer(session, consumer, TopicDeleted.code, text)
+                    worker.close_consumer(session, consumer, code=TopicDeleted.code, text=text)
         worker.catalog.remove(partition_id)
         self._unrecorded.discard(partition_id)
         worker.forget_partition(partition)
@@ -366,7 +366,7 @@ class Operations:
                 session = worker.sessions.by_number(consumer.session)
                 if session is not None:
                     text = f"subscription {name!r} was deleted"
-                    worker.close_consumer(session, consumer, NotFound.code, text)
+                    worker.close_consumer(session, consumer, code=NotFound.code, text=text)
             partition.forget_subscription(name)
             worker.gaps.forget(partition.partition_id, name)
             record = r.SubscriptionDeleted(partition.partition_id, name)

@@ -401,7 +401,7 @@ class ShardWorker:
         for consumer in list(sub.consumers):
             session = self.sessions.by_number(consumer.session)
             if session is not None:
-                self.close_consumer(session, consumer, error.code, str(error))
+                self.close_consumer(session, consumer, code=error.code, text=str(error))
 
     # ------------------------------------------------------------ shared steps
 
@@ -417,9 +417,8 @@ class ShardWorker:
                 journal.record(record)
         self.upkeep.cursors_written(self.now_ns)
 
-    def close_consumer(self, session: Session, consumer: Consumer, code: int, text: str) -> None:
-        """Detach a consumer against its will, and say why."""
-        detail = {"code": code, "text": text}
+    def close_consumer(self, session: Session, consumer: Consumer, **detail: object) -> None:
+        """Detach a consumer against its will, and say why: `code` and `text`."""
         event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.CLOSED.value, detail)
         self.delivery.send(session, [p.encode(event)])
         self.detach(session, consumer)

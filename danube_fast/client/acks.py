@@ -84,7 +84,7 @@ class AckQueue:
             if attachment.tracks:
                 self._soon(attachment)
         else:
-            self._lapse(attachment, array("q", (offset, offset + 1)))
+            self._lapse(attachment, source.generation, array("q", (offset, offset + 1)))
 
     def _collect(self) -> bool:
         """Queue what the run has grown by; False if that is nothing."""
@@ -140,7 +140,7 @@ class AckQueue:
         """Attachment and flat ranges of everything that can be acked now. Raises InvalidArgument."""
         for attachment, generation, ranges in self.named(what):
             if generation != attachment.generation:
-                self._lapse(attachment, ranges)
+                self._lapse(attachment, generation, ranges)
             elif attachment.tracks:
                 yield attachment, ranges
 
@@ -168,8 +168,10 @@ class AckQueue:
                 f"{type(what).__name__} names no message; give a Message, a Batch or a list of messages"
             )
 
-    def _lapse(self, attachment: Attachment, ranges: Ranges[int]) -> None:
+    def _lapse(self, attachment: Attachment, generation: int, ranges: Ranges[int]) -> None:
         """Messages of an older subscription are acked: while there is no new one, that is void."""
+        if generation < attachment.sought_generation:
+            return  # as a seek wants it
         if attachment.tracks and not attachment.subscribed:
             self._void[attachment] = merged([*self._void.get(attachment, ()), *ranges])
 
@@ -201,6 +203,11 @@ class AckQueue:
         else:
             self._arm()
 
+    def go_on(self, attachment: Attachment) -> None:
+        """What was acked while a seek was under way is sent after all."""
+        if attachment.pending:
+            self._soon(attachment)
+
     def on_time(self, now_ns: int) -> None:
         """Keeper: acks have waited long enough."""
         self.send()
@@ -225,7 +232,8 @@ class AckQueue:
             self._confirm_due_ns = now + ACK_CONFIRM_NS
         for connection, mine in self._concerned(durable=durable).items():
             if connection.is_open:
-                entries = [(a.consumer_id, to_wire(self._take(a))) for a in mine if a.pending]
+                ready = [a for a in mine if a.pending and not a.seeks]
+                entries = [(a.consumer_id, to_wire(self._take(a))) for a in ready]
                 if answered and (entries or durable):
                     calls.append(self._send_answered(connection, entries, mine))
                 elif entries:

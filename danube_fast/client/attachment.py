@@ -30,7 +30,7 @@ from danube_fast.errors import (
     error_from_code,
 )
 from danube_fast.frame.view import FrameView
-from danube_fast.net.protocol import CloseConsumer, ConsumerEvent, EventKind, Subscribe
+from danube_fast.net.protocol import CloseConsumer, ConsumerEvent, EventKind, Seek, Subscribe
 
 if TYPE_CHECKING:
     from danube_fast.client.inbox import Inbox
@@ -64,6 +64,10 @@ class Attachment:
         """What was looked up to find it."""
         self.position = position
         self.generation = 0
+        self.sought_generation = 0
+        """Acks of deliveries before this generation are void because of a seek."""
+        self.seeks = 0
+        """Seeks that are not answered."""
         self.consumer_id = 0
         self.flow_id = 0
         self.tracks = True
@@ -204,7 +208,10 @@ class Attachment:
             self.consumer_id = 0
             self._forget_call()  # the SUBSCRIBE may be answered yet, and that consumer is closed
             self.subscribed = False
-            if isinstance(error, RETRYABLE):
+            if detail.get("sought"):  # another consumer did: what came before does not count
+                self.inbox.restarted(self, sought=True)
+                self._subscribe()
+            elif isinstance(error, RETRYABLE):
                 self.on_lost()  # acks that the broker has not taken yet are void
                 self._on_refused(error)
             else:
@@ -228,10 +235,22 @@ class Attachment:
         pending, self.pending = self.pending, no_ranges()
         return merged_ranges(pending)
 
-    def on_sought(self, call: Call) -> None:
-        """A seek was answered: what was delivered before it does not count any more."""
+    def seek(self, position: Position, *, dry_run: bool) -> Call:
+        """Move the subscription; nothing is acked until the broker has answered, as it might take that
+        for what comes behind the seek."""
+        command = Seek(self.connection.next_request(), self.consumer_id, position, dry_run)
+        if dry_run:
+            return self.connection.call(Call(command, OnLoss.REPEAT))
+        self.seeks += 1
+        return self.connection.call(Call(command, on_done=self._on_sought))
+
+    def _on_sought(self, call: Call) -> None:
+        """What was delivered before the seek does not count any more."""
+        self.seeks -= 1
         if call.error is None:
             self.inbox.restarted(self, sought=True)
+        else:
+            self.inbox.seek_failed(self)
 
     # ------------------------------------------------------------ sessions
 

@@ -27,18 +27,17 @@ from danube_fast.client.limits import (
     REQUEST_TIMEOUT_SECONDS,
 )
 from danube_fast.client.message import Batch, Message
-from danube_fast.client.options import READER, ConsumerOptions, checked_position
+from danube_fast.client.options import READER, ConsumerOptions
 from danube_fast.client.pump import Steps, Wait, deadline_after
 from danube_fast.client.roster import Roster
+from danube_fast.client.seeks import seek_steps
 from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
-    NotFound,
     Unavailable,
 )
-from danube_fast.net.protocol import Seek
 
 if TYPE_CHECKING:
     from danube_fast.client.core import Core
@@ -298,9 +297,15 @@ class Inbox:
     def restarted(self, attachment: Attachment, *, sought: bool) -> None:
         """A seek or a new subscription: frames from before it do not count any more."""
         attachment.generation += 1
+        if sought:
+            attachment.sought_generation = attachment.generation
         self._acks.restarted(attachment, sought=sought)
         if self._delivery is not None and self._delivery.attachment is attachment:
             self._stop = 0
+
+    def seek_failed(self, attachment: Attachment) -> None:
+        """Attachment: nothing was moved, so what was acked meanwhile counts."""
+        self._acks.go_on(attachment)
 
     def rested(self, attachment: Attachment) -> None:
         """Attachment: it left for a while. Frames that came are void; acks that were sent count."""
@@ -367,29 +372,7 @@ class Inbox:
 
     def seek_steps(self, position: Any, timeout: float = REQUEST_TIMEOUT_SECONDS) -> Steps[None]:
         """Move the subscription in every partition."""
-        self.check_acking()
-        place = checked_position(position)
-        deadline_ns = deadline_after(self.pump.clock, timeout)
-        while True:
-            yield from self._attached_steps(deadline_ns)
-            with self._lock:
-                self._acks.send()
-                calls = [self._seek(attachment, place) for attachment in self.attachments]
-            try:
-                yield from self._answered_steps(calls, timeout, "seek; it may have happened")
-                break
-            except NotFound:  # a partition began to move meanwhile: its consumer had to leave
-                if self.pump.clock.monotonic_ns() >= deadline_ns:
-                    raise
-        with self._lock:
-            calls = self._acks.send(durable=True)
-        yield from self._answered_steps(calls, timeout, "seek; it happened, and may not be durable")
-
-    def _seek(self, attachment: Attachment, place: Any) -> Call:
-        """Under the lock: move it in one partition."""
-        connection = attachment.connection
-        command = Seek(connection.next_request(), attachment.consumer_id, place)
-        return connection.call(Call(command, on_done=attachment.on_sought))
+        return seek_steps(self, position, timeout)
 
     def _attached_steps(self, deadline_ns: int) -> Steps[None]:
         """Come back from a rest or a move. Raises what ended the consumer, DeadlineExceeded."""

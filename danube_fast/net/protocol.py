@@ -240,11 +240,16 @@ class Nack(_Request, tag=23, frozen=True):
 
 
 class Seek(_Request, tag=24, frozen=True):
-    """Moves a subscription to a position, see SUBSCRIBE. RESULT `{"next_offset"}`."""
+    """Moves a subscription to a position, see SUBSCRIBE; an offset beyond the end is the end.
+
+    RESULT `{"next_offset", "end_offset"}`. Other consumers that have received anything are closed
+    (`sought`): what they ack from before the seek must not count. `dry_run`: move nothing.
+    """
 
     request: int
     consumer_id: int
     position: str | int | dict[str, int]
+    dry_run: bool = False
 
 
 class CloseConsumer(_Request, tag=25, frozen=True):

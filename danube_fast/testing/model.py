@@ -285,7 +285,7 @@ class Door(Tap):
     def _on_seek(self, identity: bytes, session: _Session, command: p.Seek, parts: Any) -> None:
         found = session.consumers.get(command.consumer_id)
         if found is not None:
-            self._requests[identity, command.request] = (command, found[0])
+            self._requests[identity, command.request] = (command, *found, session)
             if session.is_lagging:
                 found[0].may_have_sought()  # the answer comes late
 
@@ -377,7 +377,8 @@ class Door(Tap):
                 known.get(producer_id, []),
             )  # fmt: skip
         elif isinstance(asked, p.Seek):
-            about[1].seek(command.value["next_offset"])
+            _, sub, consumer, session = about
+            sub.seek(command.value["next_offset"], None if session.is_lagging else consumer)
 
     def _sent_consumerevent(self, identity: bytes, command: p.ConsumerEvent, parts: Any) -> None:
         session = self._sessions.get(identity)

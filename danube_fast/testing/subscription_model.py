@@ -54,6 +54,9 @@ class Attached:
     filters: tuple[str, ...]
     is_confirmed: bool = False
     is_gone: bool = False
+    has_received: bool = False
+    is_outdated: bool = False
+    """Another one has sought since: what it acks may be from before."""
     name: str = ""
     owner: str = ""
     """The name that its client gave it."""
@@ -177,6 +180,12 @@ class SubscriptionModel:
         self.keys[offset] = key
         if consumer.is_gone:
             raise self._fault(offset, "went to a consumer that is gone")
+        if consumer.is_outdated and not (is_late or self.is_lagging):
+            raise self._fault(
+                offset,
+                f"went to {consumer.name}, whose acks may be from before the seek of another",
+            )
+        consumer.has_received = True
         if offset in self.durable:
             raise self._fault(offset, "was acked durably and came again")
         known = self.known.get(offset)
@@ -374,8 +383,10 @@ class SubscriptionModel:
         if sought is self.sought:
             self.sought = None
 
-    def seek(self, offset: int) -> None:
-        """SEEK was read."""
+    def seek(self, offset: int, seeker: Attached | None) -> None:
+        """SEEK was read; `seeker` is None if it was read a while ago."""
+        for other in self.consumers if seeker is not None else ():
+            other.is_outdated = other.has_received and other is not seeker
         top = max((*self.known, *self.settled, *self.doubtful, offset), default=offset)
         self.doubtful = set()
         while self._acks:

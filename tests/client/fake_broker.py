@@ -76,11 +76,10 @@ class FakeBroker:
         self.by_partition: dict[int, Partition] = {}
         self.sessions: dict[int, Session] = {}
         self.by_identity: dict[bytes, Session] = {}
-        self.commands: collections.Counter[str] = collections.Counter()
+        self.commands = collections.Counter[str]()
         self.refuse: collections.deque[tuple[int, str]] = collections.deque()
         self.drop_publishes = 0
-        self.mute = self.ignore_admin = self.hold_acks = False
-        self.deliver_late = False  # until CLOSE_CONSUMER is read
+        self.mute = self.ignore_admin = self.hold_acks = self.deliver_late = False
         self.ack_commands = self.ack_timeout_ms = 0
         self.held: list[tuple[bytes, Any]] = []
         self.extended: list[tuple[int, list[int], int]] = []
@@ -471,17 +470,18 @@ class FakeBroker:
     def _on_seek(self, session: Session, identity: bytes, command: p.Seek) -> None:
         consumer = session.consumers[command.consumer_id]
         partition, sub = consumer["partition"], consumer["sub"]
-        ends = {"earliest": 0, "latest": partition.next_offset}
-        sub["next"] = ends.get(command.position, command.position)
-        sub["acked"], sub["redeliver"] = set(), []
-        consumer["held"].clear()
-        self.reply(identity, p.Result(command.request, {"next_offset": sub["next"]}))
+        end = partition.next_offset
+        if not command.dry_run:
+            place = {"earliest": 0, "latest": end}.get(command.position, command.position)
+            sub.update(next=min(place, end), acked=set(), redeliver=[])
+            consumer["held"].clear()
+        self.reply(identity, p.Result(command.request, {"end_offset": end}))
         self._deliver()
 
     def _on_closeconsumer(
         self, session: Session, identity: bytes, command: p.CloseConsumer
     ) -> None:
-        self.deliver_late = False
+        self.deliver_late = False  # it is until this is read
         self._deliver()
         if command.consumer_id in session.consumers:
             self._detach(session, command.consumer_id)

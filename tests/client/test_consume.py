@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import danube_fast
+from danube_fast.net import protocol as p
 
 TOPIC = "/default/t"
 
@@ -345,3 +346,63 @@ def test_subscriber_acks_on_return_and_nacks_on_error(
     ):
         broker.wait("all acks", lambda: len(broker.acked(TOPIC, "s")) == 30)
     assert sorted(seen) == list(range(30)) and failed == {3, 13, 23}
+
+
+def test_a_seek_that_fails_in_the_middle_says_what_it_moved(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    broker.create(TOPIC, partitions=2)
+    seek = broker._on_seek
+
+    def dies(session: Any, identity: bytes, command: p.Seek) -> None:
+        number = session.consumers[command.consumer_id]["partition"].partition_id
+        if number == 2 and not command.dry_run:
+            broker.reply(identity, p.Error(command.request, 14, "the worker is away"))
+        else:
+            seek(session, identity, command)
+
+    broker._on_seek = dies
+    consumer = client.consumer(TOPIC, subscription="s")
+    with pytest.raises(danube_fast.Unavailable) as caught:
+        consumer.seek("earliest")
+    assert f"moved {TOPIC}-part-0, and perhaps not {TOPIC}-part-1" in str(caught.value)
+
+
+def test_a_seek_that_one_partition_refuses_moves_none(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    broker.create(TOPIC, partitions=2)
+    seek, moved = broker._on_seek, []
+
+    def refuses(session: Any, identity: bytes, command: p.Seek) -> None:
+        if session.consumers[command.consumer_id]["partition"].partition_id == 2:
+            broker.reply(identity, p.Error(command.request, 14, "its log cannot be read"))
+        else:
+            moved.append(not command.dry_run)
+            seek(session, identity, command)
+
+    broker._on_seek = refuses
+    consumer = client.consumer(TOPIC, subscription="s")
+    with pytest.raises(danube_fast.Unavailable, match="cannot be read"):
+        consumer.seek("earliest")
+    assert moved == [False]
+
+
+def test_acks_while_a_seek_is_on_its_way_are_not_sent(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    """The broker would take them for messages that it sends after the seek."""
+    fill(client, 10)
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    first = drain(consumer, 5)
+    attachment = consumer.attachments[0]
+    with client._core.pump.lock:
+        attachment.seek("earliest", dry_run=False)
+        consumer._acks.add(first)
+        consumer._acks.send()
+    consumer.lag()  # answered behind the seek
+    assert broker.ack_commands == 0
+    assert [m.offset for m in drain(consumer, 10)] == list(range(10))
+    consumer.close()
+    (sub,) = broker.topics[TOPIC].partitions[0].subs.values()
+    assert not sub["acked"]

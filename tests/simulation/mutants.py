@@ -78,6 +78,10 @@ MUTANTS: dict[str, Mutant] = {
         "            self._sought = offset\n",
         "            self._sought = None\n",
     ),
+    "others_hear_nothing_of_a_seek": Mutant(
+        "if consumer is not seeker and consumer.announced and session is not None:",
+        "if consumer is seeker and session is None:",
+    ),
     "standby_served_beside_the_active": Mutant(
         "everyone = everyone[:1]",
         "everyone = everyone[:2]",

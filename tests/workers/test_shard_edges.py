@@ -329,7 +329,7 @@ def test_a_seek_is_answered_before_what_follows_it_and_an_ack_tells_when_it_is_d
     client.receive(3)
     client.ack(0, 3)
     disk = HeldSyncs(rig)
-    assert client.ask(24, 1, 1)[2] == {"next_offset": 1}
+    assert client.ask(24, 1, 1)[2] == {"next_offset": 1, "end_offset": 3}
     assert [offset for offset, _ in client.receive(2)] == [1, 2]
     request = client.post(22, [])
     for _ in range(50):
