@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from danube_fast.client.arguments import Transport
+from danube_fast.config import Settings
 from danube_fast.version import VERSION
 
 __all__ = ["NON_RELIABLE", "WARM_SETTINGS", "Figures", "Plan"]
@@ -14,8 +15,12 @@ __all__ = ["NON_RELIABLE", "WARM_SETTINGS", "Figures", "Plan"]
 NON_RELIABLE = "non_reliable"
 """Stands where a durability would: such a topic has none."""
 
-WARM_SETTINGS = {"retention_seconds_min": 1, "spare_segments": 8}
-"""What is read goes at once, and its segments are used again."""
+WARM_SETTINGS = {
+    "retention_seconds_min": 1,
+    "spare_segments": 8,
+    "segment_start_bytes": Settings().segment_bytes,
+}
+"""What is read goes at once, and its segments are used again, all of them of full size."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # log
     segment_bytes: Annotated[int, Meta(ge=64 * KIB, le=16 * GIB, multiple_of=4096)] = 128 * MIB
+    segment_start_bytes: Annotated[int, Meta(ge=64 * KIB, le=16 * GIB, multiple_of=4096)] = 4 * MIB
+    """Size of the first segments of a log; those after it are as large as what the log holds."""
     spare_segments: Annotated[int, Meta(ge=0, le=64)] = 2
     wal_bytes_max: Annotated[int, Meta(ge=0)] = 0
     """0 = the smaller of 100 GiB and half the free disk."""
@@ -68,7 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     idle_marker_ms: Annotated[int, Meta(ge=1, le=HOUR_MS)] = 100
     retention_seconds_min: Annotated[int, Meta(ge=0, le=100 * YEAR_SECONDS)] = 24 * 3600
     index_flush_entries: Annotated[int, Meta(ge=1, le=10_000_000)] = 4096
-    index_map_bytes: Annotated[int, Meta(ge=MIB, le=16 * TIB)] = 64 * MIB
+    index_map_bytes: Annotated[int, Meta(ge=MIB, le=16 * TIB)] = MIB
 
     # messages
     message_bytes_max: Annotated[int, Meta(ge=KIB, le=GIB)] = 16 * MIB

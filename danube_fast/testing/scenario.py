@@ -97,6 +97,7 @@ class Scenario:
             data_dir=directory,
             workers=self.worker_count,
             segment_bytes=draw.choice((128, 128, 256)) * KIB,
+            segment_start_bytes=64 * KIB,
             spare_segments=draw.choice((0, 1)),
             wal_bytes_max=64 * KIB * KIB,
             group_bytes_max=draw.choice((64, 1024)) * KIB,

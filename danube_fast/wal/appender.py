@@ -92,8 +92,9 @@ class Appender:
         """Go on at `position` with `epoch`, in the newest segment if there is one."""
         self.written_position = self._queued_position = position
         self._set_epoch(epoch)
+        self._spares.expect(self._chain.bytes_on_disk)
         if not len(self._chain):
-            self._roll(control=False)
+            self._roll(0, control=False)
 
     def _set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -130,9 +131,7 @@ class Appender:
                 f"a group of {byte_count} bytes does not fit a segment ({room} bytes); raise "
                 "segment_bytes or send less at once"
             )
-        self._roll(control=control)
-        if need > self._chain[-1].end_position - self.written_position:
-            raise ResourceExhausted(self._full_text("the reserve is too small for this record"))
+        self._roll(need, control=control)
         return self.written_position
 
     @property
@@ -221,7 +220,7 @@ class Appender:
         """
         if not self._barrier_end:
             if self.written_position + group_bytes(0) > self._chain[-1].end_position:
-                self._roll(control=True)
+                self._roll(group_bytes(0), control=True)
             self._append([], 0)
             self.sync(now=True)
             self._barrier_end = self.written_position
@@ -276,9 +275,9 @@ class Appender:
             "disk, or lower wal_bytes_max or retention"
         )
 
-    def _roll(self, *, control: bool) -> None:
-        """Go on in a new segment, which starts at `written_position`."""
-        segment = self._make_segment(control=control)
+    def _roll(self, byte_count: int, *, control: bool) -> None:
+        """Go on in a new segment with room for a group of `byte_count` at `written_position`."""
+        segment = self._make_segment(byte_count, control=control)
         self.sync(now=True)
         self._enter(segment)
 
@@ -286,6 +285,7 @@ class Appender:
         """Make `segment` the newest. Its name becomes durable before what is written in it."""
         self._sync.push(self._directory_fd, 0)
         self._chain.append(segment)
+        self._spares.expect(self._chain.bytes_on_disk)
         self.rolls += 1
         self._left.append(segment)
         while len(self._left) > _LEFT_OPEN:
@@ -299,12 +299,8 @@ class Appender:
 
         Raises ResourceExhausted.
         """
-        size = self._spares.segment_bytes
         try:
-            if SEGMENT_HEADER_BYTES + byte_count <= size:
-                return self._spares.take(), size
-            size = SEGMENT_HEADER_BYTES + byte_count
-            return self._spares.allocate(size), size
+            return self._spares.take(SEGMENT_HEADER_BYTES + byte_count)
         except OSError as fault:
             reserve = self._spares.reserve_path
             size = reserve.stat().st_size if control and reserve.exists() else 0
@@ -312,14 +308,15 @@ class Appender:
                 return reserve, size
             raise ResourceExhausted(self._full_text(os.strerror(fault.errno or 0))) from fault
 
-    def _make_segment(self, *, control: bool, rewrite: Rewrite | None = None) -> Segment:
-        """A segment that starts at `written_position`, with `rewrite` in front.
+    def _make_segment(
+        self, byte_count: int, *, control: bool, rewrite: Rewrite | None = None
+    ) -> Segment:
+        """A segment with room for `byte_count` at `written_position`, with `rewrite` in front.
 
         Raises ResourceExhausted or Internal.
         """
         here = self.written_position
-        room = 0 if rewrite is None else rewrite.end_position - here + group_bytes(0)
-        source, segment_bytes = self._take_file(room, control=control)
+        source, segment_bytes = self._take_file(byte_count, control=control)
         previous = self._chain[-1].first_position if len(self._chain) else here
         header = SegmentHeader(
             self._log_id, here, previous, segment_bytes, self._wall_ns(), self.epoch
@@ -354,7 +351,8 @@ class Appender:
             frames, self._pads, log_id=self._log_id, position=position, epoch=self.epoch
         )
         try:
-            segment = self._make_segment(control=True, rewrite=rewrite)
+            room = rewrite.end_position - position + group_bytes(0)
+            segment = self._make_segment(room, control=True, rewrite=rewrite)
         except DanubeError:
             self.written_position, self.epoch = before
             for kept in reversed(gone):

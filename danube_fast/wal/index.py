@@ -8,9 +8,12 @@
 It is believed only if the file is sound (frame/lmdb_tree.py), the log id matches and either the boot
 id matches (the page cache is the one that LMDB wrote to) or it was closed cleanly; then it is caught
 up from `indexed`, otherwise built anew. What an entry says is checked when it is read: `check` mixes
-key and value. A fault found then is an lmdb.Error, and the index is built anew. It is opened without sync and without a writable map, its file allocated ahead: a full disk is
-an error here, never a SIGBUS, and such an error costs nothing but time: what could not be written
-stays in the tail table and is tried again.
+key and value. A fault found then is an lmdb.Error, and the index is built anew.
+
+It is opened without sync and without a writable map. The map begins small, and before each write it grows
+by what that may take at most, the file's blocks first: a full disk is an error here, never a SIGBUS and
+never met inside LMDB, and such an error costs nothing but time: what could not be written stays in the
+tail table and is tried again.
 
 Entries of trimmed segments are swept in bounded batches; readers skip them by position until then.
 """
@@ -55,6 +58,9 @@ _TIME_VALUE_DTYPE = np.dtype([("base_offset", "<u8"), ("check", "<u4")])
 _META_KEYS = (b"log_id", b"version", b"boot_id", b"clean", b"indexed")
 _DATABASES = 3
 _MAP_FREE_PART = 4  # grow when less than a quarter of the map is free
+_GROWTH_BYTES_MAX = 64 * 1024 * 1024  # at a time: more would keep the worker's loop waiting
+_ENTRY_BYTES = 256  # far more than an entry of both tables takes in new pages
+_PAGES_KEPT = 16  # what each transaction writes beside its entries
 _RETRY_NS = 1_000_000_000
 _PAGE_BYTES = 4096
 
@@ -237,10 +243,10 @@ class Index:
             runs = runs[~np.isin(runs["partition_id"], list(self._sweep.dropped))]
         for _ in range(2):
             try:
-                self._grow_ahead()
+                self._grow_ahead(len(runs))
                 self._put(runs, indexed_position)
             except lmdb.MapFullError:
-                self._grow()
+                self._grow(self._map_bytes + min(self._map_bytes, _GROWTH_BYTES_MAX))
                 continue
             except (lmdb.Error, OSError) as fault:
                 self._note(fault)
@@ -282,14 +288,20 @@ class Index:
                         transaction.put(key, value, db=self._times)
             self._put_meta(transaction, {b"indexed": _U64.pack(indexed_position)})
 
-    def _grow_ahead(self) -> None:
-        info = self._environment.info()
-        used = (info["last_pgno"] + 1) * _PAGE_BYTES
-        if self._map_bytes - used < self._map_bytes // _MAP_FREE_PART:
-            self._grow()
+    def _grow_ahead(self, entries: int) -> None:
+        """Make room for a change of so many entries: each on pages of its own, which are copied, and
+        split. Raises OSError if the disk has no room.
+        """
+        used = (self._environment.info()["last_pgno"] + 1) * _PAGE_BYTES
+        pages = 2 * min(used, 2 * entries * _PAGE_BYTES) + _PAGES_KEPT * _PAGE_BYTES
+        need = used + pages + entries * _ENTRY_BYTES
+        size = self._map_bytes
+        while size < need or size - used < min(size // _MAP_FREE_PART, _GROWTH_BYTES_MAX):
+            size += min(size, _GROWTH_BYTES_MAX)
+        if size > self._map_bytes:
+            self._grow(size)
 
-    def _grow(self) -> None:
-        size = 2 * self._map_bytes
+    def _grow(self, size: int) -> None:
         _allocate(self.directory / "data.mdb", size)
         self._environment.set_mapsize(size)
         self._map_bytes = size
@@ -375,6 +387,7 @@ class Index:
     def _purge_some(self, partition_id: int, entries_max: int) -> bool:
         removed = 0
         try:
+            self._grow_ahead(entries_max)
             with self._environment.begin(write=True) as transaction:
                 for database in (self._offsets, self._times):
                     cursor = transaction.cursor(database)
@@ -407,6 +420,7 @@ class Index:
         done = 0
         databases = self._offsets, self._times
         try:
+            self._grow_ahead(entries_max)
             with self._environment.begin(write=True) as transaction:
                 while done < entries_max and not self._sweep.is_done:
                     done += 1 + self._sweep.step(transaction, databases, entries_max - done)

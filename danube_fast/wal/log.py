@@ -84,8 +84,9 @@ class Log:
         if hole is not None:
             raise DataLoss(str(hole))
         self._spares = SparePool(
-            directory, settings.segment_bytes, settings.spare_segments, background
-        )
+            directory, settings.segment_bytes, settings.spare_segments, background,
+            settings.segment_start_bytes,
+        )  # fmt: skip
         self._sync = background.make_sync(wake_fd)
         self._appender = Appender(
             directory, log_id, self._chain, self._spares, self._sync, clock.wall_ns

@@ -6,6 +6,12 @@ A spare that was written once costs less to sync into than one that was only all
 system has no more bookkeeping to do; so spares get real zeros. `reserve.seg` is small and is taken
 only for control records when no other file can be made.
 
+Files are as large as what the log holds, from `start_bytes` to `segment_bytes`: a log that holds nothing
+takes little room, and one that grows has soon files of full size. A file never grows: a sync of what is
+written in it never waits for the file system to note its new end.
+
+    start 4 MiB:  4  4  4  8  16  32  64  128  128 ...
+
 The file recycled last is taken first: its pages are most likely in the page cache still, so that writing
 costs a copy and no fresh pages. Files of zeros, which were never there, wait behind all of those.
 
@@ -39,7 +45,9 @@ __all__ = ["SparePool"]
 
 _ZEROS = mmap.mmap(-1, 1024 * 1024)  # page-aligned, as O_DIRECT wants it
 _SYNC_EVERY_BYTES = 8 * 1024 * 1024  # small syncs, so that the log's own wait less behind them
-_PACE_SECONDS = 0.008  # between chunks: at most 128 MB/s, the disk belongs to the log
+_PACE_SECONDS = 0.008
+"""Between chunks: at most 128 MB/s, as the disk belongs to the log; without, for a log whose files are
+still small and that has none ready."""
 _STOP_WAIT_SECONDS = 10.0
 
 
@@ -64,13 +72,18 @@ class SparePool:
         segment_bytes: int,
         spare_segments: int,
         background: Background | None = None,
+        start_bytes: int = 0,
     ) -> None:
+        """`start_bytes`: size of the first files; 0: all have `segment_bytes`."""
         self._background = background or Background()
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.spare_segments = spare_segments
+        self.start_bytes = min(start_bytes or segment_bytes, segment_bytes)
+        self.file_bytes = self.start_bytes
         self.last_error: OSError | None = None
-        self._ready: collections.deque[Path] = collections.deque()
+        self._ready: collections.deque[tuple[Path, int]] = collections.deque()
+        """With the size of each; the last is taken first."""
         self._doomed: collections.deque[Path] = collections.deque()
         self._next_number = 0
         self._number_lock = threading.Lock()
@@ -79,7 +92,7 @@ class SparePool:
         self._find()
 
     def _find(self) -> None:
-        """Keep spares of the right size that are there; remove the rest and half-made ones."""
+        """Keep spares of a size that fits, and remove the rest and half-made ones."""
         for name in sorted(os.listdir(self.directory)):
             if not name.startswith(SPARE_PREFIX):
                 continue
@@ -87,11 +100,21 @@ class SparePool:
             digits = name[len(SPARE_PREFIX) :].partition(".")[0]
             if digits.isdigit():
                 self._next_number = max(self._next_number, int(digits) + 1)
-            sound = name.endswith(SEGMENT_SUFFIX) and path.stat().st_size == self.segment_bytes
+            size = path.stat().st_size
+            sound = name.endswith(SEGMENT_SUFFIX) and self._fits(size)
             if sound and len(self._ready) < self.spare_segments:
-                self._ready.append(path)
+                self._ready.append((path, size))
             else:
                 path.unlink()
+
+    def _fits(self, file_bytes: int) -> bool:
+        """Whether a file is neither too large nor too small for what the log holds."""
+        return self.file_bytes <= file_bytes <= self.segment_bytes
+
+    def expect(self, held_bytes: int) -> None:
+        """Make files that are as large as `held_bytes`, what the log holds, from now on."""
+        doublings = (max(held_bytes - 1, 0) // self.start_bytes).bit_length()
+        self.file_bytes = min(self.start_bytes << doublings, self.segment_bytes)
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -104,33 +127,48 @@ class SparePool:
     @property
     def bytes_on_disk(self) -> int:
         """Room taken by the spares, bytes; what is about to be removed counts as gone."""
-        return len(self._ready) * self.segment_bytes
+        return sum(size for _, size in tuple(self._ready))
 
-    def take(self) -> Path:
-        """A file of `segment_bytes`: a spare, else one made now. Raises OSError, e.g. ENOSPC."""
-        if self._ready:
-            return self._ready.pop()
+    def take(self, byte_count: int = 0) -> tuple[Path, int]:
+        """A file of at least `byte_count` bytes and its size: a spare, else one made now.
+
+        Raises OSError, e.g. ENOSPC.
+        """
+        small: list[tuple[Path, int]] = []
+        while self._ready and not (small and small[-1][1] >= byte_count):
+            small.append(self._ready.pop())
+        spare = small.pop() if small and small[-1][1] >= byte_count else None
+        self._ready.extend(reversed(small))
+        if spare is not None:
+            return spare
+        size = self.file_bytes
+        while size < min(byte_count, self.segment_bytes):
+            size *= 2
+        size = max(min(size, self.segment_bytes), byte_count)
         try:
-            return self.allocate(self.segment_bytes)
+            return self.allocate(size), size
         except OSError:
             if not self._doomed:
                 raise
             self._remove_doomed()
-            return self.allocate(self.segment_bytes)
+            return self.allocate(size), size
 
     def put_back(self, path: Path) -> None:
         """A file that was taken and could not be used after all."""
-        if path.stat().st_size == self.segment_bytes:
-            self._ready.append(path)
-        elif path != self.reserve_path:
+        size = path.stat().st_size
+        if path == self.reserve_path:
+            return
+        if size <= self.segment_bytes:
+            self._ready.append((path, size))
+        else:
             path.unlink()
 
     def give(self, path: Path, file_bytes: int) -> None:
         """Recycle a file that is no segment any more, or remove it. Raises OSError."""
-        if file_bytes == self.segment_bytes and len(self._ready) < self.spare_segments:
+        if self._fits(file_bytes) and len(self._ready) < self.spare_segments:
             spare = self._new_path(SEGMENT_SUFFIX)
             os.rename(path, spare)
-            self._ready.append(spare)
+            self._ready.append((spare, file_bytes))
         else:
             doomed = self._new_path(TEMPORARY_SUFFIX)
             os.rename(path, doomed)
@@ -153,7 +191,7 @@ class SparePool:
         return self.directory / f"{SPARE_PREFIX}{number}{suffix}"
 
     def allocate(self, byte_count: int) -> Path:
-        """A file of another size, allocated at once and not written. Raises OSError."""
+        """A file that is allocated at once and not written. Raises OSError."""
         path = self._new_path(TEMPORARY_SUFFIX)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -181,8 +219,9 @@ class SparePool:
                 self._write_zeros(self.reserve_path, size)
             while len(self._ready) < self.spare_segments and not self._stop.is_set():
                 path = self._new_path(SEGMENT_SUFFIX)
-                if self._write_zeros(path, self.segment_bytes):
-                    self._ready.appendleft(path)
+                size = self.file_bytes
+                if self._write_zeros(path, size):
+                    self._ready.appendleft((path, size))
             self._remove_doomed()
             self.last_error = None
         except OSError as fault:
@@ -201,7 +240,8 @@ class SparePool:
                     return False
                 os.pwrite(fd, zeros[: byte_count - offset], offset)
                 self._remove_doomed()
-                self._background.pause(self._stop, _PACE_SECONDS)
+                if self._ready or self.file_bytes == self.segment_bytes:
+                    self._background.pause(self._stop, _PACE_SECONDS)
                 if offset % _SYNC_EVERY_BYTES == 0:
                     os.fdatasync(fd)
             os.fdatasync(fd)

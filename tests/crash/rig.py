@@ -23,6 +23,7 @@ __all__ = ["SMALL", "Member", "Server", "free_port", "rounds"]
 
 SMALL: dict[str, Any] = {
     "segment_bytes": 1 << 20,
+    "segment_start_bytes": 256 << 10,
     "group_bytes_max": 1 << 18,
     "spare_segments": 1,
     "index_flush_entries": 64,

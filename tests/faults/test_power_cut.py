@@ -43,6 +43,7 @@ BEHIND = 200
 SETTINGS: dict[str, Any] = {
     "workers": 1,
     "segment_bytes": 512 * 1024,
+    "segment_start_bytes": 64 * 1024,
     "retention_seconds_min": 1,
     "index_map_bytes": 1 << 20,
 }

@@ -277,6 +277,29 @@ def test_the_map_grows_before_it_is_full(tmp_path: Path) -> None:
     index.close(clean=True)
 
 
+def test_a_change_of_every_page_finds_room_in_the_smallest_map(tmp_path: Path) -> None:
+    """Rows all over the index, and their removal: both copy nearly all of its pages at once."""
+    index = Index(tmp_path / "index", LOG_ID, 1 << 20, SystemClock())
+    index.open()
+    mixed = np.random.default_rng(1).permutation(20_000)
+    for rows in np.split(mixed, 20):
+        runs = np.zeros(1000, dtype=RUN_DTYPE)
+        runs["partition_id"] = rows % 500
+        runs["base_offset"] = rows
+        runs["append_time_ns"] = rows
+        runs["offset_span"] = 1
+        runs["position"] = 4096 * rows
+        assert index.add(runs, 4096 * 20_000), index.fault
+    size = (tmp_path / "index" / "data.mdb").stat()
+    assert size.st_blocks * 512 >= size.st_size >= index._map_bytes, "blocks for all of the map"
+    index.start_sweep(4096 * 10_000)
+    while index.sweep(512):
+        assert index.fault is None
+    assert index.fault is None
+    assert sum(len(list(index.runs(part, 0, 0))) for part in range(500)) == 10_000
+    index.close(clean=True)
+
+
 def test_no_room_for_the_map_is_no_reason_not_to_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -364,6 +364,26 @@ def test_spares_are_made_and_used(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def test_an_empty_log_is_small_and_grows_with_what_it_holds(tmp_path: Path) -> None:
+    """Groups that are larger than the first segments find room as well; a restart sees them all."""
+    settings = msgspec.structs.replace(
+        SETTINGS, segment_bytes=16 * MIB, segment_start_bytes=MIB, spare_segments=2
+    )
+    log = start_log(tmp_path, settings)
+    wait_until(lambda: len(log._spares) == 2, "two spares")
+    wait_until(lambda: log._spares.reserve_path.exists(), "the reserve")
+    assert log.bytes_on_disk == 3 * MIB
+    put(log, ([bytes(900_000)] for _ in range(40)))
+    put(log, ([bytes(5_000_000)] for _ in range(4)), base_offset=40)
+    wait_synced(log)
+    sizes = [path.stat().st_size // MIB for path in segments(tmp_path)]
+    assert sizes[0] == 1 and max(sizes) == 16, sizes
+    log.close()
+    again = open_log(tmp_path, settings)
+    assert [row[1] for row in data_rows(again)] == list(range(44))
+    again.close()
+
+
 def test_a_newer_segment_is_refused(tmp_path: Path) -> None:
     start_log(tmp_path).close()
     path = segments(tmp_path)[0]

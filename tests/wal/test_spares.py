@@ -50,7 +50,8 @@ def test_what_is_not_removed_yet_makes_room_when_the_disk_is_full(tmp_path, monk
         return allocate(byte_count)
 
     monkeypatch.setattr(pool, "allocate", full_while_it_stands)
-    assert pool.take().stat().st_size == SEGMENT_BYTES
+    path, size = pool.take()
+    assert path.stat().st_size == size == SEGMENT_BYTES
     (tmp_path / "another").write_bytes(b"")
     monkeypatch.setattr(pool, "allocate", lambda _: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="full"):
@@ -67,6 +68,39 @@ def test_the_segment_that_was_recycled_last_is_taken_first_and_zeros_last(tmp_pa
     pool.refill()
     try:
         wait_for(pool, 3)
-        assert [pool.take().read_bytes()[:1] for _ in range(3)] == [b"B", b"A", b"\0"]
+        assert [pool.take()[0].read_bytes()[:1] for _ in range(3)] == [b"B", b"A", b"\0"]
     finally:
         pool.stop()
+
+
+def test_files_are_as_large_as_what_the_log_holds(tmp_path):
+    pool = SparePool(tmp_path, 64 * SEGMENT_BYTES, 0, start_bytes=2 * SEGMENT_BYTES)
+    held, sizes = 0, []
+    for _ in range(9):
+        pool.expect(held)
+        path, size = pool.take()
+        assert path.stat().st_size == size
+        path.unlink()
+        held += size
+        sizes.append(size // SEGMENT_BYTES)
+    assert sizes == [2, 2, 4, 8, 16, 32, 64, 64, 64]
+
+
+def test_a_spare_that_is_too_small_waits_for_its_turn(tmp_path):
+    pool = SparePool(tmp_path, 8 * SEGMENT_BYTES, 2, start_bytes=SEGMENT_BYTES)
+    for number in range(2):
+        path = tmp_path / f"used-{number}"
+        path.write_bytes(bytes(SEGMENT_BYTES))
+        pool.give(path, SEGMENT_BYTES)
+    assert [pool.take(3 * SEGMENT_BYTES)[1] for _ in range(2)] == [4 * SEGMENT_BYTES] * 2
+    assert pool.take(9 * SEGMENT_BYTES)[1] == 9 * SEGMENT_BYTES, "what must stand together"
+    assert [pool.take()[0].name for _ in range(2)] == ["spare-1.seg", "spare-0.seg"]
+
+
+def test_spares_of_sizes_that_fit_are_kept_by_the_next_start(tmp_path):
+    for number, size in enumerate((SEGMENT_BYTES // 2, SEGMENT_BYTES, 4 * SEGMENT_BYTES)):
+        (tmp_path / f"spare-{number}.seg").write_bytes(bytes(size))
+    (tmp_path / "spare-7.seg").write_bytes(bytes(16 * SEGMENT_BYTES))
+    pool = SparePool(tmp_path, 8 * SEGMENT_BYTES, 3, start_bytes=SEGMENT_BYTES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["spare-1.seg", "spare-2.seg"]
+    assert pool.bytes_on_disk == 5 * SEGMENT_BYTES
