@@ -206,6 +206,8 @@ class Commands:
         producer_id = xxhash.xxh64_intdigest(name.encode()) & PRODUCER_ID_MAX or 1
         while partition.producer_names.get(producer_id, name) != name:
             producer_id = (producer_id + 1) & PRODUCER_ID_MAX or 1
+        if partition.logged:
+            worker.journals[partition.log_slot].check_takes()
         tables = worker.catalog.tables
         slot = tables.find_producer(partition_id, producer_id)
         worker.limits.check_producer(partition, producer_id)

@@ -80,6 +80,9 @@ class Journal:
         self._now_ns = self._retry_ns = 0
         self.stuck: DanubeError | None = None
         """Why records could not be written the last time; they wait."""
+        self.broken = ""
+        """Why nothing can be made durable; empty unless a failed sync could not be repaired."""
+        self.repair_due_ns = 0
         self.changing = 0
         """Records under way that take effect only when they are durable: no snapshot meanwhile."""
         self.taken_back: set[int] = set()
@@ -114,6 +117,9 @@ class Journal:
         If the log has no room or its disk is too far behind, the kernel is told to refuse frames for
         it, with ResourceExhausted.
         """
+        if self.broken:
+            self.refuse(self.broken)
+            return
         if self._is_behind(byte_count):
             if self._group is not None:
                 self.write()
@@ -154,6 +160,16 @@ class Journal:
         """Have the kernel refuse frames for this log until the next successful `reserve`."""
         self.refusal = reason
         self._tables.logs[self.log_slot, LogWord.POSITION] = -ResourceExhausted.code
+
+    @property
+    def is_failing(self) -> bool:
+        """No frame is taken, for syncs fail."""
+        return bool(self.broken) or self.log.refusing
+
+    def check_takes(self) -> None:
+        """Raise Internal, with the cause, if `is_failing`."""
+        if self.is_failing:
+            raise Internal(self.broken or self.log.refusing_text)
 
     def _control_bytes(self, count: int | None = None) -> int:
         """Room that the first `count` waiting records need at most; None: all."""
@@ -262,6 +278,9 @@ class Journal:
 
     def _write_records(self, now_ns: int) -> bool:
         """Write a group of nothing but records, as many as go into one; False if that failed."""
+        if self.broken:
+            self._fail_records(Internal(self.broken))
+            return False
         count = self._records_of_a_group()
         try:
             self.log.reserve(self._control_bytes(count), control=True)

@@ -33,38 +33,52 @@ if TYPE_CHECKING:
 __all__ = ["append_frame", "repair_failed_sync"]
 
 _log = logging.getLogger(__name__)
+
+REPAIR_PAUSE_NS = 1_000_000_000
 _stamp = direct(stamp)
 
 
 def repair_failed_sync(worker: ShardWorker, slot: int) -> None:
     """Back to service, see the module's drawing; called every turn until it succeeds.
 
-    Publishes are refused meanwhile: the frames that were acked must come first.
+    Nothing is taken meanwhile: the frames that were acked must come first. The log serves again once
+    a sync of its new segment has succeeded; a disk on which none does is tried once a second.
     """
     log, journal = worker.logs[slot], worker.journals[slot]
     fault = log.sync_fault
     if fault is None:
         return
+    reason = os.strerror(fault[0])
+    journal.void_unsynced(
+        Internal(
+            f"the disk failed to make this durable ({reason}); it was not accepted: send it again, "
+            "and check the disk of the data directory"
+        )
+    )
+    if journal.broken and worker.now_ns < journal.repair_due_ns:
+        return
+    _log.error("log %d: sync failed at position %d: %s", log.log_id, fault[1], reason)
+    journal.repair_due_ns = worker.now_ns + REPAIR_PAUSE_NS
     try:
-        _cut(worker, slot, fault)
+        _cut(worker, slot)
+        log.reserve(0, control=True)
     except DanubeError as error:
-        _log.error("log %d is not repaired yet: %s", log.log_id, error)
-        journal.refuse(f"the log is being repaired: {error}")
+        reason = str(error)
+    journal.broken = ""
+    if log.sync_fault is not None:
+        journal.broken = (
+            f"log {log.log_id} takes nothing, for its disk makes nothing durable ({reason}); check "
+            "the disk of the data directory"
+        )
+        journal.refuse(journal.broken)
         return
     journal.refresh()
     log.sync()
 
 
-def _cut(worker: ShardWorker, slot: int, fault: tuple[int, int]) -> None:
-    """Take back what waited for the sync, keep what was acked, and end the segment."""
+def _cut(worker: ShardWorker, slot: int) -> None:
+    """Keep what was acked, and end the segment. Raises ResourceExhausted, Internal."""
     log, journal = worker.logs[slot], worker.journals[slot]
-    reason = os.strerror(fault[0])
-    _log.error("log %d: sync failed at position %d: %s", log.log_id, fault[1], reason)
-    error = Internal(
-        f"the disk failed to make this durable ({reason}); it was not accepted: send it again, and "
-        "check the disk of the data directory"
-    )
-    journal.void_unsynced(error)
     start = log.synced_position
     kept = log.read(start, log.written_position - start)
     records: list[bytes] = []

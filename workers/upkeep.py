@@ -122,6 +122,8 @@ class Upkeep:
             used = sum(log.bytes_on_disk for log in worker.logs)
             worker.quota.report(used, worker.logs, now_ns)
             worker.boot.counters.set(Counter.PRODUCERS, self._open_producers())
+            failing = sum(journal.is_failing for journal in worker.journals)
+            worker.boot.counters.set(Counter.LOGS_FAILING, failing)
             over = used > worker.quota.allowance_bytes
             for slot in range(len(worker.journals)):
                 worker.retention.trim(slot, over=over)

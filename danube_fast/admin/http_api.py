@@ -1,7 +1,7 @@
 """The HTTP application of the admin port.
 
 GET /healthz   200 while the coordinator's loop turns, else 503
-GET /readyz    200 when every process is ready, else 503 and who is not
+GET /readyz    200 when every process is ready and syncs of logs succeed, else 503 and what is not
 GET /metrics   counters of all processes for Prometheus
 """
 
@@ -30,11 +30,17 @@ def create_app(view: BrokerView) -> Starlette:
         return JSONResponse({"status": text}, OK if healthy else UNAVAILABLE)
 
     async def readyz(request: Request) -> Response:
-        unready = view.unready()
-        status = "not ready" if unready else "ready"
+        unready, unwritable = view.unready(), view.unwritable()
+        status = "ready"
+        if unready or unwritable:
+            status = "not ready" if unready else "not ready for writes: syncs of logs fail"
         return JSONResponse(
-            {"status": status, "waiting_for": unready, "processes": view.processes()},
-            UNAVAILABLE if unready else OK,
+            {
+                "status": status,
+                "waiting_for": [*unready, *(name for name in unwritable if name not in unready)],
+                "processes": view.processes(),
+            },
+            OK if status == "ready" else UNAVAILABLE,
         )
 
     async def scrape(request: Request) -> Response:

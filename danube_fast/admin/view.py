@@ -6,7 +6,7 @@ from typing import Any
 
 from danube_fast.clock import Clock
 from danube_fast.ring.control import ControlBlock, ProcessState
-from danube_fast.ring.counters import CounterBlock
+from danube_fast.ring.counters import Counter, CounterBlock
 
 __all__ = ["BrokerView"]
 
@@ -62,6 +62,14 @@ class BrokerView:
             self.name(process)
             for process in range(self.process_count)
             if self._control.state(process) != ProcessState.READY
+        ]
+
+    def unwritable(self) -> list[str]:
+        """Names of the workers with logs that take no messages, for their disk fails."""
+        return [
+            self.name(process)
+            for process in range(self.process_count)
+            if self.counters.get(process, Counter.LOGS_FAILING)
         ]
 
     def is_healthy(self) -> bool:

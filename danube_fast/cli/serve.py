@@ -39,7 +39,10 @@ def serve(
         str | None, typer.Option(metavar="HOST", help="Host name that clients are told.")
     ] = None,
     admin: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Admin port (default: port of --listen + 1 on loopback).")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Admin port (default: port of --listen + 1 on loopback)."
+        ),
     ] = None,
     pin: Annotated[
         bool | None, typer.Option("--pin", help="Keep each worker on a core of its own.")

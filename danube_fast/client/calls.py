@@ -17,7 +17,10 @@ RETRYABLE = (Unavailable, Internal, ResourceExhausted)
 
 def asks_again(error: DanubeError, refused_ns: int, *, was_open: bool) -> bool:
     """Decide whether to repeat an OPEN_PRODUCER, SUBSCRIBE or HELLO that was refused for `refused_ns`
-    so far. A limit answers a first open at once; one that reconnects may be counted twice for a while."""
+    so far. A limit answers a first open at once; one that reconnects may be counted twice for a while.
+    So does a disk that fails; who was open waits until it is mended."""
+    if isinstance(error, Internal):
+        return was_open
     if isinstance(error, ResourceExhausted):
         return was_open and refused_ns < TAKEOVER_NS
     return isinstance(error, RETRYABLE)

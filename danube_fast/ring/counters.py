@@ -70,6 +70,7 @@ class Counter(enum.IntEnum):
     LOG_BYTES = 17, CounterKind.LEVEL, "bytes", "held by logs"
     LOG_POSITION = 18, CounterKind.LEVEL, "bytes", "position up to which logs are written"
     PARTITIONS = 19, CounterKind.LEVEL, "partitions", "served"
+    LOGS_FAILING = 20, CounterKind.LEVEL, "logs", "that take no messages because syncs fail"
 
 
 if max(Counter) >= layout.COUNTERS_PER_PROCESS:

@@ -53,6 +53,7 @@ __all__ = ["Log"]
 
 _FAULTS_MAX = 3
 _FAULT_WINDOW_NS = 60_000_000_000
+_REFUSING = "3 syncs failed within a minute; check the disk and restart the broker"
 _LOCK_TIMEOUT_MS = 5000
 
 
@@ -247,10 +248,7 @@ class Log:
         if not self._ready:
             raise FailedPrecondition("the log is not started; call begin_epoch() first")
         if self._refusing and not control:
-            raise Unavailable(
-                f"log {self.directory} takes no publishes: {_FAULTS_MAX} syncs failed within a "
-                "minute; check the disk and restart the broker"
-            )
+            raise Unavailable(self.refusing_text)
         return self._appender.reserve(byte_count, control=control)
 
     def append(self, buffers: Sequence[Any], byte_count: int, runs: Runs | None = None) -> int:
@@ -327,6 +325,11 @@ class Log:
     def refusing(self) -> bool:
         """Three syncs failed within a minute: publishes are refused until the log is reopened."""
         return self._refusing
+
+    @property
+    def refusing_text(self) -> str:
+        """Why publishes are refused, and what to do; empty unless `refusing`."""
+        return f"log {self.directory} takes no publishes: {_REFUSING}" if self._refusing else ""
 
     def cut_after_fault(self, frames: Sequence[memoryview] = ()) -> int:
         """End the log at the last synced position and go on there, in a new segment, epoch + 1.

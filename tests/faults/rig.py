@@ -198,6 +198,10 @@ class RawProducer:
         self._ask(p.Hello, p.PROTOCOL_VERSION, self.name)
         return self._socket
 
+    def open(self, name: str) -> Any:
+        """Open another producer on the partition; the broker's answer, whatever it is."""
+        return self._answer(p.OpenProducer, self.partition_id, name)
+
     def _send(self, kind: Any, *fields: Any, part: bytes | None = None) -> int:
         self._request += 1
         command = p.encode(kind(self._request, *fields))
@@ -205,12 +209,16 @@ class RawProducer:
         return self._request
 
     def _ask(self, kind: Any, *fields: Any) -> Any:
+        answer = self._answer(kind, *fields)
+        assert not isinstance(answer, p.Error), answer
+        return answer
+
+    def _answer(self, kind: Any, *fields: Any) -> Any:
         request = self._send(kind, *fields)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             for command in self._receive(1.0):
                 if getattr(command, "request", None) == request:
-                    assert not isinstance(command, p.Error), command
                     return command
         raise AssertionError(f"{self.name}: no answer to {kind.__name__}")
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from danube_fast.errors import Internal, ResourceExhausted
-from danube_fast.net.protocol import Status
+from danube_fast.net.protocol import Error, Status
 from tests.crash.payloads import ident_of, number_of
 from tests.faults.rig import SEGMENTS, Background, Disk, FaultyServer, RawProducer, Word, read_all
+from tests.workers.broker import wait_until
 
 FSYNC = "/default/strict"
 OS = "/default/loose"
@@ -191,6 +196,55 @@ def test_syncs_that_fail_again_and_again_ack_nothing(tmp_path: Path, disk: Disk)
         with RawProducer(server, FSYNC, 1) as again:
             assert again.next_sequence == sequence
             assert again.publish().status == Status.OK
+
+
+BROKEN_SECONDS = 3.0
+
+
+def readyz(server: FaultyServer) -> tuple[int, str]:
+    """What /readyz answers."""
+    assert server.broker is not None
+    try:
+        with urllib.request.urlopen(server.broker.ready["admin"] + "/readyz", timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize("which", ["", SEGMENTS])
+def test_a_disk_whose_syncs_all_fail_is_named_at_once(
+    tmp_path: Path, disk: Disk, which: str
+) -> None:
+    server = FaultyServer(tmp_path / "data", disk, workers=1)
+    with server, RawProducer(server, FSYNC, 1, durability="fsync") as strict:
+        assert strict.publish().status == Status.OK
+        assert readyz(server)[0] == 200
+        if which:
+            disk.choose(which)
+        disk.fail_syncs(-1)
+        began = time.monotonic()
+        assert strict.publish(sequence=1).status in (Internal.code, ResourceExhausted.code)
+        wait_until("the end of readiness", lambda: readyz(server)[0] == 503, 60)
+        assert "not ready for writes" in readyz(server)[1]
+        assert "worker-0" in readyz(server)[1]
+        while time.monotonic() < began + BROKEN_SECONDS:
+            refused = strict.open("another")
+            assert isinstance(refused, Error), "opened, though nothing can be recorded"
+            assert refused.code == Internal.code
+            assert "Input/output error" in refused.text
+            assert "check the disk" in refused.text
+        with server.client() as client:
+            for opening in (
+                lambda: client.producer(FSYNC),
+                lambda: client.consumer(FSYNC, subscription="s"),
+            ):
+                with pytest.raises(Internal, match="Input/output error"):
+                    opening()
+        assert server.broker is not None
+        errors = [line for line in server.broker.error_text().splitlines() if " ERROR " in line]
+        attempts = 1 + (time.monotonic() - began)
+        assert len(errors) <= attempts, errors[-5:]
 
 
 HANG_SECONDS = 3.0

@@ -78,7 +78,17 @@ def test_the_module_path_of_children(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     link = tmp_path.parent / f"{tmp_path.name}-link"
     link.symlink_to(tmp_path)
-    entries = ["", ".", "lib", "..", str(tmp_path), f"{tmp_path}/", str(link), "/opt/lib", "/opt/lib"]
+    entries = [
+        "",
+        ".",
+        "lib",
+        "..",
+        str(tmp_path),
+        f"{tmp_path}/",
+        str(link),
+        "/opt/lib",
+        "/opt/lib",
+    ]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(entries))
     monkeypatch.setenv("A_CREDENTIAL", "stays")
     environment = children.child_environment()
