@@ -93,8 +93,8 @@ class Server:
         ready = bool(select.select([output], [], [], seconds)[0])
         children = self._children()
         self.broker.process.kill()
-        self.broker.process.wait(10)
-        wait_until("end of all", lambda: not any(map(is_running, children)), 10)
+        self.broker.process.wait(MEMBER_SECONDS)
+        wait_until("end of all", lambda: not any(map(is_running, children)))
         self._release()
         return ready
 
@@ -132,16 +132,16 @@ class Server:
             pid = pids[process if victim == "worker" else 0]
             os.kill(pid, signal.SIGKILL)
             killed_ns = time.monotonic_ns()
-            wait_until(f"end of {victim}", lambda: not is_running(pid), 10)
+            wait_until(f"end of {victim}", lambda: not is_running(pid))
             return killed_ns
         supervisor = broker.process.pid
         doomed = [supervisor] if victim == "supervisor" else [*pids, supervisor]
         for pid in doomed:
             os.kill(pid, signal.SIGKILL)
         killed_ns = time.monotonic_ns()
-        broker.process.wait(10)
+        broker.process.wait(MEMBER_SECONDS)
         # the kernel must take the children with it
-        wait_until("end of all", lambda: not any(map(is_running, pids)), 10)
+        wait_until("end of all", lambda: not any(map(is_running, pids)))
         self._release()
         return killed_ns
 
@@ -154,7 +154,7 @@ class Server:
     @contextmanager
     def client(self, **options: Any) -> Iterator[danube_fast.Client]:
         """A client of it."""
-        with danube_fast.connect(self.url, timeout=30, **options) as client:
+        with danube_fast.connect(self.url, timeout=60, **options) as client:
             yield client
 
     def __enter__(self) -> Server:

@@ -52,14 +52,14 @@ def fill(data_dir: Path, *, end: str) -> None:
                 with client.producer(topic, name="p", **options) as producer:
                     for number in range(PER_TOPIC):
                         producer.send(b"%d " % number + draw.randbytes(900), key=f"k{number % 9}")
-                    producer.flush(timeout=30)
+                    producer.flush(timeout=60)
                 with client.consumer(
                     topic, subscription="s", initial_position="earliest"
                 ) as taking:
-                    taken = [taking.receive(timeout=10) for _ in range(400)]
+                    taken = [taking.receive(timeout=60) for _ in range(400)]
                     taking.ack([message for message in taken if message and message.offset % 5])
                     taking.flush_acks()
-        wait_until("snapshots", lambda: len(list(data_dir.glob("logs/*/*.snap"))) >= WORKERS, 10)
+        wait_until("snapshots", lambda: len(list(data_dir.glob("logs/*/*.snap"))) >= WORKERS)
         at_rest(server)
         if end == "stop":
             server.stop()
@@ -80,7 +80,7 @@ def at_rest(server: Server) -> None:
         return seen == now and all(written == synced for written, synced in now)
 
     time.sleep(1.5)  # workers report once a second
-    wait_until("standing logs", still, 15)
+    wait_until("standing logs", still)
 
 
 def read_all(server: Server) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def refusal(copy: Path) -> tuple[Server, str | None]:
         broker = server.broker
         assert broker is not None
         with broker:
-            code = broker.process.wait(20)
+            code = broker.process.wait(60)
             text = broker.error_text()
         assert code == 1, f"the broker ended with {code}: {text}"
         assert "Traceback" not in text, text

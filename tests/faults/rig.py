@@ -261,7 +261,7 @@ class RawProducer:
                 taken += 1
         return taken
 
-    def settle(self, seconds: float = 30.0) -> None:
+    def settle(self, seconds: float = 60.0) -> None:
         """Until every frame is answered."""
         deadline = time.monotonic() + seconds
         while self.on_way:
@@ -275,7 +275,7 @@ class RawProducer:
         self.settle()
         return answer
 
-    def publish_until_taken(self, seconds: float = 30.0, **frame: Any) -> Answer:
+    def publish_until_taken(self, seconds: float = 60.0, **frame: Any) -> Answer:
         """One frame, sent again until the broker takes it."""
         deadline = time.monotonic() + seconds
         sequence = self.next_sequence

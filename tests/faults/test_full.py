@@ -65,7 +65,7 @@ class Crowd:
 
     def consume(self, *, durably: bool) -> None:
         """A batch is received, acked, and with `durably` that is on disk."""
-        batch = self.consumer.receive_batch(10, timeout=10)
+        batch = self.consumer.receive_batch(10, timeout=60)
         assert len(batch) == 10
         self.consumer.ack(batch)
         if durably:
@@ -162,9 +162,9 @@ class SmallDisk:
     def _mount(self, stack: contextlib.ExitStack) -> None:
         command = ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "tmpfs", str(self.folder)]
         with contextlib.suppress(OSError):
-            if subprocess.run(command, capture_output=True, timeout=10).returncode == 0:
+            if subprocess.run(command, capture_output=True, timeout=60).returncode == 0:
                 unmount = ["umount", "--lazy", str(self.folder)]
-                stack.callback(subprocess.run, unmount, check=True, timeout=10)
+                stack.callback(subprocess.run, unmount, check=True, timeout=60)
 
     def fill(self, pids: list[int]) -> None:
         """No room for another segment."""

@@ -154,7 +154,6 @@ class Load:
                 wait_until(
                     "a segment of `os` messages that the failed sync then gives up",
                     lambda held=held: self.newest_segment() > held,
-                    30,
                 )
                 disk.release_syncs(failures=1)
                 disk.wait_failed(number)
@@ -242,7 +241,7 @@ class Aftermath:
         wanted = self.known[topic].keys() - self.sent[topic]
         with client.consumer(topic, subscription=SUBSCRIPTION, type="shared") as consumer:
             came: set[int] = set()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while not wanted <= came and time.monotonic() < deadline:
                 came.update(m.offset for m in consumer.receive_batch(timeout=0.1))
                 if topic not in self.safe:
@@ -340,7 +339,7 @@ def cut_off(
         shutil.rmtree(target)
 
 
-@pytest.mark.timeout(120 + 20 * CUTS)
+@pytest.mark.timeout(300 + 60 * CUTS)
 def test_a_power_cut(recorded: Recorded, tmp_path: Path, disk: Disk) -> None:
     draw = random.Random(SEED)
     ends = [record.end for record in recorded.records]
@@ -348,7 +347,7 @@ def test_a_power_cut(recorded: Recorded, tmp_path: Path, disk: Disk) -> None:
     cut_off(recorded, cuts, draw, disk, tmp_path, power=True)
 
 
-@pytest.mark.timeout(120 + 20 * KILLS)
+@pytest.mark.timeout(300 + 60 * KILLS)
 def test_a_kill_between_two_calls(recorded: Recorded, tmp_path: Path, disk: Disk) -> None:
     """What no timing of a real signal would hit; `os` topics lose nothing either."""
     draw = random.Random(SEED)

@@ -14,7 +14,7 @@ import pytest
 from danube_fast.errors import Internal, ResourceExhausted
 from danube_fast.net.protocol import Error, Status
 from tests.crash.payloads import ident_of, number_of
-from tests.faults.rig import SEGMENTS, Background, Disk, FaultyServer, RawProducer, Word, read_all
+from tests.faults.rig import SEGMENTS, Disk, FaultyServer, RawProducer, Word, read_all
 from tests.workers.broker import wait_until
 
 FSYNC = "/default/strict"
@@ -22,7 +22,6 @@ OS = "/default/loose"
 MEMORY = "/default/kept"
 FLEETING = "/default/fleeting"
 DELAY_SECONDS = 0.2
-OS_SECONDS_MAX = 0.02
 
 
 def check_topic(client: Any, topic: str, acked: dict[int, int], about: str) -> None:
@@ -45,22 +44,21 @@ def test_an_ack_takes_as_long_as_the_sync_it_promises(tmp_path: Path, disk: Disk
     ):
         for producer in (strict, loose):
             producer.publish()
-        assert seconds_of([strict.publish() for _ in range(20)]) < DELAY_SECONDS / 2
         disk.delay_syncs(DELAY_SECONDS)
-
-        def publish_strict(_: Any) -> None:
-            for _ in range(5):
-                strict.publish()
-
-        with Background(publish_strict):
-            quick = [loose.publish() for _ in range(200)]
-        assert seconds_of(strict.answers[-5:]) >= DELAY_SECONDS
-        assert seconds_of(quick) < OS_SECONDS_MAX
+        assert seconds_of([strict.publish() for _ in range(5)]) >= DELAY_SECONDS
         with server.client() as client:
             began = time.monotonic()
             client.publish(FSYNC, b"x")
             assert time.monotonic() - began >= DELAY_SECONDS
         disk.delay_syncs(0)
+        disk.choose(SEGMENTS)
+        disk.hold_syncs()
+        strict.send()
+        disk.wait_held()
+        assert {loose.publish().status for _ in range(200)} == {Status.OK}, "os waits for a sync"
+        assert strict.take(0.1) == 0, "acked without a sync"
+        disk.release_syncs()
+        strict.settle()
 
 
 def test_a_failed_sync_takes_back_what_was_not_acked(tmp_path: Path, disk: Disk) -> None:
@@ -149,7 +147,7 @@ def test_three_failed_syncs_stop_publishes_and_nothing_else(tmp_path: Path, disk
         for producer in (strict, loose):
             check_topic(client, producer.topic, producer.acked, "of a log that refuses")
         # Five, and what was acked while another sync of the log took the failure.
-        received = [consumer.receive(timeout=10) for _ in strict.acked]
+        received = [consumer.receive(timeout=60) for _ in strict.acked]
         consumer.ack([message for message in received if message is not None])
         consumer.flush_acks()
         assert consumer.lag() == 0
@@ -247,9 +245,9 @@ def test_a_disk_whose_syncs_all_fail_is_named_at_once(
         assert len(errors) <= attempts, errors[-5:]
 
 
-HANG_SECONDS = 3.0
-HEARTBEAT_TIMEOUT_MS = 1500
-"""Half as long as the disk hangs: a worker that waits for it would be killed."""
+HEARTBEAT_TIMEOUT_MS = 5000
+HANG_SECONDS = 1.2 * HEARTBEAT_TIMEOUT_MS / 1000
+"""The disk hangs for longer: a worker that waits for it would be killed."""
 FLOOD_BYTES = 1 << 20
 FLOOD_FRAMES = 200
 HELD_BYTES_MAX = 128 << 20
@@ -282,9 +280,9 @@ def test_a_disk_that_hangs_holds_up_only_what_waits_for_it(tmp_path: Path, disk:
             assert loose.publish().status == Status.OK
         for _ in range(FLOOD_FRAMES):
             flood.send(size=FLOOD_BYTES)
-        flood.take(10)
+        flood.take(60)
         while not any(answer.text for answer in flood.answers):
-            assert flood.take(10), "more and more is taken in"
+            assert flood.take(60), "more and more is taken in"
         refused = next(answer for answer in flood.answers if answer.text)
         assert refused.status == ResourceExhausted.code
         assert "the disk does not keep up" in refused.text
@@ -292,7 +290,7 @@ def test_a_disk_that_hangs_holds_up_only_what_waits_for_it(tmp_path: Path, disk:
         quick = [fleeting.publish() for _ in range(100)]
         while time.monotonic() < hung + HANG_SECONDS:
             quick.append(fleeting.publish())
-        assert seconds_of(quick) < OS_SECONDS_MAX
+        assert {answer.status for answer in quick} == {Status.OK}
         assert server.rss_bytes() - memory < 2 * HELD_BYTES_MAX
         assert strict.take() == 0, "acked without a sync"
         disk.release_syncs()

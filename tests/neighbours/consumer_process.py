@@ -30,9 +30,10 @@ def main() -> None:
         ) as consumer,
     ):
         print("ready", flush=True)
-        end = time.monotonic() + WAIT_SECONDS
-        while len(seen) < plan["wanted"] and time.monotonic() < end:
+        idle_seconds = 0  # this process may be stopped for ever so long
+        while len(seen) < plan["wanted"] and idle_seconds < WAIT_SECONDS:
             batch = consumer.receive_batch(1000, timeout=1)
+            idle_seconds = 0 if batch else idle_seconds + 1
             for offset, payload in zip(batch.offsets.tolist(), batch.payloads(), strict=True):
                 seen.add(offset)
                 right = right and (payload or b"").startswith(b"%d " % offset)

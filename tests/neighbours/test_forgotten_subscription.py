@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,21 @@ SEGMENT_BYTES = 1 << 20
 QUOTA_BYTES = 8 * SEGMENT_BYTES
 PINNED, FREE = "/default/pinned", "/default/free"
 PAYLOADS = [bytes(1000)] * 500
-WAIT_SECONDS = 30.0
+TAKEN_MAX = 10 * QUOTA_BYTES // len(PAYLOADS[0])
+WAIT_SECONDS = 60.0
 
 
 def publish_until_refused(producer: Any) -> tuple[int, str]:
     """Publish batches until one is refused; how many messages were taken, and what it said."""
     taken = 0
-    end = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < end:
+    while taken < TAKEN_MAX:
         try:
             producer.send_many(PAYLOADS)
             producer.flush(timeout=WAIT_SECONDS)
         except ResourceExhausted as error:
             return taken, str(error)
         taken += len(PAYLOADS)
-    pytest.fail(f"{taken} messages and no refusal within {WAIT_SECONDS} s")
+    pytest.fail(f"{taken} messages and no refusal")
 
 
 def publish_and_consume(producer: Any, consumer: Any, rounds: int) -> None:
@@ -67,7 +66,7 @@ def test_only_the_topic_of_a_forgotten_subscription_is_refused(tmp_path: Path) -
             pinned.publish(b"still refused")
         with client.consumer(PINNED, subscription="forgotten") as late:
             received = 0
-            while received < taken and (batch := late.receive_batch(timeout=5)):
+            while received < taken and (batch := late.receive_batch(timeout=WAIT_SECONDS)):
                 received += len(batch)
             assert received >= taken  # nothing that was acked is lost meanwhile
         client.admin.delete_subscription(PINNED, "forgotten")

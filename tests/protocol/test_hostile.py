@@ -318,7 +318,7 @@ def test_noise_below_zeromq(broker: Broker) -> None:
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\0" + bytes(31)
     for port in (endpoint(broker.ready).rpartition(":")[2], *broker.ready["worker_ports"]):
         for start in (b"", b"GET / HTTP/1.1\r\n\r\n", greeting, greeting + b"\x06" + b"\xff" * 8):
-            with socket.create_connection(("127.0.0.1", int(port)), timeout=10) as connection:
+            with socket.create_connection(("127.0.0.1", int(port)), timeout=60) as connection:
                 try:
                     connection.sendall(start + chance.randbytes(chance.randint(0, 5000)))
                 except ConnectionError:

@@ -11,7 +11,7 @@ import zmq
 
 from danube_fast.net.port import Part, Port
 
-WAIT_MS = 5000
+WAIT_MS = 60_000
 
 
 @pytest.fixture

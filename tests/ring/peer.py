@@ -257,7 +257,7 @@ def ping_pong(
             mine.prepare_sleep()
             if not incoming.readable:
                 sleeps += 1
-                if not poller.poll(5000) and incoming.readable:
+                if not poller.poll(60_000) and incoming.readable:
                     return [number, sleeps, 1]
                 check()
             mine.cancel_sleep()

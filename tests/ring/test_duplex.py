@@ -21,7 +21,7 @@ from danube_fast.ring.handover import Gate, Refused, dial, take
 
 RING_BYTES = 1 << 14
 MESSAGE_BYTES_MAX = 1 << 20
-SECONDS = 20.0
+SECONDS = 60.0
 FUZZ_CASES = int(os.environ.get("DANUBE_SCRIBBLE_CASES", "3000"))
 FUZZ_SEED = int(os.environ.get("DANUBE_SCRIBBLE_SEED", "1"))
 

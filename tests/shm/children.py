@@ -30,7 +30,7 @@ def child(*command: str, through: Sequence[str] = ()) -> Iterator[subprocess.Pop
             process.kill()
 
 
-def heard(process: subprocess.Popen[bytes], byte_count: int, seconds: float = 30) -> bytes:
+def heard(process: subprocess.Popen[bytes], byte_count: int, seconds: float = 60) -> bytes:
     """At least so many bytes of what a child says."""
     assert process.stdout is not None
     fd, said = process.stdout.fileno(), b""
@@ -39,7 +39,7 @@ def heard(process: subprocess.Popen[bytes], byte_count: int, seconds: float = 30
         left = deadline - time.monotonic()
         assert left > 0 and select.select([fd], [], [], left)[0], f"only {said!r} in {seconds} s"
         some = os.read(fd, 65536)
-        assert some, f"the child ended with {process.wait(10)}"
+        assert some, f"the child ended with {process.wait(seconds)}"
         said += some
     return said
 

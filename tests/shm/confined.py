@@ -30,7 +30,7 @@ def main() -> None:
             while sent < expected + 2 * ROUND:
                 producer.send_many([b"%d" % number for number in range(sent, sent + ROUND)])
                 sent += ROUND
-            batch = consumer.receive_batch(timeout=30)
+            batch = consumer.receive_batch(timeout=60)
             before = expected // ROUND
             for message in batch:
                 if int(message.payload) != expected:

@@ -21,7 +21,7 @@ from danube_fast.net import protocol as p
 from danube_fast.ring.duplex import Duplex
 from danube_fast.ring.handover import dial, take
 
-WAIT_SECONDS = 5.0
+WAIT_SECONDS = 60.0
 
 
 def enter(endpoint: str) -> Duplex | None:

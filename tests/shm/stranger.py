@@ -20,13 +20,13 @@ COUNT = 100
 
 def exchange(url: str, topic: str, transport: str) -> dict[str, Any]:
     """Publish and consume some messages."""
-    with danube_fast.connect(url, transport=transport, timeout=30) as client:
-        producer = client.producer(topic, durability="os", timeout=30)
+    with danube_fast.connect(url, transport=transport, timeout=60) as client:
+        producer = client.producer(topic, durability="os", timeout=60)
         consumer = client.consumer(topic, subscription="s", initial_position="earliest")
         producer.send_many([b"%d" % number for number in range(COUNT)])
         producer.flush()
         numbers: list[int] = []
-        while len(numbers) < COUNT and (batch := consumer.receive_batch(timeout=10)):
+        while len(numbers) < COUNT and (batch := consumer.receive_batch(timeout=60)):
             numbers += [int(message.payload) for message in batch]
             consumer.ack(batch)
         connections = client._core.routes.workers.values()

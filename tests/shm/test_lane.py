@@ -26,7 +26,11 @@ LARGE = [0, 1, 1000, RING_BYTES // 2, RING_BYTES, 3 * RING_BYTES, 400_000]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     data_dir = tmp_path_factory.mktemp("lane") / "data"
-    with Server(data_dir, workers=2, shm_ring_bytes=RING_BYTES, session_timeout_ms=20_000) as made:
+    with Server(
+        # workers are stopped for a while, and a busy machine makes it long
+        data_dir, workers=2, shm_ring_bytes=RING_BYTES, session_timeout_ms=300_000,
+        heartbeat_timeout_ms=300_000,
+    ) as made:  # fmt: skip
         yield made
 
 
@@ -35,7 +39,7 @@ def ways(client: Any) -> set[bool]:
     return {connection.has_rings for connection in client._core.routes.workers.values()}
 
 
-def take(consumer: Any, count: int, seconds: float = 30) -> list[Any]:
+def take(consumer: Any, count: int, seconds: float = 60) -> list[Any]:
     """That many messages, acked."""
     messages: list[Any] = []
     deadline = time.monotonic() + seconds
@@ -111,7 +115,7 @@ def test_who_pours_into_full_rings_waits_and_copies_nothing(
     def look(client: Any) -> None:
         """The workers stand still: the rings are full soon, and little waits behind them."""
         ports = [connection._port for connection in client._core.routes.workers.values()]
-        wait_until("full rings", lambda: any(port._queue for port in ports), 20)
+        wait_until("full rings", lambda: any(port._queue for port in ports))
         assert not wait_quietly(lambda: sum(len(port._queue) for port in ports) > 2)
         queued.append(max(len(port._queue) for port in ports))
 
@@ -199,7 +203,7 @@ def test_asyncio(server: Server) -> None:
             await asyncio.gather(*(producer.publish(b"%d" % i) for i in range(200)))
             got: list[bytes] = []
             while len(got) < 200:
-                message = await consumer.receive(timeout=10)
+                message = await consumer.receive(timeout=60)
                 got.append(message.payload)
                 await consumer.ack(message)
             assert ways(client) == {True}
@@ -228,7 +232,7 @@ def test_a_killed_worker_comes_back_with_new_rings(tmp_path: Path, transport: st
             wait_until("rings to the new worker", lambda: ways(client) == {True})
 
 
-def take_distinct(consumer: Any, payloads: list[bytes], seconds: float = 30) -> list[Any]:
+def take_distinct(consumer: Any, payloads: list[bytes], seconds: float = 60) -> list[Any]:
     """Messages until each of `payloads` was there; some may come twice over a kill."""
     messages: list[Any] = []
     missing = set(payloads)
@@ -262,7 +266,7 @@ HOLDS = b"holds\n"
 
 
 def test_what_a_killed_client_held_goes_to_others_at_once(server: Server) -> None:
-    """Its rings end with it: nobody waits for the session's timeout, which is 20 s here."""
+    """Its rings end with it: nobody waits for the session's timeout, which is 300 s here."""
     with server.client(transport="shm") as client:
         producer = client.producer("/default/held")
         producer.send_many([b"%d" % i for i in range(100)])
@@ -270,10 +274,8 @@ def test_what_a_killed_client_held_goes_to_others_at_once(server: Server) -> Non
         with child("-c", _HOLDER, server.url) as holder:
             assert heard(holder, len(HOLDS)) == HOLDS
             other = client.consumer("/default/held", subscription="s", type="shared")
-            began = time.monotonic()
-        holder.wait(10)
-        again = take(other, 100, 10)
-        assert time.monotonic() - began < 10
+        holder.wait(60)
+        again = take(other, 100)
         assert sorted(int(m.payload) for m in again) == list(range(100))
         assert {m.redelivery_count for m in again} == {1}
         # what it published before is whole
@@ -316,7 +318,7 @@ def test_who_gets_no_rings_uses_zeromq_or_is_told(tmp_path: Path) -> None:
         second.producer("/default/t").publish(b"2")
         assert (ways(first), ways(second)) == ({True}, {False})
         with pytest.raises(Unavailable, match="raise shm_clients_max"):
-            third.producer("/default/t", timeout=5)
+            third.producer("/default/t", timeout=15)
 
 
 def test_a_broker_without_shared_memory(tmp_path: Path) -> None:
@@ -328,7 +330,7 @@ def test_a_broker_without_shared_memory(tmp_path: Path) -> None:
             server.client(transport="shm") as client,
             pytest.raises(danube_fast.DanubeError) as told,
         ):
-            client.producer("/default/t", timeout=2)
+            client.producer("/default/t", timeout=15)
         assert "shared memory" in str(told.value)
 
 
@@ -361,7 +363,7 @@ time.sleep(60)
             born = int(heard(holder, 2))
             other = client.consumer("/default/forked", subscription="s", type="shared")
             holder.kill()
-            assert len(take(other, 10, 10)) == 10
+            assert len(take(other, 10)) == 10
             assert Path(f"/proc/{born}").exists(), "the child was to live on"
 
 
@@ -394,7 +396,7 @@ def test_spinning_clients_and_workers(tmp_path: Path) -> None:
         consumer = client.consumer("/default/t", subscription="s", initial_position="earliest")
         for number in range(50):
             producer.publish(b"%d" % number)
-            message = consumer.receive(timeout=10)
+            message = consumer.receive(timeout=60)
             assert message is not None and message.payload == b"%d" % number
     with pytest.raises(InvalidArgument, match="0 to 10000"):
         danube_fast.connect("danube://127.0.0.1:1", spin_us=10_001)

@@ -11,7 +11,7 @@ import pytest
 
 from danube_fast.testing import Broker
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 def mapped_rings() -> int:

@@ -107,7 +107,7 @@ def put(
     return offset
 
 
-def wait_synced(log: Log, seconds: float = 20.0) -> None:
+def wait_synced(log: Log, seconds: float = 60.0) -> None:
     """Until all that was written is durable."""
     deadline = time.monotonic() + seconds
     while log.synced_position < log.written_position:
@@ -120,7 +120,7 @@ def wait_synced(log: Log, seconds: float = 20.0) -> None:
         time.sleep(0.0005)
 
 
-def wait_until(condition: Any, what: str, seconds: float = 20.0) -> None:
+def wait_until(condition: Any, what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not after {seconds} s"

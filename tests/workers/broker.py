@@ -19,7 +19,9 @@ import zmq
 from danube_fast.config import Settings
 from danube_fast.net import protocol
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
+START_SECONDS = 240.0
+"""Kernels may have to be compiled first."""
 ROOT = Path(__file__).parents[2]
 
 _RUN = """
@@ -75,7 +77,7 @@ class Broker:
     def wait_ready(self) -> dict[str, Any]:
         """The ready line."""
         assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], WAIT_SECONDS)
+        readable, _, _ = select.select([self.process.stdout], [], [], START_SECONDS)
         line = self.process.stdout.readline() if readable else b""
         assert line, f"no ready line; stderr: {self.error_text()}"
         self.ready = json.loads(line)

@@ -26,7 +26,7 @@ from danube_fast.frame.view import FrameView
 from danube_fast.ring.buckets import BucketTable
 from danube_fast.workers.shard import ShardWorker
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60
 SEGMENT_BYTES = 4 * 1024 * 1024
 
 
@@ -115,8 +115,12 @@ class Rig:
         self.mailbox = mailbox or FakeMailbox()
         self.buckets = BucketTable.create()
         self.settings = Settings(
-            **{"segment_bytes": SEGMENT_BYTES, "data_dir": str(directory), **settings}
-        )
+            **{
+                # raw clients do not beat while a test looks at something else
+                "segment_bytes": SEGMENT_BYTES, "session_timeout_ms": 3_600_000,
+                "data_dir": str(directory), **settings,
+            }
+        )  # fmt: skip
         log_ids = range(log_count) if logs is None else logs
         config = SimpleNamespace(
             logs=[(i, str(directory / f"log-{i}")) for i in log_ids], settings=self.settings,

@@ -25,7 +25,7 @@ from danube_fast.net import protocol
 from danube_fast.ring.memory import map_fd
 from danube_fast.workers.datadir import TOKEN_CHARACTERS, DataDirectory
 from danube_fast.workers.spawn import Addresses, Shared
-from tests.workers.broker import Broker, Client, is_running, wait_until
+from tests.workers.broker import WAIT_SECONDS, Broker, Client, is_running, wait_until
 
 
 @pytest.fixture
@@ -57,9 +57,8 @@ def test_start_and_stop(tmp_path: Path, number: int) -> None:
         assert ready["workers"] == len(ready["worker_pids"]) == 3
         assert ready["pid"] == broker.process.pid
         assert all(is_running(pid) for pid in broker.pids)
-        began = time.monotonic()
         assert broker.stop(number) == 0
-        assert time.monotonic() - began < 10
+        assert "did not stop" not in broker.error_text(), "none had to be killed"
         assert not any(is_running(pid) for pid in broker.pids)
         assert broker.process.stdout is not None
         assert broker.process.stdout.read() == b"", "the ready line is all there is on stdout"
@@ -113,9 +112,9 @@ def test_supervisor_killed_leaves_nothing(tmp_path: Path) -> None:
         broker.wait_ready()
         broker.process.kill()
         broker.process.wait()
-        wait_until("end of all children", lambda: not any(map(is_running, broker.pids)), 5)
+        wait_until("end of all children", lambda: not any(map(is_running, broker.pids)))
         # other tests, beside this one, have some for a moment
-        wait_until("end of all shared memory", lambda: not shared() - before, 20)
+        wait_until("end of all shared memory", lambda: not shared() - before)
     with Broker(tmp_path / "data") as again:  # the lock is free
         again.wait_ready()
 
@@ -123,7 +122,7 @@ def test_supervisor_killed_leaves_nothing(tmp_path: Path) -> None:
 def test_stopped_child_is_killed_and_restarted(tmp_path: Path) -> None:
     """Its process exists, but its heartbeat does not advance."""
     data = tmp_path / "data"
-    with Broker(data, heartbeat_timeout_ms=2500) as broker:
+    with Broker(data, heartbeat_timeout_ms=5000) as broker:
         broker.wait_ready()
         (data / "freeze-1").touch()
         wait_until("the kill", lambda: not is_running(broker.ready["worker_pids"][1]))
@@ -144,7 +143,7 @@ def test_child_that_does_not_stop_is_killed(tmp_path: Path) -> None:
 
 def test_second_server_is_refused(broker: Broker) -> None:
     with Broker(Path(broker.settings.data_dir)) as second:
-        assert second.process.wait(20) == 1
+        assert second.process.wait(WAIT_SECONDS) == 1
         text = second.error_text()
     assert f"in use by the server with pid {broker.process.pid}" in text
     assert len(text.splitlines()) == 1
@@ -155,7 +154,7 @@ def test_newer_format_is_refused(tmp_path: Path) -> None:
     data.mkdir()
     (data / "FORMAT").write_text("danube-fast data format 999\n")
     with Broker(data) as broker:
-        assert broker.process.wait(20) == 1
+        assert broker.process.wait(WAIT_SECONDS) == 1
         assert "format 999" in broker.error_text()
         assert len(broker.error_text().splitlines()) == 1
 
@@ -200,7 +199,7 @@ def test_port_that_is_taken_is_named(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", port))
         taken.listen()
         with Broker(tmp_path / "data", listen=f"127.0.0.1:{port}") as broker:
-            assert broker.process.wait(30) == 1
+            assert broker.process.wait(WAIT_SECONDS) == 1
             text = broker.error_text()
     assert f"cannot listen on 127.0.0.1:{port}" in text
     assert text.splitlines()[-1].startswith("danube-fast: error: coordinator ended with 1")
@@ -289,7 +288,7 @@ def test_rings_are_repaired_before_a_restart(tmp_path: Path) -> None:
 def get(broker: Broker, path: str) -> tuple[int, str]:
     url = broker.ready["admin"] + path
     try:
-        with urllib.request.urlopen(url, timeout=20) as response:
+        with urllib.request.urlopen(url, timeout=WAIT_SECONDS) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -315,8 +314,8 @@ def test_lookup_waits_for_its_topic(broker: Broker) -> None:
         began = time.monotonic()
         late = waiting.lookup("/default/never", None, 300)
         assert late.code == 5 and "topics create /default/never" in late.text
-        assert 0.25 < time.monotonic() - began < 5
-        request = waiting.send(protocol.Lookup, "/default/soon", None, 20_000)
+        assert time.monotonic() - began > 0.25
+        request = waiting.send(protocol.Lookup, "/default/soon", None, 60_000)
         other = waiting.send(protocol.Lookup, "/default/soone", None, 1_000)
         made = making.lookup("/default/soon", {"dispatch": "non_reliable"})
         answers = {answer.request: answer for answer in (waiting.receive(), waiting.receive())}
@@ -328,7 +327,7 @@ def test_lookup_waits_for_its_topic(broker: Broker) -> None:
 
 
 def test_lookup_waits_for_its_worker(tmp_path: Path) -> None:
-    with Broker(tmp_path / "data", workers=1, restart_delay_ms=1500) as broker:
+    with Broker(tmp_path / "data", workers=1, restart_delay_ms=5000) as broker:
         broker.wait_ready()
         with Client(broker) as client:
             client.lookup("/default/a", {})
@@ -336,7 +335,7 @@ def test_lookup_waits_for_its_worker(tmp_path: Path) -> None:
             wait_until("death", lambda: process(broker.status(), 1)["state"] == "failed")
             down = client.lookup("/default/a", None, 200)
             assert down.code == 14 and "worker 0" in down.text
-            created = client.lookup("/default/b", {}, 20_000)
+            created = client.lookup("/default/b", {}, 60_000)
             assert isinstance(created, protocol.Result), "it waits until the worker is back"
 
 

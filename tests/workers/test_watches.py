@@ -12,7 +12,7 @@ from danube_fast.errors import InvalidArgument
 from danube_fast.net import protocol
 from tests.workers.broker import Broker, Client
 
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 SHORT_MS = 200
 
 
