@@ -33,7 +33,7 @@ def broker() -> Iterator[Any]:
 
 @pytest.fixture
 def client(broker: Any) -> Iterator[danube_fast.Client]:
-    client = danube_fast.connect(broker.url, name="test", timeout=5)
+    client = danube_fast.connect(broker.url, name="test", timeout=60)
     yield client
     client.close()
 

@@ -29,7 +29,7 @@ from danube_fast.net.host import host_id
 LIMITS = {
     "heartbeat_ms": 100,
     "heartbeat_idle_ms": 500,
-    "session_timeout_ms": 400,
+    "session_timeout_ms": 2000,
     "frame_bytes_max": 256 * 1024,
     "message_bytes_max": 4 * 1024 * 1024,
     "bundle_bytes_max": 32 * 1024 * 1024,
@@ -98,7 +98,7 @@ class FakeBroker:
 
     def close(self) -> None:
         self.stopping = True
-        self.thread.join(5)
+        self.thread.join(60)
         self.socket.close(0)
         self.context.term()
         if self.error is not None:
@@ -149,7 +149,7 @@ class FakeBroker:
                 for consumer_id in session.consumers:
                     self.reply(session.identity, p.ConsumerEvent(consumer_id, kind, detail))
 
-    def wait(self, what: str, ready: Any, seconds: float = 5.0) -> None:
+    def wait(self, what: str, ready: Any, seconds: float = 60.0) -> None:
         limit = time.monotonic() + seconds
         while time.monotonic() < limit:
             with self.lock:

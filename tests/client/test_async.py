@@ -20,8 +20,8 @@ TOPIC = "/default/t"
 
 def run(broker: Any, body: Callable[[AsyncClient], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with await danube_fast.connect_async(broker.url, timeout=5) as client:
-            await asyncio.wait_for(body(client), 30)
+        async with await danube_fast.connect_async(broker.url, timeout=60) as client:
+            await asyncio.wait_for(body(client), 120)
 
     asyncio.run(main())
 
@@ -52,19 +52,19 @@ def test_admin_twin_has_every_operation(broker: Any) -> None:
 def test_what_opens_is_entered_or_awaited(broker: Any) -> None:
     async def main() -> None:
         async with (
-            danube_fast.connect_async(broker.url, timeout=30) as client,
+            danube_fast.connect_async(broker.url, timeout=60) as client,
             client.producer(TOPIC) as producer,
             client.consumer(TOPIC, subscription="s", initial_position="earliest") as consumer,
         ):
             sent = await producer.publish(b"0")
-            found = await consumer.receive(timeout=30)
+            found = await consumer.receive(timeout=60)
             assert found is not None and found.message_id == sent
             async with client.reader(TOPIC) as reader:
                 assert [message.payload async for message in reader] == [b"0"]
             async with client.subscribe(TOPIC, "handled", lambda message: None) as handle:
                 assert handle.error is None
             task = asyncio.create_task(client.producer(TOPIC, name="by a task"))
-            await (await asyncio.wait_for(task, 30)).close()
+            await (await asyncio.wait_for(task, 60)).close()
         with pytest.raises(danube_fast.FailedPrecondition, match="closed"):
             await client.producer(TOPIC)
         with pytest.raises(danube_fast.InvalidArgument, match="unknown"):
@@ -73,7 +73,7 @@ def test_what_opens_is_entered_or_awaited(broker: Any) -> None:
         refused = danube_fast.connect_async(broker.url)
         refused.close()  # given up before it began: no warning, nothing is left open
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_the_journey(broker: Any) -> None:
@@ -82,14 +82,14 @@ def test_the_journey(broker: Any) -> None:
             assert (await producer.publish(b"0", key="k")).offset == 0
             await producer.send(b"1")
             await producer.send_many([b"2", b"3"])
-            last = await producer.flush(timeout=5)
+            last = await producer.flush(timeout=60)
             assert last is not None and last.offset == 3
         assert (await client.publish(TOPIC, b"4")).offset == 4
         consumer = await client.consumer(TOPIC, subscription="s", initial_position="earliest")
-        first = await consumer.receive(timeout=5)
+        first = await consumer.receive(timeout=60)
         assert first is not None and (first.payload, first.key) == (b"0", b"k")
         await consumer.ack(first)
-        batch = await consumer.receive_batch(max_messages=2, timeout=5)
+        batch = await consumer.receive_batch(max_messages=2, timeout=60)
         await consumer.ack(batch)
         got = []
         async for message in consumer:
@@ -99,10 +99,10 @@ def test_the_journey(broker: Any) -> None:
                 break
         assert got[-1] == b"4"
         assert await consumer.receive(timeout=0.01) is None
-        await consumer.flush_acks(timeout=5)
+        await consumer.flush_acks(timeout=60)
         assert broker.acked(TOPIC, "s") == {0, 1, 2, 3, 4}
         await consumer.seek("earliest")
-        again = await consumer.receive(timeout=5)
+        again = await consumer.receive(timeout=60)
         assert again is not None and again.offset == 0
         await consumer.close()
         assert [m.offset async for m in await client.reader(TOPIC)] == [0, 1, 2, 3, 4]
@@ -176,7 +176,7 @@ def test_the_loop_stays_free_while_the_window_is_full(broker: Any) -> None:
         assert not task.done()
         broker.release_acks()
         await task
-        await producer.flush(timeout=5)
+        await producer.flush(timeout=60)
 
     run(broker, body)
 
@@ -195,7 +195,7 @@ def test_reconnects_and_callbacks_in_the_loop(broker: Any) -> None:
             await producer.send(b"%d" % i, on_delivery=on_delivery)
             if i == 10:
                 broker.forget_sessions()
-        outcomes = [await asyncio.wait_for(told.get(), 10) for _ in range(20)]
+        outcomes = [await asyncio.wait_for(told.get(), 60) for _ in range(20)]
         assert outcomes == [(i, None) for i in range(20)]
 
     run(broker, body)

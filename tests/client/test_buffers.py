@@ -50,11 +50,11 @@ def test_a_batch_that_is_larger_than_it_looked(broker: Any, client: danube_fast.
     for number, key in enumerate(keys):
         producer.send(b"%d" % number, key=key)
     broker.release_acks()
-    producer.flush(timeout=5)
+    producer.flush(timeout=60)
     consumer = client.consumer("/default/t", subscription="s", initial_position="earliest")
     got = []
     while len(got) < len(keys):
-        message = consumer.receive(timeout=5)
+        message = consumer.receive(timeout=60)
         assert message is not None, f"{len(got)} of {len(keys)} messages came"
         got.append((message.payload, message.key))
     assert got == [(b"%d" % number, key) for number, key in enumerate(keys)]

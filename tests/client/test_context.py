@@ -109,13 +109,13 @@ def test_what_an_interrupt_tore_comes_again(
         monkeypatch.setattr(connection, "decode_server_command", strike)
         calls = {
             "Published": lambda: producer.publish(b"x"),
-            "Deliver": lambda: [producer.publish(b"x"), consumer.receive(timeout=10)],
+            "Deliver": lambda: [producer.publish(b"x"), consumer.receive(timeout=60)],
         }
         with pytest.raises(KeyboardInterrupt):
             calls[kind]()
         assert next(strikes, None) is None, "nothing was interrupted"
         last = producer.publish(b"y")
-        got = [consumer.receive(timeout=10) for _ in range(last.offset + 1)]
+        got = [consumer.receive(timeout=60) for _ in range(last.offset + 1)]
         assert [message.payload for message in got if message][-2:] == [b"x", b"y"]
         assert producer.flush(10) == last
 

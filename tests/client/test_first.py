@@ -17,9 +17,9 @@ def test_publish_and_receive(broker: Any, client: danube_fast.Client) -> None:
         assert str(first) == f"{TOPIC}@0"
         producer.send(b"two")
         producer.send_many([b"three", None, b""])
-        assert producer.flush(timeout=5) == danube_fast.MessageId(TOPIC, 4)
+        assert producer.flush(timeout=60) == danube_fast.MessageId(TOPIC, 4)
     with client.consumer(TOPIC, subscription="s", initial_position="earliest") as consumer:
-        messages = [consumer.receive(timeout=5) for _ in range(5)]
+        messages = [consumer.receive(timeout=60) for _ in range(5)]
         assert [m.payload for m in messages if m] == [b"one", b"two", b"three", None, b""]
         assert [m.offset for m in messages if m] == [0, 1, 2, 3, 4]
         one = messages[0]
@@ -28,7 +28,7 @@ def test_publish_and_receive(broker: Any, client: danube_fast.Client) -> None:
         assert one.topic == TOPIC and one.sequence == 0 and one.redelivery_count == 0
         assert consumer.receive(timeout=0.02) is None
         consumer.ack(messages)
-        consumer.flush_acks(timeout=5)
+        consumer.flush_acks(timeout=60)
         assert broker.acked(TOPIC, "s") == {0, 1, 2, 3, 4}
 
 
@@ -40,7 +40,7 @@ def test_many(broker: Any, client: danube_fast.Client) -> None:
     consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
     got: list[bytes | None] = []
     while len(got) < len(payloads):
-        batch = consumer.receive_batch(max_messages=7001, timeout=5)
+        batch = consumer.receive_batch(max_messages=7001, timeout=60)
         assert 0 < len(batch) <= 7001, f"stalled at {len(got)}"
         assert batch.offsets.tolist() == list(range(len(got), len(got) + len(batch)))
         got += batch.payloads()

@@ -15,7 +15,7 @@ import pytest
 import danube_fast
 from danube_fast.testing import Broker
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 
 
 def assert_gone(left: list[weakref.ref[Any]]) -> None:

@@ -163,7 +163,7 @@ def test_credit_goes_back_to_the_worker_that_a_frame_came_from(
         move(broker, client, consumer, port)
     got = []
     while len(got) < 8:
-        message = consumer.receive(timeout=10)
+        message = consumer.receive(timeout=60)
         assert message is not None, f"only {got} came again"
         got.append(message.payload)
         consumer.ack(message)
@@ -215,9 +215,9 @@ def test_opening_does_not_wait_for_partitions_that_rest_meanwhile(
     thread.start()
     wait_until("it rests", lambda: broker.commands["CloseConsumer"])
     broker.away = set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive(), "it waits for a partition that rests"
-    message = opened[0].receive(timeout=10)
+    message = opened[0].receive(timeout=60)
     assert message is not None and message.payload == b"x"
 
 
@@ -238,7 +238,7 @@ def test_an_end_that_overtakes_the_answer_to_a_subscribe(
     broker._on_subscribe = closed
     consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
     client.producer(TOPIC).publish(b"x")
-    message = consumer.receive(timeout=10)
+    message = consumer.receive(timeout=60)
     assert message is not None and message.payload == b"x"
 
 
@@ -258,11 +258,11 @@ def test_a_topic_that_was_made_again_meanwhile_is_not_waited_for(
     with broker.lock:
         make_again(broker)
     with pytest.raises(danube_fast.TopicDeleted, match="made again"):
-        consumer.receive(timeout=10)
+        consumer.receive(timeout=60)
     consumer.close()
     with client.consumer(TOPIC, subscription="s", initial_position="earliest") as another:
         client.producer(TOPIC).publish(b"x")
-        message = another.receive(timeout=10)
+        message = another.receive(timeout=60)
         assert message is not None and message.payload == b"x"
 
 
@@ -287,12 +287,12 @@ def test_a_seek_finds_a_consumer_that_rests_or_moves(
         each.create(TOPIC, partitions=1)
     consumer = client.consumer(TOPIC, subscription="s", type="shared")
     client.producer(TOPIC).publish(b"x")
-    assert consumer.receive(timeout=10)
+    assert consumer.receive(timeout=60)
     with client._core.pump.lock:
         consumer.rest()
     wait_until("it has left", lambda: attached(broker) == 0)
     consumer.seek("earliest")
-    message = consumer.receive(timeout=10)
+    message = consumer.receive(timeout=60)
     assert message is not None and message.payload == b"x"
     first = consumer.attachments[0]
     core = client._core
@@ -324,5 +324,5 @@ def test_a_topic_of_a_pattern_that_was_made_again_unheard_joins(real: Broker, to
                 core.watcher._ask()
             assert consumer.state == "connected"
             producer.publish(b"more")
-            message = consumer.receive(timeout=10)
+            message = consumer.receive(timeout=60)
             assert message is not None and message.payload == b"more"

@@ -15,7 +15,7 @@ from danube_fast.client.admin_client import AdminClient
 from danube_fast.client.async_admin import AsyncAdmin
 from danube_fast.testing import Broker
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 PAIRS = [
     (danube_fast.Client, danube_fast.AsyncClient),
     (danube_fast.Producer, danube_fast.AsyncProducer),

@@ -47,9 +47,9 @@ def test_empty_topic_ends_at_once(broker: Any, client: danube_fast.Client) -> No
 def test_reading_on(broker: Any, client: danube_fast.Client) -> None:
     fill(client, 3)
     with client.reader(TOPIC, start=2, stop=None) as reader:
-        assert reader.receive_batch(timeout=5).payloads() == [b"000002"]
+        assert reader.receive_batch(timeout=60).payloads() == [b"000002"]
         client.publish(TOPIC, b"new")
-        assert reader.receive_batch(timeout=5).payloads() == [b"new"]
+        assert reader.receive_batch(timeout=60).payloads() == [b"new"]
         assert len(reader.receive_batch(timeout=0.01)) == 0
         with pytest.raises(danube_fast.InvalidArgument, match="never ends"):
             reader.to_arrow()
@@ -60,7 +60,7 @@ def test_gap_at_the_end_does_not_hang(broker: Any, client: danube_fast.Client) -
     with broker.lock:
         broker.topics[TOPIC].partitions[0].next_offset = 100
     reader = client.reader(TOPIC)
-    messages = [m.offset for m in reader.receive_batch(timeout=5)]
+    messages = [m.offset for m in reader.receive_batch(timeout=60)]
     broker.event("gap", {"end": 100, "reason": "unclean end"})
     assert [*messages, *(m.offset for m in reader)] == [0, 1, 2, 3, 4]
 
@@ -79,7 +79,7 @@ def test_arrow(broker: Any, client: danube_fast.Client) -> None:
     assert table["offset"].to_pylist() == list(range(100, 1000))
     assert set(table["topic"].to_pylist()) == {TOPIC}
     consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
-    batch = consumer.receive_batch(max_messages=7, timeout=5)
+    batch = consumer.receive_batch(max_messages=7, timeout=60)
     assert batch.to_arrow()["payload"].to_pylist() == payloads[:7]
 
 
