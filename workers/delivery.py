@@ -14,14 +14,10 @@ from typing import Any
 import numpy as np
 
 from danube_fast.broker.consumer import Consumer, Deliver, Stored
-from danube_fast.broker.ledger import Rows
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.sparse import places_of
 from danube_fast.broker.subscription import Subscription
-from danube_fast.errors import DataLoss
 from danube_fast.frame.bundle import bundle_bytes, sealed_bundle, write_bundle
 from danube_fast.frame.split import Cut
-from danube_fast.frame.view import FrameView
 from danube_fast.net import protocol
 from danube_fast.net.server import PeerGone, WouldBlock
 from danube_fast.net.session import Session, Sessions
@@ -65,37 +61,22 @@ class Delivery:
         """Take the effects of a turn."""
         for effect in effects:
             consumer, stored = effect.consumer, effect.stored
-            piece: Cut | None = None
-            if effect.rows is not None:
-                piece = self._part_of(effect, effect.rows)
+            if effect.rows is not None and effect.cut is None:
+                self._charge_whole(consumer, stored, len(effect.rows))
+            elif effect.attempts is not None:
+                self.redelivered += int(np.count_nonzero(effect.attempts))
             if stored.producer_id not in consumer.announced:
                 self._announce(partitions.get(stored.partition_id), consumer, stored.producer_id)
-            self._pieces.setdefault(consumer.session, []).append((consumer, stored, piece))
-            self.messages_out += stored.message_count
+            self._pieces.setdefault(consumer.session, []).append((consumer, stored, effect.cut))
+            cut = effect.cut
+            self.messages_out += stored.message_count if cut is None else cut.row_count
 
-    def _part_of(self, effect: Deliver, rows: Rows) -> Cut | None:
-        """A SPLIT frame with the wanted messages; puts the flow's byte credit right.
-
-        None for a frame that does not decompress.
-        """
-        stored = effect.stored
-        view = FrameView(stored.memory)
-        try:
-            view.body()
-        except DataLoss:
-            # Compressed bodies, their message_count included, are the producer's word. Nobody can
-            # take this one apart, so it goes out whole: the consumer finds the same fault.
-            wanted = len(rows)
-            estimate = stored.frame_bytes * wanted // stored.message_count
-            effect.consumer.flow.byte_credit += estimate - stored.frame_bytes
-            effect.consumer.flow.message_credit += wanted - stored.message_count
-            return None
-        if effect.attempts is not None:
-            self.redelivered += int(np.count_nonzero(effect.attempts))
-        piece = Cut(view, places_of(stored, view, rows), effect.attempts)
-        estimate = stored.frame_bytes * len(rows) // stored.message_count
-        effect.consumer.flow.byte_credit += estimate - len(piece)
-        return piece
+    @staticmethod
+    def _charge_whole(consumer: Consumer, stored: Stored, count: int) -> None:
+        """Compressed bodies, their message_count included, are the producer's word. What cannot be taken
+        apart goes out whole, whatever was wanted of it: the consumer finds the same fault."""
+        flow, estimate = consumer.flow, stored.frame_bytes * count // stored.message_count
+        flow.take(stored.frame_bytes - estimate, stored.message_count - count)
 
     def _announce(self, partition: Partition | None, consumer: Consumer, producer_id: int) -> None:
         consumer.announced.add(producer_id)

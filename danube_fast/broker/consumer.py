@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from danube_fast.broker.subscription import Subscription
+    from danube_fast.frame.split import Cut
 
 __all__ = ["Consumer", "Deliver", "Fetch", "Flow", "Gap", "Poisoned", "Stored", "SubscriptionKind"]
 
@@ -99,11 +100,13 @@ class Gap(NamedTuple):
 class Flow:
     """Credit that one or more consumers of a session draw on."""
 
-    __slots__ = ("byte_credit", "message_credit", "paused", "ran_out", "users")
+    __slots__ = ("byte_credit", "kept_bytes", "message_credit", "paused", "ran_out", "users")
 
     def __init__(self) -> None:
         self.byte_credit = 0
         self.message_credit = 0
+        self.kept_bytes = 0
+        """More byte credit, kept for the turns of other partitions: no frame is begun on it."""
         self.paused = False
         """The session does not take what was sent already."""
         self.ran_out = False
@@ -115,6 +118,15 @@ class Flow:
     def willing(self) -> bool:
         """One more frame may be sent."""
         return self.byte_credit > 0 and self.message_credit > 0 and not self.paused
+
+    @property
+    def bytes_left(self) -> int:
+        """How much of a frame that is begun may be sent."""
+        return self.byte_credit + self.kept_bytes
+
+    def covers(self, stored: Stored) -> bool:
+        """Credit is good for a whole frame."""
+        return self.message_credit >= stored.message_count and self.bytes_left >= stored.frame_bytes
 
     def grant(self, byte_count: int, message_count: int) -> None:
         """Add credit, up to a bound that no honest consumer needs."""
@@ -170,6 +182,8 @@ class Deliver(NamedTuple):
     stored: Stored
     rows: Rows | None
     attempts: NDArray[np.uint32] | None
+    cut: Cut | None = None
+    """Those messages as a frame of their own; None with `rows`: the frame cannot be taken apart."""
 
 
 class Poisoned(NamedTuple):

@@ -48,6 +48,7 @@ def _lend(flow: Flow) -> tuple[int, int, bool]:
     """Leave a turn's worth of credit. What was there, what is left, whether it had run out."""
     before, ran_out = flow.byte_credit, flow.ran_out
     flow.byte_credit = min(before, TURN_BYTES)
+    flow.kept_bytes = before - flow.byte_credit
     return before, flow.byte_credit, ran_out
 
 
@@ -56,6 +57,7 @@ def _take_back(flow: Flow, before: tuple[int, int, bool]) -> bool:
     credit, turn, ran_out = before
     used_up = turn > 0 and flow.byte_credit <= 0
     flow.byte_credit += credit - turn
+    flow.kept_bytes = 0
     if flow.willing:
         flow.ran_out = ran_out
     return used_up and flow.willing

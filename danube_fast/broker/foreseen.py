@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from danube_fast.broker.consumer import Stored
+from danube_fast.broker.cuts import view_of
 from danube_fast.broker.ledger import Ledger, Rows
 from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.sparse import by_row, existing, places_of
@@ -29,7 +30,7 @@ better taken out together, when they are due."""
 def due_times(stored: Stored) -> NDArray[np.int64] | None:
     """When each message of a frame is due, by row, ns since 1970; 0: at once. None: it does not say."""
     try:
-        view = FrameView(stored.memory)
+        view = view_of(stored)
         times = view.deliver_at_ns()
     except DataLoss:  # compressed garbage: its consumer will say so
         return None

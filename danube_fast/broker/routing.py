@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from danube_fast.broker import routing_kernels as k
 from danube_fast.broker.consumer import Consumer, Stored
+from danube_fast.broker.cuts import view_of
 from danube_fast.broker.ledger import Ledger, Rows, runs_of
 from danube_fast.broker.ledger_layout import (
     BUCKETS,
@@ -46,6 +47,7 @@ TABLES_MAX = 1024
 
 _route, _note_routes = direct(k.route), direct(k.note_routes)
 _next_eligible, _group_rows = direct(k.next_eligible), direct(k.group_rows)
+_keep_waiting = direct(k.keep_waiting)
 
 
 class Router:
@@ -225,12 +227,23 @@ class Router:
             start, end = bounds[consumer.slot : consumer.slot + 2]
             if start < end:
                 parts.append((consumer, grouped[start:end]))
-            if self._allowance[consumer.slot] <= 0 and consumer not in self._starved:
-                self._starved.append(consumer)
+            if self._allowance[consumer.slot] <= 0:
+                self._starve(consumer)
         is_all = bounds[-1] == len(rows)
         skipped = rows[:0] if is_all else rows[self._slots[: len(rows)] == NOBODY]
         self._skipped = skipped if len(skipped) else None
         return parts
+
+    def keep_waiting(self, consumer: Consumer, base: int, rows: Rows) -> None:
+        """The consumer has no credit for these of its messages."""
+        _keep_waiting(self._ledger.address, base, address_of(rows), len(rows))
+        self._starve(consumer)
+
+    def _starve(self, consumer: Consumer) -> None:
+        """The consumer has no credit any more: all else of its keys waits."""
+        self._allowance[consumer.slot] = 0
+        if consumer not in self._starved:
+            self._starved.append(consumer)
 
     def _prepare(self, stored: Stored, rows: Rows, *, waiting: bool) -> None:
         """Tell the kernels of some messages of a frame."""
@@ -238,7 +251,7 @@ class Router:
         hashes = masks = None
         if not waiting:
             with contextlib.suppress(DataLoss):  # compressed garbage: its consumer will say so
-                view = FrameView(stored.memory)
+                view = view_of(stored)
                 hashes, masks = view.key_hashes(), self._masks_of(view)
                 if stored.is_sparse:
                     hashes = None if hashes is None else by_row(stored, view, hashes)

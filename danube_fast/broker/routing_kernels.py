@@ -12,6 +12,7 @@ from danube_fast.broker.ledger_layout import (
     BUCKET_BYTES,
     BUCKET_SHIFT,
     BUCKETS,
+    FRESH,
     H_BUCKETS,
     H_FIRST_WAITING,
     H_NEXT,
@@ -46,7 +47,7 @@ from danube_fast.frame.memory import (  # fmt: skip
     store_u64,
 )
 
-__all__ = ["group_rows", "next_eligible", "note_routes", "route"]
+__all__ = ["group_rows", "keep_waiting", "next_eligible", "note_routes", "route"]
 
 _SPREAD = -7046029254386353131
 """2**64 / golden ratio, as int64: spreads offsets of messages without a key."""
@@ -136,6 +137,18 @@ def route(head: int, job: int) -> int:
             store_u64(head + H_FIRST_WAITING, min(offset, load_i64(head + H_FIRST_WAITING)))
     store_u64(head + H_NEXT, max(end, load_i64(head + H_NEXT)))
     return 0
+
+
+@kernel("void(int64,int64,int64,int64)")
+def keep_waiting(head: int, base: int, rows: int, count: int) -> None:
+    """Messages base + rows[i] (int32) that were routed, and whose consumer cannot take them now, wait."""
+    for i in range(count):
+        offset = base + load_i32(rows + 4 * i)
+        page, index = page_of(head, offset), offset & PAGE_MASK
+        if load_u32(page + AT_STATES + 4 * index) == FRESH:
+            store_u32(page + AT_STATES + 4 * index, WAITING)
+            count_waiting(head, page, index, 1)
+            store_u64(head + H_FIRST_WAITING, min(offset, load_i64(head + H_FIRST_WAITING)))
 
 
 @kernel("void(int64,int64,int64,int64)")

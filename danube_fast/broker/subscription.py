@@ -23,6 +23,7 @@ from danube_fast.broker.consumer import (
     Stored,
     SubscriptionKind,
 )
+from danube_fast.broker.cuts import cut_frame, divide
 from danube_fast.broker.ledger import Rows, runs_of
 from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.rates import Rate
@@ -46,6 +47,8 @@ Foresee = Callable[["Subscription", Stored], object]
 
 _ONE_CONSUMER = (SubscriptionKind.EXCLUSIVE, SubscriptionKind.READER)
 _IN_ORDER = (SubscriptionKind.EXCLUSIVE, SubscriptionKind.FAILOVER)
+_GROUPS = (SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED)
+"""What one consumer has no credit for, another one may get: so frames are cut to credit."""
 
 
 class Subscription(Returns):
@@ -382,6 +385,8 @@ class Subscription(Returns):
         consumer, flow = consumers[0], consumers[0].flow
         if flow.byte_credit <= 0 or flow.message_credit <= 0 or flow.paused:
             return False
+        if self.kind is SubscriptionKind.SHARED and not flow.covers(stored):
+            return False
         end = self.next_offset = stored.end_offset
         if self.tracks:
             self.ledger.hold(stored.base_offset, end, consumer.slot, now_ns)
@@ -403,21 +408,28 @@ class Subscription(Returns):
     # ------------------------------------------------------------ dividing
 
     def _share_out(self, stored: Stored, rows: Rows, now_ns: int, effects: list[Deliver]) -> None:
-        """Contiguous blocks of one frame, as equal as they can be, the odd ones in turn: the counts
-        are those of round-robin by message, and acks stay ranges. One consumer gets all."""
+        """Contiguous blocks of one frame, as equal as credit lets them be, the odd ones in turn: the
+        counts are those of round-robin by message, and acks stay ranges. What there is no credit for
+        stays fresh; one consumer alone gets all."""
         everyone = self.consumers
         if self.kind is SubscriptionKind.FAILOVER:
             everyone = everyone[:1]
         turned = everyone[self.turn :] + everyone[: self.turn]
         order = [consumer for consumer in turned if consumer.flow.willing]
-        share, odd = divmod(len(rows), len(order))
-        at = 0
-        for place, consumer in enumerate(order):
-            end = at + share + (place < odd)
-            if end > at:
-                self._deliver(consumer, stored, rows[at:end], now_ns, effects)
-            at = end
-        self.pass_turn(order[(odd - 1) % len(order)])
+        rooms = [len(rows) + 1] * len(order)
+        if self.kind is SubscriptionKind.SHARED:
+            rooms = [consumer.flow.message_credit for consumer in order]
+        shares = divide(len(rows), rooms)
+        at, most = 0, max(shares)
+        last = order[0]
+        for consumer, share in zip(order, shares, strict=True):
+            if share:
+                at += self._deliver(consumer, stored, rows[at : at + share], now_ns, effects)
+            if share == most:
+                last = consumer
+        if at < len(rows):
+            self.next_offset = stored.base_offset + int(rows[at])
+        self.pass_turn(last)
 
     def _route(
         self, stored: Stored, rows: Rows, now_ns: int, effects: list[Deliver], *, waiting: bool
@@ -433,7 +445,9 @@ class Subscription(Returns):
             attempts = self.ledger.attempts(base, rows)
         for consumer, mine in router.route(stored, rows, waiting=waiting):
             counts = None if attempts is None else attempts[np.searchsorted(rows, mine)]
-            self._deliver(consumer, stored, mine, now_ns, effects, counts)
+            given = self._deliver(consumer, stored, mine, now_ns, effects, counts)
+            if given < len(mine):
+                router.keep_waiting(consumer, base, mine[given:])
         for low, high in router.take_skipped(base):
             self.settle(low, high)
 
@@ -445,19 +459,33 @@ class Subscription(Returns):
         now_ns: int,
         effects: list[Deliver],
         attempts: np.ndarray[tuple[int], np.dtype[np.uint32]] | None = None,
-    ) -> None:
-        """One consumer gets some messages of a frame."""
-        count, base = len(rows), stored.base_offset
-        is_whole = count == stored.message_count
+    ) -> int:
+        """One consumer gets some messages of a frame, of a group no more than it has credit for, but for a
+        part of the last one. How many it got."""
+        base, flow, byte_count = stored.base_offset, consumer.flow, None
+        if self.kind in _GROUPS:
+            byte_count = flow.bytes_left
+            rows = rows[: max(0, flow.message_credit if byte_count > 0 else 0)]
+            attempts = None if attempts is None else attempts[: len(rows)]
+        count, size, cut = len(rows), stored.frame_bytes, None
+        is_whole = count == stored.message_count and attempts is None
+        if not count:
+            return 0
+        if not is_whole or (byte_count is not None and byte_count < size):
+            cut = cut_frame(stored, rows, attempts, byte_count)
+            size = size * count // stored.message_count if cut is None else len(cut)
+            is_whole = False
+        if cut is not None and cut.row_count < count:
+            count = cut.row_count
+            rows, attempts = rows[:count], None if attempts is None else attempts[:count]
         if not self.tracks:
             self.ledger.move_to(base + int(rows[-1]) + 1)
-        elif is_whole and not stored.is_sparse:
+        elif count == stored.message_count and not stored.is_sparse:
             self.ledger.hold(base, stored.end_offset, consumer.slot, now_ns)
         else:
             self.ledger.hold_rows(base, rows, consumer.slot, now_ns)
-        is_whole = is_whole and attempts is None
-        share = stored.frame_bytes * count // stored.message_count
-        consumer.flow.take(stored.frame_bytes if is_whole else share, count)
+        flow.take(size, count)
         if self.rate is not None:
-            self.rate.take(now_ns, count, share)
-        effects.append(Deliver(consumer, stored, None if is_whole else rows, attempts))
+            self.rate.take(now_ns, count, size)
+        effects.append(Deliver(consumer, stored, None if is_whole else rows, attempts, cut))
+        return count

@@ -28,10 +28,10 @@ from danube_fast.client.arguments import (
 from danube_fast.client.async_admin import AsyncAdmin
 from danube_fast.client.async_subscriber import AsyncSubscriber
 from danube_fast.client.client import consumer_request, reader_request
-from danube_fast.client.consumer import refuse_cumulative
+from danube_fast.client.consumer import messages_in_hand, refuse_cumulative
 from danube_fast.client.core import Core
 from danube_fast.client.handlers import checked_concurrency, prefetch
-from danube_fast.client.inbox import Inbox, messages_in_hand
+from danube_fast.client.inbox import Inbox
 from danube_fast.client.limits import (
     BATCH_MESSAGES_DEFAULT,
     CLOSE_TIMEOUT_SECONDS,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from danube_fast.client.acks import delay_ms
 from danube_fast.client.arguments import Start
-from danube_fast.client.inbox import Inbox, messages_in_hand
+from danube_fast.client.inbox import Inbox
 from danube_fast.client.limits import (
     BATCH_MESSAGES_DEFAULT,
     CLOSE_TIMEOUT_SECONDS,
@@ -15,7 +15,7 @@ from danube_fast.client.limits import (
 from danube_fast.client.message import Batch, Message, MessageId, Received
 from danube_fast.errors import FailedPrecondition
 
-__all__ = ["Consumer", "refuse_cumulative"]
+__all__ = ["Consumer", "messages_in_hand", "refuse_cumulative"]
 
 
 def refuse_cumulative(inbox: Inbox) -> None:
@@ -26,6 +26,14 @@ def refuse_cumulative(inbox: Inbox) -> None:
             f"a cumulative ack makes no sense on a {inbox.type} subscription, whose messages go to "
             "several consumers; ack messages or batches"
         )
+
+
+def messages_in_hand(inbox: Inbox) -> Iterator[Message]:
+    """The messages left in the frame in hand; an interrupted iteration loses none."""
+    delivery, messages = inbox._delivery, inbox._messages
+    while (index := inbox._index) < inbox._stop and delivery is inbox._delivery:
+        inbox._index = index + 1
+        yield messages[index]
 
 
 class Consumer(Inbox):

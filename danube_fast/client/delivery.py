@@ -38,6 +38,7 @@ class Delivery:
         "frame_bytes",
         "generation",
         "is_dense",
+        "returned",
         "topic",
         "view",
     )
@@ -57,6 +58,8 @@ class Delivery:
         """Offsets rise by one (not split by the broker)."""
         self.end_offset: int = self.base_offset + span
         """One past the last offset that the frame stands for."""
+        self.returned = 0
+        """Messages whose credit has gone back."""
         self._columns: dict[str, Any] = {}
         self._offsets: npt.NDArray[np.int64] | None = None
 
@@ -81,9 +84,14 @@ class Delivery:
         view = self.view
         return (view.schema_id, view.schema_version) if view.schema_id else None
 
-    def give_credit_back(self) -> None:
-        """The application has taken it."""
-        self.credit.take(self.frame_bytes, self.count, self.flow_id)
+    def give_credit_back(self, taken: int) -> None:
+        """The application has taken the first `taken` messages, or will never take them."""
+        before = self.returned
+        if taken > before:
+            self.returned = taken
+            size, count = self.frame_bytes, self.count
+            size = size * taken // count - size * before // count
+            self.credit.take(size, taken - before, self.flow_id)
 
     # ------------------------------------------------------------ columns
 

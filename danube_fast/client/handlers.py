@@ -35,8 +35,9 @@ def checked_concurrency(type_name: str, concurrency: int | None) -> int:
 
 
 def prefetch(options: ConsumerArguments, concurrency: int) -> dict[str, Any]:
-    """Options of the consumer behind a subscription."""
-    return {"permits_messages": PREFETCH_PER_HANDLER * concurrency, **options}
+    """Options of the consumer behind a subscription: what is queued here was sent ahead, too."""
+    messages = (PREFETCH_PER_HANDLER - QUEUED_PER_HANDLER) * concurrency
+    return {"permits_messages": messages, **options}
 
 
 def reply_of(message: Message, result: object) -> bytes | None:

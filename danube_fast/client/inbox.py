@@ -12,8 +12,8 @@ task) at a time.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from danube_fast.client.acks import AckQueue
 from danube_fast.client.attachment import Attachment
@@ -24,9 +24,10 @@ from danube_fast.client.leases import Leases
 from danube_fast.client.limits import (
     BATCH_MESSAGES_DEFAULT,
     CLOSE_TIMEOUT_SECONDS,
+    CREDIT_PARTS,
     REQUEST_TIMEOUT_SECONDS,
 )
-from danube_fast.client.message import Batch, Message
+from danube_fast.client.message import Batch, Gap, Message
 from danube_fast.client.options import READER, ConsumerOptions
 from danube_fast.client.pump import Steps, Wait, deadline_after
 from danube_fast.client.roster import Roster
@@ -46,17 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["Gap", "Inbox"]
 
 _GAPS_KEPT_MAX = 1000
-
-
-class Gap(NamedTuple):
-    """Offsets that will never be delivered, both ends included."""
-
-    topic: str
-    first: int
-    last: int
-    reason: str
-    lost: bool = False
-    """There were messages; otherwise the offsets were never used."""
 
 
 class Inbox:
@@ -87,6 +77,8 @@ class Inbox:
         self._delivery: Any = None
         self._index = 0
         self._stop = 0
+        """End of the part of it whose credit has not gone back."""
+        self._end = 0
         self._messages: list[Message] = []
         self.attachments: list[Attachment] = []
         self._acks = AckQueue(self.pump, self.attachments)
@@ -145,8 +137,9 @@ class Inbox:
         """Have a frame in hand that has a message left; False when the time is up."""
         deadline_ns = deadline_after(self.pump.clock, timeout)
         while self._index >= self._stop:
-            delivery = self._take()
-            if delivery is not None:
+            if self._index < self._end:
+                self._begin_part()
+            elif (delivery := self._take()) is not None:
                 self._hold(delivery, 0)
             elif not (yield from self._arrived_steps(deadline_ns)):
                 return False
@@ -167,8 +160,8 @@ class Inbox:
     def _gather(self, limit: int) -> list[tuple[Delivery, int, int]]:
         """Pieces of at most `limit` messages that are here already."""
         pieces: list[tuple[Delivery, int, int]] = []
-        if self._index < self._stop:
-            stop = min(self._stop, self._index + limit)
+        if self._index < self._end:
+            stop = min(self._end, self._index + limit)
             pieces.append((self._delivery, self._index, stop))
             limit -= stop - self._index
             self._index = stop
@@ -178,6 +171,9 @@ class Inbox:
             limit -= stop
             if stop < delivery.count:
                 self._hold(delivery, stop)
+        with self._lock:
+            for delivery, _, stop in pieces:
+                delivery.give_credit_back(stop)
         return pieces
 
     def _arrived_steps(self, deadline_ns: int) -> Steps[bool]:
@@ -185,6 +181,7 @@ class Inbox:
         with self._lock:
             if self._is_resting:
                 self._wake()
+            self._return_credit()
             self._acks.send_unless_busy()
         ready = yield Wait(self._has_arrived, deadline_ns)
         if self._error is not None:
@@ -198,7 +195,7 @@ class Inbox:
         return bool(self._queue) or self._error is not None or self._refusal is not None
 
     def _take(self) -> Delivery | None:
-        """The next frame that still counts; its credit goes back."""
+        """The next frame that still counts."""
         while True:
             try:
                 delivery = self._queue.popleft()
@@ -207,24 +204,44 @@ class Inbox:
             attachment = delivery.attachment
             self._taken += 1
             with self._lock:
-                delivery.give_credit_back()
+                self._return_credit()
                 if self._acks.due_ns <= self.pump.clock.monotonic_ns():
                     self._acks.send()
-            if delivery.generation == attachment.generation and delivery.count:
-                return delivery
+                if delivery.generation == attachment.generation and delivery.count:
+                    return delivery
+                delivery.give_credit_back(delivery.count)
 
     def _hold(self, delivery: Delivery, index: int) -> None:
         """Take that frame in hand, from message `index` on."""
         self._messages = list(delivery.messages(0, delivery.count))
         self._delivery = delivery
-        self._index, self._stop = index, delivery.count
+        self._index, self._end = index, delivery.count
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        """The credit of a frame goes back in quarters, when the application has taken them: a frame in
+        hand may be all that it was granted. One message is taken as soon as it is in hand."""
+        part = -(-self._end // CREDIT_PARTS)
+        with self._lock:
+            self._stop = min(self._end, self._index + part)
+            self._delivery.give_credit_back(self._stop if part == 1 else self._index)
+
+    def _return_credit(self) -> None:
+        """Under the lock: for what the application took of the frame in hand."""
+        if self._delivery is not None:
+            self._delivery.give_credit_back(self._index)
+
+    def _drop_hand(self, attachment: Attachment) -> None:
+        """Under the lock: a frame in hand that came through the attachment is void."""
+        if self._delivery is not None and self._delivery.attachment is attachment:
+            self._delivery.give_credit_back(self._delivery.count)
+            self._stop = self._end = 0
 
     def has_waiting(self, attachment: Attachment) -> bool:
         """Whether frames of that partition wait in the queue or are in hand."""
-        if self._index < self._stop and self._delivery.attachment is attachment:
-            return True
         with self._lock:
-            return any(delivery.attachment is attachment for delivery in self._queue)
+            waiting = [*self.queued, *(self.in_hand or ())[:1]]
+        return any(each.attachment is attachment for each in waiting)
 
     @property
     def place(self) -> object:
@@ -232,9 +249,15 @@ class Inbox:
         return self._taken, self._index
 
     @property
-    def is_waiting(self) -> bool:
-        """Something that arrived waits for the application."""
-        return self._index < self._stop or bool(self._queue)
+    def in_hand(self) -> tuple[Delivery, int] | None:
+        """A frame of which messages are left, and the first of them."""
+        delivery, index = self._delivery, self._index
+        return (delivery, index) if delivery is not None and index < self._end else None
+
+    @property
+    def queued(self) -> list[Delivery]:
+        """Frames that wait; the application takes from them without the lock."""
+        return list(self._queue)
 
     def rest(self) -> None:
         """Leave the subscription until the application comes for more; what waits goes to others."""
@@ -248,20 +271,6 @@ class Inbox:
         self._is_resting = False
         for attachment in self.attachments:
             attachment.wake()
-
-    def waiting(self) -> dict[Attachment, list[int]]:
-        """Offsets that the application has not got yet, as flat [start, end) pairs, about: a range of a
-        split frame may span messages of others."""
-        found: dict[Attachment, list[int]] = {}
-        in_hand, index = self._delivery, self._index
-        if in_hand is not None and index < self._stop:
-            first = in_hand.offset_list(index, index + 1)[0]
-            found[in_hand.attachment] = [first, in_hand.end_offset]
-        for delivery in list(self._queue):  # other threads take from it without the lock
-            if delivery.generation == delivery.attachment.generation:
-                pairs = found.setdefault(delivery.attachment, [])
-                pairs += (delivery.base_offset, delivery.end_offset)
-        return found
 
     def _extend(self, message: Message, seconds: float) -> None:
         """Under the lock: keep a message for longer."""
@@ -300,8 +309,7 @@ class Inbox:
         if sought:
             attachment.sought_generation = attachment.generation
         self._acks.restarted(attachment, sought=sought)
-        if self._delivery is not None and self._delivery.attachment is attachment:
-            self._stop = 0
+        self._drop_hand(attachment)
 
     def seek_failed(self, attachment: Attachment) -> None:
         """Attachment: nothing was moved, so what was acked meanwhile counts."""
@@ -311,8 +319,7 @@ class Inbox:
         """Attachment: it left for a while. Frames that came are void; acks that were sent count."""
         attachment.generation += 1
         self._acks.rested(attachment)
-        if self._delivery is not None and self._delivery.attachment is attachment:
-            self._stop = 0
+        self._drop_hand(attachment)
 
     def attachment_failed(self, attachment: Attachment, error: DanubeError) -> None:
         """Attachment: it will receive nothing any more."""
@@ -448,7 +455,7 @@ class Inbox:
             self._core.forget(self)
             self.pump.notify()
         self._queue.clear()
-        self._index = self._stop = 0
+        self._index = self._stop = self._end = 0
 
         def is_over() -> bool:
             gone = all(call.done or not connection.is_open for connection, call in ends)
@@ -459,7 +466,7 @@ class Inbox:
     def refuse(self, error: DanubeError) -> None:
         """Core: nothing works any more (closed client, forked process)."""
         self._refusal = self._refusal or error
-        self._stop = 0
+        self._stop = self._end = 0
         # messages are unknown to the garbage collector: in here they would keep us, and all else, for ever
         self._messages, self._delivery = [], None
 
@@ -468,11 +475,3 @@ class Inbox:
         return (
             f"<{type(self).__name__} {self.subscription!r} ({self.type}) on {topics}: {self.state}>"
         )
-
-
-def messages_in_hand(inbox: Inbox) -> Iterator[Message]:
-    """The messages left in the frame in hand; an interrupted iteration loses none."""
-    delivery, messages = inbox._delivery, inbox._messages
-    while (index := inbox._index) < inbox._stop and delivery is inbox._delivery:
-        inbox._index = index + 1
-        yield messages[index]

@@ -62,7 +62,8 @@ class Leases:
     def on_time(self, now_ns: int) -> None:
         """Keeper: a third of the timeout went by."""
         place = self._inbox.place
-        if place != self._place or not self._inbox.is_waiting:
+        is_waiting = self._inbox.in_hand is not None or bool(self._inbox.queued)
+        if place != self._place or not is_waiting:
             self._place, self._since_ns = place, now_ns
         elif now_ns - self._since_ns >= self._timeout_ns and self._may_rest:
             self._inbox.rest()
@@ -76,12 +77,27 @@ class Leases:
 
     def _extend_waiting(self) -> None:
         by_connection: dict[Connection, list[tuple[int, list[int]]]] = {}
-        for attachment, pairs in self._inbox.waiting().items():
+        for attachment, pairs in self._waiting().items():
             if attachment.tracks and attachment.connection.is_open:
                 entries = by_connection.setdefault(attachment.connection, [])
                 entries.append((attachment.consumer_id, merged(pairs)))
         for connection, entries in by_connection.items():
             connection.send(Extend(entries))
+
+    def _waiting(self) -> dict[Attachment, list[int]]:
+        """Offsets that the application has not got yet, as flat [start, end) pairs, about: a range of a
+        split frame may span messages of others."""
+        found: dict[Attachment, list[int]] = {}
+        in_hand = self._inbox.in_hand
+        if in_hand is not None:
+            delivery, index = in_hand
+            first = delivery.offset_list(index, index + 1)[0]
+            found[delivery.attachment] = [first, delivery.end_offset]
+        for delivery in self._inbox.queued:
+            if delivery.generation == delivery.attachment.generation:
+                pairs = found.setdefault(delivery.attachment, [])
+                pairs += (delivery.base_offset, delivery.end_offset)
+        return found
 
     def extend(self, attachment: Attachment, pairs: list[int], milliseconds: int) -> None:
         """The application wants to keep messages for longer."""

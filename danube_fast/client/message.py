@@ -26,6 +26,7 @@ __all__ = [
     "CORRELATION_ID",
     "REPLY_TOPIC",
     "Batch",
+    "Gap",
     "Message",
     "MessageId",
     "Received",
@@ -50,6 +51,17 @@ class MessageId(NamedTuple):
         if not separator or not topic.startswith("/") or not offset.isdecimal():
             raise InvalidArgument(f"{text!r} is not a message id; write /namespace/topic@offset")
         return cls(topic, int(offset))
+
+
+class Gap(NamedTuple):
+    """Offsets that will never be delivered, both ends included."""
+
+    topic: str
+    first: int
+    last: int
+    reason: str
+    lost: bool = False
+    """There were messages; otherwise the offsets were never used."""
 
 
 class Source(Protocol):

@@ -21,7 +21,8 @@ from danube_fast.errors import InvalidArgument
 if TYPE_CHECKING:
     from danube_fast.client.core import Core
     from danube_fast.client.delivery import Delivery
-    from danube_fast.client.inbox import Gap, Inbox
+    from danube_fast.client.inbox import Inbox
+    from danube_fast.client.message import Gap
 
 __all__ = ["ReadRange", "Reader", "checked_stop"]
 

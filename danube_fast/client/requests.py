@@ -87,7 +87,7 @@ class ReplyInbox(Inbox):
         desk = self._core.desk
         for message in delivery.messages(0, delivery.count):
             desk.replied(message)
-        delivery.give_credit_back()
+        delivery.give_credit_back(delivery.count)
 
     def damaged(self, error: DanubeError) -> None:
         """Attachment: a frame that cannot be trusted: its requests find out when their time is up."""

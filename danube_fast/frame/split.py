@@ -329,6 +329,11 @@ class Cut:
     def __len__(self) -> int:
         return self._bytes
 
+    @property
+    def row_count(self) -> int:
+        """Messages in it."""
+        return self._rows.size
+
     def write(self, address: int) -> None:
         """Write the frame where `len()` bytes of memory are, whatever they are."""
         _call_write(

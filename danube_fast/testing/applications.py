@@ -133,7 +133,13 @@ def _publish_one(
 
 
 def receiver(
-    model: Model, topic: str, subscription: str, kind: str, options: dict[str, Any], permits: int
+    model: Model,
+    topic: str,
+    subscription: str,
+    kind: str,
+    options: dict[str, Any],
+    permits: int,
+    permits_bytes: int,
 ) -> Application:
     """An application that receives from one subscription."""
 
@@ -141,7 +147,7 @@ def receiver(
         client.is_done = True
         model.application_acks.setdefault(client.name, set())
         wanted = ConsumerOptions(
-            subscription, kind, "earliest", client.name, 1 << 20, permits, options
+            subscription, kind, "earliest", client.name, permits_bytes, permits, options
         ).checked()
         while True:
             try:

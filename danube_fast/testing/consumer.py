@@ -24,7 +24,6 @@ from danube_fast.testing.virtual_clock import MS
 __all__ = ["TEMPERS", "ScriptedConsumer"]
 
 TEMPERS = ("good", "good", "good", "lazy", "lazy", "nacker", "silent", "thief")
-BYTES_GRANTED = 1 << 24
 
 
 class ScriptedConsumer(Peer):
@@ -33,7 +32,7 @@ class ScriptedConsumer(Peer):
     def __init__(
         self, name: str, host: SimulatedHost, network: Network, worker: SimulatedWorker,
         draw: random.Random, *, partition_ids: list[int], subscription: str, kind: str, temper: str,
-        options: dict[str, Any], permits: int,
+        options: dict[str, Any], permits: int, permits_bytes: int,
     ) -> None:  # fmt: skip
         super().__init__(name, host, network, worker, draw)
         self.partition_ids = partition_ids
@@ -41,7 +40,7 @@ class ScriptedConsumer(Peer):
         self.kind = kind
         self.temper = temper
         self.options = options
-        self.permits = permits
+        self.permits = permits, permits_bytes
         self.in_hand: dict[int, list[tuple[int, int]]] = {}
         """By consumer id: offsets that were neither acked nor given back."""
         self.received: dict[int, dict[int, int]] = {}
@@ -49,7 +48,7 @@ class ScriptedConsumer(Peer):
         self._ids: dict[int, int] = {}
         """Consumer id -> partition."""
         self._next_id = 0
-        self._taken = 0
+        self._taken = self._taken_bytes = 0
         self._place: str | int = "earliest"
 
     def begin(self) -> None:
@@ -68,8 +67,9 @@ class ScriptedConsumer(Peer):
 
     def on_open(self) -> None:
         """There is a session (again)."""
-        self._taken = 0
-        self.send(p.Flow(1, BYTES_GRANTED, self.permits))
+        self._taken = self._taken_bytes = 0
+        messages, byte_count = self.permits
+        self.send(p.Flow(1, byte_count, messages))
         for partition_id in self.partition_ids:
             self._subscribe(partition_id)
 
@@ -113,6 +113,7 @@ class ScriptedConsumer(Peer):
                 view = FrameView(bundle, start)
                 offsets = view.offsets().tolist()
                 self._taken += len(offsets)
+                self._taken_bytes += view.frame_bytes
                 if consumer_id in self.in_hand:
                     now_ns = self.clock.now_ns
                     self.in_hand[consumer_id] += [(offset, now_ns) for offset in offsets]
@@ -124,8 +125,8 @@ class ScriptedConsumer(Peer):
         if not self.is_open:
             return
         if self._taken and self.temper != "silent":
-            self.send(p.Flow(1, BYTES_GRANTED >> 4, self._taken))
-            self._taken = 0
+            self.send(p.Flow(1, self._taken_bytes, self._taken))
+            self._taken = self._taken_bytes = 0
         temper = "good" if self.is_calm and self.temper != "silent" else self.temper
         draw = self.draw
         if temper == "good":

@@ -8,7 +8,7 @@ and `subscription_model.py` for the promises.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from danube_fast.frame.view import FrameView
 from danube_fast.net import protocol as p
 from danube_fast.testing.loopback import Tap, Wire
 from danube_fast.testing.publishing_model import Frame, PartitionModel, due_of
-from danube_fast.testing.subscription_model import Attached, Policy, SubscriptionModel
+from danube_fast.testing.subscription_model import Attached, Credit, Policy, SubscriptionModel
 from danube_fast.testing.violation import Violation
 from danube_fast.testing.virtual_clock import MS, Trace, VirtualClock
 
@@ -35,15 +35,24 @@ class _Session:
     token: bytes
     heard_ns: int
     consumers: dict[int, tuple[SubscriptionModel, Attached]] = field(default_factory=dict)
+    flows: dict[int, Credit] = field(default_factory=dict)
     is_gone: bool = False
     is_lagging: bool = False
 
+    def ranges(self, entries: Any) -> Iterator[tuple[SubscriptionModel, Attached, int, int]]:
+        """The [low, high) ranges of an ACK, NACK or EXTEND, with whom they concern."""
+        for consumer_id, pairs in entries:
+            sub, consumer = self.consumers.get(consumer_id, (None, None))
+            if sub is None or consumer is None:
+                continue
+            if isinstance(pairs, bytes):
+                pairs = list(struct.unpack(f"<{len(pairs) // 8}q", pairs))
+            for low, high in zip(pairs[::2], pairs[1::2], strict=True):
+                yield sub, consumer, low, high
 
-@dataclass
-class _Flush:
+
+class _Flush(list[tuple[SubscriptionModel, list[int], tuple[int, int] | None]]):
     """An ACK that wants an answer: what was acked before it."""
-
-    acks: list[tuple[SubscriptionModel, list[int], tuple[int, int] | None]]
 
 
 class Model:
@@ -228,6 +237,7 @@ class Door(Tap):
             old[0].detach(old[1])
         filters = tuple(command.options.get("key_filters") or ())
         consumer = Attached(session.number, command.consumer_id, filters)
+        consumer.credit = session.flows.setdefault(command.flow_id, Credit())
         consumer.name = f"{command.consumer_name}#{session.number}.{command.consumer_id}"
         consumer.owner = command.consumer_name
         self._requests[identity, command.request] = (command, session, consumer)
@@ -245,6 +255,10 @@ class Door(Tap):
         sub.attach(consumer)
         session.consumers[command.consumer_id] = (sub, consumer)
 
+    def _on_flow(self, identity: bytes, session: _Session, command: p.Flow, parts: Any) -> None:
+        credit = session.flows.setdefault(command.flow_id, Credit())
+        credit.grant(command.byte_count, command.message_count)
+
     def _on_closeconsumer(
         self, identity: bytes, session: _Session, command: p.CloseConsumer, parts: Any
     ) -> None:
@@ -253,34 +267,22 @@ class Door(Tap):
             found[0].detach(found[1])
 
     def _on_ack(self, identity: bytes, session: _Session, command: p.Ack, parts: Any) -> None:
-        for consumer_id, pairs in command.entries:
-            sub, consumer = session.consumers.get(consumer_id, (None, None))
-            if sub is None or consumer is None:
-                continue
-            if isinstance(pairs, bytes):
-                pairs = list(struct.unpack(f"<{len(pairs) // 8}q", pairs))
-            for low, high in zip(pairs[::2], pairs[1::2], strict=True):
-                settled = sub.ack(consumer, low, high)
-                self.model.check_owner(sub, consumer, settled)
-                self.model.messages_acked += len(settled)
-                self._unconfirmed.append((sub, settled))
+        for sub, consumer, low, high in session.ranges(command.entries):
+            settled = sub.ack(consumer, low, high)
+            self.model.check_owner(sub, consumer, settled)
+            self.model.messages_acked += len(settled)
+            self._unconfirmed.append((sub, settled))
         if command.request:
             flush = [(sub, settled, sub.sought) for sub, settled in self._unconfirmed]
             self._requests[identity, command.request] = _Flush(flush)
 
     def _on_nack(self, identity: bytes, session: _Session, command: p.Nack, parts: Any) -> None:
-        for consumer_id, pairs in command.entries:
-            sub, consumer = session.consumers.get(consumer_id, (None, None))
-            if sub is not None and consumer is not None:
-                for low, high in zip(pairs[::2], pairs[1::2], strict=True):
-                    sub.nack(consumer, low, high, command.delay_ms)
+        for sub, consumer, low, high in session.ranges(command.entries):
+            sub.nack(consumer, low, high, command.delay_ms)
 
     def _on_extend(self, identity: bytes, session: _Session, command: p.Extend, parts: Any) -> None:
-        for consumer_id, pairs in command.entries:
-            sub, consumer = session.consumers.get(consumer_id, (None, None))
-            if sub is not None and consumer is not None:
-                for low, high in zip(pairs[::2], pairs[1::2], strict=True):
-                    sub.extend(consumer, low, high, command.milliseconds)
+        for sub, consumer, low, high in session.ranges(command.entries):
+            sub.extend(consumer, low, high, command.milliseconds)
 
     def _on_seek(self, identity: bytes, session: _Session, command: p.Seek, parts: Any) -> None:
         found = session.consumers.get(command.consumer_id)
@@ -360,7 +362,7 @@ class Door(Tap):
     def _sent_result(self, identity: bytes, command: p.Result, parts: Any) -> None:
         about = self._requests.pop((identity, command.request), None)
         if isinstance(about, _Flush):
-            for sub, settled, sought in about.acks:
+            for sub, settled, sought in about:
                 sub.confirm_acks(settled, sought)
             return
         if not isinstance(about, tuple):
@@ -458,7 +460,6 @@ class Door(Tap):
         counts = view.redelivery_counts()
         attempts = [0] * len(payloads) if counts is None else counts.tolist()
         names = [(view.producer_id, sequence) for sequence in view.sequences().tolist()]
-        is_letter = partition_id in self.model.letters
         if (
             partition.durability == "fsync"
             and self.synced_position(view.log_id) <= view.log_position
@@ -467,9 +468,11 @@ class Door(Tap):
         offsets = view.offsets().tolist()
         to = f"{found[0].name} {found[1].name}" if found is not None else "nobody known"
         self.model.trace.note(f"  partition {partition_id}: {offsets} {attempts} to {to}")
+        if found is not None:
+            found[0].charge(found[1], view.frame_bytes, payloads)
         for place, offset in enumerate(offsets):
             payload, key = payloads[place] or b"", keys[place]
-            if is_letter:
+            if partition_id in self.model.letters:
                 self._letter(view, place)
                 continue
             partition.show(offset, payload, key, names[place])

@@ -80,6 +80,8 @@ class Scenario:
         later = random.Random(f"delays {self.seed}")
         self.delays_ms = later.choice((50, 1500, 4000)) if later.random() < DELAYS_SHARE else 0
         """Some messages are due later, by so much at most; 0: none is."""
+        self.permits_bytes = random.Random(f"permits {self.seed}").choice((1000, 20_000, 1 << 24))
+        """Byte credit of each consumer."""
         self.topics = [self._topic(number) for number in range(draw.choice((1, 1, 2)))]
         faults = FAULTS + ("move_partition",) * (len(FAULTS) * self.has_moves)
         self.faults = sorted(

@@ -162,7 +162,13 @@ class Simulation:
                 count = len(plan.tempers) if self.scenario.has_moves else 1
                 for place in range(count):
                     taker = receiver(
-                        self.model, shape.topic, plan.name, plan.kind, options, plan.permits[0]
+                        self.model,
+                        shape.topic,
+                        plan.name,
+                        plan.kind,
+                        options,
+                        plan.permits[0],
+                        self.scenario.permits_bytes,
                     )
                     self._add_shipped(f"taker-{number}-{plan.name}-{place}", draw, taker)
 
@@ -179,7 +185,7 @@ class Simulation:
             ScriptedConsumer(
                 name, self.host, self.network, worker, own, partition_ids=ids,
                 subscription=subscription, kind=kind, temper=temper, options=options,
-                permits=permits,
+                permits=permits, permits_bytes=self.scenario.permits_bytes,
             )
         )  # fmt: skip
 

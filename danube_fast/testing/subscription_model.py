@@ -11,14 +11,17 @@ Where the model cannot know (an ack that came just as its deadline went by), it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from danube_fast.testing.violation import Violation
 from danube_fast.testing.virtual_clock import MS, VirtualClock
 
-__all__ = ["Attached", "Policy", "SubscriptionModel"]
+__all__ = ["Attached", "Credit", "Policy", "SubscriptionModel"]
 
+FRAME_OVERHEAD = 600
+"""Bytes of a frame that are no message's: headers, directories, padding; and those of each message beside its
+payload and key, of the largest frame that the simulation publishes."""
 ATTEMPTS_MAX = 255
 """More deliveries are not counted."""
 ORDERED = ("exclusive", "failover")
@@ -46,6 +49,20 @@ class Policy:
 
 
 @dataclass
+class Credit:
+    """What a flow was granted, less what was sent on it. The worker may have known less when it handed
+    something out, never more."""
+
+    byte_count: int = 0
+    messages: int = 0
+
+    def grant(self, byte_count: int, messages: int) -> None:
+        """FLOW was read."""
+        self.byte_count += byte_count
+        self.messages += messages
+
+
+@dataclass
 class Attached:
     """A consumer as the worker's door shows it."""
 
@@ -60,6 +77,8 @@ class Attached:
     name: str = ""
     owner: str = ""
     """The name that its client gave it."""
+    credit: Credit = field(default_factory=Credit)
+    """Of the flow that it draws on."""
 
 
 @dataclass
@@ -171,6 +190,25 @@ class SubscriptionModel:
             known.unseen += 1
 
     # ------------------------------------------------------------ deliveries
+
+    def charge(
+        self, consumer: Attached, frame_bytes: int, payloads: Sequence[bytes | None]
+    ) -> None:
+        """A frame left for a consumer. What a group's consumer has no credit for is another one's; an only
+        consumer gets whole frames while it has any."""
+        credit, count = consumer.credit, len(payloads)
+        if credit.messages <= 0 or credit.byte_count <= 0:
+            raise Violation(f"{self.label}: {consumer.name} was sent a frame without any credit")
+        if self.kind in GROUPS:
+            excess = frame_bytes - len(payloads[-1] or b"") - FRAME_OVERHEAD - credit.byte_count
+            if count > credit.messages:
+                raise Violation(
+                    f"{self.label}: {consumer.name} was sent {count} messages and had credit for "
+                    f"{credit.messages}"
+                )
+            if excess > 0:
+                raise Violation(f"{self.label}: {consumer.name} was sent {excess} bytes too many")
+        credit.grant(-frame_bytes, -count)
 
     def deliver(
         self, consumer: Attached, offset: int, key: bytes | None, attempts: int, *, is_late: bool

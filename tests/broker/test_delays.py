@@ -261,6 +261,7 @@ def test_sixty_seconds_of_a_dispatch_rate(kind: SubscriptionKind, rate: int) -> 
     while topic.end < total:
         count = min(1000, total - topic.end)
         frame = encode_frame([b"x"] * count, keys=keys[:count])
+        _stamp(address_of(frame), 0, 0, topic.end, 1, 0, 1, 1, count)
         end = topic.end + count
         topic.frames.append(Stored(1, topic.end, end, count, len(frame), 7, frame, 0))
         topic.end = end

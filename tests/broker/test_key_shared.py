@@ -13,10 +13,13 @@ from danube_fast.broker.consumer import Consumer, Deliver, Flow, Stored, Subscri
 from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.routing import AHEAD_MAX
 from danube_fast.broker.subscription import Subscription
+from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.layout import HEADER_BYTES, Codec
 from danube_fast.frame.pack import encode_frame
+from danube_fast.frame.stamp import stamp
 
 PLENTY = 1 << 30
+_stamp = direct(stamp)
 
 
 class KeyedTopic:
@@ -33,6 +36,7 @@ class KeyedTopic:
     def add(self, keys: list[bytes | None]) -> None:
         frame = encode_frame([b"x"] * len(keys), keys=keys if any(keys) else None)
         base = self.end
+        _stamp(address_of(frame), 0, 0, base, 1, 0, 1, 1, len(keys))
         self.keys += keys
         stored = Stored(1, base, self.end, len(keys), len(frame), 7, frame, 0)
         self.frames.append(stored)

@@ -119,9 +119,21 @@ MUTANTS: dict[str, Mutant] = {
         "row[PartitionWord.NEXT_OFFSET] = partition.unsure_until = reserved",
         "partition.unsure_until = reserved",
     ),
+    "permits_do_not_bound_a_frame_that_just_came": Mutant(
+        "if self.kind is SubscriptionKind.SHARED and not flow.covers(stored):",
+        "if not flow.willing:",
+    ),
+    "permits_do_not_bound_what_comes_again": Mutant(
+        "rows = rows[: max(0, flow.message_credit if byte_count > 0 else 0)]",
+        "rows = rows[:]",
+    ),
+    "bytes_do_not_bound_a_frame": Mutant(
+        "byte_count = flow.bytes_left",
+        "byte_count = 1 << 40",
+    ),
     "redelivery_count_not_raised": Mutant(
-        "places_of(stored, view, rows), effect.attempts)",
-        "places_of(stored, view, rows), None)",
+        "cut = Cut(view, places, attempts)",
+        "cut = Cut(view, places, None)",
     ),
     "delay_of_a_nack_ignored": Mutant(
         "            if wait_ns <= 0:\n",
