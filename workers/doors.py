@@ -77,6 +77,13 @@ class Doors:
         if not sent:
             raise PeerGone if sent is None else WouldBlock
 
+    def look_after(self, *, silent: bool) -> None:
+        """Mind the descriptors; if `silent`, close rings whose client has said nothing since the last
+        time."""
+        self.server.mind_descriptors()
+        if silent and self.gate is not None:
+            self.gate.close_silent()
+
     def take_gone(self) -> list[bytes]:
         """Identities whose connection has ended, each once. ROUTER tells of none."""
         if self.gate is None or not self.gate.gone:

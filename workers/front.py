@@ -80,6 +80,7 @@ class Front:
             self._swept_ns = now_ns
             for session in self.sessions.silent(now_ns):
                 self._close(session)
+            self.server.mind_descriptors()
         return taken
 
     def reply(self, number: int, command: protocol.ServerCommand) -> None:

@@ -26,6 +26,7 @@ import msgspec
 from danube_fast.children import child_environment, module_command
 from danube_fast.config import Settings
 from danube_fast.errors import DataLoss, InvalidArgument, Unavailable
+from danube_fast.net.descriptors import IPC_DESCRIPTORS_MIN, descriptor_limit
 from danube_fast.net.host import host_id
 from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import CounterBlock
@@ -160,8 +161,9 @@ class Shared:
         self.bucket_fd = create_memfd("danube-fast-buckets", BUCKET_TABLE_BYTES)
         self.doorbells = [create_eventfd() for _ in range(self.process_count)]
         self.liveness, self._liveness_end = os.pipe()
+        beside = descriptor_limit() >= IPC_DESCRIPTORS_MIN
         self.ipc_endpoints = [
-            f"ipc://@danube-{directory.token}-{process_name(i).replace(' ', '')}"
+            f"ipc://@danube-{directory.token}-{process_name(i).replace(' ', '')}" if beside else ""
             for i in range(self.process_count)
         ]
         self._rings: dict[tuple[int, int], int] = {}

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import signal
 import socket
@@ -31,6 +30,12 @@ import msgspec
 from danube_fast.clock import Clock, SystemClock
 from danube_fast.config import Settings
 from danube_fast.errors import DanubeError, FailedPrecondition, Internal, Unavailable
+from danube_fast.net.descriptors import (
+    DESCRIPTORS_NEEDED,
+    DESCRIPTORS_WANTED,
+    clients_allowed,
+    raise_descriptor_limit,
+)
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.memory import signal_eventfd
 from danube_fast.workers.boot import COORDINATOR
@@ -337,12 +342,20 @@ class _Output:
         print(text, file=self._stream, flush=True)
 
 
-def _raise_descriptor_limit() -> None:
-    """Every session and every ring takes descriptors; the soft limit is often 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def _within_descriptors(settings: Settings, lines: _Output) -> Settings:
+    """Raise the limit of descriptors, which is often 1024, and keep the settings below it."""
+    limit = raise_descriptor_limit()
+    allowed = clients_allowed(limit, settings.workers + 1)
+    if limit < DESCRIPTORS_NEEDED:
+        lines.note(
+            f"warning: {limit} file descriptors are allowed here, enough for {allowed} clients of "
+            f"each process; raise the hard limit of `ulimit -n` to {DESCRIPTORS_WANTED}"
+        )
+    return msgspec.structs.replace(
+        settings,
+        sessions_max=min(settings.sessions_max, allowed),
+        shm_clients_max=min(settings.shm_clients_max, allowed),
+    )
 
 
 def serve(
@@ -372,7 +385,7 @@ def _serve(settings: Settings, lines: _Output) -> None:
         raise FailedPrecondition("serve() must run in the main thread; start a process for it")
     if settings.workers < 1:
         raise FailedPrecondition("a broker needs at least 1 worker; give --workers 1 or more")
-    _raise_descriptor_limit()
+    settings = _within_descriptors(settings, lines)
     clock = SystemClock()
     with contextlib.ExitStack() as cleanup:
         signals = _Signals()

@@ -54,6 +54,7 @@ class Upkeep:
     def __init__(self, worker: ShardWorker) -> None:
         self._worker = worker
         self._next_tick_ns = 0
+        self._next_silent_ns = 0
         self._next_slow_ns = 0
         self._segments = 0
         self._rests = False
@@ -138,6 +139,10 @@ class Upkeep:
         heard_until_ns = max(worker.drained_ns, now_ns - BACKLOG_NS_MAX)
         for session in worker.sessions.silent(heard_until_ns):
             worker.close_session(session)
+        silent = now_ns >= self._next_silent_ns
+        if silent:
+            self._next_silent_ns = now_ns + worker.settings.handshake_timeout_ms * MS
+        worker.doors.look_after(silent=silent)
         if worker.operations.assignments_missing:
             worker.operations.ask_assignments()
         self._rests = not worker.operations.assignments_missing and not any(

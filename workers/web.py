@@ -21,8 +21,56 @@ __all__ = ["BrokerView", "WebThread"]
 _log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
+REQUEST_SECONDS = 10.0
+"""A request must be sent, and its answer read, in this time."""
+CONNECTIONS_MAX = 32
+"""Then the one that has waited longest is closed for a new one."""
+ACCEPTED_AT_ONCE_MAX = 16
 STOP_WAIT_SECONDS = 1.0
 """The thread dies with the process; only requests under way are waited for."""
+
+
+def impatient_protocol() -> type[Any]:
+    """Protocol of uvicorn for connections that are closed if their request, or the reading of the
+    answer, takes too long; or when they are the oldest and there are too many."""
+    import asyncio
+
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    waiting: dict[Any, asyncio.TimerHandle] = {}
+    """Connections, the one that has waited longest first."""
+
+    class Impatient(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+            if len(waiting) > CONNECTIONS_MAX:
+                next(iter(waiting)).give_up()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._wait_no_more()
+            super().connection_lost(exc)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self.transport.is_closing():
+                self._wait()
+
+        def give_up(self) -> None:
+            """Close the connection, whatever it is at."""
+            self._wait_no_more()
+            self.transport.abort()
+
+        def _wait(self) -> None:
+            self._wait_no_more()
+            waiting[self] = self.loop.call_later(REQUEST_SECONDS, self.give_up)
+
+        def _wait_no_more(self) -> None:
+            timer = waiting.pop(self, None)
+            if timer is not None:
+                timer.cancel()
+
+    return Impatient
 
 
 class WebThread:
@@ -74,6 +122,8 @@ class WebThread:
 
         config = uvicorn.Config(
             create_app(self._view),
+            http=impatient_protocol(),
+            backlog=ACCEPTED_AT_ONCE_MAX,
             log_config=None,
             log_level="warning",
             access_log=False,

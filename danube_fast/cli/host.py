@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from danube_fast.cli.output import bytes_text
 from danube_fast.clock import SystemClock
+from danube_fast.net.descriptors import DESCRIPTORS_NEEDED, DESCRIPTORS_WANTED
 
 __all__ = ["Finding", "Verdict", "examine"]
 
@@ -26,8 +27,6 @@ CORES_MIN = 2
 MEMORY_BYTES_MIN = 2 * GIB
 FREE_BYTES_MIN = 10 * GIB
 FREE_BYTES_NEEDED = 1 * GIB
-DESCRIPTORS_WANTED = 65_536
-DESCRIPTORS_NEEDED = 1024
 PYTHON_MIN = (3, 11)
 SYNC_PROBES = 15
 SYNC_BYTES = 4096
@@ -183,9 +182,10 @@ def _sync_time(place: Path) -> Finding:
 
 
 def _descriptors() -> Finding:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = sys.maxsize if hard == resource.RLIM_INFINITY else hard
-    seen = "unlimited" if limit == sys.maxsize else f"at most {limit} (ulimit -Hn)"
+    most = "unlimited" if limit == sys.maxsize else f"at most {limit}"
+    seen = f"{soft} (ulimit -n), {most} (ulimit -Hn)" if soft != hard else f"{most} (ulimit -n)"
     advice = f"raise the hard limit to {DESCRIPTORS_WANTED}; serve takes what the hard limit allows"
     if limit < DESCRIPTORS_NEEDED:
         return Finding("descriptors", Verdict.FAILURE, seen, advice, "Many clients")

@@ -189,6 +189,11 @@ class Routes:
         parent: str = answer["topic"]
         for partition_id, topic, _, tcp, ipc in answer["partitions"]:
             near = same_host and bool(ipc)
+            if self.core.transport == "shm" and not ipc:
+                raise FailedPrecondition(
+                    "transport='shm' is not offered by this broker, which has few file descriptors; "
+                    "use transport='auto', or raise its `ulimit -n`"
+                )
             connection = self._worker(ipc if near else tcp, near)
             # only the broker knows whether "-part-" is a mark or part of somebody's name
             number = None if topic == parent else int(topic[len(parent) + len(_PART_MARK) :])

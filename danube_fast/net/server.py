@@ -8,14 +8,18 @@ Written and read by the worker's loop only.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 
 import zmq
 
 from danube_fast.errors import Unavailable
+from danube_fast.net.descriptors import descriptor_limit, lowest_free_descriptor
 from danube_fast.net.port import SEND_LAST, SEND_MORE, Part, Port, send_part
 
 __all__ = ["PeerGone", "Server", "WouldBlock"]
+
+_log = logging.getLogger(__name__)
 
 BACKLOG = 4096
 """Connections that may wait to be accepted; ZeroMQ's 100 collapses under 1,000 at once."""
@@ -53,6 +57,8 @@ class Server:
         socket.setsockopt(zmq.HANDSHAKE_IVL, handshake_timeout_ms)
         socket.setsockopt(zmq.MAXMSGSIZE, message_bytes_max + PART_BYTES_MAX_SLACK)
         self.socket = socket
+        self._ipc_endpoint = ""
+        self._ipc_is_open = False
         self._port = Port(socket)
         self.readable = self._port.readable
         self.drained = False
@@ -72,6 +78,7 @@ class Server:
             bound = self.socket.getsockopt(zmq.LAST_ENDPOINT)
             if ipc_endpoint:
                 self.socket.bind(ipc_endpoint)
+                self._ipc_endpoint, self._ipc_is_open = ipc_endpoint, True
         except zmq.ZMQError as error:
             raise Unavailable(
                 f"cannot listen on {host}:{port}: {error}; choose another port with --listen, or "
@@ -79,6 +86,28 @@ class Server:
             ) from error
         text = bound.decode() if isinstance(bound, bytes) else str(bound)
         return int(text.rstrip("\0").rsplit(":", 1)[1])
+
+    def mind_descriptors(self) -> None:
+        """Take no new ipc connections while half of the descriptors are in use; call it often.
+
+        ZeroMQ ends the process if it has none left for an ipc connection. For tcp it waits, and
+        whoever does not finish the handshake in time is dropped.
+        """
+        if not self._ipc_endpoint:
+            return
+        limit = descriptor_limit()
+        used = lowest_free_descriptor()
+        with contextlib.suppress(zmq.ZMQError):  # the address is free again a moment later
+            if self._ipc_is_open and used > limit // 2:
+                self._ipc_is_open = False
+                _log.warning(
+                    "%d of %d file descriptors are in use: no new ipc connections until fewer are; "
+                    "raise `ulimit -n`", used, limit,
+                )  # fmt: skip
+                self.socket.unbind(self._ipc_endpoint)
+            elif not self._ipc_is_open and used < limit // 8 * 3:
+                self.socket.bind(self._ipc_endpoint)
+                self._ipc_is_open = True
 
     def receive(self, limit: int) -> Iterator[tuple[bytes, memoryview, list[zmq.Frame | bytes]]]:
         """Up to `limit` waiting messages: identity, command (valid until the next one), parts

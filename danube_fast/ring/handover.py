@@ -126,6 +126,8 @@ class Gate:
         """Links that are not armed: something may be in their rings."""
         self._ended: set[bytes] = set()
         """Those of them whose client is gone; what it sent before still counts."""
+        self._silent: dict[bytes, bool] = {}
+        """Links that have never sent a message, and whether that was so at the last look."""
         self.gone: list[bytes] = []
         """Identities of links that are closed, until somebody empties this."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -183,13 +185,15 @@ class Gate:
             self._welcome(sock)
 
     def _refuse_without_descriptor(self) -> None:
-        os.close(self._reserve)
+        if self._reserve >= 0:
+            os.close(self._reserve)
+        with contextlib.suppress(OSError):
+            sock, _ = self._listener.accept()
+            _refuse(sock, "the worker has no file descriptors left; raise `ulimit -n`")
         try:
-            with contextlib.suppress(OSError):
-                sock, _ = self._listener.accept()
-                _refuse(sock, "the worker has no file descriptors left; raise `ulimit -n`")
-        finally:
             self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # another thread took it; who knocks waits until one is free
+            self._reserve = -1
 
     def _welcome(self, sock: socket.socket) -> None:
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -215,6 +219,15 @@ class Gate:
         self._by_fd[sock.fileno()] = identity
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         self._awake[identity] = None
+        self._silent[identity] = False
+
+    def close_silent(self) -> None:
+        """Close links that had sent nothing when this was called the last time, and have not since."""
+        for identity, again in list(self._silent.items()):
+            if again:
+                self._close(identity)
+            else:
+                self._silent[identity] = True
 
     def _offer(self, sock: socket.socket) -> Duplex:
         """Make the rings and pass them on."""
@@ -242,6 +255,7 @@ class Gate:
             self._epoll.unregister(fd)
         self._ended.discard(identity)
         self._awake.pop(identity, None)
+        self._silent.pop(identity, None)
         link.close()
         self.gone.append(identity)
 
@@ -251,7 +265,8 @@ class Gate:
             self._close(identity)
         self._epoll.close()
         self._listener.close()
-        os.close(self._reserve)
+        if self._reserve >= 0:
+            os.close(self._reserve)
 
     # ------------------------------------------------------------ messages
 
@@ -268,6 +283,8 @@ class Gate:
                     self._close(identity)
                     continue
                 if parts is not None:
+                    if self._silent:
+                        self._silent.pop(identity, None)
                     left -= 1
                     yield identity, parts[0], parts[1:]
                     if left == 0:

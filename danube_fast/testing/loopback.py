@@ -177,6 +177,9 @@ class LoopbackServer:
         """Nothing to bind."""
         return 1
 
+    def mind_descriptors(self) -> None:
+        """There are none."""
+
     def receive(self, limit: int) -> Iterator[tuple[bytes, Any, list[Any]]]:
         """Up to `limit` waiting messages: identity, command, parts behind it."""
         self.drained = False

@@ -116,7 +116,9 @@ def test_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard: int, verdict: Verdict
 ) -> None:
     monkeypatch.setattr(host.resource, "getrlimit", lambda which: (256, hard))
-    assert found(tmp_path)["descriptors"].verdict is verdict
+    descriptors = found(tmp_path)["descriptors"]
+    assert descriptors.verdict is verdict
+    assert "256 (ulimit -n)" in descriptors.seen
 
 
 def test_doctor_leaves_nothing_behind(run: Run, tmp_path: Path) -> None:

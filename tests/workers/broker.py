@@ -59,14 +59,23 @@ class Broker:
     """`serve` in a child process. Fake workers unless `fake` is empty."""
 
     def __init__(
-        self, data_dir: Path, *, fake: str = "tests.workers.fake_shard", **changes: Any
+        self,
+        data_dir: Path,
+        *,
+        fake: str = "tests.workers.fake_shard",
+        descriptors: int = 0,
+        **changes: Any,
     ) -> None:
+        """`descriptors`: how many its processes may have at most, 0: as many as we."""
         settings = {"data_dir": str(data_dir), "listen": "127.0.0.1:0", **changes}
         self.settings = Settings(**settings)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         self.errors = (data_dir.parent / f"{data_dir.name}-errors").open("w+b")
+        command = [sys.executable, "-c", _RUN, msgspec.json.encode(self.settings).decode(), fake]
+        if descriptors:
+            command = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh", *command]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _RUN, msgspec.json.encode(self.settings).decode(), fake],
+            command,
             stdout=subprocess.PIPE,
             stderr=self.errors,
             env=environment,

@@ -1,0 +1,134 @@
+"""A broker with few file descriptors, and strangers who take as many connections as they get."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+import danube_fast
+from danube_fast.net import server
+from danube_fast.ring.handover import Gate, dial
+from tests.workers.broker import Broker, Client, wait_until
+
+DESCRIPTORS = 256
+STRANGERS = 400
+WAIT_SECONDS = 60
+TOPIC = "/default/few"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker(tmp_path / "data", fake="", descriptors=DESCRIPTORS, workers=1) as started:
+        started.wait_ready()
+        yield started
+
+
+def connect_all(family: int, address: Any, said: bytes = b"") -> contextlib.ExitStack:
+    """As many connections as the other side lets in, each of which says no more than `said`."""
+    stack = contextlib.ExitStack()
+    for _ in range(STRANGERS):
+        stranger = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        stranger.settimeout(1)
+        with contextlib.suppress(OSError):
+            stranger.connect(address)
+            stranger.sendall(said)
+    return stack
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def check_serves(broker: Broker) -> None:
+    """A client that comes now is served, by processes that none of it has hurt."""
+    with danube_fast.connect(broker.ready["url"], timeout=WAIT_SECONDS) as client:
+        client.publish(TOPIC, b"x")
+    status = broker.status()["processes"]
+    assert [entry["restarts"] for entry in status] == [0, 0], broker.error_text()
+
+
+def test_half_sent_requests_keep_nobody_out_of_the_admin_port(broker: Broker) -> None:
+    admin = broker.ready["admin"]
+    with connect_all(socket.AF_INET, ("127.0.0.1", port_of(admin)), b"GET /healthz HTTP/1.1\r\n"):
+        with urllib.request.urlopen(f"{admin}/healthz", timeout=WAIT_SECONDS) as answer:
+            assert answer.status == 200
+        check_serves(broker)
+    assert len(broker.error_text()) < 10_000
+
+
+@pytest.mark.parametrize("door", ["ipc", "shm", "tcp", "bootstrap"])
+def test_silent_connections_keep_nobody_out_and_end_no_process(broker: Broker, door: str) -> None:
+    with Client(broker) as client:
+        _, _, _, tcp, ipc = client.lookup(TOPIC, {}).value["partitions"][0]
+    family, address = socket.AF_INET, ("127.0.0.1", port_of(tcp))
+    if door == "bootstrap":
+        address = ("127.0.0.1", port_of(broker.ready["url"]))
+    elif door != "tcp":
+        name = ipc.removeprefix("ipc://@") or "nothing-listens-here"
+        family = socket.AF_UNIX
+        address = f"\0{name}" + (".shm" if door == "shm" else "")
+    with connect_all(family, address):
+        check_serves(broker)
+    check_serves(broker)
+    assert len(broker.error_text()) < 10_000
+
+
+def test_ipc_is_closed_to_new_clients_before_descriptors_run_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ZeroMQ would end the process."""
+    used = 10
+    monkeypatch.setattr(server, "descriptor_limit", lambda: 1000)
+    monkeypatch.setattr(server, "lowest_free_descriptor", lambda: used)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    name = f"danube-test-{os.getpid()}"
+    door = server.Server(context, message_bytes_max=1024, handshake_timeout_ms=1000)
+
+    def listens() -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+            return stranger.connect_ex(f"\0{name}") == 0
+
+    def mind(until: bool, what: str) -> None:
+        def look() -> bool:
+            door.mind_descriptors()
+            return listens() is until
+
+        wait_until(what, look, WAIT_SECONDS)
+
+    try:
+        door.bind("127.0.0.1", 0, f"ipc://@{name}")
+        assert listens()
+        used = 501
+        mind(False, "the end of listening")
+        used = 400
+        door.mind_descriptors()
+        assert not listens(), "it comes and goes"
+        used = 374
+        mind(True, "listening again")
+    finally:
+        door.close()
+        context.destroy(linger=0)
+
+
+def test_rings_of_who_says_nothing_are_given_back() -> None:
+    gate = Gate("ipc://@danube-test-rings", ring_bytes=1 << 16, links_max=2, message_bytes_max=1024)
+    try:
+        silent = dial("ipc://@danube-test-rings")
+        assert silent is not None
+        gate.look()
+        assert len(gate) == 1
+        gate.close_silent()
+        assert len(gate) == 1, "it has had no time to speak"
+        gate.close_silent()
+        assert len(gate) == 0
+        silent.close()
+    finally:
+        gate.close()
