@@ -25,6 +25,7 @@ __all__ = [
     "SubscriptionType",
     "TopicName",
     "TopicPattern",
+    "check_settings",
     "parse_topic",
     "partition_topic",
 ]
@@ -69,6 +70,15 @@ class Permission(enum.StrEnum):
     MANAGE_SCHEMA = "manage_schema"
     MANAGE_BROKER = "manage_broker"
     MANAGE_CLUSTER = "manage_cluster"
+
+
+def check_settings(dispatch: str | None, durability: str | None) -> None:
+    """Raise InvalidArgument for a durability of messages that are never stored."""
+    if dispatch == Dispatch.NON_RELIABLE and durability is not None:
+        raise InvalidArgument(
+            f"a non_reliable topic stores nothing, so it has no durability {durability}; leave "
+            "durability out, or make the topic reliable"
+        )
 
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")

@@ -15,6 +15,7 @@ import msgspec
 
 from danube_fast.broker.topic_records import PartitionRecord, TopicRecord
 from danube_fast.broker.topics import TopicDirectory
+from danube_fast.checks import in_our_words
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound
 from danube_fast.types import Permission
@@ -159,7 +160,7 @@ def run(
         try:
             checked = msgspec.convert(arguments, operation.arguments)
         except msgspec.ValidationError as error:
-            raise InvalidArgument(f"arguments of {name} are not right: {error}") from error
+            raise InvalidArgument(in_our_words(error, name)) from None
         values = msgspec.structs.asdict(checked)
         resource = str(values[operation.resource]) if operation.resource else RESOURCE_CLUSTER
         authorize(principal, operation.permission, resource)

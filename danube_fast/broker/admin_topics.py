@@ -38,7 +38,7 @@ def create_topic(
     *,
     topic: str,
     dispatch: str = "reliable",
-    durability: str = "fsync",
+    durability: str | None = None,
     partitions: int = 0,
 ) -> None:
     """Create a topic. `partitions` 0: not partitioned. Answers its description.

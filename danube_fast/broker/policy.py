@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from danube_fast.checks import in_our_words
 from danube_fast.errors import InvalidArgument
 from danube_fast.types import parse_topic
 
@@ -70,7 +71,8 @@ def parse_policy(values: Mapping[str, Any], before: FailurePolicy | None = None)
     try:
         policy = msgspec.convert(merged, FailurePolicy)
     except msgspec.ValidationError as fault:
-        raise InvalidArgument(f"failure policy: {fault}; see tuning.md, 'Failure policy'") from None
+        words = in_our_words(fault, "failure policy")
+        raise InvalidArgument(f"{words}; see tuning.md, 'Failure policy'") from None
     if not 0 <= policy.max_redelivery_count <= REDELIVERIES_MAX:
         raise InvalidArgument(f"max_redelivery_count must be from 0 to {REDELIVERIES_MAX}")
     for name in ("ack_timeout_ms", "base_redelivery_delay_ms", "max_redelivery_delay_ms"):

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from danube_fast.checks import in_our_words
 from danube_fast.errors import InvalidArgument
 
 __all__ = ["BacklogPolicy", "RetentionPolicy", "TopicPolicy", "effective", "merge_values"]
@@ -113,7 +114,9 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
         try:
             checked = msgspec.convert(value, _KINDS[name], strict=False)
         except msgspec.ValidationError as fault:
-            raise InvalidArgument(f"{name}: {fault}; see tuning.md, 'Policies'") from None
+            raise InvalidArgument(
+                f"{in_our_words(fault, name)}; see tuning.md, 'Policies'"
+            ) from None
         if isinstance(checked, int) and not 0 <= checked <= VALUE_MAX:
             raise InvalidArgument(f"{name} must be from 0 to {VALUE_MAX}")
         if name.endswith("_seconds") and checked > SECONDS_MAX:

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from danube_fast.checks import in_our_words
 from danube_fast.errors import InvalidArgument
-from danube_fast.types import Dispatch, Durability, partition_topic
+from danube_fast.types import Dispatch, Durability, check_settings, partition_topic
 
 __all__ = [
     "Extent",
@@ -94,10 +95,11 @@ class TopicOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             parsed = msgspec.convert(options, cls)
         except msgspec.ValidationError as error:
             raise InvalidArgument(
-                f"topic options are not right: {error}; known are dispatch, durability, partitions"
-            ) from error
+                f"{in_our_words(error, 'topic options')}; known are dispatch, durability, partitions"
+            ) from None
         parse_dispatch(parsed.dispatch)
         parse_durability(parsed.durability)
+        check_settings(parsed.dispatch, parsed.durability)
         return parsed
 
 

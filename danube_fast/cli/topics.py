@@ -48,8 +48,9 @@ def create(
         DispatchName, typer.Option(help="How messages are treated; never changes.")
     ] = DispatchName.RELIABLE,
     durability: Annotated[
-        DurabilityName, typer.Option(help="When a publish is acknowledged.")
-    ] = DurabilityName.FSYNC,
+        DurabilityName | None,
+        typer.Option(help="When a publish is acknowledged (default fsync, if reliable)."),
+    ] = None,
     partitions: Annotated[
         int, typer.Option(min=0, help="How many partitions; 0: not partitioned.")
     ] = 0,
@@ -62,7 +63,7 @@ def create(
         "create_topic",
         topic=topic,
         dispatch=dispatch.value,
-        durability=durability.value,
+        durability=durability and durability.value,
         partitions=partitions,
     )
     print_result(output, made, f"created {topic}")

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from danube_fast.checks import check_seconds, check_text, check_whole
 from danube_fast.client.attachment import Attachment
 from danube_fast.client.calls import Call
 from danube_fast.client.connection import Connection
@@ -28,6 +29,7 @@ from danube_fast.net.protocol import Ack, Nack
 __all__ = ["AckQueue", "delay_ms"]
 
 _NOT_DUE = FOREVER_NS
+_REASON_BYTES_MAX = 64 * 1024
 _LOOKS = 2
 """How often a run is looked at that does not grow any more."""
 _ACKS_LOST = (
@@ -37,8 +39,8 @@ _ACKS_LOST = (
 
 
 def delay_ms(seconds: float | None) -> int:
-    """A delay as NACK has it; None leaves it to the failure policy."""
-    return -1 if seconds is None else max(0, int(seconds * 1000))
+    """A delay as NACK has it; None leaves it to the failure policy. Raises InvalidArgument."""
+    return -1 if seconds is None else max(0, int(check_seconds(seconds, "delay") * 1000))
 
 
 class AckQueue:
@@ -158,7 +160,8 @@ class AckQueue:
         elif isinstance(what, MessageId):
             for attachment in self._attachments:
                 if attachment.topic == what.topic:
-                    one = array("q", (what.offset, what.offset + 1))
+                    offset = check_whole(what.offset, "the offset of a message id", 0)
+                    one = array("q", (offset, offset + 1))
                     yield attachment, attachment.generation, one
         elif isinstance(what, Iterable) and not isinstance(what, str | bytes):
             for item in what:
@@ -309,7 +312,9 @@ class AckQueue:
             raise Unavailable(_ACKS_LOST)
 
     def give_back(self, what: Any, delay_ms: int, reason: str) -> None:
-        """Nack messages at once."""
+        """Nack messages at once. Raises InvalidArgument."""
+        if reason != "":
+            check_text(reason, "reason", bytes_max=_REASON_BYTES_MAX)
         for attachment, generation, ranges in self.named(what):
             if generation == attachment.generation and attachment.connection.is_open:
                 entry = [(attachment.consumer_id, ranges.tolist())]

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from danube_fast.checks import check_callable
 from danube_fast.client.acks import delay_ms
 from danube_fast.client.arguments import (
     ConsumerArguments,
@@ -45,6 +46,7 @@ from danube_fast.client.message import Batch, Message, MessageId, Received
 from danube_fast.client.opening import opens
 from danube_fast.client.outbox import Outbox
 from danube_fast.client.outgoing import Attributes, OnDelivery
+from danube_fast.client.pump import deadline_after
 from danube_fast.client.reader import ReadRange, checked_stop
 from danube_fast.errors import DanubeError, FailedPrecondition
 
@@ -69,6 +71,12 @@ class AsyncCore(Core):
                 "the client is not open; use `await danube_fast.connect_async(...)`"
             )
         return await self.driver.run(steps)
+
+    async def aend(self, steps: Steps[None]) -> None:
+        """Drive a close; a client that is closed has closed everything."""
+        if self.refusal is None:
+            await self.arun(steps)
+        steps.close()
 
     def perform(self, steps: Steps[T]) -> Awaitable[T]:
         """Drive an operation to its end when this is awaited."""
@@ -142,7 +150,7 @@ class AsyncProducer(Outbox):
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
         """Flush and close, within `timeout` seconds."""
-        await self._core.arun(self.close_steps(timeout))
+        await self._core.aend(self.close_steps(timeout))
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -227,7 +235,7 @@ class AsyncConsumer(Inbox):
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
         """Flush acks and detach; returns within `timeout` seconds."""
-        await self._core.arun(self.close_steps(timeout))
+        await self._core.aend(self.close_steps(timeout))
 
     async def __aenter__(self) -> AsyncConsumer:
         return self
@@ -271,7 +279,7 @@ class AsyncReader(ReadRange):
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
         """Detach; returns within `timeout` seconds."""
-        await self._core.arun(self.close_steps(timeout))
+        await self._core.aend(self.close_steps(timeout))
 
     async def __aenter__(self) -> AsyncReader:
         return self
@@ -427,6 +435,7 @@ class AsyncClient:
         **options: Unpack[ConsumerArguments],
     ) -> AsyncSubscriber:
         """Await `handler` for every message in `concurrency` tasks, see Client.subscribe."""
+        check_callable(handler, "handler")
         count = checked_concurrency(type, concurrency)
         consumer = await self.consumer(
             topic, subscription=subscription, type=type, **prefetch(options, count)
@@ -441,7 +450,7 @@ class AsyncClient:
         if self._core.refusal is not None:
             return
         clock = self._core.pump.clock
-        deadline_ns = clock.monotonic_ns() + int(timeout * 1e9)
+        deadline_ns = deadline_after(clock, timeout)
         first: DanubeError | None = None
         try:
             for subscriber in list(self._subscribers):  # what their handlers did is acked

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from danube_fast.checks import check_seconds
 from danube_fast.client.handlers import (
     QUEUED_PER_HANDLER,
     Hand,
@@ -135,6 +136,8 @@ class AsyncSubscriber:
         """
         if asyncio.current_task() in self._tasks:
             raise FailedPrecondition("a handler cannot wait for its own end; return from it")
+        if timeout is not None:
+            timeout = max(0.0, check_seconds(timeout, "timeout"))
         _, left = await asyncio.wait([self._receiver, *self._tasks], timeout=timeout)
         if not left and self.error is not None:
             self._told = True
@@ -148,6 +151,7 @@ class AsyncSubscriber:
         come again. Raises what ended the subscription if nobody has heard of it yet. A handler may call
         it: then it returns at once, and the end comes when the handlers have returned.
         """
+        check_seconds(timeout, "timeout")
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._stopping = True

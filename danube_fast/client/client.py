@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
+from danube_fast.checks import check_callable, check_choice
 from danube_fast.client.admin_client import AdminClient
 from danube_fast.client.arguments import (
     ConsumerArguments,
@@ -30,20 +31,25 @@ from danube_fast.client.limits import (
     REQUEST_TIMEOUT_SECONDS,
 )
 from danube_fast.client.message import Message, MessageId
-from danube_fast.client.options import READER, ConsumerOptions, subscribe_options
+from danube_fast.client.options import READER, TYPES, ConsumerOptions, subscribe_options
 from danube_fast.client.outgoing import Attributes
 from danube_fast.client.producer import Producer
+from danube_fast.client.pump import deadline_after
 from danube_fast.client.reader import Reader, checked_stop
 from danube_fast.client.subscriber import Subscriber, refuse_coroutines
 from danube_fast.errors import DanubeError, InvalidArgument
-from danube_fast.types import TopicPattern
+from danube_fast.types import TopicPattern, parse_topic
 
 __all__ = ["Client", "consumer_request", "reader_request"]
 
 
 def topic_list(topic: str | Sequence[str] | None) -> list[str]:
     """One topic or several. Raises InvalidArgument if there is none, or one twice."""
-    topics = [topic] if isinstance(topic, str) else list(topic or ())
+    if topic is not None and not isinstance(topic, str | list | tuple | set | frozenset):
+        raise InvalidArgument(f"{topic!r:.100} names no topics; give a topic, or a list of them")
+    topics = [
+        str(parse_topic(name)) for name in ([topic] if isinstance(topic, str) else topic or ())
+    ]
     if not topics:
         raise InvalidArgument("name a topic, a list of topics, or pattern=")
     if len(set(topics)) != len(topics):
@@ -89,12 +95,13 @@ def consumer_request(
     failure_policy: FailurePolicyFields | None,
 ) -> tuple[list[str], ConsumerOptions]:
     """Topics and checked options of `consumer()`. Raises InvalidArgument, FailedPrecondition."""
+    check_choice(type, "type", TYPES)
     topics = topics_of(topic, pattern)
     options = ConsumerOptions(
         subscription=subscription,
         type=type,
         position=initial_position,
-        name=name or core.name,
+        name=core.name if name is None else name,
         permits_bytes=permits_bytes,
         permits_messages=permits_messages,
         options=subscribe_options(key_filters, failure_policy),
@@ -274,6 +281,7 @@ class Client:
         Bytes that it returns are the reply to a message that asks for one. Other options as for
         `consumer()`, but few messages are sent ahead. Close what is returned to stop, or `wait()`.
         """
+        check_callable(handler, "handler")
         refuse_coroutines(handler)
         count = checked_concurrency(type, concurrency)
         consumer = self.consumer(
@@ -291,7 +299,7 @@ class Client:
         if self._core.refusal is not None:
             return
         clock = self._core.pump.clock
-        deadline_ns = clock.monotonic_ns() + int(timeout * 1e9)
+        deadline_ns = deadline_after(clock, timeout)
         first: DanubeError | None = None
         for subscriber in list(self._subscribers):  # what their handlers did is acked
             try:

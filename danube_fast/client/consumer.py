@@ -125,7 +125,7 @@ class Consumer(Inbox):
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Flush acks and detach; returns within `timeout` seconds."""
-        self._core.run(self.close_steps(timeout))
+        self._core.end(self.close_steps(timeout))
 
     def __enter__(self) -> Consumer:
         return self

@@ -7,18 +7,24 @@ import weakref
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
-from danube_fast.client.arguments import PublishArguments
+from danube_fast.checks import check_choice, check_names, check_text, check_whole
+from danube_fast.client.arguments import ProducerArguments, PublishArguments
 from danube_fast.client.buffers import BufferPool
 from danube_fast.client.calls import Call
 from danube_fast.client.connection import Connection, Identity
 from danube_fast.client.dialer import Rings
 from danube_fast.client.inbox import Inbox
 from danube_fast.client.keeper import Keeper
-from danube_fast.client.limits import PRODUCERS_CACHED_MAX, REQUEST_TIMEOUT_SECONDS, SPIN_US_MAX
+from danube_fast.client.limits import (
+    PRODUCERS_CACHED_MAX,
+    REQUEST_TIMEOUT_SECONDS,
+    SPIN_US_MAX,
+)
 from danube_fast.client.machine import Machine
 from danube_fast.client.message import MessageId
-from danube_fast.client.options import ConsumerOptions, ProducerOptions
+from danube_fast.client.options import ConsumerOptions, ProducerOptions, checked_settings
 from danube_fast.client.outbox import Outbox
+from danube_fast.client.outgoing import as_payload
 from danube_fast.client.producer_cache import ProducerCache
 from danube_fast.client.pump import Pump, Steps, Wait, deadline_after
 from danube_fast.client.requests import Desk
@@ -33,7 +39,7 @@ from danube_fast.errors import (
     Unavailable,
 )
 from danube_fast.net.allocation import keep_freed_memory
-from danube_fast.net.protocol import Admin
+from danube_fast.net.protocol import Admin, encode
 from danube_fast.types import parse_topic
 
 __all__ = ["Core", "Finished"]
@@ -70,10 +76,10 @@ class Core:
         self, url: str, *, name: str | None, token: str | None, tls: Any, transport: str,
         spin_us: int = 0, machine: Machine | None = None,
     ) -> None:  # fmt: skip
-        if transport not in _TRANSPORTS:
-            raise InvalidArgument(f"transport={transport!r} is unknown; use 'auto', 'shm' or 'zmq'")
-        if not 0 <= spin_us <= SPIN_US_MAX:
-            raise InvalidArgument(f"spin_us={spin_us} is none of 0 to {SPIN_US_MAX}")
+        check_choice(transport, "transport", _TRANSPORTS)
+        check_whole(spin_us, "spin_us", 0, SPIN_US_MAX)
+        if name is not None:
+            check_text(name, "name")
         if tls is not None:
             raise FailedPrecondition(
                 "TLS is not served yet; connect without tls= on a trusted network"
@@ -132,6 +138,12 @@ class Core:
             raise self.refusal
         return self.pump.run(steps)
 
+    def end(self, steps: Steps[None]) -> None:
+        """Drive a close; a client that is closed has closed everything."""
+        if self.refusal is None:
+            self.pump.run(steps)
+        steps.close()
+
     def perform(self, steps: Steps[T]) -> Awaitable[T]:
         """Drive an operation to its end: now, or, where an event loop does it, when it is awaited."""
         return Finished(self.run(steps))
@@ -164,10 +176,12 @@ class Core:
         **options: Any,
     ) -> Steps[P]:
         """Look up or create the topic (unless it `must_exist`) and open a producer."""
+        check_names(options, ProducerArguments.__annotations__, "producer()")
         checked = ProducerOptions(**options)
         parse_topic(topic)
-        asked = {"dispatch": dispatch, "durability": durability, "partitions": partitions}
-        given = {option: value for option, value in asked.items() if value is not None}
+        if name is not None:
+            check_text(name, "name")
+        given = checked_settings(dispatch, durability, partitions)
         create = None if must_exist else given
         deadline_ns = self.pump.clock.monotonic_ns() + checked.timeout_ns
         route = yield from self.routes.lookup_steps(topic, create, 0, deadline_ns)
@@ -223,7 +237,9 @@ class Core:
         self, topic: str, payload: bytes | None, fields: PublishArguments
     ) -> Steps[MessageId]:
         """`client.publish` as steps."""
-        producer = yield from self.cached.take_steps(topic)
+        check_names(fields, PublishArguments.__annotations__, "publish()")
+        as_payload(payload)
+        producer = yield from self.cached.take_steps(str(parse_topic(topic)))
         return (yield from producer.publish_steps(payload, **fields))
 
     def admin_steps(
@@ -231,11 +247,19 @@ class Core:
     ) -> Steps[Any]:
         """One administrative operation."""
         bootstrap = self.routes.bootstrap
+        deadline_ns = deadline_after(self.pump.clock, timeout)
         with self.pump.lock:
             command = Admin(bootstrap.next_request(), operation, arguments)
+            try:
+                encode(command)
+            except (TypeError, ValueError, OverflowError) as fault:
+                raise InvalidArgument(
+                    f"{operation}: an argument is none that can be sent ({fault}); use text, numbers, "
+                    f"lists and dicts: {arguments!r:.200}"
+                ) from None
             call = bootstrap.call(Call(command))
         try:
-            ready = yield Wait(lambda: call.done, deadline_after(self.pump.clock, timeout))
+            ready = yield Wait(lambda: call.done, deadline_ns)
         finally:
             with self.pump.lock:
                 bootstrap.abandon(call)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from danube_fast.checks import check_choice, check_names, check_whole
 from danube_fast.client.arguments import ConsumerArguments
 from danube_fast.client.inbox import Inbox
 from danube_fast.client.limits import PREFETCH_PER_HANDLER
 from danube_fast.client.message import Message, Received
+from danube_fast.client.options import TYPES
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 __all__ = ["Hand", "checked_concurrency", "prefetch", "reply_of", "still_running"]
@@ -21,11 +23,11 @@ _ONE_AT_A_TIME = ("exclusive", "failover")
 
 def checked_concurrency(type_name: str, concurrency: int | None) -> int:
     """How many handlers run beside each other. Raises InvalidArgument."""
+    check_choice(type_name, "type", TYPES)
     in_order = type_name in _ONE_AT_A_TIME
     if concurrency is None:
         return 1 if in_order else CONCURRENCY_DEFAULT
-    if not 1 <= concurrency <= CONCURRENCY_MAX:
-        raise InvalidArgument(f"concurrency is {concurrency}; choose 1 to {CONCURRENCY_MAX}")
+    concurrency = check_whole(concurrency, "concurrency", 1, CONCURRENCY_MAX)
     if in_order and concurrency > 1:
         raise InvalidArgument(
             f"concurrency={concurrency} would break the order that a {type_name} subscription keeps; leave "
@@ -35,7 +37,9 @@ def checked_concurrency(type_name: str, concurrency: int | None) -> int:
 
 
 def prefetch(options: ConsumerArguments, concurrency: int) -> dict[str, Any]:
-    """Options of the consumer behind a subscription: what is queued here was sent ahead, too."""
+    """Options of the consumer behind a subscription: what is queued here was sent ahead, too.
+    Raises InvalidArgument."""
+    check_names(options, ConsumerArguments.__annotations__, "subscribe()")
     messages = (PREFETCH_PER_HANDLER - QUEUED_PER_HANDLER) * concurrency
     return {"permits_messages": messages, **options}
 

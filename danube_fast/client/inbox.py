@@ -15,6 +15,7 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from danube_fast.checks import check_seconds, check_whole
 from danube_fast.client.acks import AckQueue
 from danube_fast.client.attachment import Attachment
 from danube_fast.client.calls import Call
@@ -36,7 +37,6 @@ from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,
     FailedPrecondition,
-    InvalidArgument,
     Unavailable,
 )
 
@@ -149,8 +149,7 @@ class Inbox:
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
     ) -> Steps[Batch]:
         """What is there; waits only for the first message."""
-        if max_messages < 1:
-            raise InvalidArgument("max_messages must be at least 1; ask for more")
+        max_messages = check_whole(max_messages, "max_messages", 1)
         deadline_ns = deadline_after(self.pump.clock, timeout)
         while True:
             batch = Batch(self._gather(max_messages))
@@ -273,10 +272,11 @@ class Inbox:
             attachment.wake()
 
     def _extend(self, message: Message, seconds: float) -> None:
-        """Under the lock: keep a message for longer."""
+        """Under the lock: keep a message for longer. Raises InvalidArgument."""
+        milliseconds = max(1, int(check_seconds(seconds, "seconds") * 1000))
         for attachment, generation, pairs in self._acks.named(message):
             if generation == attachment.generation and attachment.tracks:
-                self.leases.extend(attachment, pairs.tolist(), max(1, int(seconds * 1000)))
+                self.leases.extend(attachment, pairs.tolist(), milliseconds)
 
     # ------------------------------------------------------------ what attachments report
 
@@ -349,6 +349,7 @@ class Inbox:
     def flush_acks_steps(self, timeout: float = REQUEST_TIMEOUT_SECONDS) -> Steps[None]:
         """Send queued acks and wait until they are durable."""
         self.check_acking()
+        check_seconds(timeout, "timeout")
         if self._acks.has_void:
             yield from self._ask_cursors_steps(timeout)
         with self._lock:

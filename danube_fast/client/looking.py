@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from danube_fast.checks import check_whole
 from danube_fast.client.arguments import Start
 from danube_fast.client.inbox import Inbox
 from danube_fast.client.limits import REQUEST_TIMEOUT_SECONDS
@@ -15,7 +16,6 @@ from danube_fast.client.message import Message
 from danube_fast.client.options import READER, ConsumerOptions
 from danube_fast.client.pump import Steps, deadline_after
 from danube_fast.client.reader import ReadRange
-from danube_fast.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from danube_fast.client.core import Core
@@ -38,8 +38,7 @@ def tail_steps(core: Core, topic: str, count: int) -> Steps[list[Message]]:
 
 
 def _look_steps(core: Core, topic: str, count: int, position: Start) -> Steps[list[Message]]:
-    if count < 1:
-        raise InvalidArgument(f"{count} messages cannot be shown; ask for 1 or more")
+    check_whole(count, "count", 1)
     clock = core.pump.clock
     deadline_ns = deadline_after(clock, REQUEST_TIMEOUT_SECONDS)
     yield from core.routes.lookup_steps(

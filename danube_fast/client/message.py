@@ -47,7 +47,7 @@ class MessageId(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> MessageId:
         """The id that a text names. Raises InvalidArgument."""
-        topic, separator, offset = text.rpartition("@")
+        topic, separator, offset = str(text).rpartition("@")
         if not separator or not topic.startswith("/") or not offset.isdecimal():
             raise InvalidArgument(f"{text!r} is not a message id; write /namespace/topic@offset")
         return cls(topic, int(offset))

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
+import numbers
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from danube_fast.checks import (
+    check_choice,
+    check_mapping,
+    check_names,
+    check_seconds,
+    check_text,
+    check_time_ns,
+    check_whole,
+)
+from danube_fast.client.arguments import FailurePolicyFields
 from danube_fast.client.limits import (
     BATCH_BYTES_DEFAULT,
     BATCH_BYTES_MAX,
@@ -18,22 +29,27 @@ from danube_fast.client.limits import (
 )
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.frame.layout import Codec
+from danube_fast.types import Dispatch, Durability, check_settings
 
 __all__ = [
     "READER",
+    "TYPES",
     "ConsumerOptions",
     "Position",
     "ProducerOptions",
     "checked_position",
+    "checked_settings",
     "subscribe_options",
 ]
 
 READER = "reader"
 """Subscription type of readers: no cursor, no acks."""
-_TYPES = ("exclusive", "shared", "failover", "key_shared", READER)
+TYPES = ("exclusive", "shared", "failover", "key_shared")
 _CODECS = {None: Codec.NONE, "none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 _BATCH_BYTES_MIN = 4096
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_POSITION_MAX = (1 << 62) - 1
+"""Offsets, and nanoseconds: until the year 2116."""
+_TEXT_BYTES_MAX = 1024
 _AGO = re.compile(r"-(\d{1,9})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 Position = str | int | dict[str, int]
@@ -54,27 +70,40 @@ class ProducerOptions:
         schema: object = None,
     ) -> None:
         if batch_bytes_max is None:  # a small window makes smaller batches
-            batch_bytes_max = max(_BATCH_BYTES_MIN, min(BATCH_BYTES_DEFAULT, window_bytes_max))
-        if not _BATCH_BYTES_MIN <= batch_bytes_max <= BATCH_BYTES_MAX:
-            raise InvalidArgument(
-                f"batch_bytes_max is {batch_bytes_max}; choose {_BATCH_BYTES_MIN} to "
-                f"{BATCH_BYTES_MAX}"
-            )
-        if window_bytes_max < batch_bytes_max:
+            window = check_whole(window_bytes_max, "window_bytes_max", 1)
+            batch_bytes_max = max(_BATCH_BYTES_MIN, min(BATCH_BYTES_DEFAULT, window))
+        batch_bytes = check_whole(
+            batch_bytes_max, "batch_bytes_max", _BATCH_BYTES_MIN, BATCH_BYTES_MAX
+        )
+        if check_whole(window_bytes_max, "window_bytes_max", 1) < batch_bytes:
             raise InvalidArgument("window_bytes_max must be at least batch_bytes_max; raise it")
-        if linger_us < 0 or timeout <= 0:
-            raise InvalidArgument("linger_us must not be negative and timeout must be positive")
-        if compression not in _CODECS:
-            raise InvalidArgument(f"compression {compression!r} is unknown; use lz4, zstd or None")
+        linger_seconds = check_seconds(linger_us, "linger_us")
+        if linger_seconds < 0:
+            raise InvalidArgument(f"linger_us is {linger_us}; choose 0 or more microseconds")
+        timeout_seconds = check_seconds(timeout, "timeout", is_positive=True)
+        check_choice(compression, "compression", _CODECS)
         if schema is not None:
             raise FailedPrecondition(
                 "schemas are not served yet; publish without schema= and encode payloads yourself"
             )
         self.linger_ns = int(linger_us * 1000)
-        self.batch_bytes = batch_bytes_max
+        self.batch_bytes = batch_bytes
         self.window_bytes = window_bytes_max
-        self.timeout_ns = int(timeout * 1e9)
+        self.timeout_ns = int(timeout_seconds * 1e9)
         self.codec = _CODECS[compression]
+
+
+def checked_settings(dispatch: Any, durability: Any, partitions: Any) -> dict[str, Any]:
+    """The settings of a topic that were given. Raises InvalidArgument."""
+    if dispatch is not None:
+        check_choice(dispatch, "dispatch", [mode.value for mode in Dispatch])
+    if durability is not None:
+        check_choice(durability, "durability", [mode.value for mode in Durability])
+    if partitions is not None:
+        partitions = check_whole(partitions, "partitions", 0)
+    check_settings(dispatch, durability)
+    asked = {"dispatch": dispatch, "durability": durability, "partitions": partitions}
+    return {option: value for option, value in asked.items() if value is not None}
 
 
 class ConsumerOptions(NamedTuple):
@@ -92,16 +121,16 @@ class ConsumerOptions(NamedTuple):
 
     def checked(self) -> ConsumerOptions:
         """Raise InvalidArgument for what cannot be."""
-        if self.type not in _TYPES:
-            raise InvalidArgument(
-                f"type={self.type!r} is unknown; use exclusive, shared, failover or key_shared"
-            )
+        check_choice(self.type, "type", TYPES if self.type != READER else (READER,))
         if self.options.get("key_filters") and self.type != "key_shared":
             raise InvalidArgument("key_filters= choose among keys; use them with type='key_shared'")
-        if not self.subscription and self.type != READER:
-            raise InvalidArgument("a consumer needs subscription=; name the cursor it advances")
-        if self.permits_bytes <= 0 or self.permits_messages <= 0:
-            raise InvalidArgument("permits_bytes and permits_messages must be positive; raise them")
+        if self.type != READER:
+            if not self.subscription and isinstance(self.subscription, str | None):
+                raise InvalidArgument("a consumer needs subscription=; name the cursor it advances")
+            check_text(self.subscription, "subscription")
+        check_text(self.name, "name")
+        check_whole(self.permits_bytes, "permits_bytes", 1)
+        check_whole(self.permits_messages, "permits_messages", 1)
         return self._replace(position=checked_position(self.position))
 
 
@@ -111,37 +140,49 @@ def subscribe_options(
     """What SUBSCRIBE has in `options`. Raises InvalidArgument."""
     options: dict[str, Any] = {}
     if key_filters is not None:
-        if isinstance(key_filters, str) or not all(isinstance(f, str) for f in key_filters):
-            raise InvalidArgument("key_filters is a list of globs, such as ['pay*', 'eu-?']")
-        options["key_filters"] = list(key_filters)
+        if not isinstance(key_filters, list | tuple | set | frozenset):
+            raise InvalidArgument(
+                "key_filters is a list of globs, such as ['pay*', 'eu-?'], not "
+                f"{key_filters!r:.100}"
+            )
+        options["key_filters"] = [check_text(glob, "a key filter") for glob in key_filters]
     if failure_policy is not None:
-        options["failure_policy"] = dict(failure_policy)
+        values = check_mapping(failure_policy, "failure_policy")
+        check_names(values, FailurePolicyFields.__annotations__, "failure_policy")
+        for field, value in values.items():
+            if isinstance(value, str) and value:
+                check_text(value, f"failure_policy: {field}", bytes_max=_TEXT_BYTES_MAX)
+            elif not isinstance(value, str | int | None):
+                raise InvalidArgument(f"failure_policy: {field} cannot be {value!r:.100}")
+        options["failure_policy"] = values
     return options
 
 
 def checked_position(position: Any) -> Position:
     """A position as SUBSCRIBE and SEEK have it. Raises InvalidArgument."""
-    if isinstance(position, str) and position in ("earliest", "latest"):
-        return position
-    if type(position) is int and position >= 0:
-        return position
-    if isinstance(position, dict) and [*position] == ["last"]:
-        last = position["last"]
-        if type(last) is int and 0 <= last < 1 << 62:
-            return {"last": last}
-    if isinstance(position, dt.timedelta):
-        return {"ago_ns": _whole_ns(abs(position))}
+    given = position
     if isinstance(position, str):
+        if position in ("earliest", "latest"):
+            return position
         position = parse_time(position)
-        if isinstance(position, dt.timedelta):
-            return {"ago_ns": _whole_ns(position)}
+    if _is_count(position):
+        return int(position)
+    if isinstance(position, dict) and [*position] == ["last"] and _is_count(position["last"]):
+        return {"last": int(position["last"])}
+    if isinstance(position, dt.timedelta):
+        return {"ago_ns": min(_whole_ns(abs(position)), _POSITION_MAX)}
     if isinstance(position, dt.datetime):
-        moment = position if position.tzinfo else position.astimezone()
-        return {"time_ns": max(0, _whole_ns(moment - _EPOCH))}
+        time_ns = check_time_ns(position, "a position in time", high=_POSITION_MAX)
+        return {"time_ns": max(0, time_ns)}
     raise InvalidArgument(
-        f"{position!r} is not a position; use 'earliest', 'latest', an offset of at least 0, a "
+        f"{given!r:.100} is not a position; use 'earliest', 'latest', an offset of at least 0, a "
         "datetime, an RFC 3339 time, a time ago such as '-10m', or {'last': n} messages"
     )
+
+
+def _is_count(value: Any) -> bool:
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return is_whole and 0 <= int(value) <= _POSITION_MAX
 
 
 def _whole_ns(span: dt.timedelta) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from danube_fast.checks import check_callable
 from danube_fast.client.buffers import Sending
 from danube_fast.client.lane import Lane
 from danube_fast.client.limits import (
@@ -38,6 +39,7 @@ from danube_fast.client.outgoing import (
     by_key,
     check_delays,
     checked_attributes,
+    due_ns,
     outgoing_list,
 )
 from danube_fast.client.pump import Steps, Wait, deadline_after
@@ -86,6 +88,7 @@ class Outbox:
         self._window_bytes = options.window_bytes
         self._linger_ns = options.linger_ns
         self._last_id: MessageId | None = None
+        self.acked_messages = 0
         self._errors: list[tuple[str, str, int, DanubeError]] = []
         self._refusal: DanubeError | None = None
         """Set once no further message can be taken: closed, or forked."""
@@ -168,6 +171,8 @@ class Outbox:
 
     def try_send(self, fields: Fields, callback: OnDelivery | Ticket | None) -> Lane | None:
         """Add a checked message to its lane's open batch; that lane if it must be waited for."""
+        if callback is not None and type(callback) is not Ticket:
+            check_callable(callback, "on_delivery")
         with self._lock:
             self._raise_errors()
             lane = self._lane_for(fields[1])
@@ -247,10 +252,10 @@ class Outbox:
         self,
         payload: Any,
         key: Any,
-        attributes: Attributes | None,
+        attributes: Any,
         event_time: Any,
         deliver_at: Any,
-        deliver_after: float | None,
+        deliver_after: Any,
     ) -> Fields:
         """The fields of one message in the form in which they are packed. InvalidArgument."""
         data = as_payload(payload)
@@ -260,19 +265,13 @@ class Outbox:
                 f"the payload has {len(data)} bytes and the broker accepts {limit} "
                 "(message_bytes_max); split it, or raise the broker's limit"
             )
-        if deliver_after is not None:
-            if deliver_at is not None:
-                raise InvalidArgument("give deliver_at or deliver_after, not both")
-            deliver_at = self.pump.clock.wall_ns() + int(deliver_after * 1e9)
-        if deliver_at is not None:
+        if deliver_after is not None or deliver_at is not None:
+            deliver_at = due_ns(deliver_at, deliver_after, self.pump.clock)
             check_delays(self._route)
         return (
-            data,
-            as_key(key),
-            checked_attributes(attributes) if attributes else None,
-            as_time_ns(event_time, "event_time"),
-            as_time_ns(deliver_at, "deliver_at"),
-        )
+            data, as_key(key), None if attributes is None else checked_attributes(attributes),
+            as_time_ns(event_time, "event_time"), deliver_at,
+        )  # fmt: skip
 
     def _lane_for(self, key: bytes | None) -> Lane:
         """By key hash, or round-robin by batch."""
@@ -396,6 +395,7 @@ class Outbox:
         error = sending.error
         if error is None:
             self._last_id = lane.message_id(sending, sending.message_count - 1)
+            self.acked_messages += sending.message_count
         told = 0
         for index, call in sending.callbacks or ():
             done = None if error is not None else lane.message_id(sending, index)

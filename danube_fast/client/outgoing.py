@@ -6,10 +6,12 @@ hot path: one kernel call over the list itself.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from danube_fast.checks import check_callable, check_seconds, check_time_ns
 from danube_fast.client.buffers import FRAME_AT, Buffer, BufferPool
 from danube_fast.client.limits import (
     BATCH_BYTES_MAX,
@@ -18,9 +20,10 @@ from danube_fast.client.limits import (
     MESSAGE_OVERHEAD_BYTES,
 )
 from danube_fast.client.message import MessageId
+from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.frame.codec import compress_frame
-from danube_fast.frame.columns import Columns
+from danube_fast.frame.columns import Columns, as_items, as_list
 from danube_fast.frame.hash import key_hash
 from danube_fast.frame.layout import Codec
 from danube_fast.frame.pack import pack_columns_into, pack_into
@@ -40,6 +43,7 @@ __all__ = [
     "as_time_ns",
     "check_delays",
     "checked_attributes",
+    "due_ns",
     "outgoing_list",
 ]
 
@@ -47,8 +51,6 @@ Attributes = Mapping[str, str]
 OnDelivery = Callable[[MessageId | None, DanubeError | None], object]
 """Called with the message's id, or with None and the error that kept it out."""
 
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_MICROSECOND = dt.timedelta(microseconds=1)
 _ATTRIBUTE_OVERHEAD_BYTES = 16
 
 
@@ -68,7 +70,10 @@ def as_key(value: Any) -> bytes | None:
     if type(value) is bytes or value is None:
         return value
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument(f"the key is not valid Unicode: {value!r:.100}") from None
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise InvalidArgument(f"a key is str or bytes, not {type(value).__name__}; convert it")
@@ -76,13 +81,16 @@ def as_key(value: Any) -> bytes | None:
 
 def as_time_ns(value: Any, what: str) -> int | None:
     """Nanoseconds since the epoch from an int or an aware datetime. Raises InvalidArgument."""
-    if value is None or type(value) is int:
-        return value
-    if isinstance(value, dt.datetime):
-        if value.tzinfo is None:
-            raise InvalidArgument(f"{what} has no time zone; use datetime.now(timezone.utc)")
-        return (value - _EPOCH) // _MICROSECOND * 1000
-    raise InvalidArgument(f"{what} is nanoseconds (int) or a datetime, not {type(value).__name__}")
+    return None if value is None else check_time_ns(value, what)
+
+
+def due_ns(deliver_at: Any, deliver_after: Any, clock: Clock) -> int:
+    """When a message is due: at a time, or so many seconds from now. Raises InvalidArgument."""
+    if deliver_after is None:
+        return check_time_ns(deliver_at, "deliver_at", low=0)
+    if deliver_at is not None:
+        raise InvalidArgument("give deliver_at or deliver_after, not both")
+    return clock.wall_ns() + int(check_seconds(deliver_after, "deliver_after") * 1e9)
 
 
 def checked_attributes(value: Any) -> Attributes:
@@ -90,6 +98,12 @@ def checked_attributes(value: Any) -> Attributes:
     if isinstance(value, Mapping):
         copy = dict(value)
         if all(type(k) is str and type(v) is str for k, v in copy.items()):
+            try:
+                "".join((*copy, *copy.values())).encode()
+            except UnicodeEncodeError:
+                raise InvalidArgument(
+                    f"attributes must be valid Unicode; this is not: {value!r:.200}"
+                ) from None
             return copy
     raise InvalidArgument(f"attributes map str to str; this does not: {value!r:.200}")
 
@@ -226,12 +240,16 @@ def outgoing_list(
     on_delivery: OnDelivery | None,
 ) -> Outgoing:
     """Columns as `send_many` gets them, checked as far as the packers do not. InvalidArgument."""
-    items = payloads if type(payloads) is list else list(payloads)
+    items = as_list(payloads, "payload")
+    if on_delivery is not None:
+        check_callable(on_delivery, "on_delivery")
     out = Outgoing(items)
     for what, column in (
         ("keys", keys), ("attributes", attributes),
         ("event_times", event_times), ("deliver_at", deliver_at),
     ):  # fmt: skip
+        if column is not None and not isinstance(column, Sequence | np.ndarray):
+            raise InvalidArgument(f"{what} is a list, one entry for each payload: {column!r:.100}")
         if column is not None and len(column) != len(items):
             raise InvalidArgument(
                 f"{what} has {len(column)} entries for {len(items)} payloads; give one each"
@@ -335,8 +353,9 @@ def by_key(outgoing: Outgoing, count: int, keyless: int) -> list[tuple[int, Outg
     parts: dict[int, Outgoing] = {}
     keys = outgoing.keys or []
     callbacks = dict(outgoing.callbacks or ())
-    for index, payload in enumerate(outgoing.payloads):
+    for index, payload in enumerate(as_items(outgoing.payloads, "payload")):
         key = keys[index]
+        attributes = outgoing.attributes[index] if outgoing.attributes else None
         lane_index = keyless if key is None else key_hash(key) % count
         part = parts.get(lane_index)
         if part is None:
@@ -344,7 +363,7 @@ def by_key(outgoing: Outgoing, count: int, keyless: int) -> list[tuple[int, Outg
         part.append(
             payload,
             key,
-            outgoing.attributes[index] if outgoing.attributes else None,
+            checked_attributes(attributes) if attributes else None,
             outgoing.event_times[index] if outgoing.event_times else None,
             outgoing.deliver_at[index] if outgoing.deliver_at else None,
             callbacks.get(index),

@@ -94,7 +94,7 @@ class Producer(Outbox):
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Flush and close, within `timeout` seconds. Raises what was not accepted or acked."""
-        self._core.run(self.close_steps(timeout))
+        self._core.end(self.close_steps(timeout))
 
     def __enter__(self) -> Producer:
         return self

@@ -31,6 +31,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from danube_fast.checks import check_seconds
 from danube_fast.client.limits import FOREVER_NS, SLICE_NS
 from danube_fast.clock import Clock, spin
 
@@ -80,10 +81,10 @@ class Socket(Protocol):
 
 
 def deadline_after(clock: Clock, seconds: float | None) -> int:
-    """Monotonic deadline that many seconds from now; None means never."""
+    """Monotonic deadline that many seconds from now; None means never. Raises InvalidArgument."""
     if seconds is None:
         return FOREVER_NS
-    return clock.monotonic_ns() + int(seconds * 1e9)
+    return clock.monotonic_ns() + int(check_seconds(seconds, "timeout") * 1e9)
 
 
 def _nothing() -> None:

@@ -12,10 +12,11 @@ import collections
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from danube_fast.checks import check_whole
 from danube_fast.client.attachment import Attachment
 from danube_fast.client.limits import BATCH_MESSAGES_DEFAULT, CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.message import Batch, Message
-from danube_fast.client.pump import Steps
+from danube_fast.client.pump import Steps, deadline_after
 from danube_fast.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class ReadRange:
     ) -> Steps[Batch]:
         """The next messages of the range; an empty Batch at its end or when the time is up."""
         clock = self._inbox.pump.clock
-        deadline_ns = None if timeout is None else clock.monotonic_ns() + int(timeout * 1e9)
+        max_messages = check_whole(max_messages, "max_messages", 1)
+        deadline_ns = None if timeout is None else deadline_after(clock, timeout)
         while not self.is_finished:
             seconds = _POLL_SECONDS
             if deadline_ns is not None:
@@ -181,7 +183,7 @@ class Reader(ReadRange):
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Detach; returns within `timeout` seconds."""
-        self._core.run(self.close_steps(timeout))
+        self._core.end(self.close_steps(timeout))
 
     def __enter__(self) -> Reader:
         return self

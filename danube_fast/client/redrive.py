@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from danube_fast.checks import check_whole
 from danube_fast.client.inbox import Inbox
 from danube_fast.client.limits import REQUEST_TIMEOUT_SECONDS
 from danube_fast.client.message import Batch, Message
@@ -35,6 +36,8 @@ def redrive_steps(
     max_messages: int | None,
 ) -> Steps[int]:
     """`admin.redrive` as steps."""
+    if max_messages is not None:
+        check_whole(max_messages, "max_messages", 1)
     if dead_letter_topic is None:
         arguments = {"topic": topic, "subscription": subscription}
         found = yield from core.admin_steps("describe_subscription", arguments)

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from danube_fast.checks import check_seconds
 from danube_fast.client.delivery import Delivery
 from danube_fast.client.inbox import Inbox
 from danube_fast.client.limits import CLOSE_TIMEOUT_SECONDS, REPLIERS_MAX, REQUEST_TIMEOUT_SECONDS
 from danube_fast.client.message import CORRELATION_ID, REPLY_TOPIC, Message, reply_address
 from danube_fast.client.options import READER, ConsumerOptions
-from danube_fast.client.outgoing import Attributes, Ticket
+from danube_fast.client.outgoing import Attributes, Ticket, as_payload, checked_attributes
 from danube_fast.client.producer_cache import ProducerCache
 from danube_fast.client.pump import Steps, Wait, deadline_after
 from danube_fast.errors import (
@@ -49,7 +49,6 @@ __all__ = ["Desk", "ReplyInbox", "reply_topic_name"]
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _RANDOM_BYTES = 12
-_SECONDS_MAX = 1e9
 _CLOSED = (
     "the client was closed (or its process forked) while a request waited for its reply; connect again, and "
     "ask again if that does no harm"
@@ -130,9 +129,8 @@ class Desk:
         attributes: Attributes | None,
     ) -> Steps[Message]:
         """Publish a request and wait for its reply."""
-        if not 0 < timeout < _SECONDS_MAX:
-            raise InvalidArgument(f"timeout is {timeout!r}; give seconds to wait for the reply")
-        own = dict(attributes or {})
+        check_seconds(timeout, "timeout", is_positive=True)
+        own = _checked(attributes)
         if REPLY_TOPIC in own or CORRELATION_ID in own:
             raise InvalidArgument(
                 f"{REPLY_TOPIC} and {CORRELATION_ID} are set by request(); leave them out of attributes="
@@ -260,8 +258,16 @@ class Desk:
         self, message: Message, payload: bytes | None, attributes: Attributes | None
     ) -> Steps[None]:
         """Send the reply that a message asks for; nothing, if who asked has gone."""
+        if not isinstance(message, Message):
+            raise InvalidArgument(f"a reply is to a Message, not to {message!r:.100}")
+        as_payload(payload)
+        own = _checked(attributes)
+        if CORRELATION_ID in own:
+            raise InvalidArgument(
+                f"{CORRELATION_ID} is set by reply(); leave it out of attributes="
+            )
         topic, correlation_id = reply_address(message)
-        own = {**_checked(attributes), CORRELATION_ID: correlation_id}
+        own[CORRELATION_ID] = correlation_id
         try:
             producer = yield from self._repliers.take_steps(topic)
             yield from producer.publish_steps(payload, attributes=own)
@@ -270,11 +276,8 @@ class Desk:
             yield from self._repliers.forget_steps(topic)
 
 
-def _checked(attributes: Mapping[str, str] | None) -> dict[str, str]:
-    own = dict(attributes or {})
-    if CORRELATION_ID in own:
-        raise InvalidArgument(f"{CORRELATION_ID} is set by reply(); leave it out of attributes=")
-    return own
+def _checked(attributes: Attributes | None) -> dict[str, str]:
+    return {} if attributes is None else {**checked_attributes(attributes)}
 
 
 def _gone(topic: str) -> Unavailable:

@@ -24,6 +24,7 @@ from danube_fast.errors import (
     TopicDeleted,
 )
 from danube_fast.net.protocol import Lookup
+from danube_fast.types import parse_topic
 
 if TYPE_CHECKING:
     from danube_fast.client.core import Core
@@ -146,7 +147,7 @@ class Routes:
         self, topic: str, create: dict[str, Any] | None, wait_ns: int, deadline_ns: int
     ) -> Steps[Topic]:
         """Find a topic; `create` it with these options, or wait for it, if it is missing."""
-        call = None
+        topic = str(parse_topic(topic))
         lock = self.core.pump.lock
         wait_ms = max(0, wait_ns - _ANSWER_MARGIN_NS) // MILLISECOND_NS if wait_ns else 0
         with lock:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
+from danube_fast.checks import check_seconds
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.handlers import (
     QUEUED_PER_HANDLER,
@@ -26,6 +27,7 @@ from danube_fast.client.handlers import (
 )
 from danube_fast.client.limits import CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.message import Message
+from danube_fast.client.pump import deadline_after
 from danube_fast.client.turns import Turns
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
@@ -180,7 +182,7 @@ class Subscriber:
         return ended
 
     def _wait_for_threads(self, timeout: float | None) -> bool:
-        deadline_ns = None if timeout is None else self._clock.monotonic_ns() + int(timeout * 1e9)
+        deadline_ns = None if timeout is None else deadline_after(self._clock, timeout)
         with self._condition:
             while self._alive:
                 left = None
@@ -198,6 +200,7 @@ class Subscriber:
         ended the subscription if nobody has heard of it yet. A handler may call it: then it returns at
         once, and the end comes when the handlers have returned.
         """
+        check_seconds(timeout, "timeout")
         began_ns = self._clock.monotonic_ns()
         self._stop()
         self._hand.interrupt(_Stopped())

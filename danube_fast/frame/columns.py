@@ -10,7 +10,7 @@ everything is packed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,8 @@ def as_list(values: Any, what: str) -> list[Any]:
         return values
     if isinstance(values, bytes | bytearray | memoryview | str):
         raise InvalidArgument(f"{what}s are one {type(values).__name__}; give a list of bytes")
+    if not isinstance(values, Iterable):
+        raise InvalidArgument(f"{what}s are {type(values).__name__}; give a list of bytes")
     return list(values)
 
 

@@ -22,7 +22,7 @@ SUBSCRIPTION = {
 
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
     (f"topics create {TOPIC} --dispatch non_reliable --partitions 3", "create_topic",
-     {"topic": TOPIC, "dispatch": "non_reliable", "durability": "fsync", "partitions": 3}),
+     {"topic": TOPIC, "dispatch": "non_reliable", "durability": None, "partitions": 3}),
     ("topics list --namespace default --pattern /default/*", "list_topics",
      {"namespace": "default", "pattern": "/default/*"}),
     (f"topics describe {TOPIC}", "describe_topic", {"topic": TOPIC}),

@@ -46,10 +46,10 @@ def test_text_summary(run: Run, fake: FakeBroker) -> None:
 
 
 def test_options_reach_the_producer(run: Run, fake: FakeBroker) -> None:
-    run("produce", TOPIC, "-m", "a", "--dispatch", "non_reliable", "--durability", "os",
+    run("produce", TOPIC, "-m", "a", "--dispatch", "reliable", "--durability", "os",
         "--partitions", "3", "--name", "loader")  # fmt: skip
     assert fake.producer_options == {
-        "name": "loader", "dispatch": "non_reliable", "durability": "os", "partitions": 3,
+        "name": "loader", "dispatch": "reliable", "durability": "os", "partitions": 3,
     }  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def test_names_of_partitions() -> None:
         ({"durability": "never"}, "fsync"),
         ({"partitions": 65}, "64"),
         ({"partitions": -1}, "between"),
-        ({"partitions": "three"}, "int"),
+        ({"partitions": "three"}, "a whole number"),
         ({"colour": "red"}, "colour"),
     ],
 )
@@ -116,7 +116,9 @@ def test_existing_topic_against_options() -> None:
     topics = directory()
     record = create(topics, "/default/a", dispatch="non_reliable")
     topics.check_options(record, options())
-    topics.check_options(record, options(dispatch="non_reliable", durability="os", partitions=0))
+    topics.check_options(record, options(dispatch="non_reliable", partitions=0))
+    with pytest.raises(InvalidArgument, match="stores nothing"):
+        options(dispatch="non_reliable", durability="os")
     with pytest.raises(FailedPrecondition, match="non_reliable"):
         topics.check_options(record, options(dispatch="reliable"))
     with pytest.raises(FailedPrecondition, match="partitions"):

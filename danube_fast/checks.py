@@ -1,0 +1,172 @@
+"""The checks of what applications and people hand over: types, ranges, and the words of a refusal.
+
+Every public argument goes through one of these before anything is changed or sent, so a wrong one fails
+at the call, with InvalidArgument that names it, and the object it was given to goes on as before.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import math
+import numbers
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from danube_fast.errors import InvalidArgument
+
+__all__ = [
+    "NAME_BYTES_MAX",
+    "TIME_NS_MAX",
+    "check_callable",
+    "check_choice",
+    "check_mapping",
+    "check_names",
+    "check_seconds",
+    "check_text",
+    "check_time_ns",
+    "check_whole",
+    "in_our_words",
+]
+
+NAME_BYTES_MAX = 256
+"""UTF-8 bytes of the name of a producer, a consumer or a subscription."""
+SECONDS_MAX = 1e9
+TIME_NS_MAX = (1 << 63) - 1
+_INT64_MIN = -(1 << 63)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+_KINDS = {
+    "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false",
+    "object": "a mapping", "array": "a list", "bytes": "bytes", "null": "nothing",
+}  # fmt: skip
+
+
+def check_text(value: Any, what: str, *, bytes_max: int = NAME_BYTES_MAX) -> str:
+    """Return text of 1 to `bytes_max` bytes. Raises InvalidArgument."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{what} is text, not {_kind(value)}: {value!r:.100}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what} is not valid Unicode: {value!r:.100}") from None
+    if not 0 < size <= bytes_max:
+        raise InvalidArgument(f"{what} has {size} bytes; give it 1 to {bytes_max}")
+    return str(value)
+
+
+def check_whole(value: Any, what: str, low: int, high: int = TIME_NS_MAX) -> int:
+    """Return a whole number from `low` to `high`. Raises InvalidArgument."""
+    if type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise InvalidArgument(f"{what} is a whole number, not {_kind(value)}: {value!r:.100}")
+        value = int(value)
+    if not low <= value <= high:
+        limits = f"at least {low}" if high == TIME_NS_MAX else f"{low} to {high}"
+        raise InvalidArgument(f"{what} is {value!r:.100}; choose {limits}")
+    return int(value)
+
+
+def check_seconds(value: Any, what: str, *, is_positive: bool = False) -> float:
+    """Return a finite number of seconds. What is over already may be negative, unless the time
+    `is_positive`. Raises InvalidArgument."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number:
+        raise InvalidArgument(f"{what} is a number of seconds, not {_kind(value)}: {value!r:.100}")
+    seconds = float(value)
+    if not math.isfinite(seconds) or abs(seconds) > SECONDS_MAX:
+        raise InvalidArgument(f"{what} is {value}; give seconds, at most {SECONDS_MAX:.0f}")
+    if is_positive and seconds <= 0:
+        raise InvalidArgument(f"{what} is {value}; give more than 0 seconds")
+    return seconds
+
+
+def check_time_ns(value: Any, what: str, low: int = _INT64_MIN, high: int = TIME_NS_MAX) -> int:
+    """Return nanoseconds since the epoch, from an int or a datetime with a time zone. Raises
+    InvalidArgument."""
+    if isinstance(value, dt.datetime):
+        if value.tzinfo is None:
+            raise InvalidArgument(
+                f"{what} has no time zone: {value.isoformat()}; use datetime.now(timezone.utc), or "
+                "astimezone() if it is local time"
+            )
+        value = (value - _EPOCH) // _MICROSECOND * 1000
+    elif isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise InvalidArgument(
+            f"{what} is nanoseconds (int) or a datetime, not {_kind(value)}: {value!r:.100}"
+        )
+    if not low <= value <= high:
+        raise InvalidArgument(f"{what} is {value!r:.100}; choose {low} to {high} nanoseconds")
+    return int(value)
+
+
+def check_choice(value: Any, what: str, choices: Iterable[Any]) -> None:
+    """Raise InvalidArgument for what is none of `choices`."""
+    known = list(choices)
+    if not any(isinstance(value, type(choice)) and value == choice for choice in known):
+        near = difflib.get_close_matches(str(value), [str(choice) for choice in known], 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        names = ", ".join(map(repr, known))
+        raise InvalidArgument(f"{what}={value!r:.100} is unknown; use one of {names}{hint}")
+
+
+def check_names(given: Iterable[str], known: Iterable[str], call: str) -> None:
+    """Raise InvalidArgument for an option that `call` does not have."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}=?" if near else ""
+            raise InvalidArgument(
+                f"{call} has no option {name}=; there are: {', '.join(names)}{hint}"
+            )
+
+
+def check_mapping(value: Any, what: str) -> dict[str, Any]:
+    """Return a copy of a mapping with names as keys. Raises InvalidArgument."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise InvalidArgument(f"{what} is a dict of names and values, not {value!r:.100}")
+    return dict(value)
+
+
+def check_callable(value: Any, what: str) -> None:
+    """Raise InvalidArgument for what cannot be called."""
+    if not callable(value):
+        raise InvalidArgument(f"{what} is a function, not {_kind(value)}: {value!r:.100}")
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+# The forms in which msgspec says what is wrong, and ours.
+_FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
+    (
+        re.compile(r"Expected `([^`]*)`, got `([^`]*)`"),
+        lambda m: f"must be {_wanted(m[1])}, not {_KINDS.get(m[2], m[2])}",
+    ),
+    (re.compile(r"Expected `([^`]*)`(.*)"), lambda m: f"must be {_wanted(m[1])}{m[2]}"),
+    (re.compile(r"Object contains unknown field `([^`]*)`"), lambda m: f"has no value {m[1]!r}"),
+    (re.compile(r"Object missing required field `([^`]*)`"), lambda m: f"lacks {m[1]!r}"),
+    (re.compile(r"Invalid enum value '?([^']*)'?"), lambda m: f"cannot be {m[1]!r}"),
+)
+
+
+def _wanted(kinds: str) -> str:
+    names = [_KINDS.get(name.strip(), name.strip()) for name in kinds.split("|")]
+    return " or ".join(name for name in names if name != "nothing")
+
+
+def in_our_words(fault: Exception, what: str) -> str:
+    """Say what msgspec found wrong, of `what`, without its words and paths."""
+    text, _, path = str(fault).partition(" - at `")
+    place = path.rpartition("$")[2].strip("`.")
+    if path.startswith("key"):
+        place = f"a name in {place}"
+    subject = f"{what}: {place}" if place and "[...]" not in place else what
+    for form, words in _FORMS:
+        match = form.fullmatch(text)
+        if match:
+            return f"{subject} {words(match)}"
+    return f"{subject} {text[:1].lower()}{text[1:]}"
