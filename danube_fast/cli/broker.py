@@ -1,7 +1,12 @@
-"""How commands reach a broker: one connection, one operation, one answer."""
+"""How commands reach a broker: one connection, one operation, one answer.
+
+Before a client is opened each address is tried once, so that a host that is unknown, a port where nothing
+listens and a server that is no broker are told apart at once.
+"""
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,8 +19,66 @@ CONNECT_SECONDS = 5.0
 """A person at a terminal waits for an answer, shorter than a program would."""
 
 
+GREETING_SECONDS = 1.0
+"""A broker that is busy may be slower: then only the client finds out."""
+_SIGNATURE = b"\xff\0\0\0\0\0\0\0\x01\x7f"
+"""How both sides of a ZeroMQ connection begin."""
+_LINE_ENDS = b"\r\n\r\n"
+"""Makes servers answer that wait for a line."""
+
+
+def _try_all(url: str) -> None:
+    """Raise Unavailable if no address of `url` can be that of a broker, with the first one's reason."""
+    from danube_fast.client.url import parse_url
+    from danube_fast.errors import Unavailable
+
+    first: Unavailable | None = None
+    for endpoint in parse_url(url):
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        try:
+            _try(host.strip("[]"), int(port))
+            return
+        except Unavailable as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def _try(host: str, port: int) -> None:
+    from danube_fast.errors import Unavailable
+
+    place = f"{host}:{port}"
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
+            connection.settimeout(GREETING_SECONDS)
+            connection.sendall(_SIGNATURE + _LINE_ENDS)
+            said = connection.recv(len(_SIGNATURE))
+    except socket.gaierror as error:
+        raise Unavailable(
+            f"the host {host!r} is unknown ({error.strerror}); check the name in --url"
+        ) from None
+    except ConnectionRefusedError:
+        raise Unavailable(
+            f"nothing listens at {place} (connection refused); start a broker with "
+            "`danube-fast serve`, or check the port in --url"
+        ) from None
+    except ConnectionResetError:
+        said = b""
+    except TimeoutError:
+        return
+    except (OSError, UnicodeError) as error:
+        raise Unavailable(f"{place} cannot be reached ({error}); check --url") from None
+    if said[:1] != _SIGNATURE[:1]:
+        what = "an HTTP server" if said.startswith(b"HTTP") else "something else"
+        raise Unavailable(
+            f"{place} is not a broker but {what}; a broker's clients connect to its --listen port "
+            "(6650 by default), not to its admin port"
+        )
+
+
 def connect(url: str, transport: Transport = "auto") -> Any:
-    """A client of the broker at `url`; a context manager. Raises Unavailable."""
+    """A client of the broker at `url`; a context manager. Raises Unavailable, InvalidArgument."""
+    _try_all(url)
     # Imported here: it loads the kernels, and `--help` must not wait for them.
     import danube_fast
 

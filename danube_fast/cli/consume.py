@@ -19,15 +19,17 @@ from danube_fast.cli.options import (
     UrlOption,
     example,
 )
-from danube_fast.cli.output import note, write
+from danube_fast.cli.output import Progress, note, write
 from danube_fast.cli.records import LINE_END, formatter, json_line
 from danube_fast.clock import SystemClock
-from danube_fast.errors import InvalidArgument
+from danube_fast.errors import DanubeError, InvalidArgument
 
 __all__ = ["FormatOption", "consume", "position_of", "register", "warn_of_gaps", "writer"]
 
 BATCH_MESSAGES = 10_000
 POLL_SECONDS = 1.0
+INTERRUPTED_SECONDS = 2.0
+"""Who pressed Ctrl-C waits so long to hear which acks arrived."""
 NS_PER_SECOND = 1_000_000_000
 
 
@@ -135,18 +137,56 @@ def consume(
     options: dict[str, Any] = {"key_filters": key_filters} if key_filters else {}
     if pattern is not None:
         options["pattern"] = pattern
+    if timeout is not None:
+        options["timeout"] = timeout
+    printed = _Printed(topic or str(pattern), acknowledge=not no_ack)
+    options |= {"subscription": subscription, "type": type_name.value, "initial_position": position}
     with (
         connect(url, transport.value) as client,
-        client.consumer(
-            topic,
-            subscription=subscription,
-            type=type_name.value,
-            initial_position=position,
-            **options,
-        ) as consumer,
+        client.consumer(topic, **options) as consumer,
     ):
-        count = _pump(consumer, write_batch, max_messages, timeout, acknowledge=not no_ack)
-    note(f"{count:,} message{'' if count == 1 else 's'} from {topic or pattern}")
+        _consume_from(
+            consumer, printed, lambda: _pump(consumer, write_batch, max_messages, timeout, printed)
+        )
+    note(printed.as_text())
+
+
+def _consume_from(consumer: Any, printed: _Printed, pump: Callable[[], None]) -> None:
+    """Pump, and say what was acknowledged if that is interrupted or fails."""
+    try:
+        pump()
+    except KeyboardInterrupt:
+        if printed.messages:
+            note(f"interrupted: {printed.flushed(consumer, INTERRUPTED_SECONDS)}")
+        raise
+    except DanubeError as error:
+        if not printed.messages:
+            raise
+        told = printed.flushed(consumer, INTERRUPTED_SECONDS)
+        raise type(error)(f"{error}; {told}; run it again to go on") from error
+
+
+class _Printed:
+    """What was printed of a subscription, and what became of its acks."""
+
+    def __init__(self, where: str, *, acknowledge: bool) -> None:
+        self.messages = 0
+        self.acknowledge = acknowledge
+        self._where = where
+
+    def as_text(self) -> str:
+        plural = "" if self.messages == 1 else "s"
+        return f"{self.messages:,} message{plural} from {self._where}"
+
+    def flushed(self, consumer: Any, seconds: float) -> str:
+        """Wait a while for the acks of what was printed; what became of them."""
+        if not self.acknowledge:
+            return f"{self.as_text()} printed, none acknowledged"
+        try:
+            consumer.flush_acks(timeout=seconds)
+        except DanubeError:
+            return f"{self.as_text()} printed; not all acks arrived, so some may come again"
+        return f"{self.as_text()} printed and acknowledged"
 
 
 def position_of(text: str) -> str | int:
@@ -181,30 +221,29 @@ def _pump(
     write_batch: Callable[[Any], bytes],
     max_messages: int | None,
     timeout: float | None,
-    *,
-    acknowledge: bool,
-) -> int:
-    """Receive, print, acknowledge, until one of the limits is reached; how many were printed."""
+    printed: _Printed,
+) -> None:
+    """Receive, print, acknowledge, until one of the limits is reached."""
     clock = SystemClock()
-    count = 0
     heard_ns = clock.monotonic_ns()
-    while max_messages is None or count < max_messages:
-        wait = POLL_SECONDS
-        if timeout is not None:
-            quiet = (clock.monotonic_ns() - heard_ns) / NS_PER_SECOND
-            wait = min(POLL_SECONDS, max(timeout - quiet, 0.0))
-        wanted = BATCH_MESSAGES if max_messages is None else max_messages - count
-        batch = consumer.receive_batch(max_messages=min(BATCH_MESSAGES, wanted), timeout=wait)
-        now_ns = clock.monotonic_ns()
-        warn_of_gaps(consumer)
-        if len(batch):
-            write(write_batch(batch))
-            if acknowledge:
-                consumer.ack(batch)
-            count += len(batch)
-            heard_ns = now_ns
-        elif timeout is not None and now_ns - heard_ns >= timeout * NS_PER_SECOND:
-            break
-    if acknowledge:
+    with Progress(beside_stdout=True) as progress:
+        while max_messages is None or printed.messages < max_messages:
+            wait = POLL_SECONDS
+            if timeout is not None:
+                quiet = (clock.monotonic_ns() - heard_ns) / NS_PER_SECOND
+                wait = min(POLL_SECONDS, max(timeout - quiet, 0.0))
+            wanted = BATCH_MESSAGES if max_messages is None else max_messages - printed.messages
+            batch = consumer.receive_batch(max_messages=min(BATCH_MESSAGES, wanted), timeout=wait)
+            now_ns = clock.monotonic_ns()
+            warn_of_gaps(consumer)
+            if len(batch):
+                write(write_batch(batch))
+                if printed.acknowledge:
+                    consumer.ack(batch)
+                printed.messages += len(batch)
+                progress.show(printed.as_text())
+                heard_ns = now_ns
+            elif timeout is not None and now_ns - heard_ns >= timeout * NS_PER_SECOND:
+                break
+    if printed.acknowledge:
         consumer.flush_acks()
-    return count

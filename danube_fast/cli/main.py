@@ -1,7 +1,5 @@
-"""Where `danube-fast` begins: the commands, and what becomes of their errors.
-
-Exit codes: 0 done, 1 anything else, 2 usage, 3 not found, 4 refused by the broker, 5 unreachable,
-130 Ctrl-C, 141 stdout closed. An error is one sentence on stderr; `--debug` adds the traceback.
+"""Where `danube-fast` begins: the commands. What becomes of their errors is in `failures.py`;
+`--debug` adds the traceback.
 """
 
 from __future__ import annotations
@@ -10,11 +8,10 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from danube_fast import errors
 from danube_fast.cli import (
     bench,
     completion,
@@ -30,40 +27,23 @@ from danube_fast.cli import (
     topic_messages,
     wal,
 )
+from danube_fast.cli.failures import (
+    EXIT_INTERRUPTED,
+    EXIT_STDOUT_CLOSED,
+    PROGRAM,
+    report,
+    wants_json,
+)
 from danube_fast.cli.output import StdoutClosed
 
 __all__ = ["app", "main", "run"]
 
-PROGRAM = "danube-fast"
-
-EXIT_OTHER = 1
-EXIT_USAGE = 2
-EXIT_NOT_FOUND = 3
-EXIT_REFUSED = 4
-EXIT_UNREACHABLE = 5
-EXIT_INTERRUPTED = 130
-EXIT_STDOUT_CLOSED = 141
-
-# The first that fits, from the most special to the most general.
-_EXIT_CODES: tuple[tuple[type[errors.DanubeError], int], ...] = (
-    (errors.InvalidArgument, EXIT_USAGE),
-    (errors.NotFound, EXIT_NOT_FOUND),
-    (errors.Unavailable, EXIT_UNREACHABLE),
-    (errors.DeadlineExceeded, EXIT_UNREACHABLE),
-    (errors.AlreadyExists, EXIT_REFUSED),
-    (errors.FailedPrecondition, EXIT_REFUSED),
-    (errors.PermissionDenied, EXIT_REFUSED),
-    (errors.ResourceExhausted, EXIT_REFUSED),
-    (errors.DanubeError, EXIT_OTHER),
-)
-
-# typer carries click inside since 0.26 and beside before; its own exports lead to either.
-_UsageError: Any = typer.BadParameter.__mro__[1]
-_ClickException: Any = _UsageError.__mro__[1]
-
 app = typer.Typer(
     name=PROGRAM,
-    help="A publish/subscribe message broker for one big host.",
+    help="A publish/subscribe message broker for one big host.\n\n\b\nExit codes:\n"
+    "  0 done, 1 anything else, 2 usage, 3 not found, 4 refused by the broker, 5 unreachable,\n"
+    "  130 Ctrl-C, 141 stdout closed. With -o json a failure is JSON on stderr:\n"
+    '  {"error": {"code": ..., "message": ..., "remedy": ...}}\n',
     epilog="\b\nExample:\n"
     "  danube-fast serve --workers 2\n"
     "  danube-fast produce /default/hello -m 'hello, world'\n"
@@ -124,30 +104,7 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        return _report(error)
-
-
-def _report(error: Exception) -> int:
-    """One sentence on stderr; the exit code."""
-    if isinstance(error, errors.DanubeError):
-        text = str(error)
-        code = next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
-    elif isinstance(error, _ClickException):
-        text = " ".join(error.format_message().split())
-        if not text:  # the help was shown instead
-            return EXIT_USAGE
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else PROGRAM
-        text = f"{text.rstrip('.')}; see `{command} --help`"
-        code = EXIT_USAGE
-    elif isinstance(error, OSError) and error.filename is not None:
-        text, code = f"{error.filename}: {error.strerror}; check that path", EXIT_OTHER
-    else:
-        name = type(error).__name__
-        text, code = f"{name}: {error}; run it again with --debug to see where", EXIT_OTHER
-    sentence = " ".join(text.splitlines())
-    print(f"{PROGRAM}: {sentence}", file=sys.stderr, flush=True)
-    return code
+        return report(error, as_json=wants_json(words))
 
 
 def run() -> None:

@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 
 from danube_fast.cli.options import OutputForm
+from danube_fast.clock import SystemClock
 
 __all__ = [
+    "Progress",
     "StdoutClosed",
     "bytes_text",
     "note",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 NS_PER_SECOND = 1_000_000_000
+PROGRESS_NS = NS_PER_SECOND // 4
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 INLINE_ITEMS_MAX = 4
 _UNIT_STEP = 1024
@@ -51,6 +54,29 @@ def write(content: bytes) -> None:
 def note(text: str) -> None:
     """A remark for the person at the terminal."""
     print(text, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """One line on stderr that is written anew while a command works; only at a terminal."""
+
+    def __init__(self, *, beside_stdout: bool = False) -> None:
+        """`beside_stdout`: the command prints meanwhile, so its output must go elsewhere."""
+        self._shown = sys.stderr.isatty() and not (beside_stdout and sys.stdout.isatty())
+        self._clock = SystemClock()
+        self._due_ns = self._clock.monotonic_ns() + PROGRESS_NS
+
+    def show(self, text: str) -> None:
+        """Say how far it is, a few times a second at most."""
+        if self._shown and self._clock.monotonic_ns() >= self._due_ns:
+            self._due_ns = self._clock.monotonic_ns() + PROGRESS_NS
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def print_result(form: OutputForm, value: Any, text: str | None = None) -> None:

@@ -28,10 +28,10 @@ from danube_fast.cli.options import (
     UrlOption,
     example,
 )
-from danube_fast.cli.output import bytes_text, print_result
+from danube_fast.cli.output import Progress, bytes_text, note, print_result
 from danube_fast.cli.records import LINE_END, Record, parse_records
 from danube_fast.clock import Clock, SystemClock
-from danube_fast.errors import InvalidArgument, NotFound
+from danube_fast.errors import DanubeError, InvalidArgument, NotFound
 
 __all__ = ["produce", "register"]
 
@@ -114,22 +114,52 @@ def produce(
         "attributes": _attributes(attribute or []),
     }
     options = {
-        "name": name,
-        "dispatch": None if dispatch is None else dispatch.value,
-        "durability": None if durability is None else durability.value,
-        "partitions": partitions,
-    }
+        "name": name, "dispatch": dispatch and dispatch.value,
+        "durability": durability and durability.value, "partitions": partitions,
+    }  # fmt: skip
     given = {option: value for option, value in options.items() if value is not None}
-    clock = SystemClock()
     with contextlib.ExitStack() as cleanup:
         source = _Source(message, file, input_form, cleanup)
         client = cleanup.enter_context(connect(url, transport.value))
         producer = cleanup.enter_context(client.producer(topic, **given))
-        summary = _Summary(clock)
-        for _ in range(repeat):
-            _send_all(producer, parse_records(source.lines(), **parsing), source, rate, summary)
-        summary.end(producer.flush(timeout=FLUSH_SECONDS))
+        summary = _Summary(SystemClock(), topic, cleanup.enter_context(Progress()))
+        rounds = (parse_records(source.lines(), **parsing) for _ in range(repeat))
+        is_lines = repeat == 1 and input_form is not InputForm.RAW
+        with _telling(producer, summary, file if is_lines else None):
+            for records in rounds:
+                _send_all(producer, records, source, rate, summary)
+            summary.end(producer.flush(timeout=FLUSH_SECONDS))
     print_result(output, summary.as_dict(), summary.as_text(topic))
+
+
+@contextlib.contextmanager
+def _telling(producer: Any, summary: _Summary, path: str | None) -> Iterator[None]:
+    """Say how far it came if publishing is interrupted or fails."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if summary.messages:
+            note(f"interrupted: {summary.so_far(producer)}")
+        raise
+    except DanubeError as error:
+        if not summary.messages:
+            raise
+        raise type(error)(f"{error}; {_how_to_go_on(producer, summary, path)}") from error
+
+
+def _how_to_go_on(producer: Any, summary: _Summary, path: str | None) -> str:
+    """How much was published when a stream failed, and how to publish the rest."""
+    with contextlib.suppress(DanubeError):
+        producer.flush(timeout=FLUSH_SECONDS)  # what could not be taken has been told
+    text = summary.so_far(producer)
+    acked = producer.acked_messages
+    if path is None or summary.is_partitioned:
+        return text
+    where = "its input" if path == "-" else path
+    return (
+        f"{text}; go on behind them with: tail -n +{acked + 1} {where} | danube-fast produce "
+        f"{summary.topic} --file - (and the same options)"
+    )
 
 
 def _check_options(
@@ -202,8 +232,11 @@ def _is_regular(file: IO[bytes]) -> bool:
 class _Summary:
     """What was sent, and how long it took until it was acknowledged."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, topic: str, progress: Progress) -> None:
+        self.topic = topic
+        self.is_partitioned = False
         self.messages = 0
+        self._progress = progress
         self.byte_count = 0
         self.first_offset: int | None = None
         self._last_offset: int | None = None
@@ -214,6 +247,19 @@ class _Summary:
     def add(self, records: list[Record]) -> None:
         self.messages += len(records)
         self.byte_count += sum(len(record.payload or b"") for record in records)
+        self._progress.show(f"{self.messages:,} messages, {bytes_text(self.byte_count)}")
+
+    def begin(self, message_id: Any) -> None:
+        """The first message is acknowledged."""
+        self.first_offset = message_id.offset
+        self.is_partitioned = message_id.topic != self.topic
+
+    def so_far(self, producer: Any) -> str:
+        """What was acknowledged until now."""
+        acked = producer.acked_messages
+        if acked == self.messages:
+            return f"the {acked:,} messages before it were published and acknowledged"
+        return f"{acked:,} of {self.messages:,} messages handed over were acknowledged"
 
     def end(self, last_id: Any) -> None:
         self._seconds = (self._clock.monotonic_ns() - self._began_ns) / NS_PER_SECOND
@@ -252,11 +298,12 @@ def _send_all(
             return
         # waits for its ack: the offset is wanted, and what is wrong comes to light at once
         message_id = producer.publish(first.payload, **_fields(first))
-        summary.first_offset = message_id.offset
+        summary.begin(message_id)
         summary.add([first])
     pacer = None if rate is None else _Pacer(rate, summary.messages)
     batch_messages = source.batch_messages if pacer is None else 1
-    while batch := list(itertools.islice(records, batch_messages)):
+    sound = _UntilFault(records)
+    while batch := list(itertools.islice(sound, batch_messages)):
         if pacer is not None:
             pacer.wait(summary.messages)
         if len(batch) == 1:
@@ -264,6 +311,26 @@ def _send_all(
         else:
             producer.send_many([record.payload for record in batch], **_columns(batch))
         summary.add(batch)
+    if sound.fault is not None:
+        raise sound.fault
+
+
+class _UntilFault:
+    """Records before the first that is wrong: they are published, whatever comes behind them."""
+
+    def __init__(self, records: Iterator[Record]) -> None:
+        self.fault: InvalidArgument | None = None
+        self._records = records
+
+    def __iter__(self) -> Iterator[Record]:
+        return self
+
+    def __next__(self) -> Record:
+        try:
+            return next(self._records)
+        except InvalidArgument as fault:
+            self.fault = fault
+            raise StopIteration from None
 
 
 def _fields(record: Record) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from danube_fast.checks import in_our_words
 from danube_fast.cli.output import time_text
 from danube_fast.errors import InvalidArgument
 
@@ -83,8 +84,10 @@ def _from_json(line: bytes, number: int) -> Record:
         payload = _bytes(parsed.payload, parsed.payload_base64)
         key = _bytes(parsed.key, parsed.key_base64)
     except (msgspec.DecodeError, binascii.Error) as error:
+        is_json = isinstance(error, msgspec.ValidationError)
+        why = in_our_words(error, "the object") if is_json else str(error)
         raise InvalidArgument(
-            f"line {number} is no message in JSON ({error}); write an object such as "
+            f"line {number} is no message in JSON ({why}); write an object such as "
             '{"payload": "text", "key": "k"}, as `consume --output json` does'
         ) from error
     return Record(payload, key, parsed.attributes or None, parsed.event_time)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import msgspec
 import typer
 
 from danube_fast.cli.options import OutputForm, OutputOption, YesOption, example
-from danube_fast.cli.output import bytes_text, note, print_result, refuse_without_yes
+from danube_fast.cli.output import Progress, bytes_text, note, print_result, refuse_without_yes
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DataLoss, NotFound
 
@@ -60,7 +61,17 @@ def verify(
     if accept_loss:
         refuse_without_yes(yes, f"gives up every damaged message in {directory}, for ever")
     wall_ns = SystemClock().wall_ns()
-    reports = [verify_log(path, accept_loss=accept_loss, wall_ns=wall_ns) for path in paths]
+    reports = []
+    with Progress() as progress:
+        for path in paths:
+            reports.append(
+                verify_log(
+                    path,
+                    accept_loss=accept_loss,
+                    wall_ns=wall_ns,
+                    on_progress=functools.partial(_show, progress, path),
+                )
+            )
     text = "\n".join(_verified(report) for report in reports)
     print_result(output, msgspec.to_builtins(reports), text)
     damaged = [report.directory for report in reports if report.faults and not report.repaired]
@@ -71,6 +82,10 @@ def verify(
         )
     if any(report.repaired for report in reports):
         note("the damage was cut out; readers are told which offsets are gone")
+
+
+def _show(progress: Progress, path: Path, done: int, total: int) -> None:
+    progress.show(f"{path}: {bytes_text(done)} of {bytes_text(total)} checked")
 
 
 def _logs(directory: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -174,9 +174,18 @@ def _snapshot_reports(directory: Path) -> list[SnapshotReport]:
 class _Verifier:
     """Walks a log over its damage and collects it."""
 
-    def __init__(self, directory: Path, chain: Chain, log_id: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        chain: Chain,
+        log_id: int,
+        on_progress: Callable[[int, int], None] | None,
+    ) -> None:
         self.directory = directory
         self.chain = chain
+        self._on_progress = on_progress
+        self._bytes = sum(chain.end_of(index) - chain[index].first_position
+                          for index in range(len(chain)))  # fmt: skip
         self.log_id = log_id
         self.named_position = max((at for at, _ in list_snapshots(directory)), default=0)
         self.frames = 0
@@ -197,6 +206,8 @@ class _Verifier:
             for block in walk.blocks():
                 self.frames += len(block.rows)
                 self.messages += int(block.rows["message_count"].sum())
+                if self._on_progress is not None:
+                    self._on_progress(walk.position - self.chain.oldest_position, self._bytes)
             self.cut, epoch = walk.position, walk.epoch
             evidence = collect_evidence(self.chain, self.log_id, self.cut)
             self.synced = max(self.synced, walk.synced, evidence.synced)
@@ -264,10 +275,12 @@ def verify_log(
     accept_loss: bool = False,
     wall_ns: int = 0,
     lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
     """Check every byte. With `accept_loss` make the log whole again without what is damaged.
 
-    Each loss is recorded with `wall_ns`. Raises NotFound, FailedPrecondition while a broker has the
+    `on_progress` hears now and then how many bytes of how many are checked. Each loss is recorded with
+    `wall_ns`. Raises NotFound, FailedPrecondition while a broker has the
     log open or if its format is newer.
     """
     path = _existing(directory)
@@ -275,7 +288,7 @@ def verify_log(
     chain = Chain(list_segments(path, SEGMENT_HEADER_BYTES))
     try:
         log_id = _log_id(chain)
-        verifier = _Verifier(path, chain, log_id or 0)
+        verifier = _Verifier(path, chain, log_id or 0, on_progress)
         faults = [*verifier.faults(), *_snapshot_damage(path)]
         if accept_loss and faults:
             repair(path, chain, log_id or 0, faults, wall_ns)

@@ -11,6 +11,7 @@ import pytest
 
 from danube_fast.cli import broker as seam
 from danube_fast.cli import consume, doctor, produce
+from danube_fast.cli.failures import wants_json
 from danube_fast.cli.main import main
 from tests.cli.fakes import FakeBroker
 
@@ -19,6 +20,7 @@ class Outcome(NamedTuple):
     code: int
     out: str
     err: str
+    words: tuple[str, ...] = ()
 
     def json(self) -> Any:
         return json.loads(self.out)
@@ -27,6 +29,9 @@ class Outcome(NamedTuple):
         """What stands on stderr: exactly one line of ours, no traceback."""
         lines = self.err.splitlines()
         assert len(lines) == 1, self.err
+        if wants_json(self.words):
+            error = json.loads(lines[0])["error"]
+            return f"danube-fast: {error['message']}; {error['remedy']}"
         assert lines[0].startswith("danube-fast: "), self.err
         return lines[0]
 
@@ -55,6 +60,6 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
         capfd.readouterr()
         code = main(arguments)
         out, err = capfd.readouterr()
-        return Outcome(code, out, err)
+        return Outcome(code, out, err, arguments)
 
     return run_it

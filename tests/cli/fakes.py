@@ -117,6 +117,10 @@ class FakeProducer(Scope):
         for index, payload in enumerate(payloads):
             self._keep(payload, {names[name]: column[index] for name, column in columns.items()})
 
+    @property
+    def acked_messages(self) -> int:
+        return len(self._kept)
+
     def flush(self, timeout: float) -> MessageId | None:
         return MessageId(self._topic, len(self._kept) - 1) if self._kept else None
 
@@ -138,5 +142,5 @@ class FakeConsumer(Scope):
     def ack(self, batch: FakeBatch) -> None:
         self._broker.acked.extend(message.offset for message in batch)
 
-    def flush_acks(self) -> None:
+    def flush_acks(self, timeout: float = 30.0) -> None:
         self._broker.flushed_acks += 1

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 from danube_fast import errors
-from danube_fast.cli import main as main_module
+from danube_fast.cli import failures
 from danube_fast.cli.main import app
 from danube_fast.testing import Broker
 from tests.cli.conftest import Run
@@ -120,7 +120,7 @@ def test_every_error_kind_is_in_the_table() -> None:
     kinds = [k for k in vars(errors).values() if isinstance(k, type)]
     for kind in kinds:
         if issubclass(kind, errors.DanubeError):
-            assert any(issubclass(kind, known) for known, _ in main_module._EXIT_CODES)
+            assert any(issubclass(kind, known) for known, _ in failures._EXIT_CODES)
 
 
 @pytest.mark.parametrize(
