@@ -35,8 +35,8 @@ from tests.crash.payloads import (
 
 __all__ = ["History", "Place", "Sight"]
 
-NOTICED_NS = 3_000_000_000
-"""So long after a kill at most a consumer goes on with what it has."""
+NOTICED_NS = 15_000_000_000
+"""So long after a kill at most a consumer goes on with what it has: five times what it takes."""
 
 Place = tuple[str, int, int]
 """(topic, partition index, offset)"""

@@ -22,7 +22,7 @@ BATCH_MESSAGES = 20
 WINDOW_BATCHES = 8
 RESEND_BATCHES = 48
 """Well inside the 64 batches that the broker remembers."""
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 class Resender:

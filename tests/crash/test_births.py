@@ -83,7 +83,7 @@ def test_names_that_begin_alike_are_never_confused(server: Server) -> None:
             for number in range(index + 1):
                 client.publish(topic, f"{topic} {number}".encode())
             with client.consumer(topic, subscription="s", initial_position="earliest") as consumer:
-                assert [consumer.receive(timeout=10).payload for _ in range(index + 1)] == [
+                assert [consumer.receive(timeout=60).payload for _ in range(index + 1)] == [
                     f"{topic} {number}".encode() for number in range(index + 1)
                 ]
         check_each(client, names, names)

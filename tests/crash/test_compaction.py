@@ -104,7 +104,7 @@ def newest_values(server: Server) -> tuple[dict[str, int | None], int]:
     return values, count
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_compaction_and_a_pinned_log_survive_kills(tmp_path: Path) -> None:
     draw = random.Random(SEED)
     server = Server(
@@ -132,10 +132,12 @@ def test_compaction_and_a_pinned_log_survive_kills(tmp_path: Path) -> None:
                     server.start()
         finally:
             publisher.stopped.set()
-            publisher.join(60)
+            publisher.join(120)
         assert publisher.fault is None and not publisher.is_alive()
-        values, count = newest_values(server)
-        assert count < publisher.number // 2, "nothing was compacted"
+        wait_until(
+            "a pass", lambda: newest_values(server)[1] < publisher.number // 2, CLEAN_SECONDS
+        )
+        values, _ = newest_values(server)
         for key, value in publisher.acked.items():
             sent = publisher.sent[key]
             wanted = {None if each < 0 else each for each in (value, sent)}
@@ -151,4 +153,4 @@ def test_compaction_and_a_pinned_log_survive_kills(tmp_path: Path) -> None:
                 return left >= set(kept)
 
             wait_until("what was not acked", all_there, CLEAN_SECONDS)
-        assert list(server.data_dir.rglob("*.trim")), "nothing was ever given back"
+        wait_until("space given back", lambda: list(server.data_dir.rglob("*.trim")))

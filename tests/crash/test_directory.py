@@ -71,7 +71,7 @@ class Journey:
                         key=f"k{number % 64}",
                         on_delivery=lambda place, _, n=number, told=told: told.append((n, place)),
                     )
-                producer.flush(timeout=30)
+                producer.flush(timeout=60)
             assert len(told) == PER_STEP
             for number, place in told:
                 self.history.note_ack(
@@ -94,7 +94,7 @@ class Journey:
             with client.consumer(topic, subscription="s", initial_position="earliest") as consumer:
                 came: set[Place] = set()
                 while len(came) < len(left):
-                    batch = list(consumer.receive_batch(timeout=20))
+                    batch = list(consumer.receive_batch(timeout=60))
                     if not batch:
                         missing = sorted(left - came)[:5]
                         raise history.fail(f"{topic}: {missing} are unacked and did not come")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,8 +37,8 @@ TRANSPORTS = ("shm", "zmq")
 """Clients take turns."""
 VICTIMS = ("worker", "coordinator", "supervisor", "all")
 ACKS_BEFORE_KILL = 5000
-RECOVERY_SECONDS = 40.0
-DRAIN_SECONDS = 30.0
+RECOVERY_SECONDS = 60.0
+DRAIN_SECONDS = 60.0
 
 FSYNC: dict[str, Any] = {"dispatch": "reliable", "durability": "fsync"}
 OS: dict[str, Any] = {"dispatch": "reliable", "durability": "os"}
@@ -172,32 +173,46 @@ def strike(load: Load, server: Server, victim: str, draw: random.Random) -> int:
     """One kill, somewhere in the load; its time."""
     load.wait_for_acks(5, ACKS_BEFORE_KILL, RECOVERY_SECONDS)
     time.sleep(draw.random() * 0.1)
+    if victim == "coordinator":
+        return strike_coordinator(load, server)
     killed_ns = server.kill(victim, 1 + draw.randrange(server.workers))
     if victim in ("supervisor", "all"):
         for resender in load.resenders:
             resender.halt()
         server.start()
     else:
-        time.sleep(0.05)  # the coordinator's death must not disturb what goes on meanwhile
+        time.sleep(0.05)
         for resender in load.resenders:
             resender.halt()
     return killed_ns
 
 
-def check_it_hit(load: Load, victim: str, killed_ns: int, counts: list[int], flying: int) -> None:
+def strike_coordinator(load: Load, server: Server) -> int:
+    """Kill the coordinator; that must not disturb what goes on until there is another."""
+    assert server.broker is not None
+    supervisor = server.broker.process.pid
+    os.kill(supervisor, signal.SIGSTOP)  # nothing is started again meanwhile
+    try:
+        killed_ns = server.kill("coordinator")
+        load.wait_for_acks(0, ACKS_BEFORE_KILL, RECOVERY_SECONDS)
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    for resender in load.resenders:
+        resender.halt()
+    return killed_ns
+
+
+def check_it_hit(load: Load, killed_ns: int, counts: list[int], flying: int) -> None:
     """The kill fell into load: messages were acked between the one before and it (`counts`: how many
     there were then), some batches were on their way (`flying` of them of producers that do not tell
     by themselves)."""
-    recent = after = 0
+    recent = 0
     for records in load.acks_since(counts):
         at, sent = records["at_ns"], records["sent_ns"]
         recent += int((at < killed_ns).sum())
         flying += int(((sent < killed_ns) & (at > killed_ns)).sum())
-        after += int(((at > killed_ns) & (at < killed_ns + 500_000_000)).sum())
     if recent < ACKS_BEFORE_KILL or not flying:
         raise load.history.fail(f"the kill missed: {recent} acked before, {flying} on their way")
-    if victim == "coordinator" and not after:
-        raise load.history.fail("nothing was acked while only the coordinator was down")
 
 
 def drain(client: Any, topic: str, subscription: str, wanted: int) -> list[tuple[int, int]]:
@@ -214,7 +229,7 @@ def drain(client: Any, topic: str, subscription: str, wanted: int) -> list[tuple
     return rest
 
 
-@pytest.mark.timeout(120 + 30 * ROUNDS)
+@pytest.mark.timeout(300 + 60 * ROUNDS)
 @pytest.mark.parametrize("log", ["kept", "trimmed"])
 def test_any_process_killed_under_load(tmp_path: Path, log: str) -> None:
     draw = random.Random(f"{SEED} {log}")
@@ -236,7 +251,7 @@ def test_any_process_killed_under_load(tmp_path: Path, log: str) -> None:
                 resender.resend()
                 resender.start()
             load.wait_for_acks(1, 0, RECOVERY_SECONDS)
-            check_it_hit(load, victim, killed_ns, counts, flying)
+            check_it_hit(load, killed_ns, counts, flying)
         for resender in load.resenders:
             resender.halt()
             resender.resend()

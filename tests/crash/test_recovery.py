@@ -56,7 +56,7 @@ class Crowd:
             self._start(name)
 
     def _client(self) -> danube_fast.Client:
-        return danube_fast.connect(self.url, timeout=30)
+        return danube_fast.connect(self.url, timeout=60)
 
     def _start(self, name: str) -> None:
         def run() -> None:
@@ -128,7 +128,7 @@ class Crowd:
 
         async def loop() -> None:
             async with (
-                await danube_fast.connect_async(self.url, timeout=30) as client,
+                await danube_fast.connect_async(self.url, timeout=60) as client,
                 await client.consumer(
                     TOPIC, subscription="async", initial_position="earliest"
                 ) as consumer,
@@ -173,7 +173,7 @@ class Crowd:
         """End all threads."""
         self.end_of_publishing()
         self.stopping.set()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         with self._client() as client:
             while any(thread.is_alive() for thread in self._threads):
                 assert time.monotonic() < deadline, "some receivers do not end"
@@ -195,7 +195,7 @@ def check(crowd: Crowd) -> None:
 def test_everybody_goes_on_by_himself(server: Server) -> None:
     crowd = Crowd(server.url)
     try:
-        crowd.wait_until_all_have(50, 30)
+        crowd.wait_until_all_have(50, 60)
         with server.client() as client:
             (stats,) = client.admin.topic_stats(TOPIC)["partition_stats"]
             owners = {log["log_id"]: log["worker"] for log in server.status()["logs"]}
@@ -207,7 +207,7 @@ def test_everybody_goes_on_by_himself(server: Server) -> None:
                 server.start()
             crowd.wait_until_all_have(before + 50, SLACK * WORKER_RECOVERY_SECONDS)
         crowd.end_of_publishing()
-        crowd.wait_until_all_have(crowd.published - 1, 30)
+        crowd.wait_until_all_have(crowd.published - 1, 60)
     finally:
         crowd.stop()
     check(crowd)

@@ -31,7 +31,7 @@ def offsets(paths: list[Path], kind: int, generation_min: int = 0) -> set[int]:
     return found
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("transport", ["shm", "zmq"])
 def test_what_a_stalled_consumer_had_in_hand_is_no_fault(tmp_path: Path, transport: str) -> None:
     history = History(f"stalled, {transport}")

@@ -12,7 +12,7 @@ import danube_fast
 from danube_fast.errors import InvalidArgument
 from tests.crash.rig import Server
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -29,9 +29,10 @@ def test_messages_come_when_they_are_due_and_not_before(server: Server) -> None:
         client.consumer(topic, subscription="s", type="shared") as consumer,
     ):
         start = time.time()
-        producer.publish(b"second", deliver_after=1.0)
+        producer.publish(b"second", deliver_after=3.0)
         producer.publish(b"now")
-        producer.send_many([b"first", b"also now"], deliver_at=[time.time_ns() + 500_000_000, None])
+        first_ns = int(start * 1e9) + 1_500_000_000
+        producer.send_many([b"first", b"also now"], deliver_at=[first_ns, None])
         producer.flush()
         came = []
         while len(came) < 4:
@@ -40,8 +41,8 @@ def test_messages_come_when_they_are_due_and_not_before(server: Server) -> None:
             came.append((message.payload, time.time() - start))
             consumer.ack(message)
         assert [payload for payload, _ in came] == [b"now", b"also now", b"first", b"second"]
-        assert 0.5 <= came[2][1] < 0.5 + 5
-        assert 1.0 <= came[3][1] < 1.0 + 5
+        assert came[2][1] >= 1.5
+        assert came[3][1] >= 3.0
         consumer.flush_acks()
         assert consumer.receive(timeout=0.3) is None
 
@@ -53,7 +54,7 @@ def test_a_kill_of_the_worker_delays_again_what_was_not_due(server: Server) -> N
         client.producer(topic) as producer,
         client.consumer(topic, subscription="s", type="shared") as consumer,
     ):
-        due = time.time_ns() + 4_000_000_000
+        due = time.time_ns() + 8_000_000_000
         producer.send_many(
             [b"%d" % i for i in range(100)],
             deliver_at=[due if i % 2 else None for i in range(100)],

@@ -85,7 +85,7 @@ def test_a_standby_is_promoted_and_goes_on_behind_the_last_ack(
                 assert late.offset == MESSAGES, "who was promoted stays so"
         finally:
             active.kill()
-            active.wait(10)
+            active.wait(WAIT_SECONDS)
             active.stdout.close()
     offsets = [first.offset, *(message.offset for message in rest)]
     assert offsets == list(range(offsets[0], MESSAGES)), "a gap, or another order"

@@ -239,7 +239,7 @@ def test_growth_while_a_process_is_killed(tmp_path: Path, victim: str) -> None:
             time.sleep(0.05)
         check(list(client.reader(topic)), count)
         with client.consumer(topic, subscription="away") as away:
-            got = {int(m.payload or b"") for m in _until_quiet(away)}
+            got = _numbers(away, count)
         assert got == set(range(count)), f"{count - len(got)} are missing"
 
 
@@ -257,10 +257,11 @@ def _thread(errors: list[BaseException], call: Any, *arguments: Any) -> threadin
     return thread
 
 
-def _until_quiet(consumer: Any) -> list[danube_fast.Message]:
-    got: list[danube_fast.Message] = []
-    while batch := consumer.receive_batch(timeout=2):
-        got += list(batch)
+def _numbers(consumer: Any, count: int) -> set[int]:
+    """The payloads that come, until there are `count`."""
+    got: set[int] = set()
+    while len(got) < count and (batch := consumer.receive_batch(timeout=WAIT_SECONDS)):
+        got |= {int(message.payload or b"") for message in batch}
         consumer.ack(batch)
     return got
 
@@ -314,7 +315,7 @@ def test_growth_while_partitions_move(tmp_path: Path) -> None:
             count = publisher.stop()
         check(list(client.reader(topic)), count)
         with client.consumer(topic, subscription="away") as away:
-            got = {int(m.payload or b"") for m in _until_quiet(away)}
+            got = _numbers(away, count)
         assert got == set(range(count)), f"{count - len(got)} are missing"
 
 

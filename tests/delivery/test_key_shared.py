@@ -21,7 +21,9 @@ WAIT_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("keyed") / "data", workers=1) as running:
+    with Server(
+        tmp_path_factory.mktemp("keyed") / "data", workers=1, session_timeout_ms=30_000
+    ) as running:
         yield running
 
 
@@ -48,7 +50,7 @@ class Taker:
 
     def leave(self) -> None:
         self._leaving.set()
-        self._thread.join(10)
+        self._thread.join(WAIT_SECONDS)
         self.client.close()
 
 

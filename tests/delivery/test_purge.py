@@ -73,10 +73,8 @@ def test_peek_and_tail_move_nothing(server: Server, partitions: int) -> None:
         wait_until("readers leave", lambda: not admin.topic_stats(topic)["readers"], WAIT_SECONDS)
         with pytest.raises(danube_fast.InvalidArgument):
             admin.peek(topic, 0)
-        began = time.monotonic()
         with pytest.raises(danube_fast.NotFound, match="topics create"):
             admin.peek("/default/missing")
-        assert time.monotonic() - began < 10
 
 
 def test_the_last_messages_as_a_position(server: Server) -> None:
@@ -320,6 +318,7 @@ def test_lag_in_seconds_is_the_age_of_the_oldest_unacked(server: Server, durabil
         wait_until("a second goes by", lambda: time.time() > ready + 1.2, WAIT_SECONDS)
         low, lag, high = time.time() - ready, described()["lag_seconds"], time.time() - began
         assert low - 0.1 <= lag <= high + 0.1
+        born = time.time()
         producer.publish(b"young")
         assert described()["lag_seconds"] >= lag
         messages = receive(consumer, 302, ack=False)
@@ -328,7 +327,7 @@ def test_lag_in_seconds_is_the_age_of_the_oldest_unacked(server: Server, durabil
         assert described()["lag_seconds"] >= lag
         consumer.ack(messages[:1])
         consumer.flush_acks()
-        assert described()["lag_seconds"] < lag
+        assert described()["lag_seconds"] <= time.time() - born + 0.1
         (holder,) = described()["consumers"]
         assert (holder["unacked"], described()["unacked"]) == (1, 1)
         assert described()["state"].startswith("waiting")
