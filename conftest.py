@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    global _folder, _shm_before
+    global _folder, _mark, _shm_before
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # a shell starts what runs in the background so, and every process of a test would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         config.option.benchmark_disable = True
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    _mark = getattr(config, "workerinput", {}).get("mark", _mark)
     os.environ[MARK] = _mark
     _folder = Path(tempfile.mkdtemp(prefix="df-"))  # short: Unix socket paths end at 107 bytes
     os.environ["TMPDIR"] = tempfile.tempdir = str(_folder)
@@ -85,10 +86,10 @@ def _shared_memory() -> set[str]:
         return set()
 
 
-def _marked_processes() -> dict[int, str]:
+def _marked_processes(mark: str) -> dict[int, str]:
     """Processes other than this one that carry the mark: pid -> command line."""
     found = {}
-    needle = f"{MARK}={_mark}".encode()
+    needle = f"{MARK}={mark}".encode()
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
@@ -102,13 +103,13 @@ def _marked_processes() -> dict[int, str]:
     return found
 
 
-def _leaked_processes() -> dict[int, str]:
+def _leaked_processes(mark: str, grace_seconds: float) -> dict[int, str]:
     """What still runs after a grace period; each is killed, so that nothing outlives the run."""
-    deadline = time.monotonic() + LEAK_GRACE_SECONDS
-    left = _marked_processes()
+    deadline = time.monotonic() + grace_seconds
+    left = _marked_processes(mark)
     while left and time.monotonic() < deadline:
         time.sleep(0.05)
-        left = _marked_processes()
+        left = _marked_processes(mark)
     for pid in left:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -129,7 +130,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     is_helper = hasattr(session.config, "workerinput")  # one of `-n`
     if is_helper or not session.config.getoption("numprocesses", None):
         _problems.extend(
-            f"left running: {pid} {command[:200]}" for pid, command in _leaked_processes().items()
+            f"left running: {pid} {command[:200]}"
+            for pid, command in _leaked_processes(_mark, LEAK_GRACE_SECONDS).items()
         )
     kernel_cache = f"danube-fast-{os.getuid()}"  # the documented place when ~ cannot be written
     _problems.extend(
@@ -152,9 +154,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """One of the processes of `-n` is about to start."""
+    node.workerinput["mark"] = f"{_mark}-{node.gateway.id}"
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """One of the processes of `-n` has ended."""
-    _problems.extend(getattr(node, "workeroutput", {}).get("problems", ()))
+    """One of the processes of `-n` has ended; if it crashed, its test failed and left what it had."""
+    output = getattr(node, "workeroutput", {})
+    _problems.extend(output.get("problems", ()))
+    if "problems" not in output:
+        _leaked_processes(node.workerinput["mark"], 0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.workers.broker import is_running
+
 ROOT = Path(__file__).resolve().parents[1]
 
 SAMPLE = """
@@ -41,6 +43,8 @@ def test_late(late): pass
 
 def test_dies():
     if first_time("dies"):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+        Path(__file__).with_name("child").write_text(str(child.pid))
         os.kill(os.getpid(), signal.SIGKILL)
 
 def test_leaks():
@@ -69,7 +73,7 @@ def run_twice(
     }
     return subprocess.run(
         [sys.executable, "-m", "tests.retry", "-n", "2", "-k", select],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
 
 
@@ -94,6 +98,13 @@ def test_what_failed_runs_once_more(
     assert told == flaky, result.stdout
     told = [line.rpartition("test_")[2] for line in lines if line.startswith("failed twice: ")]
     assert told == failed, result.stdout
+
+
+def test_a_process_that_crashes_leaves_nothing(tmp_path: Path) -> None:
+    result = run_twice(tmp_path, "dies or broken")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "left running" not in result.stdout
+    assert not is_running(int((tmp_path / "tests" / "child").read_text()))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.crash.rig import Server
 from tests.workers.broker import ROOT
 
 TOPIC = "/default/looked"
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")

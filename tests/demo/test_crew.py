@@ -17,7 +17,7 @@ from danube_fast.demo.stage import Stage
 from danube_fast.errors import DeadlineExceeded, Internal
 
 ROOT = Path(__file__).parents[2]
-END_SECONDS = 20.0
+END_SECONDS = 60.0
 
 ECHO = """
 import sys

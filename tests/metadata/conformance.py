@@ -262,7 +262,7 @@ class Conformance:
         start = threading.Barrier(8)
 
         def race(number: int) -> None:
-            start.wait(timeout=30)
+            start.wait(timeout=60)
             for key in range(20):
                 if store.cas(f"/race/{key}", bytes([number]), 0) is not None:
                     wins.append(key)

@@ -12,7 +12,7 @@ from danube_fast.testing.simulation import run_seed
 from tests.simulation.seeds import MOVES, ROOT, first_seed, seed_count
 
 PARTS = 4
-SECONDS_MAX = 100
+SECONDS_MAX = 280
 MOVED = (
     101126, 100304, 100119, 100893, 100372, 100574, 100060, 100330, 100064, 101219, 101157, 200471,
     200667,
