@@ -32,6 +32,8 @@ from danube_fast.net.greeting import NO_SESSION_TEXT
 from danube_fast.net.protocol import Status
 from danube_fast.net.session import Session
 from danube_fast.security.authorization import Permission, authorize
+from danube_fast.workers.dead_letters import refuse_own_topic
+from danube_fast.workers.group import Done
 from danube_fast.workers.times import offset_at
 
 if TYPE_CHECKING:
@@ -248,6 +250,7 @@ class Commands:
             ) from None
         filters = _key_filters(command.options, kind)
         policy = parse_policy(command.options.get("failure_policy") or {})
+        refuse_own_topic(policy, partition.topic)
         place = self._place(partition, command.position)
         old = session.consumers.get(command.consumer_id)
         if old is not None:
@@ -300,11 +303,31 @@ class Commands:
             else:
                 sub.policy = policy
                 journal.record(record)
-                journal.record(r.PolicySet(partition.partition_id, sub.name, policy), recorded)
+                checked = self._letters_checked(partition, sub, recorded)
+                journal.record(r.PolicySet(partition.partition_id, sub.name, policy), checked)
         elif not sub.recorded:
             journal.when_durable(recorded)
         else:
             answer(None)
+
+    def _letters_checked(self, partition: Partition, sub: Subscription, done: Done) -> Done:
+        """What to call when a new subscription is durable: it goes on to `done` when the coordinator has said
+        whether its dead-letter topic will do; the subscription is deleted if not."""
+        worker = self._worker
+
+        def told(refusal: DanubeError | None) -> None:
+            if refusal is None or partition.subscriptions.get(sub.name) is not sub:
+                done(refusal)
+                return
+            worker.operations.drop_subscription(partition, sub, refusal, lambda _: done(refusal))
+
+        def recorded(error: DanubeError | None) -> None:
+            if error is not None:
+                done(error)
+            else:
+                worker.dead_letters.check(sub.policy, told)
+
+        return recorded
 
     def _place(self, partition: Partition, wanted: str | int | dict[str, int]) -> str | int:
         """A position without a time. Raises InvalidArgument."""

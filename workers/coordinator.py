@@ -308,11 +308,15 @@ class Coordinator:
         }
 
     def _topic_places(self, request: Request) -> None:
-        """{"topic"} -> {"partitions": [[id, process], ...]}: a topic that a worker publishes to; made if
-        it is missing."""
+        """{"topic", "create"} -> {"partitions": [[id, process], ...]}: a topic that takes dead letters; made if
+        it is missing, with "create" false only looked at."""
         try:
             name = parse_topic(request.arguments["topic"])
             record = self.topics.topic(name)
+            self.topics.check_takes_letters(name)
+            if not request.arguments.get("create", True):
+                request.reply({"partitions": []})
+                return
             if record is None:
                 record = self.topics.create(name, TopicOptions.parse({}), self.clock.wall_ns())
                 self._unpark(name)

@@ -19,7 +19,7 @@ from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.policy import FailurePolicy
 from danube_fast.broker.sparse import place_of
 from danube_fast.broker.subscription import Subscription
-from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.view import FrameView
@@ -31,7 +31,7 @@ from danube_fast.workers.mailbox import Reply
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
 
-__all__ = ["DeadLetters"]
+__all__ = ["DeadLetters", "refuse_own_topic"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,16 @@ IN_FLIGHT_MAX = 256
 RETRY_NS = 1_000_000_000
 REASON_CHARACTERS_MAX = 1000
 _DONE = (Status.OK, Status.DUPLICATE)
+
+
+def refuse_own_topic(policy: FailurePolicy, topic: str) -> None:
+    """Raises InvalidArgument for a policy that publishes the letters of a topic to itself: they would fail
+    there again, for ever."""
+    if policy.dead_letter_topic == topic:
+        raise InvalidArgument(
+            f"dead_letter_topic {topic} is the topic of the subscription itself, where its letters would "
+            "fail again and again; name another one"
+        )
 
 
 class _Letter(NamedTuple):
@@ -68,7 +78,7 @@ class _Place:
 class _Desk:
     """What waits for one dead-letter topic."""
 
-    __slots__ = ("in_flight", "is_opening", "letters", "places", "retry_ns", "turn")
+    __slots__ = ("fault", "in_flight", "is_opening", "letters", "places", "retry_ns", "turn")
 
     def __init__(self) -> None:
         self.letters: deque[_Letter] = deque()
@@ -78,6 +88,8 @@ class _Desk:
         """Letters that are published and not durable yet."""
         self.retry_ns = 0
         self.turn = 0
+        self.fault = ""
+        """Why letters have to wait; empty: they do not."""
 
 
 class DeadLetters:
@@ -95,6 +107,25 @@ class DeadLetters:
             desk.letters += [
                 _Letter(sub, offset, failures, reason, sub.policy) for offset in range(start, end)
             ]
+
+    def fault_of(self, sub: Subscription) -> str:
+        """Why the letters of a subscription have to wait; empty: they do not."""
+        desk = self._desks.get(sub.policy.dead_letter_topic)
+        return desk.fault if desk is not None and sub.ledger.blocked else ""
+
+    def check(self, policy: FailurePolicy, done: Callable[[DanubeError | None], None]) -> None:
+        """Ask whether a topic takes dead letters, if it is there already; `done` with why it does not. Who
+        cannot be asked just now is asked when there are letters."""
+        if not policy.dead_letter_topic:
+            done(None)
+            return
+
+        def told(reply: Reply) -> None:
+            is_refused = isinstance(reply.error, FailedPrecondition | InvalidArgument)
+            done(reply.error if is_refused else None)
+
+        arguments = {"topic": policy.dead_letter_topic, "create": False}
+        self._worker.boot.mailbox.call(COORDINATOR, "topic_places", arguments, on_reply=told)
 
     @property
     def is_waiting(self) -> bool:
@@ -136,7 +167,7 @@ class DeadLetters:
                 place.epoch = value["producer_epoch"]
                 place.next_sequence = value["next_sequence"]
                 if left == 0 and desk.is_opening:
-                    desk.places, desk.is_opening = places, False
+                    desk.places, desk.is_opening, desk.fault = places, False, ""
 
             for place in places:
                 self._open_place(place, opened)
@@ -171,7 +202,9 @@ class DeadLetters:
 
     def _fail(self, topic: str, desk: _Desk, error: DanubeError) -> None:
         """Something is not there: begin again in a while."""
-        _log.warning("dead letters for %s have to wait: %s", topic, error)
+        if desk.fault != str(error):
+            _log.warning("dead letters for %s have to wait: %s", topic, error)
+        desk.fault = str(error)
         desk.places, desk.is_opening = [], False
         desk.retry_ns = self._worker.now_ns + RETRY_NS
 

@@ -21,7 +21,9 @@ from danube_fast.errors import (
     Unavailable,
 )
 from danube_fast.workers.boot import COORDINATOR
+from danube_fast.workers.dead_letters import refuse_own_topic
 from danube_fast.workers.durability import change_durability
+from danube_fast.workers.group import Done
 from danube_fast.workers.inherit import inherit
 from danube_fast.workers.mailbox import Reply, Request
 from danube_fast.workers.positions import Positions
@@ -282,6 +284,7 @@ class Operations:
             "redelivered": sub.redelivered_count,
             "dropped": sub.dropped_count,
             "dead_letters": sub.dead_letter_count,
+            "dead_letter_fault": self._worker.dead_letters.fault_of(sub),
             "skipped": sub.router.skipped_count if sub.router is not None else 0,
             "lost": sub.lost_count,
             "expired": sub.expired_count,
@@ -322,6 +325,7 @@ class Operations:
 
         def change(partition: Partition, sub: Subscription) -> None:
             policy = parse_policy(request.arguments["values"], sub.policy)
+            refuse_own_topic(policy, partition.topic)
 
             def done(error: DanubeError | None) -> None:
                 if error is not None:
@@ -342,9 +346,26 @@ class Operations:
         except InvalidArgument as error:
             request.fail(error)
 
+    def drop_subscription(
+        self,
+        partition: Partition,
+        sub: Subscription,
+        cause: DanubeError,
+        done: Done,
+    ) -> None:
+        """Delete a subscription, whose consumers hear of the cause; `done` when that is durable."""
+        worker = self._worker
+        for consumer in list(sub.consumers):
+            session = worker.sessions.by_number(consumer.session)
+            if session is not None:
+                worker.close_consumer(session, consumer, code=cause.code, text=str(cause))
+        partition.forget_subscription(sub.name)
+        worker.gaps.forget(partition.partition_id, sub.name)
+        record = r.SubscriptionDeleted(partition.partition_id, sub.name)
+        worker.journals[partition.log_slot].record(record, done)
+
     def _delete_subscription(self, request: Request) -> None:
         """{"partition_ids", "subscription"} -> {"deleted": n} when durable; consumers are closed."""
-        worker = self._worker
         name = request.arguments["subscription"]
         found = [part for part in self._changeable(request) if name in part.subscriptions]
         left = len(found)
@@ -361,13 +382,5 @@ class Operations:
                 request.reply({"deleted": len(found)})
 
         for partition in found:
-            sub = partition.subscriptions[name]
-            for consumer in list(sub.consumers):
-                session = worker.sessions.by_number(consumer.session)
-                if session is not None:
-                    text = f"subscription {name!r} was deleted"
-                    worker.close_consumer(session, consumer, code=NotFound.code, text=text)
-            partition.forget_subscription(name)
-            worker.gaps.forget(partition.partition_id, name)
-            record = r.SubscriptionDeleted(partition.partition_id, name)
-            worker.journals[partition.log_slot].record(record, done)
+            cause = NotFound(f"subscription {name!r} was deleted")
+            self.drop_subscription(partition, partition.subscriptions[name], cause, done)

@@ -64,6 +64,8 @@ def _state(sub: dict[str, Any]) -> str:
         return "stalled: no consumer is connected"
     if all(min(held["byte_credit"], held["message_credit"]) <= 0 for held in sub["consumers"]):
         return "stalled: its consumers have not taken what they were sent"
+    if sub["dead_letter_fault"]:
+        return f"blocked: {sub['blocked']} dead letters have to wait: {sub['dead_letter_fault']}"
     if sub["blocked"] and sub["blocked"] + sub["unacked"] >= sub["lag_messages"]:
         return (
             f"blocked: {sub['blocked']} messages failed too often; change the failure policy "
@@ -102,7 +104,9 @@ def set_failure_policy(
 ) -> None:
     """Change fields of a subscription's failure policy, from now on; answers the policy."""
     record = context.topics.require_settled(parse_topic(topic))
-    parse_policy(values)
+    policy = parse_policy(values)
+    if policy.dead_letter_topic:
+        context.topics.check_takes_letters(policy.dead_letter_topic)
 
     def told(replies: list[Any], errors: list[DanubeError]) -> None:
         policies = [policy for reply in replies for policy in reply["failure_policies"]]

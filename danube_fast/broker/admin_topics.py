@@ -173,6 +173,8 @@ def _merge(partitions: list[dict[str, Any]], record: TopicRecord) -> list[dict[s
             gaps = [gap for gap in (entry.get("last_gap"), sub.get("last_gap")) if gap]
             entry["last_gap"] = max(gaps, key=lambda gap: gap["time_ns"], default=None)
             entry["failure_policy"] = sub.get("failure_policy", {})
+            fault = entry.get("dead_letter_fault") or sub.get("dead_letter_fault", "")
+            entry["dead_letter_fault"] = fault
             name = partition["partition"]
             entry["cursors"][name] = sub["cursor"]
             entry["consumers"].extend({**held, "partition": name} for held in sub["consumers"])

@@ -109,6 +109,17 @@ class TopicDirectory:
             )
         return record
 
+    def check_takes_letters(self, name: str) -> None:
+        """Raises FailedPrecondition for a topic that may lose dead letters, InvalidArgument for the name of
+        a partition. A topic that is not there is made when there are letters."""
+        record = self.topic(name)
+        if record is not None and record.dispatch != Dispatch.RELIABLE.value:
+            raise FailedPrecondition(
+                f"topic {name} is non_reliable and would lose dead letters; name a reliable one"
+            )
+        if record is None and self.partition_of(name) is not None:
+            raise InvalidArgument(f"{name} is a partition of a topic; dead letters go to a topic")
+
     def partition_of(self, name: str) -> tuple[TopicRecord, int] | None:
         """Topic and index, if `name` names one partition of a partitioned topic."""
         base, mark, digits = name.rpartition(PART_MARK)

@@ -228,3 +228,43 @@ def test_a_policy_that_cannot_be_is_refused(client: danube_fast.Client) -> None:
     client.consumer(topic, subscription="s").close()
     with pytest.raises(danube_fast.InvalidArgument, match="backoff_strategy"):
         client.admin.set_failure_policy(topic, "s", {"backoff_strategy": "sometimes"})
+
+
+def test_a_topic_that_loses_letters_takes_none(client: danube_fast.Client) -> None:
+    topic, lossy = f"{TOPIC}-without-letters", f"{DEAD}-lossy"
+    client.admin.create_topic(topic, partitions=2)
+    client.admin.create_topic(lossy, dispatch="non_reliable")
+    policy = {**QUICK, "poison_policy": "dead_letter", "dead_letter_topic": lossy}
+    with pytest.raises(danube_fast.FailedPrecondition, match="non_reliable"):
+        client.consumer(topic, subscription="s", failure_policy=policy)
+    for own, text in ((topic, "itself"), (f"{topic}-part-1", "partition")):
+        with pytest.raises(danube_fast.InvalidArgument, match=text):
+            client.consumer(
+                topic, subscription="s", failure_policy={**policy, "dead_letter_topic": own}
+            )
+    with pytest.raises(danube_fast.NotFound):
+        described(client, topic)
+    with client.consumer(topic, subscription="s"):
+        with pytest.raises(danube_fast.FailedPrecondition, match="non_reliable"):
+            client.admin.set_failure_policy(topic, "s", policy)
+        with pytest.raises(danube_fast.InvalidArgument, match="itself"):
+            client.admin.set_failure_policy(topic, "s", {**policy, "dead_letter_topic": topic})
+        assert not described(client, topic)["failure_policy"].get("dead_letter_topic")
+
+
+def test_the_state_says_why_letters_have_to_wait(client: danube_fast.Client) -> None:
+    topic, dead = f"{TOPIC}-nowhere", "/no-such-namespace/dead"
+    policy = {**QUICK, "poison_policy": "dead_letter", "dead_letter_topic": dead}
+    options = {"subscription": "s", "failure_policy": policy}
+    with client.producer(topic) as producer, client.consumer(topic, **options) as consumer:
+        producer.publish(b"poison")
+        fail_until_poison(consumer, "bad")
+
+        def state() -> str:
+            return str(described(client, topic)["state"])
+
+        wait_until("the cause", lambda: "no-such-namespace" in state())
+        assert "dead letters have to wait" in state()
+        client.admin.create_namespace("no-such-namespace")
+        wait_until("the letter", lambda: described(client, topic)["dead_letters"] == 1)
+        assert state() == "caught up"
