@@ -200,7 +200,7 @@ class Positions:
         """Settle messages behind the cursor: of one frame, or all if that needs no look at them."""
         partition, sub, count = walk.partition, walk.sub, walk.left
         end = partition.visible
-        if not sub.tracks:
+        if not sub.by_message:
             at = sub.next_offset
             sub.start_over(end if count is None else min(end, at + count))
             walk.skip(sub.next_offset - at, is_last=True)
@@ -230,7 +230,7 @@ class Positions:
     def lag_seconds(self, partition: Partition, sub: Subscription) -> float:
         """Age of the oldest message that is not acked; 0 if all are."""
         worker = self._worker
-        offset = sub.cursor if sub.tracks else sub.next_offset
+        offset = sub.cursor if sub.by_message else sub.next_offset
         if offset >= partition.visible:
             return 0.0
         found = partition.frame_at(lambda _partition, _offset: None, offset)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from danube_fast.broker.consumer import Consumer, Poisoned, Stored, SubscriptionKind
+from danube_fast.broker.consumer import Consumer, Gap, Poisoned, Stored, SubscriptionKind
 from danube_fast.broker.delays import Delays
 from danube_fast.broker.foreseen import Foreseen, due_times
 from danube_fast.broker.ledger import PAGES, ROUTED_PAGES, Failed, Ledger, Rows, runs_of
@@ -24,7 +24,9 @@ from danube_fast.broker.timers import NEVER, Timers
 
 __all__ = ["Returns"]
 
-DELAYED, BLOCKED = State.DELAYED, State.BLOCKED
+DELAYED, BLOCKED, WAITING = State.DELAYED, State.BLOCKED, State.WAITING
+GAP_AT_ONCE = 1 << 16
+"""Offsets of a gap in which waiting messages are looked for at once."""
 GOLDEN = 2654435761
 """Spreads the jitter of messages that lie side by side."""
 EXTENDED_MIN = 1024
@@ -51,7 +53,9 @@ class Returns:
         self.name = name
         self.kind = kind
         self.tracks = tracks
-        routed = kind is SubscriptionKind.KEY_SHARED and tracks
+        routed = kind is SubscriptionKind.KEY_SHARED
+        self.by_message = tracks or routed
+        """The ledger knows of each message what is the case with it; else it knows how far it has come."""
         self.ledger = Ledger(ROUTED_PAGES if routed else PAGES, cursor)
         self.router = Router(self.ledger) if routed else None
         self.next_offset = cursor
@@ -65,6 +69,7 @@ class Returns:
         """Effects: what is to become dead letters; `dead_letter_done` says that it did."""
         self.armed_ns = NEVER
         self.redelivered_count = 0
+        self.lost_count = 0
         self.dropped_count = 0
         """Messages that failed too often and were given up."""
         self.dead_letter_count = 0
@@ -98,6 +103,17 @@ class Returns:
         self.poisoned.clear()
         self.delays.clear()
         self.foreseen.clear()
+
+    # ------------------------------------------------------------ losses
+
+    def pass_waiting(self, at: int, gap: Gap) -> None:
+        """What waits from `at` on lies in a gap: it is never delivered."""
+        while at < min(gap.end, self.ledger.next_offset):
+            end = min(gap.end, self.ledger.next_offset, at + GAP_AT_ONCE)
+            for low, high in runs_of(self.ledger.select(at, at, end, WAITING), at):
+                settled = self.settle(low, high)
+                self.lost_count += settled if gap.lost else 0
+            at = end
 
     # ------------------------------------------------------------ failures
 

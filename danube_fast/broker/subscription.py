@@ -36,9 +36,6 @@ from danube_fast.errors import FailedPrecondition, InvalidArgument
 __all__ = ["Foresee", "Subscription"]
 
 FRESH, WAITING = State.FRESH, State.WAITING
-GAP_AT_ONCE = 1 << 16
-"""Offsets of a gap in which waiting messages are looked for at once."""
-
 LOOK_AHEAD_MAX = 1 << 22
 """Messages that are looked at for consumers who are not there; each takes up to 22 bytes."""
 
@@ -70,7 +67,6 @@ class Subscription(Returns):
         """Frames read from the log and not yet delivered; filled by the worker's fetch."""
         self.recorded = True
         """Its creation is durable."""
-        self.lost_count = 0
         self.lost_counted = 0
         """The same as far as the worker's counter has it."""
         self.expired_count = 0
@@ -219,6 +215,8 @@ class Subscription(Returns):
         before = len(effects)
         if self.router is not None:
             self.router.begin_pass(self.consumers)
+            if not self.tracks:
+                self._give_up_late(fetch, gaps)
         if self._hand_out_waiting(fetch, now_ns, effects, gaps):
             self._hand_out_fresh(visible, fetch, now_ns, effects, gaps)
         if self.tracks and len(effects) > before and self.armed_ns == NEVER:
@@ -243,7 +241,7 @@ class Subscription(Returns):
                 return self.kind not in _IN_ORDER  # the router keeps what is fresh behind its key
             if isinstance(found, Gap):
                 gaps.append(found._replace(start=at))
-                self._pass_waiting(at, found)
+                self.pass_waiting(at, found)
                 continue
             # All that waits of one frame goes to one consumer: a frame is taken apart once.
             base = found.base_offset
@@ -261,14 +259,18 @@ class Subscription(Returns):
             self.pass_turn(consumer)
         return True
 
-    def _pass_waiting(self, at: int, gap: Gap) -> None:
-        """What waits from `at` on lies in a gap: it is never delivered."""
-        while at < min(gap.end, self.ledger.next_offset):
-            end = min(gap.end, self.ledger.next_offset, at + GAP_AT_ONCE)
-            for low, high in runs_of(self.ledger.select(at, at, end, WAITING), at):
-                settled = self.settle(low, high)
-                self.lost_count += settled if gap.lost else 0
-            at = end
+    def _give_up_late(self, fetch: Fetch, gaps: list[Gap]) -> None:
+        """Of a topic that keeps nothing: what waits for its consumers and is gone, or keeps others waiting
+        because it is too much, is lost."""
+        router = self.router
+        while router is not None and (at := self.ledger.first_waiting()) is not None:
+            found = fetch(self, at)
+            if isinstance(found, Stored) and router.is_full:
+                found = Gap(found.end_offset, "the consumer of their keys was too slow", lost=True)
+            if not isinstance(found, Gap):
+                break
+            gaps.append(found._replace(start=at))
+            self.pass_waiting(at, found)
 
     def _hand_out_fresh(
         self, visible: int, fetch: Fetch, now_ns: int, effects: list[Deliver], gaps: list[Gap]
@@ -302,7 +304,7 @@ class Subscription(Returns):
     def _is_untouched(self) -> bool:
         """All from `next_offset` on is fresh."""
         ledger = self.ledger
-        return not self.tracks or (
+        return not self.by_message or (
             self.next_offset >= ledger.next_offset and not ledger.settled_ahead
         )
 
@@ -356,7 +358,7 @@ class Subscription(Returns):
         if not found.is_sparse:
             return rows
         rows, gone = existing(found, rows)
-        if self.tracks:
+        if self.by_message:
             for low, high in runs_of(gone, found.base_offset):
                 self.settle(low, high)
         elif not len(rows):
@@ -365,7 +367,7 @@ class Subscription(Returns):
 
     def _pass_fresh(self, gap: Gap) -> None:
         start, self.next_offset = self.next_offset, max(self.next_offset, gap.end)
-        if self.tracks:
+        if self.by_message:
             settled = self.settle(start, gap.end)
         else:
             settled = gap.end - start
@@ -478,12 +480,14 @@ class Subscription(Returns):
         if cut is not None and cut.row_count < count:
             count = cut.row_count
             rows, attempts = rows[:count], None if attempts is None else attempts[:count]
-        if not self.tracks:
+        if not self.by_message:
             self.ledger.move_to(base + int(rows[-1]) + 1)
         elif count == stored.message_count and not stored.is_sparse:
             self.ledger.hold(base, stored.end_offset, consumer.slot, now_ns)
         else:
             self.ledger.hold_rows(base, rows, consumer.slot, now_ns)
+        if self.by_message and not self.tracks:
+            self.ledger.ack(consumer.slot, [base, stored.end_offset])
         flow.take(size, count)
         if self.rate is not None:
             self.rate.take(now_ns, count, size)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube_fast.broker.consumer import Consumer, Deliver, Flow, Stored, SubscriptionKind
+from danube_fast.broker.consumer import Consumer, Deliver, Flow, Gap, Stored, SubscriptionKind
 from danube_fast.broker.ledger_layout import State
 from danube_fast.broker.routing import AHEAD_MAX
 from danube_fast.broker.subscription import Subscription
@@ -48,8 +48,8 @@ class KeyedTopic:
 class Group:
     """A subscription, its consumers, and what each of them got."""
 
-    def __init__(self) -> None:
-        self.sub = Subscription(1, "s", SubscriptionKind.KEY_SHARED, 0, tracks=True)
+    def __init__(self, *, tracks: bool = True) -> None:
+        self.sub = Subscription(1, "s", SubscriptionKind.KEY_SHARED, 0, tracks=tracks)
         self.topic = KeyedTopic()
         self.hands: dict[Consumer, list[int]] = {}
         self.now_ns = 0
@@ -357,3 +357,63 @@ def test_extending_what_does_not_exist_does_nothing():
     assert consumer.unacked == 3
     group.ack(consumer, [0, 1, 2])
     assert group.sub.cursor == 3
+
+
+def test_a_key_has_one_consumer_on_a_topic_that_keeps_nothing():
+    group, draw = Group(tracks=False), random.Random(5)
+    filtered = group.join("c0", "a*")
+    others = [group.join(f"c{n}", "b*", "c*") for n in (1, 2)]
+    keys: list[bytes | None] = [
+        draw.choice((b"a", b"b", b"c", b"d")) + b"%d" % draw.randrange(50) for _ in range(1000)
+    ]
+    for at in range(0, 1000, 100):
+        group.topic.add(keys[at : at + 100])
+        group.run()
+    owners: dict[bytes | None, Consumer] = {}
+    for consumer, hand in group.hands.items():
+        assert hand == sorted(hand)
+        for offset in hand:
+            assert owners.setdefault(keys[offset], consumer) is consumer
+    taken = [keys[offset][:1] for offset in group.hands[filtered]]  # type: ignore[index]
+    assert set(taken) == {b"a"}
+    assert all(group.hands[each] for each in others)
+    delivered = sum(map(len, group.hands.values()))
+    skipped = sum(key[:1] == b"d" for key in keys if key is not None)
+    assert (delivered, group.sub.router.skipped_count) == (1000 - skipped, skipped)  # type: ignore[union-attr]
+    assert (group.sub.cursor, group.sub.ledger.held, group.sub.lost_count) == (1000, 0, 0)
+
+
+def test_what_a_slow_consumer_does_not_take_before_it_is_gone_is_counted():
+    """Nothing is kept: its messages wait as long as the topic has them, and stop nobody."""
+    group = Group(tracks=False)
+    slow, quick = group.join("c0", credit=10), group.join("c1")
+    keys: list[bytes | None] = [b"k%d" % (n % 500) for n in range(1000)]
+    group.topic.add(keys)
+    group.run()
+    assert len(group.hands[slow]) == 10
+    waiting = group.sub.ledger.waiting
+    assert waiting == 1000 - 10 - len(group.hands[quick]) > 0
+    group.topic.add(keys)
+    gaps = group.sub.dispatch(
+        group.topic.end,
+        lambda _, offset: Gap(1000, "gone", lost=True) if offset < 1000 else group.topic.frames[1],
+        0,
+        [],
+    )
+    assert [(gap.start, gap.end, gap.lost) for gap in gaps] == [(gaps[0].start, 1000, True)]
+    assert group.sub.lost_count == waiting
+
+
+def test_what_waits_for_a_slow_consumer_of_a_topic_that_keeps_nothing_is_bounded():
+    group = Group(tracks=False)
+    group.join("c0", credit=1)
+    quick = group.join("c1")
+    keys: list[bytes | None] = [b"k%d" % n for n in range(65_536)]
+    for _ in range(12):
+        group.topic.add(keys)
+        group.run()
+    owned = len(group.hands[quick]) // 12
+    assert group.hands[quick] == sorted(group.hands[quick])
+    assert len(group.hands[quick]) == 12 * owned > 0, "it misses nothing"
+    assert group.sub.ledger.waiting < AHEAD_MAX + 65_536
+    assert group.sub.lost_count == 12 * (65_536 - owned) - 1 - group.sub.ledger.waiting

@@ -124,3 +124,31 @@ def test_filters_are_told_and_skipped_keys_are_counted(server: Server) -> None:
     taker.leave()
     assert len(taker.got) == 500 == state["skipped"]
     assert all(key[-1:] in b"02468" for _, key, _ in taker.got)
+
+
+def test_a_topic_that_keeps_nothing_has_affinity_and_filters_too(server: Server) -> None:
+    topic = "/default/keyed-lossy"
+    options: dict[str, Any] = {"subscription": "s", "type": "key_shared"}
+    with (
+        danube_fast.connect(server.url) as client,
+        client.producer(topic, dispatch="non_reliable") as producer,
+        client.consumer(topic, **options, key_filters=["a*"]) as first,
+        client.consumer(topic, **options, key_filters=["a*", "b*"]) as second,
+    ):
+        keys = [f"{'abc'[n % 3]}{n % 30}" for n in range(900)]
+        for at in range(0, 900, 90):
+            producer.send_many([b"x"] * 90, keys=keys[at : at + 90])
+            producer.flush()
+        wanted = sum(key[0] != "c" for key in keys)
+        owners: dict[bytes, Any] = {}
+        got = 0
+        deadline = time.monotonic() + WAIT_SECONDS
+        while got < wanted:
+            for consumer in (first, second):
+                for message in consumer.receive_batch(timeout=0.05):
+                    assert message.key is not None
+                    assert owners.setdefault(message.key, consumer) is consumer
+                    got += 1
+            assert time.monotonic() < deadline, f"{got} of {wanted} in {WAIT_SECONDS} s"
+        assert {key[:1] for key, owner in owners.items() if owner is first} == {b"a"}
+        assert client.admin.describe_subscription(topic, "s")["skipped"] == 900 - wanted
