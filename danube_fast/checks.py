@@ -12,6 +12,7 @@ import math
 import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from danube_fast.errors import InvalidArgument
@@ -19,6 +20,7 @@ from danube_fast.errors import InvalidArgument
 __all__ = [
     "NAME_BYTES_MAX",
     "TIME_NS_MAX",
+    "amount_text",
     "check_callable",
     "check_choice",
     "check_mapping",
@@ -28,6 +30,8 @@ __all__ = [
     "check_time_ns",
     "check_whole",
     "in_our_words",
+    "parse_amount",
+    "unit_of",
 ]
 
 NAME_BYTES_MAX = 256
@@ -138,6 +142,64 @@ def check_callable(value: Any, what: str) -> None:
 
 def _kind(value: Any) -> str:
     return type(value).__name__
+
+
+# ---------------------------------------------------------------- sizes and durations
+
+_SIZES = {"b": 1}
+for _power, _letter in enumerate("kmgtp", 1):
+    _SIZES[f"{_letter}ib"] = 1024**_power
+    _SIZES[f"{_letter}b"] = 1000**_power
+_TIMES_NS = {
+    "ns": 1, "us": 1000, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9,
+    "d": 86_400 * 10**9,
+}  # fmt: skip
+_TIME_WORDS = {"us": "us", "ms": "ms", "seconds": "s"}
+"""How names of settings spell their unit."""
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+def unit_of(name: str) -> str:
+    """The unit in the name of a setting or a value: "b", "us", "ms", "s", or nothing."""
+    words = name.split("_")
+    if "bytes" in words:
+        return "b"
+    if "per" in words:
+        return ""
+    return next((unit for word, unit in _TIME_WORDS.items() if word in words), "")
+
+
+def parse_amount(name: str, text: str) -> int | None:
+    """The whole number that a text such as 64MiB or 10s spells, in the unit of `name`; None if it is
+    neither that nor a plain number. Raises InvalidArgument for a part of the unit."""
+    if re.fullmatch(r"[+-]?\d[\d_]*", text.strip()):
+        return int(text)
+    unit = unit_of(name)
+    match = _AMOUNT.fullmatch(text.strip())
+    scale = _SIZES if unit == "b" else _TIMES_NS
+    if not unit or match is None or match[2].lower() not in scale:
+        return None
+    amount = Fraction(match[1]) * scale[match[2].lower()] / scale[unit]
+    if amount.denominator != 1:
+        raise InvalidArgument(f"{name} cannot be {text!r}: that is no whole number of {unit}")
+    return int(amount)
+
+
+def amount_text(name: str, value: int) -> str:
+    """A number as `parse_amount` reads it back, in the largest unit that keeps it whole."""
+    unit = unit_of(name)
+    if not unit:
+        return str(value)
+    if unit == "b":
+        names = [("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024), ("B", 1)]
+        size, rate = value, "/s" if name.endswith("_per_second") else ""
+    else:
+        names = [(each, _TIMES_NS[each]) for each in ("d", "h", "min", "s", "ms", "us")]
+        size, rate = value * _TIMES_NS[unit], ""
+    best = next(((word, step) for word, step in names if size and size % step == 0), (unit, 0))
+    if not best[1]:
+        return f"{value} {'B' if unit == 'b' else unit}{rate}"
+    return f"{size // best[1]} {best[0]}{rate}"
 
 
 # The forms in which msgspec says what is wrong, and ours.

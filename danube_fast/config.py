@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import msgspec
 from msgspec import Meta
 
+from danube_fast.checks import parse_amount, unit_of
 from danube_fast.errors import InvalidArgument, NotFound
 
 __all__ = ["LoadedSettings", "Settings", "load_settings", "parse_setting", "split_address"]
@@ -255,20 +256,26 @@ def _parse(name: str, text: str, place: str) -> Any:
             raise InvalidArgument(_wrong_type(name, text, place))
         return value
     if kind is int:
-        try:
-            return int(text)
-        except ValueError:
-            raise InvalidArgument(_wrong_type(name, text, place)) from None
+        amount = parse_amount(name, text)
+        if amount is None:
+            raise InvalidArgument(_wrong_type(name, text, place))
+        return amount
     return text
 
 
 def _wrong_type(name: str, value: Any, place: str) -> str:
-    return f"{name} must be {_KINDS[_TYPES[name]]}, and {place} gives {value!r}; correct it there"
+    unit = unit_of(name) if _TYPES[name] is int else ""
+    example = f", or written as {'64MiB' if unit == 'b' else '10s'}" if unit else ""
+    kind = _KINDS[_TYPES[name]]
+    return f"{name} must be {kind}{example}, and {place} gives {value!r}; correct it there"
 
 
 def _typed(name: str, value: Any, place: str) -> Any:
     """`value`, checked against the type and the range of the field."""
     kind = _TYPES[name]
+    if kind is int and isinstance(value, str):  # a size or a duration with its unit
+        amount = parse_amount(name, value) if unit_of(name) else None
+        value = value if amount is None else amount
     if type(value) is not kind:
         raise InvalidArgument(_wrong_type(name, value, place))
     meta = _RANGES.get(name)

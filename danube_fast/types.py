@@ -25,6 +25,7 @@ __all__ = [
     "SubscriptionType",
     "TopicName",
     "TopicPattern",
+    "check_namespace",
     "check_settings",
     "parse_topic",
     "partition_topic",
@@ -109,6 +110,15 @@ def parse_topic(name: str) -> TopicName:
             "digits, '_', '.' or '-'"
         )
     return TopicName(name)
+
+
+def check_namespace(name: str) -> None:
+    """Raise InvalidArgument for what cannot be a namespace."""
+    if not isinstance(name, str) or not _SEGMENT.match(name):
+        raise InvalidArgument(
+            f"{name!r} is not the name of a namespace; give 1 to 128 letters, digits, '_', '.' or "
+            "'-', without a slash"
+        )
 
 
 class TopicPattern:

@@ -44,10 +44,23 @@ def set_namespace_policy(
 
 
 @operation(Permission.LOOKUP, "topic")
-def topic_policy(context: AdminContext, answer: Answer, *, topic: str) -> None:
-    """The values in force for a topic."""
-    record = context.topics.require(parse_topic(topic))
-    answer.done(policy_summary(context.topics.policy_of(record)))
+def topic_policy(
+    context: AdminContext, answer: Answer, *, topic: str, with_sources: bool = False
+) -> None:
+    """The values in force for a topic; with `with_sources` {"values", "sources"}: the topic's own go before
+    those of its namespace, those before the default."""
+    name = parse_topic(topic)
+    record = context.topics.require(name)
+    values = policy_summary(context.topics.policy_of(record))
+    if not with_sources:
+        answer.done(values)
+        return
+    shared = context.topics.namespaces.values(name.namespace)
+    sources = {
+        each: "topic" if each in record.policy else "namespace" if each in shared else "default"
+        for each in values
+    }
+    answer.done({"values": values, "sources": sources})
 
 
 @operation(Permission.LOOKUP, "namespace")

@@ -14,7 +14,7 @@ from danube_fast.broker.topic_policy import effective, merge_values
 from danube_fast.broker.topic_records import NamespaceRecord, TopicRecord
 from danube_fast.broker.topic_store import Store
 from danube_fast.errors import AlreadyExists, FailedPrecondition, NotFound
-from danube_fast.types import parse_topic
+from danube_fast.types import check_namespace
 
 __all__ = ["Namespaces"]
 
@@ -45,7 +45,7 @@ class Namespaces:
 
     def create(self, namespace: str, now_ns: int) -> None:
         """Make a namespace. Raises InvalidArgument or AlreadyExists."""
-        parse_topic(f"/{namespace}/x")
+        check_namespace(namespace)
         if namespace in self.names():
             raise AlreadyExists(f"namespace {namespace} exists already; use it")
         self._write(NamespaceRecord(namespace, now_ns))

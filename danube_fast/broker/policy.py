@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from danube_fast.checks import in_our_words
+from danube_fast.checks import in_our_words, parse_amount, unit_of
 from danube_fast.errors import InvalidArgument
 from danube_fast.types import parse_topic
 
@@ -68,6 +68,9 @@ class FailurePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 def parse_policy(values: Mapping[str, Any], before: FailurePolicy | None = None) -> FailurePolicy:
     """`before` (or the default) with other values. Raises InvalidArgument that names what is wrong."""
     merged = {**msgspec.to_builtins(before or FailurePolicy()), **values}
+    for name, value in values.items():
+        if isinstance(value, str) and unit_of(name):  # such as 10s
+            merged[name] = value if (amount := parse_amount(name, value)) is None else amount
     try:
         policy = msgspec.convert(merged, FailurePolicy)
     except msgspec.ValidationError as fault:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from danube_fast.checks import in_our_words
+from danube_fast.checks import in_our_words, parse_amount, unit_of
 from danube_fast.errors import InvalidArgument
 
 __all__ = ["BacklogPolicy", "RetentionPolicy", "TopicPolicy", "effective", "merge_values"]
@@ -111,6 +111,9 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
         if value is None or value == "default":
             parsed[name] = None
             continue
+        if isinstance(value, str) and unit_of(name):
+            amount = parse_amount(name, value)
+            value = value if amount is None else amount
         try:
             checked = msgspec.convert(value, _KINDS[name], strict=False)
         except msgspec.ValidationError as fault:

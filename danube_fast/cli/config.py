@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from danube_fast.cli.options import ConfigOption, OutputForm, OutputOption, example
-from danube_fast.cli.output import note, print_result, print_table
+from danube_fast.cli.output import exact_text, note, print_result, print_table
 
 __all__ = ["app"]
 
@@ -38,7 +38,7 @@ def show(
         if source != "default" or not changed
     ]
     if output is OutputForm.TEXT:
-        rows = [{**row, "value": _text(row["value"])} for row in rows]
+        rows = [{**row, "value": exact_text(row["setting"], row["value"])} for row in rows]
     for variable in loaded.ignored_variables:
         note(f"danube-fast: {variable} is no setting and is ignored")
     print_table(output, rows, "every setting is at its default")
@@ -56,9 +56,3 @@ def check(config: ConfigOption = None, output: OutputOption = OutputForm.TEXT) -
     if loaded.ignored_variables:
         text += f"; ignored: {', '.join(loaded.ignored_variables)}"
     print_result(output, result, text)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if value != "" else '""'

@@ -18,6 +18,7 @@ from danube_fast.cli.options import (
     TransportOption,
     UrlOption,
     example,
+    seconds_of,
 )
 from danube_fast.cli.output import Progress, note, write
 from danube_fast.cli.records import LINE_END, formatter, json_line
@@ -114,8 +115,8 @@ def consume(
         int | None, typer.Option("--max", min=1, metavar="N", help="End after so many messages.")
     ] = None,
     timeout: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="SECONDS", help="End when nothing has come for so long."),
+        str | None,
+        typer.Option(metavar="SECONDS|500ms", help="End when nothing has come for so long."),
     ] = None,
     key_filters: FiltersOption = None,
     no_ack: Annotated[
@@ -137,8 +138,9 @@ def consume(
     options: dict[str, Any] = {"key_filters": key_filters} if key_filters else {}
     if pattern is not None:
         options["pattern"] = pattern
-    if timeout is not None:
-        options["timeout"] = timeout
+    quiet_seconds = seconds_of("--timeout", timeout)
+    if quiet_seconds is not None:
+        options["timeout"] = quiet_seconds
     printed = _Printed(topic or str(pattern), acknowledge=not no_ack)
     options |= {"subscription": subscription, "type": type_name.value, "initial_position": position}
     with (
@@ -146,7 +148,9 @@ def consume(
         client.consumer(topic, **options) as consumer,
     ):
         _consume_from(
-            consumer, printed, lambda: _pump(consumer, write_batch, max_messages, timeout, printed)
+            consumer,
+            printed,
+            lambda: _pump(consumer, write_batch, max_messages, quiet_seconds, printed),
         )
     note(printed.as_text())
 

@@ -17,7 +17,7 @@ from danube_fast.cli.options import (
     example,
     policy_values,
 )
-from danube_fast.cli.output import print_result, print_table, refuse_without_yes
+from danube_fast.cli.output import print_policy, print_result, print_table, refuse_without_yes
 
 __all__ = ["app"]
 
@@ -56,7 +56,10 @@ def policy(
 ) -> None:
     """Show what a namespace sets for its topics."""
     found = operation(url, "namespace_policy", namespace=namespace)
-    print_result(output, found, None if found else f"{namespace} sets nothing: defaults hold")
+    if found:
+        print_policy(output, found, dict.fromkeys(found, "namespace"))
+    else:
+        print_result(output, found, f"{namespace} sets nothing: defaults hold")
 
 
 @app.command(

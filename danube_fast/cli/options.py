@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from danube_fast.checks import check_seconds, parse_amount
 from danube_fast.cli.names import complete_subscriptions, complete_topics
+from danube_fast.errors import InvalidArgument
 
 __all__ = [
     "DEFAULT_URL",
@@ -25,8 +27,10 @@ __all__ = [
     "TransportOption",
     "UrlOption",
     "YesOption",
+    "amount",
     "example",
     "policy_values",
+    "seconds_of",
 ]
 
 DEFAULT_URL = "danube://127.0.0.1:6650"
@@ -104,6 +108,37 @@ def policy_values(words: list[str]) -> dict[str, str]:
             raise typer.BadParameter(f"{word!r} is not NAME=VALUE, such as message_ttl_ms=60000")
         values[name] = value
     return values
+
+
+def amount(name: str, text: str | None) -> int | None:
+    """What an option says in the unit of `name`: a number, or such as 10s. Raises InvalidArgument."""
+    if text is None:
+        return None
+    value = parse_amount(name, text)
+    if value is None or value < 0:
+        raise InvalidArgument(
+            f"--{name.replace('_', '-')} {text!r} is no duration; give milliseconds, or a number "
+            "with its unit such as 10s"
+        )
+    return value
+
+
+def seconds_of(option: str, text: str | None) -> float | None:
+    """Seconds that an option says: a number, or such as 500ms. Raises InvalidArgument."""
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        found = parse_amount("us", text)
+        if found is None:
+            raise InvalidArgument(
+                f"{option} {text!r} is not a number of seconds; give one, or such as 500ms or 2min"
+            ) from None
+        seconds = found / 1e6
+    if check_seconds(seconds, option) < 0:
+        raise InvalidArgument(f"{option} {text!r} is too small: at least 0")
+    return seconds
 
 
 def example(*lines: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from danube_fast.checks import amount_text, unit_of
 from danube_fast.cli.options import OutputForm
 from danube_fast.clock import SystemClock
 
@@ -19,7 +20,10 @@ __all__ = [
     "Progress",
     "StdoutClosed",
     "bytes_text",
+    "duration_text",
+    "exact_text",
     "note",
+    "print_policy",
     "print_result",
     "print_table",
     "refuse_without_yes",
@@ -29,6 +33,8 @@ __all__ = [
 
 NS_PER_SECOND = 1_000_000_000
 PROGRESS_NS = NS_PER_SECOND // 4
+SECONDS_PER_MINUTE = 60
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 INLINE_ITEMS_MAX = 4
 _UNIT_STEP = 1024
@@ -49,6 +55,17 @@ def write(content: bytes) -> None:
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
         raise StdoutClosed from None
+    except OSError as fault:
+        raise OSError(fault.errno, fault.strerror, _stdout_name()) from None
+
+
+def _stdout_name() -> str:
+    """What stdout is: its file, where there is one."""
+    try:
+        name = os.readlink("/proc/self/fd/1")
+    except OSError:
+        name = ""
+    return name if name.startswith("/") else "standard output"
 
 
 def note(text: str) -> None:
@@ -128,14 +145,63 @@ def _cell(name: str, value: Any) -> str:
     if name.endswith("_ns") and isinstance(value, int):
         return time_text(value)[:-11].replace("T", " ") if value else "-"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_cell('', item)}" for key, item in value.items()) or "-"
+        return ", ".join(f"{key}={_cell(key, item)}" for key, item in value.items()) or "-"
     if isinstance(value, list | tuple):
-        return ", ".join(_cell("", item) for item in value) or "-"
-    return str(value)
+        return ", ".join(_cell(name, item) for item in value) or "-"
+    return _number(name, value) if isinstance(value, int | float) else str(value)
+
+
+def _number(name: str, value: float) -> str:
+    """A number as people say it: with the unit that its name has, and no more digits than matter."""
+    unit = unit_of(name)
+    if unit == "b":
+        return bytes_text(value) + ("/s" if name.endswith("_per_second") else "")
+    if unit:
+        return duration_text(value * _SECONDS[unit])
+    if name.endswith(("load", "loads")):
+        return f"{value:.1%}".replace("%", " %")
+    return str(value) if isinstance(value, int) else f"{value:.3g}"
+
+
+def duration_text(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms" if seconds else "0 s"
+    if seconds < SECONDS_PER_MINUTE:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), SECONDS_PER_MINUTE)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    first = next(i for i, (count, _) in enumerate(parts) if count)
+    return " ".join(f"{count} {word}" for count, word in parts[first : first + 2] if count)
 
 
 def _heading(name: str) -> str:
-    return name.removesuffix("_ns").replace("_", " ")
+    """A name as people read it; the unit stands with the value."""
+    unit = unit_of(name)
+    words = name.removesuffix("_ns").split("_")
+    if unit and words[-1] in ("ms", "us", "seconds") and len(words) > 1:
+        words = ["lag", "time"] if words[0] == "lag" else words[:-1]
+    return " ".join(words)
+
+
+def print_policy(form: OutputForm, values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Values under the names by which they are set, as they may be set, and who sets each."""
+    rows = [
+        {"name": name, "value": exact_text(name, value), "set by": sources[name]}
+        for name, value in values.items()
+    ]
+    print_result(form, values, "\n".join(_table(rows)))
+
+
+def exact_text(name: str, value: Any) -> str:
+    """A setting as it may be written: with its unit if it has one, and not rounded."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return amount_text(name, value)
+    return str(value) if value != "" else '""'
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -16,6 +16,7 @@ from danube_fast.cli.options import (
     TopicArgument,
     UrlOption,
     YesOption,
+    amount,
     example,
 )
 from danube_fast.cli.output import print_result, print_table, refuse_without_yes
@@ -124,13 +125,14 @@ def set_failure_policy(
         int | None, typer.Option(min=0, help="Redeliveries before a message counts as poison.")
     ] = None,
     ack_timeout_ms: Annotated[
-        int | None, typer.Option(min=0, help="An ack that takes longer is a failure; 0: never.")
+        str | None,
+        typer.Option(metavar="MS|30s", help="An ack that takes longer is a failure; 0: never."),
     ] = None,
     base_redelivery_delay_ms: Annotated[
-        int | None, typer.Option(min=0, help="Pause before the first redelivery.")
+        str | None, typer.Option(metavar="MS|1s", help="Pause before the first redelivery.")
     ] = None,
     max_redelivery_delay_ms: Annotated[
-        int | None, typer.Option(min=0, help="Longest pause.")
+        str | None, typer.Option(metavar="MS|1min", help="Longest pause.")
     ] = None,
     backoff_strategy: Annotated[
         Backoff | None, typer.Option(help="Whether pauses double from failure to failure.")
@@ -147,9 +149,9 @@ def set_failure_policy(
     """Change what happens with messages that fail; options that are left out stay as they are."""
     given = {
         "max_redelivery_count": max_redelivery_count,
-        "ack_timeout_ms": ack_timeout_ms,
-        "base_redelivery_delay_ms": base_redelivery_delay_ms,
-        "max_redelivery_delay_ms": max_redelivery_delay_ms,
+        "ack_timeout_ms": amount("ack_timeout_ms", ack_timeout_ms),
+        "base_redelivery_delay_ms": amount("base_redelivery_delay_ms", base_redelivery_delay_ms),
+        "max_redelivery_delay_ms": amount("max_redelivery_delay_ms", max_redelivery_delay_ms),
         "backoff_strategy": backoff_strategy and backoff_strategy.value,
         "poison_policy": poison_policy and poison_policy.value,
         "dead_letter_topic": dead_letter_topic,

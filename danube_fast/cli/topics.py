@@ -20,7 +20,7 @@ from danube_fast.cli.options import (
     example,
     policy_values,
 )
-from danube_fast.cli.output import print_result, print_table, refuse_without_yes
+from danube_fast.cli.output import print_policy, print_result, print_table, refuse_without_yes
 from danube_fast.cli.subscriptions import without_details
 from danube_fast.errors import InvalidArgument
 
@@ -86,7 +86,15 @@ def describe(
     topic: TopicArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT
 ) -> None:
     """Show a topic's settings and where each partition lives."""
-    print_result(output, operation(url, "describe_topic", topic=topic))
+    found = operation(url, "describe_topic", topic=topic)
+    if output is OutputForm.TEXT:  # where a partition was in former times is for programs
+        hidden = ("extents",)
+        placement = [
+            {name: value for name, value in entry.items() if name not in hidden}
+            for entry in found.get("placement", [])
+        ]
+        found = {**found, "placement": placement} if "placement" in found else found
+    print_result(output, found)
 
 
 @app.command(epilog=example("danube-fast topics stats /default/flights --output json"))
@@ -149,8 +157,12 @@ def set_topic(
 def policy(
     topic: TopicArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT
 ) -> None:
-    """Show what is kept and allowed of a topic."""
-    print_result(output, operation(url, "topic_policy", topic=topic))
+    """Show what is kept and allowed of a topic, by the names that `set-policy` takes."""
+    if output is OutputForm.JSON:
+        print_result(output, operation(url, "topic_policy", topic=topic))
+        return
+    found = operation(url, "topic_policy", topic=topic, with_sources=True)
+    print_policy(output, found["values"], found["sources"])
 
 
 @app.command(

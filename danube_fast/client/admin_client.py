@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AdminClient"]
 
+TOPICS_PER_PAGE = 5000
+"""Half of what a broker answers at most, so that a full page is never a cut one."""
+
 
 class AdminClient:
     """Administrative operations of a broker. Answers are what the broker says: dicts and lists."""
@@ -106,10 +109,22 @@ class AdminClient:
         self, namespace: str | None = None, *, pattern: str | None = None
     ) -> list[dict[str, Any]]:
         """Topics of a namespace, or matching a glob such as `/iot/dev-*`; all without either."""
-        answer: list[dict[str, Any]] = self.call(
-            "list_topics", namespace=namespace, pattern=pattern
-        )
+        answer: list[dict[str, Any]] = self.drive(self._topics_steps(namespace, pattern))
         return answer
+
+    def _topics_steps(
+        self, namespace: str | None, pattern: str | None
+    ) -> Steps[list[dict[str, Any]]]:
+        """Ask for page after page: the broker lists so many topics at once at most."""
+        found: list[dict[str, Any]] = []
+        while True:
+            page = yield from self.steps(
+                "list_topics", namespace=namespace, pattern=pattern, limit=TOPICS_PER_PAGE,
+                after=found[-1]["topic"] if found else None,
+            )  # fmt: skip
+            found += page
+            if len(page) < TOPICS_PER_PAGE:
+                return found
 
     def describe_topic(self, topic: str) -> dict[str, Any]:
         """Settings of a topic and where its partitions live. NotFound."""
@@ -130,9 +145,11 @@ class AdminClient:
         )
         return answer
 
-    def topic_policy(self, topic: str) -> dict[str, Any]:
-        """The values of its policy that are in force for a topic, defaults too. NotFound."""
-        answer: dict[str, Any] = self.call("topic_policy", topic=topic)
+    def topic_policy(self, topic: str, *, with_sources: bool = False) -> dict[str, Any]:
+        """The values of its policy that are in force for a topic, defaults too; `with_sources` as {"values",
+        "sources"}, which say of each whether the topic sets it, its namespace, or nothing does. NotFound."""
+        given = {"with_sources": True} if with_sources else {}
+        answer: dict[str, Any] = self.call("topic_policy", topic=topic, **given)
         return answer
 
     def set_topic_policy(self, topic: str, values: dict[str, Any]) -> dict[str, Any]:

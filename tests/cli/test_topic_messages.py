@@ -100,7 +100,7 @@ def test_skip_and_purge(run: Run, server: Server) -> None:
         answer = run("subscriptions", "describe", "/default/rid", "s", "-o", "json").json()
         assert (answer["lag_messages"], answer["gaps"]) == (1, 1)
         text = run("subscriptions", "describe", "/default/rid", "s").out
-        assert "lag seconds" in text
+        assert "lag time" in text
         assert "purged" in text
         assert run("subscriptions", "list", "/default/rid").code == 0
         outcome = run("subscriptions", "skip", "/default/rid", "s", "--all", "--yes", "-o", "json")
