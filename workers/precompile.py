@@ -10,12 +10,10 @@ from collections.abc import Callable
 from danube_fast.children import child_environment
 from danube_fast.clock import Clock
 from danube_fast.errors import Internal
-from danube_fast.frame.image import build_command, is_built
+from danube_fast.frame.image import Progress, build_command, is_built
 
 __all__ = ["precompile"]
 
-QUIET_MS = 1000
-"""Nothing is shown while it takes less than this."""
 COMPILE_TIMEOUT_MS = 300_000
 LINE_BYTES_MAX = 4096
 
@@ -52,6 +50,7 @@ def _follow(
     if child.stdout is None:
         raise Internal("the compile child has no output")
     began_ns = clock.monotonic_ns()
+    progress = Progress(note)
     poller = select.poll()
     poller.register(stop_fd, select.POLLIN)
     poller.register(child.stdout, select.POLLIN)
@@ -64,7 +63,8 @@ def _follow(
             raise Internal("compiling the kernels took over 5 minutes; is this host overloaded?")
         text = os.read(child.stdout.fileno(), LINE_BYTES_MAX)
         if not text:
+            progress.end()
             child.wait()
             return True
-        if waited_ms > QUIET_MS and text.strip():
-            note(f"compiling kernels, once: {text.decode().splitlines()[-1]}")
+        if text.strip():
+            progress.show(text.decode().splitlines()[-1])

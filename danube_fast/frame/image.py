@@ -20,12 +20,14 @@ import hashlib
 import importlib.util
 import os
 import platform
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,8 +35,10 @@ from danube_fast.children import child_environment, module_command
 from danube_fast.errors import Internal
 
 __all__ = [
+    "BENCH",
     "KERNEL_FOLDERS",
     "Image",
+    "Progress",
     "build_command",
     "image_path",
     "is_built",
@@ -42,7 +46,9 @@ __all__ = [
     "pack_image",
 ]
 
-KERNEL_FOLDERS = ("frame", "ring", "wal", "net", "broker", "client", "workers", "bench")
+KERNEL_FOLDERS = ("frame", "ring", "wal", "net", "broker", "client", "workers")
+BENCH = "bench"
+"""The benchmark's kernels have an image of their own, built when it runs for the first time."""
 ADDRESS_OF = "address_of"
 """The built-in function that gives the address of a buffer."""
 CRC_ENTRY = "danube_crc32c_entry"
@@ -54,29 +60,33 @@ _METH_FASTCALL = 0x80
 _CPU_FIELDS = (b"model name", b"flags", b"CPU implementer", b"CPU part", b"Features")
 _CPU_BYTES = 16384
 _BUILD_SECONDS = 600
+COMPILING_TEXT = (
+    "compiling kernels, once for this version on this machine; it takes about half a minute"
+)
+_BAR_CHARACTERS = 40
 
 
-def kernel_sources() -> list[Path]:
-    """Every file of the package that defines kernels or what they are made of."""
+def kernel_sources(folders: Sequence[str] = KERNEL_FOLDERS) -> list[Path]:
+    """Every file of these folders that defines kernels or what they are made of."""
     package = Path(__file__).absolute().parents[1]
-    sources = [
-        path for folder in KERNEL_FOLDERS for path in sorted((package / folder).glob("*.py"))
-    ]
+    sources = [path for folder in folders for path in sorted((package / folder).glob("*.py"))]
     return [path for path in sources if any(mark in path.read_bytes() for mark in _MARKS)]
 
 
 @functools.cache
-def image_path() -> Path:
-    """Where the image of exactly these sources for this machine is, or would be."""
+def image_path(folder: str = "") -> Path:
+    """Where the image of exactly these sources for this machine is, or would be; of one more `folder`, if
+    it has an image of its own."""
     digest = hashlib.sha256()
     for text in (_installed("numba"), _installed("llvmlite"), sys.version, platform.machine()):
         digest.update(text.encode() + b"\0")
     digest.update(_processor())
     package = Path(__file__).absolute().parents[1]
     constants = [package / folder / "layout.py" for folder in KERNEL_FOLDERS]
-    for source in sorted({*kernel_sources(), *filter(Path.exists, constants)}):
+    more = kernel_sources((folder,)) if folder else []
+    for source in sorted({*kernel_sources(), *more, *filter(Path.exists, constants)}):
         digest.update(str(source.relative_to(package)).encode() + b"\0" + source.read_bytes())
-    return _folder() / f"kernels-{digest.hexdigest()[:16]}.image"
+    return _folder() / f"kernels-{folder}{digest.hexdigest()[:16]}.image"
 
 
 def _installed(package: str) -> str:
@@ -146,23 +156,62 @@ def is_built(path: Path | None = None) -> bool:
     return _read(path or image_path()) is not None
 
 
-def build_command() -> list[str]:
+def build_command(folder: str = "") -> list[str]:
     """What builds the image, in a child: it writes "done/total what" lines and ends with 0."""
-    return module_command("danube_fast.frame.image_builder", str(image_path()))
+    only = [folder] if folder else []
+    return module_command("danube_fast.frame.image_builder", str(image_path(folder)), *only)
 
 
-def _build() -> None:
-    try:
-        done = subprocess.run(
-            build_command(), env=child_environment(), stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, check=False, timeout=_BUILD_SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
+class Progress:
+    """Says once that kernels are compiled, and shows at a terminal how far that is."""
+
+    def __init__(self, note: Callable[[str], None] | None = None) -> None:
+        """`note` says a line where lines have a form of their own; else stderr."""
+        self._bar = sys.stderr is not None and sys.stderr.isatty()
+        if note is not None:
+            note(COMPILING_TEXT)
+        elif sys.stderr is not None:
+            print(f"danube-fast: {COMPILING_TEXT}", file=sys.stderr, flush=True)
+
+    def show(self, line: str) -> None:
+        """A "done/total what" line of the builder."""
+        done, _, total = line.partition(" ")[0].partition("/")
+        if self._bar and done.isdecimal() and total.isdecimal() and int(total):
+            filled = _BAR_CHARACTERS * int(done) // int(total)
+            bar = "#" * filled + "." * (_BAR_CHARACTERS - filled)
+            print(f"\r[{bar}] {done}/{total}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._bar:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _build(folder: str) -> None:
+    progress = Progress()
+    said: list[str] = []
+    with subprocess.Popen(
+        build_command(folder), env=child_environment(), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as child:  # fmt: skip
+        timer = threading.Timer(_BUILD_SECONDS, child.kill)
+        timer.start()
+        try:
+            for line in child.stdout or ():
+                progress.show(line)
+                said = [*said[-9:], line]
+            code = child.wait()
+        finally:
+            child.kill()
+            timer.cancel()
+            progress.end()
+    if code == -signal.SIGKILL:
         raise Internal(
-            f"compiling the kernels took over {_BUILD_SECONDS} s; is this host overloaded? Try again"
-        ) from None
-    if done.returncode:
-        raise Internal(f"the kernels could not be compiled: {done.stderr.strip()[-1000:]}")
+            f"compiling the kernels took over {_BUILD_SECONDS} s or was killed; is this host "
+            "overloaded? Try again"
+        )
+    if code:
+        raise Internal(f"the kernels could not be compiled: {''.join(said)[-1000:].strip()}")
 
 
 class _MethodDef(ctypes.Structure):
@@ -184,17 +233,16 @@ _new_builtin: Any = ctypes.PYFUNCTYPE(
 class Image:
     """The image as this process has it in memory, for as long as the process lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str = "") -> None:
         import llvmlite.binding as llvm
 
-        found = _read(image_path())
+        path = image_path(folder)
+        found = _read(path)
         if found is None:
-            _build()
-            found = _read(image_path())
+            _build(folder)
+            found = _read(path)
         if found is None:
-            raise Internal(
-                f"{image_path()} cannot be read though it was just written; check the disk"
-            )
+            raise Internal(f"{path} cannot be read though it was just written; check the disk")
         names, code = found
         self._names = frozenset(names)
         self._kept: list[Any] = []  # what C refers to

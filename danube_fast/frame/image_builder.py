@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,10 +197,11 @@ def _emit(module: Any) -> bytes:
     return bytes(machine.emit_object(module))
 
 
-def _build(path: Path) -> None:
+def _build(path: Path, folders: Sequence[str]) -> None:
+    importlib.import_module("danube_fast.frame.crc")  # every image has its table
     modules = [
         f"danube_fast.{source.parent.name}.{source.stem}"
-        for source in image.kernel_sources()
+        for source in image.kernel_sources(folders)
         if source.stem not in ("kernel", "image", "image_builder")
     ]
     for done, module in enumerate(modules):
@@ -230,7 +232,7 @@ def main() -> int:
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not image.is_built(path):
-                _build(path)
+                _build(path, sys.argv[2:] or image.KERNEL_FOLDERS)
     except Exception as error:  # one line for whoever started the broker, not a traceback
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         print(f"{text}; is the installation of danube-fast and Numba whole?", file=sys.stderr)

@@ -20,7 +20,7 @@ import pytest
 
 from danube_fast.config import Settings
 from danube_fast.errors import InvalidArgument, Unavailable
-from danube_fast.frame.image import image_path
+from danube_fast.frame.image import COMPILING_TEXT, image_path, kernel_sources
 from danube_fast.net import protocol
 from danube_fast.ring.memory import map_fd
 from danube_fast.workers.datadir import TOKEN_CHARACTERS, DataDirectory
@@ -342,11 +342,15 @@ def test_lookup_waits_for_its_worker(tmp_path: Path) -> None:
 def test_an_image_that_is_missing_or_damaged_is_built_anew(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
+    said: list[str] = []
+
     def run(code: str) -> str:
-        return subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", f"from danube_fast.frame import image; {code}"],
             env=environment, capture_output=True, text=True, check=True,
-        ).stdout.strip()  # fmt: skip
+        )  # fmt: skip
+        said[:] = done.stderr.splitlines()
+        return done.stdout.strip()
 
     look = "import sys; print(image.is_built(), 'numba' in sys.modules, 'llvmlite' in sys.modules)"
     assert run(look) == "False False False"
@@ -360,6 +364,8 @@ def test_an_image_that_is_missing_or_damaged_is_built_anew(tmp_path: Path) -> No
         assert run(look) == "False False False"
     use = "from danube_fast.frame.crc import crc32c; print(hex(crc32c(b'123456789')))"
     assert run(use) == "0xe3069283", "built anew"
+    assert said == [f"danube-fast: {COMPILING_TEXT}"], "one line, and no bar without a terminal"
+    assert not any(source.parent.name == "bench" for source in kernel_sources())
     assert run(look) == "True False False"
 
 
