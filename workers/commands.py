@@ -165,7 +165,8 @@ class Commands:
 
     def _partition(self, partition_id: int) -> Partition:
         partition = self._worker.catalog.by_id.get(partition_id)
-        if partition is None or partition.moving:
+        leaving = partition_id in self._worker.moves.departures.goodbyes
+        if partition is None or partition.moving or leaving:
             raise NotOwner(f"partition {partition_id} is not here; look the topic up again")
         return partition
 

@@ -93,6 +93,12 @@ class Delivery:
             self.lost += sub.lost_count - sub.lost_counted
             sub.lost_counted = sub.lost_count
 
+    def tell_closed(self, session: Session, consumer: Consumer, detail: dict[str, Any]) -> None:
+        """Tell a consumer that nothing more comes, and why."""
+        kind = protocol.EventKind.CLOSED.value
+        event = protocol.ConsumerEvent(consumer.consumer_id, kind, detail)
+        self.send(session, [protocol.encode(event)])
+
     def answer(self, by_session: dict[int, list[Any]], texts: dict[int, dict[int, str]]) -> None:
         """Send outcomes of PUBLISH and the texts of refusals, by session."""
         for number, entries in by_session.items():

@@ -1,7 +1,7 @@
 """A partition leaves for a log of another worker: what the worker that has it so far does.
 
     move_read     frames from an offset on; any number of times, publishing goes on
-    move_freeze   closed: consumers are sent away, publishes told to come again; all of it and a record
+    move_freeze   consumers are sent away, and their last acks taken; then closed: publishes told to come again; all of it and a record
                   that says so are durable when this is answered
     move_state    the rest (offsets, producers and their windows, subscriptions), in pieces
     move_cancel   it stays after all           move_away    the other log has it: forget it
@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.broker import records as r
+from danube_fast.broker.consumer import Consumer
 from danube_fast.broker.layout import PartitionWord
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import DanubeError, NotOwner, Unavailable
@@ -29,6 +30,32 @@ PIECE_BYTES = 384 * 1024
 """One answer; a single frame may be larger. Fits a mailbox of the default size in one record."""
 
 
+GOODBYE_NS = 1_000_000_000
+"""For so long last acks of a consumer that was sent away are waited for, unless it says that it has left.
+Twice a heartbeat: a client whose application is busy reads what it was sent with the next."""
+MS = 1_000_000
+
+
+class _Goodbye:
+    """Consumers of a partition were sent away, and their last acks are on the way."""
+
+    __slots__ = ("began_ns", "consumers", "partition", "request")
+
+    def __init__(
+        self, request: Request, partition: Partition, consumers: list[Consumer], began_ns: int
+    ) -> None:
+        self.request: Request | None = request
+        """None: the move was given up."""
+        self.partition = partition
+        self.consumers = consumers
+        self.began_ns = began_ns
+
+    @property
+    def is_over(self) -> bool:
+        """All have left."""
+        return all(consumer.slot < 0 for consumer in self.consumers)
+
+
 class Departures:
     """Handlers of one worker."""
 
@@ -36,6 +63,8 @@ class Departures:
         self._worker = worker
         self._moves = moves
         self._states: dict[int, bytes] = {}
+        self.goodbyes: dict[int, _Goodbye] = {}
+        """By partition id; publishing goes on, and nothing is delivered."""
         worker.boot.mailbox.handlers.update(
             {
                 "move_read": self._read,
@@ -97,11 +126,57 @@ class Departures:
     # ------------------------------------------------------------ closing
 
     def _freeze(self, request: Request) -> None:
-        """{"partition_id", "owner_epoch"} -> {"end_offset", "state_bytes", counts} when durable."""
+        """{"partition_id", "owner_epoch"} -> {"end_offset", "state_bytes", counts, "goodbye_ms"} when
+        durable."""
         partition = self._require(request)
-        worker = self._worker
+        goodbye = self.goodbyes.get(partition.partition_id)
+        if goodbye is not None:  # of a move that was given up
+            goodbye.request = request
+            return
         if partition.switching:
             raise Unavailable(f"{partition.topic} is being changed just now; try again")
+        consumers = self._moves.dismiss_consumers(partition)
+        goodbye = _Goodbye(request, partition, consumers, self._worker.now_ns)
+        self.goodbyes[partition.partition_id] = goodbye
+        if not consumers:
+            self._part(goodbye)
+
+    def give_up_all(self) -> None:
+        """The coordinator that asked is gone: nothing is closed for it any more."""
+        for goodbye in self.goodbyes.values():
+            goodbye.request = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is to be done in the next turns."""
+        return bool(self.goodbyes)
+
+    def do_work(self, now_ns: int) -> None:
+        """Close what its consumers have left."""
+        for goodbye in list(self.goodbyes.values()):
+            if goodbye.is_over or now_ns - goodbye.began_ns >= GOODBYE_NS:
+                self._part(goodbye)
+
+    def _part(self, goodbye: _Goodbye) -> None:
+        """What its consumers have not acked by now is delivered again, wherever the partition is then."""
+        worker, partition = self._worker, goodbye.partition
+        del self.goodbyes[partition.partition_id]
+        for consumer in goodbye.consumers:
+            session = worker.sessions.by_number(consumer.session)
+            if session is not None and consumer.slot >= 0:
+                worker.detach(session, consumer)
+        request = goodbye.request
+        if request is None:
+            return
+        if worker.catalog.by_id.get(partition.partition_id) is not partition:
+            request.fail(NotOwner(f"{partition.topic} was deleted just now"))
+        elif partition.switching:
+            request.fail(Unavailable(f"{partition.topic} is being changed just now; try again"))
+        else:
+            self._close(request, partition, (worker.now_ns - goodbye.began_ns) // MS)
+
+    def _close(self, request: Request, partition: Partition, goodbye_ms: int) -> None:
+        worker = self._worker
         self._moves.send_consumers_away(partition)
         worker.catalog.hold(partition, r.Moving.LEAVING, request.arguments["owner_epoch"])
 
@@ -126,6 +201,7 @@ class Departures:
                     "state_bytes": len(state),
                     "message_count": partition.message_count,
                     "byte_count": partition.byte_count,
+                    "goodbye_ms": goodbye_ms,
                 }
             )
 
@@ -148,6 +224,9 @@ class Departures:
 
     def _cancel(self, request: Request) -> None:
         """{"partition_id"}: it stays here."""
+        goodbye = self.goodbyes.get(request.arguments["partition_id"])
+        if goodbye is not None:
+            goodbye.request = None
         partition = self._worker.catalog.by_id.get(request.arguments["partition_id"])
         if partition is not None and partition.moving is r.Moving.LEAVING:
             self._moves.release(partition)

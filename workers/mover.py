@@ -162,6 +162,7 @@ class Mover:
 
         def frozen(value: Any) -> None:
             move.frozen = value
+            move.frozen_ns += value["goodbye_ms"] * 1_000_000  # publishing went on
             self._call(
                 move, move.target, "move_finish", value, lambda _: self._decide(move),
                 FINISH_TIMEOUT_MS,

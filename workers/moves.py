@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.broker import records as r
-from danube_fast.broker.consumer import Stored
+from danube_fast.broker.consumer import Consumer, Stored
 from danube_fast.broker.layout import SESSION_ARRIVED, PartitionWord, ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import Internal, NotOwner
@@ -120,13 +120,31 @@ class Moves:
 
     def send_consumers_away(self, partition: Partition) -> None:
         """They look the topic up again and subscribe where it is then."""
-        worker = self._worker
-        text = f"{partition.topic} is being moved to another worker; look it up again"
         for sub in partition.all_subscriptions():
             for consumer in list(sub.consumers):
-                session = worker.sessions.by_number(consumer.session)
-                if session is not None:
-                    worker.close_consumer(session, consumer, code=NotOwner.code, text=text)
+                self._send_away(partition, consumer)
+
+    def dismiss_consumers(self, partition: Partition) -> list[Consumer]:
+        """Send those away that ack. Acks of some are on their way, or will be when they hear of it:
+        those that hold something, which stay attached for as long as the caller waits."""
+        subs = [sub for sub in partition.subscriptions.values() if sub.tracks]
+        consumers = [consumer for sub in subs for consumer in sub.consumers]
+        holding = [consumer for consumer in consumers if consumer.unacked]
+        for consumer in consumers if holding else ():
+            self._send_away(partition, consumer, stays=consumer in holding)
+        return holding
+
+    def _send_away(self, partition: Partition, consumer: Consumer, *, stays: bool = False) -> None:
+        worker = self._worker
+        session = worker.sessions.by_number(consumer.session)
+        if session is None:
+            return
+        text = f"{partition.topic} is being moved to another worker; look it up again"
+        worker.delivery.tell_closed(session, consumer, {"code": NotOwner.code, "text": text})
+        if stays:
+            consumer.subscription.dismiss(consumer)
+        else:
+            worker.detach(session, consumer)
 
     def release(self, partition: Partition) -> None:
         """It is this log's: open it. What was accepted stays so, whether the record gets durable or not."""

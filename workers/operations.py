@@ -65,6 +65,7 @@ class Operations:
         """Another process is new: if it is the coordinator, ask it again."""
         if peer == COORDINATOR:
             self._worker.moves.arrivals.give_up_all()
+            self._worker.moves.departures.give_up_all()
             self.ask_assignments()
 
     def ask_assignments(self) -> None:

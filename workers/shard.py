@@ -419,8 +419,7 @@ class ShardWorker:
 
     def close_consumer(self, session: Session, consumer: Consumer, **detail: object) -> None:
         """Detach a consumer against its will, and say why: `code` and `text`."""
-        event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.CLOSED.value, detail)
-        self.delivery.send(session, [p.encode(event)])
+        self.delivery.tell_closed(session, consumer, detail)
         self.detach(session, consumer)
 
     def detach(self, session: Session, consumer: Consumer) -> None:

@@ -83,7 +83,7 @@ class Upkeep:
         worker = self._worker
         busy = worker.moved_cursors or worker.dead_letters.is_waiting
         busy = busy or worker.moves.arrivals.is_busy or worker.retention.rewrites.is_busy
-        busy = busy or worker.operations.positions.is_busy
+        busy = busy or worker.operations.positions.is_busy or worker.moves.departures.is_busy
         if busy or any(not journal.marked or journal.snapshot for journal in worker.journals):
             return TIMER_POLL_MS
         rest_ms = REST_POLL_MS if self._rests else IDLE_POLL_MS
@@ -107,6 +107,7 @@ class Upkeep:
         self._storage.do_work(now_ns)
         self._reply_topics.do_work(now_ns)
         worker.moves.arrivals.do_work()
+        worker.moves.departures.do_work(now_ns)
         worker.retention.rewrites.do_work()
         worker.operations.positions.do_work()
         self._loads.do_work(now_ns)

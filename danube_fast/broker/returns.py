@@ -122,7 +122,7 @@ class Returns:
     ) -> None:
         """Give flat [start, end) pairs back: they failed. They come again after `delay_ns`, with None
         after what the policy says; those that failed too often are treated as the policy says."""
-        if consumer.slot >= 0:
+        if consumer in self.consumers:
             failed = self.ledger.fail(consumer.slot, pairs, self.policy.max_redelivery_count)
             self._failed(failed, delay_ns, now_ns, reason)
 

@@ -100,12 +100,17 @@ class Subscription(Returns):
         if self.router is not None:
             self._reroute()
 
-    def detach(self, consumer: Consumer) -> None:
-        """Remove a consumer; what it holds waits for redelivery."""
-        if consumer not in self.consumers:
-            return
+    def dismiss(self, consumer: Consumer) -> None:
+        """Hand it nothing more; until it is detached it keeps what it holds, and may ack it."""
         self.consumers.remove(consumer)
         consumer.flow.users.pop(consumer, None)
+
+    def detach(self, consumer: Consumer) -> None:
+        """Remove a consumer; what it holds waits for redelivery."""
+        if consumer.slot < 0:
+            return
+        if consumer in self.consumers:
+            self.dismiss(consumer)
         before = self.ledger.waiting
         self.ledger.give_back(consumer.slot)
         self.redelivered_count += self.ledger.waiting - before

@@ -245,7 +245,16 @@ class AckQueue:
                 for attachment in mine:
                     self.restarted(attachment, sought=False)
         self._look_again(grown)
-        return calls
+        return list({**dict.fromkeys(calls), **self._confirming}) if durable else calls
+
+    def send_last(self, attachment: Attachment) -> None:
+        """It leaves its connection: what is queued goes before, and its answer is waited for."""
+        self._collect()
+        entries = []
+        if attachment.pending and not attachment.seeks:
+            entries = [(attachment.consumer_id, to_wire(self._take(attachment)))]
+        if attachment in self._sent:
+            self._send_answered(attachment.connection, entries, [attachment])
 
     def _concerned(self, *, durable: bool) -> dict[Connection, list[Attachment]]:
         """Attachments with something queued or not confirmed, by connection; all if it must be durable."""

@@ -26,6 +26,7 @@ from danube_fast.errors import (
     DataLoss,
     FailedPrecondition,
     Internal,
+    NotOwner,
     Unavailable,
     error_from_code,
 )
@@ -204,6 +205,13 @@ class Attachment:
                 detail.get("code", Internal.code),
                 detail.get("text", "the broker closed a consumer"),
             )
+            if isinstance(error, NotOwner) and self.subscribed and self.inbox.type != READER:
+                # it moves: what was acked here counts if the worker hears of it now
+                self.inbox.send_acks(self)
+                self._depart()
+                self.inbox.rested(self)
+                self._on_refused(error)
+                return
             self._forget_id()
             self.consumer_id = 0
             self._forget_call()  # the SUBSCRIBE may be answered yet, and that consumer is closed

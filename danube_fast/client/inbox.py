@@ -315,6 +315,10 @@ class Inbox:
         """Attachment: nothing was moved, so what was acked meanwhile counts."""
         self._acks.go_on(attachment)
 
+    def send_acks(self, attachment: Attachment) -> None:
+        """Attachment: it is about to leave."""
+        self._acks.send_last(attachment)
+
     def rested(self, attachment: Attachment) -> None:
         """Attachment: it left for a while. Frames that came are void; acks that were sent count."""
         attachment.generation += 1

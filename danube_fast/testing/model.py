@@ -7,48 +7,23 @@ and `subscription_model.py` for the promises.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from danube_fast.config import Settings
 from danube_fast.frame.bundle import bundle_entries
 from danube_fast.frame.view import FrameView
 from danube_fast.net import protocol as p
+from danube_fast.testing.attached_model import Attached, Credit, Policy, Session
 from danube_fast.testing.loopback import Tap, Wire
 from danube_fast.testing.publishing_model import Frame, PartitionModel, due_of
-from danube_fast.testing.subscription_model import Attached, Credit, Policy, SubscriptionModel
+from danube_fast.testing.subscription_model import SubscriptionModel
 from danube_fast.testing.violation import Violation
 from danube_fast.testing.virtual_clock import MS, Trace, VirtualClock
 
 __all__ = ["PROBE", "Door", "Model"]
 
 PROBE = b"probe"  # payloads that begin so must never be accepted
-
-
-@dataclass
-class _Session:
-    """A session as its worker's door shows it."""
-
-    number: int
-    token: bytes
-    heard_ns: int
-    consumers: dict[int, tuple[SubscriptionModel, Attached]] = field(default_factory=dict)
-    flows: dict[int, Credit] = field(default_factory=dict)
-    is_gone: bool = False
-    is_lagging: bool = False
-
-    def ranges(self, entries: Any) -> Iterator[tuple[SubscriptionModel, Attached, int, int]]:
-        """The [low, high) ranges of an ACK, NACK or EXTEND, with whom they concern."""
-        for consumer_id, pairs in entries:
-            sub, consumer = self.consumers.get(consumer_id, (None, None))
-            if sub is None or consumer is None:
-                continue
-            if isinstance(pairs, bytes):
-                pairs = list(struct.unpack(f"<{len(pairs) // 8}q", pairs))
-            for low, high in zip(pairs[::2], pairs[1::2], strict=True):
-                yield sub, consumer, low, high
 
 
 class _Flush(list[tuple[SubscriptionModel, list[int], tuple[int, int] | None]]):
@@ -131,12 +106,12 @@ class Door(Tap):
         self.index = index
         self.synced_position: Callable[[int], int] = lambda log_id: 0
         """Up to where a log is durable, as the disk knows."""
-        self._sessions: dict[bytes, _Session] = {}
-        self._by_number: dict[int, _Session] = {}
+        self._sessions: dict[bytes, Session] = {}
+        self._by_number: dict[int, Session] = {}
         self._requests: dict[tuple[bytes, int], Any] = {}
         """What a request is about, until it is answered."""
         self._unconfirmed: list[tuple[SubscriptionModel, list[int]]] = []
-        self._leaving: list[_Session] = []
+        self._leaving: list[Session] = []
         """Gone, and still served until the turn ends."""
 
     # ------------------------------------------------------------ lives
@@ -159,7 +134,7 @@ class Door(Tap):
         self._unconfirmed.clear()
         self._leaving.clear()
 
-    def _close(self, session: _Session) -> None:
+    def _close(self, session: Session) -> None:
         if session.is_gone:
             return
         session.is_gone = True
@@ -177,9 +152,8 @@ class Door(Tap):
 
     def end_turn(self) -> None:
         """The worker has closed the sessions that it could not send to."""
-        leaving, self._leaving = self._leaving, []
-        for session in leaving:
-            self._close(session)
+        while self._leaving:
+            self._close(self._leaving.pop(0))
 
     # ------------------------------------------------------------ what the worker reads
 
@@ -199,11 +173,11 @@ class Door(Tap):
             handler(identity, session, command, parts)
         session.heard_ns = self.model.clock.now_ns
 
-    def _on_bye(self, identity: bytes, session: _Session, command: p.Bye, parts: Any) -> None:
+    def _on_bye(self, identity: bytes, session: Session, command: p.Bye, parts: Any) -> None:
         self._close(session)
 
     def _on_openproducer(
-        self, identity: bytes, session: _Session, command: p.OpenProducer, parts: Any
+        self, identity: bytes, session: Session, command: p.OpenProducer, parts: Any
     ) -> None:
         partition = self.model.partitions.get(command.partition_id)
         epochs = {} if partition is None else partition.epochs
@@ -211,7 +185,7 @@ class Door(Tap):
         self._requests[identity, command.request] = (command, session, known)
 
     def _on_publish(
-        self, identity: bytes, session: _Session, command: p.Publish, parts: Any
+        self, identity: bytes, session: Session, command: p.Publish, parts: Any
     ) -> None:
         frames = []
         for partition_id, start, _ in bundle_entries(parts[0]):
@@ -230,7 +204,7 @@ class Door(Tap):
         self._requests[identity, command.request] = frames
 
     def _on_subscribe(
-        self, identity: bytes, session: _Session, command: p.Subscribe, parts: Any
+        self, identity: bytes, session: Session, command: p.Subscribe, parts: Any
     ) -> None:
         old = session.consumers.pop(command.consumer_id, None)
         if old is not None:
@@ -255,20 +229,21 @@ class Door(Tap):
         sub.attach(consumer)
         session.consumers[command.consumer_id] = (sub, consumer)
 
-    def _on_flow(self, identity: bytes, session: _Session, command: p.Flow, parts: Any) -> None:
+    def _on_flow(self, identity: bytes, session: Session, command: p.Flow, parts: Any) -> None:
         credit = session.flows.setdefault(command.flow_id, Credit())
         credit.grant(command.byte_count, command.message_count)
 
     def _on_closeconsumer(
-        self, identity: bytes, session: _Session, command: p.CloseConsumer, parts: Any
+        self, identity: bytes, session: Session, command: p.CloseConsumer, parts: Any
     ) -> None:
+        session.leaving.pop(command.consumer_id, None)
         found = session.consumers.pop(command.consumer_id, None)
         if found is not None:
             found[0].detach(found[1])
 
-    def _on_ack(self, identity: bytes, session: _Session, command: p.Ack, parts: Any) -> None:
-        for sub, consumer, low, high in session.ranges(command.entries):
-            settled = sub.ack(consumer, low, high)
+    def _on_ack(self, identity: bytes, session: Session, command: p.Ack, parts: Any) -> None:
+        for sub, consumer, low, high in session.ranges(command.entries, last=True):
+            settled = (sub.ack_last if consumer.is_gone else sub.ack)(consumer, low, high)
             self.model.check_owner(sub, consumer, settled)
             self.model.messages_acked += len(settled)
             self._unconfirmed.append((sub, settled))
@@ -276,15 +251,15 @@ class Door(Tap):
             flush = [(sub, settled, sub.sought) for sub, settled in self._unconfirmed]
             self._requests[identity, command.request] = _Flush(flush)
 
-    def _on_nack(self, identity: bytes, session: _Session, command: p.Nack, parts: Any) -> None:
+    def _on_nack(self, identity: bytes, session: Session, command: p.Nack, parts: Any) -> None:
         for sub, consumer, low, high in session.ranges(command.entries):
             sub.nack(consumer, low, high, command.delay_ms)
 
-    def _on_extend(self, identity: bytes, session: _Session, command: p.Extend, parts: Any) -> None:
+    def _on_extend(self, identity: bytes, session: Session, command: p.Extend, parts: Any) -> None:
         for sub, consumer, low, high in session.ranges(command.entries):
             sub.extend(consumer, low, high, command.milliseconds)
 
-    def _on_seek(self, identity: bytes, session: _Session, command: p.Seek, parts: Any) -> None:
+    def _on_seek(self, identity: bytes, session: Session, command: p.Seek, parts: Any) -> None:
         found = session.consumers.get(command.consumer_id)
         if found is not None:
             self._requests[identity, command.request] = (command, *found, session)
@@ -311,7 +286,7 @@ class Door(Tap):
             sub.is_lagging = True
 
     @staticmethod
-    def _not_sent(session: _Session, command: p.Deliver, parts: list[Any]) -> None:
+    def _not_sent(session: Session, command: p.Deliver, parts: list[Any]) -> None:
         ids = iter(command.consumer_ids)
         for bundle in parts[1:]:
             for _, start, _ in bundle_entries(bundle):
@@ -343,7 +318,7 @@ class Door(Tap):
             self._close(shown)
         if identity in self._sessions:
             self._close(self._sessions[identity])
-        session = _Session(command.session, command.token, self.model.clock.now_ns)
+        session = Session(command.session, command.token, self.model.clock.now_ns)
         self._sessions[identity] = self._by_number[command.session] = session
 
     def _sent_error(self, identity: bytes, command: p.Error, parts: Any) -> None:
@@ -386,10 +361,11 @@ class Door(Tap):
         session = self._sessions.get(identity)
         if command.kind == p.EventKind.CLOSED.value and session is not None:
             found = session.consumers.pop(command.consumer_id, None)
-            if found is not None:
+            if found is not None and command.detail.get("code") == p.Status.NOT_OWNER:
+                session.leaving[command.consumer_id] = found
+                found[0].send_away(found[1])
+            elif found is not None:
                 found[0].detach(found[1])
-                if command.detail.get("code") == p.Status.NOT_OWNER:
-                    found[0].moved()
 
     def _subscribed(self, asked: p.Subscribe, consumer: Attached, value: Any) -> None:
         sub = self.model.subscriptions.get((asked.partition_id, asked.subscription))
@@ -419,9 +395,7 @@ class Door(Tap):
     def _sent_published(self, identity: bytes, command: p.Published, parts: Any) -> None:
         for request, outcome in command.entries:
             frames = self._requests.pop((identity, request), None)
-            if frames is None:
-                continue
-            for place, frame in enumerate(frames):
+            for place, frame in enumerate(frames or ()):
                 at = 2 * place if len(outcome) > 2 * place else 0
                 self._outcome(frame, outcome[at], outcome[at + 1])
 
@@ -449,7 +423,7 @@ class Door(Tap):
 
     def _delivered(
         self,
-        session: _Session | None,
+        session: Session | None,
         found: tuple[SubscriptionModel, Attached] | None,
         partition_id: int,
         view: FrameView,

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from danube_fast.testing.attached_model import Attached, Held, Known, Policy
 from danube_fast.testing.violation import Violation
 from danube_fast.testing.virtual_clock import MS, VirtualClock
 
-__all__ = ["Attached", "Credit", "Policy", "SubscriptionModel"]
+__all__ = ["SubscriptionModel"]
 
 FRAME_OVERHEAD = 600
 """Bytes of a frame that are no message's: headers, directories, padding; and those of each message beside its
@@ -26,80 +27,10 @@ ATTEMPTS_MAX = 255
 """More deliveries are not counted."""
 ORDERED = ("exclusive", "failover")
 GROUPS = ("shared", "key_shared")
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The failure policy that the subscription was created with; times in milliseconds."""
-
-    max_redelivery_count: int = 5
-    ack_timeout_ms: int = 30_000
-    base_redelivery_delay_ms: int = 1_000
-    max_redelivery_delay_ms: int = 60_000
-    backoff_strategy: str = "exponential"
-    poison_policy: str = "block"
-    dead_letter_topic: str = ""
-
-    def delay_min_ns(self, failures: int) -> int:
-        """A message that failed so often comes again no earlier than this."""
-        delay_ms = self.base_redelivery_delay_ms
-        if self.backoff_strategy == "exponential":
-            delay_ms <<= max(0, failures - 1)
-        return min(delay_ms, self.max_redelivery_delay_ms) * MS
-
-
-@dataclass
-class Credit:
-    """What a flow was granted, less what was sent on it. The worker may have known less when it handed
-    something out, never more."""
-
-    byte_count: int = 0
-    messages: int = 0
-
-    def grant(self, byte_count: int, messages: int) -> None:
-        """FLOW was read."""
-        self.byte_count += byte_count
-        self.messages += messages
-
-
-@dataclass
-class Attached:
-    """A consumer as the worker's door shows it."""
-
-    session: int
-    consumer_id: int
-    filters: tuple[str, ...]
-    is_confirmed: bool = False
-    is_gone: bool = False
-    has_received: bool = False
-    is_outdated: bool = False
-    """Another one has sought since: what it acks may be from before."""
-    name: str = ""
-    owner: str = ""
-    """The name that its client gave it."""
-    credit: Credit = field(default_factory=Credit)
-    """Of the flow that it draws on."""
-
-
-@dataclass
-class Held:
-    """A message in somebody's hands."""
-
-    consumer: Attached
-    deadline_ns: int
-    """When the ack timeout goes by."""
-
-
-@dataclass
-class Known:
-    """What is known of one message in this subscription, in this life of its worker."""
-
-    deliveries: int = 0
-    failures_min: int = 0
-    failures_max: int = 0
-    not_before_ns: int = 0
-    unseen: int = 0
-    """Sessions that ended since the last delivery: something may have been on its way to them."""
+GOODBYE_SURE_NS = 500 * MS
+"""So long after a consumer was sent away for a move its acks count for certain."""
+TIMEOUT_SOON_NS = 2000 * MS
+DOUBTFUL_MAX = 10_000
 
 
 @dataclass
@@ -370,6 +301,37 @@ class SubscriptionModel:
             domain = self._domain(self.keys.get(offset))
             if domain is not None:
                 self._unsettled.get(domain, set()).discard(offset)
+        return settled
+
+    def send_away(self, consumer: Attached) -> None:
+        """Its partition is about to move, and all are told: it gets nothing more, and for a while its
+        acks count."""
+        soon_ns = self.clock.now_ns + TIMEOUT_SOON_NS
+        for offset, held in self.held.items():
+            held.consumer.left_with[offset] = held
+            # while its last acks are waited for the timeout of others may go by
+            failures = self.known[offset].failures_max + (held.deadline_ns <= soon_ns)
+            if failures > self.policy.max_redelivery_count:
+                self.poisoned.add(offset)
+        consumer.left_ns = self.clock.now_ns
+        self.detach(consumer)
+        self.moved()
+
+    def ack_last(self, consumer: Attached, low: int, high: int) -> list[int]:
+        """ACK of a consumer that was sent away was read; which messages it settles."""
+        settled: list[int] = []
+        is_sure = self.clock.now_ns - consumer.left_ns < GOODBYE_SURE_NS and not self.is_lagging
+        for offset, held in list(consumer.left_with.items()):
+            if not low <= offset < high:
+                continue
+            if is_sure and held.deadline_ns > self.clock.now_ns:
+                self.settled.add(offset)
+                self.doubtful.discard(offset)
+                settled.append(offset)
+            else:
+                self.doubtful.add(offset)
+        if self.is_lagging:
+            self.doubtful.update(range(low, min(high, low + DOUBTFUL_MAX)))
         return settled
 
     def nack(self, consumer: Attached, low: int, high: int, delay_ms: int) -> None:

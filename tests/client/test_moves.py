@@ -326,3 +326,38 @@ def test_a_topic_of_a_pattern_that_was_made_again_unheard_joins(real: Broker, to
             producer.publish(b"more")
             message = consumer.receive(timeout=60)
             assert message is not None and message.payload == b"more"
+
+
+def close_for_move(broker: Any) -> None:
+    """The first partition is about to move; its consumer stays until it says that it has left."""
+    with broker.lock:
+        broker.away.add(1)
+        for session in broker.sessions.values():
+            for consumer_id in session.consumers:
+                detail = {"code": 36, "text": "it is being moved"}
+                broker.reply(session.identity, p.ConsumerEvent(consumer_id, "closed", detail))
+
+
+def test_queued_acks_go_before_a_move(broker: Any, client: danube_fast.Client) -> None:
+    broker.create(TOPIC, partitions=1)
+    producer = client.producer(TOPIC)
+    for number in range(8):
+        producer.publish(b"%d" % number)
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    messages = []
+    while len(messages) < 8:
+        message = consumer.receive(timeout=10)
+        assert message is not None
+        messages.append(message)
+    with client._core.pump.lock:  # nothing is sent or read meanwhile
+        close_for_move(broker)
+        consumer._acks.add(messages[:5])
+    wait_until("it has left", lambda: attached(broker) == 0)
+    (sub,) = broker.topics[TOPIC].partitions[0].subs.values()
+    assert sub["acked"] == set(range(5))
+    consumer.flush_acks()  # they were heard: there is nothing to complain of
+    with broker.lock:
+        broker.away.clear()
+    consumer.ack(messages[5])  # too late: it comes again
+    wait_until("it is back", lambda: attached(broker) == 1)
+    assert [getattr(consumer.receive(timeout=10), "offset", None) for _ in range(3)] == [5, 6, 7]

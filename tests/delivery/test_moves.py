@@ -330,3 +330,28 @@ def test_a_busy_worker_sheds_partitions_while_everybody_goes_on(tmp_path: Path) 
             assert (producer.error, taker.error) == (None, None)
             found = {offset: number for _, offset, number, _ in taker.seen}
             assert found == {number: number for number in range(producer.sent)}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kind", ["exclusive", "shared"])
+def test_acks_just_before_a_move_count(tmp_path: Path, kind: str) -> None:
+    """Whatever was acked when `move_topic` is called does not come again."""
+    topic = f"/default/acked-{kind}"
+    with Server(tmp_path, workers=2) as server, danube_fast.connect(server.url) as client:
+        client.admin.create_topic(topic)
+        with client.producer(topic) as producer:
+            producer.send_many([b"%d" % number for number in range(100)])
+        options: Any = {"subscription": "s", "type": kind, "initial_position": "earliest"}
+        with client.consumer(topic, **options) as consumer:
+            acked: set[int] = set()
+            for _ in range(6):
+                for _ in range(10):
+                    message = consumer.receive(timeout=WAIT_SECONDS)
+                    assert message is not None, f"nothing came within {WAIT_SECONDS} s"
+                    assert message.offset not in acked, "it was acked before the move"
+                    consumer.ack(message)
+                    acked.add(message.offset)
+                move_on(client, topic, 2)
+            consumer.flush_acks()
+        described = client.admin.describe_subscription(topic, "s")
+        assert described["lag_messages"] == 100 - len(acked)

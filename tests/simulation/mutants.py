@@ -29,6 +29,8 @@ class Mutant(NamedTuple):
 
     before: str
     after: str
+    moves: float = 0.0
+    """How often partitions move while it is looked for."""
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -81,6 +83,11 @@ MUTANTS: dict[str, Mutant] = {
     "others_hear_nothing_of_a_seek": Mutant(
         "if consumer is not seeker and consumer.announced and session is not None:",
         "if consumer is seeker and session is None:",
+    ),
+    "last_acks_before_a_move_are_not_waited_for": Mutant(
+        "if goodbye.is_over or now_ns - goodbye.began_ns >= GOODBYE_NS:",
+        "if goodbye.began_ns:",
+        moves=0.5,
     ),
     "standby_served_beside_the_active": Mutant(
         "everyone = everyone[:1]",
@@ -216,7 +223,7 @@ def hunt(name: str, seeds_max: int = SEEDS_MAX, seconds_max: float = SECONDS_MAX
         plant(MUTANTS[name], Path(folder))
         command = [
             sys.executable, "-m", "danube_fast.testing.simulation",
-            "--seeds", f"0:{seeds_max}", "--lines", "0",
+            "--seeds", f"0:{seeds_max}", "--lines", "0", "--moves", str(MUTANTS[name].moves),
         ]  # fmt: skip
         result = subprocess.run(
             command, env={**os.environ, "PYTHONPATH": folder}, cwd=folder, capture_output=True,

@@ -11,7 +11,7 @@ import pytest
 
 from danube_fast.broker.records import Moving, decode_snapshot
 from danube_fast.broker.tables import AdmissionTables
-from danube_fast.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from danube_fast.errors import FailedPrecondition, NotOwner, ResourceExhausted, Unavailable
 from danube_fast.workers import arrival, departure
 from danube_fast.workers.catalog import Catalog
 from tests.workers.move_rig import COORDINATOR, MoveRig
@@ -23,6 +23,8 @@ ACKED = 57
 NAME = "p"
 EVERYBODY = (COORDINATOR, 1, 2)
 OK, DUPLICATE = 0, 1
+SHORT_NS, LONG_NS = 1_000_000, 3600 * 1_000_000_000
+"""How long last acks are waited for."""
 
 
 def payloads(frame: int) -> list[bytes]:
@@ -90,7 +92,8 @@ class Story:
 
 
 @pytest.fixture
-def moves(tmp_path: Path) -> Iterator[Any]:
+def moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(departure, "GOODBYE_NS", SHORT_NS)
     started: list[MoveRig] = []
 
     def start(**settings: Any) -> MoveRig:
@@ -247,6 +250,8 @@ def test_publishers_and_consumers_are_told_where_to_go(moves: Any) -> None:
     rig.start_move(1)
     while "move_freeze" not in rig.net.delivered:
         rig.step()
+    known = rig.workers[1].worker.catalog.by_id[story.pid]
+    rig.workers[1].turn(lambda: known.moving, "the end of waiting for last acks")
     statuses = client.publish((story.pid, client.frame(opened, story.count, payloads(FRAMES))))
     assert statuses[0] == 8, "not now"
     client.pump()
@@ -403,3 +408,87 @@ def test_what_a_move_would_undo_is_refused_while_it_is_decided(
     assert outcome[0][1] is None
     story.check()
     assert rig.workers[2].operation(operation, **asked)
+
+
+class Held:
+    """A consumer that holds ten messages of a partition that is about to move."""
+
+    def __init__(self, rig: MoveRig, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(departure, "GOODBYE_NS", LONG_NS)
+        self.rig = rig
+        self.pid = rig.create().partition_id
+        self.client = client = rig.workers[1].client()
+        opened = client.open_producer(self.pid, NAME)
+        client.publish((self.pid, client.frame(opened, 0, payloads(0))))
+        client.subscribe(self.pid, "s", kind="shared")
+        client.receive(PER_FRAME)
+        self.outcome = rig.start_move(1)
+
+        def is_told() -> bool:
+            rig.step()
+            client.pump()
+            return bool(client.events)
+
+        rig.workers[1].turn(is_told, "CLOSED")
+        assert client.events[0][3]["code"] == 36
+        assert not self.outcome
+
+    def left(self) -> list[int]:
+        """What is delivered where the partition is then."""
+        self.rig.settle()
+        ((_, error),) = self.outcome
+        assert error is None, error
+        client = self.rig.workers[2].client()
+        client.subscribe(self.pid, "s", kind="shared")
+        sub = self.rig.workers[2].worker.catalog.by_id[self.pid].subscriptions["s"]
+        wanted = [at for at in range(sub.cursor, PER_FRAME) if at not in {5, 7}]
+        return [offset for offset, _ in client.receive(len(wanted))] if wanted else []
+
+
+def test_what_is_acked_when_the_move_is_told_counts(
+    moves: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(moves(), monkeypatch)
+    held.client.ask(22, [[1, [0, 3, 5, 6, 7, 8]]])
+    assert held.client.ask(25, 1)[0] == 67
+    assert held.left() == [3, 4, 6, 8, 9]
+
+
+def test_who_never_says_that_it_has_left_is_not_waited_for_long(
+    moves: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows nothing of last acks: what is on the way counts all the same."""
+    held = Held(moves(), monkeypatch)
+    held.client.ack(0, PER_FRAME)
+    monkeypatch.setattr(departure, "GOODBYE_NS", SHORT_NS)
+    assert held.left() == []
+    ((value, _),) = held.outcome
+    assert value["paused_ms"] <= value["milliseconds"]
+
+
+def test_nothing_but_acks_is_taken_of_who_was_sent_away(
+    moves: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(moves(), monkeypatch)
+    client = held.client
+    client.send(23, [[1, [0, 3]]], 0)
+    assert client.ask(24, 1, "earliest")[2] == NotOwner.code
+    assert client.subscribe(held.pid, "s", kind="shared", consumer_id=2)[2] == NotOwner.code
+    sub = held.rig.workers[1].worker.catalog.by_id[held.pid].subscriptions["s"]
+    assert (sub.ledger.held, sub.ledger.waiting) == (PER_FRAME, 0)
+    assert client.ask(25, 1)[0] == 67
+    held.rig.settle()
+    assert held.outcome[0][1] is None
+
+
+def test_a_move_that_is_given_up_meanwhile_leaves_its_consumers_free(
+    moves: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(moves(), monkeypatch)
+    held.rig.coordinator.mover.give_up([held.pid], "the test says so")
+    held.client.ask(22, [[1, [0, 3]]])
+    held.client.ask(25, 1)
+    held.rig.settle()
+    assert isinstance(held.outcome[0][1], FailedPrecondition)
+    assert held.client.subscribe(held.pid, "s", kind="shared")[0] == 67
+    assert [offset for offset, _ in held.client.receive(7)] == list(range(3, PER_FRAME))
