@@ -33,7 +33,7 @@ __all__ += ["run_isolation", "run_latency", "run_publish_latency", "set_latencie
 
 _HERE = "danube_fast.bench.latency"
 WARM_UP_SECONDS = 0.2
-SILENCE_SECONDS = 5.0
+SILENCE_SECONDS = 30.0
 CONNECT_SECONDS = 30.0
 TOPICS_TRIED_MAX = 64
 

@@ -39,7 +39,7 @@ ROUNDS = 6
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 LOAD_SECONDS = 1.0
 """How long a consumer is the active one before it dies."""
-PROMOTION_SECONDS_MAX = 30.0
+PROMOTION_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.002
 RECEIVE_SECONDS = 0.2
 BATCH_MESSAGES = 1000

@@ -23,9 +23,9 @@ __all__ = [
 ]  # fmt: skip
 
 LOST_LIST = 2
-delayed.SILENCE_SECONDS = 3.0
+delayed.SILENCE_SECONDS = 10.0
 for module in (lapped, streams):
-    module.SILENCE_SECONDS = {True: 3.0, False: 1.0}
+    module.SILENCE_SECONDS = {True: 10.0, False: 1.0}
 
 
 def _forget_a_list(which: int = LOST_LIST) -> None:
@@ -51,7 +51,7 @@ def publish_on(link: Link, options: dict[str, Any]) -> None:
 
 def churn(link: Link, options: dict[str, Any]) -> None:
     """That of the soak; most messages of the first life are not sent."""
-    soak_roles.PATIENCE_SECONDS = 3.0
+    soak_roles.PATIENCE_SECONDS = 10.0
     _forget_a_list(0)
     soak_roles.churn(link, options)
 
@@ -66,7 +66,7 @@ def stand(link: Link, options: dict[str, Any]) -> None:
             m[:-1] + bytes([m[-1] ^ 1]) if n == 7 else m for n, m in zip(numbers, made, strict=True)
         ]
 
-    soak_roles.PATIENCE_SECONDS = 3.0
+    soak_roles.PATIENCE_SECONDS = 10.0
     soak_roles.make = altered  # type: ignore[assignment]
     soak_roles.stand(link, options)
 

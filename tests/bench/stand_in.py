@@ -15,7 +15,7 @@ from typing import Any
 
 from pika import BasicProperties, frame, spec
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 READ_BYTES = 1 << 16
 
 

@@ -77,7 +77,7 @@ def test_promotions(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (figures.lost, figures.duplicated, figures.corrupted) == (0, 0, 0)
     assert (figures.messages or 0) > 100 and figures.extra["rounds"] == 2
     for name in ("kill", "stop"):
-        assert 0 < figures.extra[f"{name}_seconds"] <= figures.extra[f"{name}_seconds_max"] < 30
+        assert 0 < figures.extra[f"{name}_seconds"] <= figures.extra[f"{name}_seconds_max"]
 
 
 def test_a_promotion_that_leaves_out_messages_is_seen(

@@ -23,7 +23,7 @@ from danube_fast.errors import Internal, InvalidArgument
 from tests.workers.broker import is_running, wait_until
 
 PROGRAM = [sys.executable, "-m", "danube_fast.cli.main", "bench"]
-END_SECONDS = 30.0
+END_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
