@@ -22,6 +22,7 @@ from danube_fast.errors import (
     FailedPrecondition,
     NotFound,
     TopicDeleted,
+    Unavailable,
 )
 from danube_fast.net.protocol import Lookup
 from danube_fast.types import parse_topic
@@ -146,8 +147,26 @@ class Routes:
     def lookup_steps(
         self, topic: str, create: dict[str, Any] | None, wait_ns: int, deadline_ns: int
     ) -> Steps[Topic]:
-        """Find a topic; `create` it with these options, or wait for it, if it is missing."""
+        """Find a topic; `create` it with these options, or wait for it, if it is missing. While the
+        worker that is to have it is down or busy, ask again."""
         topic = str(parse_topic(topic))
+        clock, backoff_ns = self.core.pump.clock, BACKOFF_MIN_NS
+        while True:
+            call = yield from self._ask_steps(topic, create, wait_ns, deadline_ns)
+            again_ns = clock.monotonic_ns() + backoff_ns
+            if not isinstance(call.error, Unavailable) or again_ns >= deadline_ns:
+                break
+            yield Wait(lambda: False, again_ns)
+            backoff_ns = min(2 * backoff_ns, BACKOFF_MAX_NS)
+            wait_ns = wait_ns and deadline_ns - clock.monotonic_ns()
+        answer = call.result()
+        with self.core.pump.lock:
+            return self.topic_of(topic, answer)
+
+    def _ask_steps(
+        self, topic: str, create: dict[str, Any] | None, wait_ns: int, deadline_ns: int
+    ) -> Steps[Call]:
+        """One LOOKUP and its answer."""
         lock = self.core.pump.lock
         wait_ms = max(0, wait_ns - _ANSWER_MARGIN_NS) // MILLISECOND_NS if wait_ns else 0
         with lock:
@@ -168,9 +187,7 @@ class Routes:
                 f"no answer from {bootstrap.endpoint} about {topic} in time; is the broker running? "
                 "Try `danube-fast status`"
             )
-        answer = call.result()
-        with lock:
-            return self.topic_of(topic, answer)
+        return call
 
     def topic_of(self, topic: str, answer: dict[str, Any]) -> Topic:
         """What LOOKUP answered. Raises FailedPrecondition for rings on another host."""

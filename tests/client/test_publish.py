@@ -13,6 +13,7 @@ import pytest
 import danube_fast
 from danube_fast.frame.hash import key_hash
 from danube_fast.frame.view import FrameView
+from danube_fast.net import protocol as p
 from danube_fast.net.protocol import Status
 from tests.client.fake_broker import LIMITS
 
@@ -469,3 +470,24 @@ def test_its_own_late_open_fences_a_producer_that_moved_only_once(
         with pytest.raises(danube_fast.errors.ProducerFenced):
             producer.publish(b"another one has it")
     assert stored(broker) == [b"moved", b"asked again"]
+
+
+def test_a_producer_waits_for_the_worker_that_is_to_have_its_topic(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    """It has its time for that, however often the broker says that the worker is busy."""
+    look_up, asked = broker._on_lookup, []
+
+    def busy(session: Any, identity: bytes, command: p.Lookup) -> None:
+        asked.append(command)
+        if command.topic != TOPIC or len(asked) < 4:
+            code, text = danube_fast.Unavailable.code, "its worker is busy; try again"
+            broker.reply(identity, p.Error(command.request, code, text))
+        else:
+            look_up(session, identity, command)
+
+    broker._on_lookup = busy
+    assert client.producer(TOPIC).publish(b"x").offset == 0
+    assert len(asked) == 4
+    with pytest.raises(danube_fast.Unavailable, match="its worker is busy"):
+        client.producer("/default/never", timeout=3)
