@@ -120,6 +120,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rebalance_bytes_max: Annotated[int, Meta(ge=0, le=16 * TIB)] = 1 * GIB
     """Partitions with more in the log are not moved by themselves: all of it would be copied."""
 
+    # metrics
+    metrics_topics_max: Annotated[int, Meta(ge=0, le=1000)] = 100
+    """Topics, and as many subscriptions, that have labels of their own on /metrics; 0: none."""
+
     # processes
     spin_us: Annotated[int, Meta(ge=0, le=10_000)] = 0
     """A worker that has nothing to do looks on for so long before it sleeps."""

@@ -42,11 +42,12 @@ from danube_fast.workers.mailbox import Reply, Request
 from danube_fast.workers.mover import MoveDone, Mover
 from danube_fast.workers.outside import Outside
 from danube_fast.workers.placement import Placement
-from danube_fast.workers.quota import QuotaKeeper
+from danube_fast.workers.quota import QuotaKeeper, room_of
 from danube_fast.workers.rebalancer import Rebalancer
 from danube_fast.workers.reply_topics import ReplyTopicKeeper
 from danube_fast.workers.sleeper import Sleeper
 from danube_fast.workers.storage import StorageKeeper
+from danube_fast.workers.topic_metrics import TopicReports
 from danube_fast.workers.watches import Watches
 
 __all__ = ["Coordinator", "main"]
@@ -105,6 +106,7 @@ class Coordinator:
         self.quota = QuotaKeeper(booted.mailbox, booted.config)
         self.storage = StorageKeeper(booted.mailbox, self.topics)
         self.reply_topics = ReplyTopicKeeper(booted.mailbox, self)
+        self.topic_reports = TopicReports(booted.mailbox, self.clock)
         self.front = Front(
             context,
             self._settings,
@@ -168,7 +170,11 @@ class Coordinator:
         self._expire_parked(now_ns)
         self._publish_counters()
         if self._web is None and self._config.admin_fd >= 0 and self._all_ready():
-            view = web.BrokerView(self._boot.control, self._boot.counters, self.clock)
+            boot = self._boot
+            view = web.BrokerView(
+                boot.control, boot.counters, self.clock, self.topic_reports.table,
+                lambda: room_of(boot.config, boot.counters),
+            )  # fmt: skip
             self._web = web.WebThread(view, self._config.admin_fd)
             self._web.start()
         return work

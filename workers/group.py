@@ -46,12 +46,14 @@ class Group:
     """Frames and records that are written together."""
 
     __slots__ = (
-        "buffers", "byte_count", "callbacks", "duplicates", "end_position", "entries", "first_row",
+        "began_ns", "buffers", "byte_count", "callbacks", "duplicates", "end_position", "entries", "first_row",
         "needs_sync", "on_synced", "on_written", "records", "rows", "synced_entries",
         "waits_since_ns", "written_entries",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, began_ns: int = 0) -> None:
+        """`began_ns`: when the first of its frames came, monotonic; 0: it has none."""
+        self.began_ns = began_ns
         self.buffers: list[tuple[Any, int, int]] = []
         """(holder, start, end): adjacent frames of one holder are one buffer."""
         self.byte_count = 0

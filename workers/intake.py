@@ -32,6 +32,8 @@ from danube_fast.frame.layout import (
     BUNDLE_HEADER_BYTES,
     FRAME_BYTES_CAP,
 )
+from danube_fast.ring.counters import HISTOGRAM_WORDS, observe
+from danube_fast.workers.group import Group
 from danube_fast.workers.journal import Journal, Publication
 
 __all__ = ["Intake"]
@@ -120,6 +122,8 @@ class Intake:
         self.lag_bytes_hopeless = 0
         """Who is so far behind loses messages anyway."""
         self._now_ns = 0
+        self.ack_times = [0] * HISTOGRAM_WORDS
+        """How long publishes waited for a log: the words of `Histogram.ACK`."""
         self.bundles_in = 0
         self.frames_in = 0
         self.messages_in = 0
@@ -282,7 +286,7 @@ class Intake:
                 stored.start = stored.index = stored.bundle_frames = 0
             self._show_when_safe(publication, partition, stored)
             return
-        group = self.journals[partition.log_slot].open_group()
+        group = self.journals[partition.log_slot].open_group(self._now_ns)
         place = len(publication.statuses)
         group.entries.append((partition, stored, result_index, publication, place))
         buffers = group.buffers
@@ -335,6 +339,13 @@ class Intake:
             partition.last_offset, partition.last_moved_ns = offset, self._now_ns
         moving = self._now_ns - partition.last_moved_ns < STILL_NS
         return moving and LAG_BYTES_MAX < behind < self.lag_bytes_hopeless
+
+    def answer(self, group: Group, publications: list[Publication]) -> None:
+        """A group was written, or synced: some have waited for that."""
+        if publications and group.began_ns:
+            observe(self.ack_times, self._now_ns - group.began_ns, len(publications))
+        for publication in publications:
+            self._finish(publication)
 
     def take_answers(self) -> tuple[dict[int, list[Outcome]], dict[int, dict[int, str]]]:
         """Outcomes of what waits for nothing any more, and the texts of refusals, by session."""
@@ -411,7 +422,7 @@ class Intake:
         publication.texts[status] = text
 
     def _finish(self, publication: Publication) -> None:
-        """Drop the hold that admission itself has on a publication."""
+        """One of the things a publication waited for is done; admission itself is one of them."""
         publication.pending -= 1
         if publication.pending == 0:
             self.answered.append(publication)

@@ -182,10 +182,10 @@ class Journal:
         frames = 1 + count // CONTROL_RECORDS_PER_FRAME_MAX
         return size + count * CONTROL_RECORD_OVERHEAD_BYTES + frames * CONTROL_FRAME_OVERHEAD_BYTES
 
-    def open_group(self) -> Group:
+    def open_group(self, now_ns: int = 0) -> Group:
         """The group that takes the next frame."""
         if self._group is None:
-            self._group = Group()
+            self._group = Group(now_ns)
         return self._group
 
     def last_group(self) -> Group | None:

@@ -13,14 +13,16 @@ import shutil
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from danube_fast.admin.view import Room
 from danube_fast.config import Settings
+from danube_fast.ring.counters import Counter, CounterBlock
 from danube_fast.workers.boot import COORDINATOR, BootConfig
 from danube_fast.workers.mailbox import Mailbox, Request
 
 if TYPE_CHECKING:
     from danube_fast.wal.log import Log
 
-__all__ = ["CommitCursor", "QuotaKeeper", "WorkerQuota", "log_quota_bytes"]
+__all__ = ["CommitCursor", "QuotaKeeper", "WorkerQuota", "log_quota_bytes", "room_of"]
 
 QUOTA_BYTES_CEILING = 100 * 1024**3
 SAY_AGAIN_NS = 5_000_000_000
@@ -61,6 +63,14 @@ def log_quota_bytes(config: BootConfig, used_bytes: int = 0) -> int:
         return settings.wal_bytes_max
     free = shutil.disk_usage(config.data_dir).free
     return min(QUOTA_BYTES_CEILING, (free + used_bytes) // 2)
+
+
+def room_of(config: BootConfig, counters: CounterBlock) -> Room:
+    """What the disk and the log quota have left. Raises OSError."""
+    used = counters.total(Counter.LOG_BYTES)
+    disk = shutil.disk_usage(config.data_dir)
+    quota = log_quota_bytes(config, used)
+    return Room(disk.total, disk.free, quota, max(0, quota - used))
 
 
 class QuotaKeeper:

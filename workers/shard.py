@@ -304,8 +304,7 @@ class ShardWorker:
             journal.commit(self.now_ns)
             for group in journal.just_written():
                 self._show(group.written_entries)
-                for publication in group.on_written:
-                    self.release(publication)
+                self.intake.answer(group, group.on_written)
         self.show_memory_entries()
 
     def _complete(self) -> int:
@@ -328,8 +327,7 @@ class ShardWorker:
 
     def _finish(self, group: Group) -> None:
         self._show(group.synced_entries)
-        for publication in group.on_synced:
-            self.release(publication)
+        self.intake.answer(group, group.on_synced)
         for callback in group.callbacks:
             callback(None)
 

@@ -16,13 +16,14 @@ from danube_fast.broker.consumer import Gap, Stored
 from danube_fast.broker.layout import INT64_MAX, ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import DanubeError
-from danube_fast.ring.counters import Counter
+from danube_fast.ring.counters import HISTOGRAM_BUCKETS, Counter, Histogram
 from danube_fast.workers.foresight import Foresight
 from danube_fast.workers.frames import frames_of
 from danube_fast.workers.load import LoadReports
 from danube_fast.workers.places import gap_in_log, live_runs
 from danube_fast.workers.reply_topics import ReplyTopics
 from danube_fast.workers.storage import StorageReports
+from danube_fast.workers.topic_metrics import TopicMetrics
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
@@ -68,6 +69,7 @@ class Upkeep:
         self._loads = LoadReports(worker)
         self._storage = StorageReports(worker)
         self._reply_topics = ReplyTopics(worker)
+        self._topic_metrics = TopicMetrics(worker)
         self.bytes_read = 0
         """Of the log, for consumers behind the tail."""
 
@@ -106,6 +108,7 @@ class Upkeep:
         worker.retention.do_work(now_ns)
         self._storage.do_work(now_ns)
         self._reply_topics.do_work(now_ns)
+        self._topic_metrics.do_work(now_ns)
         worker.moves.arrivals.do_work()
         worker.moves.departures.do_work(now_ns)
         worker.retention.rewrites.do_work()
@@ -177,7 +180,6 @@ class Upkeep:
             Counter.PARTITIONS: len(worker.catalog.by_id),
             Counter.LOG_BYTES: sum(log.bytes_on_disk for log in worker.logs),
             Counter.LOG_POSITION: sum(log.written_position for log in worker.logs),
-            Counter.SYNCS: sum(log.sync_count for log in worker.logs),
             Counter.GROUPS: sum(journal.group_count for journal in worker.journals),
             Counter.BUNDLES_IN: intake.bundles_in,
             Counter.SYNC_BYTES: sum(log.synced_position for log in worker.logs)
@@ -186,6 +188,15 @@ class Upkeep:
             Counter.LOST_NON_RELIABLE: delivery.lost,
             Counter.CONSUMERS: sum(session.holds for session in worker.sessions),
         }
+        times = {
+            Histogram.ACK: [intake.ack_times],
+            Histogram.SYNC: [log.sync_times for log in worker.logs],
+        }
+        values[Counter.SYNCS] = sum(sum(row[:HISTOGRAM_BUCKETS]) for row in times[Histogram.SYNC])
+        for histogram, rows in times.items():
+            for place, value in enumerate(map(sum, zip(*rows, strict=True))):
+                if value:
+                    counters.set(histogram + place, value)
         for counter, value in values.items():
             counters.set(counter, value)
 

@@ -2,7 +2,8 @@
 
 GET /healthz   200 while the coordinator's loop turns, else 503
 GET /readyz    200 when every process is ready and syncs of logs succeed, else 503 and what is not
-GET /metrics   counters of all processes for Prometheus
+GET /metrics   counters of all processes, topics and subscriptions for Prometheus; each answer tells
+               workers, in shared memory, to look at their topics for the next one
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from starlette.routing import Route
 
 from danube_fast.admin import metrics
 from danube_fast.admin.view import BrokerView
+from danube_fast.ring.counters import Counter
 
 __all__ = ["create_app"]
 
@@ -44,6 +46,7 @@ def create_app(view: BrokerView) -> Starlette:
         )
 
     async def scrape(request: Request) -> Response:
+        view.counters.add(Counter.SCRAPES)
         return Response(metrics.render(view), media_type=metrics.CONTENT_TYPE)
 
     return Starlette(

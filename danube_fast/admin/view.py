@@ -2,26 +2,91 @@
 
 from __future__ import annotations
 
-from typing import Any
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from danube_fast.clock import Clock
 from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import Counter, CounterBlock
 
-__all__ = ["BrokerView"]
+__all__ = ["BrokerView", "Room", "SubscriptionRow", "TopicRow", "TopicTable"]
 
 COORDINATOR = 0
 MILLISECOND_NS = 1_000_000
+NS_PER_SECOND = 1_000_000_000
 BEAT_AGE_HEALTHY_MS_MAX = 5_000
 
 
-class BrokerView:
-    """Read-only view of the control and counter blocks."""
+class TopicRow(enum.IntEnum):
+    """Places of the values of a topic; the first `TOTALS` only grow."""
 
-    def __init__(self, control: ControlBlock, counters: CounterBlock, clock: Clock) -> None:
+    MESSAGES_IN = 0
+    BYTES_IN = 1
+    LAG = 2
+    """Messages that the subscription furthest behind has to catch up on one partition."""
+    VALUES = 3
+    TOTALS = LAG
+
+
+class SubscriptionRow(enum.IntEnum):
+    """Places of the values of a subscription; the first `TOTALS` only grow."""
+
+    ACKED = 0
+    REDELIVERED = 1
+    LOST = 2
+    DEAD_LETTERS = 3
+    LAG = 4
+    UNACKED = 5
+    WAITING = 6
+    VALUES = 7
+    TOTALS = LAG
+
+
+class TopicTable(NamedTuple):
+    """What is known of topics and subscriptions; the empty name has the sum of all that have no row."""
+
+    topics: dict[str, list[int]]
+    subscriptions: dict[tuple[str, str], list[int]]
+    oldest: dict[tuple[str, str], float]
+    """When the oldest message that a subscription has not acked came, Unix time in seconds; 0: it has
+    acked all."""
+
+
+class Room(NamedTuple):
+    """Bytes of the disk that holds the data, and of the quota of all logs."""
+
+    disk: int
+    disk_free: int
+    quota: int
+    quota_left: int
+
+
+class BrokerView:
+    """Read-only view of the control and counter blocks, and of what workers reported.
+
+    `topics` and `room` are called at every scrape, by the thread that answers it; `room` may raise
+    OSError.
+    """
+
+    def __init__(
+        self,
+        control: ControlBlock,
+        counters: CounterBlock,
+        clock: Clock,
+        topics: Callable[[], TopicTable] = lambda: TopicTable({}, {}, {}),
+        room: Callable[[], Room] | None = None,
+    ) -> None:
+        self.topics = topics
+        self.room = room
         self._control = control
         self.counters = counters
         self._clock = clock
+
+    @property
+    def wall_seconds(self) -> float:
+        """Unix time."""
+        return self._clock.wall_ns() / NS_PER_SECOND
 
     @property
     def process_count(self) -> int:

@@ -18,7 +18,15 @@ from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.ring import layout
 from danube_fast.ring.memory import address_of_memory, create_memfd, map_fd, words_of
 
-__all__ = ["Counter", "CounterBlock", "CounterKind"]
+__all__ = [
+    "HISTOGRAM_BUCKETS",
+    "HISTOGRAM_WORDS",
+    "Counter",
+    "CounterBlock",
+    "CounterKind",
+    "Histogram",
+    "observe",
+]
 
 _WORD = layout.WORD_BYTES
 _HEADER_WORDS = layout.COUNTER_HEADER_BYTES // _WORD
@@ -71,9 +79,33 @@ class Counter(enum.IntEnum):
     LOG_POSITION = 18, CounterKind.LEVEL, "bytes", "position up to which logs are written"
     PARTITIONS = 19, CounterKind.LEVEL, "partitions", "served"
     LOGS_FAILING = 20, CounterKind.LEVEL, "logs", "that take no messages because syncs fail"
+    SCRAPES = 21, CounterKind.TOTAL, "scrapes", "of /metrics answered"
 
 
-if max(Counter) >= layout.COUNTERS_PER_PROCESS:
+HISTOGRAM_BUCKETS = 27
+"""Bucket i counts what took less than 2**i microseconds, and not less than half of that; the last one
+all that took longer."""
+HISTOGRAM_WORDS = HISTOGRAM_BUCKETS + 1
+"""The buckets, and the sum in nanoseconds."""
+
+
+class Histogram(enum.IntEnum):
+    """How long things took: where the words of each begin, behind the counters."""
+
+    ACK = layout.COUNTERS_PER_PROCESS - 2 * HISTOGRAM_WORDS
+    """Publishes into a log, from a worker's first look at the group they are in to its ack."""
+    SYNC = layout.COUNTERS_PER_PROCESS - HISTOGRAM_WORDS
+    """Calls of fdatasync on segments."""
+
+
+def observe(words: list[int], took_ns: int, count: int) -> None:
+    """Enter `count` things that took so long into the words of a histogram."""
+    bucket = (max(took_ns, 0) // 1000).bit_length()
+    words[min(bucket, HISTOGRAM_BUCKETS - 1)] += count
+    words[HISTOGRAM_BUCKETS] += took_ns * count
+
+
+if max(Counter) >= min(Histogram):
     raise ImportError("more counters than COUNTERS_PER_PROCESS words; raise it in ring/layout.py")
 
 
@@ -139,8 +171,9 @@ class CounterBlock:
         """Add to a counter of this process. A block without `process` raises IndexError."""
         self._words[self._start + counter] += amount
 
-    def set(self, counter: Counter, value: int) -> None:
-        """Set a counter of this process. A block without `process` raises IndexError."""
+    def set(self, counter: int, value: int) -> None:
+        """Set a counter, or a word of a histogram, of this process. A block without `process` raises
+        IndexError."""
         self._words[self._start + counter] = value
 
     def value(self, counter: Counter) -> int:
@@ -161,6 +194,11 @@ class CounterBlock:
     def get(self, process: int, counter: Counter) -> int:
         """A counter of any process."""
         return self._words[self._slot(process) + counter]
+
+    def histogram(self, process: int, histogram: Histogram) -> list[int]:
+        """The words of a histogram of any process."""
+        start = self._slot(process) + histogram
+        return self._words[start : start + HISTOGRAM_WORDS].tolist()
 
     def total(self, counter: Counter) -> int:
         """Sum of a counter over all processes."""

@@ -70,6 +70,11 @@ class SimulatedSync:
         return self._count
 
     @property
+    def times(self) -> list[int]:
+        """Not counted."""
+        return []
+
+    @property
     def fault(self) -> tuple[int, int] | None:
         """(errno, position) of a failed sync that was not reset."""
         return self._fault

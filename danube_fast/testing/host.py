@@ -68,7 +68,7 @@ class SimulatedWorker(Process):
         )  # fmt: skip
         boot: Any = SimpleNamespace(
             config=config, settings=host.settings, clock=host.clock, mailbox=self.mailbox,
-            counters=SimpleNamespace(set=lambda counter, value: None), heartbeat=lambda: None,
+            counters=SimpleNamespace(set=lambda counter, value: None, get=lambda *_: 0), heartbeat=lambda: None,
             set_state=lambda state, port=0: None, stop_requested=False,
         )  # fmt: skip
         host.disk.wake = self.wake

@@ -34,6 +34,11 @@ class Sync(Protocol):
         ...
 
     @property
+    def times(self) -> list[int]:
+        """How long syncs took: the words of `Histogram.SYNC` (ring/counters.py)."""
+        ...
+
+    @property
     def fault(self) -> tuple[int, int] | None:
         """(errno, position) of a failed sync that was not reset."""
         ...

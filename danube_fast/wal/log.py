@@ -69,11 +69,9 @@ class Log:
         self.log_id = log_id
         self._clock = clock
         self._lock = lock
-        self._ready = False
-        self._refusing = False
+        self._ready = self._refusing = False
         self._marked_position = -1
-        self._snapshot_rolls = 0
-        self._spare_rolls = 0
+        self._snapshot_rolls = self._spare_rolls = 0
         self._faults: collections.deque[int] = collections.deque(maxlen=_FAULTS_MAX)
         self._chain = Chain(usable_segments(directory, settings.segment_bytes, log_id))
         named = max((position for position, _ in list_snapshots(directory)), default=0)
@@ -194,9 +192,9 @@ class Log:
         return self._sync.synced_position
 
     @property
-    def sync_count(self) -> int:
-        """Syncs that succeeded since the log was opened."""
-        return self._sync.sync_count
+    def sync_times(self) -> list[int]:
+        """How long syncs took that succeeded: the words of `Histogram.SYNC` (ring/counters.py)."""
+        return self._sync.times
 
     @property
     def oldest_position(self) -> int:

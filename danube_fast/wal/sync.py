@@ -41,7 +41,9 @@ _AT_ERRNO = 3 * _LINE
 _AT_FAULT = 3 * _LINE + 8
 _AT_STOP = 4 * _LINE
 _AT_SCRATCH = 5 * _LINE
-_AT_ENTRIES = 6 * _LINE
+_AT_TIMES = 6 * _LINE
+_TIMES_WORDS = 28  # HISTOGRAM_WORDS of ring/counters.py
+_AT_ENTRIES = 8 * _LINE
 _ENTRY_BYTES = 16
 _ENTRIES = 1024  # power of two; more than the groups that one slow sync can cover
 _ENTRY_MASK = _ENTRIES - 1
@@ -55,6 +57,10 @@ _read = external("read", "int64(int64,int64,int64)")
 _write = external("write", "int64(int64,int64,int64)")
 _fdatasync = external("fdatasync", "int32(int64)")
 _errno_location = external("__errno_location", "int64()")
+_clock_gettime = external("clock_gettime", "int32(int64,int64)")
+_CLOCK_MONOTONIC = time.CLOCK_MONOTONIC
+_SECOND_NS = 1_000_000_000
+_MICROSECOND_NS = 1_000
 
 
 @kernel("int64(int64)")
@@ -65,6 +71,27 @@ def _fdatasync_once(fd: int) -> int:
         if fault != _EINTR:
             return fault
     return 0
+
+
+@kernel("int64(int64)")
+def _clock_ns(scratch: int) -> int:
+    """The monotonic clock; `scratch` is overwritten."""
+    _clock_gettime(_CLOCK_MONOTONIC, scratch)
+    return load_i64(scratch) * _SECOND_NS + load_i64(scratch + _WORD_BYTES)
+
+
+@kernel("void(int64,int64)")
+def _note_time(memory: int, took_ns: int) -> None:
+    """Enter one sync into the histogram: the bucket is the number of bits of its microseconds."""
+    left = took_ns // _MICROSECOND_NS
+    bucket = 0
+    while left > 0 and bucket < _TIMES_WORDS - 2:
+        left >>= 1
+        bucket += 1
+    word = memory + _AT_TIMES + bucket * _WORD_BYTES
+    store_u64(word, load_i64(word) + 1)
+    total = memory + _AT_TIMES + (_TIMES_WORDS - 1) * _WORD_BYTES
+    store_u64(total, load_i64(total) + took_ns)
 
 
 @kernel("void(int64,int64,int64)")
@@ -79,13 +106,16 @@ def _sync_batch(memory: int, head: int, tail: int) -> None:
                 continue
         if load_relaxed(memory + _AT_ERRNO) != 0:
             continue
+        began_ns = _clock_ns(memory + _AT_SCRATCH)
         fault = _fdatasync_once(fd)
+        took_ns = _clock_ns(memory + _AT_SCRATCH) - began_ns
         position = load_i64(entry + _WORD_BYTES)
         if fault != 0:
             store_u64(memory + _AT_FAULT, position)
             store_release(memory + _AT_ERRNO, fault)
             continue
         store_u64(memory + _AT_COUNT, load_i64(memory + _AT_COUNT) + 1)
+        _note_time(memory, took_ns)
         if position > load_relaxed(memory + _AT_SYNCED):
             store_release(memory + _AT_SYNCED, position)
 
@@ -179,6 +209,13 @@ class SyncThread:
     def sync_count(self) -> int:
         """How many calls of fdatasync succeeded."""
         return _call_load(self._address + _AT_COUNT)  # type: ignore[no-any-return]
+
+    @property
+    def times(self) -> list[int]:
+        """How long syncs took that succeeded: the words of `Histogram.SYNC`."""
+        start = self._address + _AT_TIMES - int(self._memory.ctypes.data)
+        words = self._memory[start:][: _TIMES_WORDS * _WORD_BYTES].view(np.int64)
+        return [int(word) for word in words]
 
     @property
     def fault(self) -> tuple[int, int] | None:

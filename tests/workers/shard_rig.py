@@ -130,7 +130,7 @@ class Rig:
         directory.mkdir(parents=True, exist_ok=True)
         self.boot: Any = SimpleNamespace(
             config=config, settings=self.settings, clock=SystemClock(), mailbox=self.mailbox,
-            counters=SimpleNamespace(set=lambda counter, value: None),
+            counters=SimpleNamespace(set=lambda counter, value: None, get=lambda *_: 0),
             heartbeat=lambda: None, set_state=self._set_state, stop_requested=False,
             buckets=self.buckets,
         )  # fmt: skip

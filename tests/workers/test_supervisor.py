@@ -301,8 +301,8 @@ def test_admin_port(broker: Broker) -> None:
     assert (code, '"status":"ready"' in text) == (200, True)
     code, text = get(broker, "/metrics")
     assert code == 200
-    assert 'danube_messages_in_total{process="worker-1"} 0.0' in text
-    assert 'danube_process_up{process="coordinator"} 1.0' in text
+    assert 'danube_fast_messages_in_total{process="worker-1"} 0.0' in text
+    assert 'danube_fast_process_up{process="coordinator"} 1.0' in text
     os.kill(broker.ready["worker_pids"][0], signal.SIGSTOP)
     os.kill(broker.ready["coordinator_pid"], signal.SIGKILL)
     assert get(broker, "/healthz")[0] == 200, "the request waits for the next coordinator"
