@@ -36,6 +36,7 @@ from danube_fast.types import parse_topic
 from danube_fast.version import VERSION
 from danube_fast.workers import web
 from danube_fast.workers.boot import Boot, boot
+from danube_fast.workers.clients import client_page
 from danube_fast.workers.front import Front
 from danube_fast.workers.growth import Growth
 from danube_fast.workers.mailbox import Reply, Request
@@ -436,6 +437,15 @@ class Coordinator:
         """Index of the worker that a partition is being moved to."""
         target = self.mover.moving.get(partition_id)
         return None if target is None else target - 1
+
+    @property
+    def worker_count(self) -> int:
+        """Workers."""
+        return self._config.worker_count
+
+    def clients(self, after: int, limit: int) -> dict[str, Any]:
+        """Who is connected to the coordinator; see `AdminContext`."""
+        return client_page(self.front.sessions, after, limit, self._now_ns, None)
 
     def status(self) -> dict[str, Any]:
         """Everything for `danube-fast status`."""

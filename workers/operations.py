@@ -21,6 +21,7 @@ from danube_fast.errors import (
     Unavailable,
 )
 from danube_fast.workers.boot import COORDINATOR
+from danube_fast.workers.clients import client_page
 from danube_fast.workers.dead_letters import refuse_own_topic
 from danube_fast.workers.durability import change_durability
 from danube_fast.workers.group import Done
@@ -56,6 +57,7 @@ class Operations:
                 "subscriptions": self._subscriptions,
                 "delete_subscription": self._delete_subscription,
                 "set_failure_policy": self._set_failure_policy,
+                "clients": self._clients,
             }
         )
 
@@ -314,6 +316,13 @@ class Operations:
             for sub in partition.subscriptions.values()
         ]
         request.reply({"subscriptions": entries})
+
+    def _clients(self, request: Request) -> None:
+        """{"after": session number, "limit"} -> a page of who is connected."""
+        worker, asked = self._worker, request.arguments
+        request.reply(
+            client_page(worker.sessions, asked["after"], asked["limit"], worker.now_ns, worker)
+        )
 
     def _set_failure_policy(self, request: Request) -> None:
         """{"partition_ids", "subscription", "values"} -> {"failure_policies": [...]} when durable."""

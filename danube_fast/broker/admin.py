@@ -5,12 +5,14 @@ give arguments, `run` checks them, asks `authorize` and calls the function. Oper
 coordinator. Those that need a worker's word ask for it and answer later; nothing here waits.
 
     admin_registry        how operations are entered and run
-    admin_topics, admin_moves, admin_subscriptions, admin_policies, admin_cluster        the operations
+    admin_topics, admin_moves, admin_subscriptions, admin_policies, admin_clients, admin_cluster
+                          the operations
 """
 
 from __future__ import annotations
 
 from danube_fast.broker import (
+    admin_clients,
     admin_cluster,
     admin_moves,
     admin_policies,
@@ -21,5 +23,7 @@ from danube_fast.broker.admin_registry import OPERATIONS, AdminContext, Answer, 
 
 __all__ = ["OPERATIONS", "AdminContext", "Answer", "Operation", "run"]
 
-_ENTERED = (admin_cluster, admin_moves, admin_policies, admin_subscriptions, admin_topics)
+_ENTERED = (
+    admin_clients, admin_cluster, admin_moves, admin_policies, admin_subscriptions, admin_topics,
+)  # fmt: skip
 """Importing them has entered their operations."""

@@ -98,6 +98,15 @@ class AdminContext(Protocol):
         """Index of the worker that a partition is being moved to just now."""
         ...
 
+    @property
+    def worker_count(self) -> int:
+        """Workers; their process indexes are 1 to this."""
+        ...
+
+    def clients(self, after: int, limit: int) -> dict[str, Any]:
+        """Connections to the coordinator behind session number `after`, as a worker's "clients"."""
+        ...
+
     def status(self) -> dict[str, Any]:
         """Processes, logs, counters, data directory."""
         ...

@@ -14,6 +14,7 @@ import typer
 
 from danube_fast.cli import (
     bench,
+    clients,
     completion,
     config,
     consume,
@@ -56,7 +57,7 @@ app = typer.Typer(
 )
 for _module in (serve, produce, consume, status, doctor, demo, bench, completion):
     _module.register(app)
-for _module in (topic_messages, subscriptions, namespaces, wal, config):
+for _module in (topic_messages, subscriptions, clients, namespaces, wal, config):
     app.add_typer(_module.app)
 
 

@@ -225,6 +225,24 @@ class AdminClient:
         answer: list[Any] = self.call("list_namespaces")
         return answer
 
+    def list_clients(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """Connections to the coordinator and to each worker, at most `limit`, with the producers and
+        consumers that are open on each. Unavailable while a worker is down."""
+        answer: list[dict[str, Any]] = self.drive(self._clients_steps(limit))
+        return answer
+
+    def _clients_steps(self, limit: int | None) -> Steps[list[dict[str, Any]]]:
+        rows: list[dict[str, Any]] = []
+        after = ""
+        while limit is None or len(rows) < limit:
+            left = None if limit is None else limit - len(rows)
+            page = yield from self.steps("list_clients", after=after, limit=left)
+            rows += page["clients"]
+            after = page["after"]
+            if not after:
+                break
+        return rows
+
     def cluster_status(self) -> dict[str, Any]:
         """Processes, logs, counters."""
         answer: dict[str, Any] = self.call("cluster_status")

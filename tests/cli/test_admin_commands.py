@@ -53,6 +53,7 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("namespaces create iot", "create_namespace", {"namespace": "iot"}),
     ("namespaces list", "list_namespaces", {}),
     ("namespaces delete iot --yes", "delete_namespace", {"namespace": "iot"}),
+    ("clients list", "list_clients", {"limit": None}),
     ("status", "cluster_status", {}),
 ]  # fmt: skip
 
@@ -133,3 +134,19 @@ def test_destruction_needs_yes_and_says_what_it_would_do(
     assert name in outcome.sentence()
     assert "--yes" in outcome.sentence()
     assert not fake.asked
+
+
+def test_clients_are_a_table_of_connections(run: Run, fake: FakeBroker) -> None:
+    topics = [{"topic": f"/default/t{number}"} for number in range(5)]
+    fake.answers["list_clients"] = [
+        {
+            "process": "worker-1", "session": 7, "client": "meter", "principal": "anonymous",
+            "transport": "shm", "silent_ms": 1234, "producer_count": 2, "consumer_count": 3,
+            "producers": topics[:2], "consumers": topics[2:],
+        }
+    ]  # fmt: skip
+    outcome = run("clients", "list", "--max", "5")
+    assert fake.asked == [("list_clients", {"limit": 5})]
+    head, line = outcome.out.splitlines()
+    assert head.split()[:4] == ["CLIENT", "PROCESS", "SESSION", "TRANSPORT"]
+    assert "meter" in line and "1.2" in line and "/default/t2, and 2 more" in line

@@ -48,7 +48,8 @@ def test_the_examples_of_the_readme(tmp_path: Path) -> None:
             run(sys.executable, "-m", "danube_fast.cli.main", *shlex.split(line)[1:], url=url)
             for line in lines
         ]
-    produced, consumed, listed, latest, described, helped = outputs
+    produced, consumed, listed, latest, described, connected, helped = outputs
+    assert "coordinator" in connected, "the connection that asks is one"
     assert "UA 1714" in consumed or "AA 1141" in consumed, "the first was acked by the example"
     assert "/default/flights" in listed
     assert "consume" in helped and produced is not None

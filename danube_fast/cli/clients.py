@@ -1,0 +1,61 @@
+"""`danube-fast clients`: who is connected, and what is open on each connection."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from danube_fast.cli.broker import operation
+from danube_fast.cli.options import DEFAULT_URL, OutputForm, OutputOption, UrlOption, example
+from danube_fast.cli.output import print_table
+
+__all__ = ["app"]
+
+TOPICS_SHOWN = 3
+
+app = typer.Typer(
+    name="clients",
+    help="See who is connected.",
+    no_args_is_help=True,
+    epilog=example("danube-fast clients list"),
+)
+
+
+@app.callback()
+def _group() -> None:
+    """See who is connected."""
+
+
+@app.command("list", epilog=example("danube-fast clients list", "danube-fast clients list -o json"))
+def list_clients(
+    most: Annotated[
+        int | None, typer.Option("--max", min=1, metavar="N", help="At most so many connections.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """List connections, with the producers and consumers on each.
+
+    A client has a connection to the coordinator, and one to each worker that it uses. JSON names each
+    producer and consumer, 100 of each at most.
+    """
+    rows = operation(url, "list_clients", limit=most)
+    shown = rows if output is OutputForm.JSON else [_line(row) for row in rows]
+    print_table(output, shown, "no connections")
+
+
+def _line(row: dict[str, Any]) -> dict[str, Any]:
+    """One line of the table."""
+    topics = list(dict.fromkeys(item["topic"] for item in (*row["producers"], *row["consumers"])))
+    more = [f"and {len(topics) - TOPICS_SHOWN} more"] if len(topics) > TOPICS_SHOWN else []
+    return {
+        "client": row["client"],
+        "process": row["process"],
+        "session": row["session"],
+        "transport": row["transport"],
+        "silent_s": round(row["silent_ms"] / 1000, 1),
+        "producers": row["producer_count"],
+        "consumers": row["consumer_count"],
+        "topics": topics[:TOPICS_SHOWN] + more,
+    }
