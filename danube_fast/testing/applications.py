@@ -25,6 +25,7 @@ from danube_fast.errors import (
 )
 from danube_fast.testing.model import Model
 from danube_fast.testing.producer import KEYS
+from danube_fast.testing.publishing_model import due_of
 from danube_fast.testing.shipped import Application, ShippedClient
 from danube_fast.testing.violation import Violation
 from danube_fast.testing.virtual_clock import MS
@@ -61,9 +62,12 @@ class _Reports:
             raise Violation(f"{payload[:40]!r} was reported at {message_id}, where {stands} is")
 
 
-def publisher(model: Model, topic: str, messages_max: int, *, moves: bool) -> Application:
-    """An application that publishes to one topic. Where partitions move (`moves`), its own late request to
-    the worker before may fence it: then it opens another producer."""
+def publisher(
+    model: Model, topic: str, messages_max: int, delays_ms: int, *, moves: bool
+) -> Application:
+    """An application that publishes to one topic; some messages are due later, by `delays_ms` at most.
+    Where partitions move (`moves`), its own late request to the worker before may fence it: then it opens
+    another producer."""
     expected = (*EXPECTED, ProducerFenced) if moves else EXPECTED
 
     def application(client: ShippedClient, core: Core) -> Steps[None]:
@@ -75,7 +79,7 @@ def publisher(model: Model, topic: str, messages_max: int, *, moves: bool) -> Ap
                 producer = yield from core.producer_steps(
                     Producer, topic, name=client.name, timeout=PATIENCE_SECONDS
                 )
-                yield from _publish(client, producer, reports, messages_max)
+                yield from _publish(client, producer, reports, messages_max, delays_ms)
             except expected as error:
                 client.errors.append(str(error))
                 if not client.is_alive:  # it was closed in the middle of something
@@ -86,7 +90,7 @@ def publisher(model: Model, topic: str, messages_max: int, *, moves: bool) -> Ap
 
 
 def _publish(
-    client: ShippedClient, producer: Producer, reports: _Reports, messages_max: int
+    client: ShippedClient, producer: Producer, reports: _Reports, messages_max: int, delays_ms: int
 ) -> Steps[None]:
     draw = client.draw
     made = 0
@@ -94,6 +98,9 @@ def _publish(
         for _ in range(draw.randrange(1, 5)):
             made += 1
             payload = b"%s:%d" % (client.name.encode(), client.host.next_number())
+            if delays_ms and draw.random() < 0.4:
+                due_ns = client.host.clock.wall_ns() + draw.randrange(delays_ms) * MS
+                payload += b"@%d:" % due_ns
             payload += bytes(draw.choice((0, 0, 30, 2000)))
             key = draw.choice(KEYS)
             reports.waiting[payload] = made
@@ -104,7 +111,7 @@ def _publish(
             def told(message_id: Any, error: Any, payload: bytes = payload) -> None:
                 reports.told(payload, message_id, error)
 
-            fields = producer.checked(payload, key, None, None, None, None)
+            fields = producer.checked(payload, key, None, None, due_of(payload) or None, None)
             try:
                 yield from producer.send_steps(fields, told)
             except DanubeError:
@@ -125,7 +132,9 @@ def _publish_one(
     producer: Producer, payload: bytes, key: bytes | None, reports: _Reports
 ) -> Steps[None]:
     try:
-        message_id = yield from producer.publish_steps(payload, key=key)
+        message_id = yield from producer.publish_steps(
+            payload, key=key, deliver_at=due_of(payload) or None
+        )
     except DanubeError as error:
         reports.told(payload, None, error)
         raise

@@ -198,16 +198,25 @@ class ScriptedConsumer(Peer):
         if entries:
             self.send(p.Ack(0, entries))
 
+    def leave(self) -> None:
+        """Close one of its consumers, one that holds something if there is any; it comes back."""
+        holding = [each for each in self._ids if self.in_hand.get(each)] or list(self._ids)
+        if self.is_open and holding:
+            self._leave(self.draw.choice(holding))
+
+    def _leave(self, consumer_id: int) -> None:
+        partition_id = self._ids.pop(consumer_id)
+        self.in_hand.pop(consumer_id, None)
+        self.ask(p.CloseConsumer(self.next_request(), consumer_id), lambda answer: None)
+        pause_ns = self.draw.randrange(1 * MS, 1500 * MS)
+        self.later(pause_ns, lambda: self._subscribe(partition_id))
+
     def _leave_or_seek(self) -> None:
         if not self._ids:
             return
         consumer_id = self.draw.choice(list(self._ids))
         if self.draw.random() < 0.6:
-            partition_id = self._ids.pop(consumer_id)
-            self.in_hand.pop(consumer_id, None)
-            self.ask(p.CloseConsumer(self.next_request(), consumer_id), lambda answer: None)
-            pause_ns = self.draw.randrange(1 * MS, 1500 * MS)
-            self.later(pause_ns, lambda: self._subscribe(partition_id))
+            self._leave(consumer_id)
         elif self.draw.random() < 0.5:
             place: str | int = self.draw.randrange(20)
             place = place if self.draw.random() < 0.5 else "earliest"

@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from danube_fast.errors import DanubeError
+from danube_fast.testing.consumer import ScriptedConsumer
 from danube_fast.testing.virtual_clock import MS, SECOND
 
 if TYPE_CHECKING:
@@ -98,6 +99,22 @@ class Faults:
         self._simulation.schedule.call(
             self._draw.randrange(5 * MS, 100 * MS), lambda: self.happen("cut_power")
         )
+
+    def crowd_memory(self) -> None:
+        """Others publish so much that none of these messages is left in memory, and a consumer that holds
+        some leaves for a while."""
+        simulation = self._simulation
+        for worker in (process.worker for process in simulation.host.workers if process.is_up):
+            for partition in worker.catalog.by_id.values():
+                if not partition.keeps_memory:
+                    worker.tails.empty(partition)
+        holding = [
+            peer
+            for peer in simulation.peers
+            if isinstance(peer, ScriptedConsumer) and any(peer.in_hand.values())
+        ]
+        if holding:
+            self._draw.choice(holding).leave()
 
     def move_partition(self) -> None:
         """A partition goes to another worker; or not, if that is not to be had just now."""

@@ -63,6 +63,8 @@ class ScriptedProducer(Peer):
     """Often sends again what is on its way."""
     delays_ms = 0
     """Some messages are due later, by so much at most."""
+    delays_share = 0.0
+    """How many of them."""
 
     def begin(self) -> None:
         """What a process does first."""
@@ -127,7 +129,7 @@ class ScriptedProducer(Peer):
             size = self.draw.choice((0, 0, 20, 300)) if self.draw.random() < 0.97 else 9_000
             number = self.host.next_number()
             text = b"%s:%d:%d:" % (self.name.encode(), lane.partition_id, number)
-            if self.delays_ms and self.draw.random() < 0.4:
+            if self.delays_ms and self.draw.random() < self.delays_share:
                 text += b"@%d:" % (self.clock.wall_ns() + self.draw.randrange(self.delays_ms) * MS)
             messages.append((text + bytes(size), self.draw.choice(KEYS)))
         return messages

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
+
+from danube_fast.broker import delays
 from danube_fast.config import Settings
 from danube_fast.testing.consumer import TEMPERS
 from danube_fast.testing.virtual_clock import MS
+from danube_fast.workers import foresight, shard
 
-__all__ = ["FAULTS", "Scenario", "SubscriptionPlan", "TopicShape"]
+__all__ = ["FAULTS", "Bounds", "Scenario", "SubscriptionPlan", "TopicShape"]
 
 KIB = 1024
 FAULTS = (
@@ -25,6 +29,38 @@ DURABILITIES = ("fsync", "fsync", "fsync", "os", "os", "memory")
 DEAD_LETTERS = "/default/dead-letters"
 REPEATS_SHARE = 0.2
 DELAYS_SHARE = 0.3
+BOUNDS_SHARE = 0.5
+CROWDS_MAX = 30
+RESTARTS_MAX = 4
+
+
+class Bounds(NamedTuple):
+    """How much the broker does in one turn: constants of its modules, small enough to be met."""
+
+    read_bytes: int
+    """Read of the logs in one turn."""
+    ahead_bytes: int
+    """Read of a log at once."""
+    wake_max: int
+    """Delayed messages that are woken at once."""
+    frames_at_once: int
+    """Looked at for delays, of one subscription."""
+    steps: int
+    """So often in one turn."""
+
+    @classmethod
+    def present(cls) -> Bounds:
+        """As they are now."""
+        return cls(
+            shard.READ_BYTES_PER_TURN, shard.READ_AHEAD_BYTES, delays.WAKE_MAX,
+            foresight.FRAMES_AT_ONCE, foresight.STEPS_PER_TURN,
+        )  # fmt: skip
+
+    def set(self) -> None:
+        """They hold from now on, for every worker of this process."""
+        shard.READ_BYTES_PER_TURN, shard.READ_AHEAD_BYTES = self.read_bytes, self.ahead_bytes
+        delays.WAKE_MAX = self.wake_max
+        foresight.FRAMES_AT_ONCE, foresight.STEPS_PER_TURN = self.frames_at_once, self.steps
 
 
 @dataclass
@@ -82,6 +118,22 @@ class Scenario:
         """Some messages are due later, by so much at most; 0: none is."""
         self.permits_bytes = random.Random(f"permits {self.seed}").choice((1000, 20_000, 1 << 24))
         """Byte credit of each consumer."""
+        self.delays_share = later.choice((0.2, 0.4, 0.8))
+        """Of the messages, those that are due later."""
+        narrow = random.Random(f"bounds {self.seed}")
+        self.bounds: Bounds | None = None
+        """Those of the modules if it is None."""
+        self.tail_bytes_max: int | None = None
+        """As the settings draw it if it is None."""
+        if narrow.random() < BOUNDS_SHARE:
+            self.tail_bytes_max = narrow.choice((0, KIB, 16 * KIB, 64 * KIB * KIB))
+            self.bounds = Bounds(
+                read_bytes=narrow.choice((1, 2 * KIB, 16 * KIB)),
+                ahead_bytes=narrow.choice((1, KIB, 8 * KIB)),
+                wake_max=narrow.choice((1, 3)),
+                frames_at_once=narrow.choice((1, 8)),
+                steps=narrow.choice((1, 32)),
+            )
         self.topics = [self._topic(number) for number in range(draw.choice((1, 1, 2)))]
         faults = FAULTS + ("move_partition",) * (len(FAULTS) * self.has_moves)
         self.faults = sorted(
@@ -90,12 +142,16 @@ class Scenario:
         )
         for _ in range(3 * self.has_repeats):
             self.faults.append((own.randrange(self.chaos_ns), "cut_power_while_slow"))
+        if self.bounds is not None:
+            more = ["crowd_memory"] * narrow.randrange(CROWDS_MAX)
+            more += ["kill_worker"] * narrow.randrange(RESTARTS_MAX) * (self.delays_ms > 0)
+            self.faults += [(narrow.randrange(self.chaos_ns), fault) for fault in more]
         self.faults.sort()
 
     def settings(self, directory: str) -> Settings:
         """The broker's settings: small and quick, so that much happens in little time."""
         draw = self.draw
-        return Settings(
+        settings = Settings(
             data_dir=directory,
             workers=self.worker_count,
             segment_bytes=draw.choice((128, 128, 256)) * KIB,
@@ -113,6 +169,9 @@ class Scenario:
             tail_bytes_max=draw.choice((0, 4 * KIB, 64 * KIB * KIB)),
             delivery_bytes_max=draw.choice((4, 1024)) * KIB,
         )
+        if self.tail_bytes_max is not None:
+            settings = msgspec.structs.replace(settings, tail_bytes_max=self.tail_bytes_max)
+        return settings
 
     def _topic(self, number: int) -> TopicShape:
         draw = self.draw

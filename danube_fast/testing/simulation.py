@@ -31,7 +31,7 @@ from danube_fast.testing.loopback import Network
 from danube_fast.testing.model import Door, Model
 from danube_fast.testing.peer import Peer
 from danube_fast.testing.producer import ScriptedProducer
-from danube_fast.testing.scenario import DEAD_LETTERS, Scenario
+from danube_fast.testing.scenario import DEAD_LETTERS, Bounds, Scenario
 from danube_fast.testing.shipped import Application, ShippedClient
 from danube_fast.testing.violation import Violation
 from danube_fast.testing.virtual_clock import MS, SECOND, Schedule, Trace, VirtualClock
@@ -66,6 +66,7 @@ class Simulation:
 
     def __init__(self, scenario: Scenario, directory: Path, *, verbose: bool = False) -> None:
         self.scenario = scenario
+        self._bounds = Bounds.present()
         seed = scenario.seed
         self.clock = VirtualClock()
         self.trace = Trace(self.clock)
@@ -130,6 +131,7 @@ class Simulation:
                 )
                 producer.repeats = scenario.has_repeats
                 producer.delays_ms = scenario.delays_ms
+                producer.delays_share = scenario.delays_share
                 self.peers.append(producer)
             for shape in scenario.topics:
                 ids = self._partitions_on(self.topics[shape.topic], worker)
@@ -154,7 +156,7 @@ class Simulation:
         for number, shape in enumerate(self.scenario.topics):
             sender = publisher(
                 self.model, shape.topic, self.scenario.messages_max // 2,
-                moves=self.scenario.has_moves,
+                self.scenario.delays_ms, moves=self.scenario.has_moves,
             )  # fmt: skip
             self._add_shipped(f"sender-{number}", draw, sender)
             for plan in shape.subscriptions:
@@ -198,6 +200,8 @@ class Simulation:
 
     def run(self) -> None:
         """From the first start to the end. Raises Violation."""
+        if self.scenario.bounds is not None:
+            self.scenario.bounds.set()
         self.host.start()
         for peer in self.peers:
             self.schedule.call(self.scenario.draw.randrange(300 * MS), peer.start)
@@ -264,6 +268,7 @@ class Simulation:
 
     def close(self) -> None:
         """Give everything back."""
+        self._bounds.set()
         for peer in self.peers:
             if isinstance(peer, ShippedClient) and peer.is_alive:
                 peer.kill()

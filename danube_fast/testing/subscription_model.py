@@ -77,6 +77,8 @@ class SubscriptionModel:
     _acks: list[list[int]] = field(default_factory=list)
     """What each ACK since the last seek has settled: confirmed later, unless a seek undoes it."""
     _unsettled: dict[bytes, set[int]] = field(default_factory=dict)
+    _newest: dict[bytes, int] = field(default_factory=dict)
+    """The last that this life of the worker has handed out of each domain."""
 
     @property
     def label(self) -> str:
@@ -168,7 +170,7 @@ class SubscriptionModel:
             self._check_state(offset, known, now_ns)
             self._check_holder(consumer, offset, key)
             self._check_attempts(offset, known, attempts)
-            self._check_order(consumer, offset, key)
+            self._check_order(consumer, offset, key, attempts)
         elif offset in self.held:
             self._failed(offset, certainly=False)  # its time may have been over, or its holder gone
         self.doubtful.discard(offset)
@@ -238,9 +240,11 @@ class SubscriptionModel:
                 offset, f"has redelivery_count {attempts} after {expected} deliveries"
             )
 
-    def _check_order(self, consumer: Attached, offset: int, key: bytes | None) -> None:
+    def _check_order(
+        self, consumer: Attached, offset: int, key: bytes | None, attempts: int
+    ) -> None:
         """Nothing overtakes: what was handed out before it and given back goes before it, unless it
-        failed; all of a partition, or all of a key."""
+        failed, and what comes for the first time comes in order; all of a partition, or all of a key."""
         domain = self._domain(key)
         if domain is None or self.due[offset]:
             return
@@ -248,10 +252,10 @@ class SubscriptionModel:
             for other in self._unsettled.get(domain, ()):
                 if other < offset and not self._may_be_passed(other, consumer):
                     raise self._fault(offset, f"overtook {other}")
-                if other > offset and self.known[offset].deliveries == 0:
-                    held = self.held.get(other)
-                    if held is not None and held.consumer is consumer:
-                        raise self._fault(offset, f"came for the first time behind {other}")
+        newest = self._newest.get(domain, -1)
+        if attempts == 0 and offset < newest:
+            raise self._fault(offset, f"came for the first time behind {newest}")
+        self._newest[domain] = max(offset, newest)
         self._unsettled.setdefault(domain, set()).add(offset)
 
     def _domain(self, key: bytes | None) -> bytes | None:
@@ -399,6 +403,7 @@ class SubscriptionModel:
         self.poisoned.clear()
         self.sought = (offset, top)
         self._unsettled.clear()
+        self._newest.clear()
 
     def may_have_sought(self) -> None:
         """A SEEK was read whose answer waits in a queue."""
@@ -423,6 +428,7 @@ class SubscriptionModel:
         self.is_lagging = False
         self.sessions_ended = 0
         self._unsettled.clear()
+        self._newest.clear()
 
     def moved(self) -> None:
         """The partition leaves its worker, or tries to; what was in memory may stay behind."""

@@ -178,6 +178,14 @@ MUTANTS: dict[str, Mutant] = {
         "        desk.turn += 1\n",
         "        desk.turn += 1\n        self._settle(letter)\n",
     ),
+    "fresh_ones_overtake_what_waits_for_the_log": Mutant(
+        "return self.kind not in _IN_ORDER",
+        "return True",
+    ),
+    "undelayed_ones_are_put_aside_with_delayed_ones": Mutant(
+        "self._put_off(stored, rows[times[rows] > 0], times)",
+        "self._put_off(stored, rows, times)",
+    ),
     "trim_forgets_who_still_needs_it": Mutant(
         "limit, pin = lowest, (partition, who)",
         "pin = (partition, who)",
