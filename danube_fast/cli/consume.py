@@ -46,7 +46,7 @@ class TypeName(enum.StrEnum):
 FormatOption = Annotated[
     str | None,
     typer.Option(
-        "-f",
+        "-F",
         "--format",
         metavar="FORMAT",
         help="%t topic, %p partition, %o offset, %k key, %s payload, %h attributes, "
@@ -77,8 +77,8 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog=example(
             "danube-fast consume /default/flights --subscription billing --from earliest --max 10",
-            "danube-fast consume /default/flights --subscription audit -f '%o %k %s'",
-            "danube-fast consume --pattern '/iot/dev-*' --subscription all -f '%t %s'",
+            "danube-fast consume /default/flights --subscription audit -F '%o %k %s'",
+            "danube-fast consume --pattern '/iot/dev-*' --subscription all -F '%t %s'",
         )
     )(consume)
 
@@ -128,7 +128,7 @@ def consume(
 ) -> None:
     """Print messages to stdout as they come, and acknowledge those that were printed."""
     if output is OutputForm.JSON and template is not None:
-        raise InvalidArgument("--output json has a form of its own; leave -f out")
+        raise InvalidArgument("--output json has a form of its own; leave -F out")
     if (topic is None) == (pattern is None):
         raise InvalidArgument("name a topic, or give --pattern; not both")
     if last is not None and start != "latest":

@@ -27,6 +27,7 @@ from danube_fast.cli.options import (
     TransportOption,
     UrlOption,
     example,
+    seconds_of,
 )
 from danube_fast.cli.output import Progress, bytes_text, note, print_result
 from danube_fast.cli.records import LINE_END, Record, parse_records
@@ -55,6 +56,7 @@ def register(app: typer.Typer) -> None:
         epilog=example(
             "danube-fast produce /default/hello -m 'hello, world' --key greeting",
             "danube-fast produce /default/log --file app.log --durability os",
+            "danube-fast produce /default/reminders -m 'stand up' --deliver-after 10min",
             "tail -f events.jsonl | danube-fast produce /default/events --file - --key-field id",
         )
     )(produce)
@@ -93,6 +95,9 @@ def produce(
         DurabilityName | None, typer.Option(help="For a new topic (default fsync).")
     ] = None,
     partitions: Annotated[int | None, typer.Option(min=0, help="For a new topic.")] = None,
+    deliver_after: Annotated[
+        str | None, typer.Option(metavar="SECONDS|10min", help="Consumers get it so much later.")
+    ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Send everything so many times.")] = 1,
     rate: Annotated[float | None, typer.Option(metavar="MSGS_PER_S", help="Not faster.")] = None,
     name: Annotated[
@@ -107,12 +112,9 @@ def produce(
         raise InvalidArgument("say what to send: either -m TEXT (any number) or --file PATH")
     _check_options([key, key_field, delimiter], rate, repeated_stdin=file == "-" and repeat > 1)
     parsing: dict[str, Any] = {
-        "is_json": input_form is InputForm.JSON,
-        "key": key,
-        "key_field": key_field,
-        "delimiter": delimiter,
-        "attributes": _attributes(attribute or []),
-    }
+        "is_json": input_form is InputForm.JSON, "key": key, "key_field": key_field,
+        "delimiter": delimiter, "attributes": _attributes(attribute or []),
+    }  # fmt: skip
     options = {
         "name": name, "dispatch": dispatch and dispatch.value,
         "durability": durability and durability.value, "partitions": partitions,
@@ -120,14 +122,14 @@ def produce(
     given = {option: value for option, value in options.items() if value is not None}
     with contextlib.ExitStack() as cleanup:
         source = _Source(message, file, input_form, cleanup)
+        source.delay_seconds = seconds_of("--deliver-after", deliver_after)
         client = cleanup.enter_context(connect(url, transport.value))
         producer = cleanup.enter_context(client.producer(topic, **given))
         summary = _Summary(SystemClock(), topic, cleanup.enter_context(Progress()))
-        rounds = (parse_records(source.lines(), **parsing) for _ in range(repeat))
         is_lines = repeat == 1 and input_form is not InputForm.RAW
         with _telling(producer, summary, file if is_lines else None):
-            for records in rounds:
-                _send_all(producer, records, source, rate, summary)
+            for _ in range(repeat):
+                _send_all(producer, parse_records(source.lines(), **parsing), source, rate, summary)
             summary.end(producer.flush(timeout=FLUSH_SECONDS))
     print_result(output, summary.as_dict(), summary.as_text(topic))
 
@@ -197,6 +199,8 @@ class _Source:
         self._raw = form is InputForm.RAW
         self._file: IO[bytes] | None = None
         self.batch_messages = BATCH_MESSAGES
+        self.delay_seconds: float | None = None
+        """How much later consumers get what is published."""
         if path == "-":
             self._file = sys.stdin.buffer
         elif path is not None:
@@ -297,7 +301,7 @@ def _send_all(
         if first is None:
             return
         # waits for its ack: the offset is wanted, and what is wrong comes to light at once
-        message_id = producer.publish(first.payload, **_fields(first))
+        message_id = producer.publish(first.payload, **_fields(first, source))
         summary.begin(message_id)
         summary.add([first])
     pacer = None if rate is None else _Pacer(rate, summary.messages)
@@ -307,9 +311,9 @@ def _send_all(
         if pacer is not None:
             pacer.wait(summary.messages)
         if len(batch) == 1:
-            producer.send(batch[0].payload, **_fields(batch[0]))
+            producer.send(batch[0].payload, **_fields(batch[0], source))
         else:
-            producer.send_many([record.payload for record in batch], **_columns(batch))
+            producer.send_many([record.payload for record in batch], **_columns(batch, source))
         summary.add(batch)
     if sound.fault is not None:
         raise sound.fault
@@ -333,19 +337,22 @@ class _UntilFault:
             raise StopIteration from None
 
 
-def _fields(record: Record) -> dict[str, Any]:
-    values = record._asdict()
+def _fields(record: Record, source: _Source) -> dict[str, Any]:
+    values = record._asdict() | {"deliver_after": source.delay_seconds}
     del values["payload"]
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _columns(batch: list[Record]) -> dict[str, Any]:
+def _columns(batch: list[Record], source: _Source) -> dict[str, Any]:
     """The columns of which at least one message has a value."""
     columns: dict[str, list[Any]] = {
         "keys": [record.key for record in batch],
         "attributes": [record.attributes for record in batch],
         "event_times": [record.event_time for record in batch],
     }
+    if source.delay_seconds is not None:
+        due_ns = SystemClock().wall_ns() + int(source.delay_seconds * NS_PER_SECOND)
+        columns["deliver_at"] = [due_ns] * len(batch)
     return {name: values for name, values in columns.items() if any(v is not None for v in values)}
 
 

@@ -8,6 +8,7 @@ import typer
 
 from danube_fast.broker.policy import Backoff, Poison
 from danube_fast.cli.broker import connect, operation
+from danube_fast.cli.consume import TypeName, position_of
 from danube_fast.cli.options import (
     DEFAULT_URL,
     OutputForm,
@@ -20,7 +21,7 @@ from danube_fast.cli.options import (
     example,
 )
 from danube_fast.cli.output import print_result, print_table, refuse_without_yes
-from danube_fast.errors import InvalidArgument
+from danube_fast.errors import AlreadyExists, InvalidArgument
 
 __all__ = ["app", "without_details"]
 
@@ -65,6 +66,86 @@ def describe(
     """Show a subscription's lag, who holds what, and why nothing moves if nothing does."""
     found = operation(url, "describe_subscription", topic=topic, subscription=subscription)
     print_result(output, found)
+
+
+@app.command(
+    epilog=example(
+        "danube-fast subscriptions create /default/flights billing --type shared --from earliest"
+    )
+)
+def create(
+    topic: TopicArgument,
+    subscription: SubscriptionName,
+    type_name: Annotated[
+        TypeName, typer.Option("--type", help="How its consumers will share messages.")
+    ] = TypeName.EXCLUSIVE,
+    start: Annotated[
+        str,
+        typer.Option("--from", metavar="latest|earliest|OFFSET|TIME|-10m", help="Where it begins."),
+    ] = "latest",
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Create a subscription: from then on messages are kept for it, though nothing consumes yet."""
+    position = position_of(start)
+    with connect(url) as client:
+        for known in client.admin.list_subscriptions(topic=topic):
+            if known["subscription"] == subscription:
+                raise AlreadyExists(f"{topic} has a subscription {subscription} already; use it")
+        _attach(client, topic, subscription, type_name.value, initial_position=position)
+        made = client.admin.describe_subscription(topic=topic, subscription=subscription)
+    print_result(output, made, f"created {subscription} of {topic}")
+
+
+@app.command(
+    epilog=example(
+        "danube-fast subscriptions seek /default/flights billing earliest --yes",
+        "danube-fast subscriptions seek /default/flights billing 2026-01-31T12:00:00Z --yes",
+    )
+)
+def seek(
+    topic: TopicArgument,
+    subscription: SubscriptionName,
+    position: Annotated[
+        str, typer.Argument(metavar="latest|earliest|OFFSET|TIME|AGO", help="Where it goes on.")
+    ],
+    yes: YesOption = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Move a subscription in every partition; what lies behind the place comes, or comes again.
+
+    AGO is such as 10m, 2h or 7d. An exclusive subscription must have no consumer just then.
+    """
+    ago = f"-{position}" if position[-1:] in "smhd" and position[:-1].isdecimal() else position
+    place = position_of(ago)
+    refuse_without_yes(yes, f"moves {subscription} of {topic} to {position}, for all its consumers")
+    with connect(url) as client:
+        known = client.admin.describe_subscription(topic=topic, subscription=subscription)
+        _attach(client, topic, subscription, known["type"], seek_to=place)
+        moved = client.admin.describe_subscription(topic=topic, subscription=subscription)
+    print_result(output, moved, f"moved {subscription} of {topic} to {position}")
+
+
+def _attach(
+    client: Any,
+    topic: str,
+    subscription: str,
+    type_name: str,
+    *,
+    initial_position: str | int = "latest",
+    seek_to: str | int | None = None,
+) -> None:
+    """Be a consumer of the subscription for a moment, which makes it, and may move it."""
+    with client.consumer(
+        topic,
+        subscription=subscription,
+        type=type_name,
+        initial_position=initial_position,
+        permits_messages=1,
+    ) as consumer:
+        if seek_to is not None:
+            consumer.seek(seek_to)
 
 
 @app.command(epilog=example("danube-fast subscriptions delete /default/flights billing --yes"))

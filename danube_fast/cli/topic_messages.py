@@ -35,14 +35,14 @@ CountOption = Annotated[
 def _writer(output: OutputForm, template: str | None) -> Any:
     """What turns messages into bytes. Raises InvalidArgument."""
     if output is OutputForm.JSON and template is not None:
-        raise InvalidArgument("--output json has a form of its own; leave -f out")
+        raise InvalidArgument("--output json has a form of its own; leave -F out")
     return writer(output, template or SHOWN)
 
 
 @app.command(
     epilog=example(
         "danube-fast topics peek /default/flights -n 3",
-        "danube-fast topics peek /default/flights --from 100 -f '%T %s'",
+        "danube-fast topics peek /default/flights --from 100 -F '%T %s'",
     )
 )
 def peek(
@@ -68,7 +68,7 @@ def peek(
 def tail(
     topic: TopicArgument,
     count: CountOption = 10,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on as messages come.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as messages come.")] = False,
     template: FormatOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputForm.TEXT,

@@ -50,6 +50,8 @@ C = TypeVar("C", bound=Inbox)
 _TRANSPORTS = {
     "auto": Rings.PREFERRED, "shm": Rings.REQUIRED, "zmq": Rings.NEVER, "tcp": Rings.NEVER,
 }  # fmt: skip
+_ANSWER_SECONDS_MIN = 1.0
+"""An answer that is there already is waited for so long, however short the caller's time is."""
 _FORKED = FailedPrecondition(
     "this process was forked after the client was opened, and neither sockets nor threads survive "
     "that; call danube_fast.connect() again in the child, or start it with spawn"
@@ -206,13 +208,17 @@ class Core:
         for topic in topics:
             parse_topic(topic)
             wait_ns = max(0, deadline_ns - self.pump.clock.monotonic_ns())
-            routes.append((yield from self.routes.lookup_steps(topic, None, wait_ns, deadline_ns)))
+            # the broker waits for the topic no longer than that; its answer may take a moment
+            answer_ns = deadline_after(self.pump.clock, max(wait_ns / 1e9, _ANSWER_SECONDS_MIN))
+            routes.append((yield from self.routes.lookup_steps(topic, None, wait_ns, answer_ns)))
         with self.pump.lock:
             consumer = kind(self, routes, options)
             self.opened[consumer] = None
             consumer.roster.begin()
         try:
-            yield from consumer.open_steps(deadline_after(self.pump.clock, max(timeout, 1.0)))
+            yield from consumer.open_steps(
+                deadline_after(self.pump.clock, max(timeout, _ANSWER_SECONDS_MIN))
+            )
         except BaseException:
             self.discard(consumer)
             raise

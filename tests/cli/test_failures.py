@@ -185,3 +185,40 @@ def test_progress_is_shown_at_a_terminal_only() -> None:
         [sys.executable, "-c", code], capture_output=True, timeout=60, check=True
     )
     assert silent.stderr == b""
+
+
+# ---------------------------------------------------------------- commands for what only clients could
+
+
+def test_a_subscription_is_made_and_moved_by_commands(run: Run) -> None:
+    with Broker(workers=1) as broker, broker.client() as client:
+        url = ["--url", broker.url]
+        client.admin.create_topic(TOPIC, partitions=2)
+        made = ["subscriptions", "create", TOPIC, "s", "--type", "shared"]
+        assert run(*made, *url).out == f"created s of {TOPIC}\n"
+        assert run(*made, *url).code == 4
+        assert run("subscriptions", "create", "/default/missing", "s", *url).code == 3
+        for number in range(4):
+            client.publish(TOPIC, b"%d" % number, key=str(number))
+        move = ["subscriptions", "seek", TOPIC, "s"]
+        assert "add --yes" in run(*move, "latest", *url).sentence()
+        lags = {}
+        for place in ("latest", "earliest", "10m"):
+            assert run(*move, place, "--yes", *url).code == 0
+            lags[place] = client.admin.describe_subscription(TOPIC, "s")["lag_messages"]
+        assert lags == {"latest": 0, "earliest": 4, "10m": 4}
+        assert run(*move, "soon", "--yes", *url).code == 2
+
+
+def test_messages_may_be_delayed_and_a_tail_followed(run: Run) -> None:
+    with Broker(workers=1) as broker, broker.client() as client:
+        url = ["--url", broker.url]
+        words = ["produce", TOPIC, "-m", "a", "-m", "b", "--deliver-after"]
+        assert run(*words, "1h", *url).code == 0
+        assert run(*words, "soon", *url).code == 2
+        client.consumer(TOPIC, subscription="s", initial_position="earliest").close()
+        assert client.admin.describe_subscription(TOPIC, "s")["lag_messages"] == 2
+        assert run("consume", TOPIC, "--subscription", "s", "--timeout", "500ms", *url).out == ""
+        shown = run("topics", "tail", TOPIC, "-F", "%s", *url)
+        assert shown.out == "a\nb\n"
+        assert "-f, --follow" in run("topics", "tail", "--help").out

@@ -37,15 +37,15 @@ def _url(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_peek_and_tail(run: Run) -> None:
     assert run("topics", "peek", TOPIC, "-n", "2").out == "0@0 k0 payload 0\n0@1 k1 payload 1\n"
-    assert run("topics", "peek", TOPIC, "-n", "1", "--from", "5", "-f", "%s").out == "payload 5\n"
-    assert run("topics", "tail", TOPIC, "-n", "2", "-f", "%o").out == "18\n19\n"
+    assert run("topics", "peek", TOPIC, "-n", "1", "--from", "5", "-F", "%s").out == "payload 5\n"
+    assert run("topics", "tail", TOPIC, "-n", "2", "-F", "%o").out == "18\n19\n"
     line = json.loads(run("topics", "tail", TOPIC, "-n", "1", "-o", "json").out)
     assert (line["offset"], line["payload"], line["topic"]) == (19, "payload 19", TOPIC)
     outcome = run("topics", "peek", "/default/missing")
     assert outcome.code == 3
     assert "topics create" in outcome.sentence()
     for verb in ("peek", "tail"):
-        outcome = run("topics", verb, TOPIC, "-f", "%q")
+        outcome = run("topics", verb, TOPIC, "-F", "%q")
         assert outcome.code == 2
     outcome = run("topics", "tail", "/default/missing", "--follow")
     assert outcome.code == 3
@@ -55,7 +55,7 @@ def test_follow_shows_what_comes(server: Server) -> None:
     with server.client() as client:
         client.publish("/default/followed", b"before")
         code = "import sys; from danube_fast.cli.main import main; sys.exit(main(sys.argv[1:]))"
-        command = ["topics", "tail", "/default/followed", "-n", "1", "--follow", "-f", "%s"]
+        command = ["topics", "tail", "/default/followed", "-n", "1", "-f", "-F", "%s"]
         process = subprocess.Popen(
             [sys.executable, "-c", code, *command, "--url", server.url],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
@@ -139,11 +139,11 @@ def test_consume_a_pattern_or_the_last(run: Run, server: Server) -> None:
             client.publish(f"/default/pat-{name}", name.encode())
     outcome = run(
         "consume", "--pattern", "/default/pat-*", "--subscription", "s", "--from", "earliest",
-        "--max", "2", "-f", "%t %s",
+        "--max", "2", "-F", "%t %s",
     )  # fmt: skip
     assert sorted(outcome.out.splitlines()) == ["/default/pat-a a", "/default/pat-b b"]
     assert outcome.err == "2 messages from /default/pat-*\n"
-    outcome = run("consume", TOPIC, "--subscription", "l", "--last", "2", "--max", "2", "-f", "%o")
+    outcome = run("consume", TOPIC, "--subscription", "l", "--last", "2", "--max", "2", "-F", "%o")
     assert outcome.out == "18\n19\n"
     for wrong in ((), (TOPIC, "--pattern", "/default/*"), (TOPIC, "--last", "1", "--from", "3")):
         assert run("consume", *wrong, "--subscription", "s").code == 2

@@ -332,3 +332,12 @@ def test_numbers_of_numpy_are_numbers(real: Broker, topic: str) -> None:
         consumer.seek(batch.offsets[0])
         again = consumer.receive(timeout=60)
         assert again is not None and again.payload == b"x"
+
+
+def test_no_time_at_all_finds_a_topic_that_is_there(real: Broker, topic: str) -> None:
+    with real.client() as client:
+        with pytest.raises(danube_fast.NotFound):
+            client.consumer(topic, subscription="s", timeout=0)
+        client.publish(topic, b"x")
+        with client.consumer(topic, subscription="s", timeout=0) as consumer:
+            assert consumer.state == "connected"
