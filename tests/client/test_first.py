@@ -55,4 +55,4 @@ def test_import_is_light() -> None:
         "import sys, danube_fast; danube_fast.connect; danube_fast.Message(b'x'); "
         "assert not {'numba', 'zmq', 'numpy'} & set(sys.modules), 'heavy import'"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -270,7 +270,7 @@ def test_a_producer_whose_topic_was_made_again_meanwhile_says_so(
     broker: Any, client: danube_fast.Client
 ) -> None:
     broker.create(TOPIC, partitions=2)
-    producer = client.producer(TOPIC, timeout=10)
+    producer = client.producer(TOPIC, timeout=60)
     producer.publish(b"before")
     with broker.lock:
         make_again(broker)
@@ -346,7 +346,7 @@ def test_queued_acks_go_before_a_move(broker: Any, client: danube_fast.Client) -
     consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
     messages = []
     while len(messages) < 8:
-        message = consumer.receive(timeout=10)
+        message = consumer.receive(timeout=60)
         assert message is not None
         messages.append(message)
     with client._core.pump.lock:  # nothing is sent or read meanwhile
@@ -360,4 +360,4 @@ def test_queued_acks_go_before_a_move(broker: Any, client: danube_fast.Client) -
         broker.away.clear()
     consumer.ack(messages[5])  # too late: it comes again
     wait_until("it is back", lambda: attached(broker) == 1)
-    assert [getattr(consumer.receive(timeout=10), "offset", None) for _ in range(3)] == [5, 6, 7]
+    assert [getattr(consumer.receive(timeout=60), "offset", None) for _ in range(3)] == [5, 6, 7]

@@ -176,7 +176,7 @@ def test_nobody_there() -> None:
 
 def test_second_host_answers(broker: Any) -> None:
     url = f"danube://127.0.0.1:9,{broker.url.removeprefix('danube://')}"
-    with danube_fast.connect(url, timeout=10) as client:
+    with danube_fast.connect(url, timeout=60) as client:
         assert client.publish(TOPIC, b"x").offset == 0
 
 
@@ -365,7 +365,7 @@ def test_operation_with_an_unknown_outcome_says_so_at_once(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules[type(broker).__module__].LIMITS, "heartbeat_idle_ms", 60_000)
-    with danube_fast.connect(broker.url, timeout=5) as client:
+    with danube_fast.connect(broker.url, timeout=60) as client:
         client.publish(TOPIC, b"x")
         broker.ignore_admin = True
         broker.commands.clear()
