@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
         """What stands on stderr: exactly one line of ours, no traceback."""
         lines = self.err.splitlines()
         assert len(lines) == 1, self.err
-        if wants_json(self.words):
+        if self.code and wants_json(self.words):
             error = json.loads(lines[0])["error"]
             return f"danube-fast: {error['message']}; {error['remedy']}"
         assert lines[0].startswith("danube-fast: "), self.err
