@@ -98,9 +98,10 @@ def test_what_stands_in_the_log_is_cut_out_before_it_is_due(
     """Without waiting for the disk, and each frame is read once for all that becomes due of it soon."""
     rig = start()
     rig.assign(1, durability="os")
-    publish_delayed(rig)
+    due = publish_delayed(rig)
     rig.stop()
     rig = start()
+    rig.worker.clock = rig.boot.clock = Ticking(rig.worker.clock)
     looked(rig)
     later(rig, 0.1)
     sub = subscription(rig)
@@ -127,7 +128,7 @@ def test_what_stands_in_the_log_is_cut_out_before_it_is_due(
     for _ in range(9):
         later(rig, 10)
     assert not len(sub.foreseen), "nothing is due soon"
-    later(rig, 9.5)
+    later(rig, (due - rig.worker.clock.wall_ns()) / SECOND - 0.5)
     wanted = FRAMES * (PER_FRAME - 1)
     if cached:
         rig.turn(lambda: len(sub.foreseen) == wanted, "the cutting")
