@@ -81,6 +81,8 @@ class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
     """By process index."""
     logs: list[tuple[int, str]]
     """(log id, directory) of this process's logs."""
+    accept_rollback: bool = False
+    """Go on although logs or metadata are older than the other of the two."""
     log_workers: list[int]
     """Process index that owns log i, for every log."""
 

@@ -35,6 +35,12 @@ ACKED_PER_RECORD_MAX = 1 << 16
 """Numbers in one record of acked ranges; even."""
 
 
+LOST_OFFSETS = 1 << 32
+LOST_OFFSETS_PER_SECOND = 20_000
+"""What a partition may have given out, at most, that an older copy of its log does not have; a subscription passes so
+many in some milliseconds."""
+
+
 class Catalog:
     """All partitions of one worker, by id and by slot."""
 
@@ -48,6 +54,8 @@ class Catalog:
         """By slot: what a log says of partitions that a log before it has as well, because a move
         between them was cut short. See `moves.py`."""
         self._last_epoch: dict[int, r.EpochStarted] = {}
+        self.metadata_revision = 0
+        """The highest under which these logs were written."""
 
     # ------------------------------------------------------------ assignments
 
@@ -122,6 +130,7 @@ class Catalog:
         """One record of a log or of its snapshot."""
         if isinstance(record, r.EpochStarted):
             self._last_epoch[log_slot] = record
+            self.metadata_revision = max(self.metadata_revision, record.metadata_revision)
             return
         home = self._home(record.partition_id, log_slot)
         if home is not self:
@@ -264,12 +273,21 @@ class Catalog:
                 row = catalog.tables.partitions[partition.slot]
                 partition.replayed_end = int(row[PartitionWord.NEXT_OFFSET])
 
-    def finish_restore(self, log_slot: int, boot_id: str) -> list[r.PartitionState]:
+    def epoch_started(
+        self, epoch: int, wall_ns: int, boot_id: str, *, clean: bool = False
+    ) -> r.EpochStarted:
+        """The record of an epoch."""
+        return r.EpochStarted(epoch, wall_ns, boot_id, clean, self.metadata_revision)
+
+    def finish_restore(
+        self, log_slot: int, boot_id: str, older_since_ns: int = 0
+    ) -> list[r.PartitionState]:
         """Everything of a log was applied: put offsets where nothing can be given out twice.
 
         After an unclean end, offsets that consumers may have seen without their being in the log
-        (memory and non_reliable; `os` when the host went down too) are skipped. Returns what must be
-        recorded, so that the next start does not take them back.
+        (memory and non_reliable; `os` when the host went down too) are skipped. `older_since_ns`: the
+        wall clock, if the log is an older copy: offsets go on far above what it may have lost.
+        Returns what must be recorded, so that the next start does not take them back.
         """
         skipped: list[r.PartitionState] = []
         last = self._last_epoch.get(log_slot)
@@ -278,7 +296,7 @@ class Catalog:
             del self.others[log_slot]  # it left that log long ago
         elif other is not None:
             other._last_epoch = self._last_epoch
-            skipped += other.finish_restore(log_slot, boot_id)
+            skipped += other.finish_restore(log_slot, boot_id, older_since_ns)
         clean = last is None or last.clean
         same_boot = last is None or last.boot_id == boot_id
         for partition in self.by_id.values():
@@ -290,8 +308,15 @@ class Catalog:
             skip = skip or (
                 not same_boot and partition.logged and partition.durability is Durability.OS
             )
-            if skip and INT64_MAX != reserved > row[PartitionWord.NEXT_OFFSET]:
-                row[PartitionWord.NEXT_OFFSET] = partition.unsure_until = reserved
+            start = reserved if skip and reserved != INT64_MAX else 0
+            if older_since_ns:
+                told_ns = max(int(row[PartitionWord.APPEND_TIME_NS]), last.wall_ns if last else 0)
+                seconds = max(older_since_ns - told_ns, 0) // 1_000_000_000
+                leap = LOST_OFFSETS + seconds * LOST_OFFSETS_PER_SECOND
+                start = max(start, int(row[PartitionWord.NEXT_OFFSET])) + leap
+            if start > row[PartitionWord.NEXT_OFFSET]:
+                row[PartitionWord.NEXT_OFFSET] = partition.unsure_until = start
+                row[PartitionWord.RESERVED_UNTIL] = partition.safe_until = max(reserved, start)
                 skipped.append(self.state_of(partition))
             partition.visible = int(row[PartitionWord.NEXT_OFFSET])
             if not partition.logged:

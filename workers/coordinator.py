@@ -46,6 +46,7 @@ from danube_fast.workers.placement import Placement
 from danube_fast.workers.quota import QuotaKeeper, room_of
 from danube_fast.workers.rebalancer import Rebalancer
 from danube_fast.workers.reply_topics import ReplyTopicKeeper
+from danube_fast.workers.rollback import MarkKeeper
 from danube_fast.workers.sleeper import Sleeper
 from danube_fast.workers.storage import StorageKeeper
 from danube_fast.workers.topic_metrics import TopicReports
@@ -91,14 +92,16 @@ class Coordinator:
         self._config = booted.config
         self._settings = booted.settings
         self.clock: Clock = booted.clock
-        data_dir = Path(self._config.data_dir)
-        self._store = outside.make_store(data_dir, self.clock)
+        data_dir, accept = Path(self._config.data_dir), self._config.accept_rollback
+        self._store = outside.make_store(data_dir, self.clock, accept_rollback=accept)
         self.topics = TopicDirectory(
             self._store,
             log_count=len(self._config.log_workers),
             partitions_per_topic_max=self._settings.partitions_per_topic_max,
         )
         self.placement = Placement(booted.mailbox, self.topics, self)
+        self.placement.revision = lambda: self._store.sealed_revision
+        self.marks = MarkKeeper(booted.mailbox, booted.config, outside, self._store, self.topics)
         self.watches = Watches(self.topics)
         self.mover = Mover(booted.mailbox, self.topics, self.placement, self)
         self.rebalancer = Rebalancer(
@@ -153,6 +156,7 @@ class Coordinator:
         self._boot.set_state(ProcessState.STOPPING)
         if self._web is not None:
             self._web.stop()
+        self.marks.finish(self.clock.monotonic_ns())
         self.front.close()
         self._store.close()
         self._boot.set_state(ProcessState.STOPPED)
@@ -168,6 +172,7 @@ class Coordinator:
             self.placement.forget(partitions, error)
         work += self.placement.do_work(now_ns)
         work += self.watches.do_work(self.front, now_ns)
+        self.marks.do_work(now_ns, self.quota.cursors)
         self._expire_parked(now_ns)
         self._publish_counters()
         if self._web is None and self._config.admin_fd >= 0 and self._all_ready():
@@ -411,8 +416,9 @@ class Coordinator:
 
     def unassign(self, partitions: list[PartitionRecord]) -> None:
         """Tell workers to drop partitions; who cannot be told now asks when it is back."""
+        told = {"reason": "deleted", "revision": self._store.sealed_revision}
         for partition in partitions:
-            arguments = {"partition_ids": [partition.partition_id], "reason": "deleted"}
+            arguments = {"partition_ids": [partition.partition_id], **told}
             self.ask(self.worker_of(partition.log_id), "unassign", arguments, lambda *_: None)
 
     def forget(self, partitions: list[PartitionRecord]) -> None:

@@ -83,6 +83,8 @@ class Operations:
                 _log.info("no assignments yet, asking again: %s", reply.error)
                 self.assignments_missing = True
                 return
+            every = set(range(len(self._worker.logs)))
+            self._worker.restored.note_revision(reply.value.get("revision", 0), every)
             for entry in reply.value["partitions"]:
                 if entry["partition_id"] in undecided:
                     moves.decide(undecided[entry["partition_id"]], entry)
@@ -95,7 +97,11 @@ class Operations:
         self._worker.boot.mailbox.call(
             COORDINATOR,
             "assignments",
-            {"log_ids": log_ids, "undecided": list(undecided)},
+            {
+                "log_ids": log_ids,
+                "undecided": list(undecided),
+                **self._worker.restored.report(),
+            },
             on_reply=got,
             timeout_ms=ASSIGNMENTS_TIMEOUT_MS,
         )
@@ -146,6 +152,9 @@ class Operations:
             if done is not None:
                 done(DataLoss(text))
             return True
+        if known is None:
+            first_offset = worker.restored.first_offset(entry, slot)
+            assigned = msgspec.structs.replace(assigned, first_offset=first_offset)
         unrecorded = self._unrecorded
 
         def recorded(error: DanubeError | None) -> None:
@@ -186,12 +195,20 @@ class Operations:
                 else:
                     request.reply({})
 
-        for entry in request.arguments["partitions"]:
+        entries = request.arguments["partitions"]
+        for entry in entries:
             left += 1
             if not self._take(entry, done):
                 left -= 1
             left += inherit(self._worker, entry, done)
+        self._note_revision(request, [entry["partition_id"] for entry in entries])
         done(None)
+
+    def _note_revision(self, request: Request, partition_ids: list[int]) -> None:
+        """Write into the logs of these partitions how new the metadata is that named them."""
+        by_id = self._worker.catalog.by_id
+        slots = {by_id[number].log_slot for number in partition_ids if number in by_id}
+        self._worker.restored.note_revision(request.arguments.get("revision", 0), slots)
 
     def _unassign(self, request: Request) -> None:
         """{"partition_ids": [...], "reason": text} -> {} when it is durable."""
@@ -209,6 +226,7 @@ class Operations:
                 self._worker.boot.mailbox.notify(COORDINATOR, "dropped", {"partition_ids": ids})
                 request.reply({})
 
+        self._note_revision(request, ids)
         for partition_id in ids:
             self._remove(partition_id, done)
 

@@ -91,6 +91,7 @@ def assignment(topics: TopicDirectory, partition: PartitionRecord) -> dict[str, 
         "owner_epoch": partition.owner_epoch,
         "policy": msgspec.to_builtins(topics.policy_of(topic)),
         "subscriptions": topics.inherited.get(partition.partition_id, []),
+        "is_old": partition.partition_id in topics.loaded,
     }
 
 
@@ -105,6 +106,8 @@ class Placement:
         """Worker and its epoch."""
         self.asked: Callable[[int], None] = lambda worker: None
         """A worker asks what is its own: called before it is told."""
+        self.revision: Callable[[], int] = lambda: 0
+        """That of the metadata which workers may remember."""
         self._waiters: dict[int, list[_Waiter]] = {}
         self._hands: dict[int, _Hand] = {}
         self._deadlines: list[tuple[int, int, _Waiter]] = []
@@ -214,7 +217,7 @@ class Placement:
             self._confirm(worker, batch, epoch, reply)
 
         hand.is_calling = True
-        arguments = {"partitions": list(batch.values())}
+        arguments = {"partitions": list(batch.values()), "revision": self.revision()}
         self._mailbox.call(
             worker, "assign", arguments, on_reply=on_reply, timeout_ms=ASSIGN_TIMEOUT_MS
         )
@@ -280,6 +283,7 @@ class Placement:
         request.reply(
             {
                 "partitions": [entry for entry in entries if entry is not None],
+                "revision": self.revision(),
                 "deleted": self._topics.deleted_in_logs(log_ids),
                 "elsewhere": [
                     partition_id

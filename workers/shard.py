@@ -46,6 +46,7 @@ from danube_fast.workers.operations import Operations
 from danube_fast.workers.outside import Outside
 from danube_fast.workers.quota import WorkerQuota
 from danube_fast.workers.retention import Retention
+from danube_fast.workers.rollback import Restored
 from danube_fast.workers.sleeper import Sleeper
 from danube_fast.workers.sync_faults import repair_failed_sync
 from danube_fast.workers.tails import Tails
@@ -81,7 +82,7 @@ class ShardWorker:
         self.tables = AdmissionTables(log_count=len(boot.config.logs))
         self.catalog = Catalog(self.tables)
         self.boot_id = self._outside.boot_id()
-        self.logs = [self._open_log(log_id, path) for log_id, path in boot.config.logs]
+        self.logs = [self._open_log(slot, *log) for slot, log in enumerate(boot.config.logs)]
         self.journals = [
             Journal(log, slot, self.tables, settings) for slot, log in enumerate(self.logs)
         ]
@@ -104,8 +105,7 @@ class ShardWorker:
         """Partitions whose subscriptions may have something to hand out."""
         self.moved_cursors: dict[int, Partition] = {}
         self.tails = Tails(settings.tail_bytes_max)
-        self.settled = False
-        """The last turn took all that clients had sent and nothing else: what comes next wakes us."""
+        self.settled = False  # the last turn took all that clients had sent and nothing else
         self._read_until = 0
         self._reading: set[int] = set()
         self._unread: dict[int, Partition] = {}
@@ -119,8 +119,9 @@ class ShardWorker:
         self.forwarder = Forwarder(self)
         self.intake.forward = self.forwarder.publish
         self.limits = Limits(self)
-        for slot in range(len(self.logs)):
-            self._begin_epoch(slot, self.catalog.finish_restore(slot, self.boot_id))
+        self.restored = Restored(self, self._outside)
+        for slot, older in enumerate(self.restored.older_since_ns):
+            self._begin_epoch(slot, self.catalog.finish_restore(slot, self.boot_id, older))
             self.retention.find_first_offsets(slot)
         self.limits.apply_all()
         self.upkeep.foresight.look_at(*self.catalog.by_id.values())
@@ -128,9 +129,8 @@ class ShardWorker:
 
     # ------------------------------------------------------------ life
 
-    def _open_log(self, log_id: int, path: str) -> Log:
+    def _open_log(self, slot: int, log_id: int, path: str) -> Log:
         """Open and replay one log."""
-        slot = [entry[0] for entry in self.boot.config.logs].index(log_id)
         log = Log.open(
             path, log_id=log_id, settings=self.settings, clock=self.clock,
             wake_fd=self.boot.mailbox.fileno(), background=self._outside.background,
@@ -146,13 +146,12 @@ class ShardWorker:
         """Write the epoch's record. `skipped`: where partitions stand that skip offsets. Until that
         is durable too, the log's last boot is unknown, so that the next start skips them again."""
         log, journal = self.logs[slot], self.journals[slot]
-        boot_id = "" if skipped else self.boot_id
-        started = r.EpochStarted(log.epoch + 1, self.now_wall_ns, boot_id, clean=False)
-        log.begin_epoch([r.encode_record(started)])
+        boot_id, now = "" if skipped else self.boot_id, self.now_wall_ns
+        log.begin_epoch([r.encode_record(self.catalog.epoch_started(log.epoch + 1, now, boot_id))])
         for state in skipped:
             journal.record(state)
         if skipped:
-            journal.record(r.EpochStarted(log.epoch, self.now_wall_ns, self.boot_id, clean=False))
+            journal.record(self.catalog.epoch_started(log.epoch, now, self.boot_id))
         self.journals[slot].refresh()
 
     def start(self) -> None:
@@ -218,6 +217,7 @@ class ShardWorker:
                 self.logs[slot].close(self.snapshot_state(slot, clean=True))
             except DanubeError as error:
                 _log.error("log %d did not end in order: %s", self.logs[slot].log_id, error)
+        self.restored.last_words()
         self.delivery.flush()
         self.doors.close()
         self.boot.set_state(ProcessState.STOPPED)
@@ -468,7 +468,8 @@ class ShardWorker:
 
     def snapshot_state(self, slot: int, *, clean: bool) -> bytes:
         """State of a log's partitions at its written position."""
-        epoch = r.EpochStarted(self.logs[slot].epoch, self.now_wall_ns, self.boot_id, clean)
+        now = self.now_wall_ns
+        epoch = self.catalog.epoch_started(self.logs[slot].epoch, now, self.boot_id, clean=clean)
         return r.encode_snapshot(self.catalog.snapshot(slot, epoch))
 
 

@@ -150,8 +150,11 @@ def _reachable(host: str) -> str:
 class Shared:
     """Everything that outlives a child. Made once per server."""
 
-    def __init__(self, settings: Settings, directory: DataDirectory) -> None:
+    def __init__(
+        self, settings: Settings, directory: DataDirectory, *, accept_rollback: bool = False
+    ) -> None:
         self.settings = settings
+        self.accept_rollback = accept_rollback
         self.directory = directory
         self.addresses = Addresses(settings)
         self.logs = directory.logs(settings.workers)
@@ -271,5 +274,6 @@ class Shared:
             advertise=self.addresses.advertise,
             ipc_endpoints=self.ipc_endpoints,
             logs=[log for log in self.logs if owners[log[0]] == process],
+            accept_rollback=self.accept_rollback,
             log_workers=owners,
         )

@@ -364,23 +364,24 @@ def serve(
     output: str = "text",
     stream: TextIO | None = None,
     errors: TextIO | None = None,
+    accept_rollback: bool = False,
 ) -> int:
     """Run a broker until SIGTERM or SIGINT; returns the exit code: 0, or 1 with a sentence on
     `errors` (stderr).
 
-    `output` is the form of the ready line on `stream` (stdout): text or json. Call from the main
-    thread.
+    `output` is the form of the ready line on `stream` (stdout): text or json. `accept_rollback`: go
+    on although logs or metadata were put back from an older copy. Call from the main thread.
     """
     lines = _Output(output, stream or sys.stdout, errors or sys.stderr)
     try:
-        _serve(settings, lines)
+        _serve(settings, lines, accept_rollback=accept_rollback)
     except DanubeError as error:
         lines.error(error)
         return 1
     return 0
 
 
-def _serve(settings: Settings, lines: _Output) -> None:
+def _serve(settings: Settings, lines: _Output, *, accept_rollback: bool) -> None:
     if threading.current_thread() is not threading.main_thread():
         raise FailedPrecondition("serve() must run in the main thread; start a process for it")
     if settings.workers < 1:
@@ -392,7 +393,7 @@ def _serve(settings: Settings, lines: _Output) -> None:
         cleanup.callback(signals.close)
         directory = DataDirectory.open(settings.data_dir)
         cleanup.callback(directory.close)
-        shared = Shared(settings, directory)
+        shared = Shared(settings, directory, accept_rollback=accept_rollback)
         cleanup.callback(shared.close)
         logs = shared.logs
         lines.note(f"{len(logs)} logs in {directory.path} for {settings.workers} workers")

@@ -27,6 +27,19 @@ class Ids:
         self._next_id += count
         return ids
 
+    def keep_above(self, used: int) -> None:
+        """Never give out an id up to `used`, which was found in a log. Raises what the store raises."""
+        entry = self._store.get("/ids/next")
+        first = int(entry.value) if entry is not None else 1
+        if used >= first:
+            self._store.put("/ids/next", str(used + 1).encode())
+            self._next_id = self._reserved_id = used + 1
+
+    def skip(self, count: int) -> None:
+        """Leave out so many that were given out perhaps. Raises what the store raises."""
+        entry = self._store.get("/ids/next")
+        self.keep_above((int(entry.value) if entry is not None else 1) + count - 1)
+
     def _reserve(self, count: int) -> None:
         entry = self._store.get("/ids/next")
         first = int(entry.value) if entry is not None else 1

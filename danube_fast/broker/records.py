@@ -46,12 +46,14 @@ class _Record(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field=
 
 
 class EpochStarted(_Record, tag=1, frozen=True):
-    """A worker opened the log. `clean`: the end before it was orderly."""
+    """A worker opened the log, or heard of a newer `metadata_revision`; the metadata had at least that
+    one, durably. `clean`: the end before it was orderly."""
 
     epoch: int
     wall_ns: int
     boot_id: str
     clean: bool
+    metadata_revision: int = 0
 
 
 class PartitionAssigned(_Record, tag=2, frozen=True):

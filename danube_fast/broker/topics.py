@@ -93,6 +93,8 @@ class TopicDirectory:
         self.inherited: dict[int, list[dict[str, Any]]] = {}
         """Subscriptions that a new partition begins with, until it is part of its topic."""
         self._load()
+        self.loaded = frozenset(self._partitions)
+        """Partitions that were there when this process began."""
 
     # ---------------------------------------------------------------- reading
 
@@ -194,6 +196,14 @@ class TopicDirectory:
     def partition_count(self) -> int:
         """Partitions of all topics."""
         return len(self._partitions)
+
+    def keep_ids_above(self, used: int) -> None:
+        """Give out no id up to `used`, which a log knows. Raises what the store raises."""
+        self._ids.keep_above(used)
+
+    def skip_ids(self, count: int) -> None:
+        """Leave out ids of which an older copy of the metadata does not know."""
+        self._ids.skip(count)
 
     # ---------------------------------------------------------------- topics
 

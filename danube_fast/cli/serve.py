@@ -50,6 +50,14 @@ def serve(
     log_format: Annotated[
         str | None, typer.Option(metavar="text|json", help="Form of the log on stderr.")
     ] = None,
+    accept_rollback: Annotated[
+        bool,
+        typer.Option(
+            "--accept-rollback",
+            help="Start although logs or metadata were put back from an older copy; what it lacks is "
+            "lost.",
+        ),
+    ] = False,
     config: ConfigOption = None,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
@@ -73,6 +81,6 @@ def serve(
         note(f"danube-fast: {variable} is no setting and is ignored")
     from danube_fast.workers import supervisor
 
-    code = supervisor.serve(loaded.settings, output=output.value)
+    code = supervisor.serve(loaded.settings, output=output.value, accept_rollback=accept_rollback)
     if code:
         raise typer.Exit(code)

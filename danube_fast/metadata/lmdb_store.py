@@ -49,15 +49,22 @@ class LmdbStore(LocalStore):
     `seal`: the store must be the one that this file tells of; a store is only made if the file
     tells of one that is still empty. Raises FailedPrecondition when another process has it open, or
     when a newer danube-fast wrote it; Unavailable when it cannot be read; DataLoss when it is damaged
-    or less than what was acknowledged.
+    or less than what was acknowledged, unless `accept_older`.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], clock: Clock, seal: Path | None = None
+        self,
+        directory: str | os.PathLike[str],
+        clock: Clock,
+        seal: Path | None = None,
+        *,
+        accept_older: bool = False,
     ) -> None:
         self._directory = Path(directory)
         self._seal_file = None if seal is None else SealFile(seal)
         self._seal_fd = -1
+        self._sealed = 0
+        self._accepts_older = accept_older
         self._identity = b""
         with contextlib.ExitStack() as undo:
             with self._translated():
@@ -86,6 +93,11 @@ class LmdbStore(LocalStore):
             if self._seal_fd >= 0:
                 os.close(self._seal_fd)
             os.close(self._lock_fd)
+
+    @property
+    def sealed_revision(self) -> int:
+        """The newest revision that the seal tells of, durably."""
+        return self._sealed if self._seal_file is not None else self.revision
 
     def _take_lock(self) -> None:
         try:
@@ -139,6 +151,8 @@ class LmdbStore(LocalStore):
                 self._convert(writing)
             revision, self._identity = self._origin(writing, seal, existing=existing)
             self._check_seal(seal, revision)
+            if seal is not None:
+                revision = max(revision, seal.revision)
             ended = [key for key, flags in self._flags(writing) if flags & layout.FLAG_LEASED]
             for key in ended:
                 writing.delete(key, db=self._entries)
@@ -236,18 +250,19 @@ class LmdbStore(LocalStore):
                 f"the metadata in {self._directory} belongs to another data directory, says "
                 f"{self._seal_file.path}; {self._remedy}"
             )
-        if seal.revision > revision:
+        if seal.revision > revision and not self._accepts_older:
             raise DataLoss(
                 f"the metadata in {self._directory} is of revision {revision}, but revision "
                 f"{seal.revision} was acknowledged, says {self._seal_file.path}: it is an older "
-                f"copy; {self._remedy} that is as new, or accept what it does not know as lost by "
-                "removing that file"
+                f"copy; {self._remedy} that is as new, or go on without what it does not know: "
+                "danube-fast serve --accept-rollback"
             )
 
     def _put_under_seal(self, revision: int) -> None:
         if self._seal_file is not None:
             self._seal_file.create(Seal(self._identity, revision))
             self._seal_fd = self._seal_file.open()
+            self._sealed = revision
 
     def _read(self, key: str) -> Entry | None:
         with self._translated(), self._environment.begin(db=self._entries) as reading:
@@ -282,6 +297,7 @@ class LmdbStore(LocalStore):
             # The change is durable whatever happens to the seal: the next one writes it again.
             with contextlib.suppress(OSError):
                 SealFile.write(self._seal_fd, Seal(self._identity, events[-1].revision))
+                self._sealed = events[-1].revision
 
     def _write_once(self, events: list[Event], leased: frozenset[str]) -> None:
         with self._environment.begin(write=True, db=self._entries) as writing:

@@ -33,6 +33,7 @@ PENDING_EVENTS_MAX = 100_000
 
 _Events = list[Event]  # LocalStore has a method `list`, which hides the type inside the class
 _NS_PER_SECOND = 1_000_000_000
+_RAISED_KEY = "/revision/raised"
 
 
 class LocalWatch:
@@ -135,6 +136,18 @@ class LocalStore(abc.ABC):
         """Revision of the newest change."""
         with self.lock:
             return self._revision
+
+    @property
+    def sealed_revision(self) -> int:
+        """Revision that the store will surely tell of when it is opened the next time."""
+        return self.revision
+
+    def raise_revision(self, revision: int) -> None:
+        """Make the next change have a revision above that; nothing if it has already."""
+        with self.lock:
+            self._enter()
+            if self._revision < revision:
+                self._commit([Event(_RAISED_KEY, b"", revision + 1)])
 
     def get(self, key: str) -> Entry | None:
         """The entry of `key`, or None."""

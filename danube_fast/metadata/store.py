@@ -108,6 +108,15 @@ class MetadataStore(Protocol):
         """Revision of the newest change; 0 in a new store."""
         ...
 
+    @property
+    def sealed_revision(self) -> int:
+        """Revision that the store will surely tell of when it is opened the next time."""
+        ...
+
+    def raise_revision(self, revision: int) -> None:
+        """Make the next change have a revision above that; nothing if it has already."""
+        ...
+
     def get(self, key: str) -> Entry | None:
         """The entry of `key`, or None."""
         ...

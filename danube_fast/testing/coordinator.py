@@ -60,6 +60,7 @@ class SimulatedCoordinator(Process):
         self.mailbox = self.make_mailbox()
         count = len(host.workers)
         config = SimpleNamespace(
+            accept_rollback=False,
             data_dir=str(host.directory), host_id="simulated", worker_count=count,
             process_count=count + 1, advertise="worker", ipc_endpoints=[""] * (count + 1),
             log_workers=[worker_of_log(log_id, count) for log_id in range(host.log_count)],

@@ -25,6 +25,7 @@ from danube_fast.testing.loopback import LoopbackRing, LoopbackServer, Tap
 from danube_fast.testing.process import Process, SimulatedOutside
 from danube_fast.testing.virtual_clock import MS, Schedule, Trace
 from danube_fast.workers.boot import COORDINATOR, worker_of_log
+from danube_fast.workers.rollback import LogMark
 from danube_fast.workers.shard import ShardWorker
 
 __all__ = ["SimulatedHost", "SimulatedWorker"]
@@ -61,6 +62,7 @@ class SimulatedWorker(Process):
         self._turn_ns = -1
         self.mailbox = self.make_mailbox()
         config = SimpleNamespace(
+            accept_rollback=False,
             logs=[(log_id, str(host.directory / f"log-{log_id}")) for log_id in self.log_ids],
             settings=host.settings, data_dir=str(host.directory), host_id="simulated",
             worker_count=len(host.workers), process_index=self.index, tcp_host="", tcp_port=0,
@@ -158,6 +160,7 @@ class SimulatedHost:
         self.disk = SimulatedDisk(directory, schedule, draw, trace)
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.store = MemoryStore(self.clock)
+        self.log_marks: dict[int, LogMark] = {}
         self.log_count = 1
         self.boot_number = 1
         self.workers: list[SimulatedWorker] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from danube_fast.testing.loopback import LoopbackBell, LoopbackServer, Tap
 from danube_fast.testing.virtual_clock import US
 from danube_fast.workers.mailbox import Link, Mailbox
 from danube_fast.workers.outside import Outside
+from danube_fast.workers.rollback import LogMark
 
 if TYPE_CHECKING:
     from danube_fast.testing.host import SimulatedHost
@@ -39,9 +41,27 @@ class SimulatedOutside(Outside):
         """A door on the loopback network."""
         return LoopbackServer(self._tap, self._process.wake, self._process.host.event_fd)
 
-    def make_store(self, data_dir: Path, clock: Clock) -> MetadataStore:
+    def make_store(
+        self, data_dir: Path, clock: Clock, *, accept_rollback: bool = False
+    ) -> MetadataStore:
         """Metadata, which outlives everything: what was committed is durable."""
         return self._process.host.store
+
+    def sealed_revision(self, data_dir: Path) -> int | None:
+        """As the metadata is."""
+        return self._process.host.store.revision
+
+    def read_marks(self, data_dir: Path) -> dict[int, LogMark]:
+        """What was noted of the logs, durably."""
+        return dict(self._process.host.log_marks)
+
+    def write_marks(self, data_dir: Path, marks: Mapping[int, LogMark]) -> bool:
+        """Note it."""
+        self._process.host.log_marks = dict(marks)
+        return True
+
+    def finish_marks(self) -> None:
+        """It is noted."""
 
 
 class Process:

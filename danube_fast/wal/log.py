@@ -183,8 +183,8 @@ class Log:
 
     @property
     def written_position(self) -> int:
-        """Where the next group starts."""
-        return self._appender.written_position
+        """Where the next group starts; before `begin_epoch` the end that replay found."""
+        return self._appender.written_position or self._recovery.cut or 0
 
     @property
     def synced_position(self) -> int:

@@ -121,7 +121,8 @@ def test_a_url_that_is_none_is_2(run: Run) -> None:
 def test_serve_hands_settings_over(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[Settings, str]] = []
 
-    def serve(settings: Settings, *, output: str) -> int:
+    def serve(settings: Settings, *, output: str, accept_rollback: bool) -> int:
+        assert not accept_rollback
         given.append((settings, output))
         return len(given) - 1
 

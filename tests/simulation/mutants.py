@@ -123,8 +123,8 @@ MUTANTS: dict[str, Mutant] = {
         "        return STATUS_OK\n",
     ),
     "offsets_reused_after_a_loss": Mutant(
-        "row[PartitionWord.NEXT_OFFSET] = partition.unsure_until = reserved",
-        "partition.unsure_until = reserved",
+        "row[PartitionWord.NEXT_OFFSET] = partition.unsure_until = start",
+        "partition.unsure_until = start",
     ),
     "permits_do_not_bound_a_frame_that_just_came": Mutant(
         "if self.kind is SubscriptionKind.SHARED and not flow.covers(stored):",

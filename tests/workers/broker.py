@@ -31,7 +31,8 @@ from danube_fast.workers import spawn, supervisor
 fake = sys.argv[2]
 if fake:
     spawn.MODULES["worker"] = fake
-sys.exit(supervisor.serve(msgspec.json.decode(sys.argv[1], type=Settings), output="json"))
+settings = msgspec.json.decode(sys.argv[1], type=Settings)
+sys.exit(supervisor.serve(settings, output="json", accept_rollback=bool(sys.argv[3])))
 """
 
 
@@ -64,6 +65,7 @@ class Broker:
         *,
         fake: str = "tests.workers.fake_shard",
         descriptors: int = 0,
+        accept_rollback: bool = False,
         **changes: Any,
     ) -> None:
         """`descriptors`: how many its processes may have at most, 0: as many as we."""
@@ -72,6 +74,7 @@ class Broker:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         self.errors = (data_dir.parent / f"{data_dir.name}-errors").open("w+b")
         command = [sys.executable, "-c", _RUN, msgspec.json.encode(self.settings).decode(), fake]
+        command.append("yes" if accept_rollback else "")
         if descriptors:
             command = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh", *command]
         self.process = subprocess.Popen(

@@ -123,6 +123,7 @@ class Rig:
         )  # fmt: skip
         log_ids = range(log_count) if logs is None else logs
         config = SimpleNamespace(
+            accept_rollback=False,
             logs=[(i, str(directory / f"log-{i}")) for i in log_ids], settings=self.settings,
             data_dir=str(directory), worker_count=worker_count, host_id="rig",
             process_index=process_index, tcp_host="127.0.0.1", tcp_port=0, ipc_endpoint="",
