@@ -201,7 +201,12 @@ class Catalog:
     @staticmethod
     def _apply_subscription(
         partition: Partition,
-        record: r.SubscriptionCreated | r.SubscriptionDeleted | r.Cursor | r.Acked | r.PolicySet,
+        record: r.SubscriptionCreated
+        | r.SubscriptionDeleted
+        | r.Cursor
+        | r.Acked
+        | r.PolicySet
+        | r.Untold,
     ) -> None:
         if isinstance(record, r.SubscriptionCreated):
             # a snapshot may know of a subscription whose earlier records stand behind it
@@ -216,6 +221,8 @@ class Catalog:
                 return
             if isinstance(record, r.PolicySet):
                 existing.policy = record.policy
+            elif isinstance(record, r.Untold):
+                existing.untold.restore(record)
             elif isinstance(record, r.Cursor):
                 existing.restore(record.cursor, record.acked)
             else:

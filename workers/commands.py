@@ -16,7 +16,7 @@ from danube_fast.broker import records as r
 from danube_fast.broker.consumer import Consumer, Flow, SubscriptionKind
 from danube_fast.broker.layout import ProducerWord
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.policy import parse_policy
+from danube_fast.broker.policy import FailurePolicy, parse_policy
 from danube_fast.broker.subscription import Subscription
 from danube_fast.errors import (
     DanubeError,
@@ -65,6 +65,13 @@ PERMISSIONS: dict[type, Permission] = {
 SOUGHT = "another consumer moved the subscription by a seek; subscribe again"
 PRODUCER_ID_MAX = (1 << 63) - 1
 """Producer ids stay positive as int64, for every language and every kernel."""
+
+
+def _failure_policy(options: dict[str, Any], partition: Partition) -> FailurePolicy:
+    """That of a new subscription. Raises InvalidArgument."""
+    policy = parse_policy(options.get("failure_policy") or {})
+    refuse_own_topic(policy, partition.topic)
+    return policy
 
 
 def _key_filters(options: dict[str, Any], kind: SubscriptionKind) -> tuple[str, ...]:
@@ -250,8 +257,7 @@ class Commands:
                 f"subscription type {command.type!r} is none of {', '.join(SubscriptionKind)}"
             ) from None
         filters = _key_filters(command.options, kind)
-        policy = parse_policy(command.options.get("failure_policy") or {})
-        refuse_own_topic(policy, partition.topic)
+        policy = _failure_policy(command.options, partition)
         place = self._place(partition, command.position)
         old = session.consumers.get(command.consumer_id)
         if old is not None:
@@ -310,6 +316,7 @@ class Commands:
             journal.when_durable(recorded)
         else:
             answer(None)
+            worker.gaps.tell_untold(partition, consumer)
 
     def _letters_checked(self, partition: Partition, sub: Subscription, done: Done) -> Done:
         """What to call when a new subscription is durable: it goes on to `done` when the coordinator has said

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from danube_fast.broker.consumer import Gap
+from danube_fast.broker.consumer import Consumer, Gap
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
 from danube_fast.net import protocol as p
@@ -30,22 +30,31 @@ class Gaps:
     def tell(self, partition: Partition, sub: Subscription, gap: Gap) -> None:
         """Every consumer of the subscription hears of it."""
         worker = self._worker
-        detail = {"start": gap.start, "end": gap.end, "reason": gap.reason, "lost": gap.lost}
         for consumer in () if gap.is_silent else sub.consumers:
-            session = worker.sessions.by_number(consumer.session)
-            if session is not None:
-                event = p.ConsumerEvent(
-                    consumer.consumer_id,
-                    p.EventKind.GAP.value,
-                    {**detail, "topic": partition.topic},
-                )
-                worker.delivery.send(session, [p.encode(event)])
+            self._send(partition, consumer, gap)
         if sub.name and not gap.is_silent:
+            if sub.tracks and not sub.consumers:
+                sub.untold.add(gap)
             key = (partition.partition_id, sub.name)
             count, _ = self._met.get(key, (0, {}))
-            self._met[key] = (count + 1, {**detail, "time_ns": worker.now_wall_ns})
+            self._met[key] = (count + 1, {**_detail(gap), "time_ns": worker.now_wall_ns})
         worker.delivery.count_lost(partition, sub)
         worker.touch(sub)
+
+    def tell_untold(self, partition: Partition, consumer: Consumer) -> None:
+        """A consumer has come: it hears what was lost while there was none."""
+        sub = consumer.subscription
+        for gap in sub.untold.take():
+            self._send(partition, consumer, gap)
+            self._worker.touch(sub)
+
+    def _send(self, partition: Partition, consumer: Consumer, gap: Gap) -> None:
+        worker = self._worker
+        session = worker.sessions.by_number(consumer.session)
+        if session is not None:
+            detail = {**_detail(gap), "topic": partition.topic}
+            event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.GAP.value, detail)
+            worker.delivery.send(session, [p.encode(event)])
 
     def of(self, partition: Partition, sub: Subscription) -> dict[str, Any]:
         """How many gaps a subscription has met, and the last one."""
@@ -56,3 +65,7 @@ class Gaps:
         """A subscription is gone, or with None all of a partition."""
         for key in [k for k in self._met if k[0] == partition_id and name in (None, k[1])]:
             del self._met[key]
+
+
+def _detail(gap: Gap) -> dict[str, Any]:
+    return {"start": gap.start, "end": gap.end, "reason": gap.reason, "lost": gap.lost}

@@ -99,6 +99,7 @@ class Positions:
             purged.append([partition.partition_id, count, until])
             record = r.Purged(partition.partition_id, until)
             self._drop(partition, until)
+            self._worker.write_cursors()  # what consumers are to be told must not come later
             self._worker.journals[partition.log_slot].record(record, done)
         done(None)
 
@@ -108,7 +109,7 @@ class Positions:
         partition.purge(until)
         for sub, cursor in moved:
             if cursor < until:
-                worker.gaps.tell(partition, sub, Gap(until, PURGED, start=cursor))
+                worker.gaps.tell(partition, sub, Gap(until, PURGED, lost=True, start=cursor))
         worker.tails.empty(partition)
         if partition.keeps_memory:
             worker.retention.trim_memory(partition)

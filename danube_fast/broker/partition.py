@@ -23,6 +23,7 @@ from danube_fast.broker.records import (
     PartitionAssigned,
     PolicySet,
     SubscriptionCreated,
+    Untold,
 )
 from danube_fast.broker.sizes import Sizes
 from danube_fast.broker.subscription import Foresee, Subscription
@@ -377,13 +378,13 @@ class Partition:
 
     # ------------------------------------------------------------ records
 
-    def cursor_records(self) -> list[Cursor | Acked]:
+    def cursor_records(self) -> list[Cursor | Acked | Untold]:
         """What changed in the cursors since the last call."""
         return [record for sub in self.subscriptions.values() for record in sub.cursor_records()]
 
-    def subscription_records(self) -> list[SubscriptionCreated | Cursor | PolicySet]:
+    def subscription_records(self) -> list[SubscriptionCreated | Cursor | PolicySet | Untold]:
         """Everything about the subscriptions, for a snapshot."""
-        records: list[SubscriptionCreated | Cursor | PolicySet] = []
+        records: list[SubscriptionCreated | Cursor | PolicySet | Untold] = []
         for sub in self.subscriptions.values():
             records.append(
                 SubscriptionCreated(self.partition_id, sub.name, sub.kind.value, sub.cursor)
@@ -392,4 +393,6 @@ class Partition:
             records.append(Cursor(self.partition_id, sub.name, sub.cursor, acked))
             if sub.policy != FailurePolicy():
                 records.append(PolicySet(self.partition_id, sub.name, sub.policy))
+            if sub.untold:
+                records.append(sub.untold.record(self.partition_id, sub.name))
         return records

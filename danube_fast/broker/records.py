@@ -194,6 +194,15 @@ class Compacted(_Record, tag=22, frozen=True):
     breaks: list[int] | None = None
 
 
+class Untold(_Record, tag=23, frozen=True):
+    """What a subscription lost while it had no consumer, [start, end, reason, lost] each, and no consumer
+    was told yet; nothing else."""
+
+    partition_id: int
+    name: str
+    gaps: list[tuple[int, int, str, bool]]
+
+
 class Moving(enum.IntEnum):
     """Whether a partition is on its way between two logs. The metadata decides which of them has it."""
 
@@ -219,7 +228,7 @@ class PartitionMoving(_Record, tag=21, frozen=True):
 Record = (
     EpochStarted | PartitionAssigned | PartitionRemoved | Reserved | ProducerOpened
     | ProducerExpired | SubscriptionCreated | SubscriptionDeleted | Cursor | PartitionState
-    | ProducerState | Acked | PolicySet | Purged | PartitionMoving | Compacted
+    | ProducerState | Acked | PolicySet | Purged | PartitionMoving | Compacted | Untold
 )  # fmt: skip
 
 encode_record = msgspec.msgpack.Encoder().encode

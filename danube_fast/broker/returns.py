@@ -21,6 +21,7 @@ from danube_fast.broker.policy import FailurePolicy, Poison
 from danube_fast.broker.rates import Rate
 from danube_fast.broker.routing import Router
 from danube_fast.broker.timers import NEVER, Timers
+from danube_fast.broker.untold import Untold
 
 __all__ = ["Returns"]
 
@@ -75,6 +76,8 @@ class Returns:
         self.dead_letter_count = 0
         self.delays = Delays(self.ledger)
         """Messages whose deliver-at time has not come."""
+        self.untold = Untold()
+        """What it lost while it had no consumer."""
         self.foreseen = Foreseen(self.ledger)
         """Some of them, ready to go out."""
         self._timers = timers or Timers()
@@ -261,6 +264,13 @@ class Returns:
             self.router.note(stored, rows)
         self.delays.postpone(stored.base_offset, rows, np.ascontiguousarray(times[rows], np.int64))
         self.arm()
+
+    def must_rest(self, rate: Rate, now_ns: int) -> bool:
+        """Whether the rate is used up; it goes on as soon as it is not."""
+        wait_ns = rate.wait_ns(now_ns)
+        if wait_ns > 0:
+            self.rest(now_ns, wait_ns)
+        return wait_ns > 0
 
     def rest(self, now_ns: int, wait_ns: int) -> None:
         """The rate is used up for so long; a burst makes up for looking again a little late."""

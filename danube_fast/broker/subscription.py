@@ -26,8 +26,7 @@ from danube_fast.broker.consumer import (
 from danube_fast.broker.cuts import cut_frame, divide
 from danube_fast.broker.ledger import Rows, runs_of
 from danube_fast.broker.ledger_layout import State
-from danube_fast.broker.rates import Rate
-from danube_fast.broker.records import Acked, Cursor
+from danube_fast.broker.records import Acked, Cursor, Untold
 from danube_fast.broker.returns import Returns
 from danube_fast.broker.sparse import existing
 from danube_fast.broker.timers import NEVER, Timers
@@ -170,14 +169,18 @@ class Subscription(Returns):
     @property
     def cursor_dirty(self) -> bool:
         """Something was acked or sought since the last `cursor_records`."""
-        return self.tracks and (self._sought is not None or self.ledger.is_dirty)
+        is_dirty = self._sought is not None or self.ledger.is_dirty or self.untold.is_dirty
+        return self.tracks and is_dirty
 
-    def cursor_records(self) -> list[Cursor | Acked]:
+    def cursor_records(self) -> list[Cursor | Acked | Untold]:
         """What changed since the last call: however much is acked above the cursor, a record only
         holds what is new."""
-        records: list[Cursor | Acked] = []
+        records: list[Cursor | Acked | Untold] = []
         if not self.tracks:
             return records
+        if self.untold.is_dirty:
+            self.untold.is_dirty = False
+            records.append(self.untold.record(self.partition_id, self.name))
         if self._sought is not None:
             records.append(Cursor(self.partition_id, self.name, self._sought))
             self._sought = None
@@ -254,7 +257,7 @@ class Subscription(Returns):
             if not len(rows):
                 continue
             if self.rate is not None:
-                if self._must_rest(self.rate, now_ns):
+                if self.must_rest(self.rate, now_ns):
                     return False
                 rows = rows[: self.rate.room(now_ns)]
             if router is not None:
@@ -283,7 +286,7 @@ class Subscription(Returns):
         while self.next_offset < visible:
             if self.willing() is None or (self.router is not None and self.router.is_full):
                 return
-            if self.rate is not None and self._must_rest(self.rate, now_ns):
+            if self.rate is not None and self.must_rest(self.rate, now_ns):
                 return
             if not self._find_fresh(visible):
                 return
@@ -404,13 +407,6 @@ class Subscription(Returns):
         flow.take(stored.frame_bytes, stored.message_count)
         effects.append(Deliver(consumer, stored, None, None))
         return True
-
-    def _must_rest(self, rate: Rate, now_ns: int) -> bool:
-        """Whether the rate is used up; it goes on as soon as it is not."""
-        wait_ns = rate.wait_ns(now_ns)
-        if wait_ns > 0:
-            self.rest(now_ns, wait_ns)
-        return wait_ns > 0
 
     # ------------------------------------------------------------ dividing
 

@@ -60,8 +60,7 @@ class Inbox:
         self.options = options.options
         self.gaps: collections.deque[Gap] = collections.deque(maxlen=_GAPS_KEPT_MAX)
         """The latest ranges that the broker said will never come."""
-        self.on_gap: Callable[[Gap], object] | None = None
-        """Called with every such range, by whichever thread serves the client then."""
+        self._on_gap: Callable[[Gap], object] | None = None
         self._core = core
         self._lock = core.pump.lock
         self._queue: collections.deque[Delivery] = collections.deque()
@@ -90,6 +89,20 @@ class Inbox:
     def topics(self) -> tuple[str, ...]:
         """Topics that it receives from now."""
         return tuple(route.name for route in self.roster.routes)
+
+    @property
+    def on_gap(self) -> Callable[[Gap], object] | None:
+        """Called with every such range, by whichever thread serves the client then; the first one that is
+        set also with those that came before."""
+        return self._on_gap
+
+    @on_gap.setter
+    def on_gap(self, callback: Callable[[Gap], object] | None) -> None:
+        with self._lock:
+            if self._on_gap is None and callback is not None:
+                self.pump.callbacks += [(callback, (gap,)) for gap in self.gaps]
+                self.pump.notify()
+            self._on_gap = callback
 
     def routes(self) -> list[Topic]:
         """What was looked up for it."""
@@ -299,8 +312,8 @@ class Inbox:
         """Attachment: offsets that will never come."""
         gap = Gap(attachment.topic, first, last, reason, lost)
         self.gaps.append(gap)
-        if self.on_gap is not None:
-            self.pump.callbacks.append((self.on_gap, (gap,)))
+        if self._on_gap is not None:
+            self.pump.callbacks.append((self._on_gap, (gap,)))
         self.pump.notify()
 
     def restarted(self, attachment: Attachment, *, sought: bool) -> None:
