@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from danube_fast.checks import check_seconds, check_text, check_whole
 from danube_fast.client.attachment import Attachment
@@ -26,7 +26,7 @@ from danube_fast.client.ranges import Ranges, Wire, merged, no_ranges, subtracte
 from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.net.protocol import Ack, Nack
 
-__all__ = ["AckQueue", "delay_ms"]
+__all__ = ["AckQueue", "acks_unsent", "delay_ms"]
 
 _NOT_DUE = FOREVER_NS
 _REASON_BYTES_MAX = 64 * 1024
@@ -36,6 +36,28 @@ _ACKS_LOST = (
     "the connection was lost before all acks were durable; messages whose acks did not arrive are "
     "delivered again, so go on receiving"
 )
+
+
+_Covered: TypeAlias = "dict[Call, dict[Attachment, Ranges[int]]]"
+
+
+def _never_received(topic: str, offset: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"this consumer never received message {offset} of {topic}; use the consumer that did"
+    )
+
+
+def acks_unsent(unsent: dict[str, list[int]]) -> Unavailable:
+    """What `close` says of acks that did not arrive in time, by topic as [start, end) pairs."""
+    places = [
+        f"{topic} {', '.join(f'{a} to {b - 1}' for a, b in list(zip(r[::2], r[1::2], strict=True))[:5])}"
+        + (" and others" if len(r) > 10 else "")
+        for topic, r in list(unsent.items())[:5]
+    ]
+    return Unavailable(
+        f"the consumer is closed, and acks were not sent or not answered in time: {'; '.join(places)}"
+        f"{'; and more topics' if len(unsent) > 5 else ''}; these messages may be delivered again"
+    )
 
 
 def delay_ms(seconds: float | None) -> int:
@@ -73,6 +95,7 @@ class AckQueue:
         raises `run_end`, without the lock; whoever sends collects what the run has grown by."""
         source: Any = message._source
         offset = message.offset
+        self._check_own(source.attachment, offset)
         if source is self.run_source and offset == self.run_end:
             self.run_end = offset + 1
             return
@@ -124,7 +147,7 @@ class AckQueue:
 
     def add(self, what: Any) -> None:
         """Anything that names messages."""
-        for attachment, ranges in self._ackable(what):
+        for attachment, ranges in list(self._ackable(what)):  # all of it, or nothing
             pending = attachment.pending
             if pending and pending[-1] == ranges[0]:
                 pending[-1] = ranges[1]
@@ -150,19 +173,21 @@ class AckQueue:
         """Attachment, its generation then, and flat ranges. Raises InvalidArgument."""
         if isinstance(what, Batch):
             for delivery, start, stop in what._pieces:
+                self._check_own(delivery.attachment, delivery.base_offset)
                 yield delivery.attachment, delivery.generation, delivery.ranges(start, stop)
         elif isinstance(what, Received):
             source: Any = what._source
+            self._check_own(source.attachment, what.offset)
             one = array("q", (what.offset, what.offset + 1))
             yield source.attachment, source.generation, one
         elif isinstance(what, Message):
             yield from self.named(what.message_id)
         elif isinstance(what, MessageId):
-            for attachment in self._attachments:
-                if attachment.topic == what.topic:
-                    offset = check_whole(what.offset, "the offset of a message id", 0)
-                    one = array("q", (offset, offset + 1))
-                    yield attachment, attachment.generation, one
+            offset = check_whole(what.offset, "the offset of a message id", 0)
+            found = next((a for a in self._attachments if a.topic == what.topic), None)
+            if found is None or not found.has_received(offset):
+                raise _never_received(what.topic, offset)
+            yield found, found.generation, array("q", (offset, offset + 1))
         elif isinstance(what, Iterable) and not isinstance(what, str | bytes):
             for item in what:
                 yield from self.named(item)
@@ -170,6 +195,11 @@ class AckQueue:
             raise InvalidArgument(
                 f"{type(what).__name__} names no message; give a Message, a Batch or a list of messages"
             )
+
+    def _check_own(self, attachment: Attachment, offset: int) -> None:
+        """Raise InvalidArgument for what another consumer, or a reader, has received."""
+        if attachment.inbox._acks is not self:
+            raise _never_received(attachment.topic, offset)
 
     def _lapse(self, attachment: Attachment, generation: int, ranges: Ranges[int]) -> None:
         """Messages of an older subscription are acked: while there is no new one, that is void."""
@@ -324,10 +354,22 @@ class AckQueue:
         """Nack messages at once. Raises InvalidArgument."""
         if reason != "":
             check_text(reason, "reason", bytes_max=_REASON_BYTES_MAX)
-        for attachment, generation, ranges in self.named(what):
+        for attachment, generation, ranges in list(self.named(what)):
             if generation == attachment.generation and attachment.connection.is_open:
                 entry = [(attachment.consumer_id, ranges.tolist())]
                 attachment.connection.send(Nack(entry, delay_ms, reason))
+
+    def covered(self, calls: list[Call]) -> _Covered:
+        """What the answers to these calls will confirm."""
+        return {call: dict(self._confirming.get(call, {})) for call in calls}
+
+    def unsent(self, away: list[Attachment], covered: _Covered) -> dict[str, list[int]]:
+        """By topic: acks that were not sent, because their worker was `away`, or not answered."""
+        found = {each.topic: self._void[each] for each in away if each in self._void}
+        for call, ranges_of in covered.items():
+            for each, ranges in ranges_of.items() if call.error or not call.done else ():
+                found[each.topic] = merged([*found.get(each.topic, ()), *ranges])
+        return found
 
     def close(self) -> None:
         """No timer any more."""

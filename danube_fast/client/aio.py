@@ -240,8 +240,12 @@ class AsyncConsumer(Inbox):
     async def __aenter__(self) -> AsyncConsumer:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            await self.close()
+        except DanubeError:
+            if kind is None:
+                raise
 
 
 class AsyncReader(ReadRange):

@@ -165,7 +165,11 @@ class AsyncSubscriber:
         running = [self._running[task] for task in left if task in self._running]
         for straggler in left:
             straggler.cancel()
-        await self.consumer.close(max(0.0, timeout - (loop.time() - began)))
+        try:
+            await self.consumer.close(max(0.0, timeout - (loop.time() - began)))
+        except DanubeError:
+            if not running:
+                raise
         if running:
             raise still_running(running)
         if self.error is not None and not self._told:

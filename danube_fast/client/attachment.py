@@ -18,7 +18,7 @@ from danube_fast.client.calls import RETRYABLE, Call, OnLoss, asks_again
 from danube_fast.client.connection import Connection
 from danube_fast.client.credit import Credit, Departed
 from danube_fast.client.delivery import Delivery
-from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, TAKEOVER_NS
+from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, FOREVER_NS, TAKEOVER_NS
 from danube_fast.client.options import READER, Position
 from danube_fast.client.ranges import Ranges, merged_ranges, no_ranges
 from danube_fast.errors import (
@@ -86,6 +86,8 @@ class Attachment:
         """Where the first subscription began."""
         self.next_offset = 0
         """Where the reader is: one past the last offset received or known to be missing."""
+        self.lowest = FOREVER_NS
+        """The least offset received."""
         self._is_resting = False
         self._call: Call | None = None
         self._backoff_ns = BACKOFF_MIN_NS
@@ -194,6 +196,8 @@ class Attachment:
             )
             return
         delivery = Delivery(self, view)
+        if delivery.base_offset < self.lowest:
+            self.lowest = delivery.base_offset
         self.next_offset = max(self.next_offset, delivery.end_offset)
         self.inbox.arrived(delivery)
 
@@ -231,6 +235,10 @@ class Attachment:
             reason, lost = str(detail.get("reason", "unknown")), bool(detail.get("lost", False))
             if first < end:
                 self.inbox.gap(self, first, end - 1, reason, lost)
+
+    def has_received(self, offset: int) -> bool:
+        """Whether a message may have come, from the least to the last that did."""
+        return self.lowest <= offset < self.next_offset
 
     def producer_name(self, producer_id: int) -> str:
         """Name that the broker told for a producer id, or nothing."""

@@ -13,7 +13,7 @@ from danube_fast.client.limits import (
     REQUEST_TIMEOUT_SECONDS,
 )
 from danube_fast.client.message import Batch, Message, MessageId, Received
-from danube_fast.errors import FailedPrecondition
+from danube_fast.errors import DanubeError, FailedPrecondition
 
 __all__ = ["Consumer", "messages_in_hand", "refuse_cumulative"]
 
@@ -124,11 +124,16 @@ class Consumer(Inbox):
         return self._core.run(self.lag_steps())
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
-        """Flush acks and detach; returns within `timeout` seconds."""
+        """Flush acks and detach; within `timeout` seconds. Raises Unavailable, closed all the same, when
+        acks were not sent or not answered by then: it names their messages."""
         self._core.end(self.close_steps(timeout))
 
     def __enter__(self) -> Consumer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            self.close()
+        except DanubeError:
+            if kind is None:
+                raise  # otherwise the application's own error matters more

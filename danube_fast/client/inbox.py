@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.checks import check_seconds, check_whole
-from danube_fast.client.acks import AckQueue
+from danube_fast.client.acks import AckQueue, acks_unsent
 from danube_fast.client.attachment import Attachment
 from danube_fast.client.calls import Call
 from danube_fast.client.delivery import Delivery
@@ -455,12 +455,14 @@ class Inbox:
     # ------------------------------------------------------------ the end
 
     def close_steps(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> Steps[None]:
-        """Flush acks, detach."""
+        """Flush acks, detach. Raises Unavailable, when all else is done, for acks that did not arrive."""
         if self._closed:
             return
         deadline_ns = deadline_after(self.pump.clock, timeout)
         with self._lock:
             calls = [] if self.type == READER else self._acks.send(durable=True)
+            covered = self._acks.covered(calls)
+            away = [a for a in self.attachments if not (a.subscribed and a.connection.is_open)]
             self._closed = True
             self.refuse(FailedPrecondition("the consumer is closed; open another one"))
             ends = [
@@ -480,6 +482,8 @@ class Inbox:
             return gone and all(call.done for call in calls)
 
         yield Wait(is_over, deadline_ns)
+        if unsent := self._acks.unsent(away, covered):
+            raise acks_unsent(unsent)
 
     def refuse(self, error: DanubeError) -> None:
         """Core: nothing works any more (closed client, forked process)."""

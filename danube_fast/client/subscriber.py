@@ -156,7 +156,11 @@ class Subscriber:
             is_last = not self._alive
             self._condition.notify_all()
         if is_last and self._last_closes:
-            self.consumer.close()
+            try:
+                self.consumer.close()
+            except DanubeError as error:
+                self.error = self.error or error
+                _log.warning("a subscription ended: %s", error)
 
     def _stop(self) -> None:
         with self._condition:
@@ -211,7 +215,11 @@ class Subscriber:
         with self._condition:
             running = list(self._running.values())
         spent = (self._clock.monotonic_ns() - began_ns) / 1e9
-        self.consumer.close(max(0.0, timeout - spent))
+        try:
+            self.consumer.close(max(0.0, timeout - spent))
+        except DanubeError:
+            if not running:
+                raise  # otherwise its messages come again with those in hand
         if running:
             raise still_running(running)
         if self.error is not None and not self._told:

@@ -407,3 +407,48 @@ def test_acks_while_a_seek_is_on_its_way_are_not_sent(
     consumer.close()
     (sub,) = broker.topics[TOPIC].partitions[0].subs.values()
     assert not sub["acked"]
+
+
+def test_only_who_received_a_message_acks_it(broker: Any, client: danube_fast.Client) -> None:
+    messages = fill(client, 10)
+    options: Any = {"type": "shared", "initial_position": "earliest"}
+    one = client.consumer(TOPIC, subscription="one", **options)
+    other = client.consumer(TOPIC, subscription="other", **options)
+    received = drain(one, len(messages))
+    batch = other.receive_batch(timeout=5)
+    (read, *_) = client.reader(TOPIC, start="earliest", stop="latest")
+    for wrong in (
+        batch, batch[0], [received[0], batch[0]], read,
+        danube_fast.MessageId("/default/none", 0), danube_fast.MessageId(TOPIC, 10),
+    ):  # fmt: skip
+        for use in (one.ack, one.nack):
+            with pytest.raises(danube_fast.InvalidArgument, match="never received"):
+                use(wrong)
+    one.flush_acks()
+    (partition,) = broker.topics[TOPIC].partitions
+    assert not partition.subs["one"]["acked"], "a list is acked as a whole, or not at all"
+    one.ack(received[3].message_id)
+    one.ack(received)
+    one.ack(received)  # a second time: a quiet no-op
+    one.flush_acks()
+    assert partition.subs["one"]["acked"] == set(range(10))
+
+
+def test_close_says_which_acks_were_not_sent(broker: Any, client: danube_fast.Client) -> None:
+    fill(client, 10)
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    first = drain(consumer, 10)
+    broker.mute = True
+    consumer.ack(first[2:5])
+    with pytest.raises(danube_fast.Unavailable, match=f"{TOPIC} 2 to 4; these messages may be"):
+        consumer.close(timeout=0.2)
+    assert consumer.state == "closed"
+    consumer.close()  # said once
+
+
+def test_close_says_nothing_when_all_acks_arrived(broker: Any, client: danube_fast.Client) -> None:
+    fill(client, 10)
+    with client.consumer(TOPIC, subscription="s", initial_position="earliest") as consumer:
+        consumer.ack(drain(consumer, 10))
+    with pytest.raises(ZeroDivisionError), client.consumer(TOPIC, subscription="t") as consumer:
+        raise ZeroDivisionError
