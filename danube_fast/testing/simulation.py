@@ -280,7 +280,9 @@ def run_seed(
 ) -> Outcome:
     """One run of one seed, in a folder that is gone afterwards."""
     parent = str(FAST_FOLDER) if FAST_FOLDER.is_dir() else None
-    directory = Path(tempfile.mkdtemp(prefix=f"df-simulation-{os.getpid()}-", dir=parent))
+    # always of one length: errors name the folder, and a frame says how long its text is
+    prefix = f"df-simulation-{os.getpid():010d}-"
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     logging.disable(logging.CRITICAL)
     simulation: Simulation | None = None
     fault = ""

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from danube_fast.testing import simulation
 from danube_fast.testing.simulation import run_seed
 from tests.simulation.seeds import MOVES, ROOT, first_seed, seed_count
 
@@ -44,6 +45,15 @@ def test_another_process_gives_the_same_trace():
         )  # fmt: skip
         digests.add(result.stdout)
     assert len(digests) == 1, digests
+
+
+def test_how_many_digits_a_process_id_has_changes_no_trace(monkeypatch: pytest.MonkeyPatch):
+    """Errors name the folder, whose name has it."""
+    found = []
+    for process_id in (7, 2_000_000):
+        monkeypatch.setattr(simulation.os, "getpid", lambda number=process_id: number)
+        found.append([run_seed(seed).digest for seed in range(20, 24)])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("seed", MOVED)
