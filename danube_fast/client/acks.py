@@ -210,10 +210,7 @@ class AckQueue:
 
     def restarted(self, attachment: Attachment, *, sought: bool) -> None:
         """A new subscription after a lost session, or a seek: what is under way is void."""
-        if self._run_delivery is not None and self._run_delivery.attachment is attachment:
-            # only its own run: the consumer may be raising the end of another just now
-            self._collect()
-            self.run_source = self._run_delivery = None
+        self._end_run(attachment)
         lost = [*attachment.pending, *self._sent.pop(attachment, ())]
         for covered in self._confirming.values():
             lost += covered.pop(attachment, ())
@@ -224,10 +221,18 @@ class AckQueue:
             self._void[attachment] = merged(self._void.get(attachment, []) + lost)
 
     def rested(self, attachment: Attachment) -> None:
-        """The consumer left in order: what was sent arrives, what comes now is void."""
+        """The consumer left in order: what was sent arrives, what was not is void."""
+        self._end_run(attachment)
+        if attachment.pending:
+            self._void[attachment] = merged([*self._void.get(attachment, ()), *attachment.pending])
+            del attachment.pending[:]
+
+    def _end_run(self, attachment: Attachment) -> None:
+        """Queue all of the run, if it is of this attachment: that of another may be growing just now."""
         if self._run_delivery is not None and self._run_delivery.attachment is attachment:
-            self.run_source = self._run_delivery = None
-        del attachment.pending[:]
+            self.run_source = None  # first: what is acked from now on waits for the lock
+            self._collect()
+            self._run_delivery = None
 
     def _soon(self, attachment: Attachment) -> None:
         self._queued[attachment] = None
@@ -279,7 +284,7 @@ class AckQueue:
 
     def send_last(self, attachment: Attachment) -> None:
         """It leaves its connection: what is queued goes before, and its answer is waited for."""
-        self._collect()
+        self._end_run(attachment)
         entries = []
         if attachment.pending and not attachment.seeks:
             entries = [(attachment.consumer_id, to_wire(self._take(attachment)))]

@@ -361,3 +361,47 @@ def test_queued_acks_go_before_a_move(broker: Any, client: danube_fast.Client) -
     consumer.ack(messages[5])  # too late: it comes again
     wait_until("it is back", lambda: attached(broker) == 1)
     assert [getattr(consumer.receive(timeout=60), "offset", None) for _ in range(3)] == [5, 6, 7]
+
+
+def test_what_is_acked_while_its_consumer_leaves_is_sent_or_told(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    """Who acks in order takes no lock, and acks on in another thread while the client says goodbye."""
+    broker.create(TOPIC, partitions=1)
+    producer = client.producer(TOPIC)
+    producer.send_many([b"%d" % number for number in range(8)])
+    producer.flush()
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    messages: list[Any] = list(consumer.receive_batch(8, timeout=60))
+    assert len({id(message._source) for message in messages}) == 1
+    consumer.ack(messages[0])
+    acks, attachment = consumer._acks, consumer.attachments[0]
+    leave, seek_another = attachment._depart, attachment._on_refused
+    blocked: list[Any] = []
+
+    def leave_meanwhile() -> Any:
+        for message in messages[1:4]:
+            if message._source is acks.run_source and message.offset == acks.run_end:
+                acks.run_end += 1
+            else:
+                blocked.append(message)
+        return leave()
+
+    def seek_another_then(error: Any) -> None:
+        while blocked:  # the lock is free at last
+            acks.add_one(blocked.pop(0))
+        seek_another(error)
+
+    attachment._depart = leave_meanwhile  # type: ignore[method-assign]
+    attachment._on_refused = seek_another_then  # type: ignore[method-assign]
+    close_for_move(broker)
+    wait_until("it has left", lambda: attached(broker) == 0)
+    with pytest.raises(danube_fast.Unavailable, match="delivered again"):
+        consumer.flush_acks()
+    with broker.lock:
+        (sub,) = broker.topics[TOPIC].partitions[0].subs.values()
+        assert sub["acked"] == {0}
+        broker.away.clear()
+    wait_until("it is back", lambda: attached(broker) == 1)
+    again = consumer.receive(timeout=60)
+    assert again is not None and again.offset == 1
