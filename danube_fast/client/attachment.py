@@ -149,7 +149,9 @@ class Attachment:
         if not self.ever_subscribed:
             self.first_offset = call.value["first_offset"]
             self.end_offset = call.value["end_offset"]
-            self.start_offset = self.next_offset = call.value["next_offset"]
+            self.start_offset = call.value["next_offset"]
+            # frames may have come before: a new subscription is answered when it is durable
+            self.next_offset = max(self.next_offset, self.start_offset)
         self.ever_subscribed = True
         self.inbox.leases.subscribed(call.value.get("ack_timeout_ms", 0))
         self._backoff_ns = BACKOFF_MIN_NS

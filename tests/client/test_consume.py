@@ -434,6 +434,36 @@ def test_only_who_received_a_message_acks_it(broker: Any, client: danube_fast.Cl
     assert partition.subs["one"]["acked"] == set(range(10))
 
 
+def test_messages_that_came_before_the_answer_to_subscribe_are_acked_by_id(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    """A worker delivers at once, and answers when the new subscription is durable."""
+    fill(client, 10)
+    subscribe, grant, reply = broker._on_subscribe, broker._on_flow, broker.reply
+    answers: list[Any] = []
+
+    def on_subscribe(*command: Any) -> None:
+        broker.reply = lambda *parts: answers.append(parts)
+        try:
+            subscribe(*command)
+        finally:
+            broker.reply = reply
+
+    def on_flow(*command: Any) -> None:
+        grant(*command)
+        while answers:
+            reply(*answers.pop(0))
+
+    broker._on_subscribe, broker._on_flow = on_subscribe, on_flow
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    received = drain(consumer, 10)
+    for message in received:
+        consumer.ack(message.message_id)
+    consumer.flush_acks()
+    (sub,) = broker.topics[TOPIC].partitions[0].subs.values()
+    assert sub["acked"] == set(range(10))
+
+
 def test_close_says_which_acks_were_not_sent(broker: Any, client: danube_fast.Client) -> None:
     fill(client, 10)
     consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
