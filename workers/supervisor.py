@@ -33,6 +33,7 @@ from danube_fast.errors import DanubeError, FailedPrecondition, Internal, Unavai
 from danube_fast.net.descriptors import (
     DESCRIPTORS_NEEDED,
     DESCRIPTORS_WANTED,
+    IPC_DESCRIPTORS_MIN,
     clients_allowed,
     raise_descriptor_limit,
 )
@@ -350,6 +351,11 @@ def _within_descriptors(settings: Settings, lines: _Output) -> Settings:
         lines.note(
             f"warning: {limit} file descriptors are allowed here, enough for {allowed} clients of "
             f"each process; raise the hard limit of `ulimit -n` to {DESCRIPTORS_WANTED}"
+        )
+    elif limit < IPC_DESCRIPTORS_MIN:
+        lines.note(
+            f"note: {limit} file descriptors are allowed here, so clients of this host use tcp, not shared "
+            f"memory; raise the hard limit of `ulimit -n` to {DESCRIPTORS_WANTED}"
         )
     return msgspec.structs.replace(
         settings,

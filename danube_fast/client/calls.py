@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
-from danube_fast.client.limits import TAKEOVER_NS
+from danube_fast.client.limits import REPAIR_NS, TAKEOVER_NS
 from danube_fast.errors import DanubeError, Internal, ResourceExhausted, Unavailable
 
 __all__ = ["RETRYABLE", "Call", "OnLoss", "asks_again"]
@@ -18,9 +18,10 @@ RETRYABLE = (Unavailable, Internal, ResourceExhausted)
 def asks_again(error: DanubeError, refused_ns: int, *, was_open: bool) -> bool:
     """Decide whether to repeat an OPEN_PRODUCER, SUBSCRIBE or HELLO that was refused for `refused_ns`
     so far. A limit answers a first open at once; one that reconnects may be counted twice for a while.
-    So does a disk that fails; who was open waits until it is mended."""
+    So does a disk that fails, once the broker has had time to go on behind a single failed sync; an
+    attachment that was open waits until the disk is mended."""
     if isinstance(error, Internal):
-        return was_open
+        return was_open or refused_ns < REPAIR_NS
     if isinstance(error, ResourceExhausted):
         return was_open and refused_ns < TAKEOVER_NS
     return isinstance(error, RETRYABLE)

@@ -39,6 +39,7 @@ __all__ = [
     "PERMITS_MESSAGES_DEFAULT",
     "PREFETCH_PER_HANDLER",
     "PRODUCERS_CACHED_MAX",
+    "REPAIR_NS",
     "REPLIERS_MAX",
     "REQUEST_TIMEOUT_SECONDS",
     "RINGS_RETRY_NS",
@@ -76,6 +77,8 @@ LOOKUP_AFTER_NS = 1 * SECOND_NS
 """A worker that stayed away this long may have moved: its topics are looked up again."""
 TAKEOVER_NS = 5 * SECOND_NS
 """How long who reconnects may be refused by a limit, or by what may be its own old session."""
+REPAIR_NS = 500 * MILLISECOND_NS
+"""How long a first open asks again that a failed sync undid: the log goes on in a new segment."""
 THROTTLE_MAX_NS = 1 * SECOND_NS
 """A rate may be raised meanwhile: the broker is asked again so often."""
 LOOKUPS_MAX = 256

@@ -42,7 +42,7 @@ def test_a_plan_has_the_value_for_brokers_and_spinning_for_clients_too() -> None
         (["spin_us=50"], "compares nothing; write SETTING=V1,V2"),
         (["spin_us"], "compares nothing; write SETTING=V1,V2"),
         (["spin_us=0," + ",".join(map(str, range(32)))], "2 to 32 values"),
-        (["spin_us=0,"], "spin_us must be a whole number, and --sweep gives ''"),
+        (["spin_us=0,"], "spin_us must be a whole number, or written as 10s, and --sweep gives ''"),
         (["spin_us=0,10001"], "spin_us must be from 0 to 10000, and --sweep gives 10001"),
         (["pin=yes,perhaps"], "pin must be true or false, and --sweep gives 'perhaps'"),
         (["session_timeout_ms=500,5000"], "at least twice heartbeat_ms"),

@@ -10,6 +10,7 @@ import pytest
 
 import danube_fast
 from danube_fast.client import calls
+from danube_fast.errors import Internal
 from danube_fast.net import protocol as p
 from danube_fast.testing import Broker
 
@@ -52,8 +53,8 @@ def test_an_asynchronous_client_hears_it_too(real: Broker, topic: str) -> None:
 class Refusals:
     """Has a broker refuse opens for a limit."""
 
-    def __init__(self, broker: Any, *commands: str, times: int) -> None:
-        self.broker, self.left = broker, times
+    def __init__(self, broker: Any, *commands: str, times: int, code: int = EXHAUSTED) -> None:
+        self.broker, self.left, self.code = broker, times, code
         with broker.lock:
             for command in commands:
                 opens = getattr(broker, f"_on_{command}")
@@ -64,9 +65,17 @@ class Refusals:
         if self.left:
             self.left -= 1
             text = "there is 1 and the policy allows producers_max 1"
-            self.broker.reply(identity, p.Error(command.request, EXHAUSTED, text))
+            self.broker.reply(identity, p.Error(command.request, self.code, text))
         else:
             opens(session, identity, command)
+
+
+def test_a_first_open_outlasts_one_failed_sync(broker: Any, client: danube_fast.Client) -> None:
+    refusals = Refusals(broker, "openproducer", "subscribe", times=2, code=Internal.code)
+    assert client.producer(TOPIC).publish(b"x").offset == 0
+    refusals.left = 2
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    assert consumer.receive(timeout=60) is not None and refusals.left == 0
 
 
 @pytest.mark.parametrize("command", ["openproducer", "subscribe"])
