@@ -78,7 +78,9 @@ def test_one_consumer_cannot_ack_for_another(client: danube_fast.Client, server:
         held = receive(one, 20)
         with other.consumer(topic, **EARLIEST, type="shared", name="two") as two:
             for message in held:
-                two.ack(danube_fast.Message(payload=b"", topic=topic, offset=message.offset))
+                foreign = danube_fast.Message(payload=b"", topic=topic, offset=message.offset)
+                with pytest.raises(danube_fast.InvalidArgument, match="never received"):
+                    two.ack(foreign)
             two.flush_acks()
             assert client.admin.describe_subscription(topic, "s")["unacked"] == 20
             one.close()

@@ -230,6 +230,17 @@ def test_a_killed_worker_comes_back_with_new_rings(tmp_path: Path, transport: st
             assert got >= set(payloads)
             # All of it may have come before the kill; then the worker is still on its way back.
             wait_until("rings to the new worker", lambda: ways(client) == {True})
+            # a consumer that closes before it is back says which acks were lost with the worker
+            wait_until("acks at the new worker", lambda: acks_arrive(consumer))
+
+
+def acks_arrive(consumer: danube_fast.Consumer) -> bool:
+    """Whether the worker has all acks; those that were lost with one that ended are told once."""
+    try:
+        consumer.flush_acks()
+    except danube_fast.Unavailable:
+        return False
+    return True
 
 
 def take_distinct(consumer: Any, payloads: list[bytes], seconds: float = 60) -> list[Any]:
