@@ -461,8 +461,8 @@ class Commands:
             self._close_others(sub, consumer)
 
     def _close_others(self, sub: Subscription, seeker: Consumer) -> None:
-        """An ack does not tell which delivery it is for, and those from before a seek are void: whoever
-        else has received anything begins anew. Clients that never heard of seeks do so, too."""
+        """An ack does not tell which delivery it is for, and those from before a seek are void: every
+        other consumer that has received anything begins anew. Clients that never heard of seeks do so, too."""
         for consumer in list(sub.consumers):
             session = self._worker.sessions.by_number(consumer.session)
             if consumer is not seeker and consumer.announced and session is not None:

@@ -48,7 +48,7 @@ class Roster:
         self._subscribed = 0
         """As many of the first attachments were subscribed when somebody looked."""
         self.opened = False
-        """Whoever opened the consumer has it, and hears of no further refusal."""
+        """The application has the consumer: no call waits that could hear of a further refusal."""
         self.members: Members | None = None
         if options.pattern is not None:
             self.members = Members(core, self, options.pattern, options.position)

@@ -91,7 +91,7 @@ class Server:
         """Take no new ipc connections while half of the descriptors are in use; call it often.
 
         ZeroMQ ends the process if it has none left for an ipc connection. For tcp it waits, and
-        whoever does not finish the handshake in time is dropped.
+        a client that does not finish the handshake in time is dropped.
         """
         if not self._ipc_endpoint:
             return

@@ -73,7 +73,7 @@ class Attached:
 
 @dataclass
 class Held:
-    """A message in somebody's hands."""
+    """A message that a consumer holds."""
 
     consumer: Attached
     deadline_ns: int

@@ -384,7 +384,7 @@ def test_a_key_has_one_consumer_on_a_topic_that_keeps_nothing():
 
 
 def test_what_a_slow_consumer_does_not_take_before_it_is_gone_is_counted():
-    """Nothing is kept: its messages wait as long as the topic has them, and stop nobody."""
+    """Nothing is kept: its messages wait as long as the topic has them, and hold up no other consumer."""
     group = Group(tracks=False)
     slow, quick = group.join("c0", credit=10), group.join("c1")
     keys: list[bytes | None] = [b"k%d" % (n % 500) for n in range(1000)]

@@ -433,7 +433,7 @@ class Story:
             if broker.sub.ledger.state_of(offset)[0] is State.HELD
         }
         broker.ack(consumer, sorted(broker.hands[consumer]))
-        assert broker.sub.cursor == broker.end, "somebody waits for ever"
+        assert broker.sub.cursor == broker.end, "a message waits for ever"
 
 
 @settings(deadline=None, max_examples=300)

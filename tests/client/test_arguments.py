@@ -135,7 +135,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "set_failure_policy": {"subscription": "s", "values": {}}, "redrive": {"subscription": "s"},
 }  # fmt: skip
 OURS = ("Expected `", "msgspec", "steps()", "NoneType' object", "$.", "unexpected keyword")
-"""Words of libraries and of our own inside, which mean nothing to whoever calls."""
+"""Words of libraries and of our own inside, which mean nothing to a caller."""
 
 
 def calls(thing: str) -> list[tuple[str, str, Any]]:

@@ -1,4 +1,4 @@
-"""What is sent ahead is bounded by permits: who is idle gets the rest, whoever is slow."""
+"""What is sent ahead is bounded by permits: an idle consumer gets the rest, however slow another one is."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ HOLDS = b"holds\n"
 
 
 def test_what_a_killed_client_held_goes_to_others_at_once(server: Server) -> None:
-    """Its rings end with it: nobody waits for the session's timeout, which is 300 s here."""
+    """Its rings end with it: no consumer waits for the session's timeout, which is 300 s here."""
     with server.client(transport="shm") as client:
         producer = client.producer("/default/held")
         producer.send_many([b"%d" % i for i in range(100)])

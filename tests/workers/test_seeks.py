@@ -1,4 +1,4 @@
-"""Seeks at the worker's door: what is from before one does not count, whoever made it."""
+"""Seeks at the worker's door: what is from before one does not count, also if another consumer made it."""
 
 from __future__ import annotations
 
