@@ -27,6 +27,7 @@ import msgspec
 
 from danube_fast.clock import SystemClock
 from danube_fast.config import Settings
+from danube_fast.descriptors import keep_reserve
 from danube_fast.errors import Internal
 from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import CounterBlock
@@ -204,6 +205,7 @@ def boot(arguments: list[str] | None = None) -> Boot:
     config = read_config(parser.parse_args(arguments).boot_fd)
     name = config.role if config.process_index == COORDINATOR else f"worker {config.worker_index}"
     logs.configure(name, config.settings.log_format)
+    keep_reserve()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(config.supervisor_pid)
     _watch_liveness(config.liveness_fd)

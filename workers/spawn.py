@@ -25,8 +25,8 @@ import msgspec
 
 from danube_fast.children import child_environment, module_command
 from danube_fast.config import Settings
+from danube_fast.descriptors import IPC_DESCRIPTORS_MIN, descriptor_limit
 from danube_fast.errors import DataLoss, InvalidArgument, Unavailable
-from danube_fast.net.descriptors import IPC_DESCRIPTORS_MIN, descriptor_limit
 from danube_fast.net.host import host_id
 from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import CounterBlock

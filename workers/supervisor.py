@@ -29,14 +29,14 @@ import msgspec
 
 from danube_fast.clock import Clock, SystemClock
 from danube_fast.config import Settings
-from danube_fast.errors import DanubeError, FailedPrecondition, Internal, Unavailable
-from danube_fast.net.descriptors import (
+from danube_fast.descriptors import (
     DESCRIPTORS_NEEDED,
     DESCRIPTORS_WANTED,
     IPC_DESCRIPTORS_MIN,
     clients_allowed,
     raise_descriptor_limit,
 )
+from danube_fast.errors import DanubeError, FailedPrecondition, Internal, Unavailable
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.memory import signal_eventfd
 from danube_fast.workers.boot import COORDINATOR

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from danube_fast.cli.output import bytes_text
 from danube_fast.clock import SystemClock
-from danube_fast.net.descriptors import DESCRIPTORS_NEEDED, DESCRIPTORS_WANTED
+from danube_fast.descriptors import DESCRIPTORS_NEEDED, DESCRIPTORS_WANTED
 
 __all__ = ["Finding", "Verdict", "examine"]
 

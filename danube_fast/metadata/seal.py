@@ -21,6 +21,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from danube_fast.descriptors import open_file
 from danube_fast.errors import FailedPrecondition
 from danube_fast.frame.crc import crc32c
 
@@ -95,12 +96,12 @@ class SealFile:
     def create(self, seal: Seal) -> None:
         """Make it anew, both slots, durably. Raises OSError."""
         partial = self.path.with_name(f"{self.path.name}.partial")
-        with partial.open("wb") as file:
+        with open(partial, "wb", opener=open_file) as file:
             file.write(seal.encode().ljust(SLOT_DISTANCE_BYTES, b"\0") + seal.encode())
             file.flush()
             os.fsync(file.fileno())
         partial.replace(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = open_file(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with contextlib.suppress(OSError):  # some file systems cannot sync a directory
                 os.fsync(folder)
@@ -109,7 +110,7 @@ class SealFile:
 
     def open(self) -> int:
         """A descriptor for `write`. Raises OSError."""
-        return os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        return open_file(self.path, os.O_RDWR | os.O_CLOEXEC)
 
     @staticmethod
     def write(fd: int, seal: Seal) -> None:

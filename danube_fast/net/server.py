@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import zmq
 
+from danube_fast.descriptors import descriptor_limit, lowest_free_descriptor
 from danube_fast.errors import Unavailable
-from danube_fast.net.descriptors import descriptor_limit, lowest_free_descriptor
 from danube_fast.net.port import SEND_LAST, SEND_MORE, Part, Port, send_part
 
 __all__ = ["PeerGone", "Server", "WouldBlock"]
@@ -90,8 +90,9 @@ class Server:
     def mind_descriptors(self) -> None:
         """Take no new ipc connections while half of the descriptors are in use; call it often.
 
-        ZeroMQ ends the process if it has none left for an ipc connection. For tcp it waits, and
-        a client that does not finish the handshake in time is dropped.
+        ZeroMQ ends the process if it has none left for an ipc connection. For tcp it tries until there
+        is one, and a client that does not finish the handshake in time is dropped. To close the ipc
+        endpoint ends its connections; their clients come back once it is open again.
         """
         if not self._ipc_endpoint:
             return

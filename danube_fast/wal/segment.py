@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from danube_fast.descriptors import open_file
 from danube_fast.errors import DataLoss, FailedPrecondition
 from danube_fast.wal.layout import (
     SEGMENT_HEADER_BYTES,
@@ -73,7 +74,7 @@ class Segment:
         Raises OSError or WriteFault; there is no such segment then.
         """
         target = source.parent / position_name(header.first_position, SEGMENT_SUFFIX)
-        fd = os.open(source, _OPEN_FLAGS)
+        fd = open_file(source, _OPEN_FLAGS)
         try:
             written = os.pwrite(fd, header.encode(), 0)
             if written != SEGMENT_HEADER_BYTES:
@@ -141,7 +142,7 @@ class Segment:
     def open(self) -> int:
         """The file descriptor, opened at the first use. Raises OSError."""
         if self.fd < 0:
-            self.fd = os.open(self.path, _OPEN_FLAGS)
+            self.fd = open_file(self.path, _OPEN_FLAGS)
         return self.fd
 
     def close(self) -> None:
@@ -278,7 +279,7 @@ def usable_segments(directory: Path, segment_bytes: int, log_id: int) -> list[Se
 
 def sync_directory(directory: Path) -> None:
     """Make the names in a folder durable. Raises OSError."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = open_file(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from danube_fast.descriptors import open_file
 from danube_fast.errors import DataLoss
 from danube_fast.frame.crc import crc32c
 from danube_fast.wal.background import Background, Job
@@ -66,7 +67,7 @@ def write_snapshot(directory: Path, header: SnapshotHeader, state: bytes) -> Non
     """Write one durably under its final name. Raises OSError."""
     path = directory / position_name(header.position, SNAPSHOT_SUFFIX)
     temporary = path.with_suffix(TEMPORARY_SUFFIX)
-    with open(temporary, "wb", buffering=0) as file:
+    with open(temporary, "wb", buffering=0, opener=open_file) as file:
         for part in (header.encode(), state):
             view = memoryview(part)
             while view:

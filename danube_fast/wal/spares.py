@@ -32,6 +32,7 @@ import os
 import threading
 from pathlib import Path
 
+from danube_fast.descriptors import open_file
 from danube_fast.wal.background import Background, Job
 from danube_fast.wal.layout import (
     RESERVE_NAME,
@@ -56,11 +57,11 @@ def _create_direct(path: Path) -> int:
     push out what readers need. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     try:
-        return os.open(path, flags | os.O_DIRECT, 0o600)
+        return open_file(path, flags | os.O_DIRECT)
     except OSError as fault:
         if fault.errno != errno.EINVAL:
             raise
-        return os.open(path, flags, 0o600)
+        return open_file(path, flags)
 
 
 class SparePool:
@@ -193,7 +194,7 @@ class SparePool:
     def allocate(self, byte_count: int) -> Path:
         """A file that is allocated at once and not written. Raises OSError."""
         path = self._new_path(TEMPORARY_SUFFIX)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, byte_count)
         except OSError:

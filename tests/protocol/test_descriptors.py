@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 import socket
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +18,21 @@ import pytest
 import zmq
 
 import danube_fast
+from danube_fast.descriptors import (
+    DESCRIPTORS_RESERVED,
+    descriptor_limit,
+    keep_reserve,
+    open_file,
+)
 from danube_fast.net import server
 from danube_fast.ring.handover import Gate, dial
-from tests.workers.broker import Broker, Client, wait_until
+from tests.workers.broker import ROOT, Broker, Client, wait_until
 
 DESCRIPTORS = 256
 STRANGERS = 400
 WAIT_SECONDS = 60
+MIB = 1 << 20
+SEGMENTS = 4
 TOPIC = "/default/few"
 
 
@@ -81,6 +93,27 @@ def test_silent_connections_keep_nobody_out_and_end_no_process(broker: Broker, d
     assert len(broker.error_text()) < 10_000
 
 
+def test_the_log_goes_on_while_strangers_hold_every_descriptor(tmp_path: Path) -> None:
+    """They say nothing for longer than the test takes, and more wait to be let in."""
+    small = {"segment_bytes": MIB, "segment_start_bytes": MIB, "handshake_timeout_ms": 600_000}
+    with Broker(tmp_path / "data", fake="", descriptors=DESCRIPTORS, workers=1, **small) as broker:
+        broker.wait_ready()
+        with danube_fast.connect(broker.ready["url"], timeout=WAIT_SECONDS) as client:
+            client.publish(TOPIC, b"x")
+            with Client(broker) as other:
+                _, _, _, tcp, _ = other.lookup(TOPIC, {}).value["partitions"][0]
+            held = Path(f"/proc/{broker.ready['worker_pids'][0]}/fd")
+            with connect_all(socket.AF_INET, ("127.0.0.1", port_of(tcp))):
+                wait_until(
+                    "the end of the worker's descriptors",
+                    lambda: len(list(held.iterdir())) >= DESCRIPTORS - DESCRIPTORS_RESERVED,
+                    WAIT_SECONDS,
+                )
+                for _ in range(SEGMENTS):
+                    client.publish(TOPIC, b"x" * (MIB // 3))
+                    client.publish(TOPIC, b"x" * (MIB // 3))
+
+
 def test_ipc_is_closed_to_new_clients_before_descriptors_run_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -132,3 +165,35 @@ def test_rings_of_who_says_nothing_are_given_back() -> None:
         silent.close()
     finally:
         gate.close()
+
+
+def open_all_but_the_reserve(folder: str) -> str:
+    """In a process of its own: what `open_file` opens when no descriptor is left below the reserve."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, DESCRIPTORS), min(hard, DESCRIPTORS)))
+    keep_reserve()
+    limit = descriptor_limit()
+    taken = 0
+    with contextlib.suppress(OSError):
+        while True:
+            os.dup(0)
+            taken += 1
+    opened = 0
+    try:
+        while True:
+            open_file(f"{folder}/{opened}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+            opened += 1
+    except OSError as error:
+        return f"{opened} {descriptor_limit() == limit} {error.errno == errno.EMFILE}"
+
+
+def test_files_come_from_the_reserve_when_all_else_is_taken(tmp_path: Path) -> None:
+    script = (
+        "import sys; from tests.protocol.test_descriptors import open_all_but_the_reserve as f; "
+        "print(f(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True, text=True, cwd=ROOT, timeout=WAIT_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == [str(DESCRIPTORS_RESERVED), "True", "True"], done.stderr
