@@ -25,7 +25,7 @@ from danube_fast.broker.tables import AdmissionTables
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol as p
 from danube_fast.net.allocation import keep_freed_memory
-from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter, message_bytes_max
+from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter, bundle_bytes_max
 from danube_fast.net.session import Session, Sessions
 from danube_fast.ring.control import ProcessState
 from danube_fast.security.authorization import authorize
@@ -86,7 +86,7 @@ class ShardWorker:
         self.journals = [
             Journal(log, slot, self.tables, settings) for slot, log in enumerate(self.logs)
         ]
-        self.intake = Intake(self.tables, self.journals, message_bytes_max(settings))
+        self.intake = Intake(self.tables, self.journals, bundle_bytes_max(settings))
         self.intake.partitions_by_slot = self.catalog.by_slot
         self.intake.partitions_by_id = self.catalog.by_id
         self.intake.lag_bytes_hopeless = settings.tail_bytes_max // 4 * 3

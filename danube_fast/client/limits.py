@@ -102,8 +102,6 @@ BATCH_MESSAGES_MAX = 65_536
 """Bounds the Python objects that wait in an open batch of tiny messages."""
 MESSAGE_OVERHEAD_BYTES = 8
 """What one message costs in a frame beside its payload, for the estimate of an open batch."""
-FRAME_OVERHEAD_BYTES = 1024
-"""Room for header, directories and padding beside the messages of a frame."""
 LINGER_US_DEFAULT = 200
 WINDOW_BYTES_DEFAULT = 16 * 1024 * 1024
 FRAMES_IN_FLIGHT_MAX = 64

@@ -22,7 +22,6 @@ from danube_fast.client.limits import (
     BATCH_MESSAGES_MAX,
     CLIENT_WINDOW_BYTES,
     CLOSE_TIMEOUT_SECONDS,
-    FRAME_OVERHEAD_BYTES,
     MESSAGE_OVERHEAD_BYTES,
 )
 from danube_fast.client.message import MessageId
@@ -52,6 +51,7 @@ from danube_fast.errors import (
     ResourceExhausted,
 )
 from danube_fast.frame.hash import key_hash
+from danube_fast.frame.layout import FRAME_OVERHEAD_BYTES
 
 if TYPE_CHECKING:
     from danube_fast.client.core import Core

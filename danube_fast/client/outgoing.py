@@ -15,7 +15,6 @@ from danube_fast.checks import check_callable, check_seconds, check_time_ns
 from danube_fast.client.buffers import FRAME_AT, Buffer, BufferPool
 from danube_fast.client.limits import (
     BATCH_BYTES_MAX,
-    FRAME_OVERHEAD_BYTES,
     MESSAGE_BYTES_MAX_DEFAULT,
     MESSAGE_OVERHEAD_BYTES,
 )
@@ -25,7 +24,7 @@ from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.frame.codec import compress_frame
 from danube_fast.frame.columns import Columns, as_items, as_list
 from danube_fast.frame.hash import key_hash
-from danube_fast.frame.layout import Codec
+from danube_fast.frame.layout import FRAME_OVERHEAD_BYTES, Codec
 from danube_fast.frame.pack import pack_columns_into, pack_into
 from danube_fast.types import Dispatch
 

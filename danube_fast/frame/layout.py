@@ -47,6 +47,7 @@ __all__ = [
     "FRAME_ALIGNMENT",
     "FRAME_BYTES_CAP",
     "FRAME_MAGIC",
+    "FRAME_OVERHEAD_BYTES",
     "FRAME_VERSION",
     "HEADER_BYTES",
     "HEADER_DTYPE",
@@ -62,6 +63,8 @@ HEADER_BYTES = 128
 FRAME_ALIGNMENT = 8
 FRAME_BYTES_CAP = 1024 * 1024
 """Largest frame that carries more than one message, bytes. One message alone may be larger."""
+FRAME_OVERHEAD_BYTES = 1024
+"""Room for header, directories and padding beside the messages of a frame."""
 
 BUNDLE_MAGIC = 0x4E42_4644  # b"DFBN"
 BUNDLE_HEADER_BYTES = 8

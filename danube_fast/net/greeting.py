@@ -6,20 +6,25 @@ from collections.abc import Callable
 
 from danube_fast.config import Settings
 from danube_fast.errors import FailedPrecondition, ResourceExhausted
-from danube_fast.frame.layout import FRAME_BYTES_CAP
+from danube_fast.frame.layout import FRAME_BYTES_CAP, FRAME_OVERHEAD_BYTES
 from danube_fast.net import protocol
 from danube_fast.net.session import Session, Sessions
 from danube_fast.version import VERSION
 
-__all__ = ["NO_SESSION_TEXT", "Greeter", "message_bytes_max"]
+__all__ = ["NO_SESSION_TEXT", "Greeter", "bundle_bytes_max", "message_bytes_max"]
 
 NAME_CHARACTERS_MAX = 256
 NO_SESSION_TEXT = "this connection has no session here (any more); send HELLO"
 
 
 def message_bytes_max(settings: Settings) -> int:
-    """Largest PUBLISH that is taken: a frame has to fit a log segment with room to spare."""
+    """Largest message that is taken: its frame has to fit a log segment with room to spare."""
     return min(settings.message_bytes_max, settings.segment_bytes // 2)
+
+
+def bundle_bytes_max(settings: Settings) -> int:
+    """Largest PUBLISH that is taken: the largest message in its frame."""
+    return message_bytes_max(settings) + FRAME_OVERHEAD_BYTES
 
 
 class Greeter:
@@ -43,7 +48,7 @@ class Greeter:
             "session_timeout_ms": settings.session_timeout_ms,
             "frame_bytes_max": min(FRAME_BYTES_CAP, size),
             "message_bytes_max": size,
-            "bundle_bytes_max": size,
+            "bundle_bytes_max": bundle_bytes_max(settings),
         }
 
     def greet(

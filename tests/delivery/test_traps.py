@@ -20,7 +20,7 @@ import pytest
 
 import danube_fast
 from danube_fast.errors import FailedPrecondition
-from tests.crash.rig import Server
+from tests.crash.rig import SMALL, Server
 from tests.delivery.test_failover import consumer_process
 
 WAIT_SECONDS = 60.0
@@ -209,3 +209,16 @@ def test_close_returns_and_keeps_the_last_message(client: danube_fast.Client) ->
     with client.consumer(topic, **EARLIEST) as consumer:
         payloads = {message.payload for message in receive(consumer, 2000)}
     assert payloads == {b"%d-%d" % (number, n) for number in range(4) for n in range(500)}
+
+
+@pytest.mark.parametrize("key", [None, b"k"])
+def test_the_largest_message_that_is_allowed_is_taken(
+    client: danube_fast.Client, key: bytes | None
+) -> None:
+    topic = f"/default/largest-{key is None}"
+    limit = SMALL["segment_bytes"] // 2
+    client.publish(topic, bytes(limit), key=key)
+    with client.consumer(topic, **EARLIEST) as consumer:
+        with pytest.raises(danube_fast.InvalidArgument, match="the broker accepts"):
+            client.publish(topic, bytes(limit + 1), key=key)
+        assert receive(consumer, 1)[0].payload == bytes(limit)
