@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from danube_fast.broker import records as r
-from danube_fast.broker.consumer import Consumer, Flow, SubscriptionKind
+from danube_fast.broker.consumer import Consumer, Flow, Parting, SubscriptionKind
 from danube_fast.broker.layout import ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.policy import FailurePolicy, parse_policy
@@ -180,11 +180,15 @@ class Commands:
     # ------------------------------------------------------------ sessions
 
     def _ping(self, session: Session, command: p.Ping) -> None:
+        for consumer_id, frames, offset in command.taken:
+            consumer = session.consumers.get(consumer_id)
+            if consumer is not None:
+                consumer.report(frames, offset)
         self._worker.delivery.send(session, [p.encode(p.Pong(command.request))])
 
     def _bye(self, session: Session, command: p.Bye) -> None:
         self._result(session, command.request)
-        self._worker.close_session(session)
+        self._worker.close_session(session, Parting.CLOSED)
 
     # ------------------------------------------------------------ producers
 
@@ -275,7 +279,10 @@ class Commands:
             sub.start_over(max(sub.cursor, partition.position("latest")))
         flow = self._flow_of(session, command.flow_id)
         name = (command.consumer_name or session.client_name)[:NAME_BYTES_MAX]
-        consumer = Consumer(sub, session.number, command.consumer_id, flow, name, filters)
+        reports = bool(command.options.get("reports_taken"))
+        consumer = Consumer(
+            sub, session.number, command.consumer_id, flow, name, filters, reports=reports
+        )
         sub.attach(consumer)
         session.consumers[command.consumer_id] = consumer
         session.holds += 1
@@ -473,5 +480,7 @@ class Commands:
     def _close_consumer(self, session: Session, command: p.CloseConsumer) -> None:
         consumer = session.consumers.get(command.consumer_id)
         if consumer is not None:
+            if command.taken is not None:
+                consumer.report(*command.taken)
             self._worker.detach(session, consumer)
         self._result(session, command.request)

@@ -6,17 +6,21 @@ that sees offsets jump without a word could not tell loss from order.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.broker.consumer import Consumer, Gap
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
+from danube_fast.errors import DanubeError
 from danube_fast.net import protocol as p
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard import ShardWorker
 
 __all__ = ["Gaps"]
+
+_log = logging.getLogger(__name__)
 
 
 class Gaps:
@@ -47,6 +51,14 @@ class Gaps:
         for gap in sub.untold.take():
             self._send(partition, consumer, gap)
             self._worker.touch(sub)
+
+    def refuse(self, sub: Subscription, error: DanubeError) -> None:
+        """What a subscription needs next cannot be read: its consumers are told and let go."""
+        _log.error("subscription %r: %s", sub.name, error)
+        for consumer in list(sub.consumers):
+            session = self._worker.sessions.by_number(consumer.session)
+            if session is not None:
+                self._worker.close_consumer(session, consumer, code=error.code, text=str(error))
 
     def _send(self, partition: Partition, consumer: Consumer, gap: Gap) -> None:
         worker = self._worker

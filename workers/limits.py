@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from danube_fast.broker.consumer import SubscriptionKind
+from danube_fast.broker.consumer import Parting, SubscriptionKind
 from danube_fast.broker.layout import Mode, PartitionWord, ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
@@ -142,7 +142,7 @@ class Limits:
             worker.delivery.send(session, [_PROBE])
             if session in worker.delivery.gone:
                 worker.delivery.gone.remove(session)
-                worker.close_session(session)
+                worker.close_session(session, Parting.DIED)
 
     def check_producer(self, partition: Partition, producer_id: int) -> None:
         """Raises ResourceExhausted if a producer more is too many."""

@@ -17,7 +17,15 @@ import msgspec
 import zmq
 
 from danube_fast.broker import records as r
-from danube_fast.broker.consumer import Consumer, Deliver, Gap, Stored, SubscriptionKind
+from danube_fast.broker.consumer import (
+    UNREPORTED_MESSAGES,
+    Consumer,
+    Deliver,
+    Gap,
+    Parting,
+    Stored,
+    SubscriptionKind,
+)
 from danube_fast.broker.fairness import dispatch_fairly
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription import Subscription
@@ -98,6 +106,7 @@ class ShardWorker:
         )
         self.server = self._outside.make_server(context, settings)
         self.greeter = Greeter(self.sessions, settings, boot.config.host_id, self.close_session)
+        self.greeter.limits["unreported_messages"] = UNREPORTED_MESSAGES
         self.doors = Doors(self.server)
         self.delivery = Delivery(self.doors, self.sessions, settings.delivery_bytes_max)
         self.commands = Commands(self)
@@ -244,7 +253,7 @@ class ShardWorker:
         lost, self.delivery.gone = self.delivery.gone, []
         for gone in (*map(self.sessions.by_identity, self.doors.take_gone()), *lost):
             if gone is not None:
-                self.close_session(gone)
+                self.close_session(gone, Parting.DIED)
         self.settled = alone and self.doors.drained
         return work
 
@@ -373,7 +382,7 @@ class ShardWorker:
                     if isinstance(met, Gap):
                         self.gaps.tell(partition, sub, met)
                     else:
-                        self._refuse_consumers(sub, met)
+                        self.gaps.refuse(sub, met)
             if effects:
                 self.delivery.add(self.catalog.by_id, effects)
         self.tails.trim()
@@ -392,14 +401,6 @@ class ShardWorker:
             return None
         self._reading.add(partition.partition_id)
         return self.upkeep.read_log(partition, offset, READ_AHEAD_BYTES)
-
-    def _refuse_consumers(self, sub: Subscription, error: DanubeError) -> None:
-        """What a subscription needs next cannot be read: its consumers are told and let go."""
-        _log.error("subscription %r: %s", sub.name, error)
-        for consumer in list(sub.consumers):
-            session = self.sessions.by_number(consumer.session)
-            if session is not None:
-                self.close_consumer(session, consumer, code=error.code, text=str(error))
 
     # ------------------------------------------------------------ shared steps
 
@@ -420,10 +421,12 @@ class ShardWorker:
         self.delivery.tell_closed(session, consumer, detail)
         self.detach(session, consumer)
 
-    def detach(self, session: Session, consumer: Consumer) -> None:
+    def detach(self, session: Session, consumer: Consumer, how: Parting = Parting.CLOSED) -> None:
         """A consumer leaves; what it held may go to others."""
         sub = consumer.subscription
-        sub.detach(consumer)
+        sub.detach(consumer, how)
+        if sub.poisoned:
+            self.dead_letters.take(sub)
         if session.consumers.pop(consumer.consumer_id, None) is not None:
             session.holds -= 1
         partition = self.catalog.by_id.get(sub.partition_id)
@@ -459,10 +462,10 @@ class ShardWorker:
                 if partition is not None:
                     self.dirty[partition.partition_id] = partition
 
-    def close_session(self, session: Session) -> None:
-        """A session ends: all its consumers leave."""
+    def close_session(self, session: Session, parting: Parting = Parting.LOST) -> None:
+        """A session ends, by default as its client goes on with another: all its consumers leave."""
         for consumer in list(session.consumers.values()):
-            self.detach(session, consumer)
+            self.detach(session, consumer, parting)
         self.delivery.forget(session)
         self.sessions.close(session)
 

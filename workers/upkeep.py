@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from danube_fast.broker import records as r
-from danube_fast.broker.consumer import Gap, Stored
+from danube_fast.broker.consumer import Gap, Parting, Stored
 from danube_fast.broker.layout import INT64_MAX, ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import DanubeError
@@ -142,7 +142,7 @@ class Upkeep:
         # after a standstill of our own, what clients sent meanwhile is read before they are judged
         heard_until_ns = max(worker.drained_ns, now_ns - BACKLOG_NS_MAX)
         for session in worker.sessions.silent(heard_until_ns):
-            worker.close_session(session)
+            worker.close_session(session, Parting.DIED)
         silent = now_ns >= self._next_silent_ns
         if silent:
             self._next_silent_ns = now_ns + worker.settings.handshake_timeout_ms * MS

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from danube_fast.broker.ledger import Rows
+from danube_fast.broker.ledger import EVERYTHING, Rows, Taken
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,10 +15,38 @@ if TYPE_CHECKING:
     from danube_fast.broker.subscription import Subscription
     from danube_fast.frame.split import Cut
 
-__all__ = ["Consumer", "Deliver", "Fetch", "Flow", "Gap", "Poisoned", "Stored", "SubscriptionKind"]
+__all__ = [
+    "UNREPORTED_MESSAGES",
+    "Consumer",
+    "Deliver",
+    "Fetch",
+    "Flow",
+    "Gap",
+    "Parting",
+    "Poisoned",
+    "Stored",
+    "SubscriptionKind",
+]
 
+COUNT_MAX = 1 << 62
 CREDIT_MAX = 1 << 30
 """Bytes, and messages, that one flow can be granted ahead."""
+
+
+UNREPORTED_MESSAGES = 64
+"""So many messages behind the last report of a consumer count as taken when it dies: the one that killed it
+is among them, unless it took more since its last heartbeat."""
+
+
+class Parting(enum.Enum):
+    """How a consumer leaves its subscription."""
+
+    CLOSED = 1
+    """In order: what it last said that it has taken is all."""
+    LOST = 2
+    """Its connection ended and the client goes on with another: it may have taken a little more."""
+    DIED = 3
+    """Its client was not heard any more: the same, and what it had taken has failed."""
 
 
 class SubscriptionKind(enum.StrEnum):
@@ -145,7 +173,8 @@ class Consumer:
     """A consumer attached to one subscription of one partition."""
 
     __slots__ = (
-        "announced", "consumer_id", "filters", "flow", "name", "session", "slot", "subscription",
+        "announced", "consumer_id", "filters", "flow", "frames_sent", "name", "session", "slot",
+        "subscription", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -156,8 +185,11 @@ class Consumer:
         flow: Flow,
         name: str,
         filters: tuple[str, ...] = (),
+        *,
+        reports: bool = False,
     ) -> None:
-        """`filters`: globs of the keys that it takes (key_shared); none: it takes all."""
+        """`filters`: globs of the keys that it takes (key_shared); none: it takes all. `reports`: its client
+        says how far its application is."""
         self.subscription = subscription
         self.session = session
         self.consumer_id = consumer_id
@@ -167,6 +199,24 @@ class Consumer:
         self.slot = -1
         """What the subscription's ledger calls it while it is attached."""
         self.announced: set[int] = set()
+        self.frames_sent = 0
+        self.taken = Taken(0, 0) if reports else EVERYTHING
+        """What its application has taken, as last heard."""
+
+    @property
+    def reports(self) -> bool:
+        """Whether its client says how far its application is."""
+        return self.taken is not EVERYTHING
+
+    def report(self, frames: int, offset: int) -> None:
+        """Note how far its application is; of a consumer that announced no reports nothing is believed."""
+        if self.reports:
+            self.taken = Taken(min(max(0, frames), COUNT_MAX), min(max(0, offset), COUNT_MAX))
+
+    def next_frame(self) -> int:
+        """Number of the frame that it is sent now."""
+        self.frames_sent += 1
+        return self.frames_sent - 1
 
     @property
     def unacked(self) -> int:

@@ -12,7 +12,7 @@ settled ones nothing. Each delivery has a row: who holds it, since when, how muc
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,19 +25,26 @@ from danube_fast.broker.ledger_layout import (
     NEED_PAGES,
     NEED_ROWS,
     NEED_TABLE,
-    PAGE_BYTES,
     PAGE_MESSAGES,
     PAGE_SHIFT,
-    ROUTED_PAGE_BYTES,
     ROW_WORDS,
     HeadWord,
     RowWord,
     State,
 )
+from danube_fast.broker.page_pool import PagePool
 from danube_fast.errors import Internal, InvalidArgument
 from danube_fast.frame.kernel import address_of, direct
 
-__all__ = ["PAGES", "ROUTED_PAGES", "Failed", "Ledger", "PagePool", "Rows", "as_offsets", "runs_of"]
+__all__ = [
+    "EVERYTHING",
+    "Failed",
+    "Ledger",
+    "Rows",
+    "Taken",
+    "as_offsets",
+    "runs_of",
+]
 
 _hold, _rehold = direct(k.hold), direct(k.rehold)
 _select, _next_waiting, _attempts = (
@@ -52,7 +59,6 @@ _list_settled, _rewind = direct(ledger_records.list_settled), direct(k.rewind)
 
 ROWS_AT_FIRST = 16
 TABLE_AT_FIRST = 8
-PAGES_AT_ONCE = 16
 RANGES_AT_ONCE = 1024
 MESSAGES_AT_ONCE = 4096
 PAIR_BYTES = 16
@@ -65,50 +71,20 @@ Rows = NDArray[np.int32]
 Failed = tuple[int, int, int, bool]
 """Low, high, how often these messages failed, whether that was too often."""
 
+
+class Taken(NamedTuple):
+    """How far the application behind a consumer is in what that was sent: it has taken the messages of
+    the first `frames` frames, and those below `offset` of the next."""
+
+    frames: int
+    offset: int
+
+
+EVERYTHING = Taken(_FAR, 0)
+"""Of a consumer that does not say."""
+
 _CURSOR, _NEXT = int(HeadWord.CURSOR), int(HeadWord.NEXT)
 _HELD, _WAITING, _SETTLED = int(HeadWord.HELD), int(HeadWord.WAITING), int(HeadWord.SETTLED)
-
-
-class PagePool:
-    """Pages of all ledgers of a worker; what they give back they share."""
-
-    def __init__(self, page_bytes: int = PAGE_BYTES) -> None:
-        self.page_bytes = page_bytes
-        self._chunks: list[Any] = []
-        self._count = 0
-        self._stack = np.zeros(0, np.int64)
-        self._head = np.zeros(2, np.int64)
-        self.address = int(self._head.ctypes.data)
-        """Of two words: how many pages are free, where their addresses stand."""
-
-    @property
-    def free_count(self) -> int:
-        """Pages that nobody uses."""
-        return int(self._head[0])
-
-    @property
-    def byte_count(self) -> int:
-        """Memory of all pages, used or not."""
-        return self._count * self.page_bytes
-
-    def grow(self, page_count: int) -> None:
-        """Have at least so many free pages."""
-        free = self.free_count
-        wanted = max(PAGES_AT_ONCE, page_count - free, self._count >> 3)
-        chunk = np.empty(wanted * self.page_bytes, np.uint8)
-        self._chunks.append(chunk)
-        self._count += wanted
-        stack = np.zeros(self._count, np.int64)
-        stack[:free] = self._stack[:free]
-        stack[free : free + wanted] = chunk.ctypes.data + self.page_bytes * np.arange(wanted)
-        self._stack = stack
-        self._head[:] = free + wanted, stack.ctypes.data
-
-    def take_back(self, pages: NDArray[np.int64]) -> None:
-        """Addresses of pages that are free again."""
-        free = self.free_count
-        self._stack[free : free + len(pages)] = pages
-        self._head[0] = free + len(pages)
 
 
 class Ledger:
@@ -291,24 +267,28 @@ class Ledger:
 
     # ------------------------------------------------------------ hand out
 
-    def hold(self, low: int, high: int, slot: int, time_ns: int) -> int:
-        """All of [low, high) is held by `slot` from now on. The row of the delivery."""
-        return self.call(_hold, low, high, low, 0, high - low, slot, time_ns)
+    def hold(self, low: int, high: int, slot: int, time_ns: int, frame: int = 0) -> int:
+        """All of [low, high) is held by `slot` from now on, in its frame number `frame`. The row of the
+        delivery."""
+        return self.call(_hold, low, high, low, 0, high - low, slot, time_ns, frame)
 
-    def hold_rows(self, base: int, rows: Rows, slot: int, time_ns: int) -> int:
+    def hold_rows(self, base: int, rows: Rows, slot: int, time_ns: int, frame: int = 0) -> int:
         """Messages base + rows (rising) are held by `slot` from now on. The row of the delivery."""
         low, high = base + int(rows[0]), base + int(rows[-1]) + 1
-        return self.call(_hold, low, high, base, address_of(rows), len(rows), slot, time_ns)
+        return self.call(_hold, low, high, base, address_of(rows), len(rows), slot, time_ns, frame)
 
-    def extend(self, low: int, high: int, slot: int) -> int:
-        """What `slot` holds of a range is a delivery of its own without a time. Its row; -1 if there is
-        nothing in that range."""
+    def extend(self, low: int, high: int, slot: int) -> list[int]:
+        """What `slot` holds of a range becomes deliveries without a time, one for each frame that it came
+        in. Their rows."""
+        rows = []
         low, high = max(low, self.cursor), min(high, self.next_offset)
-        if low >= high:
-            return -1
-        return self.call(_rehold, low, high, low, high, slot, -1)
+        while low < high:
+            row = self.call(_rehold, low, high, low, high, slot, -1)
+            rows.append(row)
+            low = int(self._rows[row, RowWord.END])
+        return rows
 
-    def select(self, base: int, low: int, high: int, state: State) -> Rows:
+    def select(self, base: int, low: int, high: int, state: int) -> Rows:
         """Messages of [low, high) in that state, int32 less `base`."""
         rows = np.empty(max(0, high - low), np.int32)
         if not len(rows):
@@ -378,9 +358,47 @@ class Ledger:
 
     # ------------------------------------------------------------ give back
 
-    def give_back(self, slot: int) -> None:
-        """All that `slot` holds waits from now on, delivered once more."""
-        _give_back(self.address, slot, len(self._rows))
+    def give_back(self, slot: int, taken: Taken = EVERYTHING) -> None:
+        """All that `slot` holds waits from now on; what its application has taken, once more delivered."""
+        _give_back(self.address, slot, len(self._rows), *taken)
+
+    def fail_taken(self, slot: int, taken: Taken, failures_max: int) -> list[Failed]:
+        """What `slot` holds and its application has taken has failed, as in `fail`."""
+        runs: list[Failed] = []
+        for row, frame in self._rows_of(slot):
+            low, high = self._rows[row, RowWord.START : RowWord.END + 1].tolist()
+            if frame > taken.frames:
+                break
+            if frame == taken.frames:
+                high = min(high, taken.offset)
+            runs += self._fail(low, high, -1, row, failures_max)
+        return runs
+
+    def taken_next(self, slot: int, taken: Taken, count: int) -> Taken:
+        """Where an application would be that has taken the next `count` messages that `slot` holds."""
+        behind: dict[int, list[NDArray[np.int64]]] = {}
+        for row, frame in self._rows_of(slot):
+            if frame < taken.frames:
+                continue
+            low, high = self._rows[row, RowWord.START : RowWord.END + 1].tolist()
+            low = max(low, self.cursor, taken.offset if frame == taken.frames else 0)
+            held = State.HELD + row
+            if low < high:  # frames hold a mebibyte; this is done once a death
+                behind.setdefault(frame, []).append(low + self.select(low, low, high, held))
+        for frame, parts in behind.items():
+            offsets = np.sort(np.concatenate(parts))
+            if len(offsets) >= count:
+                return Taken(frame, int(offsets[count - 1]) + 1) if count else taken
+            count -= len(offsets)
+            taken = Taken(frame + 1, 0)
+        return taken
+
+    def _rows_of(self, slot: int) -> list[tuple[int, int]]:
+        """Row and frame of all deliveries that went to `slot`, in the order of its frames."""
+        mine = np.flatnonzero(self._rows[:, RowWord.SLOT] == slot)
+        frames = self._rows[mine, RowWord.FRAME]
+        order = np.lexsort((self._rows[mine, RowWord.START], frames))
+        return list(zip(mine[order].tolist(), frames[order].tolist(), strict=True))
 
     def wake(self, low: int, high: int, state: State = State.DELAYED) -> int:
         """What is in that state in [low, high) waits from now on; how much that is."""
@@ -434,9 +452,3 @@ def runs_of(rows: Rows, base: int) -> list[tuple[int, int]]:
     starts = base + rows[np.concatenate(([0], breaks))].astype(np.int64)
     ends = base + rows[np.concatenate((breaks - 1, [len(rows) - 1]))].astype(np.int64) + 1
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
-
-
-PAGES = PagePool()
-"""Of all ledgers of the process."""
-ROUTED_PAGES = PagePool(ROUTED_PAGE_BYTES)
-"""Of those whose messages are routed by key."""

@@ -40,6 +40,7 @@ from danube_fast.broker.ledger_layout import (
     PAGE_MESSAGES,
     PAGE_SHIFT,
     R_END,
+    R_FRAME,
     R_LEFT,
     R_SLOT,
     R_START,
@@ -108,10 +109,11 @@ def _count_held(head: int, row: int, left: int, high: int) -> int:
     return row
 
 
-@kernel("int64(int64,int64,int64,int64,int64,int64)")
-def hold(head: int, base: int, rows: int, count: int, slot: int, time_ns: int) -> int:
+@kernel("int64(int64,int64,int64,int64,int64,int64,int64)")
+def hold(head: int, base: int, rows: int, count: int, slot: int, time_ns: int, frame: int) -> int:
     """Messages base + rows[i] (int32; every one of `count` if `rows` is 0), in rising order, are held
-    by `slot` from now on; they are fresh or waiting. The row of the delivery, or NEED_..."""
+    by `slot` from now on, in its frame number `frame`; they are fresh or waiting. The row of the
+    delivery, or NEED_..."""
     if load_i64(head + H_FREE_ROW) < 0:
         return NEED_ROWS
     low, high = base, base + count
@@ -120,7 +122,7 @@ def hold(head: int, base: int, rows: int, count: int, slot: int, time_ns: int) -
     code = prepare(head, low, high)
     if code < 0:
         return code
-    row = open_row(head, low, high, slot, time_ns)
+    row = open_row(head, low, high, slot, time_ns, frame)
     buckets = load_i64(head + H_BUCKETS)
     page, number, left = 0, -1, 0
     for i in range(count):
@@ -145,10 +147,12 @@ def hold(head: int, base: int, rows: int, count: int, slot: int, time_ns: int) -
 
 @kernel("int64(int64,int64,int64,int64,int64)")
 def rehold(head: int, low: int, high: int, slot: int, time_ns: int) -> int:
-    """What `slot` holds of a range becomes a delivery of its own. Its row, or NEED_ROWS."""
+    """What `slot` holds of a range becomes a delivery of its own, up to where its next frame begins: the
+    row ends there. Its row, or NEED_ROWS."""
     if load_i64(head + H_FREE_ROW) < 0:
         return NEED_ROWS
-    row = open_row(head, low, high, slot, time_ns)
+    row = open_row(head, low, high, slot, time_ns, 0)
+    mine = load_i64(head + H_ROWS) + ROW_BYTES * row
     left = 0
     low, high = max(low, load_i64(head + H_CURSOR)), min(high, load_i64(head + H_NEXT))
     for offset in range(low, high):
@@ -158,12 +162,16 @@ def rehold(head: int, low: int, high: int, slot: int, time_ns: int) -> int:
         place = page + AT_STATES + 4 * (offset & PAGE_MASK)
         if load_u32(place) != HELD + row and is_held(head, load_u32(place), slot, -1):
             old = load_i64(head + H_ROWS) + ROW_BYTES * (load_u32(place) - HELD)
+            if left and load_i64(old + R_FRAME) != load_i64(mine + R_FRAME):
+                store_u64(mine + R_END, offset)
+                break
+            store_u64(mine + R_FRAME, load_i64(old + R_FRAME))
             add(old + R_LEFT, -1)
             if load_i64(old + R_LEFT) == 0:
                 close_row(head, load_u32(place) - HELD)
             store_u32(place, HELD + row)
             left += 1
-    store_u64(load_i64(head + H_ROWS) + ROW_BYTES * row + R_LEFT, left)
+    store_u64(mine + R_LEFT, left)
     if left == 0:
         close_row(head, row)
     return row
@@ -391,9 +399,9 @@ def rewind(head: int) -> int:
     return first
 
 
-@kernel("void(int64,int64)")
-def _give_back_row(head: int, number: int) -> None:
-    """What is held of one delivery waits from now on, delivered once more."""
+@kernel("void(int64,int64,int64)")
+def _give_back_row(head: int, number: int, taken: int) -> None:
+    """What is held of one delivery waits from now on; below offset `taken` it was delivered once more."""
     row = load_i64(head + H_ROWS) + ROW_BYTES * number
     low, high = load_i64(row + R_START), load_i64(row + R_END)
     store_u64(head + H_FIRST_WAITING, min(low, load_i64(head + H_FIRST_WAITING)))
@@ -403,7 +411,7 @@ def _give_back_row(head: int, number: int) -> None:
         if not page or load_u32(place) != HELD + number:
             continue
         at = page + AT_ATTEMPTS + 2 * (offset & PAGE_MASK)
-        if load_u16(at) & _DELIVERIES < _DELIVERIES:
+        if offset < taken and load_u16(at) & _DELIVERIES < _DELIVERIES:
             store_u16(at, load_u16(at) + 1)
         leave(head, page, offset & PAGE_MASK)
         store_u32(place, WAITING)
@@ -411,13 +419,18 @@ def _give_back_row(head: int, number: int) -> None:
         add(head + H_HELD, -1)
 
 
-@kernel("void(int64,int64,int64)")
-def give_back(head: int, slot: int, row_count: int) -> None:
-    """All that `slot` holds waits from now on, delivered once more."""
+@kernel("void(int64,int64,int64,int64,int64)")
+def give_back(head: int, slot: int, row_count: int, frames: int, offset: int) -> None:
+    """All that `slot` holds waits from now on. Its first `frames` frames, and what lies below `offset` in
+    the next one, were delivered once more; the rest was never taken out of its queue."""
     for number in range(row_count):
         row = load_i64(head + H_ROWS) + ROW_BYTES * number
         if load_i64(row + R_SLOT) == slot:
-            _give_back_row(head, number)
+            frame = load_i64(row + R_FRAME)
+            end = load_i64(row + R_END)
+            _give_back_row(
+                head, number, end if frame < frames else offset if frame == frames else 0
+            )
 
 
 @kernel("int64(int64,int64,int64,int64,int64)")

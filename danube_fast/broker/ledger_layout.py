@@ -166,10 +166,12 @@ class RowWord(enum.IntEnum):
     FOLLOWING = 6
     SERIAL = 7
     """Counts the deliveries that had this row."""
+    FRAME = 8
+    """Number of the frame among all that its consumer was sent."""
 
 
 HEAD_WORDS = 24
-ROW_WORDS = 8
+ROW_WORDS = len(RowWord)
 
 # Byte offsets of words and plain ints of states, for kernels.
 H_CURSOR = int(HeadWord.CURSOR) * WORD_BYTES
@@ -206,6 +208,7 @@ R_LEFT = int(RowWord.LEFT) * WORD_BYTES
 R_BEFORE = int(RowWord.BEFORE) * WORD_BYTES
 R_FOLLOWING = int(RowWord.FOLLOWING) * WORD_BYTES
 R_SERIAL = int(RowWord.SERIAL) * WORD_BYTES
+R_FRAME = int(RowWord.FRAME) * WORD_BYTES
 B_HOLDER = int(BucketWord.HOLDER) * WORD_BYTES
 B_HELD = int(BucketWord.HELD) * WORD_BYTES
 B_WAITING = int(BucketWord.WAITING) * WORD_BYTES

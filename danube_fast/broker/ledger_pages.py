@@ -34,6 +34,7 @@ from danube_fast.broker.ledger_layout import (
     R_BEFORE,
     R_END,
     R_FOLLOWING,
+    R_FRAME,
     R_LEFT,
     R_SERIAL,
     R_SLOT,
@@ -131,8 +132,8 @@ def prepare(head: int, low: int, high: int) -> int:
 # ---------------------------------------------------------------- rows
 
 
-@kernel("int64(int64,int64,int64,int64,int64)")
-def open_row(head: int, low: int, high: int, slot: int, time_ns: int) -> int:
+@kernel("int64(int64,int64,int64,int64,int64,int64)")
+def open_row(head: int, low: int, high: int, slot: int, time_ns: int, frame: int) -> int:
     """Take the first free row, which there is; with a time it is the newest of the list."""
     index = load_i64(head + H_FREE_ROW)
     row = load_i64(head + H_ROWS) + ROW_BYTES * index
@@ -142,6 +143,7 @@ def open_row(head: int, low: int, high: int, slot: int, time_ns: int) -> int:
     store_u64(row + R_SLOT, slot)
     store_u64(row + R_TIME_NS, time_ns)
     store_u64(row + R_LEFT, 0)
+    store_u64(row + R_FRAME, frame)
     store_u64(row + R_FOLLOWING, -1)
     add(row + R_SERIAL, 1)
     if time_ns < 0:

@@ -12,11 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from danube_fast.broker.consumer import Consumer, Gap, Poisoned, Stored, SubscriptionKind
+from danube_fast.broker.consumer import (
+    UNREPORTED_MESSAGES,
+    Consumer,
+    Gap,
+    Parting,
+    Poisoned,
+    Stored,
+    SubscriptionKind,
+)
 from danube_fast.broker.delays import Delays
 from danube_fast.broker.foreseen import Foreseen, due_times
-from danube_fast.broker.ledger import PAGES, ROUTED_PAGES, Failed, Ledger, Rows, runs_of
+from danube_fast.broker.ledger import Failed, Ledger, Rows, runs_of
 from danube_fast.broker.ledger_layout import State
+from danube_fast.broker.page_pool import PAGES, ROUTED_PAGES
 from danube_fast.broker.policy import FailurePolicy, Poison
 from danube_fast.broker.rates import Rate
 from danube_fast.broker.routing import Router
@@ -129,6 +138,19 @@ class Returns:
             failed = self.ledger.fail(consumer.slot, pairs, self.policy.max_redelivery_count)
             self._failed(failed, delay_ns, now_ns, reason)
 
+    def take_from(self, consumer: Consumer, parting: Parting) -> None:
+        """What a consumer holds waits for redelivery, before anything newer. What its application had taken
+        counts as delivered; if the consumer died, that failed, too, and may have failed too often."""
+        ledger, slot, taken = self.ledger, consumer.slot, consumer.taken
+        if parting is not Parting.CLOSED and consumer.reports:
+            taken = ledger.taken_next(slot, taken, UNREPORTED_MESSAGES)
+            if parting is Parting.DIED:
+                failed = ledger.fail_taken(slot, taken, self.policy.max_redelivery_count)
+                self._failed(failed, 0, 0, "its consumer died")
+        before = ledger.waiting
+        ledger.give_back(slot, taken)
+        self.redelivered_count += ledger.waiting - before
+
     def _failed(self, failed: list[Failed], delay_ns: int | None, now_ns: int, reason: str) -> None:
         for start, end, failures, is_poison in failed:
             self.redelivered_count += end - start
@@ -181,10 +203,10 @@ class Returns:
         if consumer.slot < 0:
             return
         for at in range(0, len(pairs) - 1, 2):
-            row = self.ledger.extend(pairs[at], pairs[at + 1], consumer.slot)
-            serial = self.ledger.serial(row)
-            if serial >= 0:
-                heapq.heappush(self._extended, (until_ns, row, serial))
+            for row in self.ledger.extend(pairs[at], pairs[at + 1], consumer.slot):
+                serial = self.ledger.serial(row)
+                if serial >= 0:
+                    heapq.heappush(self._extended, (until_ns, row, serial))
         if len(self._extended) > EXTENDED_MIN and len(self._extended) > 2 * self.ledger.held:
             living = [entry for entry in self._extended if self.ledger.serial(entry[1]) == entry[2]]
             self._extended = living

@@ -20,6 +20,7 @@ from danube_fast.broker.consumer import (
     Deliver,
     Fetch,
     Gap,
+    Parting,
     Stored,
     SubscriptionKind,
 )
@@ -104,15 +105,13 @@ class Subscription(Returns):
         self.consumers.remove(consumer)
         consumer.flow.users.pop(consumer, None)
 
-    def detach(self, consumer: Consumer) -> None:
+    def detach(self, consumer: Consumer, parting: Parting = Parting.CLOSED) -> None:
         """Remove a consumer; what it holds waits for redelivery."""
         if consumer.slot < 0:
             return
         if consumer in self.consumers:
             self.dismiss(consumer)
-        before = self.ledger.waiting
-        self.ledger.give_back(consumer.slot)
-        self.redelivered_count += self.ledger.waiting - before
+        self.take_from(consumer, parting)
         self._free_slots.append(consumer.slot)
         consumer.slot = -1
         if self.router is not None:
@@ -399,7 +398,8 @@ class Subscription(Returns):
             return False
         end = self.next_offset = stored.end_offset
         if self.tracks:
-            self.ledger.hold(stored.base_offset, end, consumer.slot, now_ns)
+            frame = consumer.next_frame()
+            self.ledger.hold(stored.base_offset, end, consumer.slot, now_ns, frame)
             if self.armed_ns == NEVER:
                 self.arm()
         else:
@@ -481,12 +481,13 @@ class Subscription(Returns):
         if cut is not None and cut.row_count < count:
             count = cut.row_count
             rows, attempts = rows[:count], None if attempts is None else attempts[:count]
+        frame = consumer.next_frame()
         if not self.by_message:
             self.ledger.move_to(base + int(rows[-1]) + 1)
         elif count == stored.message_count and not stored.is_sparse:
-            self.ledger.hold(base, stored.end_offset, consumer.slot, now_ns)
+            self.ledger.hold(base, stored.end_offset, consumer.slot, now_ns, frame)
         else:
-            self.ledger.hold_rows(base, rows, consumer.slot, now_ns)
+            self.ledger.hold_rows(base, rows, consumer.slot, now_ns, frame)
         if self.by_message and not self.tracks:
             self.ledger.ack(consumer.slot, [base, stored.end_offset])
         flow.take(size, count)

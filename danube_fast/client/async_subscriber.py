@@ -98,6 +98,7 @@ class AsyncSubscriber:
             while not self._stopping:
                 message = self._turns.take()
                 if message is not None:
+                    self._hand.begin(message)
                     return message
                 await self._changed.wait()
         return None

@@ -15,11 +15,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from danube_fast.client.calls import RETRYABLE, Call, OnLoss, asks_again
-from danube_fast.client.connection import Connection
+from danube_fast.client.connection import Connection, Report
 from danube_fast.client.credit import Credit, Departed
 from danube_fast.client.delivery import Delivery
 from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, FOREVER_NS, TAKEOVER_NS
 from danube_fast.client.options import READER, Position
+from danube_fast.client.progress import OPTION
 from danube_fast.client.ranges import Ranges, merged_ranges, no_ranges
 from danube_fast.errors import (
     DanubeError,
@@ -73,6 +74,10 @@ class Attachment:
         self.flow_id = 0
         self.tracks = True
         """The broker wants to know what is acked; of a non_reliable topic it keeps nothing."""
+        self.frames_received = 0
+        """Since the last SUBSCRIBE."""
+        self.taken_frames = 0
+        """Those that the application has had in hand."""
         self.pending = no_ranges()
         """Acked and not sent yet: flat [start, end) pairs."""
         self.failure: DanubeError | None = None
@@ -111,6 +116,7 @@ class Attachment:
         connection.beat_soon()
         self.consumer_id = request
         self.flow_id = self.credit.flow_id
+        self.frames_received = self.taken_frames = 0
         connection.subscribers[self.consumer_id] = self
         reading_on = self.ever_subscribed and inbox.type == READER
         self._call = connection.call(
@@ -124,7 +130,7 @@ class Attachment:
                     inbox.type,
                     self.next_offset if reading_on else self.position,
                     inbox.name,
-                    inbox.options,
+                    inbox.options if inbox.type == READER else {**inbox.options, **OPTION},
                 ),
                 OnLoss.FORGET,
                 self._on_subscribed,
@@ -190,6 +196,7 @@ class Attachment:
             view = FrameView(buffer, start)
             view.check()
         except DataLoss as error:
+            self.frames_received += 1
             self.credit.take(frame_bytes, 0, self.flow_id)
             self.inbox.damaged(
                 DataLoss(
@@ -198,6 +205,7 @@ class Attachment:
             )
             return
         delivery = Delivery(self, view)
+        self.frames_received += 1
         if delivery.base_offset < self.lowest:
             self.lowest = delivery.base_offset
         self.next_offset = max(self.next_offset, delivery.end_offset)
@@ -278,12 +286,7 @@ class Attachment:
             return
         if resumed and self.consumer_id:
             # the broker still counts them as delivered to the old id: it must give them back
-            self.connection.call(
-                Call(
-                    CloseConsumer(self.connection.next_request(), self.consumer_id),
-                    OnLoss.REPEAT,
-                )
-            )
+            self.connection.call(Call(self._goodbye(self.consumer_id), OnLoss.REPEAT))
         self._subscribe()
 
     def on_lost(self) -> None:
@@ -320,8 +323,26 @@ class Attachment:
         def ended(call: Call) -> None:
             connection.subscribers.pop(consumer_id, None)
 
-        command = CloseConsumer(connection.next_request(), consumer_id)
-        return connection.call(Call(command, OnLoss.REPEAT, ended))
+        return connection.call(Call(self._goodbye(consumer_id), OnLoss.REPEAT, ended))
+
+    def _goodbye(self, consumer_id: int) -> CloseConsumer:
+        """What ends the consumer at the broker, with what its application has taken."""
+        connection = self.connection
+        taken = self.inbox.progress.of(self) if connection.takes_reports else None
+        return CloseConsumer(connection.next_request(), consumer_id, taken)
+
+    def took(self, delivery: Delivery) -> None:
+        """The application has a frame in hand."""
+        self.taken_frames = delivery.number + 1
+        self.connection.reporters[self.report] = None
+
+    def report(self) -> Report | None:
+        """For a heartbeat: how far the application is. None: there is nothing to say."""
+        if not self.consumer_id or self.inbox.type == READER:
+            return None
+        if self.inbox.progress.may_go_on(self):
+            self.connection.reporters[self.report] = None
+        return self.consumer_id, *self.inbox.progress.of(self)
 
     def on_away(self) -> None:
         """The worker is gone for long."""

@@ -15,6 +15,7 @@ All methods are called under the pump's lock.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from danube_fast.client.calls import Call, OnLoss, asks_again
@@ -53,6 +54,8 @@ from danube_fast.net.protocol import (
 __all__ = ["Connection", "Identity", "User"]
 
 _PRODUCER_NAMES_MAX = 100_000
+Report = tuple[int, int, int]
+"""Consumer, frames and offset, as PING has them."""
 
 
 class Identity(NamedTuple):
@@ -117,6 +120,9 @@ class Connection:
         self.limits: dict[str, int] = {}
         self.users: dict[User, None] = {}
         self.subscribers: dict[int, Subscriber] = {}
+        self.reporters: dict[Callable[[], Report | None], None] = {}
+        """Asked before the next heartbeat what was taken."""
+        self.takes_reports = False
         self.producer_names: dict[tuple[int, int], str] = {}
         self.calls: dict[int, Call] = {}
         self.dock = Dock(self)
@@ -250,6 +256,7 @@ class Connection:
         self.state = State.OPEN
         self._session, self._token = command.session, command.token
         self.limits = command.limits
+        self.takes_reports = "unreported_messages" in self.limits
         self._pinged_ns = 0
         self._patience_ns = HANDSHAKE_RETRY_NS
         first, self._opened = not self._opened, True
@@ -309,8 +316,12 @@ class Connection:
                 return
         else:
             self._pinged_ns = now_ns
-        self.send(Ping(self.next_request()))
+        self.send(Ping(self.next_request(), self._ask_reporters() if self.takes_reports else []))
         self._arm_heartbeat()
+
+    def _ask_reporters(self) -> list[Report]:
+        reporters, self.reporters = self.reporters, {}
+        return [report for each in reporters if (report := each()) is not None]
 
     # ------------------------------------------------------------ sending
 
@@ -400,8 +411,8 @@ class Connection:
         elif kind is ProducerNames:
             if len(self.producer_names) > _PRODUCER_NAMES_MAX:
                 self.producer_names.clear()
-            for producer_id, name in command.names.items():
-                self.producer_names[command.partition_id, producer_id] = name
+            names = command.names.items()
+            self.producer_names.update({(command.partition_id, each): n for each, n in names})
         elif kind is not Pong:
             raise TypeError(f"a command of kind {kind.__name__} has no meaning for a client")
 
@@ -431,7 +442,7 @@ class Connection:
             return
         call = self.calls.get(command.request)
         if call is not None:
-            self._finish(call, None, _error(command))
+            self._finish(call, None, error_from_code(command.code, command.text))
             return
         self.dock.on_published(command.request, [command.code, 0], {command.code: command.text})
 
@@ -480,10 +491,6 @@ class Connection:
 
 _BYE_LINGER_MS = 200
 """How long a closing socket may still try to send its BYE."""
-
-
-def _error(command: Error) -> DanubeError:
-    return error_from_code(command.code, command.text)
 
 
 def _unknown_outcome(endpoint: str) -> Unavailable:

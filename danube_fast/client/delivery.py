@@ -38,6 +38,7 @@ class Delivery:
         "frame_bytes",
         "generation",
         "is_dense",
+        "number",
         "returned",
         "topic",
         "view",
@@ -45,6 +46,8 @@ class Delivery:
 
     def __init__(self, attachment: Attachment, view: FrameView) -> None:
         self.attachment = attachment
+        self.number = attachment.frames_received
+        """Which of the frames that the consumer was sent on this partition."""
         self.generation = attachment.generation
         """Which subscription of the attachment it came for; acks of an older one are no-ops."""
         self.credit, self.flow_id = attachment.credit, attachment.flow_id

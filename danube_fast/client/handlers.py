@@ -74,9 +74,14 @@ class Hand:
         self._lock = inbox.pump.lock
 
     def hold(self, message: Message) -> None:
-        """Its ack timeout does not run out until it is let go."""
+        """It waits for a handler, and its ack timeout does not run out until it is let go."""
+        self._inbox.progress.wait(_delivery(message), message.offset)
         with self._lock:
             self._inbox.holds.add(*_place(message))
+
+    def begin(self, message: Message) -> None:
+        """A handler gets it now."""
+        self._inbox.progress.begin(_delivery(message), message.offset)
 
     def let_go(self, message: Message) -> None:
         """It is nobody's concern any more."""
@@ -99,8 +104,12 @@ class Hand:
             self._inbox.interrupt(error)
 
 
-def _place(message: Message) -> tuple[Any, int, int]:
+def _delivery(message: Message) -> Any:
     if not isinstance(message, Received):
         raise TypeError(f"{message!r} was not received")
-    source: Any = message._source
+    return message._source
+
+
+def _place(message: Message) -> tuple[Any, int, int]:
+    source = _delivery(message)
     return source.attachment, source.generation, message.offset

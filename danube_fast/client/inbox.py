@@ -3,10 +3,9 @@
     connection.drain -> attachment.on_frame -> _queue -> in hand -> Message / Batch
                                                           ack -> acks.py -> ACK
 
-Frames wait, checked, in `_queue`; the application takes messages out of the one in hand without a
-lock. Queue entries of an older generation of their attachment (before a reconnect or a seek) are
-skipped when their turn comes. `Consumer` and `AsyncConsumer` are faces of this; one thread (or
-task) at a time.
+Frames wait, checked, in `_queue`; the application takes messages out of the one in hand without a lock. Queue
+entries from before a reconnect or a seek (an older generation of their attachment) are skipped when their
+turn comes. `Consumer` and `AsyncConsumer` are faces of this; one thread (or task) at a time.
 """
 
 from __future__ import annotations
@@ -30,15 +29,11 @@ from danube_fast.client.limits import (
 )
 from danube_fast.client.message import Batch, Gap, Message
 from danube_fast.client.options import READER, ConsumerOptions
+from danube_fast.client.progress import Progress
 from danube_fast.client.pump import Steps, Wait, deadline_after
 from danube_fast.client.roster import Roster
 from danube_fast.client.seeks import seek_steps
-from danube_fast.errors import (
-    DanubeError,
-    DeadlineExceeded,
-    FailedPrecondition,
-    Unavailable,
-)
+from danube_fast.errors import DanubeError, DeadlineExceeded, FailedPrecondition, Unavailable
 
 if TYPE_CHECKING:
     from danube_fast.client.core import Core
@@ -83,6 +78,7 @@ class Inbox:
         self._acks = AckQueue(self.pump, self.attachments)
         self.leases = Leases(self)
         self.holds = Holds(self)
+        self.progress = Progress(self)
         self.roster = Roster(self, core, topics, options)
 
     @property
@@ -220,6 +216,7 @@ class Inbox:
                 if self._acks.due_ns <= self.pump.clock.monotonic_ns():
                     self._acks.send()
                 if delivery.generation == attachment.generation and delivery.count:
+                    attachment.took(delivery)
                     return delivery
                 delivery.give_credit_back(delivery.count)
 

@@ -127,6 +127,7 @@ class Subscriber:
             while not self._stopping:
                 message = self._turns.take()
                 if message is not None:
+                    self._hand.begin(message)
                     self._running[threading.get_ident()] = message
                     return message
                 self._condition.wait()

@@ -35,14 +35,14 @@ class Greeter:
         sessions: Sessions,
         settings: Settings,
         host_id: str,
-        close_session: Callable[[Session], None],
+        replace_session: Callable[[Session], None],
     ) -> None:
-        """`close_session` ends a session that is replaced."""
+        """`replace_session` ends a session whose client goes on with another."""
         self._sessions = sessions
         self._host_id = host_id
-        self._close_session = close_session
+        self._replace_session = replace_session
         size = message_bytes_max(settings)
-        self._limits = {
+        self.limits: dict[str, int] = {
             "heartbeat_ms": settings.heartbeat_ms,
             "heartbeat_idle_ms": settings.heartbeat_idle_ms,
             "session_timeout_ms": settings.session_timeout_ms,
@@ -50,6 +50,7 @@ class Greeter:
             "message_bytes_max": size,
             "bundle_bytes_max": bundle_bytes_max(settings),
         }
+        """What WELCOME tells."""
 
     def greet(
         self, identity: bytes, command: protocol.Hello, now_ns: int
@@ -65,7 +66,7 @@ class Greeter:
         if session is None or not goes_on:
             for old in (session, self._sessions.by_identity(identity)):
                 if old is not None:
-                    self._close_session(old)
+                    self._replace_session(old)
             claimed = command.auth.get("principal")
             principal = claimed[:NAME_CHARACTERS_MAX] if isinstance(claimed, str) else "anonymous"
             name = command.client_name[:NAME_CHARACTERS_MAX]
@@ -82,5 +83,5 @@ class Greeter:
             server_version=VERSION,
             host_id=self._host_id,
             resumed=goes_on,
-            limits=self._limits,
+            limits=self.limits,
         )

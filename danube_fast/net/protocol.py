@@ -111,9 +111,14 @@ class Hello(_Request, tag=1, frozen=True):
 
 
 class Ping(_Request, tag=2, frozen=True):
-    """Keeps the session alive; answered by PONG."""
+    """Keeps the session alive; answered by PONG.
+
+    `taken`: for consumers that report (see SUBSCRIBE), [consumer_id, frames, offset]: their application has
+    taken the first `frames` of the frames that the consumer was sent, and of the next one all below `offset`.
+    """
 
     request: int
+    taken: list[tuple[int, int, int]] = []
 
 
 class Bye(_Request, tag=3, frozen=True):
@@ -193,8 +198,8 @@ class Subscribe(_Request, tag=20, frozen=True):
     reader has no subscription and acks nothing). `position` is "earliest", "latest", an offset,
     `{"time_ns": t}` (the first message that the broker got at that time or later, nanoseconds since the
     epoch) or `{"ago_ns": n}` (so long before now).
-    `options`: `key_filters`, a list of globs (key_shared), and `failure_policy`, a map that a new
-    subscription begins with. RESULT is `{"next_offset", "end_offset", "first_offset",
+    `options`: `key_filters`, a list of globs (key_shared), `failure_policy`, a map that a new
+    subscription begins with, and `reports_taken`: PING and CLOSE_CONSUMER say what was taken. RESULT is `{"next_offset", "end_offset", "first_offset",
     "ack_timeout_ms"}`.
     """
 
@@ -253,10 +258,11 @@ class Seek(_Request, tag=24, frozen=True):
 
 
 class CloseConsumer(_Request, tag=25, frozen=True):
-    """Detaches a consumer; what it holds goes to others. RESULT nil."""
+    """Detaches a consumer; what it holds goes to others. RESULT nil. `taken`: [frames, offset], as in PING."""
 
     request: int
     consumer_id: int
+    taken: tuple[int, int] | None = None
 
 
 class Extend(_Request, tag=26, frozen=True):

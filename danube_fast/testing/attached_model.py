@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,13 @@ from danube_fast.testing.virtual_clock import MS
 if TYPE_CHECKING:
     from danube_fast.testing.subscription_model import SubscriptionModel
 
-__all__ = ["Attached", "Credit", "Held", "Known", "Policy", "Session"]
+__all__ = ["Attached", "Credit", "Held", "Known", "Policy", "Session", "counted_at_end"]
+
+FRAME_OVERHEAD = 600
+"""Bytes of a frame that are no message's: headers, directories, padding; and those of each message beside its
+payload and key, of the largest frame that the simulation publishes."""
+UNREPORTED_MESSAGES = 64
+"""A death counts so many messages behind the last report."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +72,35 @@ class Attached:
     """The name that its client gave it."""
     credit: Credit = field(default_factory=Credit)
     """Of the flow that it draws on."""
+    reports: bool = False
+    """Its client says how far its application is."""
+    taken: tuple[int, int] = (0, 0)
+    """Frames that it took whole, and the offset in the next one below which it took all, as last read."""
+    frames: int = 0
+    """It was sent so many."""
+    has_unsent: bool = False
+    """Some were handed out to it when its connection was gone."""
+    counted: tuple[set[int], set[int]] | None = None
+    """What its death counts as delivered, certainly and perhaps; when it was first taken for dead."""
     left_with: dict[int, Held] = field(default_factory=dict)
     """What it held when it was sent away."""
     left_ns: int = 0
+
+    def charge(self, frame_bytes: int, payloads: Sequence[bytes | None], *, is_cut: bool) -> str:
+        """A frame left for it; what was wrong with that. What a group's consumer has no credit for is another
+        one's, so its frames are cut; an only consumer gets whole frames while it has any."""
+        credit, count = self.credit, len(payloads)
+        if credit.messages <= 0 or credit.byte_count <= 0:
+            return "a frame without any credit"
+        if is_cut:
+            excess = frame_bytes - len(payloads[-1] or b"") - FRAME_OVERHEAD - credit.byte_count
+            if count > credit.messages:
+                return f"{count} messages and had credit for {credit.messages}"
+            if excess > 0:
+                return f"{excess} bytes too many"
+        credit.grant(-frame_bytes, -count)
+        self.frames += 1
+        return ""
 
 
 @dataclass
@@ -78,18 +110,45 @@ class Held:
     consumer: Attached
     deadline_ns: int
     """When the ack timeout goes by."""
+    frame: int = 0
+    """In which of the frames that the consumer was sent it came."""
+
+
+def counted_at_end(
+    consumer: Attached, mine: dict[int, Held], parting: str, now_ns: int
+) -> tuple[set[int], set[int]]:
+    """What counts as delivered of the messages that a consumer holds when it goes, certainly and perhaps:
+    what its application had taken, and at its death some more. One whose time was over may not have been
+    held any more, which makes room for another. A death is remembered, as it is seen bit by bit."""
+    if consumer.counted is not None and parting != "closed":
+        return consumer.counted
+    if not consumer.reports:
+        return set(mine), set(mine)
+    places = sorted((held.frame, offset) for offset, held in mine.items())
+    taken = {offset for frame, offset in places if (frame, offset) < consumer.taken}
+    if parting == "closed":
+        return taken, taken
+    more = [offset for _, offset in places if offset not in taken]
+    timely = [offset for offset in more if mine[offset].deadline_ns > now_ns]
+    late = set(more) - set(timely)
+    perhaps = taken | set(timely[:UNREPORTED_MESSAGES]) | late
+    if parting.startswith("closed,"):
+        return taken, perhaps
+    consumer.counted = taken | set(more[:UNREPORTED_MESSAGES]), perhaps
+    return consumer.counted
 
 
 @dataclass
 class Known:
     """What is known of one message in this subscription, in this life of its worker."""
 
-    deliveries: int = 0
+    deliveries_min: int = 0
+    deliveries_max: int = 0
     failures_min: int = 0
     failures_max: int = 0
+    is_out_of_turn: bool = False
+    """It was nacked, or its time may have gone by: it comes when its delay is over."""
     not_before_ns: int = 0
-    unseen: int = 0
-    """Sessions that ended since the last delivery: something may have been on its way to them."""
 
 
 @dataclass

@@ -43,8 +43,11 @@ class ScriptedConsumer(Peer):
         self.permits = permits, permits_bytes
         self.in_hand: dict[int, list[tuple[int, int]]] = {}
         """By consumer id: offsets that were neither acked nor given back."""
-        self.received: dict[int, dict[int, int]] = {}
-        """By partition: how often each offset came, in this life."""
+        self.reports = draw.random() < 0.6
+        """Heartbeats say how far it is; at random, as it has no application."""
+        self._frames: dict[int, list[list[int]]] = {}
+        """By consumer id: offsets of every frame."""
+        self._taken_until: dict[int, tuple[int, int]] = {}
         self._ids: dict[int, int] = {}
         """Consumer id -> partition."""
         self._next_id = 0
@@ -59,11 +62,23 @@ class ScriptedConsumer(Peer):
         """What was in the memory of the process is gone."""
         self.in_hand.clear()
         self._ids.clear()
+        self._frames.clear()
+        self._taken_until.clear()
 
-    def on_lost(self) -> None:
-        """The session is gone, or in doubt."""
-        self.in_hand.clear()
-        self._ids.clear()
+    on_lost = forget
+
+    def taken(self) -> list[tuple[int, int, int]]:
+        """What a heartbeat reports."""
+        return [(each, *place) for each, place in self._taken_until.items() if each in self._ids]
+
+    def _take(self) -> None:
+        """Be somewhere further on in what came."""
+        for consumer_id, frames in self._frames.items():
+            number, _ = self._taken_until.get(consumer_id, (0, 0))
+            number = self.draw.randrange(number, len(frames) + 1)
+            offset = self.draw.choice(frames[number]) if number < len(frames) else 0
+            place = max(self._taken_until.get(consumer_id, (0, 0)), (number, offset))
+            self._taken_until[consumer_id] = place
 
     def on_open(self) -> None:
         """There is a session (again)."""
@@ -80,6 +95,7 @@ class ScriptedConsumer(Peer):
         consumer_id = self._next_id
         self._ids[consumer_id] = partition_id
         self.in_hand[consumer_id] = []
+        self._frames[consumer_id] = []
 
         def done(answer: Any) -> None:
             if isinstance(answer, p.Error):
@@ -91,7 +107,7 @@ class ScriptedConsumer(Peer):
         self.ask(
             p.Subscribe(
                 self.next_request(), consumer_id, 1, partition_id, self.subscription, self.kind,
-                self._place, self.name, self.options,
+                self._place, self.name, {**self.options, "reports_taken": self.reports},
             ),
             done,
         )  # fmt: skip
@@ -114,6 +130,8 @@ class ScriptedConsumer(Peer):
                 offsets = view.offsets().tolist()
                 self._taken += len(offsets)
                 self._taken_bytes += view.frame_bytes
+                if consumer_id in self._frames:
+                    self._frames[consumer_id].append(offsets)
                 if consumer_id in self.in_hand:
                     now_ns = self.clock.now_ns
                     self.in_hand[consumer_id] += [(offset, now_ns) for offset in offsets]
@@ -127,6 +145,8 @@ class ScriptedConsumer(Peer):
         if self._taken and self.temper != "silent":
             self.send(p.Flow(1, self._taken_bytes, self._taken))
             self._taken = self._taken_bytes = 0
+        if self.reports and self.draw.random() < 0.3:
+            self._take()
         temper = "good" if self.is_calm and self.temper != "silent" else self.temper
         draw = self.draw
         if temper == "good":
@@ -207,7 +227,8 @@ class ScriptedConsumer(Peer):
     def _leave(self, consumer_id: int) -> None:
         partition_id = self._ids.pop(consumer_id)
         self.in_hand.pop(consumer_id, None)
-        self.ask(p.CloseConsumer(self.next_request(), consumer_id), lambda answer: None)
+        taken = self._taken_until.get(consumer_id, (0, 0)) if self.reports else None
+        self.ask(p.CloseConsumer(self.next_request(), consumer_id, taken), lambda answer: None)
         pause_ns = self.draw.randrange(1 * MS, 1500 * MS)
         self.later(pause_ns, lambda: self._subscribe(partition_id))
 

@@ -7,7 +7,7 @@ and `subscription_model.py` for the promises.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from danube_fast.config import Settings
@@ -134,12 +134,12 @@ class Door(Tap):
         self._unconfirmed.clear()
         self._leaving.clear()
 
-    def _close(self, session: Session) -> None:
+    def _close(self, session: Session, parting: str) -> None:
         if session.is_gone:
             return
-        session.is_gone = True
         for sub, consumer in session.consumers.values():
-            sub.detach(consumer)
+            sub.detach(consumer, parting)
+        session.is_gone = True
         session.consumers.clear()
 
     def is_silent(self, number: int) -> bool:
@@ -153,7 +153,7 @@ class Door(Tap):
     def end_turn(self) -> None:
         """The worker has closed the sessions that it could not send to."""
         while self._leaving:
-            self._close(self._leaving.pop(0))
+            self._close(self._leaving.pop(0), "died")
 
     # ------------------------------------------------------------ what the worker reads
 
@@ -174,7 +174,17 @@ class Door(Tap):
         session.heard_ns = self.model.clock.now_ns
 
     def _on_bye(self, identity: bytes, session: Session, command: p.Bye, parts: Any) -> None:
-        self._close(session)
+        self._close(session, "closed")
+
+    def _on_ping(self, identity: bytes, session: Session, command: p.Ping, parts: Any) -> None:
+        for consumer_id, *taken in command.taken:
+            self._took(session, consumer_id, taken)
+
+    @staticmethod
+    def _took(session: Session, consumer_id: int, taken: Sequence[int] | None) -> None:
+        _, consumer = session.consumers.get(consumer_id, (None, None))
+        if consumer is not None and taken is not None:
+            consumer.taken = taken[0], taken[1]
 
     def _on_openproducer(
         self, identity: bytes, session: Session, command: p.OpenProducer, parts: Any
@@ -211,6 +221,7 @@ class Door(Tap):
             old[0].detach(old[1])
         filters = tuple(command.options.get("key_filters") or ())
         consumer = Attached(session.number, command.consumer_id, filters)
+        consumer.reports = bool(command.options.get("reports_taken"))
         consumer.credit = session.flows.setdefault(command.flow_id, Credit())
         consumer.name = f"{command.consumer_name}#{session.number}.{command.consumer_id}"
         consumer.owner = command.consumer_name
@@ -236,6 +247,7 @@ class Door(Tap):
     def _on_closeconsumer(
         self, identity: bytes, session: Session, command: p.CloseConsumer, parts: Any
     ) -> None:
+        self._took(session, command.consumer_id, command.taken)
         session.leaving.pop(command.consumer_id, None)
         found = session.consumers.pop(command.consumer_id, None)
         if found is not None:
@@ -315,17 +327,22 @@ class Door(Tap):
             return
         shown = self._by_number.get(hello.session)
         if shown is not None and shown.token == hello.token:
-            self._close(shown)
+            self._close(shown, "lost")
         if identity in self._sessions:
-            self._close(self._sessions[identity])
+            self._close(self._sessions[identity], "lost")
         session = Session(command.session, command.token, self.model.clock.now_ns)
         self._sessions[identity] = self._by_number[command.session] = session
+
+    def _sent_pong(self, identity: bytes, command: p.Pong, parts: Any) -> None:
+        session = self._sessions.get(identity)
+        for _, consumer in session.consumers.values() if session is not None else ():
+            consumer.counted = None  # it was silent, and is not dead
 
     def _sent_error(self, identity: bytes, command: p.Error, parts: Any) -> None:
         if command.code == p.Status.NO_SESSION:
             session = self._sessions.get(identity)
             if session is not None:
-                self._close(session)
+                self._close(session, "died")
         about = self._requests.pop((identity, command.request), None)
         if isinstance(about, tuple) and isinstance(about[0], p.Subscribe):
             subscribe, session, consumer = about
@@ -444,6 +461,7 @@ class Door(Tap):
         self.model.trace.note(f"  partition {partition_id}: {offsets} {attempts} to {to}")
         if found is not None:
             found[0].charge(found[1], view.frame_bytes, payloads)
+            found[1].counted = None
         for place, offset in enumerate(offsets):
             payload, key = payloads[place] or b"", keys[place]
             if partition_id in self.model.letters:

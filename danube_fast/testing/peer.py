@@ -161,7 +161,7 @@ class Peer:
             self._heard_ns = self.clock.now_ns
             self.connect()
         elif self.is_open:
-            self.send(p.Ping(self.next_request()))
+            self.send(p.Ping(self.next_request(), self.taken()))
 
     def next_request(self) -> int:
         """A number that was not used before."""
@@ -205,6 +205,10 @@ class Peer:
             self.on_event(command)
 
     # ------------------------------------------------------------ what a client does with it
+
+    def taken(self) -> list[tuple[int, int, int]]:
+        """What a heartbeat reports."""
+        return []
 
     def on_open(self) -> None:
         """There is a session (again)."""

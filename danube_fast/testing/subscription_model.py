@@ -4,7 +4,7 @@ offsets and plain rules, fed with what passes the worker's door.
     not delivered -> held by one -> acked -> acked durably        must not come again, from then on
                           |           \-> (the worker dies) -> in doubt: may come again, or not
                           v
-              nacked, timed out, holder gone: must come again, one delivery more
+              nacked, timed out, holder gone: must come again, one delivery more if its application took it
 
 Where the model cannot know (an ack that came just as its deadline went by), it allows both.
 """
@@ -14,15 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from danube_fast.testing.attached_model import Attached, Held, Known, Policy
+from danube_fast.testing.attached_model import Attached, Held, Known, Policy, counted_at_end
 from danube_fast.testing.violation import Violation
 from danube_fast.testing.virtual_clock import MS, VirtualClock
 
 __all__ = ["SubscriptionModel"]
 
-FRAME_OVERHEAD = 600
-"""Bytes of a frame that are no message's: headers, directories, padding; and those of each message beside its
-payload and key, of the largest frame that the simulation publishes."""
 ATTEMPTS_MAX = 255
 """More deliveries are not counted."""
 ORDERED = ("exclusive", "failover")
@@ -62,7 +59,8 @@ class SubscriptionModel:
     keys: dict[int, bytes | None] = field(default_factory=dict)
     due: dict[int, int] = field(default_factory=dict)
     """When messages are due, wall clock, ns; 0: at once."""
-    sessions_ended: int = 0
+    unseen_ends: int = 0
+    """Consumers that left with messages, perhaps, that did not pass the door."""
     is_lagging: bool = False
     """A queue was full since the worker's start: messages reach the door later than they were handed
     out, so who held what then is not known."""
@@ -108,45 +106,61 @@ class SubscriptionModel:
             if other is not consumer and other.is_confirmed and not self.may_be_dead(other):
                 raise Violation(f"{self.label}: {other.name} and {consumer.name} at once")
 
-    def detach(self, consumer: Attached) -> None:
-        """It is gone: what it held is free."""
+    def detach(self, consumer: Attached, parting: str = "closed") -> None:
+        """It is gone: what it held is free. `parting`: closed, lost (its client goes on), died."""
         if consumer.is_gone:
             return
+        if parting != "died" and self.may_be_dead(consumer):
+            parting += ", perhaps died before"
         consumer.is_gone = True
         for offset, held in self.held.items():
-            if held.consumer is consumer and held.deadline_ns <= self.clock.now_ns:
-                self._failed(offset, certainly=False)
+            if held.consumer is consumer:
+                self._freed(offset, held, parting)
         self.consumers = [other for other in self.consumers if other is not consumer]
         self.held = {at: held for at, held in self.held.items() if held.consumer is not consumer}
-        self.sessions_ended += 1
-        for known in self.known.values():
-            known.unseen += 1
+        if self.is_lagging or consumer.has_unsent:
+            self.unseen_ends += 1
+            for offset in self._unsent:
+                self.known.setdefault(offset, Known(deliveries_max=self.unseen_ends - 1))
+            for offset, known in self.known.items():
+                known.deliveries_max += 1
+                if "died" in parting:
+                    self._may_have_failed(known, offset)
+
+    def _freed(self, offset: int, held: Held, parting: str) -> None:
+        """A message is not held any more as its consumer is gone, or as its time was over before. Only of a
+        consumer that reports its death is a failure."""
+        surely, perhaps = self._counted(held.consumer, parting)
+        known, reports = self.known[offset], held.consumer.reports
+        is_late = held.deadline_ns <= self.clock.now_ns
+        known.deliveries_min += offset in surely
+        known.deliveries_max += is_late or offset in perhaps
+        known.failures_min += parting == "died" and reports and offset in surely and not is_late
+        if is_late or ("died" in parting and reports and offset in perhaps):
+            self._may_have_failed(known, offset)
+        known.is_out_of_turn |= is_late
+
+    def _counted(self, consumer: Attached, parting: str) -> tuple[set[int], set[int]]:
+        mine = {at: held for at, held in self.held.items() if held.consumer is consumer}
+        if self.is_lagging and consumer.reports:  # which frame a message came in is not known
+            return set(), set(mine)
+        return counted_at_end(consumer, mine, parting, self.clock.now_ns)
 
     # ------------------------------------------------------------ deliveries
 
     def charge(
         self, consumer: Attached, frame_bytes: int, payloads: Sequence[bytes | None]
     ) -> None:
-        """A frame left for a consumer. What a group's consumer has no credit for is another one's; an only
-        consumer gets whole frames while it has any."""
-        credit, count = consumer.credit, len(payloads)
-        if credit.messages <= 0 or credit.byte_count <= 0:
-            raise Violation(f"{self.label}: {consumer.name} was sent a frame without any credit")
-        if self.kind in GROUPS:
-            excess = frame_bytes - len(payloads[-1] or b"") - FRAME_OVERHEAD - credit.byte_count
-            if count > credit.messages:
-                raise Violation(
-                    f"{self.label}: {consumer.name} was sent {count} messages and had credit for "
-                    f"{credit.messages}"
-                )
-            if excess > 0:
-                raise Violation(f"{self.label}: {consumer.name} was sent {excess} bytes too many")
-        credit.grant(-frame_bytes, -count)
+        """A frame left for a consumer. Raises Violation if it had no credit for that."""
+        fault = consumer.charge(frame_bytes, payloads, is_cut=self.kind in GROUPS)
+        if fault:
+            raise Violation(f"{self.label}: {consumer.name} was sent {fault}")
 
     def deliver(
         self, consumer: Attached, offset: int, key: bytes | None, attempts: int, *, is_late: bool
     ) -> None:
-        """A message left for a consumer. `is_late`: it waited in a queue that was full."""
+        """A message left for a consumer, in the last frame that this was sent. `is_late`: it waited in a queue
+        that was full."""
         now_ns = self.clock.now_ns
         self.keys[offset] = key
         if consumer.is_gone:
@@ -160,30 +174,34 @@ class SubscriptionModel:
         if offset in self.durable:
             raise self._fault(offset, "was acked durably and came again")
         known = self.known.get(offset)
+        is_first = known is None
         if known is None:
-            known = self.known[offset] = Known(unseen=self.sessions_ended)
-            if (
-                self.has_moved and attempts
-            ):  # the worker may know more of it than we do, and its failures
-                known.failures_max, known.deliveries = attempts, attempts
+            known = self.known[offset] = Known(deliveries_max=self.unseen_ends)
+            known.failures_max = self.unseen_ends
+            if self.has_moved:  # the worker may know more of it than we do, and its failures
+                known.failures_max = max(known.failures_max, attempts)
+                known.is_out_of_turn = bool(attempts)
         if not (is_late or self.is_lagging):
             self._check_state(offset, known, now_ns)
             self._check_holder(consumer, offset, key)
             self._check_attempts(offset, known, attempts)
-            self._check_order(consumer, offset, key, attempts)
-        elif offset in self.held:
-            self._failed(offset, certainly=False)  # its time may have been over, or its holder gone
+            self._check_order(consumer, offset, key, is_first=is_first)
+            known.deliveries_min = known.deliveries_max = attempts
+        else:
+            if offset in self.held:  # its time may have been over, or its holder gone
+                self._failed(offset, certainly=False)
+            known.deliveries_min = min(known.deliveries_min, attempts)
+            known.deliveries_max = max(known.deliveries_max, attempts) + 1
         self.doubtful.discard(offset)
         self.settled.discard(offset)
-        known.deliveries = max(known.deliveries, attempts) + 1
-        known.unseen = 0
         known.not_before_ns = 0
         timeout_ns = self.policy.ack_timeout_ms * MS or (1 << 62)
-        self.held[offset] = Held(consumer, now_ns + timeout_ns)
+        self.held[offset] = Held(consumer, now_ns + timeout_ns, consumer.frames - 1)
 
     def not_sent(self, consumer: Attached, offset: int) -> None:
         """A message was handed out, and the connection was gone."""
         self._unsent[offset] = consumer
+        consumer.has_unsent = True
 
     def _check_state(self, offset: int, known: Known, now_ns: int) -> None:
         if offset in self.settled and offset not in self.doubtful:
@@ -205,8 +223,7 @@ class SubscriptionModel:
                     offset,
                     f"went to consumer {consumer.name} while {held.consumer.name} holds it",
                 )
-            if held.deadline_ns <= self.clock.now_ns:
-                self._failed(offset, certainly=False)
+            self._freed(offset, held, "died" if self.may_be_dead(held.consumer) else "closed")
         if consumer.filters and not _takes(consumer.filters, key):
             raise self._fault(
                 offset, f"has key {key!r}, which consumer {consumer.name} filters out"
@@ -233,27 +250,26 @@ class SubscriptionModel:
                     )
 
     def _check_attempts(self, offset: int, known: Known, attempts: int) -> None:
-        expected = known.deliveries
-        most = ATTEMPTS_MAX if self.has_moved else expected + known.unseen
-        if not min(expected, ATTEMPTS_MAX) <= attempts <= most:
+        least, most = known.deliveries_min, ATTEMPTS_MAX if self.has_moved else known.deliveries_max
+        if not min(least, ATTEMPTS_MAX) <= attempts <= most:
             raise self._fault(
-                offset, f"has redelivery_count {attempts} after {expected} deliveries"
+                offset, f"has redelivery_count {attempts}, where {least} to {most} were delivered"
             )
 
     def _check_order(
-        self, consumer: Attached, offset: int, key: bytes | None, attempts: int
+        self, consumer: Attached, offset: int, key: bytes | None, *, is_first: bool
     ) -> None:
         """Nothing overtakes: what was handed out before it and given back goes before it, unless it
         failed, and what comes for the first time comes in order; all of a partition, or all of a key."""
         domain = self._domain(key)
         if domain is None or self.due[offset]:
             return
-        if self.known[offset].failures_max == 0:
+        if not self.known[offset].is_out_of_turn:
             for other in self._unsettled.get(domain, ()):
                 if other < offset and not self._may_be_passed(other, consumer):
                     raise self._fault(offset, f"overtook {other}")
         newest = self._newest.get(domain, -1)
-        if attempts == 0 and offset < newest:
+        if is_first and offset < newest:
             raise self._fault(offset, f"came for the first time behind {newest}")
         self._newest[domain] = max(offset, newest)
         self._unsettled.setdefault(domain, set()).add(offset)
@@ -266,14 +282,25 @@ class SubscriptionModel:
 
     def _may_be_passed(self, offset: int, consumer: Attached) -> bool:
         known = self.known.get(offset)
-        if known is None or known.failures_max or not self.is_owed(offset):
+        if known is None or known.is_out_of_turn or not self.is_owed(offset):
+            return True
+        if offset in self.poisoned:  # it waits for its dead letter, or for good
             return True
         if not self.wants(self.keys.get(offset)):
             return True
         held = self.held.get(offset)
         if held is None:
             return False
+        is_last = known.failures_max >= self.policy.max_redelivery_count
+        if is_last and self._may_fail_by_death(offset, held):
+            return True
         return held.consumer is consumer or held.deadline_ns <= self.clock.now_ns
+
+    def _may_fail_by_death(self, offset: int, held: Held) -> bool:
+        consumer = held.consumer
+        if not consumer.reports or not self.may_be_dead(consumer):
+            return False
+        return offset in self._counted(consumer, "died")[1]
 
     def may_be_free(self, held: Held) -> bool:
         """Whether the worker may have taken it back by now."""
@@ -353,13 +380,24 @@ class SubscriptionModel:
             known.not_before_ns = self.clock.now_ns + wait_ns
 
     def _failed(self, offset: int, *, certainly: bool) -> None:
+        """It was nacked, or its time went by, or its consumer died."""
         known = self.known[offset]
-        known.failures_max += 1
+        known.deliveries_max += 1
+        known.deliveries_min += certainly
         known.failures_min += certainly
+        known.is_out_of_turn = True
+        self._may_have_failed(known, offset)
+
+    def _may_have_failed(self, known: Known, offset: int) -> None:
+        known.failures_max += 1
         if known.failures_max > self.policy.max_redelivery_count:
             self.poisoned.add(offset)
 
     def _held_by(self, consumer: Attached, low: int, high: int) -> list[int]:
+        if self.may_be_dead(consumer):
+            self._counted(
+                consumer, "died"
+            )  # before it is said to have acked or given back some of it
         return [
             offset
             for offset, held in self.held.items()
@@ -374,12 +412,11 @@ class SubscriptionModel:
                 held.deadline_ns = self.clock.now_ns + (wait_ms or self.policy.ack_timeout_ms) * MS
 
     def overdue(self) -> None:
-        """Whatever is held for too long may have failed by now, whoever holds it."""
+        """What is held for too long, or by a consumer that may be dead, may have failed by now."""
         for offset, held in self.held.items():
-            if held.deadline_ns <= self.clock.now_ns:
-                known = self.known[offset]
-                if known.failures_max + 1 > self.policy.max_redelivery_count:
-                    self.poisoned.add(offset)
+            is_over = held.deadline_ns <= self.clock.now_ns or self._may_fail_by_death(offset, held)
+            if is_over and self.known[offset].failures_max >= self.policy.max_redelivery_count:
+                self.poisoned.add(offset)
 
     def confirm_acks(self, offsets: list[int], sought: tuple[int, int] | None) -> None:
         """These acks are durable, and so is that seek."""
@@ -389,6 +426,8 @@ class SubscriptionModel:
 
     def seek(self, offset: int, seeker: Attached | None) -> None:
         """SEEK was read; `seeker` is None if it was read a while ago."""
+        for other in self.consumers:
+            other.counted = None
         for other in self.consumers if seeker is not None else ():
             other.is_outdated = other.has_received and other is not seeker
         top = max((*self.known, *self.settled, *self.doubtful, offset), default=offset)
@@ -426,7 +465,7 @@ class SubscriptionModel:
             self.durable.clear()
             self.sought = None
         self.is_lagging = False
-        self.sessions_ended = 0
+        self.unseen_ends = 0
         self._unsettled.clear()
         self._newest.clear()
 
@@ -448,7 +487,8 @@ class SubscriptionModel:
         """It failed too often, and what the policy says was done with it."""
         if self.policy.poison_policy == "dead_letter":
             return offset in self.letters
-        return offset in self.poisoned
+        is_unseen = offset not in self.known and self.unseen_ends > self.policy.max_redelivery_count
+        return offset in self.poisoned or is_unseen
 
 
 def _takes(filters: tuple[str, ...], key: bytes | None) -> bool:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from danube_fast.broker.consumer import Consumer, Flow, Stored, SubscriptionKind
 from danube_fast.broker.delays import Delays
 from danube_fast.broker.foreseen import CUTS_MAX
-from danube_fast.broker.ledger import PAGES, Ledger
+from danube_fast.broker.ledger import Ledger
 from danube_fast.broker.ledger_layout import State
+from danube_fast.broker.page_pool import PAGES
 from danube_fast.broker.policy import FailurePolicy
 from danube_fast.broker.subscription import Subscription
 from danube_fast.broker.timers import NEVER, Timers

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube_fast.broker.ledger import Ledger, PagePool
+from danube_fast.broker.ledger import Ledger
 from danube_fast.broker.ledger_layout import PAGE_BYTES, PAGE_MESSAGES, State
+from danube_fast.broker.page_pool import PagePool
 from danube_fast.errors import InvalidArgument
 
 SPAN = 3 * PAGE_MESSAGES
@@ -213,7 +214,7 @@ def test_the_delivery_that_is_held_longest_comes_first():
     ledger.hold(10, 20, 1, 200)
     assert ledger.oldest() == (first, 100)
     serial = ledger.serial(first)
-    row = ledger.extend(3, 5, 0)
+    [row] = ledger.extend(3, 5, 0)
     assert ledger.oldest() == (first, 100) and ledger.serial(row) > 0
     ledger.ack(0, [0, 3, 5, 10])
     assert ledger.oldest()[1] == 200

@@ -89,6 +89,16 @@ MUTANTS: dict[str, Mutant] = {
         "if goodbye.began_ns:",
         moves=0.5,
     ),
+    "what_waits_in_a_queue_counts_as_delivered": Mutant(
+        "        ledger.give_back(slot, taken)\n", "        ledger.give_back(slot)\n"
+    ),
+    "a_death_counts_no_more_than_was_reported": Mutant(
+        "ledger.taken_next(slot, taken, UNREPORTED_MESSAGES)", "ledger.taken_next(slot, taken, 0)"
+    ),
+    "a_death_is_no_failure": Mutant("if parting is Parting.DIED:", "if parting is None:"),
+    "a_close_is_a_failure": Mutant(
+        "if parting is not Parting.CLOSED and consumer.reports:", "if consumer.reports:"
+    ),
     "standby_served_beside_the_active": Mutant(
         "everyone = everyone[:1]",
         "everyone = everyone[:2]",

@@ -1,0 +1,63 @@
+"""How far the application is in what a consumer was sent, as the broker wants to know it.
+
+    frame 0 ... frame n | in hand: taken up to an offset | queue        `taken` = (n, that offset)
+
+A heartbeat says it of every partition from which something was taken since the last one, and the command
+that closes a consumer says it, too: so what waited in the queue only does not count as delivered. Messages
+that wait for a handler (`subscribe`) are not taken either.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from danube_fast.client.attachment import Attachment
+    from danube_fast.client.delivery import Delivery
+    from danube_fast.client.inbox import Inbox
+
+__all__ = ["OPTION", "Progress"]
+
+OPTION = {"reports_taken": True}
+"""Of SUBSCRIBE: this client reports."""
+
+
+class Progress:
+    """What the application has taken of one inbox."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._apart: dict[tuple[Delivery, int], None] = {}
+        """Frame and offset of what waits for a handler. Used without the lock: one call of a dictionary
+        each."""
+
+    def wait(self, delivery: Delivery, offset: int) -> None:
+        """A message was taken out of the inbox and waits for a handler."""
+        self._apart[delivery, offset] = None
+
+    def begin(self, delivery: Delivery, offset: int) -> None:
+        """A handler has it."""
+        self._apart.pop((delivery, offset), None)
+
+    def of(self, attachment: Attachment) -> tuple[int, int]:
+        """Under the lock: frames of the partition that were taken, and the offset in the next one below which
+        all was."""
+        taken = attachment.taken_frames, 0
+        in_hand = self._inbox.in_hand
+        if in_hand is not None and in_hand[0].attachment is attachment:
+            delivery, index = in_hand
+            if delivery.generation == attachment.generation:
+                taken = delivery.number, delivery.offset_list(index, index + 1)[0]
+        waiting = [
+            (delivery.number, offset)
+            for delivery, offset in list(self._apart)
+            if delivery.attachment is attachment and delivery.generation == attachment.generation
+        ]
+        return min([taken, *waiting])
+
+    def may_go_on(self, attachment: Attachment) -> bool:
+        """Under the lock: whether the application may take more of the partition's frames in hand."""
+        in_hand = self._inbox.in_hand
+        held = [delivery for delivery, _ in list(self._apart)]
+        held += [] if in_hand is None else [in_hand[0]]
+        return any(delivery.attachment is attachment for delivery in held)
