@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 FIRST_RESERVATION = 1 << 20
 ACKED_PER_RECORD_MAX = 1 << 16
+ATTEMPTS_PER_RECORD_MAX = 1 << 14
 """Numbers in one record of acked ranges; even."""
 
 
@@ -206,7 +207,8 @@ class Catalog:
         | r.Cursor
         | r.Acked
         | r.PolicySet
-        | r.Untold,
+        | r.Untold
+        | r.Attempts,
     ) -> None:
         if isinstance(record, r.SubscriptionCreated):
             # a snapshot may know of a subscription whose earlier records stand behind it
@@ -223,6 +225,8 @@ class Catalog:
                 existing.policy = record.policy
             elif isinstance(record, r.Untold):
                 existing.untold.restore(record)
+            elif isinstance(record, r.Attempts):
+                existing.restore_attempts(record.runs)
             elif isinstance(record, r.Cursor):
                 existing.restore(record.cursor, record.acked)
             else:
@@ -400,6 +404,10 @@ class Catalog:
             for at in range(0, len(record.acked), ACKED_PER_RECORD_MAX):
                 some = record.acked[at : at + ACKED_PER_RECORD_MAX]
                 records.append(r.Acked(record.partition_id, record.name, some))
+            runs = partition.subscriptions[record.name].ledger.all_attempts()
+            for at in range(0, len(runs), 3 * ATTEMPTS_PER_RECORD_MAX):
+                counts = runs[at : at + 3 * ATTEMPTS_PER_RECORD_MAX]
+                records.append(r.Attempts(record.partition_id, record.name, counts))
         owners = tables.producers[: tables.producer_count, ProducerWord.PARTITION_ID]
         for slot in np.flatnonzero(owners == partition.partition_id).tolist():
             records += self._producer_records(partition, slot)

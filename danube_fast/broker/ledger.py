@@ -56,6 +56,10 @@ _settle, _collect, _wake = direct(k.settle), direct(ledger_records.collect), dir
 _give_back, _take_back = direct(k.give_back), direct(k.take_back)
 _state_at, _next_fresh = direct(k.state_at), direct(k.next_fresh)
 _list_settled, _rewind = direct(ledger_records.list_settled), direct(k.rewind)
+_list_attempts, _set_attempts = (
+    direct(ledger_records.list_attempts),
+    direct(ledger_records.set_attempts),
+)
 
 ROWS_AT_FIRST = 16
 TABLE_AT_FIRST = 8
@@ -314,6 +318,21 @@ class Ledger:
         place = address_of(rows)
         largest = _attempts(self.address, base, place, len(rows), address_of(counts))
         return counts if largest else None
+
+    def all_attempts(self) -> list[int]:
+        """Flat [start, end, entry] of what is known of the attempts of messages that are not settled; the
+        entry has deliveries in its low byte, failures in the next."""
+        runs: list[int] = []
+        low, place = self.cursor, self._buffer()
+        while count := _list_attempts(self.address, low, self.next_offset, place, RANGES_AT_ONCE):
+            runs += [] if self._out is None else self._out[: 3 * count].tolist()
+            low = runs[-2]
+        return runs
+
+    def set_attempts(self, runs: list[int]) -> None:
+        """Note attempts of messages, which are fresh here, as `all_attempts` gave them elsewhere."""
+        for low, high, entry in zip(runs[::3], runs[1::3], runs[2::3], strict=True):
+            self.call(_set_attempts, low, high, low, high, entry)
 
     # ------------------------------------------------------------ settle
 

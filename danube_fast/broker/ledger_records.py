@@ -5,6 +5,7 @@ from __future__ import annotations
 from danube_fast.broker.ledger_layout import (
     ALL_SETTLED,
     ALL_SETTLED_NEW,
+    AT_ATTEMPTS,
     AT_STATES,
     H_CURSOR,
     H_DIRTY_HIGH,
@@ -18,11 +19,11 @@ from danube_fast.broker.ledger_layout import (
     UNTOUCHED,
     WORD_BYTES,
 )
-from danube_fast.broker.ledger_pages import add, entry_of
+from danube_fast.broker.ledger_pages import add, entry_of, page_of, prepare
 from danube_fast.frame.kernel import kernel
-from danube_fast.frame.memory import load_i64, load_u32, store_u32, store_u64
+from danube_fast.frame.memory import load_i64, load_u16, load_u32, store_u16, store_u32, store_u64
 
-__all__ = ["collect", "list_settled"]
+__all__ = ["collect", "list_attempts", "list_settled", "set_attempts"]
 
 
 @kernel("int64(int64,int64,int64,int64)")
@@ -95,3 +96,51 @@ def list_settled(head: int, low: int, high: int, pairs: int, count_max: int) -> 
         store_u64(pairs + 2 * WORD_BYTES * count + WORD_BYTES, min(offset, high))
         count += 1
     return count
+
+
+@kernel("int64(int64,int64)")
+def _attempts_at(head: int, offset: int) -> int:
+    """The entry of a message in the column of attempts; 0 if it is settled or was never delivered."""
+    page = page_of(head, offset)
+    if not page or load_u32(page + AT_STATES + 4 * (offset & PAGE_MASK)) in (SETTLED, SETTLED_NEW):
+        return 0
+    return load_u16(page + AT_ATTEMPTS + 2 * (offset & PAGE_MASK))
+
+
+@kernel("int64(int64,int64,int64,int64,int64)")
+def list_attempts(head: int, low: int, high: int, runs: int, count_max: int) -> int:
+    """Write (int64) start, end and entry of runs of messages of [low, high) with the same attempts, that are
+    not settled; how many. A full buffer asks to go on behind the last of them."""
+    count, last = 0, runs - 3 * WORD_BYTES
+    for offset in range(low, high):
+        entry = _attempts_at(head, offset)
+        if entry == 0:
+            continue
+        goes_on = count > 0 and load_i64(last + WORD_BYTES) == offset
+        if goes_on and load_i64(last + 2 * WORD_BYTES) == entry:
+            store_u64(last + WORD_BYTES, offset + 1)
+            continue
+        if count == count_max:
+            break
+        last += 3 * WORD_BYTES
+        store_u64(last, offset)
+        store_u64(last + WORD_BYTES, offset + 1)
+        store_u64(last + 2 * WORD_BYTES, entry)
+        count += 1
+    return count
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def set_attempts(head: int, low: int, high: int, entry: int) -> int:
+    """Note what is known of the attempts of [low, high); 0, or NEED_..."""
+    low = max(low, load_i64(head + H_CURSOR))
+    if low >= high:
+        return 0
+    code = prepare(head, low, high)
+    if code < 0:
+        return code
+    for offset in range(low, high):
+        page = page_of(head, offset)
+        if page:
+            store_u16(page + AT_ATTEMPTS + 2 * (offset & PAGE_MASK), entry)
+    return 0

@@ -203,6 +203,15 @@ class Untold(_Record, tag=23, frozen=True):
     gaps: list[tuple[int, int, str, bool]]
 
 
+class Attempts(_Record, tag=24, frozen=True):
+    """How often messages of a subscription were delivered, and failed: flat [start, end, entry], of a
+    partition that arrives. A restart forgets it."""
+
+    partition_id: int
+    name: str
+    runs: list[int]
+
+
 class Moving(enum.IntEnum):
     """Whether a partition is on its way between two logs. The metadata decides which of them has it."""
 
@@ -229,6 +238,7 @@ Record = (
     EpochStarted | PartitionAssigned | PartitionRemoved | Reserved | ProducerOpened
     | ProducerExpired | SubscriptionCreated | SubscriptionDeleted | Cursor | PartitionState
     | ProducerState | Acked | PolicySet | Purged | PartitionMoving | Compacted | Untold
+    | Attempts
 )  # fmt: skip
 
 encode_record = msgspec.msgpack.Encoder().encode

@@ -96,6 +96,8 @@ class Returns:
         """Deadlines of their own: when, which row of the ledger, which delivery."""
         self._rested_until_ns = 0
         """The rate is used up until then."""
+        self.counted_until = 0
+        """Below, attempts of fresh messages may be known, from before the partition came here."""
 
     @property
     def cursor(self) -> int:
@@ -115,6 +117,19 @@ class Returns:
         self.poisoned.clear()
         self.delays.clear()
         self.foreseen.clear()
+        self.counted_until = 0
+
+    def restore_attempts(self, runs: list[int]) -> None:
+        """Note how often messages were delivered where the partition comes from: flat [start, end, entry]."""
+        self.ledger.set_attempts(runs)
+        self.counted_until = max([self.counted_until, *runs[1::3]])
+
+    def _counts(self, base: int, rows: Rows) -> NDArray[np.uint32] | None:
+        """How often messages that count as fresh were delivered before; None: none was."""
+        known_until = self.counted_until
+        if self.router is not None:  # what waited may be fresh again
+            known_until = max(known_until, self.ledger.next_offset)
+        return self.ledger.attempts(base, rows) if base + int(rows[0]) < known_until else None
 
     # ------------------------------------------------------------ losses
 

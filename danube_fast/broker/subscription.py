@@ -424,10 +424,12 @@ class Subscription(Returns):
             rooms = [consumer.flow.message_credit for consumer in order]
         shares = divide(len(rows), rooms)
         at, most = 0, max(shares)
-        last = order[0]
+        last, counts = order[0], self._counts(stored.base_offset, rows)
         for consumer, share in zip(order, shares, strict=True):
             if share:
-                at += self._deliver(consumer, stored, rows[at : at + share], now_ns, effects)
+                mine = slice(at, at + share)
+                known = None if counts is None else counts[mine]
+                at += self._deliver(consumer, stored, rows[mine], now_ns, effects, known)
             if share == most:
                 last = consumer
         if at < len(rows):
@@ -443,9 +445,7 @@ class Subscription(Returns):
         if router is None or not len(rows):
             return
         base = stored.base_offset
-        attempts = None
-        if base + int(rows[0]) < self.ledger.next_offset:  # some may have been delivered before
-            attempts = self.ledger.attempts(base, rows)
+        attempts = self._counts(base, rows)
         for consumer, mine in router.route(stored, rows, waiting=waiting):
             counts = None if attempts is None else attempts[np.searchsorted(rows, mine)]
             given = self._deliver(consumer, stored, mine, now_ns, effects, counts)

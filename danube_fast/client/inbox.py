@@ -461,10 +461,10 @@ class Inbox:
             covered = self._acks.covered(calls)
             away = [a for a in self.attachments if not (a.subscribed and a.connection.is_open)]
             self._closed = True
-            self.refuse(FailedPrecondition("the consumer is closed; open another one"))
             ends = [
                 (a.connection, call) for a in self.attachments if (call := a.close()) is not None
             ]
+            self.refuse(FailedPrecondition("the consumer is closed; open another one"))
             self.roster.close()
             self._acks.close()
             self.leases.close()
