@@ -193,6 +193,8 @@ class MarkKeeper:
         self._marks = outside.read_marks(self._data_dir)
         self._saved: dict[int, LogMark] = dict(self._marks)
         self._next_ns = 0
+        self._is_behind = False
+        """A write was under way when there was news."""
         self._answer: Callable[[Request], None] = mailbox.handlers["assignments"]
         mailbox.handlers["assignments"] = self._asked
         mailbox.handlers["log_marks"] = self._hear
@@ -202,6 +204,8 @@ class MarkKeeper:
     def do_work(self, now_ns: int, cursors: Mapping[int, CommitCursor]) -> None:
         """Write down from time to time how far the logs are."""
         if now_ns < self._next_ns:
+            if self._is_behind:
+                self.save()
             return
         self._next_ns = now_ns + SAVE_NS
         for log_id, cursor in cursors.items():
@@ -214,7 +218,8 @@ class MarkKeeper:
         """Write the marks down beside the loop, if there is news."""
         if self._marks != self._saved:
             marks = dict(self._marks)
-            if self._outside.write_marks(self._data_dir, marks):
+            self._is_behind = not self._outside.write_marks(self._data_dir, marks)
+            if not self._is_behind:
                 self._saved = marks
 
     def finish(self, now_ns: int) -> None:

@@ -461,7 +461,6 @@ class Door(Tap):
         self.model.trace.note(f"  partition {partition_id}: {offsets} {attempts} to {to}")
         if found is not None:
             found[0].charge(found[1], view.frame_bytes, payloads)
-            found[1].counted = None
         for place, offset in enumerate(offsets):
             payload, key = payloads[place] or b"", keys[place]
             if partition_id in self.model.letters:

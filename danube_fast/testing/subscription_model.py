@@ -197,6 +197,7 @@ class SubscriptionModel:
         known.not_before_ns = 0
         timeout_ns = self.policy.ack_timeout_ms * MS or (1 << 62)
         self.held[offset] = Held(consumer, now_ns + timeout_ns, consumer.frames - 1)
+        consumer.counted = None  # it lived, and holds more now
 
     def not_sent(self, consumer: Attached, offset: int) -> None:
         """A message was handed out, and the connection was gone."""

@@ -12,6 +12,7 @@ from danube_fast.workers.rollback import MARKS_NAME, LogMark, read_marks, write_
 from tests.crash.rig import Server
 from tests.damage.store import copy_of
 from tests.damage.test_data_directory import refusal
+from tests.workers.broker import wait_until
 
 KEPT, LATER = "/default/kept", "/default/later"
 REMEDY = "--accept-rollback"
@@ -50,8 +51,19 @@ def put_back(data: Path, older: Path, *names: str) -> None:
         shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
 
 
-def end(server: Server, how: str) -> None:
-    server.kill("all") if how == "kill" else server.stop()
+def end(server: Server, how: str, data: Path, starts: int) -> None:
+    """End the broker behind its start number `starts`; before a kill the metadata has heard of that, which it
+    may do a moment after the workers are ready."""
+
+    def is_noted() -> bool:
+        marks = read_marks(data / "metadata").values()
+        return len(marks) == 2 and all(mark.epoch >= starts for mark in marks)
+
+    if how == "kill":
+        wait_until("the metadata to know the epochs of both logs", is_noted)
+        server.kill("all")
+    else:
+        server.stop()
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
@@ -60,13 +72,13 @@ def test_old_logs_under_new_metadata(tmp_path: Path, how: str) -> None:
     with Server(data) as server:
         publish(server, KEPT, "a", "b")
         assert receive(server, 2) == [b"a", b"b"]
-        end(server, how)
+        end(server, how, data, 1)
         older = copy_of(data, tmp_path / "older")
         server.start()
         given = publish(server, KEPT, "c", "d")
         given_later = publish(server, LATER, "x", "y", "z")
         receive(server, 2)
-        end(server, how)
+        end(server, how, data, 2)
     put_back(data, older, "logs")
     for _ in range(2):
         _, said = refusal(data)
@@ -92,12 +104,12 @@ def test_old_metadata_with_its_seal_under_new_logs(tmp_path: Path, how: str) -> 
     data = tmp_path / "data"
     with Server(data) as server:
         publish(server, KEPT, "a", "b")
-        end(server, how)
+        end(server, how, data, 1)
         older = copy_of(data, tmp_path / "older")
         server.start()
         publish(server, LATER, "secret", "secret")
         given = publish(server, KEPT, "c")
-        end(server, how)
+        end(server, how, data, 2)
     put_back(data, older, "metadata", METADATA_SEAL)
     for _ in range(2):
         _, said = refusal(data)
