@@ -277,12 +277,7 @@ class Commands:
         skips = not sub.tracks and kind is not SubscriptionKind.READER and not sub.consumers
         if skips and worker.now_ns >= partition.resumes_until_ns:
             sub.start_over(max(sub.cursor, partition.position("latest")))
-        flow = self._flow_of(session, command.flow_id)
-        name = (command.consumer_name or session.client_name)[:NAME_BYTES_MAX]
-        reports = bool(command.options.get("reports_taken"))
-        consumer = Consumer(
-            sub, session.number, command.consumer_id, flow, name, filters, reports=reports
-        )
+        consumer = self._new_consumer(session, command, sub, filters)
         sub.attach(consumer)
         session.consumers[command.consumer_id] = consumer
         session.holds += 1
@@ -324,6 +319,15 @@ class Commands:
         else:
             answer(None)
             worker.gaps.tell_untold(partition, consumer)
+
+    def _new_consumer(
+        self, session: Session, command: p.Subscribe, sub: Subscription, filters: tuple[str, ...]
+    ) -> Consumer:
+        flow = self._flow_of(session, command.flow_id)
+        name = (command.consumer_name or session.client_name)[:NAME_BYTES_MAX]
+        reports = bool(command.options.get("reports_taken"))
+        number = command.consumer_id
+        return Consumer(sub, session.number, number, flow, name, filters, reports=reports)
 
     def _letters_checked(self, partition: Partition, sub: Subscription, done: Done) -> Done:
         """What to call when a new subscription is durable: it goes on to `done` when the coordinator has said

@@ -202,10 +202,11 @@ class AckQueue:
             raise _never_received(attachment.topic, offset)
 
     def _lapse(self, attachment: Attachment, generation: int, ranges: Ranges[int]) -> None:
-        """Messages of an older subscription are acked: while there is no new one, that is void."""
+        """Messages of an older subscription are acked: that is void. They come again, and only a flush says
+        so, unless they were acked again by then."""
         if generation < attachment.sought_generation:
             return  # as a seek wants it
-        if attachment.tracks and not attachment.subscribed:
+        if attachment.tracks:
             self._void[attachment] = merged([*self._void.get(attachment, ()), *ranges])
 
     def restarted(self, attachment: Attachment, *, sought: bool) -> None:
