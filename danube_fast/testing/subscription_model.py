@@ -341,8 +341,9 @@ class SubscriptionModel:
         soon_ns = self.clock.now_ns + TIMEOUT_SOON_NS
         for offset, held in self.held.items():
             held.consumer.left_with[offset] = held
-            # while its last acks are waited for the timeout of others may go by
+            # while its last acks are waited for the timeout of others may go by, or one may die
             failures = self.known[offset].failures_max + (held.deadline_ns <= soon_ns)
+            failures += held.consumer.reports
             if failures > self.policy.max_redelivery_count:
                 self.poisoned.add(offset)
         consumer.left_ns = self.clock.now_ns
