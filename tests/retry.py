@@ -11,6 +11,7 @@ The arguments go to the first run. The last line counts the tests of both runs a
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,13 +21,31 @@ from pathlib import Path
 
 import pytest
 
+SECONDS_MAX = 3600.0
+"""One run takes no longer: when a test process crashes near the end, the others' results may be waited for
+in vain."""
+END_SECONDS = 30.0
+OVERDUE = 124
+"""Exit code of a run that had to be ended, as that of timeout(1)."""
+
 
 def run_pytest(*arguments: str) -> int:
     child = subprocess.Popen([sys.executable, "-m", "pytest", *arguments])
     # ^C reaches pytest by itself, as it shares the terminal; then it ends in good order
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    return child.wait()
+    seconds = float(os.environ.get("DANUBE_TEST_RUN_SECONDS", SECONDS_MAX))
+    try:
+        return child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        print(f"\nthe tests had not ended after {seconds:g} s, and are ended now", flush=True)
+    child.send_signal(signal.SIGINT)  # so that it says what it knows
+    try:
+        child.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    return OVERDUE
 
 
 def failed_tests(cache: Path) -> set[str]:

@@ -56,7 +56,7 @@ def test_listed(): pytest.skip("a known reason")
 
 
 def run_twice(
-    tmp_path: Path, select: str, sample: str = SAMPLE
+    tmp_path: Path, select: str, sample: str = SAMPLE, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """`tests/retry.py` over a project of its own, with our conftest and the tests named."""
     tests = tmp_path / "tests"
@@ -70,6 +70,7 @@ def run_twice(
         **{name: value for name, value in os.environ.items() if "PYTEST" not in name},
         "TMPDIR": str(tmp_path),
         "DANUBE_TEST_LEAK_GRACE_SECONDS": "1",
+        **variables,
     }
     return subprocess.run(
         [sys.executable, "-m", "tests.retry", "-n", "2", "-k", select],
@@ -138,3 +139,11 @@ def test_a_test_that_does_not_run_again_has_failed_twice(tmp_path: Path) -> None
     result = run_twice(tmp_path, "named", sample)
     assert result.returncode == 1, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1] == "0 passed, 1 failed, 0 flaky, 0 skipped"
+
+
+def test_a_run_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    sample = "import time\ndef test_fine(): pass\ndef test_stuck(): time.sleep(200)\n"
+    result = run_twice(tmp_path, "fine or stuck", sample, DANUBE_TEST_RUN_SECONDS="15")
+    assert result.returncode == 124, result.stdout + result.stderr
+    assert "had not ended after 15 s" in result.stdout
+    assert "once more" not in result.stdout
