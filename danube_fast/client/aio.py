@@ -29,7 +29,7 @@ from danube_fast.client.arguments import (
 from danube_fast.client.async_admin import AsyncAdmin
 from danube_fast.client.async_subscriber import AsyncSubscriber
 from danube_fast.client.client import consumer_request, reader_request
-from danube_fast.client.consumer import messages_in_hand, refuse_cumulative
+from danube_fast.client.consumer import ConsumerView, messages_in_hand, refuse_cumulative
 from danube_fast.client.core import Core
 from danube_fast.client.handlers import checked_concurrency, prefetch
 from danube_fast.client.inbox import Inbox
@@ -46,6 +46,7 @@ from danube_fast.client.message import Batch, Message, MessageId, Received
 from danube_fast.client.opening import opens
 from danube_fast.client.outbox import Outbox
 from danube_fast.client.outgoing import Attributes, OnDelivery
+from danube_fast.client.producer import ProducerView
 from danube_fast.client.pump import deadline_after
 from danube_fast.client.reader import ReadRange, checked_stop
 from danube_fast.errors import DanubeError, FailedPrecondition
@@ -83,10 +84,12 @@ class AsyncCore(Core):
         return self.arun(steps)
 
 
-class AsyncProducer(Outbox):
+class AsyncProducer(ProducerView):
     """Publishes to one topic. Made by `client.producer()`. See Producer for each method."""
 
-    _core: AsyncCore
+    def __init__(self, core: AsyncCore, outbox: Outbox) -> None:
+        super().__init__(outbox)
+        self._core = core
 
     async def send(
         self,
@@ -107,12 +110,13 @@ class AsyncProducer(Outbox):
             and event_time is None
             and deliver_at is None
             and deliver_after is None
-            and self.send_plain(payload)
+            and self._send_plain(payload)
         ):
             return
-        fields = self.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
-        if self.try_send(fields, on_delivery) is not None:
-            await self._core.arun(self.send_steps(fields, on_delivery))
+        outbox = self._outbox
+        fields = outbox.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
+        if outbox.try_send(fields, on_delivery) is not None:
+            await self._core.arun(outbox.send_steps(fields, on_delivery))
 
     async def send_many(
         self,
@@ -126,7 +130,9 @@ class AsyncProducer(Outbox):
     ) -> None:
         """Queue many messages; waits only while the window is full."""
         await self._core.arun(
-            self.send_many_steps(payloads, keys, attributes, event_times, deliver_at, on_delivery)
+            self._outbox.send_many_steps(
+                payloads, keys, attributes, event_times, deliver_at, on_delivery
+            )
         )
 
     async def publish(
@@ -141,16 +147,18 @@ class AsyncProducer(Outbox):
     ) -> MessageId:
         """Publish one message at once and wait for its ack; its id."""
         return await self._core.arun(
-            self.publish_steps(payload, key, attributes, event_time, deliver_at, deliver_after)
+            self._outbox.publish_steps(
+                payload, key, attributes, event_time, deliver_at, deliver_after
+            )
         )
 
     async def flush(self, timeout: float | None = None) -> MessageId | None:  # noqa: ASYNC109
         """Wait until everything sent is acked; id of the last message acked."""
-        return await self._core.arun(self.flush_steps(timeout))
+        return await self._core.arun(self._outbox.flush_steps(timeout))
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
         """Flush and close, within `timeout` seconds."""
-        await self._core.aend(self.close_steps(timeout))
+        await self._core.aend(self._outbox.close_steps(timeout))
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -163,16 +171,19 @@ class AsyncProducer(Outbox):
                 raise
 
 
-class AsyncConsumer(Inbox):
+class AsyncConsumer(ConsumerView):
     """Receives from topics. Made by `client.consumer()`. See Consumer for each method."""
 
-    _core: AsyncCore
+    def __init__(self, core: AsyncCore, inbox: Inbox) -> None:
+        super().__init__(inbox)
+        self._core = core
 
     async def receive(self, timeout: float | None = None) -> Message | None:  # noqa: ASYNC109
         """The next message; None when `timeout` seconds are over."""
-        if self._index < self._stop:
-            return self.take_one()
-        return await self._core.arun(self.receive_steps(timeout))
+        inbox = self._inbox
+        if inbox._index < inbox._stop:
+            return inbox.take_one()
+        return await self._core.arun(inbox.receive_steps(timeout))
 
     async def receive_batch(
         self,
@@ -180,15 +191,16 @@ class AsyncConsumer(Inbox):
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> Batch:
         """What is there, at most `max_messages`; an empty Batch when the time is up."""
-        return await self._core.arun(self.receive_batch_steps(max_messages, timeout))
+        return await self._core.arun(self._inbox.receive_batch_steps(max_messages, timeout))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages for ever; ends when the consumer is closed."""
-        while not self._closed:
-            for message in messages_in_hand(self):
+        inbox = self._inbox
+        while not inbox._closed:
+            for message in messages_in_hand(inbox):
                 yield message
-            if not self._closed:
-                await self._core.arun(self.next_steps(None))
+            if not inbox._closed:
+                await self._core.arun(inbox.next_steps(None))
 
     async def ack(self, what: Message | MessageId | Batch | Iterable[Message]) -> None:
         """Done with a message, a batch, or a list of messages. Queued; see `flush_acks`."""
@@ -200,7 +212,7 @@ class AsyncConsumer(Inbox):
 
     async def ack_cumulative(self, message: Message) -> None:
         """Done with everything of the message's partition up to and with it."""
-        refuse_cumulative(self)
+        refuse_cumulative(self._inbox)
         with self._lock:
             self._acks.add_up_to(message)
 
@@ -211,31 +223,31 @@ class AsyncConsumer(Inbox):
         reason: str = "",
     ) -> None:
         """Give messages back: they failed; see Consumer.nack."""
-        self.check_acking()
+        self._inbox.check_acking()
         with self._lock:
             self._acks.give_back(what, delay_ms(delay), reason)
 
     async def extend(self, message: Message, seconds: float) -> None:
         """Keep a message for `seconds` from now on, whatever the ack timeout is."""
-        self.check_acking()
+        self._inbox.check_acking()
         with self._lock:
-            self._extend(message, seconds)
+            self._inbox._extend(message, seconds)
 
     async def flush_acks(self, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
         """Send queued acks and wait until they are durable."""
-        await self._core.arun(self.flush_acks_steps(timeout))
+        await self._core.arun(self._inbox.flush_acks_steps(timeout))
 
     async def seek(self, position: Start, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
         """Move the subscription to "earliest", "latest" or an offset (in every partition)."""
-        await self._core.arun(self.seek_steps(position, timeout))
+        await self._core.arun(self._inbox.seek_steps(position, timeout))
 
     async def lag(self) -> int:
         """Messages of this subscription that are not acked, as the broker counts them."""
-        return await self._core.arun(self.lag_steps())
+        return await self._core.arun(self._inbox.lag_steps())
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
         """Flush acks and detach; returns within `timeout` seconds."""
-        await self._core.aend(self.close_steps(timeout))
+        await self._core.aend(self._inbox.close_steps(timeout))
 
     async def __aenter__(self) -> AsyncConsumer:
         return self
@@ -338,9 +350,8 @@ class AsyncClient:
         **options: Unpack[ProducerArguments],
     ) -> AsyncProducer:
         """Open a producer, see Client.producer."""
-        return await self._core.arun(
+        outbox = await self._core.arun(
             self._core.producer_steps(
-                AsyncProducer,
                 topic,
                 name=name,
                 dispatch=dispatch,
@@ -349,6 +360,7 @@ class AsyncClient:
                 **options,
             )
         )
+        return AsyncProducer(self._core, outbox)
 
     async def publish(
         self, topic: str, payload: bytes | None, **fields: Unpack[PublishArguments]
@@ -386,9 +398,8 @@ class AsyncClient:
             key_filters=key_filters,
             failure_policy=failure_policy,
         )
-        return await self._core.arun(
-            self._core.consumer_steps(AsyncConsumer, topics, options, timeout)
-        )
+        inbox = await self._core.arun(self._core.consumer_steps(Inbox, topics, options, timeout))
+        return AsyncConsumer(self._core, inbox)
 
     @opens
     async def reader(

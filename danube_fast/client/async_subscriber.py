@@ -47,7 +47,7 @@ class AsyncSubscriber:
         self.consumer = consumer
         """The consumer behind it, to look at."""
         self._handler = handler
-        self._hand = Hand(consumer)
+        self._hand = Hand(consumer._inbox)
         self._turns = Turns(
             by_key=consumer.type == "key_shared", room=QUEUED_PER_HANDLER * concurrency
         )

@@ -159,9 +159,8 @@ class Client:
         `compression` (None, "lz4", "zstd"). A name makes republishing exact across restarts of this
         program; the same name in a second live producer fences the first.
         """
-        return self._core.run(
+        outbox = self._core.run(
             self._core.producer_steps(
-                Producer,
                 topic,
                 name=name,
                 dispatch=dispatch,
@@ -170,6 +169,7 @@ class Client:
                 **options,
             )
         )
+        return Producer(self._core, outbox)
 
     def publish(
         self, topic: str, payload: bytes | None, **fields: Unpack[PublishArguments]
@@ -217,7 +217,8 @@ class Client:
             key_filters=key_filters,
             failure_policy=failure_policy,
         )
-        return self._core.run(self._core.consumer_steps(Consumer, topics, options, timeout))
+        inbox = self._core.run(self._core.consumer_steps(Inbox, topics, options, timeout))
+        return Consumer(self._core, inbox)
 
     def reader(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import collections
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from danube_fast.client.acks import delay_ms
 from danube_fast.client.arguments import Start
@@ -12,10 +14,13 @@ from danube_fast.client.limits import (
     CLOSE_TIMEOUT_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
 )
-from danube_fast.client.message import Batch, Message, MessageId, Received
+from danube_fast.client.message import Batch, Gap, Message, MessageId, Received
 from danube_fast.errors import DanubeError, FailedPrecondition
 
-__all__ = ["Consumer", "messages_in_hand", "refuse_cumulative"]
+if TYPE_CHECKING:
+    from danube_fast.client.core import Core
+
+__all__ = ["Consumer", "ConsumerView", "messages_in_hand", "refuse_cumulative"]
 
 
 def refuse_cumulative(inbox: Inbox) -> None:
@@ -36,22 +41,81 @@ def messages_in_hand(inbox: Inbox) -> Iterator[Message]:
         yield messages[index]
 
 
-class Consumer(Inbox):
+class ConsumerView:
+    """What both kinds of consumer show of their inbox."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._lock = inbox.pump.lock
+        self._acks = inbox._acks
+
+    @property
+    def subscription(self) -> str:
+        """Name of the subscription."""
+        return self._inbox.subscription
+
+    @property
+    def type(self) -> str:
+        """exclusive, shared, failover or key_shared."""
+        return self._inbox.type
+
+    @property
+    def name(self) -> str:
+        """Name of the consumer, as the broker shows it."""
+        return self._inbox.name
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics that it receives from now."""
+        return self._inbox.topics
+
+    @property
+    def gaps(self) -> collections.deque[Gap]:
+        """The latest ranges that the broker said will never come."""
+        return self._inbox.gaps
+
+    @property
+    def on_gap(self) -> Callable[[Gap], object] | None:
+        """Called with every such range, by whichever thread serves the client then; the first one that is
+        set also with those that came before."""
+        return self._inbox.on_gap
+
+    @on_gap.setter
+    def on_gap(self, callback: Callable[[Gap], object] | None) -> None:
+        self._inbox.on_gap = callback
+
+    @property
+    def state(self) -> str:
+        """connected, reconnecting, failed or closed."""
+        return self._inbox.state
+
+    def __repr__(self) -> str:
+        inbox = self._inbox
+        topics = inbox.roster.pattern or ", ".join(inbox.topics)
+        return f"<{type(self).__name__} {inbox.subscription!r} ({inbox.type}) on {topics}: {inbox.state}>"
+
+
+class Consumer(ConsumerView):
     """Receives from the partitions of one or several topics. Made by `client.consumer()`."""
+
+    def __init__(self, core: Core, inbox: Inbox) -> None:
+        super().__init__(inbox)
+        self._core = core
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None when `timeout` seconds are over. Without timeout: wait.
 
         Raises what ended the consumer (TopicDeleted, ...), and DataLoss for a damaged frame.
         """
-        index = self._index
-        if index < self._stop:
-            self._index = index + 1
+        inbox = self._inbox
+        index = inbox._index
+        if index < inbox._stop:
+            inbox._index = index + 1
             try:
-                return self._messages[index]
+                return inbox._messages[index]
             except IndexError:
                 pass  # another thread has closed us just now
-        return self._core.run(self.receive_steps(timeout))
+        return self._core.run(inbox.receive_steps(timeout))
 
     def receive_batch(
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
@@ -60,14 +124,15 @@ class Consumer(Inbox):
 
         An empty Batch when the time is up.
         """
-        return self._core.run(self.receive_batch_steps(max_messages, timeout))
+        return self._core.run(self._inbox.receive_batch_steps(max_messages, timeout))
 
     def __iter__(self) -> Iterator[Message]:
         """Messages for ever; ends when the consumer is closed."""
-        while not self._closed:
-            yield from messages_in_hand(self)
-            if not self._closed:
-                self._core.run(self.next_steps(None))
+        inbox = self._inbox
+        while not inbox._closed:
+            yield from messages_in_hand(inbox)
+            if not inbox._closed:
+                self._core.run(inbox.next_steps(None))
 
     def ack(self, what: Message | MessageId | Batch | Iterable[Message]) -> None:
         """Done with a message, a batch, or a list of messages. Queued; see `flush_acks`."""
@@ -88,7 +153,7 @@ class Consumer(Inbox):
 
         FailedPrecondition on a shared subscription.
         """
-        refuse_cumulative(self)
+        refuse_cumulative(self._inbox)
         with self._lock:
             self._acks.add_up_to(message)
 
@@ -100,33 +165,33 @@ class Consumer(Inbox):
     ) -> None:
         """Give messages back: they failed, and come again after `delay` seconds; without a delay after
         what the subscription's failure policy says. Who fails too often is poison (see there)."""
-        self.check_acking()
+        self._inbox.check_acking()
         with self._lock:
             self._acks.give_back(what, delay_ms(delay), reason)
 
     def extend(self, message: Message, seconds: float) -> None:
         """Keep a message for `seconds` from now on, whatever the ack timeout is."""
-        self.check_acking()
+        self._inbox.check_acking()
         with self._lock:
-            self._extend(message, seconds)
+            self._inbox._extend(message, seconds)
 
     def flush_acks(self, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:
         """Send queued acks and wait until they are durable."""
-        self._core.run(self.flush_acks_steps(timeout))
+        self._core.run(self._inbox.flush_acks_steps(timeout))
 
     def seek(self, position: Start, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:
         """Move the subscription in every partition: to "earliest", "latest", an offset, a datetime, an
         RFC 3339 time or a time ago such as "-10m"."""
-        self._core.run(self.seek_steps(position, timeout))
+        self._core.run(self._inbox.seek_steps(position, timeout))
 
     def lag(self) -> int:
         """Messages of this subscription that are not acked, as the broker counts them."""
-        return self._core.run(self.lag_steps())
+        return self._core.run(self._inbox.lag_steps())
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Flush acks and detach; within `timeout` seconds. Raises Unavailable, closed all the same, when
         acks were not sent or not answered by then: it names their messages."""
-        self._core.end(self.close_steps(timeout))
+        self._core.end(self._inbox.close_steps(timeout))
 
     def __enter__(self) -> Consumer:
         return self

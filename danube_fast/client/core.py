@@ -45,7 +45,6 @@ from danube_fast.types import parse_topic
 __all__ = ["Core", "Finished"]
 
 T = TypeVar("T")
-P = TypeVar("P", bound=Outbox)
 C = TypeVar("C", bound=Inbox)
 _TRANSPORTS = {
     "auto": Rings.PREFERRED, "shm": Rings.REQUIRED, "zmq": Rings.NEVER, "tcp": Rings.NEVER,
@@ -167,7 +166,6 @@ class Core:
 
     def producer_steps(
         self,
-        kind: type[P],
         topic: str,
         *,
         name: str | None = None,
@@ -176,7 +174,7 @@ class Core:
         partitions: int | None = None,
         must_exist: bool = False,
         **options: Any,
-    ) -> Steps[P]:
+    ) -> Steps[Outbox]:
         """Look up or create the topic (unless it `must_exist`) and open a producer."""
         check_names(options, ProducerArguments.__annotations__, "producer()")
         checked = ProducerOptions(**options)
@@ -188,7 +186,7 @@ class Core:
         deadline_ns = self.pump.clock.monotonic_ns() + checked.timeout_ns
         route = yield from self.routes.lookup_steps(topic, create, 0, deadline_ns)
         with self.pump.lock:
-            producer = kind(self, route, name or self.machine.new_name(self.name), checked)
+            producer = Outbox(self, route, name or self.machine.new_name(self.name), checked)
             route.user = weakref.ref(producer)
             self.opened[producer] = None
             self.watcher.follow(route)

@@ -5,7 +5,8 @@
 
 Frames wait, checked, in `_queue`; the application takes messages out of the one in hand without a lock. Queue
 entries from before a reconnect or a seek (an older generation of their attachment) are skipped when their
-turn comes. `Consumer` and `AsyncConsumer` are faces of this; one thread (or task) at a time.
+turn comes. `Consumer` and `AsyncConsumer` show an application what is its own of this; one thread (or task)
+at a time.
 """
 
 from __future__ import annotations
@@ -488,9 +489,3 @@ class Inbox:
         self._stop = self._end = 0
         # messages are unknown to the garbage collector: in here they would keep us, and all else, for ever
         self._messages, self._delivery = [], None
-
-    def __repr__(self) -> str:
-        topics = self.roster.pattern or ", ".join(self.topics)
-        return (
-            f"<{type(self).__name__} {self.subscription!r} ({self.type}) on {topics}: {self.state}>"
-        )

@@ -495,6 +495,3 @@ class Outbox:
         """Core: nothing works any more (closed client, forked process)."""
         self._refusal = self._refusal or error
         self._requicken()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} on {self.topic}, {self.unacked_bytes} bytes unacked>"

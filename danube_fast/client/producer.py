@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from danube_fast.client.arguments import Moment
 from danube_fast.client.limits import CLOSE_TIMEOUT_SECONDS
@@ -11,11 +12,43 @@ from danube_fast.client.outbox import Outbox
 from danube_fast.client.outgoing import Attributes, OnDelivery
 from danube_fast.errors import DanubeError
 
-__all__ = ["Producer"]
+if TYPE_CHECKING:
+    from danube_fast.client.core import Core
+
+__all__ = ["Producer", "ProducerView"]
 
 
-class Producer(Outbox):
+class ProducerView:
+    """What both kinds of producer show of their outbox."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._send_plain = outbox.send_plain
+
+    @property
+    def topic(self) -> str:
+        """The topic."""
+        return self._outbox.topic
+
+    @property
+    def name(self) -> str:
+        """Name of the producer: what it published before under that name is not accepted twice."""
+        return self._outbox.name
+
+    def __repr__(self) -> str:
+        outbox = self._outbox
+        return (
+            f"<{type(self).__name__} {outbox.name!r} on {outbox.topic}, "
+            f"{outbox.unacked_bytes} bytes unacked>"
+        )
+
+
+class Producer(ProducerView):
     """Publishes to one topic. Made by `client.producer()`."""
+
+    def __init__(self, core: Core, outbox: Outbox) -> None:
+        super().__init__(outbox)
+        self._core = core
 
     def send(
         self,
@@ -43,12 +76,13 @@ class Producer(Outbox):
             and event_time is None
             and deliver_at is None
             and deliver_after is None
-            and self.send_plain(payload)
+            and self._send_plain(payload)
         ):
             return
-        fields = self.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
-        if self.try_send(fields, on_delivery) is not None:
-            self._core.run(self.send_steps(fields, on_delivery))
+        outbox = self._outbox
+        fields = outbox.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
+        if outbox.try_send(fields, on_delivery) is not None:
+            self._core.run(outbox.send_steps(fields, on_delivery))
 
     def send_many(
         self,
@@ -66,7 +100,9 @@ class Producer(Outbox):
         messages were taken. The list may be changed as soon as the call has returned.
         """
         self._core.run(
-            self.send_many_steps(payloads, keys, attributes, event_times, deliver_at, on_delivery)
+            self._outbox.send_many_steps(
+                payloads, keys, attributes, event_times, deliver_at, on_delivery
+            )
         )
 
     def publish(
@@ -81,7 +117,9 @@ class Producer(Outbox):
     ) -> MessageId:
         """Publish one message at once and wait for its ack; its id. Never lingers."""
         return self._core.run(
-            self.publish_steps(payload, key, attributes, event_time, deliver_at, deliver_after)
+            self._outbox.publish_steps(
+                payload, key, attributes, event_time, deliver_at, deliver_after
+            )
         )
 
     def flush(self, timeout: float | None = None) -> MessageId | None:
@@ -90,11 +128,11 @@ class Producer(Outbox):
         Raises the error of messages that were not accepted, naming the first and the last, and
         DeadlineExceeded when `timeout` (seconds; default: the producer's own) is over.
         """
-        return self._core.run(self.flush_steps(timeout))
+        return self._core.run(self._outbox.flush_steps(timeout))
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Flush and close, within `timeout` seconds. Raises what was not accepted or acked."""
-        self._core.end(self.close_steps(timeout))
+        self._core.end(self._outbox.close_steps(timeout))
 
     def __enter__(self) -> Producer:
         return self

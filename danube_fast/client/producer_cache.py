@@ -47,7 +47,7 @@ class ProducerCache:
         try:
             if producer is not None:
                 yield from self._drop_steps(topic, producer)
-            producer = yield from core.producer_steps(Outbox, topic, must_exist=not self._creates)
+            producer = yield from core.producer_steps(topic, must_exist=not self._creates)
             self._cached[topic] = producer
         finally:
             with core.pump.lock:

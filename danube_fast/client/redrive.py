@@ -54,7 +54,7 @@ def redrive_steps(
             Inbox, [dead_letter_topic], options.checked(), REQUEST_TIMEOUT_SECONDS
         )
         users.append(letters)
-        producer = yield from core.producer_steps(Outbox, topic)
+        producer = yield from core.producer_steps(topic)
         users.append(producer)
         count = yield from _move_steps(letters, producer, (topic, subscription), max_messages)
         for user in reversed(users):

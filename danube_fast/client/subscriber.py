@@ -63,8 +63,8 @@ class Subscriber:
         self.consumer = consumer
         """The consumer behind it, to look at."""
         self._handler = handler
-        self._hand = Hand(consumer)
-        self._clock: Clock = consumer.pump.clock
+        self._hand = Hand(consumer._inbox)
+        self._clock: Clock = consumer._inbox.pump.clock
         self._turns = Turns(
             by_key=consumer.type == "key_shared", room=QUEUED_PER_HANDLER * concurrency
         )

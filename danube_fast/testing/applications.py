@@ -11,9 +11,10 @@ from typing import Any
 
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
+from danube_fast.client.inbox import Inbox
 from danube_fast.client.message import MessageId
 from danube_fast.client.options import ConsumerOptions
-from danube_fast.client.producer import Producer
+from danube_fast.client.outbox import Outbox
 from danube_fast.client.pump import Steps
 from danube_fast.errors import (
     DanubeError,
@@ -77,7 +78,7 @@ def publisher(
             try:
                 yield from core.open_steps(PATIENCE_SECONDS)
                 producer = yield from core.producer_steps(
-                    Producer, topic, name=client.name, timeout=PATIENCE_SECONDS
+                    topic, name=client.name, timeout=PATIENCE_SECONDS
                 )
                 yield from _publish(client, producer, reports, messages_max, delays_ms)
             except expected as error:
@@ -90,7 +91,7 @@ def publisher(
 
 
 def _publish(
-    client: ShippedClient, producer: Producer, reports: _Reports, messages_max: int, delays_ms: int
+    client: ShippedClient, producer: Outbox, reports: _Reports, messages_max: int, delays_ms: int
 ) -> Steps[None]:
     draw = client.draw
     made = 0
@@ -129,7 +130,7 @@ def _publish(
 
 
 def _publish_one(
-    producer: Producer, payload: bytes, key: bytes | None, reports: _Reports
+    producer: Outbox, payload: bytes, key: bytes | None, reports: _Reports
 ) -> Steps[None]:
     try:
         message_id = yield from producer.publish_steps(
@@ -161,10 +162,8 @@ def receiver(
         while True:
             try:
                 yield from core.open_steps(PATIENCE_SECONDS)
-                consumer = yield from core.consumer_steps(
-                    Consumer, [topic], wanted, PATIENCE_SECONDS
-                )
-                yield from _receive(client, consumer, model)
+                inbox = yield from core.consumer_steps(Inbox, [topic], wanted, PATIENCE_SECONDS)
+                yield from _receive(client, Consumer(core, inbox), inbox, model)
             except DanubeError as error:
                 client.errors.append(f"{type(error).__name__}: {error}")
                 if not client.is_alive:
@@ -174,15 +173,15 @@ def receiver(
     return application
 
 
-def _receive(client: ShippedClient, consumer: Consumer, model: Model) -> Steps[None]:
+def _receive(client: ShippedClient, consumer: Consumer, inbox: Inbox, model: Model) -> Steps[None]:
     draw = client.draw
     kept: list[Any] = []
     while True:
         if draw.random() < 0.3:
-            one = yield from consumer.receive_steps(0.05)
+            one = yield from inbox.receive_steps(0.05)
             messages = [one] if one is not None else []
         else:
-            batch = yield from consumer.receive_batch_steps(draw.randrange(1, 30), 0.05)
+            batch = yield from inbox.receive_batch_steps(draw.randrange(1, 30), 0.05)
             messages = list(batch)
         for message in messages:
             stands = model.partition_of(message.topic).by_offset.get(message.offset)
@@ -202,7 +201,7 @@ def _receive(client: ShippedClient, consumer: Consumer, model: Model) -> Steps[N
             consumer.extend(kept[0], 0.5)
         if draw.random() < 0.1:
             try:
-                yield from consumer.flush_acks_steps(2.0)
+                yield from inbox.flush_acks_steps(2.0)
             except EXPECTED as error:
                 client.errors.append(str(error))
                 if not client.is_alive:

@@ -396,7 +396,7 @@ def test_acks_while_a_seek_is_on_its_way_are_not_sent(
     fill(client, 10)
     consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
     first = drain(consumer, 5)
-    attachment = consumer.attachments[0]
+    attachment = consumer._inbox.attachments[0]
     with client._core.pump.lock:
         attachment.seek("earliest", dry_run=False)
         consumer._acks.add(first)

@@ -67,7 +67,7 @@ def look_up(client: danube_fast.Client, consumer: danube_fast.Consumer) -> None:
     """The client looks the topic up again."""
     core = client._core
     with core.pump.lock:
-        core.routes.refresh(consumer.roster.routes[0])
+        core.routes.refresh(consumer._inbox.roster.routes[0])
 
 
 def move(broker: Any, client: danube_fast.Client, consumer: Any, port: int) -> None:
@@ -75,7 +75,7 @@ def move(broker: Any, client: danube_fast.Client, consumer: Any, port: int) -> N
     with broker.lock:
         broker.places[broker.topics[TOPIC].partitions[0].partition_id] = port
     look_up(client, consumer)
-    first = consumer.attachments[0]
+    first = consumer._inbox.attachments[0]
     wait_until("it moved", lambda: first.connection.endpoint.endswith(f":{port}"))
     wait_until("it is attached", lambda: first.subscribed)
 
@@ -103,7 +103,7 @@ def test_a_consumer_that_is_closed_follows_nobody(
     with broker.lock:
         look_up(client, consumer)
         wait_until("it was asked", asks)
-        core.discard(consumer)
+        core.discard(consumer._inbox)
         broker.places[1] = other.port
     wait_until("it was answered", lambda: not asks())
     with core.pump.lock:
@@ -135,7 +135,7 @@ def test_a_subscribe_that_is_answered_late_leaves_nobody_behind(
         each.create(TOPIC, partitions=1)
     consumer = client.consumer(TOPIC, subscription="s")
     core = client._core
-    first = consumer.attachments[0]
+    first = consumer._inbox.attachments[0]
     with core.pump.lock:  # its session ended; it moves before the new SUBSCRIBE is answered
         first.on_session(resumed=True)
         before = first.consumer_id
@@ -158,7 +158,7 @@ def test_credit_goes_back_to_the_worker_that_a_frame_came_from(
     producer = client.producer(TOPIC)
     for number in range(8):
         producer.publish(b"%d" % number)
-    wait_until("all are here", lambda: len(consumer._queue) == 8)
+    wait_until("all are here", lambda: len(consumer._inbox._queue) == 8)
     for port in (other.port, broker.port) * 2:
         move(broker, client, consumer, port)
     got = []
@@ -189,9 +189,9 @@ def test_credit_goes_back_for_what_comes_after_a_consumer_has_left(
             for number in range(4):
                 publisher.producer(TOPIC, name=f"p{number}").publish(b"x")
             assert credit() == 4
-            consumer.rest()
+            consumer._inbox.rest()
     wait_until("all of it is back", lambda: credit() == 8)
-    wait_until("nobody is kept", lambda: not consumer.attachments[0].connection.subscribers)
+    wait_until("nobody is kept", lambda: not consumer._inbox.attachments[0].connection.subscribers)
 
 
 def test_opening_does_not_wait_for_partitions_that_rest_meanwhile(
@@ -289,12 +289,12 @@ def test_a_seek_finds_a_consumer_that_rests_or_moves(
     client.producer(TOPIC).publish(b"x")
     assert consumer.receive(timeout=60)
     with client._core.pump.lock:
-        consumer.rest()
+        consumer._inbox.rest()
     wait_until("it has left", lambda: attached(broker) == 0)
     consumer.seek("earliest")
     message = consumer.receive(timeout=60)
     assert message is not None and message.payload == b"x"
-    first = consumer.attachments[0]
+    first = consumer._inbox.attachments[0]
     core = client._core
     with core.pump.lock:  # there is no answer yet
         first.move(core.routes._worker(f"tcp://127.0.0.1:{other.port}", False), first.credit)
@@ -308,9 +308,9 @@ def test_a_topic_of_a_pattern_that_was_made_again_unheard_joins(real: Broker, to
         other.publish(topic, b"before")
         with client.consumer(pattern=f"{topic}*", subscription="s") as consumer:
             assert consumer.topics == (topic,)
-            core, (route,) = client._core, consumer.roster.routes
+            core, (route,) = client._core, consumer._inbox.roster.routes
             with core.pump.lock:
-                consumer.attachments[0]._forget_id()
+                consumer._inbox.attachments[0]._forget_id()
                 core.routes.bootstrap.abandon(core.watcher._call)
                 core.pump.disarm(core.watcher)
                 core.watcher._cursor = ""
@@ -375,7 +375,7 @@ def test_what_is_acked_while_its_consumer_leaves_is_sent_or_told(
     messages: list[Any] = list(consumer.receive_batch(8, timeout=60))
     assert len({id(message._source) for message in messages}) == 1
     consumer.ack(messages[0])
-    acks, attachment = consumer._acks, consumer.attachments[0]
+    acks, attachment = consumer._acks, consumer._inbox.attachments[0]
     leave, seek_another = attachment._depart, attachment._on_refused
     blocked: list[Any] = []
 

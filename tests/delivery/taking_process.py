@@ -36,7 +36,7 @@ def main() -> None:
             consumer.ack(message)
             consumer.flush_acks()
     if plan["reported"]:
-        connection = consumer.attachments[0].connection
+        connection = consumer._inbox.attachments[0].connection
         wait_until("a heartbeat to report", lambda: not connection.reporters)
         consumer.flush_acks()  # it goes the same way as the heartbeat
     os.kill(os.getpid(), signal.SIGKILL)
