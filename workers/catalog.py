@@ -404,7 +404,7 @@ class Catalog:
             for at in range(0, len(record.acked), ACKED_PER_RECORD_MAX):
                 some = record.acked[at : at + ACKED_PER_RECORD_MAX]
                 records.append(r.Acked(record.partition_id, record.name, some))
-            runs = partition.subscriptions[record.name].ledger.all_attempts()
+            runs = partition.subscriptions[record.name].all_attempts()
             for at in range(0, len(runs), 3 * ATTEMPTS_PER_RECORD_MAX):
                 counts = runs[at : at + 3 * ATTEMPTS_PER_RECORD_MAX]
                 records.append(r.Attempts(record.partition_id, record.name, counts))

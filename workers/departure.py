@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.broker import records as r
-from danube_fast.broker.consumer import Consumer
+from danube_fast.broker.consumer import Consumer, Parting
 from danube_fast.broker.layout import PartitionWord
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import DanubeError, NotOwner, Unavailable
@@ -164,7 +164,7 @@ class Departures:
         for consumer in goodbye.consumers:
             session = worker.sessions.by_number(consumer.session)
             if session is not None and consumer.slot >= 0:
-                worker.detach(session, consumer)
+                worker.detach(session, consumer, Parting.LOST)
         request = goodbye.request
         if request is None:
             return

@@ -84,8 +84,9 @@ class Doors:
         if silent and self.gate is not None:
             self.gate.close_silent()
 
-    def take_gone(self) -> list[bytes]:
-        """Identities whose connection has ended, each once. ROUTER tells of none."""
+    def take_gone(self) -> list[tuple[bytes, bool]]:
+        """Identities whose connection has ended, each once, and whether their process runs still. ROUTER tells
+        of none."""
         if self.gate is None or not self.gate.gone:
             return []
         gone, self.gate.gone = self.gate.gone, []

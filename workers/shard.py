@@ -250,10 +250,11 @@ class ShardWorker:
         for session in self.delivery.drained:
             self.resume(session)
         self.delivery.drained.clear()
-        lost, self.delivery.gone = self.delivery.gone, []
-        for gone in (*map(self.sessions.by_identity, self.doors.take_gone()), *lost):
-            if gone is not None:
-                self.close_session(gone, Parting.DIED)
+        for identity, lives in self.doors.take_gone():
+            if (ended := self.sessions.by_identity(identity)) is not None:
+                self.close_session(ended, Parting.LOST if lives else Parting.DIED)
+        while self.delivery.gone:
+            self.close_session(self.delivery.gone.pop(0), Parting.DIED)
         self.settled = alone and self.doors.drained
         return work
 
@@ -419,14 +420,13 @@ class ShardWorker:
     def close_consumer(self, session: Session, consumer: Consumer, **detail: object) -> None:
         """Detach a consumer against its will, and say why: `code` and `text`."""
         self.delivery.tell_closed(session, consumer, detail)
-        self.detach(session, consumer)
+        self.detach(session, consumer, Parting.LOST)
 
     def detach(self, session: Session, consumer: Consumer, how: Parting = Parting.CLOSED) -> None:
         """A consumer leaves; what it held may go to others."""
         sub = consumer.subscription
         sub.detach(consumer, how)
-        if sub.poisoned:
-            self.dead_letters.take(sub)
+        self.touch(sub)
         if session.consumers.pop(consumer.consumer_id, None) is not None:
             session.holds -= 1
         partition = self.catalog.by_id.get(sub.partition_id)

@@ -34,8 +34,8 @@ CREDIT_MAX = 1 << 30
 
 
 UNREPORTED_MESSAGES = 64
-"""So many messages behind the last report of a consumer count as taken when it dies: the one that killed it
-is among them, unless it took more since its last heartbeat."""
+"""So many messages behind the last report of a consumer count as delivered when it dies, as it may have taken
+more since. Only what was reported has failed: of messages that come again clients report at once."""
 
 
 class Parting(enum.Enum):
@@ -46,7 +46,7 @@ class Parting(enum.Enum):
     LOST = 2
     """Its connection ended and the client goes on with another: it may have taken a little more."""
     DIED = 3
-    """Its client was not heard any more: the same, and what it had taken has failed."""
+    """Its client was not heard any more: the same, and what it had reported has failed."""
 
 
 class SubscriptionKind(enum.StrEnum):

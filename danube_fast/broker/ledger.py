@@ -12,6 +12,8 @@ settled ones nothing. Each delivery has a row: who holds it, since when, how muc
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,11 +218,14 @@ class Ledger:
         """Whom a delivery went to; -1: it is over."""
         return int(self._rows[row, RowWord.SLOT])
 
-    def serial(self, row: int) -> int:
-        """Which delivery a row belongs to; the number changes when the row is used again."""
-        if row < 0 or self._rows[row, RowWord.SLOT] < 0:
-            return -1
-        return int(self._rows[row, RowWord.SERIAL])
+    def overdue(self, now_ns: int) -> tuple[list[int], int | None]:
+        """Rows of deliveries that were extended and whose deadline is over, and the next deadline."""
+        rows = self._rows
+        extended = np.flatnonzero((rows[:, RowWord.SLOT] >= 0) & (rows[:, RowWord.TIME_NS] < 0))
+        deadlines = rows[extended, RowWord.DEADLINE_NS]
+        late = deadlines <= now_ns
+        left = deadlines[~late]
+        return extended[late].tolist(), int(left.min()) if len(left) else None
 
     # ------------------------------------------------------------ memory
 
@@ -281,16 +286,11 @@ class Ledger:
         low, high = base + int(rows[0]), base + int(rows[-1]) + 1
         return self.call(_hold, low, high, base, address_of(rows), len(rows), slot, time_ns, frame)
 
-    def extend(self, low: int, high: int, slot: int) -> list[int]:
-        """What `slot` holds of a range becomes deliveries without a time, one for each frame that it came
-        in. Their rows."""
-        rows = []
+    def extend(self, low: int, high: int, slot: int, deadline_ns: int) -> None:
+        """What `slot` holds of a range has a deadline of its own from now on."""
         low, high = max(low, self.cursor), min(high, self.next_offset)
         while low < high:
-            row = self.call(_rehold, low, high, low, high, slot, -1)
-            rows.append(row)
-            low = int(self._rows[row, RowWord.END])
-        return rows
+            low = self.call(_rehold, low, high, low, high, slot, deadline_ns)
 
     def select(self, base: int, low: int, high: int, state: int) -> Rows:
         """Messages of [low, high) in that state, int32 less `base`."""
@@ -319,12 +319,12 @@ class Ledger:
         largest = _attempts(self.address, base, place, len(rows), address_of(counts))
         return counts if largest else None
 
-    def all_attempts(self) -> list[int]:
-        """Flat [start, end, entry] of what is known of the attempts of messages that are not settled; the
-        entry has deliveries in its low byte, failures in the next."""
+    def all_attempts(self, end: int) -> list[int]:
+        """Flat [start, end, entry] of what is known of the attempts of messages below `end` that are not settled;
+        the entry has deliveries in its low byte, failures in the next."""
         runs: list[int] = []
         low, place = self.cursor, self._buffer()
-        while count := _list_attempts(self.address, low, self.next_offset, place, RANGES_AT_ONCE):
+        while count := _list_attempts(self.address, low, end, place, RANGES_AT_ONCE):
             runs += [] if self._out is None else self._out[: 3 * count].tolist()
             low = runs[-2]
         return runs
@@ -384,10 +384,8 @@ class Ledger:
     def fail_taken(self, slot: int, taken: Taken, failures_max: int) -> list[Failed]:
         """What `slot` holds and its application has taken has failed, as in `fail`."""
         runs: list[Failed] = []
-        for row, frame in self._rows_of(slot):
+        for row, frame in self._rows_of(slot, 0, taken.frames):
             low, high = self._rows[row, RowWord.START : RowWord.END + 1].tolist()
-            if frame > taken.frames:
-                break
             if frame == taken.frames:
                 high = min(high, taken.offset)
             runs += self._fail(low, high, -1, row, failures_max)
@@ -395,16 +393,13 @@ class Ledger:
 
     def taken_next(self, slot: int, taken: Taken, count: int) -> Taken:
         """Where an application would be that has taken the next `count` messages that `slot` holds."""
-        behind: dict[int, list[NDArray[np.int64]]] = {}
-        for row, frame in self._rows_of(slot):
-            if frame < taken.frames:
-                continue
-            low, high = self._rows[row, RowWord.START : RowWord.END + 1].tolist()
-            low = max(low, self.cursor, taken.offset if frame == taken.frames else 0)
-            held = State.HELD + row
-            if low < high:  # frames hold a mebibyte; this is done once a death
-                behind.setdefault(frame, []).append(low + self.select(low, low, high, held))
-        for frame, parts in behind.items():
+        rows = self._rows_of(slot, taken.frames, _FAR)
+        for frame, group in itertools.groupby(rows, key=lambda each: each[1]):
+            parts = []
+            for row, _ in group:
+                low, high = self._rows[row, RowWord.START : RowWord.END + 1].tolist()
+                low = max(low, self.cursor, taken.offset if frame == taken.frames else 0)
+                parts.append(low + self.select(low, low, high, State.HELD + row))
             offsets = np.sort(np.concatenate(parts))
             if len(offsets) >= count:
                 return Taken(frame, int(offsets[count - 1]) + 1) if count else taken
@@ -412,12 +407,13 @@ class Ledger:
             taken = Taken(frame + 1, 0)
         return taken
 
-    def _rows_of(self, slot: int) -> list[tuple[int, int]]:
-        """Row and frame of all deliveries that went to `slot`, in the order of its frames."""
-        mine = np.flatnonzero(self._rows[:, RowWord.SLOT] == slot)
-        frames = self._rows[mine, RowWord.FRAME]
-        order = np.lexsort((self._rows[mine, RowWord.START], frames))
-        return list(zip(mine[order].tolist(), frames[order].tolist(), strict=True))
+    def _rows_of(self, slot: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Row and frame of the deliveries of frames from `first` to `last` that went to `slot`, in the order
+        of the frames."""
+        frames, slots = self._rows[:, RowWord.FRAME], self._rows[:, RowWord.SLOT]
+        mine = np.flatnonzero((slots == slot) & (frames >= first) & (frames <= last))
+        order = mine[np.argsort(frames[mine], kind="stable")]
+        return ((int(row), int(self._rows[row, RowWord.FRAME])) for row in order)
 
     def wake(self, low: int, high: int, state: State = State.DELAYED) -> int:
         """What is in that state in [low, high) waits from now on; how much that is."""

@@ -39,6 +39,7 @@ from danube_fast.broker.ledger_layout import (
     PAGE_MASK,
     PAGE_MESSAGES,
     PAGE_SHIFT,
+    R_DEADLINE_NS,
     R_END,
     R_FRAME,
     R_LEFT,
@@ -146,35 +147,31 @@ def hold(head: int, base: int, rows: int, count: int, slot: int, time_ns: int, f
 
 
 @kernel("int64(int64,int64,int64,int64,int64)")
-def rehold(head: int, low: int, high: int, slot: int, time_ns: int) -> int:
-    """What `slot` holds of a range becomes a delivery of its own, up to where its next frame begins: the
-    row ends there. Its row, or NEED_ROWS."""
-    if load_i64(head + H_FREE_ROW) < 0:
-        return NEED_ROWS
-    row = open_row(head, low, high, slot, time_ns, 0)
-    mine = load_i64(head + H_ROWS) + ROW_BYTES * row
-    left = 0
-    low, high = max(low, load_i64(head + H_CURSOR)), min(high, load_i64(head + H_NEXT))
+def rehold(head: int, low: int, high: int, slot: int, deadline_ns: int) -> int:
+    """What `slot` holds of a range becomes deliveries with a deadline of their own, one for each frame that
+    it came in. Where to go on: `high`, or less when rows ran out; or NEED_ROWS at once."""
+    row, mine, frame = -1, 0, 0
     for offset in range(low, high):
         page = page_of(head, offset)
-        if not page:
-            continue
         place = page + AT_STATES + 4 * (offset & PAGE_MASK)
-        if load_u32(place) != HELD + row and is_held(head, load_u32(place), slot, -1):
-            old = load_i64(head + H_ROWS) + ROW_BYTES * (load_u32(place) - HELD)
-            if left and load_i64(old + R_FRAME) != load_i64(mine + R_FRAME):
-                store_u64(mine + R_END, offset)
-                break
-            store_u64(mine + R_FRAME, load_i64(old + R_FRAME))
-            add(old + R_LEFT, -1)
-            if load_i64(old + R_LEFT) == 0:
-                close_row(head, load_u32(place) - HELD)
-            store_u32(place, HELD + row)
-            left += 1
-    store_u64(mine + R_LEFT, left)
-    if left == 0:
-        close_row(head, row)
-    return row
+        if not page or not is_held(head, load_u32(place), slot, -1):
+            continue
+        number = load_u32(place) - HELD
+        old = load_i64(head + H_ROWS) + ROW_BYTES * number
+        if row < 0 or load_i64(old + R_FRAME) != frame:
+            if load_i64(head + H_FREE_ROW) < 0:
+                return NEED_ROWS if row < 0 else offset
+            frame = load_i64(old + R_FRAME)
+            row = open_row(head, offset, high, slot, -1, frame)
+            mine = load_i64(head + H_ROWS) + ROW_BYTES * row
+            store_u64(mine + R_DEADLINE_NS, deadline_ns)
+        add(old + R_LEFT, -1)
+        if load_i64(old + R_LEFT) == 0:
+            close_row(head, number)
+        store_u32(place, HELD + row)
+        add(mine + R_LEFT, 1)
+        store_u64(mine + R_END, offset + 1)
+    return high
 
 
 @kernel("int64(int64,int64)")

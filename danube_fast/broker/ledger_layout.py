@@ -164,8 +164,8 @@ class RowWord(enum.IntEnum):
     """Messages of it that are held still."""
     BEFORE = 5
     FOLLOWING = 6
-    SERIAL = 7
-    """Counts the deliveries that had this row."""
+    DEADLINE_NS = 7
+    """Of a delivery without a time: until when its messages were extended."""
     FRAME = 8
     """Number of the frame among all that its consumer was sent."""
 
@@ -207,7 +207,7 @@ R_TIME_NS = int(RowWord.TIME_NS) * WORD_BYTES
 R_LEFT = int(RowWord.LEFT) * WORD_BYTES
 R_BEFORE = int(RowWord.BEFORE) * WORD_BYTES
 R_FOLLOWING = int(RowWord.FOLLOWING) * WORD_BYTES
-R_SERIAL = int(RowWord.SERIAL) * WORD_BYTES
+R_DEADLINE_NS = int(RowWord.DEADLINE_NS) * WORD_BYTES
 R_FRAME = int(RowWord.FRAME) * WORD_BYTES
 B_HOLDER = int(BucketWord.HOLDER) * WORD_BYTES
 B_HELD = int(BucketWord.HELD) * WORD_BYTES

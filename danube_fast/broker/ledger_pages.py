@@ -36,7 +36,6 @@ from danube_fast.broker.ledger_layout import (
     R_FOLLOWING,
     R_FRAME,
     R_LEFT,
-    R_SERIAL,
     R_SLOT,
     R_START,
     R_TIME_NS,
@@ -145,7 +144,6 @@ def open_row(head: int, low: int, high: int, slot: int, time_ns: int, frame: int
     store_u64(row + R_LEFT, 0)
     store_u64(row + R_FRAME, frame)
     store_u64(row + R_FOLLOWING, -1)
-    add(row + R_SERIAL, 1)
     if time_ns < 0:
         return index
     newest = load_i64(head + H_NEWEST)

@@ -39,8 +39,6 @@ GAP_AT_ONCE = 1 << 16
 """Offsets of a gap in which waiting messages are looked for at once."""
 GOLDEN = 2654435761
 """Spreads the jitter of messages that lie side by side."""
-EXTENDED_MIN = 1024
-"""From here on deadlines of deliveries that are over are looked for."""
 TIMER_STEP_NS = 20_000_000
 """Deadlines are looked at together that lie so close: nobody minds, and it saves turns."""
 
@@ -92,8 +90,8 @@ class Returns:
         self._timers = timers or Timers()
         self._delayed: list[tuple[int, int, int]] = []
         """Ranges that failed, and when they come again."""
-        self._extended: list[tuple[int, int, int]] = []
-        """Deadlines of their own: when, which row of the ledger, which delivery."""
+        self._extended_ns = NEVER
+        """No deadline of what was extended is over before."""
         self._rested_until_ns = 0
         """The rate is used up until then."""
         self.counted_until = 0
@@ -113,11 +111,15 @@ class Returns:
     def forget_returns(self) -> None:
         """The ledger starts over: nothing comes back."""
         self._delayed.clear()
-        self._extended.clear()
+        self._extended_ns = NEVER
         self.poisoned.clear()
         self.delays.clear()
         self.foreseen.clear()
         self.counted_until = 0
+
+    def all_attempts(self) -> list[int]:
+        """How often messages were delivered, for where the partition goes: flat [start, end, entry]."""
+        return self.ledger.all_attempts(max(self.ledger.next_offset, self.counted_until))
 
     def restore_attempts(self, runs: list[int]) -> None:
         """Note how often messages were delivered where the partition comes from: flat [start, end, entry]."""
@@ -155,12 +157,13 @@ class Returns:
 
     def take_from(self, consumer: Consumer, parting: Parting) -> None:
         """What a consumer holds waits for redelivery, before anything newer. What its application had taken
-        counts as delivered; if the consumer died, that failed, too, and may have failed too often."""
+        counts as delivered; if the consumer died, what it had reported failed, too, and may have failed too
+        often."""
         ledger, slot, taken = self.ledger, consumer.slot, consumer.taken
         if parting is not Parting.CLOSED and consumer.reports:
-            taken = ledger.taken_next(slot, taken, UNREPORTED_MESSAGES)
+            reported, taken = taken, ledger.taken_next(slot, taken, UNREPORTED_MESSAGES)
             if parting is Parting.DIED:
-                failed = ledger.fail_taken(slot, taken, self.policy.max_redelivery_count)
+                failed = ledger.fail_taken(slot, reported, self.policy.max_redelivery_count)
                 self._failed(failed, 0, 0, "its consumer died")
         before = ledger.waiting
         ledger.give_back(slot, taken)
@@ -177,9 +180,11 @@ class Returns:
                 draw = (start * GOLDEN & 0xFFFF) / 0x10000
                 wait_ns = self.policy.delay_ns(failures, draw)
             if wait_ns <= 0:
-                self._wake(start, end, DELAYED)
+                self.ledger.wake(start, end, DELAYED)
             else:
                 heapq.heappush(self._delayed, (now_ns + wait_ns, start, end))
+        if failed:
+            self._rewake()
         self.arm()
 
     def _poison(self, poisoned: Poisoned) -> None:
@@ -218,14 +223,8 @@ class Returns:
         if consumer.slot < 0:
             return
         for at in range(0, len(pairs) - 1, 2):
-            for row in self.ledger.extend(pairs[at], pairs[at + 1], consumer.slot):
-                serial = self.ledger.serial(row)
-                if serial >= 0:
-                    heapq.heappush(self._extended, (until_ns, row, serial))
-        if len(self._extended) > EXTENDED_MIN and len(self._extended) > 2 * self.ledger.held:
-            living = [entry for entry in self._extended if self.ledger.serial(entry[1]) == entry[2]]
-            self._extended = living
-            heapq.heapify(living)
+            self.ledger.extend(pairs[at], pairs[at + 1], consumer.slot, until_ns)
+        self._extended_ns = min(self._extended_ns, until_ns)
         self.arm()
 
     def arm(self) -> None:
@@ -240,8 +239,7 @@ class Returns:
             oldest = self.ledger.oldest()
             if oldest is not None:
                 due = min(due, oldest[1] + timeout_ns + TIMER_STEP_NS)
-            if self._extended:
-                due = min(due, self._extended[0][0])
+            due = min(due, self._extended_ns)
         if due < NEVER:
             self._timers.arm(self, due)
 
@@ -255,9 +253,10 @@ class Returns:
             self._wake(start, end, DELAYED)
         timeout_ns = self.policy.ack_timeout_ns
         if timeout_ns:
-            while self._extended and self._extended[0][0] <= now_ns:
-                _, row, serial = heapq.heappop(self._extended)
-                if self.ledger.serial(row) == serial:
+            if self._extended_ns <= now_ns:
+                late, next_ns = self.ledger.overdue(now_ns)
+                self._extended_ns = NEVER if next_ns is None else next_ns + TIMER_STEP_NS
+                for row in late:
                     self._time_out(row, now_ns)
             while (oldest := self.ledger.oldest()) and oldest[1] + timeout_ns <= now_ns:
                 self._time_out(oldest[0], now_ns)

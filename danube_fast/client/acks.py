@@ -207,7 +207,12 @@ class AckQueue:
         if generation < attachment.sought_generation:
             return  # as a seek wants it
         if attachment.tracks:
-            self._void[attachment] = merged([*self._void.get(attachment, ()), *ranges])
+            void = self._void.setdefault(attachment, [])
+            void += ranges
+            if (
+                len(void) > 4 * ACK_RANGES_MAX
+            ):  # the latest of them will do to say that there are any
+                self._void[attachment] = merged(void)[-2 * ACK_RANGES_MAX :]
 
     def restarted(self, attachment: Attachment, *, sought: bool) -> None:
         """A new subscription after a lost session, or a seek: what is under way is void."""
@@ -311,7 +316,7 @@ class AckQueue:
         else:
             sent.extend(ranges)
         if attachment in self._void:
-            left = subtracted(self._void[attachment], ranges.tolist())
+            left = subtracted(merged(self._void[attachment]), ranges.tolist())
             if left:
                 self._void[attachment] = left
             else:
@@ -344,7 +349,7 @@ class AckQueue:
     def settle_below(self, cursors: dict[str, int]) -> None:
         """Everything below a partition's cursor has been acked after all."""
         for attachment, ranges in list(self._void.items()):
-            left = subtracted(ranges, [0, max(0, cursors.get(attachment.topic, 0))])
+            left = subtracted(merged(ranges), [0, max(0, cursors.get(attachment.topic, 0))])
             if left:
                 self._void[attachment] = left
             else:
@@ -371,7 +376,7 @@ class AckQueue:
 
     def unsent(self, away: list[Attachment], covered: _Covered) -> dict[str, list[int]]:
         """By topic: acks that were not sent, because their worker was `away`, or not answered."""
-        found = {each.topic: self._void[each] for each in away if each in self._void}
+        found = {each.topic: merged(self._void[each]) for each in away if each in self._void}
         for call, ranges_of in covered.items():
             for each, ranges in ranges_of.items() if call.error or not call.done else ():
                 found[each.topic] = merged([*found.get(each.topic, ()), *ranges])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from danube_fast.checks import check_callable
 from danube_fast.client.acks import delay_ms
@@ -47,12 +47,9 @@ from danube_fast.client.opening import opens
 from danube_fast.client.outbox import Outbox
 from danube_fast.client.outgoing import Attributes, OnDelivery
 from danube_fast.client.producer import ProducerView
-from danube_fast.client.pump import deadline_after
+from danube_fast.client.pump import Steps, deadline_after
 from danube_fast.client.reader import ReadRange, checked_stop
 from danube_fast.errors import DanubeError, FailedPrecondition
-
-if TYPE_CHECKING:
-    from danube_fast.client.pump import Steps
 
 __all__ = ["AsyncAdmin", "AsyncClient", "AsyncConsumer", "AsyncProducer", "AsyncReader"]
 

@@ -32,7 +32,14 @@ from danube_fast.errors import (
     error_from_code,
 )
 from danube_fast.frame.view import FrameView
-from danube_fast.net.protocol import CloseConsumer, ConsumerEvent, EventKind, Seek, Subscribe
+from danube_fast.net.protocol import (
+    CloseConsumer,
+    ConsumerEvent,
+    EventKind,
+    Ping,
+    Seek,
+    Subscribe,
+)
 
 if TYPE_CHECKING:
     from danube_fast.client.inbox import Inbox
@@ -331,10 +338,22 @@ class Attachment:
         taken = self.inbox.progress.of(self) if connection.takes_reports else None
         return CloseConsumer(connection.next_request(), consumer_id, taken)
 
-    def took(self, delivery: Delivery) -> None:
-        """The application has a frame in hand."""
+    def took(self, delivery: Delivery, *, waits: bool = False) -> None:
+        """The application has a frame in hand, or has taken all of it. Of one with messages that come again the
+        broker hears at once, as one of them may end this process; with `waits` before the application has the
+        message."""
+        connection = self.connection
+        if delivery.generation != self.generation or not connection.takes_reports:
+            return
         self.taken_frames = delivery.number + 1
-        self.connection.reporters[self.report] = None
+        connection.reporters[self.report] = None
+        if delivery.is_again and self.consumer_id and connection.is_open:
+            taken = self.inbox.progress.of(self, with_part=True)
+            ping = Ping(connection.next_request(), [(self.consumer_id, *taken)])
+            if waits:
+                self.inbox.progress.await_answer(connection.call(Call(ping, OnLoss.FORGET)))
+            else:
+                connection.send(ping)
 
     def report(self) -> Report | None:
         """For a heartbeat: how far the application is. None: there is nothing to say."""
@@ -377,6 +396,7 @@ class Attachment:
         """Forget the connection; the call that detaches the consumer there, if there is one."""
         departure = self._depart()
         self._forget_call()
+        self.connection.reporters.pop(self.report, None)
         self.connection.users.pop(self, None)
         self.inbox.pump.disarm(self)
         return departure

@@ -396,10 +396,10 @@ class Connection:
             return
         if kind is Published:
             self._on_published(command)
-        elif kind is Result:
+        elif kind is Result or kind is Pong:
             call = self.calls.get(command.request)
             if call is not None:
-                self._finish(call, command.value, None)
+                self._finish(call, getattr(command, "value", None), None)
         elif kind is Error:
             self._on_error(command)
         elif kind is Welcome:
@@ -413,7 +413,7 @@ class Connection:
                 self.producer_names.clear()
             names = command.names.items()
             self.producer_names.update({(command.partition_id, each): n for each, n in names})
-        elif kind is not Pong:
+        else:
             raise TypeError(f"a command of kind {kind.__name__} has no meaning for a client")
 
     def _on_published(self, command: Published) -> None:

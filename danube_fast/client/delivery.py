@@ -37,6 +37,7 @@ class Delivery:
         "flow_id",
         "frame_bytes",
         "generation",
+        "is_again",
         "is_dense",
         "number",
         "returned",
@@ -59,6 +60,8 @@ class Delivery:
         )
         self.is_dense = not flags & _SPLIT
         """Offsets rise by one (not split by the broker)."""
+        self.is_again = not self.is_dense and view.redelivery_counts() is not None
+        """Some of its messages were delivered before."""
         self.end_offset: int = self.base_offset + span
         """One past the last offset that the frame stands for."""
         self.returned = 0

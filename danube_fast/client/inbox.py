@@ -153,6 +153,7 @@ class Inbox:
                 self._hold(delivery, 0)
             elif not (yield from self._arrived_steps(deadline_ns)):
                 return False
+        yield from self.progress.heard_steps()
         return True
 
     def receive_batch_steps(
@@ -183,6 +184,7 @@ class Inbox:
         with self._lock:
             for delivery, _, stop in pieces:
                 delivery.give_credit_back(stop)
+                delivery.attachment.took(delivery)
         return pieces
 
     def _arrived_steps(self, deadline_ns: int) -> Steps[bool]:
@@ -217,7 +219,6 @@ class Inbox:
                 if self._acks.due_ns <= self.pump.clock.monotonic_ns():
                     self._acks.send()
                 if delivery.generation == attachment.generation and delivery.count:
-                    attachment.took(delivery)
                     return delivery
                 delivery.give_credit_back(delivery.count)
 
@@ -231,10 +232,11 @@ class Inbox:
     def _begin_part(self) -> None:
         """The credit of a frame goes back in quarters, when the application has taken them: a frame in
         hand may be all that it was granted. One message is taken as soon as it is in hand."""
-        part = -(-self._end // CREDIT_PARTS)
+        part = 1 if self._delivery.is_again else -(-self._end // CREDIT_PARTS)
         with self._lock:
             self._stop = min(self._end, self._index + part)
             self._delivery.give_credit_back(self._stop if part == 1 else self._index)
+            self._delivery.attachment.took(self._delivery, waits=True)
 
     def _return_credit(self) -> None:
         """Under the lock: for what the application took of the frame in hand."""
@@ -263,6 +265,12 @@ class Inbox:
         """A frame of which messages are left, and the first of them."""
         delivery, index = self._delivery, self._index
         return (delivery, index) if delivery is not None and index < self._end else None
+
+    @property
+    def part_ahead(self) -> tuple[Delivery, int] | None:
+        """As `in_hand`, when the part is taken that the application takes next."""
+        delivery, stop = self._delivery, self._stop
+        return (delivery, stop) if delivery is not None and stop < self._end else None
 
     @property
     def queued(self) -> list[Delivery]:

@@ -4,20 +4,25 @@
 
 A heartbeat says it of every partition from which something was taken since the last one, and the command
 that closes a consumer says it, too: so what waited in the queue only does not count as delivered. Messages
-that wait for a handler (`subscribe`) are not taken either.
+that wait for a handler (`subscribe`) are not taken either. Messages that come again are handed out one by
+one, and each is reported before.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from danube_fast.client.pump import Steps, Wait, deadline_after
+
 if TYPE_CHECKING:
     from danube_fast.client.attachment import Attachment
+    from danube_fast.client.calls import Call
     from danube_fast.client.delivery import Delivery
     from danube_fast.client.inbox import Inbox
 
 __all__ = ["OPTION", "Progress"]
 
+HEARD_SECONDS_MAX = 1.0
 OPTION = {"reports_taken": True}
 """Of SUBSCRIBE: this client reports."""
 
@@ -30,20 +35,35 @@ class Progress:
         self._apart: dict[tuple[Delivery, int], None] = {}
         """Frame and offset of what waits for a handler. Used without the lock: one call of a dictionary
         each."""
+        self._reports: list[Call] = []
 
     def wait(self, delivery: Delivery, offset: int) -> None:
         """A message was taken out of the inbox and waits for a handler."""
         self._apart[delivery, offset] = None
 
     def begin(self, delivery: Delivery, offset: int) -> None:
-        """A handler has it."""
+        """A handler gets it."""
         self._apart.pop((delivery, offset), None)
+        if delivery.is_again:
+            with self._inbox.pump.lock:
+                delivery.attachment.took(delivery)
 
-    def of(self, attachment: Attachment) -> tuple[int, int]:
+    def await_answer(self, report: Call) -> None:
+        """Under the lock: what comes next is handed out when the broker has heard this."""
+        self._reports.append(report)
+
+    def heard_steps(self) -> Steps[None]:
+        """Wait until the broker has heard what has to be said before, a second at most."""
+        if self._reports:
+            reports, self._reports = self._reports, []
+            deadline_ns = deadline_after(self._inbox.pump.clock, HEARD_SECONDS_MAX)
+            yield Wait(lambda: all(report.done for report in reports), deadline_ns)
+
+    def of(self, attachment: Attachment, *, with_part: bool = False) -> tuple[int, int]:
         """Under the lock: frames of the partition that were taken, and the offset in the next one below which
-        all was."""
+        all was. `with_part`: with the part of the frame in hand that the application takes next."""
         taken = attachment.taken_frames, 0
-        in_hand = self._inbox.in_hand
+        in_hand = self._inbox.part_ahead if with_part else self._inbox.in_hand
         if in_hand is not None and in_hand[0].attachment is attachment:
             delivery, index = in_hand
             if delivery.generation == attachment.generation:

@@ -19,6 +19,7 @@ import select
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from danube_fast.errors import DanubeError, DataLoss, Unavailable
@@ -121,6 +122,7 @@ class Gate:
         self._message_bytes_max = message_bytes_max
         self._number = 0
         self._links: dict[bytes, Duplex] = {}
+        self._process_ids: dict[bytes, int] = {}
         self._by_fd: dict[int, bytes] = {}
         self._awake: dict[bytes, None] = {}
         """Links that are not armed: something may be in their rings."""
@@ -128,7 +130,7 @@ class Gate:
         """Those of them whose client is gone; what it sent before still counts."""
         self._silent: dict[bytes, bool] = {}
         """Links that have never sent a message, and whether that was so at the last look."""
-        self.gone: list[bytes] = []
+        self.gone: list[tuple[bytes, bool]] = []
         """Identities of links that are closed, until somebody empties this."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -197,7 +199,7 @@ class Gate:
 
     def _welcome(self, sock: socket.socket) -> None:
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, user, _ = _CREDENTIALS.unpack(raw)
+        process_id, user, _ = _CREDENTIALS.unpack(raw)
         if user != os.geteuid():
             _refuse(sock, f"shared memory is for the broker's user {os.geteuid()}, not for {user}")
             return
@@ -216,6 +218,7 @@ class Gate:
         self._number += 1
         identity = _IDENTITY.pack(_IDENTITY_KIND, self._number)
         self._links[identity] = link
+        self._process_ids[identity] = process_id
         self._by_fd[sock.fileno()] = identity
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         self._awake[identity] = None
@@ -257,7 +260,7 @@ class Gate:
         self._awake.pop(identity, None)
         self._silent.pop(identity, None)
         link.close()
-        self.gone.append(identity)
+        self.gone.append((identity, _is_alive(self._process_ids.pop(identity))))
 
     def close(self) -> None:
         """End all links."""
@@ -317,6 +320,14 @@ class Gate:
         except DanubeError:
             self._close(identity)
             return None
+
+
+def _is_alive(process_id: int) -> bool:
+    """Whether a process runs. One that is being killed has no memory any more when its sockets are closed."""
+    try:
+        return not Path(f"/proc/{process_id}/statm").read_bytes().startswith(b"0 ")
+    except OSError:
+        return False
 
 
 def _refuse(sock: socket.socket, text: str) -> None:

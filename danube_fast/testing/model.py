@@ -382,7 +382,7 @@ class Door(Tap):
                 session.leaving[command.consumer_id] = found
                 found[0].send_away(found[1])
             elif found is not None:
-                found[0].detach(found[1])
+                found[0].detach(found[1], "lost")
 
     def _subscribed(self, asked: p.Subscribe, consumer: Attached, value: Any) -> None:
         sub = self.model.subscriptions.get((asked.partition_id, asked.subscription))

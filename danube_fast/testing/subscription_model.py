@@ -135,8 +135,9 @@ class SubscriptionModel:
         is_late = held.deadline_ns <= self.clock.now_ns
         known.deliveries_min += offset in surely
         known.deliveries_max += is_late or offset in perhaps
-        known.failures_min += parting == "died" and reports and offset in surely and not is_late
-        if is_late or ("died" in parting and reports and offset in perhaps):
+        was_reported = reports and (held.frame, offset) < held.consumer.taken
+        known.failures_min += parting == "died" and was_reported and not is_late
+        if is_late or ("died" in parting and (was_reported or self.is_lagging)):
             self._may_have_failed(known, offset)
         known.is_out_of_turn |= is_late
 
@@ -174,7 +175,7 @@ class SubscriptionModel:
         if offset in self.durable:
             raise self._fault(offset, "was acked durably and came again")
         known = self.known.get(offset)
-        is_first = known is None
+        is_first = known is None and not attempts
         if known is None:
             known = self.known[offset] = Known(deliveries_max=self.unseen_ends)
             known.failures_max = self.unseen_ends
@@ -301,7 +302,7 @@ class SubscriptionModel:
         consumer = held.consumer
         if not consumer.reports or not self.may_be_dead(consumer):
             return False
-        return offset in self._counted(consumer, "died")[1]
+        return self.is_lagging or (held.frame, offset) < consumer.taken
 
     def may_be_free(self, held: Held) -> bool:
         """Whether the worker may have taken it back by now."""

@@ -147,7 +147,7 @@ def apply(ledger: Ledger, model: Model, action: tuple, start: int) -> None:
         model.settle(list(range(low, high)))
         ledger.settle(low, high)
     elif what == "extend":
-        ledger.extend(low, high, slot)
+        ledger.extend(low, high, slot, 9)
     else:
         collect(ledger, model)
 
@@ -213,13 +213,16 @@ def test_the_delivery_that_is_held_longest_comes_first():
     first = ledger.hold(0, 10, 0, 100)
     ledger.hold(10, 20, 1, 200)
     assert ledger.oldest() == (first, 100)
-    serial = ledger.serial(first)
-    [row] = ledger.extend(3, 5, 0)
-    assert ledger.oldest() == (first, 100) and ledger.serial(row) > 0
+    ledger.extend(3, 5, 0, 400)
+    ledger.extend(7, 8, 0, 500)
+    assert ledger.oldest() == (first, 100)
+    assert ledger.overdue(399) == ([], 400)
     ledger.ack(0, [0, 3, 5, 10])
     assert ledger.oldest()[1] == 200
-    assert ledger.serial(first) != serial
+    ([row], following) = ledger.overdue(450)
+    assert following is None, "what was extended longest is acked"
     assert ledger.fail_row(row, 5) == [(3, 5, 1, False)]
+    assert ledger.overdue(450) == ([], None)
 
 
 def test_an_ack_may_have_its_numbers_as_bytes():

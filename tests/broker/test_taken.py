@@ -47,7 +47,7 @@ def test_a_place_in_what_was_sent_divides_what_is_held(frames, acked, extended, 
         at += size
     ledger.hold(at, at + 10, 2, 5, 0)  # of another consumer
     for low, length in extended:
-        ledger.extend(low, low + length, 1)
+        ledger.extend(low, low + length, 1, 7)
     for low, length in acked:
         ledger.ack(1, [low, low + length])
         for offset in range(low, low + length):
@@ -92,10 +92,12 @@ def test_attempts_go_to_another_ledger(pieces):
         ledger.hold(at, at + size, 1, 5)
         at += size
     ledger.ack(1, [0, 7, 11, 13])
-    for low, high in ((0, min(7, at)), (11, min(13, at))):
-        there.settle(low, high) if low < high else None
-    there.set_attempts(ledger.all_attempts())
-    left = [o for o in range(at) if ledger.state_of(o)[0] is State.HELD]
+    for offset in range(at):
+        if ledger.state_of(offset)[0] in (State.SETTLED, State.SETTLED_NEW):
+            there.settle(offset, offset + 1)
+    there.set_attempts(ledger.all_attempts(at))
+    assert there.all_attempts(at) == ledger.all_attempts(at)
+    left = [o for o in range(at) if ledger.state_of(o)[0] not in (State.SETTLED, State.SETTLED_NEW)]
     assert attempts(there, left) == attempts(ledger, left)
 
 
@@ -110,7 +112,7 @@ def consumer_of(sub: Subscription, *, reports: bool) -> Consumer:
     [
         (Parting.CLOSED, 10, 0),
         (Parting.LOST, 10 + UNREPORTED_MESSAGES, 0),
-        (Parting.DIED, 10 + UNREPORTED_MESSAGES, 10 + UNREPORTED_MESSAGES),
+        (Parting.DIED, 10 + UNREPORTED_MESSAGES, 10),
     ],
 )
 def test_how_a_consumer_leaves_decides_what_counts(parting, delivered, failed):

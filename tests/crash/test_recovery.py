@@ -263,7 +263,9 @@ def test_what_a_dead_client_held_is_given_to_others(server: Server, tmp_path: Pa
             while len(again) < 500 and time.monotonic() < deadline:
                 again += second.receive_batch(timeout=0.2)
             assert [m.offset for m in again] == list(range(500)), f"{kind}: {len(again)} came"
-            assert {m.redelivery_count for m in again} == {1}, kind
+            counts = [m.redelivery_count for m in again]
+            assert counts == sorted(counts, reverse=True), f"{kind}: all that was taken counts"
+            assert counts[0] == counts[63] == 1, f"{kind}: and what may have been taken"
             second.ack(again)
             second.flush_acks()
             assert second.lag() == 0

@@ -21,6 +21,8 @@ FRAME = 100
 NEXT = 64
 """A death counts so many messages behind those that the broker knows to be taken."""
 WAIT_SECONDS = 60.0
+DEATHS_MAX = 20
+"""A report may be lost with its process; then another death tells."""
 KINDS = ("exclusive", "shared", "failover", "key_shared")
 
 
@@ -124,7 +126,7 @@ def test_a_message_that_kills_its_process_becomes_a_dead_letter(
 ) -> None:
     topic, dead = "/default/deadly", "/default/deadly-letters"
     client.admin.create_topic(topic)
-    policy = {
+    policy: dict[str, Any] = {
         "max_redelivery_count": 2, "poison_policy": "dead_letter", "dead_letter_topic": dead,
     }  # fmt: skip
     client.consumer(topic, subscription="s", type="failover", failure_policy=policy).close()
@@ -133,18 +135,18 @@ def test_a_message_that_kills_its_process_becomes_a_dead_letter(
     with client.producer(topic) as producer:
         producer.send_many(payloads)
         producer.flush(timeout=WAIT_SECONDS)
-    deaths = [dying(server, topic, killer="killer") for _ in range(3)]
-    assert deaths == [[0, 1, 2, 3], [3], [3]], "in order, and the killer first"
+    assert dying(server, topic, killer="killer") == [0, 1, 2, 3]
+    deaths = 1
+    while (taken := dying(server, topic, killer="killer")) == [3]:
+        deaths += 1
+        assert deaths < DEATHS_MAX, f"the killer has come {deaths} times"
+    assert deaths > policy["max_redelivery_count"]
+    assert taken == list(range(4, len(payloads))), "all others come, in order, when it has gone"
     with client.consumer(dead, subscription="s", initial_position="earliest") as letters:
         message = letters.receive(timeout=WAIT_SECONDS)
         assert message is not None and message.payload == b"killer"
         assert message.attributes["x-failure-reason"] == "its consumer died"
-        # neighbours that may have been in its hand went with it; everything else comes as ever
-        lost = 1 + len(take_all(letters, NEXT - 1))
-    with client.consumer(topic, subscription="s", type="failover") as consumer:
-        rest = take_all(consumer, len(payloads) - 3 - lost)
-    assert sorted(rest) == list(range(3 + NEXT, len(payloads)))
-    assert set(rest.values()) == {0}
+    assert client.admin.describe_subscription(topic, "s")["dead_letters"] == 1
 
 
 def test_a_move_keeps_the_counts(client: danube_fast.Client) -> None:

@@ -95,6 +95,9 @@ MUTANTS: dict[str, Mutant] = {
     "a_death_counts_no_more_than_was_reported": Mutant(
         "ledger.taken_next(slot, taken, UNREPORTED_MESSAGES)", "ledger.taken_next(slot, taken, 0)"
     ),
+    "a_death_fails_what_was_not_reported": Mutant(
+        "ledger.fail_taken(slot, reported,", "ledger.fail_taken(slot, taken,"
+    ),
     "a_death_is_no_failure": Mutant("if parting is Parting.DIED:", "if parting is None:"),
     "a_close_is_a_failure": Mutant(
         "if parting is not Parting.CLOSED and consumer.reports:", "if consumer.reports:"
@@ -105,7 +108,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "exclusive_slot_kept_by_the_dead": Mutant(
         "        for consumer in list(session.consumers.values()):\n"
-        "            self.detach(session, consumer)\n"
+        "            self.detach(session, consumer, parting)\n"
         "        self.delivery.forget(session)\n",
         "        self.delivery.forget(session)\n",
     ),
@@ -161,8 +164,8 @@ MUTANTS: dict[str, Mutant] = {
         "        if timeout_ns and not self.tracks:\n",
     ),
     "extension_ends_at_once": Mutant(
-        "heapq.heappush(self._extended, (until_ns, row, serial))",
-        "heapq.heappush(self._extended, (0, row, serial))",
+        "consumer.slot, until_ns)\n        self._extended_ns = min(self._extended_ns, until_ns)\n",
+        "consumer.slot, 0)\n        self._extended_ns = 0\n",
     ),
     "ack_by_who_does_not_hold": Mutant(
         "            sub.ack(consumer, pairs)\n",

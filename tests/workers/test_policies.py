@@ -454,8 +454,8 @@ def test_an_abandoned_subscription_is_deleted_and_one_in_use_is_not(rig):
     client.subscribe(1, "used", consumer_id=2)
     client.ask(25, 1)
     later(rig, 1)
-    later(rig, 59)
+    later(rig, 50)
     assert {entry["subscription"] for entry in stats(rig)["subscriptions"]} == {"gone", "used"}
-    later(rig, 2)
+    later(rig, 11)
     later(rig, 1)
     assert [entry["subscription"] for entry in stats(rig)["subscriptions"]] == ["used"]
