@@ -197,7 +197,7 @@ def test_importing_the_product_loads_no_folder_twice() -> None:
         "print(sorted({'workers', 'spark', 'bench'} & set(sys.modules)))\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=280
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "[]"

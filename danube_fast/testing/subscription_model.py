@@ -183,8 +183,8 @@ class SubscriptionModel:
                 known.failures_max = max(known.failures_max, attempts)
                 known.is_out_of_turn = bool(attempts)
         if not (is_late or self.is_lagging):
-            self._check_state(offset, known, now_ns)
             self._check_holder(consumer, offset, key)
+            self._check_state(offset, known, now_ns)
             self._check_attempts(offset, known, attempts)
             self._check_order(consumer, offset, key, is_first=is_first)
             known.deliveries_min = known.deliveries_max = attempts
