@@ -44,11 +44,10 @@ from danube_fast.client.limits import (
 from danube_fast.client.loop import LoopDriver
 from danube_fast.client.message import Batch, Message, MessageId, Received
 from danube_fast.client.opening import opens
-from danube_fast.client.outbox import Outbox
 from danube_fast.client.outgoing import Attributes, OnDelivery
 from danube_fast.client.producer import ProducerView
 from danube_fast.client.pump import Steps, deadline_after
-from danube_fast.client.reader import ReadRange, checked_stop
+from danube_fast.client.reader import ReaderView, checked_stop
 from danube_fast.errors import DanubeError, FailedPrecondition
 
 __all__ = ["AsyncAdmin", "AsyncClient", "AsyncConsumer", "AsyncProducer", "AsyncReader"]
@@ -84,9 +83,7 @@ class AsyncCore(Core):
 class AsyncProducer(ProducerView):
     """Publishes to one topic. Made by `client.producer()`. See Producer for each method."""
 
-    def __init__(self, core: AsyncCore, outbox: Outbox) -> None:
-        super().__init__(outbox)
-        self._core = core
+    _core: AsyncCore
 
     async def send(
         self,
@@ -171,9 +168,7 @@ class AsyncProducer(ProducerView):
 class AsyncConsumer(ConsumerView):
     """Receives from topics. Made by `client.consumer()`. See Consumer for each method."""
 
-    def __init__(self, core: AsyncCore, inbox: Inbox) -> None:
-        super().__init__(inbox)
-        self._core = core
+    _core: AsyncCore
 
     async def receive(self, timeout: float | None = None) -> Message | None:  # noqa: ASYNC109
         """The next message; None when `timeout` seconds are over."""
@@ -257,7 +252,7 @@ class AsyncConsumer(ConsumerView):
                 raise
 
 
-class AsyncReader(ReadRange):
+class AsyncReader(ReaderView):
     """Reads a range of a topic. Made by `client.reader()`; iterate over it once."""
 
     _core: AsyncCore
@@ -268,7 +263,7 @@ class AsyncReader(ReadRange):
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> Batch:
         """The next messages of the range; empty at its end or when the time is up."""
-        return await self._core.arun(self.batch_steps(max_messages, timeout))
+        return await self._core.arun(self._range.batch_steps(max_messages, timeout))
 
     async def batches(self, max_messages: int = BATCH_MESSAGES_DEFAULT) -> AsyncIterator[Batch]:
         """The whole range in batches."""
@@ -283,8 +278,8 @@ class AsyncReader(ReadRange):
 
     async def to_arrow(self) -> Any:
         """The whole range as a pyarrow.Table."""
-        self.must_end()
-        return (await self._core.arun(self.all_steps())).to_arrow()
+        self._range.must_end()
+        return (await self._core.arun(self._range.all_steps())).to_arrow()
 
     async def to_pandas(self) -> Any:
         """The whole range as a pandas.DataFrame."""
@@ -292,7 +287,7 @@ class AsyncReader(ReadRange):
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
         """Detach; returns within `timeout` seconds."""
-        await self._core.aend(self.close_steps(timeout))
+        await self._core.aend(self._inbox.close_steps(timeout))
 
     async def __aenter__(self) -> AsyncReader:
         return self
@@ -357,7 +352,7 @@ class AsyncClient:
                 **options,
             )
         )
-        return AsyncProducer(self._core, outbox)
+        return AsyncProducer(outbox)
 
     async def publish(
         self, topic: str, payload: bytes | None, **fields: Unpack[PublishArguments]
@@ -396,7 +391,7 @@ class AsyncClient:
             failure_policy=failure_policy,
         )
         inbox = await self._core.arun(self._core.consumer_steps(Inbox, topics, options, timeout))
-        return AsyncConsumer(self._core, inbox)
+        return AsyncConsumer(inbox)
 
     @opens
     async def reader(
@@ -413,7 +408,7 @@ class AsyncClient:
         end = checked_stop(stop)
         topics, options = reader_request(self._core, topic, start, permits_bytes, pattern)
         inbox = await self._core.arun(self._core.consumer_steps(Inbox, topics, options, timeout))
-        return AsyncReader(self._core, inbox, end)
+        return AsyncReader(inbox, end)
 
     async def request(
         self,

@@ -169,7 +169,7 @@ class Client:
                 **options,
             )
         )
-        return Producer(self._core, outbox)
+        return Producer(outbox)
 
     def publish(
         self, topic: str, payload: bytes | None, **fields: Unpack[PublishArguments]
@@ -218,7 +218,7 @@ class Client:
             failure_policy=failure_policy,
         )
         inbox = self._core.run(self._core.consumer_steps(Inbox, topics, options, timeout))
-        return Consumer(self._core, inbox)
+        return Consumer(inbox)
 
     def reader(
         self,
@@ -235,7 +235,7 @@ class Client:
         end = checked_stop(stop)
         topics, options = reader_request(self._core, topic, start, permits_bytes, pattern)
         inbox = self._core.run(self._core.consumer_steps(Inbox, topics, options, timeout))
-        return Reader(self._core, inbox, end)
+        return Reader(inbox, end)
 
     def request(
         self,

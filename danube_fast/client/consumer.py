@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from danube_fast.client.acks import delay_ms
 from danube_fast.client.arguments import Start
@@ -16,9 +15,6 @@ from danube_fast.client.limits import (
 )
 from danube_fast.client.message import Batch, Gap, Message, MessageId, Received
 from danube_fast.errors import DanubeError, FailedPrecondition
-
-if TYPE_CHECKING:
-    from danube_fast.client.core import Core
 
 __all__ = ["Consumer", "ConsumerView", "messages_in_hand", "refuse_cumulative"]
 
@@ -46,6 +42,7 @@ class ConsumerView:
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
+        self._core = inbox._core
         self._lock = inbox.pump.lock
         self._acks = inbox._acks
 
@@ -97,10 +94,6 @@ class ConsumerView:
 
 class Consumer(ConsumerView):
     """Receives from the partitions of one or several topics. Made by `client.consumer()`."""
-
-    def __init__(self, core: Core, inbox: Inbox) -> None:
-        super().__init__(inbox)
-        self._core = core
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None when `timeout` seconds are over. Without timeout: wait.

@@ -46,7 +46,7 @@ def _look_steps(core: Core, topic: str, count: int, position: Start) -> Steps[li
     )  # a missing topic fails at once
     options = ConsumerOptions("", READER, position, core.name, PERMITS_BYTES).checked()
     inbox = yield from core.consumer_steps(Inbox, [topic], options, REQUEST_TIMEOUT_SECONDS)
-    reader = ReadRange(core, inbox, "latest")
+    reader = ReadRange(inbox, "latest")
     by_partition: dict[str, list[Message]] = {a.topic: [] for a in inbox.attachments}
     try:
         while clock.monotonic_ns() < deadline_ns:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from danube_fast.client.arguments import Moment
 from danube_fast.client.limits import CLOSE_TIMEOUT_SECONDS
@@ -11,9 +10,6 @@ from danube_fast.client.message import MessageId
 from danube_fast.client.outbox import Outbox
 from danube_fast.client.outgoing import Attributes, OnDelivery
 from danube_fast.errors import DanubeError
-
-if TYPE_CHECKING:
-    from danube_fast.client.core import Core
 
 __all__ = ["Producer", "ProducerView"]
 
@@ -23,6 +19,7 @@ class ProducerView:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
+        self._core = outbox._core
         self._send_plain = outbox.send_plain
 
     @property
@@ -35,6 +32,11 @@ class ProducerView:
         """Name of the producer: what it published before under that name is not accepted twice."""
         return self._outbox.name
 
+    @property
+    def acked_messages(self) -> int:
+        """How many of its messages are acked."""
+        return self._outbox.acked_messages
+
     def __repr__(self) -> str:
         outbox = self._outbox
         return (
@@ -45,10 +47,6 @@ class ProducerView:
 
 class Producer(ProducerView):
     """Publishes to one topic. Made by `client.producer()`."""
-
-    def __init__(self, core: Core, outbox: Outbox) -> None:
-        super().__init__(outbox)
-        self._core = core
 
     def send(
         self,

@@ -20,12 +20,11 @@ from danube_fast.client.pump import Steps, deadline_after
 from danube_fast.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from danube_fast.client.core import Core
     from danube_fast.client.delivery import Delivery
     from danube_fast.client.inbox import Inbox
     from danube_fast.client.message import Gap
 
-__all__ = ["ReadRange", "Reader", "checked_stop"]
+__all__ = ["ReadRange", "Reader", "ReaderView", "checked_stop"]
 
 STOP_NEVER = 1 << 62
 _POLL_SECONDS = 0.5
@@ -44,8 +43,7 @@ def checked_stop(stop: Any) -> int | str | None:
 class ReadRange:
     """Where a reader is in its range, per partition. `Reader` and `AsyncReader` are faces of this."""
 
-    def __init__(self, core: Core, inbox: Inbox, stop: int | str | None) -> None:
-        self._core = core
+    def __init__(self, inbox: Inbox, stop: int | str | None) -> None:
         self._inbox = inbox
         self._stop = stop
         self._stops: dict[Attachment, int] = {}
@@ -118,20 +116,6 @@ class ReadRange:
         else:
             self._stops[attachment] = self._stop if isinstance(self._stop, int) else 0
 
-    @property
-    def gaps(self) -> collections.deque[Gap]:
-        """The latest ranges that the broker said will never come."""
-        return self._inbox.gaps
-
-    @property
-    def on_gap(self) -> Callable[[Gap], object] | None:
-        """Called with every such range, by whichever thread serves the client then."""
-        return self._inbox.on_gap
-
-    @on_gap.setter
-    def on_gap(self, callback: Callable[[Gap], object] | None) -> None:
-        self._inbox.on_gap = callback
-
     def all_steps(self) -> Steps[Batch]:
         """Everything up to the stop, as one Batch."""
         pieces: list[tuple[Delivery, int, int]] = []
@@ -153,14 +137,42 @@ class ReadRange:
         yield from self._inbox.close_steps(timeout)
 
 
-class Reader(ReadRange):
+class ReaderView:
+    """What both kinds of reader show of their range."""
+
+    def __init__(self, inbox: Inbox, stop: int | str | None) -> None:
+        self._inbox = inbox
+        self._core = inbox._core
+        self._range = ReadRange(inbox, stop)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every partition has reached its stop."""
+        return self._range.is_finished
+
+    @property
+    def gaps(self) -> collections.deque[Gap]:
+        """The latest ranges that the broker said will never come."""
+        return self._inbox.gaps
+
+    @property
+    def on_gap(self) -> Callable[[Gap], object] | None:
+        """Called with every such range, by whichever thread serves the client then."""
+        return self._inbox.on_gap
+
+    @on_gap.setter
+    def on_gap(self, callback: Callable[[Gap], object] | None) -> None:
+        self._inbox.on_gap = callback
+
+
+class Reader(ReaderView):
     """Reads a range of a topic. Made by `client.reader()`; iterate over it once."""
 
     def receive_batch(
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
     ) -> Batch:
         """The next messages of the range; empty at its end or when `timeout` seconds are over."""
-        return self._core.run(self.batch_steps(max_messages, timeout))
+        return self._core.run(self._range.batch_steps(max_messages, timeout))
 
     def batches(self, max_messages: int = BATCH_MESSAGES_DEFAULT) -> Iterator[Batch]:
         """The whole range in batches."""
@@ -174,8 +186,8 @@ class Reader(ReadRange):
 
     def to_arrow(self) -> Any:
         """The whole range as a pyarrow.Table. Needs `danube-fast[arrow]`; all of it is in memory."""
-        self.must_end()
-        return self._core.run(self.all_steps()).to_arrow()
+        self._range.must_end()
+        return self._core.run(self._range.all_steps()).to_arrow()
 
     def to_pandas(self) -> Any:
         """The whole range as a pandas.DataFrame. Needs `danube-fast[arrow]` and pandas."""
@@ -183,7 +195,7 @@ class Reader(ReadRange):
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Detach; returns within `timeout` seconds."""
-        self._core.end(self.close_steps(timeout))
+        self._core.end(self._inbox.close_steps(timeout))
 
     def __enter__(self) -> Reader:
         return self

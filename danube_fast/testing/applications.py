@@ -163,7 +163,7 @@ def receiver(
             try:
                 yield from core.open_steps(PATIENCE_SECONDS)
                 inbox = yield from core.consumer_steps(Inbox, [topic], wanted, PATIENCE_SECONDS)
-                yield from _receive(client, Consumer(core, inbox), inbox, model)
+                yield from _receive(client, Consumer(inbox), inbox, model)
             except DanubeError as error:
                 client.errors.append(f"{type(error).__name__}: {error}")
                 if not client.is_alive:
