@@ -169,7 +169,7 @@ def test_what_a_client_sent_before_its_end_still_counts(house: House) -> None:
     client.send([b"last"])
     client.close()
     assert house.hear() + house.hear() == [(identity, [b"last"])]
-    assert house.gate.gone == [identity] and len(house.gate) == 0
+    assert house.gate.gone == [(identity, True)] and len(house.gate) == 0
     assert house.gate.send(identity, [b"too late"]) is None
 
 
@@ -307,7 +307,7 @@ def test_a_client_that_scribbles_harms_itself_only() -> None:
         assert others == [[b"%d" % case]], f"case {case}: {others}; again: {again}"
         assert house.gate.send(identity, [b"%d" % case]), f"case {case}; again: {again}"
         assert honest.receive() == [b"%d" % case], f"case {case}; again: {again}"
-        if named in house.gate.gone:
+        if named in dict(house.gate.gone):
             liar.close()
             liar = None
             ended += 1
