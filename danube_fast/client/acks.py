@@ -209,9 +209,8 @@ class AckQueue:
         if attachment.tracks:
             void = self._void.setdefault(attachment, [])
             void += ranges
-            if (
-                len(void) > 4 * ACK_RANGES_MAX
-            ):  # the latest of them will do to say that there are any
+            if len(void) > 4 * ACK_RANGES_MAX:
+                # the latest of them will do to say that there are any
                 self._void[attachment] = merged(void)[-2 * ACK_RANGES_MAX :]
 
     def restarted(self, attachment: Attachment, *, sought: bool) -> None:
