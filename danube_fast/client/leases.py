@@ -5,9 +5,9 @@ r"""Ack timeouts, seen from the client: what waits in the inbox is not failing, 
 
 Once the application has a message, the broker waits two thirds of the timeout for its ack at least.
 
-An application that takes nothing for a whole timeout, though something waits, and does not say that it works on
-a message (`holds.py`), is no use to its group: then the consumer rests, which gives all that it holds to the others without counting as a failure, and
-joins again when the application comes for more.
+An application that takes nothing for a whole timeout, though something waits, and does not say meanwhile that it
+works on a message (`holds.py`), is no use to its group: then the consumer rests, which gives all that it holds to
+the others without counting as a failure, and joins again when the application comes for more.
 
 All methods are called under the pump's lock.
 """
@@ -63,17 +63,13 @@ class Leases:
         """Keeper: a third of the timeout went by."""
         place = self._inbox.place
         is_waiting = self._inbox.in_hand is not None or bool(self._inbox.queued)
-        if place != self._place or not is_waiting:
+        if place != self._place or not is_waiting or self._inbox.holds:
+            # when the work on a message ends, the application is about to take more: the wait begins anew
             self._place, self._since_ns = place, now_ns
-        elif now_ns - self._since_ns >= self._timeout_ns and self._may_rest:
+        elif now_ns - self._since_ns >= self._timeout_ns and self._inbox.type in GROUPS:
             self._inbox.rest()
         self._extend_waiting()
         self._arm()
-
-    @property
-    def _may_rest(self) -> bool:
-        """Others can take what waits, and nothing is being worked on, which would be lost."""
-        return self._inbox.type in GROUPS and not self._inbox.holds
 
     def _extend_waiting(self) -> None:
         by_connection: dict[Connection, list[tuple[int, list[int]]]] = {}
