@@ -42,6 +42,8 @@ class Model:
         self.subscriptions: dict[tuple[int, str], SubscriptionModel] = {}
         self.letters: dict[int, str] = {}
         """Partitions that take dead letters."""
+        self.letters_unread = 0
+        """Dead letters that were gone before anybody subscribed: of which messages, nobody knows."""
         self.application_acks: dict[str, set[tuple[int, int]]] = {}
         """What each application of a shipped client has acked: partition and offset."""
         self._by_topic: dict[str, PartitionModel] = {}
@@ -85,6 +87,7 @@ class Model:
     def owed(self) -> list[str]:
         """What subscriptions still have to get, as texts."""
         found = []
+        unread = self.letters_unread
         for sub in self.subscriptions.values():
             sub.overdue()
             partition = self.partitions[sub.partition_id]
@@ -93,6 +96,9 @@ class Model:
                 for offset in partition.accepted
                 if sub.is_owed(offset) and sub.wants(partition.by_offset[offset][1])
             )
+            excused = [offset for offset in missing if offset in sub.poisoned][:unread]
+            unread -= len(excused)
+            missing = [offset for offset in missing if offset not in excused]
             if missing:
                 found.append(f"{sub.label} waits for {len(missing)}: {missing[:10]}")
         return found
@@ -394,6 +400,8 @@ class Door(Tap):
             self._take_over(sub)
         if sub.start == 1 << 62:
             sub.start = value["next_offset"]
+            if asked.partition_id in self.model.letters:
+                self.model.letters_unread = sub.start
         sub.confirm(consumer)
 
     def _take_over(self, sub: SubscriptionModel) -> None:
