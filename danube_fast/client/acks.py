@@ -55,7 +55,7 @@ def acks_unsent(unsent: dict[str, list[int]]) -> Unavailable:
         for topic, r in list(unsent.items())[:5]
     ]
     return Unavailable(
-        f"the consumer is closed, and acks were not sent or not answered in time: {'; '.join(places)}"
+        f"the consumer is closed, and acks were lost, not sent or not answered in time: {'; '.join(places)}"
         f"{'; and more topics' if len(unsent) > 5 else ''}; these messages may be delivered again"
     )
 
@@ -88,7 +88,9 @@ class AckQueue:
         self._confirming: dict[Call, dict[Attachment, Ranges[int]]] = {}
         """What each ACK on its way that will be answered covers."""
         self._void: dict[Attachment, list[int]] = {}
-        """Lost with their session, and not acked again since."""
+        """Lost with their session, or acked when that was gone, and not acked again since."""
+        self._lost: dict[Attachment, list[int]] = {}
+        """What was lost with its session: `close` tells of that part of what is void."""
 
     def add_one(self, message: Received) -> None:
         """One message. If it follows the last one, `Consumer.ack` does not even come here: it only
@@ -222,15 +224,19 @@ class AckQueue:
         del attachment.pending[:]
         if sought:
             self._void.pop(attachment, None)
-        elif lost:
-            self._void[attachment] = merged(self._void.get(attachment, []) + lost)
+        else:
+            self._lose(attachment, lost)
+
+    def _lose(self, attachment: Attachment, lost: Iterable[int]) -> None:
+        """These acks did not arrive, as far as is known."""
+        for places in (self._void, self._lost) if lost else ():
+            places[attachment] = merged([*places.get(attachment, ()), *lost])
 
     def rested(self, attachment: Attachment) -> None:
         """The consumer left in order: what was sent arrives, what was not is void."""
         self._end_run(attachment)
-        if attachment.pending:
-            self._void[attachment] = merged([*self._void.get(attachment, ()), *attachment.pending])
-            del attachment.pending[:]
+        self._lose(attachment, attachment.pending)
+        del attachment.pending[:]
 
     def _end_run(self, attachment: Attachment) -> None:
         """Queue all of the run, if it is of this attachment: that of another may be growing just now."""
@@ -334,7 +340,7 @@ class AckQueue:
         covered = self._confirming.pop(call, {})
         if call.error is not None:
             for attachment, ranges in covered.items():
-                self._void[attachment] = merged([*self._void.get(attachment, ()), *ranges])
+                self._lose(attachment, ranges)
 
     @property
     def has_void(self) -> bool:
@@ -358,6 +364,7 @@ class AckQueue:
         """After a flush: raise Unavailable, once, if acks were void and were not repeated."""
         if self._void:
             self._void.clear()
+            self._lost.clear()
             raise Unavailable(_ACKS_LOST)
 
     def give_back(self, what: Any, delay_ms: int, reason: str) -> None:
@@ -373,9 +380,13 @@ class AckQueue:
         """What the answers to these calls will confirm."""
         return {call: dict(self._confirming.get(call, {})) for call in calls}
 
-    def unsent(self, away: list[Attachment], covered: _Covered) -> dict[str, list[int]]:
-        """By topic: acks that were not sent, because their worker was `away`, or not answered."""
-        found = {each.topic: merged(self._void[each]) for each in away if each in self._void}
+    def unsent(self, covered: _Covered) -> dict[str, list[int]]:
+        """By topic: acks that were lost with a connection, or not answered."""
+        found = {}
+        for each, lost in self._lost.items():
+            void = merged(self._void.get(each, []))
+            if left := subtracted(void, subtracted(void, lost)):
+                found[each.topic] = left
         for call, ranges_of in covered.items():
             for each, ranges in ranges_of.items() if call.error or not call.done else ():
                 found[each.topic] = merged([*found.get(each.topic, ()), *ranges])

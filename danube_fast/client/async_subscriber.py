@@ -6,6 +6,7 @@ The same as `subscriber.py`, with tasks where that has threads: one receives, `c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -86,6 +87,9 @@ class AsyncSubscriber:
             raise FailedPrecondition("a subscription needs a running event loop")
         while (message := await self._next()) is not None:
             self._running[task] = message
+            if (steps := self._hand.begin(message)) is not None:
+                with contextlib.suppress(DanubeError):  # the client is closed
+                    await self.consumer._core.arun(steps)
             reason = await self._handle(message)
             self._hand.settle(message, reason)
             async with self._changed:
@@ -98,7 +102,6 @@ class AsyncSubscriber:
             while not self._stopping:
                 message = self._turns.take()
                 if message is not None:
-                    self._hand.begin(message)
                     return message
                 await self._changed.wait()
         return None

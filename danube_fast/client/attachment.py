@@ -338,22 +338,22 @@ class Attachment:
         taken = self.inbox.progress.of(self) if connection.takes_reports else None
         return CloseConsumer(connection.next_request(), consumer_id, taken)
 
-    def took(self, delivery: Delivery, *, waits: bool = False) -> None:
-        """The application has a frame in hand, or has taken all of it. Of one with messages that come again the
-        broker hears at once, as one of them may end this process; with `waits` before the application has the
-        message."""
+    def took(self, delivery: Delivery) -> None:
+        """The application has a frame in hand, or has taken all of it; the next heartbeat tells."""
+        if delivery.generation == self.generation and self.connection.takes_reports:
+            self.taken_frames = delivery.number + 1
+            self.connection.reporters[self.report] = None
+
+    def tell_taken(self, *, with_part: bool) -> Call | None:
+        """Tell the broker now how far the application is; None: it does not want to hear. `with_part`: with what
+        is handed out next."""
         connection = self.connection
-        if delivery.generation != self.generation or not connection.takes_reports:
-            return
-        self.taken_frames = delivery.number + 1
-        connection.reporters[self.report] = None
-        if delivery.is_again and self.consumer_id and connection.is_open:
-            taken = self.inbox.progress.of(self, with_part=True)
-            ping = Ping(connection.next_request(), [(self.consumer_id, *taken)])
-            if waits:
-                self.inbox.progress.await_answer(connection.call(Call(ping, OnLoss.FORGET)))
-            else:
-                connection.send(ping)
+        if not self.consumer_id or not connection.is_open or not connection.takes_reports:
+            return None
+        self.inbox._acks.send()  # or what was acked would fail with what is told
+        taken = self.inbox.progress.of(self, with_part=with_part)
+        ping = Ping(connection.next_request(), [(self.consumer_id, *taken)])
+        return connection.call(Call(ping, OnLoss.FORGET))
 
     def report(self) -> Report | None:
         """For a heartbeat: how far the application is. None: there is nothing to say."""

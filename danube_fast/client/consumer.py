@@ -183,7 +183,7 @@ class Consumer(ConsumerView):
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Flush acks and detach; within `timeout` seconds. Raises Unavailable, closed all the same, when
-        acks were not sent or not answered by then: it names their messages."""
+        acks were lost with a connection, not sent or not answered by then: it names their messages."""
         self._core.end(self._inbox.close_steps(timeout))
 
     def __enter__(self) -> Consumer:

@@ -151,6 +151,13 @@ class Delivery:
         counts = self.view.redelivery_counts()
         return 0 if counts is None else int(counts[index])
 
+    def count_together(self, index: int, limit: int) -> int:
+        """How many of at most `limit` messages from `index` on are handed out together: those that come for
+        the second time, or one that comes for the third time or more."""
+        counts = self.view.redelivery_counts()
+        often = [] if counts is None else (counts[index : index + limit] > 1).tolist()
+        return max(1, often.index(True) if True in often else min(limit, self.count - index))
+
     # ------------------------------------------------------------ messages
 
     def messages(self, start: int, stop: int) -> Iterator[Message]:

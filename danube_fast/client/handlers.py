@@ -10,6 +10,7 @@ from danube_fast.client.inbox import Inbox
 from danube_fast.client.limits import PREFETCH_PER_HANDLER
 from danube_fast.client.message import Message, Received
 from danube_fast.client.options import TYPES
+from danube_fast.client.pump import Steps
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 __all__ = ["Hand", "checked_concurrency", "prefetch", "reply_of", "still_running"]
@@ -72,6 +73,7 @@ class Hand:
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
         self._lock = inbox.pump.lock
+        inbox.progress.has_handlers = True
 
     def hold(self, message: Message) -> None:
         """It waits for a handler, and its ack timeout does not run out until it is let go."""
@@ -79,9 +81,9 @@ class Hand:
         with self._lock:
             self._inbox.holds.add(*_place(message))
 
-    def begin(self, message: Message) -> None:
-        """A handler gets it now."""
-        self._inbox.progress.begin(_delivery(message), message.offset)
+    def begin(self, message: Message) -> Steps[None] | None:
+        """A handler gets it when these steps are done, if there are any."""
+        return self._inbox.progress.begin(_delivery(message), message.offset)
 
     def let_go(self, message: Message) -> None:
         """It is nobody's concern any more."""

@@ -20,6 +20,7 @@ from danube_fast.client.acks import AckQueue, acks_unsent
 from danube_fast.client.attachment import Attachment
 from danube_fast.client.calls import Call
 from danube_fast.client.delivery import Delivery
+from danube_fast.client.flushes import ask_cursors_steps, flush_steps
 from danube_fast.client.holds import Holds
 from danube_fast.client.leases import Leases
 from danube_fast.client.limits import (
@@ -27,6 +28,7 @@ from danube_fast.client.limits import (
     CLOSE_TIMEOUT_SECONDS,
     CREDIT_PARTS,
     REQUEST_TIMEOUT_SECONDS,
+    SECOND_NS,
 )
 from danube_fast.client.message import Batch, Gap, Message
 from danube_fast.client.options import READER, ConsumerOptions
@@ -143,12 +145,13 @@ class Inbox:
             return None
         return self.take_one()
 
-    def next_steps(self, timeout: float | None) -> Steps[bool]:
-        """Have a frame in hand that has a message left; False when the time is up."""
+    def next_steps(self, timeout: float | None, suspects: int = 1) -> Steps[bool]:
+        """Have a frame in hand that has a message left, and is reported if it has messages that come again: at
+        most `suspects` of these. False when the time is up."""
         deadline_ns = deadline_after(self.pump.clock, timeout)
         while self._index >= self._stop:
             if self._index < self._end:
-                self._begin_part()
+                self._begin_part(suspects)
             elif (delivery := self._take()) is not None:
                 self._hold(delivery, 0)
             elif not (yield from self._arrived_steps(deadline_ns)):
@@ -163,19 +166,33 @@ class Inbox:
         max_messages = check_whole(max_messages, "max_messages", 1)
         deadline_ns = deadline_after(self.pump.clock, timeout)
         while True:
+            if self._suspects_are_next and not (yield from self.next_steps(0, max_messages)):
+                continue  # they are void
             batch = Batch(self._gather(max_messages))
             if batch or not (yield from self._arrived_steps(deadline_ns)):
                 return batch
 
+    @property
+    def _suspects_are_next(self) -> bool:
+        """Whether messages that come again are first: one of them may end this process."""
+        if self._index < self._end:
+            return bool(self._delivery.is_again)
+        try:
+            return self._queue[0].is_again
+        except IndexError:
+            return False
+
     def _gather(self, limit: int) -> list[tuple[Delivery, int, int]]:
-        """Pieces of at most `limit` messages that are here already."""
+        """Pieces of at most `limit` messages that are here already. Messages that come again have a batch of
+        their own, which was reported."""
         pieces: list[tuple[Delivery, int, int]] = []
         if self._index < self._end:
-            stop = min(self._end, self._index + limit)
+            is_again = self._delivery.is_again
+            stop = min(self._stop if is_again else self._end, self._index + limit)
             pieces.append((self._delivery, self._index, stop))
-            limit -= stop - self._index
+            limit = 0 if is_again else limit - (stop - self._index)
             self._index = stop
-        while limit and (delivery := self._take()) is not None:
+        while limit and (delivery := self._take(suspects=False)) is not None:
             stop = min(delivery.count, limit)
             pieces.append((delivery, 0, stop))
             limit -= stop
@@ -205,11 +222,14 @@ class Inbox:
     def _has_arrived(self) -> bool:
         return bool(self._queue) or self._error is not None or self._refusal is not None
 
-    def _take(self) -> Delivery | None:
-        """The next frame that still counts."""
+    def _take(self, *, suspects: bool = True) -> Delivery | None:
+        """The next frame that still counts; with `suspects` also one with messages that come again."""
         while True:
             try:
-                delivery = self._queue.popleft()
+                delivery = self._queue[0]
+                if delivery.is_again and not suspects:
+                    return None
+                self._queue.popleft()
             except IndexError:
                 return None
             attachment = delivery.attachment
@@ -226,17 +246,21 @@ class Inbox:
         """Take that frame in hand, from message `index` on."""
         self._messages = list(delivery.messages(0, delivery.count))
         self._delivery = delivery
-        self._index, self._end = index, delivery.count
-        self._begin_part()
+        self._index = self._stop = index
+        self._end = delivery.count
 
-    def _begin_part(self) -> None:
+    def _begin_part(self, suspects: int) -> None:
         """The credit of a frame goes back in quarters, when the application has taken them: a frame in
         hand may be all that it was granted. One message is taken as soon as it is in hand."""
-        part = 1 if self._delivery.is_again else -(-self._end // CREDIT_PARTS)
+        delivery = self._delivery
+        part = -(-self._end // CREDIT_PARTS)
+        if delivery.is_again:
+            part = delivery.count_together(self._index, suspects)
         with self._lock:
             self._stop = min(self._end, self._index + part)
-            self._delivery.give_credit_back(self._stop if part == 1 else self._index)
-            self._delivery.attachment.took(self._delivery, waits=True)
+            delivery.give_credit_back(self._stop if part == 1 else self._index)
+            delivery.attachment.took(delivery)
+            self.progress.announce(delivery)
 
     def _return_credit(self) -> None:
         """Under the lock: for what the application took of the frame in hand."""
@@ -371,35 +395,7 @@ class Inbox:
 
     def flush_acks_steps(self, timeout: float = REQUEST_TIMEOUT_SECONDS) -> Steps[None]:
         """Send queued acks and wait until they are durable."""
-        self.check_acking()
-        check_seconds(timeout, "timeout")
-        if self._acks.has_void:
-            yield from self._ask_cursors_steps(timeout)
-        with self._lock:
-            calls = self._acks.send(durable=True)
-        what = "acks; what is not acked is delivered again"
-        try:
-            yield from self._answered_steps(calls, timeout, what)
-        finally:
-            with self._lock:
-                self._acks.raise_void()
-
-    def _ask_cursors_steps(self, timeout: float) -> Steps[None]:
-        """Acks whose session was lost may have arrived: the subscription's cursor tells."""
-        for topic in self._acks.topics_in_doubt():
-            arguments = {"topic": topic, "subscription": self.subscription}
-            for may_repeat in (True, False):
-                try:
-                    answer = yield from self._core.admin_steps(
-                        "describe_subscription", arguments, timeout
-                    )
-                except DanubeError as error:
-                    if may_repeat and isinstance(error, Unavailable):
-                        continue  # the session that answers may have been lost with the other
-                    return  # then they stay in doubt, and the flush says so
-                with self._lock:
-                    self._acks.settle_below(answer["cursors"])
-                break
+        return flush_steps(self, timeout)
 
     def seek_steps(self, position: Any, timeout: float = REQUEST_TIMEOUT_SECONDS) -> Steps[None]:
         """Move the subscription in every partition."""
@@ -468,7 +464,6 @@ class Inbox:
         with self._lock:
             calls = [] if self.type == READER else self._acks.send(durable=True)
             covered = self._acks.covered(calls)
-            away = [a for a in self.attachments if not (a.subscribed and a.connection.is_open)]
             self._closed = True
             ends = [
                 (a.connection, call) for a in self.attachments if (call := a.close()) is not None
@@ -488,7 +483,10 @@ class Inbox:
             return gone and all(call.done for call in calls)
 
         yield Wait(is_over, deadline_ns)
-        if unsent := self._acks.unsent(away, covered):
+        if self._acks.has_void and self._core.routes.bootstrap.is_open:
+            left_ns = deadline_ns - self.pump.clock.monotonic_ns()
+            yield from ask_cursors_steps(self, max(0.0, left_ns / SECOND_NS))
+        if unsent := self._acks.unsent(covered):
             raise acks_unsent(unsent)
 
     def refuse(self, error: DanubeError) -> None:

@@ -4,8 +4,11 @@
 
 A heartbeat says it of every partition from which something was taken since the last one, and the command
 that closes a consumer says it, too: so what waited in the queue only does not count as delivered. Messages
-that wait for a handler (`subscribe`) are not taken either. Messages that come again are handed out one by
-one, and each is reported before.
+that wait for a handler (`subscribe`) are not taken either.
+
+A message that comes again may be what ended the process that had it, so the broker hears of it before the
+application has it: `receive` hands these out one by one, `receive_batch` those that come for the second time
+in a batch of their own, and a handler begins when the broker has heard.
 """
 
 from __future__ import annotations
@@ -36,26 +39,39 @@ class Progress:
         """Frame and offset of what waits for a handler. Used without the lock: one call of a dictionary
         each."""
         self._reports: list[Call] = []
+        """What comes next is handed out when the broker has heard these."""
+        self.has_handlers = False
+        """What the inbox hands out waits for a handler, and is reported when that begins."""
 
     def wait(self, delivery: Delivery, offset: int) -> None:
         """A message was taken out of the inbox and waits for a handler."""
         self._apart[delivery, offset] = None
 
-    def begin(self, delivery: Delivery, offset: int) -> None:
-        """A handler gets it."""
+    def begin(self, delivery: Delivery, offset: int) -> Steps[None] | None:
+        """A handler gets it, when these steps are done: the broker hears of a message that comes again."""
         self._apart.pop((delivery, offset), None)
-        if delivery.is_again:
-            with self._inbox.pump.lock:
-                delivery.attachment.took(delivery)
+        return self._told_steps(delivery) if delivery.is_again else None
 
-    def await_answer(self, report: Call) -> None:
-        """Under the lock: what comes next is handed out when the broker has heard this."""
-        self._reports.append(report)
+    def _told_steps(self, delivery: Delivery) -> Steps[None]:
+        attachment, report = delivery.attachment, None
+        with self._inbox.pump.lock:
+            if delivery.generation == attachment.generation:
+                report = attachment.tell_taken(with_part=False)
+        yield from self._heard_steps([] if report is None else [report])
+
+    def announce(self, delivery: Delivery) -> None:
+        """Under the lock: a part of this frame is handed out next."""
+        if delivery.is_again and not self.has_handlers:
+            report = delivery.attachment.tell_taken(with_part=True)
+            self._reports += [] if report is None else [report]
 
     def heard_steps(self) -> Steps[None]:
         """Wait until the broker has heard what has to be said before, a second at most."""
-        if self._reports:
-            reports, self._reports = self._reports, []
+        reports, self._reports = self._reports, []
+        return self._heard_steps(reports)
+
+    def _heard_steps(self, reports: list[Call]) -> Steps[None]:
+        if reports:
             deadline_ns = deadline_after(self._inbox.pump.clock, HEARD_SECONDS_MAX)
             yield Wait(lambda: all(report.done for report in reports), deadline_ns)
 

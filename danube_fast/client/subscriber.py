@@ -10,6 +10,7 @@ timeout. What was taken and not begun when the end comes goes back to the subscr
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import threading
@@ -113,6 +114,9 @@ class Subscriber:
     def _work(self) -> None:
         try:
             while (message := self._next()) is not None:
+                if (steps := self._hand.begin(message)) is not None:
+                    with contextlib.suppress(DanubeError):  # the client is closed
+                        self.consumer._core.run(steps)
                 reason = self._handle(message)
                 try:
                     self._hand.settle(message, reason)
@@ -127,7 +131,6 @@ class Subscriber:
             while not self._stopping:
                 message = self._turns.take()
                 if message is not None:
-                    self._hand.begin(message)
                     self._running[threading.get_ident()] = message
                     return message
                 self._condition.wait()

@@ -474,6 +474,33 @@ def test_flush_acks_is_content_once_everything_was_acked_again(
     assert broker.acked(TOPIC, "s") == {0, 1, 2}
 
 
+@pytest.mark.parametrize("end", ["arrived", "lost", "acked again"])
+def test_close_tells_when_acks_were_lost_before_a_reconnect(
+    broker: Any, client: danube_fast.Client, end: str
+) -> None:
+    client.producer(TOPIC).send_many([b"a", b"b"])
+    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
+    for count in (1, 2):
+        message = consumer.receive(timeout=60)
+        assert message is not None
+        consumer.ack(message)
+        broker.wait("an ack", lambda n=count: len(broker.acked(TOPIC, "s")) == n)
+    subscribed = broker.commands["Subscribe"]
+    with broker.lock:
+        if end != "arrived":
+            broker.topics[TOPIC].partitions[0].subs.clear()  # they were not durable
+        broker.forget_sessions()
+    broker.wait("a new subscription", lambda: broker.commands["Subscribe"] > subscribed)
+    for offset in (0, 1) if end == "acked again" else ():
+        message = consumer.receive(timeout=60)
+        assert message is not None and message.offset == offset
+        consumer.ack(message)
+    if end == "lost":
+        with pytest.raises(danube_fast.Unavailable, match=f"were lost.*{TOPIC} [01] to 1;"):
+            consumer.close()
+    consumer.close()
+
+
 def test_a_producer_that_cannot_be_opened_again_at_once_goes_on(
     broker: Any, client: danube_fast.Client
 ) -> None:

@@ -21,8 +21,6 @@ FRAME = 100
 NEXT = 64
 """A death counts so many messages behind those that the broker knows to be taken."""
 WAIT_SECONDS = 60.0
-DEATHS_MAX = 20
-"""A report may be lost with its process; then another death tells."""
 KINDS = ("exclusive", "shared", "failover", "key_shared")
 
 
@@ -62,7 +60,10 @@ def take_all(consumer: Any, count: int) -> dict[int, int]:
 
 def dying(server: Server, topic: str, **plan: Any) -> list[int]:
     """Let a process take messages until it is dead; their offsets."""
-    defaults = {"type": "failover", "transport": "zmq", "take": 0, "reported": False, "killer": ""}
+    defaults = {
+        "type": "failover", "transport": "zmq", "take": 0, "reported": False, "killer": "",
+        "how": "receive", "last": -1,
+    }  # fmt: skip
     process = subprocess.run(
         [
             sys.executable, "-m", "tests.delivery.taking_process",
@@ -121,10 +122,11 @@ def test_a_death_before_the_first_heartbeat_counts_the_first_messages(
     assert counts == {at: int(at < NEXT) for at in range(MESSAGES)}
 
 
+@pytest.mark.parametrize("how", ["receive", "batch", "handler", "async_handler"])
 def test_a_message_that_kills_its_process_becomes_a_dead_letter(
-    server: Server, client: danube_fast.Client
+    server: Server, client: danube_fast.Client, how: str
 ) -> None:
-    topic, dead = "/default/deadly", "/default/deadly-letters"
+    topic, dead = f"/default/deadly-{how}", f"/default/deadly-letters-{how}"
     client.admin.create_topic(topic)
     policy: dict[str, Any] = {
         "max_redelivery_count": 2, "poison_policy": "dead_letter", "dead_letter_topic": dead,
@@ -135,18 +137,40 @@ def test_a_message_that_kills_its_process_becomes_a_dead_letter(
     with client.producer(topic) as producer:
         producer.send_many(payloads)
         producer.flush(timeout=WAIT_SECONDS)
-    assert dying(server, topic, killer="killer") == [0, 1, 2, 3]
-    deaths = 1
-    while (taken := dying(server, topic, killer="killer")) == [3]:
-        deaths += 1
-        assert deaths < DEATHS_MAX, f"the killer has come {deaths} times"
-    assert deaths > policy["max_redelivery_count"]
-    assert taken == list(range(4, len(payloads))), "all others come, in order, when it has gone"
+    plan = {"killer": "killer", "how": how, "last": len(payloads) - 1}
+    assert dying(server, topic, **plan) == [0, 1, 2, 3]
+    lives = []
+    while (taken := dying(server, topic, **plan))[-1] == 3:
+        lives.append(taken)
+        assert len(lives) <= policy["max_redelivery_count"] + 1, f"it goes on and on: {lives}"
+    assert len(lives) == policy["max_redelivery_count"] + 1, "one death is not a failure"
+    assert lives[-1] == [3], "what was acked does not come again"
+    assert taken[-1] == len(payloads) - 1 and taken == sorted(set(taken))
+    assert 3 not in taken, "all others come, in order, when it has gone"
     with client.consumer(dead, subscription="s", initial_position="earliest") as letters:
         message = letters.receive(timeout=WAIT_SECONDS)
         assert message is not None and message.payload == b"killer"
         assert message.attributes["x-failure-reason"] == "its consumer died"
     assert client.admin.describe_subscription(topic, "s")["dead_letters"] == 1
+
+
+def test_messages_that_come_again_have_batches_of_their_own(client: danube_fast.Client) -> None:
+    topic = "/default/apart"
+    publish(client, topic, 2 * FRAME)
+    options: dict[str, Any] = {"subscription": "s", "initial_position": "earliest"}
+    for counts, sizes in (([0], [10]), ([1], [10]), ([2] * 10 + [0], [1] * 10 + [FRAME - 10])):
+        with client.consumer(topic, **options) as consumer:
+            for count, size in zip(counts, sizes, strict=True):
+                limit = 10 if len(sizes) == 1 else FRAME
+                batch = consumer.receive_batch(limit, timeout=WAIT_SECONDS)
+                assert [m.redelivery_count for m in batch] == [count] * size
+    with client.consumer(
+        topic, **options
+    ) as consumer:  # one taken by `receive`, the others in batches
+        first = consumer.receive(timeout=WAIT_SECONDS)
+        assert (first.offset, first.redelivery_count) == (0, 3)
+        rest = take_all(consumer, 2 * FRAME - 1)
+    assert rest == {at: 3 if at < 10 else int(at < FRAME) for at in range(1, 2 * FRAME)}
 
 
 def test_a_move_keeps_the_counts(client: danube_fast.Client) -> None:
