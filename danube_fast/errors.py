@@ -20,6 +20,7 @@ Codes are those of gRPC where gRPC has one. Each message says what to do next.
 
 from __future__ import annotations
 
+import json
 from typing import ClassVar
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "TopicDeleted",
     "Unavailable",
     "error_from_code",
+    "failure_line",
 ]
 
 
@@ -130,6 +132,13 @@ def _tree(root: type[DanubeError]) -> list[type[DanubeError]]:
 
 
 _BY_CODE = {kind.code: kind for kind in _tree(DanubeError)}
+
+
+def failure_line(name: str, text: str) -> str:
+    """One line of JSON for programs that read stderr: error name, what failed, what to do."""
+    message, _, remedy = " ".join(text.split()).partition("; ")
+    failure = {"code": name, "message": message, "remedy": remedy}
+    return json.dumps({"error": failure}, ensure_ascii=False, separators=(",", ":"))
 
 
 def error_from_code(code: int, text: str) -> DanubeError:

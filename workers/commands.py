@@ -125,7 +125,8 @@ class Commands:
         try:
             if handler is None:
                 raise InvalidArgument(
-                    f"{type(command).__name__} is for the bootstrap endpoint, this is a worker"
+                    "this is the port of a worker, which serves only what is published and consumed; "
+                    "connect to the address that `danube-fast serve` prints"
                 )
             permission = PERMISSIONS.get(type(command))
             if permission is not None:

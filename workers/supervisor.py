@@ -36,7 +36,13 @@ from danube_fast.descriptors import (
     clients_allowed,
     raise_descriptor_limit,
 )
-from danube_fast.errors import DanubeError, FailedPrecondition, Internal, Unavailable
+from danube_fast.errors import (
+    DanubeError,
+    FailedPrecondition,
+    Internal,
+    Unavailable,
+    failure_line,
+)
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.memory import signal_eventfd
 from danube_fast.workers.boot import COORDINATOR
@@ -313,7 +319,9 @@ class _Output:
 
     def error(self, error: DanubeError) -> None:
         """The sentence we end with."""
-        print(f"danube-fast: error: {error}", file=self._errors, flush=True)
+        line = failure_line(type(error).__name__, str(error))
+        text = line if self.is_json else f"danube-fast: error: {error}"
+        print(text, file=self._errors, flush=True)
 
     def ready(self, shared: Shared, coordinator_pid: int, worker_pids: list[int]) -> None:
         """The ready line."""

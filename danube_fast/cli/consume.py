@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from danube_fast.cli.broker import connect
+from danube_fast.cli.interrupts import terminable
 from danube_fast.cli.names import complete_subscriptions, complete_topics
 from danube_fast.cli.options import (
     DEFAULT_URL,
@@ -50,7 +51,7 @@ FormatOption = Annotated[
         "--format",
         metavar="FORMAT",
         help="%t topic, %p partition, %o offset, %k key, %s payload, %h attributes, "
-        "%T publish time, %% percent; \\n \\t. Default %s.",
+        "%T publish time, %% percent; \\n \\t.",
     ),
 ]
 
@@ -158,7 +159,8 @@ def consume(
 def _consume_from(consumer: Any, printed: _Printed, pump: Callable[[], None]) -> None:
     """Pump, and say what was acknowledged if that is interrupted or fails."""
     try:
-        pump()
+        with terminable():
+            pump()
     except KeyboardInterrupt:
         if printed.messages:
             note(f"interrupted: {printed.flushed(consumer, INTERRUPTED_SECONDS)}")

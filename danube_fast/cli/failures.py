@@ -1,7 +1,7 @@
 """What becomes of errors: an exit code, and one sentence on stderr, or with `-o json` one JSON object.
 
 Exit codes: 0 done, 1 anything else, 2 usage, 3 not found, 4 refused by the broker, 5 unreachable,
-130 Ctrl-C, 141 stdout closed.
+130 Ctrl-C, 141 stdout closed, 143 SIGTERM.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import typer
 
 from danube_fast import errors
@@ -19,6 +18,7 @@ from danube_fast import errors
 __all__ = [
     "EXIT_INTERRUPTED",
     "EXIT_STDOUT_CLOSED",
+    "EXIT_TERMINATED",
     "EXIT_USAGE",
     "PROGRAM",
     "report",
@@ -34,6 +34,7 @@ EXIT_REFUSED = 4
 EXIT_UNREACHABLE = 5
 EXIT_INTERRUPTED = 130
 EXIT_STDOUT_CLOSED = 141
+EXIT_TERMINATED = 143
 
 # The first that fits, from the most special to the most general.
 _EXIT_CODES: tuple[tuple[type[errors.DanubeError], int], ...] = (
@@ -68,12 +69,7 @@ def report(error: Exception, *, as_json: bool) -> int:
     if not text:  # the help was shown instead
         return code
     sentence = " ".join(text.split())
-    if as_json:
-        message, _, remedy = sentence.partition("; ")
-        failure = {"code": name, "message": message, "remedy": remedy}
-        line = msgspec.json.encode({"error": failure}).decode()
-    else:
-        line = f"{PROGRAM}: {sentence}"
+    line = errors.failure_line(name, sentence) if as_json else f"{PROGRAM}: {sentence}"
     print(line, file=sys.stderr, flush=True)
     return code
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -20,6 +21,7 @@ from danube_fast.cli import (
     consume,
     demo,
     doctor,
+    interrupts,
     namespaces,
     produce,
     serve,
@@ -31,6 +33,7 @@ from danube_fast.cli import (
 from danube_fast.cli.failures import (
     EXIT_INTERRUPTED,
     EXIT_STDOUT_CLOSED,
+    EXIT_TERMINATED,
     PROGRAM,
     report,
     wants_json,
@@ -43,7 +46,7 @@ app = typer.Typer(
     name=PROGRAM,
     help="A publish/subscribe message broker for one big host.\n\n\b\nExit codes:\n"
     "  0 done, 1 anything else, 2 usage, 3 not found, 4 refused by the broker, 5 unreachable,\n"
-    "  130 Ctrl-C, 141 stdout closed. With -o json a failure is JSON on stderr:\n"
+    "  130 Ctrl-C, 141 stdout closed, 143 SIGTERM. With -o json a failure is JSON on stderr:\n"
     '  {"error": {"code": ..., "message": ..., "remedy": ...}}\n',
     epilog="\b\nExample:\n"
     "  danube-fast serve --workers 2\n"
@@ -95,6 +98,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         outcome = app(words, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
+        if outcome == EXIT_INTERRUPTED and interrupts.is_terminated():
+            return EXIT_TERMINATED
         return outcome if isinstance(outcome, int) else 0
     except StdoutClosed:
         return EXIT_STDOUT_CLOSED
@@ -108,8 +113,21 @@ def main(arguments: Sequence[str]) -> int:
         return report(error, as_json=wants_json(words))
 
 
+def _open_standard_streams() -> None:
+    """Lead closed standard streams to the null device: no file that is opened later takes their place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                os.fstat(number)
+                continue  # it belongs to somebody else by now
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+
+
 def run() -> None:
     """Entry point of the console script."""
+    _open_standard_streams()
     completion.answer_shell(app, PROGRAM)
     code = main(sys.argv[1:])
     try:

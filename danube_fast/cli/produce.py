@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import itertools
+import math
 import os
 import stat
 import sys
@@ -16,6 +17,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from danube_fast.cli.broker import connect
+from danube_fast.cli.interrupts import terminable
 from danube_fast.cli.options import (
     DEFAULT_URL,
     DispatchName,
@@ -138,7 +140,8 @@ def produce(
 def _telling(producer: Any, summary: _Summary, path: str | None) -> Iterator[None]:
     """Say how far it came if publishing is interrupted or fails."""
     try:
-        yield
+        with terminable():
+            yield
     except KeyboardInterrupt:
         if summary.messages:
             note(f"interrupted: {summary.so_far(producer)}")
@@ -169,7 +172,7 @@ def _check_options(
 ) -> None:
     if sum(source is not None for source in key_sources) > 1:
         raise InvalidArgument("--key, --key-field and -K all give a key; choose one of them")
-    if rate is not None and rate <= 0:
+    if rate is not None and not 0 < rate < math.inf:
         raise InvalidArgument("--rate must be more than 0 messages per second")
     if repeated_stdin:
         raise InvalidArgument("stdin can be read only once; put it into a file to --repeat it")

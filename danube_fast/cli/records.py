@@ -81,6 +81,8 @@ def parse_records(
 def _from_json(line: bytes, number: int) -> Record:
     try:
         parsed = _decode_record(line)
+        if parsed.payload is None and parsed.payload_base64 is None:
+            _check_tombstone(_decode_any(line), number)
         payload = _bytes(parsed.payload, parsed.payload_base64)
         key = _bytes(parsed.key, parsed.key_base64)
     except (msgspec.DecodeError, binascii.Error) as error:
@@ -91,6 +93,15 @@ def _from_json(line: bytes, number: int) -> Record:
             '{"payload": "text", "key": "k"}, as `consume --output json` does'
         ) from error
     return Record(payload, key, parsed.attributes or None, parsed.event_time)
+
+
+def _check_tombstone(fields: dict[str, Any], number: int) -> None:
+    """Raise InvalidArgument where a payload was forgotten: one that is not there deletes a key."""
+    if "payload" not in fields and "payload_base64" not in fields:
+        raise InvalidArgument(
+            f"line {number} has no field 'payload' (its fields: {', '.join(fields) or 'none'}); write "
+            '"payload": null for a message without one'
+        )
 
 
 def _bytes(text: str | None, encoded: str | None) -> bytes | None:

@@ -98,10 +98,11 @@ def create(
 
 
 @app.command(
+    context_settings={"ignore_unknown_options": True},  # such as -10m
     epilog=example(
         "danube-fast subscriptions seek /default/flights billing earliest --yes",
         "danube-fast subscriptions seek /default/flights billing 2026-01-31T12:00:00Z --yes",
-    )
+    ),
 )
 def seek(
     topic: TopicArgument,
@@ -115,7 +116,7 @@ def seek(
 ) -> None:
     """Move a subscription in every partition; what lies behind the place comes, or comes again.
 
-    AGO is such as 10m, 2h or 7d. An exclusive subscription must have no consumer just then.
+    AGO is such as -10m, -2h or 7d. An exclusive subscription must have no consumer just then.
     """
     ago = f"-{position}" if position[-1:] in "smhd" and position[:-1].isdecimal() else position
     place = position_of(ago)

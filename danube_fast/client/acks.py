@@ -23,7 +23,7 @@ from danube_fast.client.limits import ACK_CONFIRM_NS, ACK_DELAY_NS, ACK_RANGES_M
 from danube_fast.client.message import Batch, Message, MessageId, Received
 from danube_fast.client.pump import Pump
 from danube_fast.client.ranges import Ranges, Wire, merged, no_ranges, subtracted, to_wire
-from danube_fast.errors import InvalidArgument, Unavailable
+from danube_fast.errors import FailedPrecondition, InvalidArgument, Unavailable
 from danube_fast.net.protocol import Ack, Nack
 
 __all__ = ["AckQueue", "acks_unsent", "delay_ms"]
@@ -71,6 +71,7 @@ class AckQueue:
     def __init__(self, pump: Pump, attachments: list[Attachment]) -> None:
         self._pump = pump
         self._attachments = attachments
+        self._is_closed = False
         self.due_ns = _NOT_DUE
         self.run_source: Any = None
         """Frame whose messages are acked one by one, in order; None = there is none."""
@@ -97,6 +98,7 @@ class AckQueue:
         raises `run_end`, without the lock; whoever sends collects what the run has grown by."""
         source: Any = message._source
         offset = message.offset
+        self._check_open()
         self._check_own(source.attachment, offset)
         if source is self.run_source and offset == self.run_end:
             self.run_end = offset + 1
@@ -149,6 +151,7 @@ class AckQueue:
 
     def add(self, what: Any) -> None:
         """Anything that names messages."""
+        self._check_open()
         for attachment, ranges in list(self._ackable(what)):  # all of it, or nothing
             pending = attachment.pending
             if pending and pending[-1] == ranges[0]:
@@ -159,6 +162,7 @@ class AckQueue:
 
     def add_up_to(self, message: Message) -> None:
         """Everything of the message's partition up to and with it."""
+        self._check_open()
         for attachment, ranges in self._ackable(message):
             attachment.pending[:] = array("q", (0, ranges[-1]))
             self._soon(attachment)
@@ -196,6 +200,12 @@ class AckQueue:
         else:
             raise InvalidArgument(
                 f"{type(what).__name__} names no message; give a Message, a Batch or a list of messages"
+            )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise FailedPrecondition(
+                "the consumer is closed; what it had not acked comes again to the next one"
             )
 
     def _check_own(self, attachment: Attachment, offset: int) -> None:
@@ -368,7 +378,8 @@ class AckQueue:
             raise Unavailable(_ACKS_LOST)
 
     def give_back(self, what: Any, delay_ms: int, reason: str) -> None:
-        """Nack messages at once. Raises InvalidArgument."""
+        """Nack messages at once. Raises InvalidArgument, FailedPrecondition."""
+        self._check_open()
         if reason != "":
             check_text(reason, "reason", bytes_max=_REASON_BYTES_MAX)
         for attachment, generation, ranges in list(self.named(what)):
@@ -393,7 +404,8 @@ class AckQueue:
         return found
 
     def close(self) -> None:
-        """No timer any more."""
+        """No timer any more, and no acks."""
+        self._is_closed = True
         self.run_source = None
         self._looks = 0
         self.due_ns = _NOT_DUE

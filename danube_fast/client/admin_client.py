@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from danube_fast.checks import check_text
 from danube_fast.client.looking import peek_steps, tail_steps
 from danube_fast.client.redrive import redrive_steps
 
@@ -27,6 +28,7 @@ class AdminClient:
 
     def steps(self, operation: str, **arguments: Any) -> Steps[Any]:
         """Any operation as steps; arguments that are None are left to the broker's defaults."""
+        check_text(operation, "operation")
         given = {name: value for name, value in arguments.items() if value is not None}
         return self._core.admin_steps(operation, given)
 

@@ -91,7 +91,10 @@ class AsyncSubscriber:
                 with contextlib.suppress(DanubeError):  # the client is closed
                     await self.consumer._core.arun(steps)
             reason = await self._handle(message)
-            self._hand.settle(message, reason)
+            try:
+                self._hand.settle(message, reason)
+            except DanubeError:
+                _log.debug("an ack came too late", exc_info=True)
             async with self._changed:
                 del self._running[task]
                 self._turns.done(message)

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
-from danube_fast.checks import check_callable, check_choice
+from danube_fast.checks import check_callable, check_choice, check_text
 from danube_fast.client.admin_client import AdminClient
 from danube_fast.client.arguments import (
     ConsumerArguments,
@@ -63,7 +63,7 @@ def topics_of(topic: str | Sequence[str] | None, pattern: str | None) -> list[st
         return topic_list(topic)
     if topic:
         raise InvalidArgument("give topics or pattern=, not both")
-    TopicPattern(pattern)
+    TopicPattern(check_text(pattern, "pattern"))
     return []
 
 

@@ -151,12 +151,16 @@ class Delivery:
         counts = self.view.redelivery_counts()
         return 0 if counts is None else int(counts[index])
 
-    def count_together(self, index: int, limit: int) -> int:
-        """How many of at most `limit` messages from `index` on are handed out together: those that come for
-        the second time, or one that comes for the third time or more."""
+    def next_part(self, index: int, suspects: int) -> tuple[int, bool]:
+        """How many messages from `index` on are handed out together, and whether they come again: up to
+        `suspects` that come for the second time, or one that comes for the third time or more."""
         counts = self.view.redelivery_counts()
-        often = [] if counts is None else (counts[index : index + limit] > 1).tolist()
-        return max(1, often.index(True) if True in often else min(limit, self.count - index))
+        if counts is None:
+            return self.count - index, False
+        first = int(counts[index])
+        others = (counts[index:] != first).tolist()
+        run = others.index(True) if True in others else len(others)
+        return (min(run, suspects if first == 1 else 1), True) if first else (run, False)
 
     # ------------------------------------------------------------ messages
 

@@ -83,7 +83,7 @@ class Hand:
 
     def begin(self, message: Message) -> Steps[None] | None:
         """A handler gets it when these steps are done, if there are any."""
-        return self._inbox.progress.begin(_delivery(message), message.offset)
+        return self._inbox.progress.begin(_delivery(message), message)
 
     def let_go(self, message: Message) -> None:
         """It is nobody's concern any more."""

@@ -253,14 +253,17 @@ class Inbox:
         """The credit of a frame goes back in quarters, when the application has taken them: a frame in
         hand may be all that it was granted. One message is taken as soon as it is in hand."""
         delivery = self._delivery
-        part = -(-self._end // CREDIT_PARTS)
+        part, is_again = -(-self._end // CREDIT_PARTS), False
         if delivery.is_again:
-            part = delivery.count_together(self._index, suspects)
+            part, is_again = delivery.next_part(self._index, suspects)
         with self._lock:
+            if delivery.is_again:
+                self._acks.send()  # or a death now counts messages from long ago
             self._stop = min(self._end, self._index + part)
             delivery.give_credit_back(self._stop if part == 1 else self._index)
             delivery.attachment.took(delivery)
-            self.progress.announce(delivery)
+            if is_again:
+                self.progress.announce(delivery)
 
     def _return_credit(self) -> None:
         """Under the lock: for what the application took of the frame in hand."""

@@ -152,7 +152,9 @@ def subscribe_options(
         for field, value in values.items():
             if isinstance(value, str) and value:
                 check_text(value, f"failure_policy: {field}", bytes_max=_TEXT_BYTES_MAX)
-            elif not isinstance(value, str | int | None):
+            elif isinstance(value, int):
+                check_whole(value, f"failure_policy: {field}", 0)
+            elif not isinstance(value, str | None):
                 raise InvalidArgument(f"failure_policy: {field} cannot be {value!r:.100}")
         options["failure_policy"] = values
     return options

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from danube_fast.client.calls import Call
     from danube_fast.client.delivery import Delivery
     from danube_fast.client.inbox import Inbox
+    from danube_fast.client.message import Message
 
 __all__ = ["OPTION", "Progress"]
 
@@ -47,10 +48,12 @@ class Progress:
         """A message was taken out of the inbox and waits for a handler."""
         self._apart[delivery, offset] = None
 
-    def begin(self, delivery: Delivery, offset: int) -> Steps[None] | None:
+    def begin(self, delivery: Delivery, message: Message) -> Steps[None] | None:
         """A handler gets it, when these steps are done: the broker hears of a message that comes again."""
-        self._apart.pop((delivery, offset), None)
-        return self._told_steps(delivery) if delivery.is_again else None
+        self._apart.pop((delivery, message.offset), None)
+        return (
+            self._told_steps(delivery) if delivery.is_again and message.redelivery_count else None
+        )
 
     def _told_steps(self, delivery: Delivery) -> Steps[None]:
         attachment, report = delivery.attachment, None
@@ -60,8 +63,8 @@ class Progress:
         yield from self._heard_steps([] if report is None else [report])
 
     def announce(self, delivery: Delivery) -> None:
-        """Under the lock: a part of this frame is handed out next."""
-        if delivery.is_again and not self.has_handlers:
+        """Under the lock: messages of this frame that come again are handed out next."""
+        if not self.has_handlers:
             report = delivery.attachment.tell_taken(with_part=True)
             self._reports += [] if report is None else [report]
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from danube_fast.checks import check_whole
 from danube_fast.children import child_environment, module_command
 from danube_fast.clock import SystemClock
 from danube_fast.config import load_settings
@@ -110,10 +111,7 @@ class Broker:
         self._flags = {**SMALL, **settings, "data_dir": str(self.data_dir)}
         self._ready: dict[str, Any] = {}
         try:
-            if not 1 <= self._flags["workers"] <= WORKERS_MAX:
-                raise FailedPrecondition(
-                    f"workers={self._flags['workers']}; a Broker for tests has 1 to {WORKERS_MAX}"
-                )
+            check_whole(self._flags["workers"], "workers of a Broker for tests", 1, WORKERS_MAX)
             self._start_anywhere()
         except BaseException:
             self.stop()
@@ -216,6 +214,7 @@ class Broker:
 
     def kill_worker(self, index: int = 0) -> int:
         """SIGKILL to one worker, which the broker starts again at once; its pid."""
+        check_whole(index, "the index of a worker", 0, len(self.worker_pids) - 1)
         pid = self.worker_pids[index]
         os.kill(pid, signal.SIGKILL)
         return pid

@@ -42,6 +42,7 @@ ATTRIBUTES = ["x", 5, {"a": 1}, {1: "a"}, {"a": LONE}, [("a", "b")]]
 PAYLOADS = [5, "text", 1.5, ["x"]]
 POLICIES = [
     "x", 5, {"speed": 1}, {5: 5}, {"ack_timeout_ms": "x"}, {"ack_timeout_ms": 1.5}, {"ack_timeout_ms": -1},
+    {"ack_timeout_ms": 10**30}, {"max_redelivery_count": True},
     {"poison_policy": "explode"}, {"dead_letter_topic": "x"}, {"dead_letter_topic": LONE},
 ]  # fmt: skip
 NO_MESSAGES = [5, "x", None, [5]]
@@ -52,7 +53,7 @@ MESSAGE = {
 }  # fmt: skip
 CONSUMER: dict[str, list[Any]] = {
     "subscription": TEXTS, "type": [5, "shaerd", None, [], "reader"], "initial_position": POSITIONS,
-    "name": TEXTS, "timeout": WAITS, "pattern": [5, "x", "/*/x"], "permits_bytes": WHOLES,
+    "name": TEXTS, "timeout": WAITS, "pattern": [5, "x", "/*/x", "/default/" + LONE], "permits_bytes": WHOLES,
     "permits_messages": WHOLES, "key_filters": [5, "x", [5], [LONE]], "failure_policy": POLICIES,
 }  # fmt: skip
 TABLE: dict[str, dict[str, dict[str, list[Any]]]] = {

@@ -307,10 +307,14 @@ def test_gaps_are_told(broker: Any, client: danube_fast.Client) -> None:
 def test_closed_consumer(broker: Any, client: danube_fast.Client) -> None:
     fill(client, 5)
     consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
-    drain(consumer, 2)
+    taken = drain(consumer, 2)
+    consumer.ack(taken[0])
     consumer.close()
     with pytest.raises(danube_fast.FailedPrecondition, match="closed"):
         consumer.receive(timeout=1)
+    for late in (consumer.ack, consumer.nack, consumer.ack_cumulative):
+        with pytest.raises(danube_fast.FailedPrecondition, match="comes again to the next one"):
+            late(taken[1])
     assert list(consumer) == []
     closed = broker.commands["CloseConsumer"]
     consumer.close()

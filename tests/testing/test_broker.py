@@ -115,8 +115,10 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         Broker(segmnet_bytes=1)
     with pytest.raises(danube_fast.FailedPrecondition, match="chooses its ports"):
         Broker(listen="127.0.0.1:6650")
-    with pytest.raises(danube_fast.FailedPrecondition, match="1 to 14"):
+    with pytest.raises(danube_fast.InvalidArgument, match="1 to 14"):
         Broker(workers=99)
+    with pytest.raises(danube_fast.InvalidArgument, match="whole number"):
+        Broker(workers="x")
     data = tmp_path / "data"
     with (
         Broker(data_dir=data),
