@@ -144,6 +144,12 @@ class Limits:
                 worker.delivery.gone.remove(session)
                 worker.close_session(session, Parting.DIED)
 
+    def free(self, sub: Subscription, session: Session) -> None:
+        """Close the session that holds an exclusive subscription if its connection has ended: a process that
+        was killed and started again need not wait until it was silent for long enough."""
+        if sub.kind is SubscriptionKind.EXCLUSIVE:
+            self._reap({consumer.session for consumer in sub.consumers} - {session.number})
+
     def check_producer(self, partition: Partition, producer_id: int) -> None:
         """Raises ResourceExhausted if a producer more is too many."""
         limit = partition.policy.producers_max

@@ -86,8 +86,7 @@ class Model:
 
     def owed(self) -> list[str]:
         """What subscriptions still have to get, as texts."""
-        found = []
-        unread = self.letters_unread
+        found, unread = [], self.letters_unread
         for sub in self.subscriptions.values():
             sub.overdue()
             partition = self.partitions[sub.partition_id]
@@ -294,7 +293,9 @@ class Door(Tap):
         if gone:
             self._leaving.append(session)
             command = p.decode_server_command(parts[0])
-            if isinstance(command, p.Deliver):
+            if command == p.Pong(0):  # it was asked whether the connection is there
+                self._close(session, "died")
+            elif isinstance(command, p.Deliver):
                 self._not_sent(session, command, parts)
             else:
                 self._answered(identity, command, parts)  # it was done, though nobody hears of it

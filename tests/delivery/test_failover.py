@@ -113,3 +113,29 @@ def test_the_next_in_line_is_who_came_next(tmp_path: Path) -> None:
             consumer.close()
         described = client.admin.describe_subscription(TOPIC, "s")
         assert (described["lag_messages"], described["consumers"]) == (0, [])
+
+
+@pytest.mark.parametrize("transport", ["zmq", "shm"])
+def test_an_exclusive_subscription_is_free_when_its_process_is_killed(
+    tmp_path: Path, transport: str
+) -> None:
+    """Who starts again at once is not refused until the one before was silent for long enough."""
+    patience_ms = 120_000
+    with (
+        Server(tmp_path / "data", workers=1, session_timeout_ms=patience_ms) as server,
+        danube_fast.connect(server.url) as client,
+    ):
+        client.admin.create_topic(TOPIC)
+        holder = consumer_process(server, "exclusive", transport)
+        with pytest.raises(danube_fast.FailedPrecondition, match="holds it"):
+            client.consumer(TOPIC, subscription="s")
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.communicate(timeout=WAIT_SECONDS)
+        begun, deadline = time.monotonic(), time.monotonic() + WAIT_SECONDS
+        while True:
+            try:
+                client.consumer(TOPIC, subscription="s").close()
+                break
+            except danube_fast.FailedPrecondition:  # the broker may not have read the end yet
+                assert time.monotonic() < deadline
+        assert time.monotonic() - begun < patience_ms / 1000
