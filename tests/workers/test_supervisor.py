@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -202,7 +203,8 @@ def test_port_that_is_taken_is_named(tmp_path: Path) -> None:
             assert broker.process.wait(WAIT_SECONDS) == 1
             text = broker.error_text()
     assert f"cannot listen on 127.0.0.1:{port}" in text
-    assert text.splitlines()[-1].startswith("danube-fast: error: coordinator ended with 1")
+    failure = json.loads(text.splitlines()[-1])["error"]  # it was started with -o json
+    assert failure["message"].startswith("coordinator ended with 1")
 
 
 def test_ports_that_follow_from_listen(tmp_path: Path) -> None:
