@@ -275,7 +275,7 @@ class Commands:
             worker.limits.check_subscription(partition, command.subscription, session)
             sub, created = partition.subscribe(command.subscription, kind, place)
             worker.limits.equip(partition, sub)
-            worker.limits.free(sub, session)
+            worker.limits.reap_holder(sub, session)
         skips = not sub.tracks and kind is not SubscriptionKind.READER and not sub.consumers
         if skips and worker.now_ns >= partition.resumes_until_ns:
             sub.start_over(max(sub.cursor, partition.position("latest")))

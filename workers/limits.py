@@ -144,9 +144,9 @@ class Limits:
                 worker.delivery.gone.remove(session)
                 worker.close_session(session, Parting.DIED)
 
-    def free(self, sub: Subscription, session: Session) -> None:
-        """Close the session that holds an exclusive subscription if its connection has ended: a process that
-        was killed and started again need not wait until it was silent for long enough."""
+    def reap_holder(self, sub: Subscription, session: Session) -> None:
+        """Close the session that holds an exclusive subscription if its connection has ended, so that a process
+        that was killed and restarted is not refused until the session timeout."""
         if sub.kind is SubscriptionKind.EXCLUSIVE:
             self._reap({consumer.session for consumer in sub.consumers} - {session.number})
 

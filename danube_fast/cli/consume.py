@@ -51,7 +51,7 @@ FormatOption = Annotated[
         "--format",
         metavar="FORMAT",
         help="%t topic, %p partition, %o offset, %k key, %s payload, %h attributes, "
-        "%T publish time, %% percent; \\n \\t.",
+        "%T publish time, %% percent; \\n \\t. Default %s, of peek and tail '%p@%o %k %s'.",
     ),
 ]
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import traceback
@@ -115,14 +114,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _open_standard_streams() -> None:
     """Lead closed standard streams to the null device: no file that is opened later takes their place."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            with contextlib.suppress(OSError):
-                os.fstat(number)
-                continue  # it belongs to somebody else by now
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-            mode = "r" if name == "stdin" else "w"
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+            descriptor = os.open(
+                os.devnull, os.O_RDWR
+            )  # the lowest that is free: that of the stream
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
 
 
 def run() -> None:

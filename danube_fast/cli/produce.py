@@ -173,7 +173,7 @@ def _check_options(
     if sum(source is not None for source in key_sources) > 1:
         raise InvalidArgument("--key, --key-field and -K all give a key; choose one of them")
     if rate is not None and not 0 < rate < math.inf:
-        raise InvalidArgument("--rate must be more than 0 messages per second")
+        raise InvalidArgument("--rate must be a number above 0, in messages per second")
     if repeated_stdin:
         raise InvalidArgument("stdin can be read only once; put it into a file to --repeat it")
 

@@ -98,7 +98,6 @@ class AckQueue:
         raises `run_end`, without the lock; whoever sends collects what the run has grown by."""
         source: Any = message._source
         offset = message.offset
-        self._check_open()
         self._check_own(source.attachment, offset)
         if source is self.run_source and offset == self.run_end:
             self.run_end = offset + 1
@@ -151,7 +150,6 @@ class AckQueue:
 
     def add(self, what: Any) -> None:
         """Anything that names messages."""
-        self._check_open()
         for attachment, ranges in list(self._ackable(what)):  # all of it, or nothing
             pending = attachment.pending
             if pending and pending[-1] == ranges[0]:
@@ -162,7 +160,6 @@ class AckQueue:
 
     def add_up_to(self, message: Message) -> None:
         """Everything of the message's partition up to and with it."""
-        self._check_open()
         for attachment, ranges in self._ackable(message):
             attachment.pending[:] = array("q", (0, ranges[-1]))
             self._soon(attachment)
@@ -193,6 +190,7 @@ class AckQueue:
             found = next((a for a in self._attachments if a.topic == what.topic), None)
             if found is None or not found.has_received(offset):
                 raise _never_received(what.topic, offset)
+            self._check_own(found, offset)
             yield found, found.generation, array("q", (offset, offset + 1))
         elif isinstance(what, Iterable) and not isinstance(what, str | bytes):
             for item in what:
@@ -202,16 +200,15 @@ class AckQueue:
                 f"{type(what).__name__} names no message; give a Message, a Batch or a list of messages"
             )
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise FailedPrecondition(
-                "the consumer is closed; what it had not acked comes again to the next one"
-            )
-
     def _check_own(self, attachment: Attachment, offset: int) -> None:
-        """Raise InvalidArgument for what another consumer, or a reader, has received."""
+        """Raise InvalidArgument for what another consumer, or a reader, has received, FailedPrecondition when the
+        consumer is closed."""
         if attachment.inbox._acks is not self:
             raise _never_received(attachment.topic, offset)
+        if self._is_closed:
+            raise FailedPrecondition(
+                "the consumer is closed; open another one, which gets again what was not acked"
+            )
 
     def _lapse(self, attachment: Attachment, generation: int, ranges: Ranges[int]) -> None:
         """Messages of an older subscription are acked: that is void. They come again, and only a flush says
@@ -379,7 +376,6 @@ class AckQueue:
 
     def give_back(self, what: Any, delay_ms: int, reason: str) -> None:
         """Nack messages at once. Raises InvalidArgument, FailedPrecondition."""
-        self._check_open()
         if reason != "":
             check_text(reason, "reason", bytes_max=_REASON_BYTES_MAX)
         for attachment, generation, ranges in list(self.named(what)):

@@ -344,13 +344,13 @@ class Attachment:
             self.taken_frames = delivery.number + 1
             self.connection.reporters[self.report] = None
 
-    def tell_taken(self, *, with_part: bool) -> Call | None:
-        """Tell the broker now how far the application is; None: it does not want to hear. `with_part`: with what
-        is handed out next."""
+    def report_now(self, *, with_part: bool) -> Call | None:
+        """Report how far the application is; None if the broker takes no reports. `with_part`: including the part
+        that is handed out next."""
         connection = self.connection
         if not self.consumer_id or not connection.is_open or not connection.takes_reports:
             return None
-        self.inbox._acks.send()  # or what was acked would fail with what is told
+        self.inbox._acks.send()  # first: what was acked must not fail with what is reported
         taken = self.inbox.progress.of(self, with_part=with_part)
         ping = Ping(connection.next_request(), [(self.consumer_id, *taken)])
         return connection.call(Call(ping, OnLoss.FORGET))

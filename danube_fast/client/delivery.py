@@ -151,16 +151,16 @@ class Delivery:
         counts = self.view.redelivery_counts()
         return 0 if counts is None else int(counts[index])
 
-    def next_part(self, index: int, suspects: int) -> tuple[int, bool]:
-        """How many messages from `index` on are handed out together, and whether they come again: up to
-        `suspects` that come for the second time, or one that comes for the third time or more."""
+    def next_part(self, index: int, redelivered_max: int) -> tuple[int, bool]:
+        """Number of messages from `index` on that are handed out together, and whether they are redelivered:
+        at most `redelivered_max` that come for the second time, or one that was redelivered before."""
         counts = self.view.redelivery_counts()
         if counts is None:
             return self.count - index, False
         first = int(counts[index])
         others = (counts[index:] != first).tolist()
         run = others.index(True) if True in others else len(others)
-        return (min(run, suspects if first == 1 else 1), True) if first else (run, False)
+        return (min(run, redelivered_max if first == 1 else 1), True) if first else (run, False)
 
     # ------------------------------------------------------------ messages
 

@@ -82,7 +82,7 @@ class Hand:
             self._inbox.holds.add(*_place(message))
 
     def begin(self, message: Message) -> Steps[None] | None:
-        """A handler gets it when these steps are done, if there are any."""
+        """A handler takes a message. Returns the steps to run before, or None."""
         return self._inbox.progress.begin(_delivery(message), message)
 
     def let_go(self, message: Message) -> None:

@@ -145,18 +145,18 @@ class Inbox:
             return None
         return self.take_one()
 
-    def next_steps(self, timeout: float | None, suspects: int = 1) -> Steps[bool]:
-        """Have a frame in hand that has a message left, and is reported if it has messages that come again: at
-        most `suspects` of these. False when the time is up."""
+    def next_steps(self, timeout: float | None, redelivered_max: int = 1) -> Steps[bool]:
+        """Have a frame in hand that has a message left; of redelivered ones at most `redelivered_max`, which are
+        reported. False when the time is up."""
         deadline_ns = deadline_after(self.pump.clock, timeout)
         while self._index >= self._stop:
             if self._index < self._end:
-                self._begin_part(suspects)
+                self._begin_part(redelivered_max)
             elif (delivery := self._take()) is not None:
                 self._hold(delivery, 0)
             elif not (yield from self._arrived_steps(deadline_ns)):
                 return False
-        yield from self.progress.heard_steps()
+        yield from self.progress.answered_steps()
         return True
 
     def receive_batch_steps(
@@ -166,15 +166,15 @@ class Inbox:
         max_messages = check_whole(max_messages, "max_messages", 1)
         deadline_ns = deadline_after(self.pump.clock, timeout)
         while True:
-            if self._suspects_are_next and not (yield from self.next_steps(0, max_messages)):
+            if self._is_redelivery_next and not (yield from self.next_steps(0, max_messages)):
                 continue  # they are void
             batch = Batch(self._gather(max_messages))
             if batch or not (yield from self._arrived_steps(deadline_ns)):
                 return batch
 
     @property
-    def _suspects_are_next(self) -> bool:
-        """Whether messages that come again are first: one of them may end this process."""
+    def _is_redelivery_next(self) -> bool:
+        """Whether the next frame has redelivered messages."""
         if self._index < self._end:
             return bool(self._delivery.is_again)
         try:
@@ -183,7 +183,7 @@ class Inbox:
             return False
 
     def _gather(self, limit: int) -> list[tuple[Delivery, int, int]]:
-        """Pieces of at most `limit` messages that are here already. Messages that come again have a batch of
+        """Pieces of at most `limit` messages that are here already. Redelivered messages have a batch of
         their own, which was reported."""
         pieces: list[tuple[Delivery, int, int]] = []
         if self._index < self._end:
@@ -192,7 +192,7 @@ class Inbox:
             pieces.append((self._delivery, self._index, stop))
             limit = 0 if is_again else limit - (stop - self._index)
             self._index = stop
-        while limit and (delivery := self._take(suspects=False)) is not None:
+        while limit and (delivery := self._take(redelivered=False)) is not None:
             stop = min(delivery.count, limit)
             pieces.append((delivery, 0, stop))
             limit -= stop
@@ -222,12 +222,12 @@ class Inbox:
     def _has_arrived(self) -> bool:
         return bool(self._queue) or self._error is not None or self._refusal is not None
 
-    def _take(self, *, suspects: bool = True) -> Delivery | None:
-        """The next frame that still counts; with `suspects` also one with messages that come again."""
+    def _take(self, *, redelivered: bool = True) -> Delivery | None:
+        """The next frame that still counts; with `redelivered` also one with redelivered messages."""
         while True:
             try:
                 delivery = self._queue[0]
-                if delivery.is_again and not suspects:
+                if delivery.is_again and not redelivered:
                     return None
                 self._queue.popleft()
             except IndexError:
@@ -249,21 +249,21 @@ class Inbox:
         self._index = self._stop = index
         self._end = delivery.count
 
-    def _begin_part(self, suspects: int) -> None:
+    def _begin_part(self, redelivered_max: int) -> None:
         """The credit of a frame goes back in quarters, when the application has taken them: a frame in
         hand may be all that it was granted. One message is taken as soon as it is in hand."""
         delivery = self._delivery
-        part, is_again = -(-self._end // CREDIT_PARTS), False
+        part, is_redelivered = -(-self._end // CREDIT_PARTS), False
         if delivery.is_again:
-            part, is_again = delivery.next_part(self._index, suspects)
+            part, is_redelivered = delivery.next_part(self._index, redelivered_max)
         with self._lock:
             if delivery.is_again:
-                self._acks.send()  # or a death now counts messages from long ago
+                self._acks.send()  # a death counts messages from the last ack or report on
             self._stop = min(self._end, self._index + part)
             delivery.give_credit_back(self._stop if part == 1 else self._index)
             delivery.attachment.took(delivery)
-            if is_again:
-                self.progress.announce(delivery)
+            if is_redelivered:
+                self.progress.report_part(delivery)
 
     def _return_credit(self) -> None:
         """Under the lock: for what the application took of the frame in hand."""

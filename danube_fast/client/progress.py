@@ -6,9 +6,9 @@ A heartbeat says it of every partition from which something was taken since the 
 that closes a consumer says it, too: so what waited in the queue only does not count as delivered. Messages
 that wait for a handler (`subscribe`) are not taken either.
 
-A message that comes again may be what ended the process that had it, so the broker hears of it before the
-application has it: `receive` hands these out one by one, `receive_batch` those that come for the second time
-in a batch of their own, and a handler begins when the broker has heard.
+A redelivered message may be what killed the process that had it, so it is reported before the application has
+it: `receive` hands these out one by one, `receive_batch` those that come for the second time in a batch of
+their own, and a handler begins when the broker has answered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTION", "Progress"]
 
-HEARD_SECONDS_MAX = 1.0
+ANSWER_SECONDS_MAX = 1.0
 OPTION = {"reports_taken": True}
 """Of SUBSCRIBE: this client reports."""
 
@@ -39,8 +39,8 @@ class Progress:
         self._apart: dict[tuple[Delivery, int], None] = {}
         """Frame and offset of what waits for a handler. Used without the lock: one call of a dictionary
         each."""
-        self._reports: list[Call] = []
-        """What comes next is handed out when the broker has heard these."""
+        self._report: Call | None = None
+        """Redelivered messages are handed out when this is answered."""
         self.has_handlers = False
         """What the inbox hands out waits for a handler, and is reported when that begins."""
 
@@ -49,34 +49,33 @@ class Progress:
         self._apart[delivery, offset] = None
 
     def begin(self, delivery: Delivery, message: Message) -> Steps[None] | None:
-        """A handler gets it, when these steps are done: the broker hears of a message that comes again."""
+        """A handler takes a message. Returns the steps to run before, which report a redelivered one; else None."""
         self._apart.pop((delivery, message.offset), None)
-        return (
-            self._told_steps(delivery) if delivery.is_again and message.redelivery_count else None
-        )
+        if not (delivery.is_again and message.redelivery_count):
+            return None
+        return self._report_steps(delivery)
 
-    def _told_steps(self, delivery: Delivery) -> Steps[None]:
+    def _report_steps(self, delivery: Delivery) -> Steps[None]:
         attachment, report = delivery.attachment, None
         with self._inbox.pump.lock:
             if delivery.generation == attachment.generation:
-                report = attachment.tell_taken(with_part=False)
-        yield from self._heard_steps([] if report is None else [report])
+                report = attachment.report_now(with_part=False)
+        yield from self._answered_steps(report)
 
-    def announce(self, delivery: Delivery) -> None:
-        """Under the lock: messages of this frame that come again are handed out next."""
+    def report_part(self, delivery: Delivery) -> None:
+        """Under the lock: report the redelivered messages of this frame that are handed out next."""
         if not self.has_handlers:
-            report = delivery.attachment.tell_taken(with_part=True)
-            self._reports += [] if report is None else [report]
+            self._report = delivery.attachment.report_now(with_part=True)
 
-    def heard_steps(self) -> Steps[None]:
-        """Wait until the broker has heard what has to be said before, a second at most."""
-        reports, self._reports = self._reports, []
-        return self._heard_steps(reports)
+    def answered_steps(self) -> Steps[None]:
+        """Wait until the broker has answered the report of what is handed out next, a second at most."""
+        report, self._report = self._report, None
+        return self._answered_steps(report)
 
-    def _heard_steps(self, reports: list[Call]) -> Steps[None]:
-        if reports:
-            deadline_ns = deadline_after(self._inbox.pump.clock, HEARD_SECONDS_MAX)
-            yield Wait(lambda: all(report.done for report in reports), deadline_ns)
+    def _answered_steps(self, report: Call | None) -> Steps[None]:
+        if report is not None:
+            deadline_ns = deadline_after(self._inbox.pump.clock, ANSWER_SECONDS_MAX)
+            yield Wait(lambda: report.done, deadline_ns)
 
     def of(self, attachment: Attachment, *, with_part: bool = False) -> tuple[int, int]:
         """Under the lock: frames of the partition that were taken, and the offset in the next one below which

@@ -43,7 +43,7 @@ class Model:
         self.letters: dict[int, str] = {}
         """Partitions that take dead letters."""
         self.letters_unread = 0
-        """Dead letters that were gone before anybody subscribed: of which messages, nobody knows."""
+        """Dead letters that expired before the first subscription; of which messages cannot be known."""
         self.application_acks: dict[str, set[tuple[int, int]]] = {}
         """What each application of a shipped client has acked: partition and offset."""
         self._by_topic: dict[str, PartitionModel] = {}

@@ -112,7 +112,7 @@ class ScriptedProducer(Peer):
             if not lane.unacked or expected < lane.first:  # what was acked may be lost, too
                 lane.first = expected
                 lane.old.clear()
-            # acked out of order, and lost before what it waited for was acked
+            # what was acked out of order may have been lost, too
             lane.old = [each for each in lane.old if each[0] < expected]
 
         self.ask(p.OpenProducer(self.next_request(), lane.partition_id, lane.name), done)

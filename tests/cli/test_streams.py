@@ -1,7 +1,9 @@
-"""Commands whose standard streams are closed, and those that end by SIGTERM."""
+"""Commands as a shell or a supervisor runs them: closed streams, SIGTERM, wrong words, against a real broker."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import signal
 import subprocess
@@ -59,11 +61,53 @@ def test_what_fails_without_streams_has_its_exit_code() -> None:
     assert result.returncode == 5
 
 
-def test_a_file_never_takes_the_place_of_a_stream(tmp_path: Path) -> None:
-    result = closed(
-        "2>&-", "serve", "--data-dir", str(tmp_path), "--listen", "nowhere.invalid:0", "-o", "json"
+def test_no_file_of_a_server_takes_the_place_of_a_closed_stream(tmp_path: Path) -> None:
+    words = ["serve", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0", "-o", "json"]
+    process = subprocess.Popen(
+        ["sh", "-c", 'exec "$@" <&- 2>&-', "sh", *PROGRAM, *words], stdout=subprocess.PIPE
     )
-    assert result.returncode != 0 and result.stdout == ""
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        for pid in (ready["pid"], ready["coordinator_pid"], *ready["worker_pids"]):
+            for number in (0, 2):
+                assert os.readlink(f"/proc/{pid}/fd/{number}") == os.devnull
+    finally:
+        process.terminate()
+        process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 0
+
+
+def test_the_port_of_a_worker_is_named_as_such(url: str) -> None:
+    host, _, port = url.rpartition(":")
+    result = closed("", "topics", "list", "--url", f"{host}:{int(port) + 2}")
+    assert result.returncode == 2
+    assert "this is the port of a worker" in result.stderr
+    assert "the address that `danube-fast serve` prints" in result.stderr
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf", "-1"])
+def test_a_rate_is_a_number_above_0(url: str, rate: str) -> None:
+    result = closed("", "produce", TOPIC, "-m", "x", "--rate", rate, "--url", url)
+    assert result.returncode == 2 and "a number above 0" in result.stderr
+
+
+def test_a_payload_that_was_forgotten_is_no_tombstone(url: str) -> None:
+    words = ["produce", TOPIC, "--input", "json", "--url", url, "-m"]
+    result = closed("", *words, '{"key": "k", "paylaod": "x"}')
+    assert result.returncode == 2
+    assert "line 1 has no field 'payload' (its fields: key, paylaod)" in result.stderr
+    assert closed("", *words, '{"key": "k", "payload": null}').returncode == 0
+
+
+def test_seek_takes_a_time_ago(url: str) -> None:
+    with danube_fast.connect(url) as client:
+        client.consumer(TOPIC, subscription="ago", initial_position="latest").close()
+        result = closed("", "subscriptions", "seek", TOPIC, "ago", "-10m", "--yes", "--url", url)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert client.admin.describe_subscription(TOPIC, "ago")["lag_messages"] >= COUNT
+    result = closed("", "subscriptions", "seek", TOPIC, "ago", "-10m", "--ye", "--url", url)
+    assert result.returncode == 2
 
 
 def test_a_server_that_cannot_start_says_so_in_json(tmp_path: Path) -> None:

@@ -58,11 +58,8 @@ def test_a_nack_during_a_loss_is_no_lost_ack(broker: Any, client: danube_fast.Cl
     consumer.flush_acks(timeout=60)  # nothing was acked, so nothing is told
 
 
-@pytest.mark.parametrize("arrived", [True, False])
-def test_flush_acks_tells_when_acks_were_lost(
-    broker: Any, client: danube_fast.Client, arrived: bool
-) -> None:
-    """An ack that was sent, and then its session was lost, may be durable or not."""
+def with_two_acks(broker: Any, client: danube_fast.Client) -> danube_fast.Consumer:
+    """A consumer whose acks of two messages have reached the broker."""
     client.producer(TOPIC).send_many([b"a", b"b"])
     consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
     for count in (1, 2):  # the first ack asks for an answer, the second does not
@@ -70,6 +67,15 @@ def test_flush_acks_tells_when_acks_were_lost(
         assert message is not None
         consumer.ack(message)
         broker.wait("an ack", lambda n=count: len(broker.acked(TOPIC, "s")) == n)
+    return consumer
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_flush_acks_tells_when_acks_were_lost(
+    broker: Any, client: danube_fast.Client, arrived: bool
+) -> None:
+    """An ack that was sent, and then its session was lost, may be durable or not."""
+    consumer = with_two_acks(broker, client)
     subscribed = broker.commands["Subscribe"]
     with broker.lock:
         if not arrived:
@@ -108,13 +114,7 @@ def test_flush_acks_is_content_once_everything_was_acked_again(
 def test_close_tells_when_acks_were_lost_before_a_reconnect(
     broker: Any, client: danube_fast.Client, end: str
 ) -> None:
-    client.producer(TOPIC).send_many([b"a", b"b"])
-    consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
-    for count in (1, 2):
-        message = consumer.receive(timeout=60)
-        assert message is not None
-        consumer.ack(message)
-        broker.wait("an ack", lambda n=count: len(broker.acked(TOPIC, "s")) == n)
+    consumer = with_two_acks(broker, client)
     subscribed = broker.commands["Subscribe"]
     with broker.lock:
         if end != "arrived":

@@ -164,9 +164,8 @@ def test_messages_that_come_again_have_batches_of_their_own(client: danube_fast.
                 limit = 10 if len(sizes) == 1 else FRAME
                 batch = consumer.receive_batch(limit, timeout=WAIT_SECONDS)
                 assert [m.redelivery_count for m in batch] == [count] * size
-    with client.consumer(
-        topic, **options
-    ) as consumer:  # one taken by `receive`, the others in batches
+    # one is taken by `receive`, the others in batches
+    with client.consumer(topic, **options) as consumer:
         first = consumer.receive(timeout=WAIT_SECONDS)
         assert (first.offset, first.redelivery_count) == (0, 3)
         rest = take_all(consumer, 2 * FRAME - 1)
