@@ -29,7 +29,7 @@ from danube_fast.client.arguments import (
 from danube_fast.client.async_admin import AsyncAdmin
 from danube_fast.client.async_subscriber import AsyncSubscriber
 from danube_fast.client.client import consumer_request, reader_request
-from danube_fast.client.consumer import ConsumerView, messages_in_hand, refuse_cumulative
+from danube_fast.client.consumer import ConsumerView, refuse_cumulative
 from danube_fast.client.core import Core
 from danube_fast.client.handlers import checked_concurrency, prefetch
 from danube_fast.client.inbox import Inbox
@@ -172,10 +172,9 @@ class AsyncConsumer(ConsumerView):
 
     async def receive(self, timeout: float | None = None) -> Message | None:  # noqa: ASYNC109
         """The next message; None when `timeout` seconds are over."""
-        inbox = self._inbox
-        if inbox._index < inbox._stop:
-            return inbox.take_one()
-        return await self._core.arun(inbox.receive_steps(timeout))
+        for message in self._inbox.hand:
+            return message
+        return await self._core.arun(self._inbox.receive_steps(timeout))
 
     async def receive_batch(
         self,
@@ -189,7 +188,7 @@ class AsyncConsumer(ConsumerView):
         """Messages for ever; ends when the consumer is closed."""
         inbox = self._inbox
         while not inbox._closed:
-            for message in messages_in_hand(inbox):
+            for message in inbox.hand:
                 yield message
             if not inbox._closed:
                 await self._core.arun(inbox.next_steps(None))

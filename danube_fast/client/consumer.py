@@ -16,7 +16,7 @@ from danube_fast.client.limits import (
 from danube_fast.client.message import Batch, Gap, Message, MessageId, Received
 from danube_fast.errors import DanubeError, FailedPrecondition
 
-__all__ = ["Consumer", "ConsumerView", "messages_in_hand", "refuse_cumulative"]
+__all__ = ["Consumer", "ConsumerView", "refuse_cumulative"]
 
 
 def refuse_cumulative(inbox: Inbox) -> None:
@@ -29,19 +29,12 @@ def refuse_cumulative(inbox: Inbox) -> None:
         )
 
 
-def messages_in_hand(inbox: Inbox) -> Iterator[Message]:
-    """The messages left in the frame in hand; an interrupted iteration loses none."""
-    delivery, messages = inbox._delivery, inbox._messages
-    while (index := inbox._index) < inbox._stop and delivery is inbox._delivery:
-        inbox._index = index + 1
-        yield messages[index]
-
-
 class ConsumerView:
     """What both kinds of consumer show of their inbox."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
+        self._left = inbox.hand.left
         self._core = inbox._core
         self._lock = inbox.pump.lock
         self._acks = inbox._acks
@@ -100,15 +93,13 @@ class Consumer(ConsumerView):
 
         Raises what ended the consumer (TopicDeleted, ...), and DataLoss for a damaged frame.
         """
-        inbox = self._inbox
-        index = inbox._index
-        if index < inbox._stop:
-            inbox._index = index + 1
+        left = self._left
+        if left:
             try:
-                return inbox._messages[index]
+                return left.pop()
             except IndexError:
                 pass  # another thread has closed us just now
-        return self._core.run(inbox.receive_steps(timeout))
+        return self._core.run(self._inbox.receive_steps(timeout))
 
     def receive_batch(
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
@@ -123,7 +114,7 @@ class Consumer(ConsumerView):
         """Messages for ever; ends when the consumer is closed."""
         inbox = self._inbox
         while not inbox._closed:
-            yield from messages_in_hand(inbox)
+            yield from inbox.hand
             if not inbox._closed:
                 self._core.run(inbox.next_steps(None))
 

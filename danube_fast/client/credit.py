@@ -10,7 +10,7 @@ All methods are called under the pump's lock.
 from __future__ import annotations
 
 from danube_fast.client.connection import Connection
-from danube_fast.client.limits import CREDIT_PARTS
+from danube_fast.client.limits import CREDIT_PARTS, SMALL_FRAMES_MIN
 from danube_fast.errors import DanubeError
 from danube_fast.frame.view import PLACE_FIELDS
 from danube_fast.net.protocol import ConsumerEvent, Flow
@@ -68,6 +68,15 @@ class Credit:
             self.connection.send(Flow(flow_id, given_bytes, given_messages))
             self._taken_bytes -= given_bytes
             self._taken_messages -= given_messages
+
+    def part_of(self, frame_bytes: int, message_count: int) -> int:
+        """How many messages of a frame the application takes before credit goes back for them: all of a frame that
+        is a small part of the window, else a quarter, since it may be all that was granted."""
+        is_small = (
+            frame_bytes * SMALL_FRAMES_MIN <= self._window_bytes
+            and message_count * SMALL_FRAMES_MIN <= self._window_messages
+        )
+        return message_count if is_small else -(-message_count // CREDIT_PARTS)
 
     def resize(self, window_bytes: int, window_messages: int) -> None:
         """Another window: the difference is granted, or kept back, with what is taken next."""

@@ -21,12 +21,12 @@ from danube_fast.client.attachment import Attachment
 from danube_fast.client.calls import Call
 from danube_fast.client.delivery import Delivery
 from danube_fast.client.flushes import ask_cursors_steps, flush_steps
+from danube_fast.client.hand import Hand
 from danube_fast.client.holds import Holds
 from danube_fast.client.leases import Leases
 from danube_fast.client.limits import (
     BATCH_MESSAGES_DEFAULT,
     CLOSE_TIMEOUT_SECONDS,
-    CREDIT_PARTS,
     REQUEST_TIMEOUT_SECONDS,
     SECOND_NS,
 )
@@ -36,7 +36,7 @@ from danube_fast.client.progress import Progress
 from danube_fast.client.pump import Steps, Wait, deadline_after
 from danube_fast.client.roster import Roster
 from danube_fast.client.seeks import seek_steps
-from danube_fast.errors import DanubeError, DeadlineExceeded, FailedPrecondition, Unavailable
+from danube_fast.errors import DanubeError, DeadlineExceeded, FailedPrecondition
 
 if TYPE_CHECKING:
     from danube_fast.client.core import Core
@@ -70,13 +70,7 @@ class Inbox:
         self._is_resting = False
         self._taken = 0
         """Frames that the application has had in hand."""
-        # the frame in hand
-        self._delivery: Any = None
-        self._index = 0
-        self._stop = 0
-        """End of the part of it whose credit has not gone back."""
-        self._end = 0
-        self._messages: list[Message] = []
+        self.hand = Hand()
         self.attachments: list[Attachment] = []
         self._acks = AckQueue(self.pump, self.attachments)
         self.leases = Leases(self)
@@ -128,32 +122,23 @@ class Inbox:
 
     # ------------------------------------------------------------ receiving
 
-    def take_one(self) -> Message:
-        """The next message of the frame in hand, which has one."""
-        index = self._index
-        self._index = index + 1
-        try:
-            return self._messages[index]
-        except IndexError:  # another thread has closed us just now
-            raise self._refusal or Unavailable(
-                "the consumer was closed; open another one"
-            ) from None
-
     def receive_steps(self, timeout: float | None = None) -> Steps[Message | None]:
         """The next message; None when the time is up."""
-        if self._index >= self._stop and not (yield from self.next_steps(timeout)):
-            return None
-        return self.take_one()
+        while True:
+            for message in self.hand:
+                return message
+            if not (yield from self.next_steps(timeout)):
+                return None
 
     def next_steps(self, timeout: float | None, redelivered_max: int = 1) -> Steps[bool]:
         """Have a frame in hand that has a message left; of redelivered ones at most `redelivered_max`, which are
         reported. False when the time is up."""
         deadline_ns = deadline_after(self.pump.clock, timeout)
-        while self._index >= self._stop:
-            if self._index < self._end:
+        while not self.hand.left:
+            if self.hand.here is not None:
                 self._begin_part(redelivered_max)
             elif (delivery := self._take()) is not None:
-                self._hold(delivery, 0)
+                self.hand.hold(delivery, 0)
             elif not (yield from self._arrived_steps(deadline_ns)):
                 return False
         yield from self.progress.answered_steps()
@@ -175,8 +160,8 @@ class Inbox:
     @property
     def _is_redelivery_next(self) -> bool:
         """Whether the next frame has redelivered messages."""
-        if self._index < self._end:
-            return bool(self._delivery.is_again)
+        if in_hand := self.hand.here:
+            return in_hand[0].is_again
         try:
             return self._queue[0].is_again
         except IndexError:
@@ -186,18 +171,18 @@ class Inbox:
         """Pieces of at most `limit` messages that are here already. Redelivered messages have a batch of
         their own, which was reported."""
         pieces: list[tuple[Delivery, int, int]] = []
-        if self._index < self._end:
-            is_again = self._delivery.is_again
-            stop = min(self._stop if is_again else self._end, self._index + limit)
-            pieces.append((self._delivery, self._index, stop))
-            limit = 0 if is_again else limit - (stop - self._index)
-            self._index = stop
+        if in_hand := self.hand.here:
+            held, index = in_hand
+            stop = min(self.hand.stop if held.is_again else held.count, index + limit)
+            pieces.append((held, index, stop))
+            limit = 0 if held.is_again else limit - (stop - index)
+            self.hand.skip(stop)
         while limit and (delivery := self._take(redelivered=False)) is not None:
             stop = min(delivery.count, limit)
             pieces.append((delivery, 0, stop))
             limit -= stop
             if stop < delivery.count:
-                self._hold(delivery, stop)
+                self.hand.hold(delivery, stop)
         with self._lock:
             for delivery, _, stop in pieces:
                 delivery.give_credit_back(stop)
@@ -209,7 +194,7 @@ class Inbox:
         with self._lock:
             if self._is_resting:
                 self._wake()
-            self._return_credit()
+            self.hand.return_credit()
             self._acks.send_unless_busy()
         ready = yield Wait(self._has_arrived, deadline_ns)
         if self._error is not None:
@@ -235,69 +220,32 @@ class Inbox:
             attachment = delivery.attachment
             self._taken += 1
             with self._lock:
-                self._return_credit()
+                self.hand.return_credit()
                 if self._acks.due_ns <= self.pump.clock.monotonic_ns():
                     self._acks.send()
                 if delivery.generation == attachment.generation and delivery.count:
                     return delivery
                 delivery.give_credit_back(delivery.count)
 
-    def _hold(self, delivery: Delivery, index: int) -> None:
-        """Take that frame in hand, from message `index` on."""
-        self._messages = list(delivery.messages(0, delivery.count))
-        self._delivery = delivery
-        self._index = self._stop = index
-        self._end = delivery.count
-
     def _begin_part(self, redelivered_max: int) -> None:
-        """The credit of a frame goes back in quarters, when the application has taken them: a frame in
-        hand may be all that it was granted. One message is taken as soon as it is in hand."""
-        delivery = self._delivery
-        part, is_redelivered = -(-self._end // CREDIT_PARTS), False
-        if delivery.is_again:
-            part, is_redelivered = delivery.next_part(self._index, redelivered_max)
+        """The part of the frame in hand that comes next."""
         with self._lock:
-            if delivery.is_again:
+            delivery = self.hand.delivery
+            if delivery is not None and delivery.is_again:
                 self._acks.send()  # a death counts messages from the last ack or report on
-            self._stop = min(self._end, self._index + part)
-            delivery.give_credit_back(self._stop if part == 1 else self._index)
-            delivery.attachment.took(delivery)
-            if is_redelivered:
+            if self.hand.begin_part(redelivered_max) and delivery is not None:
                 self.progress.report_part(delivery)
-
-    def _return_credit(self) -> None:
-        """Under the lock: for what the application took of the frame in hand."""
-        if self._delivery is not None:
-            self._delivery.give_credit_back(self._index)
-
-    def _drop_hand(self, attachment: Attachment) -> None:
-        """Under the lock: a frame in hand that came through the attachment is void."""
-        if self._delivery is not None and self._delivery.attachment is attachment:
-            self._delivery.give_credit_back(self._delivery.count)
-            self._stop = self._end = 0
 
     def has_waiting(self, attachment: Attachment) -> bool:
         """Whether frames of that partition wait in the queue or are in hand."""
         with self._lock:
-            waiting = [*self.queued, *(self.in_hand or ())[:1]]
+            waiting = [*self.queued, *(self.hand.here or ())[:1]]
         return any(each.attachment is attachment for each in waiting)
 
     @property
     def place(self) -> object:
         """Changes whenever the application takes something."""
-        return self._taken, self._index
-
-    @property
-    def in_hand(self) -> tuple[Delivery, int] | None:
-        """A frame of which messages are left, and the first of them."""
-        delivery, index = self._delivery, self._index
-        return (delivery, index) if delivery is not None and index < self._end else None
-
-    @property
-    def part_ahead(self) -> tuple[Delivery, int] | None:
-        """As `in_hand`, when the part is taken that the application takes next."""
-        delivery, stop = self._delivery, self._stop
-        return (delivery, stop) if delivery is not None and stop < self._end else None
+        return self._taken, self.hand.index
 
     @property
     def queued(self) -> list[Delivery]:
@@ -355,7 +303,7 @@ class Inbox:
         if sought:
             attachment.sought_generation = attachment.generation
         self._acks.restarted(attachment, sought=sought)
-        self._drop_hand(attachment)
+        self.hand.drop(attachment)
 
     def seek_failed(self, attachment: Attachment) -> None:
         """Attachment: nothing was moved, so what was acked meanwhile counts."""
@@ -369,7 +317,7 @@ class Inbox:
         """Attachment: it left for a while. Frames that came are void; acks that were sent count."""
         attachment.generation += 1
         self._acks.rested(attachment)
-        self._drop_hand(attachment)
+        self.hand.drop(attachment)
 
     def attachment_failed(self, attachment: Attachment, error: DanubeError) -> None:
         """Attachment: it will receive nothing any more."""
@@ -479,7 +427,7 @@ class Inbox:
             self._core.forget(self)
             self.pump.notify()
         self._queue.clear()
-        self._index = self._stop = self._end = 0
+        self.hand.forget()
 
         def is_over() -> bool:
             gone = all(call.done or not connection.is_open for connection, call in ends)
@@ -495,6 +443,4 @@ class Inbox:
     def refuse(self, error: DanubeError) -> None:
         """Core: nothing works any more (closed client, forked process)."""
         self._refusal = self._refusal or error
-        self._stop = self._end = 0
-        # messages are unknown to the garbage collector: in here they would keep us, and all else, for ever
-        self._messages, self._delivery = [], None
+        self.hand.forget()

@@ -62,7 +62,7 @@ class Leases:
     def on_time(self, now_ns: int) -> None:
         """Keeper: a third of the timeout went by."""
         place = self._inbox.place
-        is_waiting = self._inbox.in_hand is not None or bool(self._inbox.queued)
+        is_waiting = self._inbox.hand.here is not None or bool(self._inbox.queued)
         if place != self._place or not is_waiting or self._inbox.holds:
             # when the work on a message ends, the application is about to take more: the wait begins anew
             self._place, self._since_ns = place, now_ns
@@ -84,7 +84,7 @@ class Leases:
         """Offsets that the application has not got yet, as flat [start, end) pairs, about: a range of a
         split frame may span messages of others."""
         found: dict[Attachment, list[int]] = {}
-        in_hand = self._inbox.in_hand
+        in_hand = self._inbox.hand.here
         if in_hand is not None:
             delivery, index = in_hand
             first = delivery.offset_list(index, index + 1)[0]

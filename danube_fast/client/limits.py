@@ -47,6 +47,7 @@ __all__ = [
     "SEND_TIMEOUT_SECONDS",
     "SETTLE_TICK_NS",
     "SLICE_NS",
+    "SMALL_FRAMES_MIN",
     "SPIN_US_MAX",
     "TAKEOVER_NS",
     "THROTTLE_MAX_NS",
@@ -136,6 +137,8 @@ PREFETCH_PER_HANDLER = 64
 wait behind a slow one while another process has nothing to do."""
 CREDIT_PARTS = 4
 """Credit goes back in steps of the window divided by this."""
+SMALL_FRAMES_MIN = 16
+"""Credit of a frame goes back when all of it was taken, if the window holds so many of its size."""
 ACK_DELAY_NS = 10 * MILLISECOND_NS
 ACK_CONFIRM_NS = 1 * SECOND_NS
 """How often acks ask for an answer, so that what is known to be durable need not be remembered."""

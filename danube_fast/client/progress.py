@@ -81,7 +81,8 @@ class Progress:
         """Under the lock: frames of the partition that were taken, and the offset in the next one below which
         all was. `with_part`: with the part of the frame in hand that the application takes next."""
         taken = attachment.taken_frames, 0
-        in_hand = self._inbox.part_ahead if with_part else self._inbox.in_hand
+        hand = self._inbox.hand
+        in_hand = hand.behind_part if with_part else hand.here
         if in_hand is not None and in_hand[0].attachment is attachment:
             delivery, index = in_hand
             if delivery.generation == attachment.generation:
@@ -95,7 +96,7 @@ class Progress:
 
     def may_go_on(self, attachment: Attachment) -> bool:
         """Under the lock: whether the application may take more of the partition's frames in hand."""
-        in_hand = self._inbox.in_hand
+        in_hand = self._inbox.hand.here
         held = [delivery for delivery, _ in list(self._apart)]
         held += [] if in_hand is None else [in_hand[0]]
         return any(delivery.attachment is attachment for delivery in held)

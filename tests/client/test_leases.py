@@ -24,7 +24,12 @@ def an_inbox(type_name: str) -> tuple[Any, list[bool]]:
     attachment = Mock(tracks=False, generation=0)
     delivery = SimpleNamespace(attachment=attachment, generation=0, base_offset=0, end_offset=9)
     inbox = SimpleNamespace(
-        pump=pump, type=type_name, place=(1, 0), in_hand=None, queued=[delivery], holds=False
+        pump=pump,
+        type=type_name,
+        place=(1, 0),
+        hand=SimpleNamespace(here=None),
+        queued=[delivery],
+        holds=False,
     )
     inbox.rest = lambda: rests.append(True)
     return inbox, rests
