@@ -386,8 +386,15 @@ class Log:
 
     @property
     def snapshot_due(self) -> bool:
-        """Whether a segment was begun since the last `save_snapshot`, or `trim` needs a newer one."""
-        return self._appender.rolls != self._snapshot_rolls and not self._snapshots.is_saving
+        """Whether half a large segment was written and one begun since the last, or `trim` needs a newer one."""
+        last, rolls, step = (
+            self.snapshot_position,
+            self._snapshot_rolls,
+            self._spares.segment_bytes // 2,
+        )
+        if self._snapshots.is_saving or rolls == self._appender.rolls:
+            return False
+        return rolls < 0 or not last or self.written_position >= last + step
 
     @property
     def snapshot_position(self) -> int:
@@ -395,9 +402,8 @@ class Log:
         return self._snapshots.position
 
     def save_snapshot(self, position: int, state: bytes) -> bool:
-        """Save what all frames below `position` (a group's start) add up to, in the background.
-
-        It becomes visible as `snapshot_position`, not before the log is durable up to `position`.
+        """Save what all frames below `position` (a group's start) add up to, in the background. It becomes
+        visible as `snapshot_position`, not before the log is durable up to `position`.
         False if one is being saved already. Raises InvalidArgument for a wrong position.
         """
         if position % GROUP_ALIGNMENT or not 0 <= position <= self.written_position:
@@ -459,10 +465,8 @@ class Log:
     # -- closing -----------------------------------------------------------------------------
 
     def close(self, state: bytes | None = None) -> None:
-        """Sync what was written, save `state` as a clean snapshot if given, let go of everything.
-
-        Closing twice is harmless. Raises DanubeError if the log could not be made durable; it is
-        closed then all the same.
+        """Sync what was written, save `state` as a clean snapshot if given, let go of everything. Closing twice
+        is harmless. Raises DanubeError if the log could not be made durable; it is closed all the same.
         """
         ready, self._ready = self._ready, False
         error = None
