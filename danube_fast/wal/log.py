@@ -387,14 +387,11 @@ class Log:
     @property
     def snapshot_due(self) -> bool:
         """Whether half a large segment was written and one begun since the last, or `trim` needs a newer one."""
-        last, rolls, step = (
-            self.snapshot_position,
-            self._snapshot_rolls,
-            self._spares.segment_bytes // 2,
-        )
+        last, rolls = self.snapshot_position, self._snapshot_rolls
         if self._snapshots.is_saving or rolls == self._appender.rolls:
             return False
-        return rolls < 0 or not last or self.written_position >= last + step
+        enough = last + self._spares.segment_bytes // 2 if last and rolls >= 0 else 0
+        return self.written_position >= enough
 
     @property
     def snapshot_position(self) -> int:
