@@ -63,7 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # log
     segment_bytes: Annotated[int, Meta(ge=64 * KIB, le=16 * GIB, multiple_of=4096)] = 128 * MIB
     segment_start_bytes: Annotated[int, Meta(ge=64 * KIB, le=16 * GIB, multiple_of=4096)] = 4 * MIB
-    """Size of the first segments of a log; those after it are as large as what the log holds."""
+    """Size of the first segments of a log; those after it are four times as large as what the log holds."""
     spare_segments: Annotated[int, Meta(ge=0, le=64)] = 2
     wal_bytes_max: Annotated[int, Meta(ge=0)] = 0
     """0 = the smaller of 100 GiB and half the free disk."""

@@ -6,11 +6,12 @@ A spare that was written once costs less to sync into than one that was only all
 system has no more bookkeeping to do; so spares get real zeros. `reserve.seg` is small and is taken
 only for control records when no other file can be made.
 
-Files are as large as what the log holds, from `start_bytes` to `segment_bytes`: a log that holds nothing
-takes little room, and one that grows has soon files of full size. A file never grows: a sync of what is
+Files are about four times as large as what the log holds, from `start_bytes` to `segment_bytes`: a log that
+holds nothing takes little room, and one that grows has soon files of full size, since small ones cost a roll
+each and are removed again when they are too small to be spares. A file never grows: a sync of what is
 written in it never waits for the file system to note its new end.
 
-    start 4 MiB:  4  4  4  8  16  32  64  128  128 ...
+    start 4 MiB:  4  4  32  128  128 ...
 
 The file recycled last is taken first: its pages are most likely in the page cache still, so that writing
 costs a copy and no fresh pages. Files of zeros, which were never there, wait behind all of those.
@@ -50,6 +51,8 @@ _PACE_SECONDS = 0.008
 """Between chunks: at most 128 MB/s, as the disk belongs to the log; without, for a log whose files are
 still small and that has none ready."""
 _STOP_WAIT_SECONDS = 10.0
+_AHEAD = 4
+"""A file beyond the first ones has at least so many times what the log holds."""
 
 
 def _create_direct(path: Path) -> int:
@@ -113,9 +116,10 @@ class SparePool:
         return self.file_bytes <= file_bytes <= self.segment_bytes
 
     def expect(self, held_bytes: int) -> None:
-        """Make files that are as large as `held_bytes`, what the log holds, from now on."""
+        """Make files fit for a log that holds `held_bytes` from now on."""
         doublings = (max(held_bytes - 1, 0) // self.start_bytes).bit_length()
-        self.file_bytes = min(self.start_bytes << doublings, self.segment_bytes)
+        size = self.start_bytes << doublings
+        self.file_bytes = min(size if not doublings else size * _AHEAD, self.segment_bytes)
 
     def __len__(self) -> int:
         return len(self._ready)

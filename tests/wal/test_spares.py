@@ -73,17 +73,17 @@ def test_the_segment_that_was_recycled_last_is_taken_first_and_zeros_last(tmp_pa
         pool.stop()
 
 
-def test_files_are_as_large_as_what_the_log_holds(tmp_path):
+def test_files_grow_with_what_the_log_holds(tmp_path):
     pool = SparePool(tmp_path, 64 * SEGMENT_BYTES, 0, start_bytes=2 * SEGMENT_BYTES)
     held, sizes = 0, []
-    for _ in range(9):
+    for _ in range(6):
         pool.expect(held)
         path, size = pool.take()
         assert path.stat().st_size == size
         path.unlink()
         held += size
         sizes.append(size // SEGMENT_BYTES)
-    assert sizes == [2, 2, 4, 8, 16, 32, 64, 64, 64]
+    assert sizes == [2, 2, 16, 64, 64, 64]
 
 
 def test_a_spare_that_is_too_small_waits_for_its_turn(tmp_path):
