@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from danube_fast.cli.broker import connect
-from danube_fast.cli.interrupts import terminable
+from danube_fast.cli.interrupts import Interrupts, terminable
 from danube_fast.cli.names import complete_subscriptions, complete_topics
 from danube_fast.cli.options import (
     DEFAULT_URL,
@@ -29,7 +29,7 @@ from danube_fast.errors import DanubeError, InvalidArgument
 __all__ = ["FormatOption", "consume", "position_of", "register", "warn_of_gaps", "writer"]
 
 BATCH_MESSAGES = 10_000
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.2
 INTERRUPTED_SECONDS = 2.0
 """Who pressed Ctrl-C waits so long to hear which acks arrived."""
 NS_PER_SECOND = 1_000_000_000
@@ -151,16 +151,18 @@ def consume(
         _consume_from(
             consumer,
             printed,
-            lambda: _pump(consumer, write_batch, max_messages, quiet_seconds, printed),
+            lambda interrupts: _pump(
+                consumer, write_batch, max_messages, quiet_seconds, printed, interrupts
+            ),
         )
     note(printed.as_text())
 
 
-def _consume_from(consumer: Any, printed: _Printed, pump: Callable[[], None]) -> None:
+def _consume_from(consumer: Any, printed: _Printed, pump: Callable[[Interrupts], None]) -> None:
     """Pump, and say what was acknowledged if that is interrupted or fails."""
     try:
-        with terminable():
-            pump()
+        with terminable() as interrupts:
+            pump(interrupts)
     except KeyboardInterrupt:
         if printed.messages:
             note(f"interrupted: {printed.flushed(consumer, INTERRUPTED_SECONDS)}")
@@ -228,8 +230,10 @@ def _pump(
     max_messages: int | None,
     timeout: float | None,
     printed: _Printed,
+    interrupts: Interrupts,
 ) -> None:
-    """Receive, print, acknowledge, until one of the limits is reached."""
+    """Receive, print, acknowledge, until one of the limits is reached. Only printing can be interrupted: half an
+    ack would be told as none, or as one."""
     clock = SystemClock()
     heard_ns = clock.monotonic_ns()
     with Progress(beside_stdout=True) as progress:
@@ -239,17 +243,20 @@ def _pump(
                 quiet = (clock.monotonic_ns() - heard_ns) / NS_PER_SECOND
                 wait = min(POLL_SECONDS, max(timeout - quiet, 0.0))
             wanted = BATCH_MESSAGES if max_messages is None else max_messages - printed.messages
-            batch = consumer.receive_batch(max_messages=min(BATCH_MESSAGES, wanted), timeout=wait)
+            with interrupts.held():
+                batch = consumer.receive_batch(min(BATCH_MESSAGES, wanted), timeout=wait)
             now_ns = clock.monotonic_ns()
             warn_of_gaps(consumer)
             if len(batch):
                 write(write_batch(batch))
-                if printed.acknowledge:
-                    consumer.ack(batch)
-                printed.messages += len(batch)
+                with interrupts.held():
+                    if printed.acknowledge:
+                        consumer.ack(batch)
+                    printed.messages += len(batch)
                 progress.show(printed.as_text())
                 heard_ns = now_ns
             elif timeout is not None and now_ns - heard_ns >= timeout * NS_PER_SECOND:
                 break
     if printed.acknowledge:
-        consumer.flush_acks()
+        with interrupts.held():
+            consumer.flush_acks()

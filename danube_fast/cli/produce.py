@@ -266,7 +266,8 @@ class _Summary:
         acked = producer.acked_messages
         if acked == self.messages:
             return f"the {acked:,} messages before it were published and acknowledged"
-        return f"{acked:,} of {self.messages:,} messages handed over were acknowledged"
+        # the last batch may have been interrupted before it was counted
+        return f"{acked:,} of {max(acked, self.messages):,} messages handed over were acknowledged"
 
     def end(self, last_id: Any) -> None:
         self._seconds = (self._clock.monotonic_ns() - self._began_ns) / NS_PER_SECOND
