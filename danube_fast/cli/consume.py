@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -151,9 +152,7 @@ def consume(
         _consume_from(
             consumer,
             printed,
-            lambda interrupts: _pump(
-                consumer, write_batch, max_messages, quiet_seconds, printed, interrupts
-            ),
+            functools.partial(_pump, consumer, write_batch, max_messages, quiet_seconds, printed),
         )
     note(printed.as_text())
 
