@@ -386,12 +386,8 @@ class Log:
 
     @property
     def snapshot_due(self) -> bool:
-        """Whether half a large segment was written and one begun since the last, or `trim` needs a newer one."""
-        last, rolls = self.snapshot_position, self._snapshot_rolls
-        if self._snapshots.is_saving or rolls == self._appender.rolls:
-            return False
-        enough = last + self._spares.segment_bytes // 2 if last and rolls >= 0 else 0
-        return self.written_position >= enough
+        """Whether a segment was begun since the last `save_snapshot`, or `trim` needs a newer one."""
+        return self._appender.rolls != self._snapshot_rolls and not self._snapshots.is_saving
 
     @property
     def snapshot_position(self) -> int:
