@@ -31,6 +31,7 @@ __all__ = ["FormatOption", "consume", "position_of", "register", "warn_of_gaps",
 
 BATCH_MESSAGES = 10_000
 POLL_SECONDS = 0.2
+"""A signal that comes while it waits for messages is acted on after so long at most."""
 INTERRUPTED_SECONDS = 2.0
 """Who pressed Ctrl-C waits so long to hear which acks arrived."""
 NS_PER_SECOND = 1_000_000_000

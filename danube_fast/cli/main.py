@@ -116,9 +116,8 @@ def _open_standard_streams() -> None:
     """Lead closed standard streams to the null device: no file that is opened later takes their place."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            descriptor = os.open(
-                os.devnull, os.O_RDWR
-            )  # the lowest that is free: that of the stream
+            # the lowest descriptor that is free: that of the stream
+            descriptor = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, True)
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
 

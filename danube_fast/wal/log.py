@@ -395,8 +395,9 @@ class Log:
         return self._snapshots.position
 
     def save_snapshot(self, position: int, state: bytes) -> bool:
-        """Save what all frames below `position` (a group's start) add up to, in the background. It becomes
-        visible as `snapshot_position`, not before the log is durable up to `position`.
+        """Save what all frames below `position` (a group's start) add up to, in the background.
+
+        It becomes visible as `snapshot_position`, not before the log is durable up to `position`.
         False if one is being saved already. Raises InvalidArgument for a wrong position.
         """
         if position % GROUP_ALIGNMENT or not 0 <= position <= self.written_position:
@@ -458,8 +459,10 @@ class Log:
     # -- closing -----------------------------------------------------------------------------
 
     def close(self, state: bytes | None = None) -> None:
-        """Sync what was written, save `state` as a clean snapshot if given, let go of everything. Closing twice
-        is harmless. Raises DanubeError if the log could not be made durable; it is closed all the same.
+        """Sync what was written, save `state` as a clean snapshot if given, let go of everything.
+
+        Closing twice is harmless. Raises DanubeError if the log could not be made durable; it is
+        closed then all the same.
         """
         ready, self._ready = self._ready, False
         error = None
