@@ -377,8 +377,9 @@ class Catalog:
             if partition.breaks or partition.compacted.until:
                 breaks = [at for at in partition.breaks if at > partition.first_offset]
                 records.append(msgspec.structs.replace(partition.compacted, breaks=breaks))
-        for slot in range(self.tables.producer_count):
-            owner = self.by_id.get(int(self.tables.producers[slot, ProducerWord.PARTITION_ID]))
+        owners = self.tables.producers[: self.tables.producer_count, ProducerWord.PARTITION_ID]
+        for slot, partition_id in enumerate(owners.tolist()):
+            owner = self.by_id.get(partition_id)
             if owner is not None and owner.log_slot == log_slot:
                 records += self._producer_records(owner, slot)
         if log_slot in self.others:

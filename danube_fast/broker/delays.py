@@ -158,6 +158,8 @@ _postpone, _wake_due, _due_between = direct(postpone), direct(wake_due), direct(
 class Delays:
     """The messages of one ledger that wait for a wall-clock time, nanoseconds since 1970."""
 
+    __slots__ = ("_heap", "_ledger", "_size")
+
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._heap = np.zeros((0, 2), np.int64)

@@ -73,6 +73,10 @@ PAGES_PER_JUMP = 1 << 15
 """A long range is settled in steps, so that the table stays small."""
 _FAR = 1 << 62
 
+_found = np.zeros(4 * (MESSAGES_AT_ONCE + 1), np.int64)
+"""Where kernels write runs and ranges, read at once: one for all ledgers, which belong to one thread."""
+_FOUND = int(_found.ctypes.data)
+
 Rows = NDArray[np.int32]
 Failed = tuple[int, int, int, bool]
 """Low, high, how often these messages failed, whether that was too often."""
@@ -97,7 +101,7 @@ class Ledger:
     """The messages of one subscription. Offsets below `cursor` are settled, those from `next_offset`
     on fresh, unless they were settled ahead of their time."""
 
-    __slots__ = ("_head", "_out", "_pool", "_rows", "_table", "address", "words")
+    __slots__ = ("_head", "_pool", "_rows", "_table", "address", "words")
 
     def __init__(self, pool: PagePool, cursor: int) -> None:
         """`pool` has pages of ROUTED_PAGE_BYTES if messages are routed by key."""
@@ -105,7 +109,6 @@ class Ledger:
         self._head = np.zeros(HEAD_WORDS, np.int64)
         self.words = self._head.data
         self.address = int(self._head.ctypes.data)
-        self._out: NDArray[np.int64] | None = None
         self._table = np.zeros(0, np.int64)
         self._rows = np.zeros((0, ROW_WORDS), np.int64)
         self.restart(cursor)
@@ -268,12 +271,6 @@ class Ledger:
                 return code
             self._grow(code, low, high)
 
-    def _buffer(self) -> int:
-        """Address of room for runs or ranges."""
-        if self._out is None:
-            self._out = np.zeros(4 * (MESSAGES_AT_ONCE + 1), np.int64)
-        return int(self._out.ctypes.data)
-
     # ------------------------------------------------------------ hand out
 
     def hold(self, low: int, high: int, slot: int, time_ns: int, frame: int = 0) -> int:
@@ -323,9 +320,9 @@ class Ledger:
         """Flat [start, end, entry] of what is known of the attempts of messages below `end` that are not settled;
         the entry has deliveries in its low byte, failures in the next."""
         runs: list[int] = []
-        low, place = self.cursor, self._buffer()
-        while count := _list_attempts(self.address, low, end, place, RANGES_AT_ONCE):
-            runs += [] if self._out is None else self._out[: 3 * count].tolist()
+        low = self.cursor
+        while count := _list_attempts(self.address, low, end, _FOUND, RANGES_AT_ONCE):
+            runs += _found[: 3 * count].tolist()
             low = runs[-2]
         return runs
 
@@ -358,20 +355,20 @@ class Ledger:
     def collect(self) -> list[int]:
         """Flat [start, end) pairs of what was settled since the last call, RANGES_AT_ONCE at most;
         empty: that was all."""
-        place = self._buffer()
-        count = _collect(self.address, place, RANGES_AT_ONCE)
-        return [] if self._out is None else self._out[: 2 * count].tolist()
+        count = _collect(self.address, _FOUND, RANGES_AT_ONCE)
+        pairs: list[int] = _found[: 2 * count].tolist()
+        return pairs
 
     def settled_pairs(self) -> list[int]:
         """Flat [start, end) pairs of all that is settled above the cursor."""
         pairs: list[int] = []
-        low, place = self.cursor, self._buffer()
+        low = self.cursor
         end = (self.words[HeadWord.FIRST_PAGE] + len(self._table)) << PAGE_SHIFT
         while low < end:
-            count = _list_settled(self.address, low, end, place, RANGES_AT_ONCE)
-            if not count or self._out is None:
+            count = _list_settled(self.address, low, end, _FOUND, RANGES_AT_ONCE)
+            if not count:
                 break
-            pairs += self._out[: 2 * count].tolist()
+            pairs += _found[: 2 * count].tolist()
             low = pairs[-1]
         return pairs
 
@@ -433,14 +430,13 @@ class Ledger:
         return self._fail(low, high, -1, row, failures_max)
 
     def _fail(self, low: int, high: int, slot: int, row: int, failures_max: int) -> list[Failed]:
-        place, runs = self._buffer(), []
+        runs = []
         low, high = max(low, self.cursor), min(high, self.next_offset)
         for at in range(low, high, MESSAGES_AT_ONCE):
             stop = min(high, at + MESSAGES_AT_ONCE)
-            count = _take_back(self.address, at, stop, slot, row, failures_max, place)
-            if count and self._out is not None:
-                for start, end, failures, blocked in self._out[: 4 * count].reshape(-1, 4).tolist():
-                    runs.append((start, end, failures, bool(blocked)))
+            count = _take_back(self.address, at, stop, slot, row, failures_max, _FOUND)
+            for start, end, failures, blocked in _found[: 4 * count].reshape(-1, 4).tolist():
+                runs.append((start, end, failures, bool(blocked)))
         return runs
 
 

@@ -42,6 +42,16 @@ _COMPACT_AT = 256
 class Partition:
     """State of one partition."""
 
+    # Python keeps more than 30 attributes in a dict of each object: a cache miss for every one of them, among thousands
+    __slots__ = (
+        "__weakref__", "_head", "_tail", "_tail_bases", "_timers", "_turn", "assigned", "breaks", "byte_count", "compacted",
+        "first_offset", "keeps_memory", "last_moved_ns", "last_offset", "log_slot", "logged", "message_count",
+        "moving", "moving_epoch", "old_at_ns", "partition_id", "policy", "producer_names", "purged_until", "rate",
+        "readers", "refusals", "reliable", "replayed_end", "reserve_block", "reserving_until", "resumes_until_ns",
+        "safe_until", "sizes", "sizes_base", "slot", "strict", "strict_end", "subscriptions", "switching",
+        "tail_bytes", "topic", "unsure_until", "visible",
+    )  # fmt: skip
+
     def __init__(
         self,
         assigned: PartitionAssigned,

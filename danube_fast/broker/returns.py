@@ -46,6 +46,13 @@ TIMER_STEP_NS = 20_000_000
 class Returns:
     """Base of `Subscription`: its ledger, and what its messages wait for."""
 
+    __slots__ = (
+        "__weakref__", "_delayed", "_extended_ns", "_rested_until_ns", "_timers", "armed_ns", "by_message", "consumers",
+        "counted_until", "dead_letter_count", "delays", "dropped_count", "foreseen", "kind", "ledger", "lost_count",
+        "name", "next_offset", "partition_id", "poisoned", "policy", "rate", "redelivered_count", "router",
+        "tracks", "turn", "untold",
+    )  # fmt: skip
+
     def __init__(
         self,
         partition_id: int,

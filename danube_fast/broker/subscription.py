@@ -51,6 +51,11 @@ _GROUPS = (SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED)
 class Subscription(Returns):
     """State of one subscription on one partition."""
 
+    __slots__ = (
+        "_free_slots", "_sought", "ahead", "expired_count", "idle_since_ns", "looked_count", "looked_until",
+        "looks_ahead", "lost_counted", "recorded", "start_count",
+    )  # fmt: skip
+
     def __init__(
         self,
         partition_id: int,
@@ -92,9 +97,7 @@ class Subscription(Returns):
                 f"subscription {self.name!r} is exclusive and consumer {holder.name!r} holds it; "
                 "close that one, or use type='shared' under another subscription name"
             )
-        if not self._free_slots:
-            self._free_slots.append(len(self.consumers))
-        consumer.slot = self._free_slots.pop()
+        consumer.slot = self._free_slots.pop() if self._free_slots else len(self.consumers)
         self.consumers.append(consumer)
         consumer.flow.users[consumer] = None
         if self.router is not None:

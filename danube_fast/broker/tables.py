@@ -161,10 +161,11 @@ class AdmissionTables:
     def window(self, slot: int) -> list[int]:
         """The remembered batches, oldest first: flat [base_sequence, count, base_offset, ...]."""
         batches = int(self.producers[slot, ProducerWord.BATCH_COUNT])
-        first = max(0, batches - DEDUP_BATCHES)
-        order = [batch % DEDUP_BATCHES for batch in range(first, batches)]
-        flat: list[int] = self.windows[slot, order].reshape(-1).tolist()
-        return flat
+        known = self.windows[slot]
+        oldest = batches % DEDUP_BATCHES if batches > DEDUP_BATCHES else 0
+        older: list[int] = known[oldest : min(batches, DEDUP_BATCHES)].reshape(-1).tolist()
+        newer: list[int] = known[:oldest].reshape(-1).tolist()
+        return older + newer
 
     def restore_window(self, slot: int, flat: list[int], next_sequence: int) -> None:
         """Put a window back, as `window` gave it."""

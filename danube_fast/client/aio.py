@@ -83,6 +83,7 @@ class AsyncCore(Core):
 class AsyncProducer(ProducerView):
     """Publishes to one topic. Made by `client.producer()`. See Producer for each method."""
 
+    __slots__ = ()
     _core: AsyncCore
 
     async def send(
@@ -104,7 +105,7 @@ class AsyncProducer(ProducerView):
             and event_time is None
             and deliver_at is None
             and deliver_after is None
-            and self._send_plain(payload)
+            and self._outbox.send_plain(payload)
         ):
             return
         outbox = self._outbox

@@ -51,6 +51,15 @@ __all__ = ["Attachment"]
 class Attachment:
     """Subscription of one consumer to one partition."""
 
+    # Python keeps more than 30 attributes in a dict of each object: a cache miss for every one of them, among thousands
+    __slots__ = (
+        "_backoff_ns", "_call", "_is_resting", "_refused_since_ns", "connection", "consumer_id", "credit",
+        "end_offset", "ever_subscribed", "failure", "first_offset", "flow_id", "frames_received", "generation",
+        "inbox", "is_late", "lowest", "next_offset", "number", "parent", "parted", "partition_id", "pending",
+        "position", "route", "seeks", "sought_generation", "start_offset", "subscribed", "taken_frames", "topic",
+        "tracks",
+    )  # fmt: skip
+
     def __init__(
         self,
         inbox: Inbox,

@@ -73,6 +73,12 @@ class Phase(enum.Enum):
 class Lane:
     """Sequence numbers, window and open batch of one producer on one partition."""
 
+    __slots__ = (
+        "_backoff_ns", "_has_moved", "_opening", "_refused_since_ns", "_retry_due_ns", "_wait_ns", "_was_fenced",
+        "batch", "connection", "failure", "next_sequence", "on_way", "opened", "outbox", "partition_id", "phase",
+        "producer_epoch", "producer_id", "refusal", "topic", "unacked",
+    )  # fmt: skip
+
     def __init__(
         self, outbox: Outbox, connection: Connection, topic: str, partition_id: int
     ) -> None:

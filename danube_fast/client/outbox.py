@@ -70,6 +70,12 @@ _ERRORS_MAX = 1000
 class Outbox:
     """Lanes, window and errors of one producer."""
 
+    __slots__ = (
+        "__weakref__", "_batch_bytes", "_core", "_errors", "_last_id", "_linger_ns", "_lock", "_next_lane", "_only",
+        "_options", "_quick", "_refusal", "_route", "_window_bytes", "ack_class", "acked_messages",
+        "joining", "lanes", "name", "packer", "pump", "timeout_ns", "topic", "unacked_bytes",
+    )  # fmt: skip
+
     def __init__(self, core: Core, topic: Topic, name: str, options: ProducerOptions) -> None:
         self.topic: str = topic.name
         self.ack_class = f"{topic.dispatch} {topic.durability}"
@@ -83,7 +89,6 @@ class Outbox:
         self._route = topic
         self._options = options
         self._lock = core.pump.lock
-        self._acquire, self._release = self._lock.acquire, self._lock.release
         self._batch_bytes = options.batch_bytes - FRAME_OVERHEAD_BYTES
         self._window_bytes = options.window_bytes
         self._linger_ns = options.linger_ns
@@ -107,30 +112,28 @@ class Outbox:
 
     def open_steps(self, deadline_ns: int) -> Steps[None]:
         """Wait until every partition has told its next sequence."""
-        lanes = self.lanes
-        yield Wait(lambda: all(lane.opened or lane.failure for lane in lanes), deadline_ns)
+        yield Wait(lambda: all(lane.opened or lane.failure for lane in self.lanes), deadline_ns)
         with self._lock:
-            for lane in lanes:
+            for lane in self.lanes:
                 if lane.failure is not None:
                     raise lane.failure
-                if not lane.opened:
-                    why = (
-                        f"refuses for now: {lane.refusal}"
-                        if lane.refusal
-                        else "did not answer in time"
-                    )
-                    raise DeadlineExceeded(
-                        f"{lane.topic}: its worker at {lane.connection.endpoint} {why}; look at "
-                        "`danube-fast status`"
-                    )
-            self.packer.keep_to([lane.connection.limits for lane in lanes])
+                if lane.opened:
+                    continue
+                why = "did not answer in time"
+                why = f"refuses for now: {lane.refusal}" if lane.refusal else why
+                raise DeadlineExceeded(
+                    f"{lane.topic}: its worker at {lane.connection.endpoint} {why}; look at "
+                    "`danube-fast status`"
+                )
+            self.packer.keep_to([lane.connection.limits for lane in self.lanes])
             self._batch_bytes = self.packer.batch_bytes - FRAME_OVERHEAD_BYTES
 
     # ------------------------------------------------------------ sending
 
     def send_plain(self, payload: Any) -> bool:
         """`send` of a payload alone, if that needs neither a wait nor a decision."""
-        self._acquire()  # a `with` looks two methods up each time
+        pump = self.pump
+        pump.acquire()
         try:
             lane = self._quick
             if lane is None or type(payload) is not bytes:
@@ -148,7 +151,7 @@ class Outbox:
                 self._appended(lane, count)
             return True
         finally:
-            self._release()
+            pump.release()
 
     def _requicken(self) -> None:
         """Which lane `send_plain` may use without looking further; None = it must not."""

@@ -97,6 +97,8 @@ class Pump:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.lock = threading.RLock()
+        self.acquire, self.release = self.lock.acquire, self.lock.release
+        """The same two objects for all: a `with` looks them up each time."""
         self.callbacks: collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]] = (
             collections.deque()
         )

@@ -364,7 +364,7 @@ def test_queued_acks_go_before_a_move(broker: Any, client: danube_fast.Client) -
 
 
 def test_what_is_acked_while_its_consumer_leaves_is_sent_or_told(
-    broker: Any, client: danube_fast.Client
+    broker: Any, client: danube_fast.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who acks in order takes no lock, and acks on in another thread while the client says goodbye."""
     broker.create(TOPIC, partitions=1)
@@ -392,8 +392,9 @@ def test_what_is_acked_while_its_consumer_leaves_is_sent_or_told(
             acks.add_one(blocked.pop(0))
         seek_another(error)
 
-    attachment._depart = leave_meanwhile  # type: ignore[method-assign]
-    attachment._on_refused = seek_another_then  # type: ignore[method-assign]
+    # the only one there is
+    monkeypatch.setattr(Attachment, "_depart", lambda _: leave_meanwhile())
+    monkeypatch.setattr(Attachment, "_on_refused", lambda _, error: seek_another_then(error))
     close_for_move(broker)
     wait_until("it has left", lambda: attached(broker) == 0)
     with pytest.raises(danube_fast.Unavailable, match="delivered again"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from danube_fast.broker.partition import Partition
 from danube_fast.errors import DataLoss, Unavailable
 from danube_fast.workers import positions
 from tests.workers.shard_rig import FakeRequest, Rig
@@ -76,7 +77,7 @@ def test_what_cannot_be_read_ends_it_with_a_word(start, monkeypatch):
     def unreadable(*_: Any) -> Any:
         raise DataLoss("it is damaged")
 
-    monkeypatch.setattr(rig.worker.catalog.by_id[1], "frame_at", unreadable, raising=False)
+    monkeypatch.setattr(Partition, "frame_at", unreadable)
     rig.turn(lambda: request.done, "the answer")
     assert isinstance(request.error, DataLoss)
     assert not rig.worker.operations.positions.is_busy
