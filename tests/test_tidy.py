@@ -11,6 +11,12 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription import Subscription
+from danube_fast.client.attachment import Attachment
+from danube_fast.client.lane import Lane
+from danube_fast.client.outbox import Outbox
+
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("danube_fast", "workers", "spark", "bench", "pyspark_danube")
 SUITES = Path("bench/suites")  # tests, for all that they stand beside the harness
@@ -251,3 +257,9 @@ def test_a_wheel_built_from_the_sdist_holds_two_packages(tmp_path: Path) -> None
     assert "danube_fast/py.typed" in names
     with tarfile.open(sdist) as archive:
         assert any(name.endswith("/pyspark_danube/__init__.py") for name in archive.getnames())
+
+
+def test_what_there_are_thousands_of_has_slots() -> None:
+    """Above 30 attributes each object would have a dict of its own: 1,000 topics in one client ran at 0.7 of the rate."""
+    kinds = (Partition, Subscription, Attachment, Lane, Outbox)
+    assert not [kind.__name__ for kind in kinds if kind.__dictoffset__]
