@@ -75,8 +75,9 @@ def check_whole(value: Any, what: str, low: int, high: int = TIME_NS_MAX) -> int
 def check_seconds(value: Any, what: str, *, is_positive: bool = False) -> float:
     """Return a finite number of seconds. What is over already may be negative, unless the time
     `is_positive`. Raises InvalidArgument."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number:
+    if type(value) not in (int, float) and (
+        isinstance(value, bool) or not isinstance(value, numbers.Real)
+    ):
         raise InvalidArgument(f"{what} is a number of seconds, not {_kind(value)}: {value!r:.100}")
     seconds = float(value)
     if not math.isfinite(seconds) or abs(seconds) > SECONDS_MAX:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from danube_fast.client.calls import RETRYABLE, Call, OnLoss, asks_again
-from danube_fast.client.connection import Connection, Report
+from danube_fast.client.calls import RETRYABLE, Call, OnLoss, Report, asks_again
+from danube_fast.client.connection import Connection
 from danube_fast.client.credit import Credit, Departed
 from danube_fast.client.delivery import Delivery
 from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, FOREVER_NS, TAKEOVER_NS
@@ -351,7 +351,7 @@ class Attachment:
         """The application has a frame in hand, or has taken all of it; the next heartbeat tells."""
         if delivery.generation == self.generation and self.connection.takes_reports:
             self.taken_frames = delivery.number + 1
-            self.connection.reporters[self.report] = None
+            self.connection.reporters[self] = None
 
     def report_now(self, *, with_part: bool) -> Call | None:
         """Report how far the application is; None if the broker takes no reports. `with_part`: including the part
@@ -369,7 +369,7 @@ class Attachment:
         if not self.consumer_id or self.inbox.type == READER:
             return None
         if self.inbox.progress.may_go_on(self):
-            self.connection.reporters[self.report] = None
+            self.connection.reporters[self] = None
         return self.consumer_id, *self.inbox.progress.of(self)
 
     def on_away(self) -> None:
@@ -405,7 +405,7 @@ class Attachment:
         """Forget the connection; the call that detaches the consumer there, if there is one."""
         departure = self._depart()
         self._forget_call()
-        self.connection.reporters.pop(self.report, None)
+        self.connection.reporters.pop(self, None)
         self.connection.users.pop(self, None)
         self.inbox.pump.disarm(self)
         return departure

@@ -15,10 +15,9 @@ All methods are called under the pump's lock.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from danube_fast.client.calls import Call, OnLoss, asks_again
+from danube_fast.client.calls import Call, OnLoss, Report, Reporter, asks_again
 from danube_fast.client.dialer import Dialer
 from danube_fast.client.dock import Dock
 from danube_fast.client.limits import (
@@ -54,8 +53,6 @@ from danube_fast.net.protocol import (
 __all__ = ["Connection", "Identity", "User"]
 
 _PRODUCER_NAMES_MAX = 100_000
-Report = tuple[int, int, int]
-"""Consumer, frames and offset, as PING has them."""
 
 
 class Identity(NamedTuple):
@@ -120,7 +117,7 @@ class Connection:
         self.limits: dict[str, int] = {}
         self.users: dict[User, None] = {}
         self.subscribers: dict[int, Subscriber] = {}
-        self.reporters: dict[Callable[[], Report | None], None] = {}
+        self.reporters: dict[Reporter, None] = {}
         """Asked before the next heartbeat what was taken."""
         self.takes_reports = False
         self.producer_names: dict[tuple[int, int], str] = {}
@@ -321,7 +318,7 @@ class Connection:
 
     def _ask_reporters(self) -> list[Report]:
         reporters, self.reporters = self.reporters, {}
-        return [report for each in reporters if (report := each()) is not None]
+        return [report for each in reporters if (report := each.report()) is not None]
 
     # ------------------------------------------------------------ sending
 

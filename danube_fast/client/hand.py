@@ -34,14 +34,16 @@ class Hand:
         self.end = 0
         """End of the frame; 0 = it is void."""
 
+    def take(self) -> Message | None:
+        """Take the next message of the part, None if there is none."""
+        try:
+            return self.left.pop() if self.left else None
+        except IndexError:
+            return None  # another thread has closed us just now
+
     def __iter__(self) -> Iterator[Message]:
         """Take what is left of the part; an interrupted iteration loses none."""
-        left = self.left
-        while left:
-            try:
-                message = left.pop()
-            except IndexError:
-                return  # another thread has closed us just now
+        while (message := self.take()) is not None:
             yield message
 
     @property
@@ -52,7 +54,7 @@ class Hand:
     @property
     def here(self) -> tuple[Delivery, int] | None:
         """The frame and its next message, if it has one."""
-        delivery, index = self.delivery, self.index
+        delivery, index = self.delivery, self.stop - len(self.left)
         return (delivery, index) if delivery is not None and index < self.end else None
 
     @property
@@ -91,8 +93,9 @@ class Hand:
 
     def return_credit(self) -> None:
         """For what the application took so far."""
-        if self.delivery is not None:
-            self.delivery.give_credit_back(self.index)
+        delivery, index = self.delivery, self.stop - len(self.left)
+        if delivery is not None and index > delivery.returned:
+            delivery.give_credit_back(index)
 
     def drop(self, attachment: Attachment) -> None:
         """A frame that came through the attachment is void: nothing more of it is taken."""

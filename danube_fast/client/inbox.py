@@ -124,24 +124,25 @@ class Inbox:
 
     def receive_steps(self, timeout: float | None = None) -> Steps[Message | None]:
         """The next message; None when the time is up."""
-        while True:
-            for message in self.hand:
-                return message
+        while (message := self.hand.take()) is None:
             if not (yield from self.next_steps(timeout)):
                 return None
+        return message
 
     def next_steps(self, timeout: float | None, redelivered_max: int = 1) -> Steps[bool]:
         """Have a frame in hand that has a message left; of redelivered ones at most `redelivered_max`, which are
         reported. False when the time is up."""
         deadline_ns = deadline_after(self.pump.clock, timeout)
         while not self.hand.left:
-            if self.hand.here is not None:
-                self._begin_part(redelivered_max)
-            elif (delivery := self._take()) is not None:
+            if self.hand.here is None:
+                if (delivery := self._take()) is None:
+                    if not (yield from self._arrived_steps(deadline_ns)):
+                        return False
+                    continue
                 self.hand.hold(delivery, 0)
-            elif not (yield from self._arrived_steps(deadline_ns)):
-                return False
-        yield from self.progress.answered_steps()
+            self._begin_part(redelivered_max)
+        if self.progress.report is not None:
+            yield from self.progress.answered_steps()
         return True
 
     def receive_batch_steps(

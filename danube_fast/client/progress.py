@@ -39,7 +39,7 @@ class Progress:
         self._apart: dict[tuple[Delivery, int], None] = {}
         """Frame and offset of what waits for a handler. Used without the lock: one call of a dictionary
         each."""
-        self._report: Call | None = None
+        self.report: Call | None = None
         """Redelivered messages are handed out when this is answered."""
         self.has_handlers = False
         """What the inbox hands out waits for a handler, and is reported when that begins."""
@@ -65,11 +65,11 @@ class Progress:
     def report_part(self, delivery: Delivery) -> None:
         """Under the lock: report the redelivered messages of this frame that are handed out next."""
         if not self.has_handlers:
-            self._report = delivery.attachment.report_now(with_part=True)
+            self.report = delivery.attachment.report_now(with_part=True)
 
     def answered_steps(self) -> Steps[None]:
         """Wait until the broker has answered the report of what is handed out next, a second at most."""
-        report, self._report = self._report, None
+        report, self.report = self.report, None
         return self._answered_steps(report)
 
     def _answered_steps(self, report: Call | None) -> Steps[None]:
