@@ -22,7 +22,6 @@ __all__ = [
     "Dispatch",
     "Durability",
     "Permission",
-    "SubscriptionType",
     "TopicName",
     "TopicPattern",
     "check_namespace",
@@ -49,15 +48,6 @@ class Durability(enum.StrEnum):
     OS = "os"
     FSYNC = "fsync"
     OBJECT = "object"
-
-
-class SubscriptionType(enum.StrEnum):
-    """How the consumers of one subscription share its messages."""
-
-    EXCLUSIVE = "exclusive"
-    SHARED = "shared"
-    FAILOVER = "failover"
-    KEY_SHARED = "key_shared"
 
 
 class Permission(enum.StrEnum):

@@ -30,7 +30,6 @@ __all__ = ["Catalog"]
 
 _log = logging.getLogger(__name__)
 
-FIRST_RESERVATION = 1 << 20
 ACKED_PER_RECORD_MAX = 1 << 16
 ATTEMPTS_PER_RECORD_MAX = 1 << 14
 """Numbers in one record of acked ranges; even."""

@@ -84,7 +84,6 @@ _P_MODE = int(PartitionWord.MODE) * _W
 _P_REFUSAL = int(PartitionWord.REFUSAL) * _W
 _P_LOG = int(PartitionWord.LOG_SLOT) * _W
 _P_RESERVED = int(PartitionWord.RESERVED_UNTIL) * _W
-_P_EPOCH = int(PartitionWord.EPOCH) * _W
 _P_MESSAGE_MAX = int(PartitionWord.MESSAGE_BYTES_MAX) * _W
 _P_ROW = PARTITION_WORDS * _W
 _L_ID = int(LogWord.LOG_ID) * _W

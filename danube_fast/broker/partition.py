@@ -120,11 +120,6 @@ class Partition:
         return next(iter(self.refusals.values()), "")
 
     @property
-    def dispatch_mode(self) -> Dispatch:
-        """The topic's dispatch mode."""
-        return Dispatch(self.assigned.dispatch)
-
-    @property
     def durability(self) -> Durability:
         """The topic's durability; it may change live."""
         return Durability(self.assigned.durability)

@@ -73,16 +73,6 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     dispatch_bytes_per_second: int = 0
 
     @property
-    def has_rates(self) -> bool:
-        """Publishing is limited."""
-        return bool(self.publish_messages_per_second or self.publish_bytes_per_second)
-
-    @property
-    def limits_dispatch(self) -> bool:
-        """What subscriptions get is limited."""
-        return bool(self.dispatch_messages_per_second or self.dispatch_bytes_per_second)
-
-    @property
     def bounds_storage(self) -> bool:
         """Somebody must look at ages and sizes."""
         return bool(

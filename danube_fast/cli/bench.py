@@ -14,8 +14,6 @@ from danube_fast.cli.output import note, print_result
 
 __all__ = ["bench", "register"]
 
-RUNS_CHECKED = 5
-
 PlotOption = Annotated[
     Path | None, typer.Option(metavar="FILE.svg", help="Bars of the rates as an SVG.")
 ]

@@ -10,14 +10,13 @@ All methods are called under the pump's lock.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from danube_fast.client.calls import Call, OnLoss
 from danube_fast.client.connection import Connection
 from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, MILLISECOND_NS, SECOND_NS
 from danube_fast.client.pump import Steps, Wait
 from danube_fast.errors import (
-    DanubeError,
     DeadlineExceeded,
     FailedPrecondition,
     NotFound,
@@ -49,16 +48,6 @@ class Partition(NamedTuple):
     """The topic that it is a partition of; itself if that has none."""
     number: int | None
     """Which of them it is."""
-
-
-class RouteUser(Protocol):
-    """A producer or a consumer: wants to hear of moves."""
-
-    def moved(self) -> None:
-        """Partitions may have new connections."""
-
-    def topic_gone(self, route: Topic, error: DanubeError) -> None:
-        """The topic does not exist any more."""
 
 
 def made_again(route: Topic) -> TopicDeleted:

@@ -24,7 +24,7 @@ class Session:
 
     __slots__ = (
         "client_name", "closed", "consumers", "flows", "holds", "identity", "last_seen_ns", "number",
-        "outbox", "principal", "published", "token",
+        "outbox", "principal", "token",
     )  # fmt: skip
 
     def __init__(
@@ -40,8 +40,6 @@ class Session:
         self.flows: dict[int, Any] = {}
         self.outbox: list[list[Any]] = []
         """Messages that found the peer's queue full, oldest first."""
-        self.published: list[tuple[int, list[int]]] = []
-        """Outcomes of PUBLISH that wait for the end of the turn."""
         self.closed = False
         self.holds = 0
         """Consumers that must be heard often."""

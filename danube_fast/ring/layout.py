@@ -64,7 +64,6 @@ __all__ = [
 
 LINE_BYTES = 128
 WORD_BYTES = 8
-WORDS_PER_LINE = LINE_BYTES // WORD_BYTES
 
 # ---------------------------------------------------------------- ring
 

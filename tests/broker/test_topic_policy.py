@@ -59,5 +59,4 @@ def test_until_expired_needs_a_bound() -> None:
 
 
 def test_nothing_set_costs_nothing() -> None:
-    policy = TopicPolicy()
-    assert not (policy.has_rates or policy.limits_dispatch or policy.bounds_storage)
+    assert not TopicPolicy().bounds_storage
