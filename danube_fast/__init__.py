@@ -15,14 +15,14 @@ from danube_fast.version import VERSION as __version__  # noqa: N811 - the name 
 
 if TYPE_CHECKING:
     from danube_fast.client.aio import AsyncClient, AsyncConsumer, AsyncProducer, AsyncReader
-    from danube_fast.client.async_subscriber import AsyncSubscriber
     from danube_fast.client.client import Client
     from danube_fast.client.consumer import Consumer
     from danube_fast.client.entry import connect, connect_async
+    from danube_fast.client.handle.async_subscriber import AsyncSubscriber
+    from danube_fast.client.handle.subscriber import Subscriber
     from danube_fast.client.message import Batch, Message, MessageId
     from danube_fast.client.producer import Producer
     from danube_fast.client.reader import Reader
-    from danube_fast.client.subscriber import Subscriber
     from danube_fast.errors import (
         AlreadyExists,
         DanubeError,

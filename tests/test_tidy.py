@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription import Subscription
-from danube_fast.client.attachment import Attachment
-from danube_fast.client.lane import Lane
-from danube_fast.client.outbox import Outbox
+from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.client.consume.attachment import Attachment
+from danube_fast.client.produce.lane import Lane
+from danube_fast.client.produce.outbox import Outbox
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("danube_fast", "workers", "spark", "bench", "pyspark_danube")

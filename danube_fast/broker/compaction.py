@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from danube_fast.broker.ledger import Rows
+from danube_fast.broker.ledger.ledger import Rows
 from danube_fast.frame.layout import BufferId
 from danube_fast.frame.view import FrameView
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Callable
 
-from danube_fast.broker.consumer import Deliver, Gap, Stored, SubscriptionKind
-from danube_fast.broker.policy import FailurePolicy
-from danube_fast.broker.rates import Rate
+from danube_fast.broker.admission.rates import Rate
 from danube_fast.broker.records import (
     Acked,
     Compacted,
@@ -26,8 +24,10 @@ from danube_fast.broker.records import (
     Untold,
 )
 from danube_fast.broker.sizes import Sizes
-from danube_fast.broker.subscription import Foresee, Subscription
-from danube_fast.broker.timers import Timers
+from danube_fast.broker.subscription.consumer import Deliver, Gap, Stored, SubscriptionKind
+from danube_fast.broker.subscription.policy import FailurePolicy
+from danube_fast.broker.subscription.subscription import Foresee, Subscription
+from danube_fast.broker.subscription.timers import Timers
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
 from danube_fast.types import Dispatch, Durability
 

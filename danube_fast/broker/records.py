@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from danube_fast.broker.policy import FailurePolicy
-from danube_fast.broker.topic_policy import TopicPolicy
+from danube_fast.broker.subscription.policy import FailurePolicy
+from danube_fast.broker.topics.policy import TopicPolicy
 
 __all__ = [
     "Acked",

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from danube_fast.broker.consumer import Stored
-from danube_fast.broker.ledger import Rows
+from danube_fast.broker.ledger.ledger import Rows
+from danube_fast.broker.subscription.consumer import Stored
 from danube_fast.frame.view import FrameView
 
 __all__ = ["by_row", "existing", "place_of", "places_of"]

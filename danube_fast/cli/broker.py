@@ -29,7 +29,7 @@ _LINE_ENDS = b"\r\n\r\n"
 
 def _try_all(url: str) -> None:
     """Raise Unavailable if no address of `url` can be that of a broker, with the first one's reason."""
-    from danube_fast.client.url import parse_url
+    from danube_fast.client.link.url import parse_url
     from danube_fast.errors import Unavailable
 
     first: Unavailable | None = None

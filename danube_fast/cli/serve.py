@@ -79,7 +79,7 @@ def serve(
     loaded = load_settings(flags, os.environ, config)
     for variable in loaded.ignored_variables:
         note(f"danube-fast: {variable} is no setting and is ignored")
-    from danube_fast.workers import supervisor
+    from danube_fast.workers.supervisor import supervisor
 
     code = supervisor.serve(loaded.settings, output=output.value, accept_rollback=accept_rollback)
     if code:

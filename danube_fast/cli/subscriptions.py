@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from danube_fast.broker.policy import Backoff, Poison
+from danube_fast.broker.subscription.policy import Backoff, Poison
 from danube_fast.cli.broker import connect, operation
 from danube_fast.cli.consume import TypeName, position_of
 from danube_fast.cli.options import (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.checks import check_text
-from danube_fast.client.looking import peek_steps, tail_steps
-from danube_fast.client.redrive import redrive_steps
+from danube_fast.client.consume.looking import peek_steps, tail_steps
+from danube_fast.client.handle.redrive import redrive_steps
 
 if TYPE_CHECKING:
     from danube_fast.client.arguments import Start
     from danube_fast.client.core import Core
+    from danube_fast.client.link.pump import Steps
     from danube_fast.client.message import Message
-    from danube_fast.client.pump import Steps
 
 __all__ = ["AdminClient"]
 

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from typing import Any, TypeVar, Unpack
 
 from danube_fast.checks import check_callable
-from danube_fast.client.acks import delay_ms
 from danube_fast.client.arguments import (
     ConsumerArguments,
     DispatchMode,
@@ -27,12 +26,13 @@ from danube_fast.client.arguments import (
     Transport,
 )
 from danube_fast.client.async_admin import AsyncAdmin
-from danube_fast.client.async_subscriber import AsyncSubscriber
 from danube_fast.client.client import consumer_request, reader_request
+from danube_fast.client.consume.acks import delay_ms
+from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consumer import ConsumerView, refuse_cumulative
 from danube_fast.client.core import Core
-from danube_fast.client.handlers import checked_concurrency, prefetch
-from danube_fast.client.inbox import Inbox
+from danube_fast.client.handle.async_subscriber import AsyncSubscriber
+from danube_fast.client.handle.handlers import checked_concurrency, prefetch
 from danube_fast.client.limits import (
     BATCH_MESSAGES_DEFAULT,
     CLOSE_TIMEOUT_SECONDS,
@@ -41,12 +41,12 @@ from danube_fast.client.limits import (
     PERMITS_MESSAGES_DEFAULT,
     REQUEST_TIMEOUT_SECONDS,
 )
-from danube_fast.client.loop import LoopDriver
+from danube_fast.client.link.loop import LoopDriver
+from danube_fast.client.link.pump import Steps, deadline_after
 from danube_fast.client.message import Batch, Message, MessageId, Received
 from danube_fast.client.opening import opens
-from danube_fast.client.outgoing import Attributes, OnDelivery
+from danube_fast.client.produce.outgoing import Attributes, OnDelivery
 from danube_fast.client.producer import ProducerView
-from danube_fast.client.pump import Steps, deadline_after
 from danube_fast.client.reader import ReaderView, checked_stop
 from danube_fast.errors import DanubeError, FailedPrecondition
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from danube_fast.client.delivery import Delivery
+    from danube_fast.client.consume.delivery import Delivery
 
 __all__ = ["table"]
 

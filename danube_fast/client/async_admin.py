@@ -9,7 +9,7 @@ from danube_fast.client.admin_client import AdminClient
 
 if TYPE_CHECKING:
     from danube_fast.client.aio import AsyncCore
-    from danube_fast.client.pump import Steps
+    from danube_fast.client.link.pump import Steps
 
 __all__ = ["AsyncAdmin"]
 

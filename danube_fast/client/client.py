@@ -19,10 +19,11 @@ from danube_fast.client.arguments import (
     SubscriptionType,
     Transport,
 )
+from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
-from danube_fast.client.handlers import checked_concurrency, prefetch
-from danube_fast.client.inbox import Inbox
+from danube_fast.client.handle.handlers import checked_concurrency, prefetch
+from danube_fast.client.handle.subscriber import Subscriber, refuse_coroutines
 from danube_fast.client.limits import (
     CLOSE_TIMEOUT_SECONDS,
     CONNECT_TIMEOUT_SECONDS,
@@ -30,13 +31,12 @@ from danube_fast.client.limits import (
     PERMITS_MESSAGES_DEFAULT,
     REQUEST_TIMEOUT_SECONDS,
 )
+from danube_fast.client.link.pump import deadline_after
 from danube_fast.client.message import Message, MessageId
 from danube_fast.client.options import READER, TYPES, ConsumerOptions, subscribe_options
-from danube_fast.client.outgoing import Attributes
+from danube_fast.client.produce.outgoing import Attributes
 from danube_fast.client.producer import Producer
-from danube_fast.client.pump import deadline_after
 from danube_fast.client.reader import Reader, checked_stop
-from danube_fast.client.subscriber import Subscriber, refuse_coroutines
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.types import TopicPattern, parse_topic
 

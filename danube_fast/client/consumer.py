@@ -5,9 +5,9 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable, Iterator
 
-from danube_fast.client.acks import delay_ms
 from danube_fast.client.arguments import Start
-from danube_fast.client.inbox import Inbox
+from danube_fast.client.consume.acks import delay_ms
+from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.limits import (
     BATCH_MESSAGES_DEFAULT,
     CLOSE_TIMEOUT_SECONDS,

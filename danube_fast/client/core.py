@@ -9,28 +9,28 @@ from typing import Any, Generic, TypeVar
 
 from danube_fast.checks import check_choice, check_names, check_text, check_whole
 from danube_fast.client.arguments import ProducerArguments, PublishArguments
-from danube_fast.client.buffers import BufferPool
-from danube_fast.client.calls import Call
-from danube_fast.client.connection import Connection, Identity
-from danube_fast.client.dialer import Rings
-from danube_fast.client.inbox import Inbox
-from danube_fast.client.keeper import Keeper
+from danube_fast.client.consume.inbox import Inbox
+from danube_fast.client.handle.requests import Desk
 from danube_fast.client.limits import (
     PRODUCERS_CACHED_MAX,
     REQUEST_TIMEOUT_SECONDS,
     SPIN_US_MAX,
 )
-from danube_fast.client.machine import Machine
+from danube_fast.client.link.buffers import BufferPool
+from danube_fast.client.link.calls import Call
+from danube_fast.client.link.connection import Connection, Identity
+from danube_fast.client.link.dialer import Rings
+from danube_fast.client.link.keeper import Keeper
+from danube_fast.client.link.machine import Machine
+from danube_fast.client.link.pump import Pump, Steps, Wait, deadline_after
+from danube_fast.client.link.url import parse_url
 from danube_fast.client.message import MessageId
 from danube_fast.client.options import ConsumerOptions, ProducerOptions, checked_settings
-from danube_fast.client.outbox import Outbox
-from danube_fast.client.outgoing import as_payload
-from danube_fast.client.producer_cache import ProducerCache
-from danube_fast.client.pump import Pump, Steps, Wait, deadline_after
-from danube_fast.client.requests import Desk
-from danube_fast.client.routes import Routes, Topic
-from danube_fast.client.url import parse_url
-from danube_fast.client.watcher import Watcher
+from danube_fast.client.produce.outbox import Outbox
+from danube_fast.client.produce.outgoing import as_payload
+from danube_fast.client.produce.producer_cache import ProducerCache
+from danube_fast.client.topics.routes import Routes, Topic
+from danube_fast.client.topics.watcher import Watcher
 from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,

@@ -16,7 +16,7 @@ __all__ = ["connect", "connect_async"]
 
 
 def _url(url: str | None) -> str:
-    from danube_fast.client.url import DEFAULT_URL
+    from danube_fast.client.link.url import DEFAULT_URL
 
     return url or os.environ.get("DANUBE_URL") or DEFAULT_URL
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from danube_fast.client.delivery import Delivery
-    from danube_fast.client.holds import Processing
-    from danube_fast.client.inbox import Inbox
+    from danube_fast.client.consume.delivery import Delivery
+    from danube_fast.client.consume.holds import Processing
+    from danube_fast.client.consume.inbox import Inbox
 
 __all__ = [
     "CORRELATION_ID",
@@ -215,7 +215,7 @@ class _Views:
         """A context manager (`with`, or `async with`): as long as it is open the message's ack timeout does
         not run out, however long that is. It acks nothing. FailedPrecondition for a message of a reader,
         or one that was not received."""
-        from danube_fast.client.holds import Processing
+        from danube_fast.client.consume.holds import Processing
 
         return Processing(inbox_of(self), as_message(self))
 

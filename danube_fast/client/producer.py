@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from danube_fast.client.arguments import Moment
 from danube_fast.client.limits import CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.message import MessageId
-from danube_fast.client.outbox import Outbox
-from danube_fast.client.outgoing import Attributes, OnDelivery
+from danube_fast.client.produce.outbox import Outbox
+from danube_fast.client.produce.outgoing import Attributes, OnDelivery
 from danube_fast.errors import DanubeError
 
 __all__ = ["Producer", "ProducerView"]

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.checks import check_whole
-from danube_fast.client.attachment import Attachment
+from danube_fast.client.consume.attachment import Attachment
 from danube_fast.client.limits import BATCH_MESSAGES_DEFAULT, CLOSE_TIMEOUT_SECONDS
+from danube_fast.client.link.pump import Steps, deadline_after
 from danube_fast.client.message import Batch, Message
-from danube_fast.client.pump import Steps, deadline_after
 from danube_fast.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from danube_fast.client.delivery import Delivery
-    from danube_fast.client.inbox import Inbox
+    from danube_fast.client.consume.delivery import Delivery
+    from danube_fast.client.consume.inbox import Inbox
     from danube_fast.client.message import Gap
 
 __all__ = ["ReadRange", "Reader", "ReaderView", "checked_stop"]

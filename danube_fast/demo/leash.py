@@ -8,7 +8,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from danube_fast.workers.boot import die_with_parent
+from danube_fast.workers.process.boot import die_with_parent
 
 __all__ = ["main"]
 

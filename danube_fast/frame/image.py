@@ -69,7 +69,7 @@ _BAR_CHARACTERS = 40
 def kernel_sources(folders: Sequence[str] = KERNEL_FOLDERS) -> list[Path]:
     """Every file of these folders that defines kernels or what they are made of."""
     package = Path(__file__).absolute().parents[1]
-    sources = [path for folder in folders for path in sorted((package / folder).glob("*.py"))]
+    sources = [path for folder in folders for path in sorted((package / folder).rglob("*.py"))]
     return [path for path in sources if any(mark in path.read_bytes() for mark in _MARKS)]
 
 
@@ -82,9 +82,11 @@ def image_path(folder: str = "") -> Path:
         digest.update(text.encode() + b"\0")
     digest.update(_processor())
     package = Path(__file__).absolute().parents[1]
-    constants = [package / folder / "layout.py" for folder in KERNEL_FOLDERS]
+    constants = [
+        path for folder in KERNEL_FOLDERS for path in (package / folder).rglob("layout.py")
+    ]
     more = kernel_sources((folder,)) if folder else []
-    for source in sorted({*kernel_sources(), *more, *filter(Path.exists, constants)}):
+    for source in sorted({*kernel_sources(), *more, *constants}):
         digest.update(str(source.relative_to(package)).encode() + b"\0" + source.read_bytes())
     return _folder() / f"kernels-{folder}{digest.hexdigest()[:16]}.image"
 

@@ -199,8 +199,9 @@ def _emit(module: Any) -> bytes:
 
 def _build(path: Path, folders: Sequence[str]) -> None:
     importlib.import_module("danube_fast.frame.crc")  # every image has its table
+    package = Path(__file__).absolute().parents[1]
     modules = [
-        f"danube_fast.{source.parent.name}.{source.stem}"
+        ".".join(("danube_fast", *source.relative_to(package).with_suffix("").parts))
         for source in image.kernel_sources(folders)
         if source.stem not in ("kernel", "image", "image_builder")
     ]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
-from danube_fast.client.inbox import Inbox
+from danube_fast.client.link.pump import Steps
 from danube_fast.client.message import MessageId
 from danube_fast.client.options import ConsumerOptions
-from danube_fast.client.outbox import Outbox
-from danube_fast.client.pump import Steps
+from danube_fast.client.produce.outbox import Outbox
 from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,

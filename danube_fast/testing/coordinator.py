@@ -9,8 +9,8 @@ from danube_fast.ring.control import ProcessState, ProcessStatus
 from danube_fast.testing.loopback import LoopbackServer, Tap
 from danube_fast.testing.process import Process, SimulatedOutside
 from danube_fast.testing.virtual_clock import MS
-from danube_fast.workers.boot import worker_of_log
-from danube_fast.workers.coordinator import Coordinator
+from danube_fast.workers.coordinator.coordinator import Coordinator
+from danube_fast.workers.process.boot import worker_of_log
 
 if TYPE_CHECKING:
     from danube_fast.testing.host import SimulatedHost

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from danube_fast.broker.topic_records import TopicOptions
-from danube_fast.broker.topics import TopicDirectory
+from danube_fast.broker.topics.directory import TopicDirectory
+from danube_fast.broker.topics.records import TopicOptions
 from danube_fast.config import Settings
 from danube_fast.metadata.memory import MemoryStore
 from danube_fast.testing.coordinator import SimulatedCoordinator
@@ -24,9 +24,9 @@ from danube_fast.testing.disk import SimulatedDisk
 from danube_fast.testing.loopback import LoopbackRing, LoopbackServer, Tap
 from danube_fast.testing.process import Process, SimulatedOutside
 from danube_fast.testing.virtual_clock import MS, Schedule, Trace
-from danube_fast.workers.boot import COORDINATOR, worker_of_log
-from danube_fast.workers.rollback import LogMark
-from danube_fast.workers.shard import ShardWorker
+from danube_fast.workers.process.boot import COORDINATOR, worker_of_log
+from danube_fast.workers.shard.rollback import LogMark
+from danube_fast.workers.shard.worker import ShardWorker
 
 __all__ = ["SimulatedHost", "SimulatedWorker"]
 

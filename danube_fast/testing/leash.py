@@ -59,7 +59,7 @@ def main() -> None:
         import msgspec
 
         from danube_fast.config import Settings
-        from danube_fast.workers.supervisor import serve
+        from danube_fast.workers.supervisor.supervisor import serve
 
         sys.exit(serve(msgspec.json.decode(settings, type=Settings), output="json"))
     finally:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from danube_fast.broker import delays
+from danube_fast.broker.subscription import delays
 from danube_fast.config import Settings
 from danube_fast.testing.consumer import TEMPERS
 from danube_fast.testing.virtual_clock import MS
-from danube_fast.workers import foresight, shard
+from danube_fast.workers.shard import worker as shard
+from danube_fast.workers.shard.deliver import foresight
 
 __all__ = ["FAULTS", "Bounds", "Scenario", "SubscriptionPlan", "TopicShape"]
 

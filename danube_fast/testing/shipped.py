@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from danube_fast.client.core import Core
-from danube_fast.client.dialer import Rings
-from danube_fast.client.keeper import Keeper
 from danube_fast.client.limits import FOREVER_NS
-from danube_fast.client.pump import Steps, Wait
+from danube_fast.client.link.dialer import Rings
+from danube_fast.client.link.keeper import Keeper
+from danube_fast.client.link.pump import Steps, Wait
 from danube_fast.errors import DanubeError
 from danube_fast.testing.host import SimulatedHost
 from danube_fast.testing.loopback import LoopbackServer, Network, Wire

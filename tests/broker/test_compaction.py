@@ -9,15 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from danube_fast.broker.admission.layout import INT64_MAX
 from danube_fast.broker.compaction import NewestOffsets, tombstones
-from danube_fast.broker.consumer import Consumer, Deliver, Flow, Gap, Stored, SubscriptionKind
-from danube_fast.broker.layout import INT64_MAX
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.policy import REDELIVERIES_MAX, FailurePolicy
 from danube_fast.broker.records import PartitionAssigned
 from danube_fast.broker.sparse import by_row, existing, place_of, places_of
-from danube_fast.broker.subscription import Subscription
-from danube_fast.broker.timers import Timers
+from danube_fast.broker.subscription.consumer import (
+    Consumer,
+    Deliver,
+    Flow,
+    Gap,
+    Stored,
+    SubscriptionKind,
+)
+from danube_fast.broker.subscription.policy import REDELIVERIES_MAX, FailurePolicy
+from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.broker.subscription.timers import Timers
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.split import split_frame

@@ -9,12 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube_fast.broker.consumer import Consumer, Deliver, Flow, Stored, SubscriptionKind
-from danube_fast.broker.cuts import divide
-from danube_fast.broker.fairness import TURN_BYTES, dispatch_fairly
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.records import PartitionAssigned
-from danube_fast.broker.subscription import Subscription
+from danube_fast.broker.subscription.consumer import (
+    Consumer,
+    Deliver,
+    Flow,
+    Stored,
+    SubscriptionKind,
+)
+from danube_fast.broker.subscription.cuts import divide
+from danube_fast.broker.subscription.fairness import TURN_BYTES, dispatch_fairly
+from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.layout import Codec
 from danube_fast.frame.pack import encode_frame

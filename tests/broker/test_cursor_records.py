@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube_fast.broker import ledger
-from danube_fast.broker.consumer import Consumer, Flow, SubscriptionKind
-from danube_fast.broker.ledger_layout import State
+from danube_fast.broker.ledger import ledger
+from danube_fast.broker.ledger.layout import State
 from danube_fast.broker.records import Acked, Cursor, decode_record, encode_record
-from danube_fast.broker.subscription import Subscription
+from danube_fast.broker.subscription.consumer import Consumer, Flow, SubscriptionKind
+from danube_fast.broker.subscription.subscription import Subscription
 
 END = 60
 ACK, MANY, SEEK, RECORD = "ack", "many", "seek", "record"

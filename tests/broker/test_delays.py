@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube_fast.broker.consumer import Consumer, Flow, Stored, SubscriptionKind
-from danube_fast.broker.delays import Delays
-from danube_fast.broker.foreseen import CUTS_MAX
-from danube_fast.broker.ledger import Ledger
-from danube_fast.broker.ledger_layout import State
-from danube_fast.broker.page_pool import PAGES
-from danube_fast.broker.policy import FailurePolicy
-from danube_fast.broker.subscription import Subscription
-from danube_fast.broker.timers import NEVER, Timers
+from danube_fast.broker.ledger.layout import State
+from danube_fast.broker.ledger.ledger import Ledger
+from danube_fast.broker.ledger.page_pool import PAGES
+from danube_fast.broker.subscription.consumer import Consumer, Flow, Stored, SubscriptionKind
+from danube_fast.broker.subscription.delays import Delays
+from danube_fast.broker.subscription.foreseen import CUTS_MAX
+from danube_fast.broker.subscription.policy import FailurePolicy
+from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.broker.subscription.timers import NEVER, Timers
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.split import split_frame

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube_fast.broker.consumer import SubscriptionKind
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.policy import Backoff, FailurePolicy, Poison, parse_policy
 from danube_fast.broker.records import PartitionAssigned
-from danube_fast.broker.subscription import Subscription
-from danube_fast.broker.timers import NEVER, Timers
+from danube_fast.broker.subscription.consumer import SubscriptionKind
+from danube_fast.broker.subscription.policy import Backoff, FailurePolicy, Poison, parse_policy
+from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.broker.subscription.timers import NEVER, Timers
 from danube_fast.errors import InvalidArgument
 from tests.broker.test_subscription import Topic, consumer_of, counts, offsets, run
 

@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from danube_fast.broker.consumer import Consumer, Deliver, Flow, Stored, SubscriptionKind
-from danube_fast.broker.fairness import TURN_BYTES, dispatch_fairly
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.records import PartitionAssigned
+from danube_fast.broker.subscription.consumer import (
+    Consumer,
+    Deliver,
+    Flow,
+    Stored,
+    SubscriptionKind,
+)
+from danube_fast.broker.subscription.fairness import TURN_BYTES, dispatch_fairly
 
 FRAME_BYTES = TURN_BYTES // 4
 

@@ -7,12 +7,12 @@ import weakref
 from typing import Any
 
 from danube_fast.broker import records as r
-from danube_fast.broker.consumer import SubscriptionKind
-from danube_fast.broker.tables import AdmissionTables
-from danube_fast.broker.timers import FORGOTTEN_MAX, NEVER, Timers
-from danube_fast.workers import tails
-from danube_fast.workers.catalog import Catalog
-from danube_fast.workers.tails import Tails
+from danube_fast.broker.admission.tables import AdmissionTables
+from danube_fast.broker.subscription.consumer import SubscriptionKind
+from danube_fast.broker.subscription.timers import FORGOTTEN_MAX, NEVER, Timers
+from danube_fast.workers.shard.catalog import Catalog
+from danube_fast.workers.shard.deliver import tails
+from danube_fast.workers.shard.deliver.tails import Tails
 
 
 class Owner:

@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube_fast.broker.consumer import Consumer, Deliver, Flow, Gap, Stored, SubscriptionKind
-from danube_fast.broker.ledger_layout import State
-from danube_fast.broker.routing import AHEAD_MAX
-from danube_fast.broker.subscription import Subscription
+from danube_fast.broker.ledger.layout import State
+from danube_fast.broker.subscription.consumer import (
+    Consumer,
+    Deliver,
+    Flow,
+    Gap,
+    Stored,
+    SubscriptionKind,
+)
+from danube_fast.broker.subscription.routing import AHEAD_MAX
+from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.layout import HEADER_BYTES, Codec
 from danube_fast.frame.pack import encode_frame
@@ -179,7 +186,7 @@ def test_a_consumer_without_credit_stops_its_own_keys_only():
 
 
 def test_so_many_may_wait_for_one_consumer_then_nothing_fresh_is_looked_at(monkeypatch):
-    monkeypatch.setattr("danube_fast.broker.routing.AHEAD_MAX", 300)
+    monkeypatch.setattr("danube_fast.broker.subscription.routing.AHEAD_MAX", 300)
     assert AHEAD_MAX > 300
     group, draw = Group(), random.Random(5)
     group.join("poor", credit=0)
@@ -324,7 +331,7 @@ def test_what_was_delayed_under_filters_finds_its_way_without_them():
 
 
 def test_so_many_masks_have_tables_and_the_others_go_to_the_first_who_takes_them(monkeypatch):
-    monkeypatch.setattr("danube_fast.broker.routing.TABLES_MAX", 2)
+    monkeypatch.setattr("danube_fast.broker.subscription.routing.TABLES_MAX", 2)
     group = Group()
     for n in range(5):
         group.join(f"c{n}", f"*{n}*")

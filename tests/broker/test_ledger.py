@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube_fast.broker.ledger import Ledger
-from danube_fast.broker.ledger_layout import PAGE_BYTES, PAGE_MESSAGES, State
-from danube_fast.broker.page_pool import PagePool
+from danube_fast.broker.ledger.layout import PAGE_BYTES, PAGE_MESSAGES, State
+from danube_fast.broker.ledger.ledger import Ledger
+from danube_fast.broker.ledger.page_pool import PagePool
 from danube_fast.errors import InvalidArgument
 
 SPAN = 3 * PAGE_MESSAGES

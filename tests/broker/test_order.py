@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube_fast.broker import delays, subscription
-from danube_fast.broker.consumer import Consumer, Flow, Gap, Stored, SubscriptionKind
-from danube_fast.broker.ledger_layout import State
-from danube_fast.broker.policy import FailurePolicy
-from danube_fast.broker.subscription import Subscription
-from danube_fast.broker.timers import Timers
+from danube_fast.broker.ledger.layout import State
+from danube_fast.broker.subscription import delays, subscription
+from danube_fast.broker.subscription.consumer import Consumer, Flow, Gap, Stored, SubscriptionKind
+from danube_fast.broker.subscription.policy import FailurePolicy
+from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.broker.subscription.timers import Timers
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.stamp import stamp

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube_fast.broker.consumer import (
+from danube_fast.broker.ledger.layout import State
+from danube_fast.broker.subscription.consumer import (
     Consumer,
     Deliver,
     Flow,
@@ -17,8 +18,7 @@ from danube_fast.broker.consumer import (
     Stored,
     SubscriptionKind,
 )
-from danube_fast.broker.ledger_layout import State
-from danube_fast.broker.subscription import Subscription
+from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube_fast.broker.consumer import (
+from danube_fast.broker.ledger.layout import State
+from danube_fast.broker.ledger.ledger import EVERYTHING, Ledger, Taken
+from danube_fast.broker.ledger.page_pool import PagePool
+from danube_fast.broker.subscription.consumer import (
     UNREPORTED_MESSAGES,
     Consumer,
     Flow,
     Parting,
     SubscriptionKind,
 )
-from danube_fast.broker.ledger import EVERYTHING, Ledger, Taken
-from danube_fast.broker.ledger_layout import State
-from danube_fast.broker.page_pool import PagePool
-from danube_fast.broker.policy import parse_policy
-from danube_fast.broker.subscription import Subscription
+from danube_fast.broker.subscription.policy import parse_policy
+from danube_fast.broker.subscription.subscription import Subscription
 
 FRAMES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 3)), min_size=1, max_size=12)
 """Messages of a frame, and every which of them the consumer gets."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from danube_fast.broker.topic_policy import (
+from danube_fast.broker.topics.policy import (
     BacklogPolicy,
     RetentionPolicy,
     TopicPolicy,

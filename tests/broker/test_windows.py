@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from danube_fast.broker.layout import DEDUP_BATCHES, Mode
-from danube_fast.broker.tables import AdmissionTables
+from danube_fast.broker.admission.layout import DEDUP_BATCHES, Mode
+from danube_fast.broker.admission.tables import AdmissionTables
 
 PARTITION, PRODUCER = 7, 11
 

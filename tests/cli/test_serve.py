@@ -126,7 +126,7 @@ def test_serve_hands_settings_over(run: Run, monkeypatch: pytest.MonkeyPatch) ->
         given.append((settings, output))
         return len(given) - 1
 
-    monkeypatch.setattr("danube_fast.workers.supervisor.serve", serve)
+    monkeypatch.setattr("danube_fast.workers.supervisor.supervisor.serve", serve)
     monkeypatch.setenv("DANUBE_SPARE_SEGMENTS", "1")
     monkeypatch.setenv("DANUBE_SERVICE_HOST", "10.0.0.1")
     outcome = run("serve", "--workers", "3", "--listen", "[::1]:0", "--output", "json")

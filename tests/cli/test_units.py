@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from danube_fast.broker.policy import parse_policy
-from danube_fast.broker.topic_policy import merge_values
+from danube_fast.broker.subscription.policy import parse_policy
+from danube_fast.broker.topics.policy import merge_values
 from danube_fast.checks import amount_text, parse_amount
 from danube_fast.cli.output import duration_text
 from danube_fast.config import load_settings

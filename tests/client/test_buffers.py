@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import danube_fast
-from danube_fast.client import buffers
-from danube_fast.client.buffers import BufferPool
+from danube_fast.client.link import buffers
+from danube_fast.client.link.buffers import BufferPool
 
 MIB = 1024 * 1024
 

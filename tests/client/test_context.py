@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import danube_fast
-from danube_fast.client import connection
-from danube_fast.client import context as shared
+from danube_fast.client.link import connection
+from danube_fast.client.link import context as shared
 
 TOPIC = "/default/shared"
 MANY = """
 import resource, zmq
-from danube_fast.client.context import release_context, take_context
+from danube_fast.client.link.context import release_context, take_context
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 context = take_context()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from danube_fast.client.credit import Credit
-from danube_fast.client.hand import Hand
+from danube_fast.client.consume.credit import Credit
+from danube_fast.client.consume.hand import Hand
 
 
 class Frame(SimpleNamespace):

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from danube_fast.client.inbox import Inbox
-from danube_fast.client.leases import EXTENSIONS_PER_TIMEOUT, Leases
+from danube_fast.client.consume.inbox import Inbox
+from danube_fast.client.consume.leases import EXTENSIONS_PER_TIMEOUT, Leases
 
 TIMEOUT_MS = 1500
 TICK_NS = TIMEOUT_MS * 1_000_000 // EXTENSIONS_PER_TIMEOUT

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import danube_fast
-from danube_fast.client import calls
+from danube_fast.client.link import calls
 from danube_fast.errors import Internal
 from danube_fast.net import protocol as p
 from danube_fast.testing import Broker

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import danube_fast
-from danube_fast.client.ranges import FEW, merged, merged_ranges, subtracted, to_wire
+from danube_fast.client.consume.ranges import FEW, merged, merged_ranges, subtracted, to_wire
 
 
 def test_message_is_constructible() -> None:

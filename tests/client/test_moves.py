@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import danube_fast
-from danube_fast.client.attachment import Attachment
+from danube_fast.client.consume.attachment import Attachment
 from danube_fast.net import protocol as p
 from danube_fast.testing import Broker
 from tests.workers.broker import wait_until

@@ -71,8 +71,8 @@ def test_every_operation_has_its_twin() -> None:
 
 def test_a_message_serves_both() -> None:
     """`reply` can be awaited, `processing` entered, in both ways."""
+    from danube_fast.client.consume.holds import Processing
     from danube_fast.client.core import Finished
-    from danube_fast.client.holds import Processing
 
     async def main() -> int:
         return await Finished(5)

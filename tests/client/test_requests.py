@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import danube_fast
-from danube_fast.client import requests
+from danube_fast.client.handle import requests
 from danube_fast.testing import Broker
 
 WAIT_SECONDS = 60.0

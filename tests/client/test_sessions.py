@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import danube_fast
-from danube_fast.client.url import parse_url
+from danube_fast.client.link.url import parse_url
 from danube_fast.frame.view import FrameView
 from danube_fast.net import protocol as p
 

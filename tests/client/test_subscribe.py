@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import danube_fast
-from danube_fast.client.turns import Turns
+from danube_fast.client.handle.turns import Turns
 from danube_fast.testing import Broker
 
 WAIT_SECONDS = 60.0

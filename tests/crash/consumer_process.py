@@ -19,7 +19,7 @@ from typing import Any
 
 import danube_fast
 from danube_fast.errors import DeadlineExceeded, Unavailable
-from danube_fast.workers.boot import die_with_parent
+from danube_fast.workers.process.boot import die_with_parent
 from tests.crash.payloads import ACK_SENT, DURABLE, RECEIVED, Recorder, ident_of, partition_of
 
 BATCH_MESSAGES = 400

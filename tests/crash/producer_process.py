@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import danube_fast
-from danube_fast.workers.boot import die_with_parent
+from danube_fast.workers.process.boot import die_with_parent
 from tests.crash.payloads import ACKED, FAILED, Recorder, partition_of, payload_of
 
 BATCH_MESSAGES = 100

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from danube_fast.broker import records as r
-from danube_fast.broker.tables import AdmissionTables
+from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.clock import SystemClock
 from danube_fast.config import Settings
 from danube_fast.metadata import LmdbStore
 from danube_fast.wal import Log
-from danube_fast.workers.catalog import Catalog
-from danube_fast.workers.datadir import METADATA_SEAL, DataDirectory
+from danube_fast.workers.shard.catalog import Catalog
+from danube_fast.workers.supervisor.datadir import METADATA_SEAL, DataDirectory
 from tests.crash.rig import SMALL, Server
 from tests.workers.broker import wait_until
 

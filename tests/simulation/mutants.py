@@ -210,7 +210,7 @@ def places_of(mutant: Mutant, package: Path) -> list[Path]:
     """Files of the package with that line, each as often as it has it."""
     found = []
     for folder in FOLDERS:
-        for path in sorted((package / folder).glob("*.py")):
+        for path in sorted((package / folder).rglob("*.py")):
             found += [path] * path.read_text().count(mutant.before)
     return found
 

@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[2]
 _RUN = """
 import sys, msgspec
 from danube_fast.config import Settings
-from danube_fast.workers import spawn, supervisor
+from danube_fast.workers.supervisor import spawn
+from danube_fast.workers.supervisor import supervisor
 fake = sys.argv[2]
 if fake:
     spawn.MODULES["worker"] = fake

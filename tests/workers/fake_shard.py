@@ -10,8 +10,8 @@ import zmq
 
 from danube_fast.net.server import Server
 from danube_fast.ring.control import ProcessState
-from danube_fast.workers.boot import boot
-from danube_fast.workers.mailbox import Request
+from danube_fast.workers.process.boot import boot
+from danube_fast.workers.process.mailbox import Request
 
 
 def main() -> int:

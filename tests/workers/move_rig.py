@@ -15,15 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from danube_fast.broker.topic_records import TopicOptions
-from danube_fast.broker.topics import TopicDirectory
+from danube_fast.broker.topics.directory import TopicDirectory
+from danube_fast.broker.topics.records import TopicOptions
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DanubeError, Unavailable
 from danube_fast.metadata.memory import MemoryStore
-from danube_fast.workers.boot import worker_of_log
-from danube_fast.workers.mailbox import Reply
-from danube_fast.workers.mover import Mover
-from danube_fast.workers.placement import Placement
+from danube_fast.workers.coordinator.mover import Mover
+from danube_fast.workers.coordinator.placement import Placement
+from danube_fast.workers.process.boot import worker_of_log
+from danube_fast.workers.process.mailbox import Reply
 from tests.workers.shard_rig import FakeMailbox, Rig
 
 TOPIC = "/default/t"

@@ -24,7 +24,7 @@ from danube_fast.frame.bundle import bundle_entries, make_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.view import FrameView
 from danube_fast.ring.buckets import BucketTable
-from danube_fast.workers.shard import ShardWorker
+from danube_fast.workers.shard.worker import ShardWorker
 
 WAIT_SECONDS = 60
 SEGMENT_BYTES = 4 * 1024 * 1024

@@ -23,7 +23,7 @@ STRAYS = (
 SERVE = """
 import os, sys, msgspec
 from danube_fast.config import Settings
-from danube_fast.workers import supervisor
+from danube_fast.workers.supervisor import supervisor
 os.environ["PYTHONPATH"] = os.pathsep.join(["", ".", "strays", os.getcwd()])
 sys.exit(supervisor.serve(msgspec.json.decode(sys.argv[1], type=Settings), output="json"))
 """

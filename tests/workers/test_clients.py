@@ -12,7 +12,7 @@ from danube_fast.broker.admin import OPERATIONS, Answer
 from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.net.session import Session
 from danube_fast.testing.broker import Broker
-from danube_fast.workers.clients import ITEMS_MAX, PAGE_ITEMS_MAX, client_page
+from danube_fast.workers.reports.clients import ITEMS_MAX, PAGE_ITEMS_MAX, client_page
 
 TOPIC = "/default/clients"
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from danube_fast.broker.layout import ProducerWord
-from danube_fast.broker.topic_policy import TopicPolicy
+from danube_fast.broker.admission.layout import ProducerWord
+from danube_fast.broker.topics.policy import TopicPolicy
 from danube_fast.frame.view import FrameView
-from danube_fast.workers import rewrites
+from danube_fast.workers.shard.keep import rewrites
 from tests.workers.move_rig import MoveRig
 from tests.workers.shard_rig import RawClient, Rig
 from tests.workers.small_segments import SEGMENT_BYTES

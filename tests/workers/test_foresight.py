@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from danube_fast.broker import delays
-from danube_fast.broker.ledger_layout import State
+from danube_fast.broker.ledger.layout import State
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription import Subscription
+from danube_fast.broker.subscription import delays
+from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.errors import DataLoss
 from danube_fast.wal.index import Run
 from danube_fast.wal.log import Log
-from danube_fast.workers import foresight
+from danube_fast.workers.shard.deliver import foresight
 from tests.workers.move_rig import MoveRig
 from tests.workers.shard_rig import Rig
 from tests.workers.test_policies import Ticking, later

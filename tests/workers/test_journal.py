@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from danube_fast.broker.ledger_layout import State
+from danube_fast.broker.ledger.layout import State
 from danube_fast.config import KIB
 from danube_fast.errors import Internal
 from danube_fast.frame.bundle import make_bundle
-from danube_fast.workers import journal as journals
-from danube_fast.workers import upkeep
-from danube_fast.workers.journal import Journal
+from danube_fast.workers.shard import upkeep
+from danube_fast.workers.shard.publish import journal as journals
+from danube_fast.workers.shard.publish.journal import Journal
 from tests.workers.shard_rig import RawClient, Rig
 
 FRAMES = 300

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from danube_fast.workers import logs
+from danube_fast.workers.process import logs
 
 
 @pytest.fixture

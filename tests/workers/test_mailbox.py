@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from danube_fast.errors import InvalidArgument, NotFound, Unavailable
-from danube_fast.workers.mailbox import NEVER_NS, Link, Mailbox, Reply, Request
-from danube_fast.workers.records import FIRST, PREFIX, Assembler, Head, encode_message, fragments
+from danube_fast.workers.process.mailbox import NEVER_NS, Link, Mailbox, Reply, Request
+from danube_fast.workers.process.records import (
+    FIRST,
+    PREFIX,
+    Assembler,
+    Head,
+    encode_message,
+    fragments,
+)
 
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000

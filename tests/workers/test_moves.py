@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.records import Moving, decode_snapshot
-from danube_fast.broker.tables import AdmissionTables
 from danube_fast.errors import FailedPrecondition, NotOwner, ResourceExhausted, Unavailable
-from danube_fast.workers import arrival, departure
-from danube_fast.workers.catalog import Catalog
+from danube_fast.workers.shard.catalog import Catalog
+from danube_fast.workers.shard.move import arrival, departure
 from tests.workers.move_rig import COORDINATOR, MoveRig
 from tests.workers.shard_rig import FakeRequest, RawClient, Shifted
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from danube_fast.broker.consumer import SubscriptionKind
+from danube_fast.broker.subscription.consumer import SubscriptionKind
 from danube_fast.errors import DataLoss
 from danube_fast.wal.index import Run
-from danube_fast.workers import unpinning
+from danube_fast.workers.shard.keep import unpinning
 from tests.workers.shard_rig import RawClient, Rig
 from tests.workers.small_segments import SEGMENT_BYTES
 from tests.workers.test_policies import later, stats, subscription

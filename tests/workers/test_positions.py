@@ -9,7 +9,7 @@ import pytest
 
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import DataLoss, Unavailable
-from danube_fast.workers import positions
+from danube_fast.workers.shard.read import positions
 from tests.workers.shard_rig import FakeRequest, Rig
 from tests.workers.test_policies import assign, subscription
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from danube_fast.errors import DataLoss
-from danube_fast.workers import retention
+from danube_fast.workers.shard.keep import retention
 from tests.workers.test_policies import Ticking, assign, later, subscription
 
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from danube_fast.broker.consumer import CREDIT_MAX
-from danube_fast.broker.layout import ProducerWord
+from danube_fast.broker.admission.layout import ProducerWord
 from danube_fast.broker.records import SubscriptionCreated
+from danube_fast.broker.subscription.consumer import CREDIT_MAX
 from danube_fast.frame.bundle import make_bundle
 from danube_fast.net.server import WouldBlock
 from danube_fast.net.session import Session
@@ -19,10 +19,10 @@ from danube_fast.ring.counters import (
     Counter,
     Histogram,
 )
-from danube_fast.workers import shard
-from danube_fast.workers.delivery import OUTBOX_MESSAGES_MAX, Delivery
-from danube_fast.workers.intake import HOLD_NS, STILL_NS
-from danube_fast.workers.quota import SAY_AGAIN_NS
+from danube_fast.workers.reports.quota import SAY_AGAIN_NS
+from danube_fast.workers.shard import worker as shard
+from danube_fast.workers.shard.deliver.delivery import OUTBOX_MESSAGES_MAX, Delivery
+from danube_fast.workers.shard.publish.intake import HOLD_NS, STILL_NS
 from tests.workers.shard_faults import (
     Asked,
     HeldSyncs,

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from danube_fast.broker.layout import PartitionWord
+from danube_fast.broker.admission.layout import PartitionWord
 from danube_fast.frame.bundle import make_bundle
-from danube_fast.workers import outside
+from danube_fast.workers.process import outside
 from tests.workers.shard_faults import HeldSyncs, fill, in_flight, post_publish, settled
 from tests.workers.shard_rig import FakeRequest
 

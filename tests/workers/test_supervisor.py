@@ -24,8 +24,8 @@ from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.frame.image import COMPILING_TEXT, image_path, kernel_sources
 from danube_fast.net import protocol
 from danube_fast.ring.memory import map_fd
-from danube_fast.workers.datadir import TOKEN_CHARACTERS, DataDirectory
-from danube_fast.workers.spawn import Addresses, Shared
+from danube_fast.workers.supervisor.datadir import TOKEN_CHARACTERS, DataDirectory
+from danube_fast.workers.supervisor.spawn import Addresses, Shared
 from tests.workers.broker import WAIT_SECONDS, Broker, Client, is_running, wait_until
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from danube_fast.broker.topic_changes import CHANGES_KEPT_MAX, Change, TopicChanges
-from danube_fast.broker.topics import TopicDirectory
+from danube_fast.broker.topics.changes import CHANGES_KEPT_MAX, Change, TopicChanges
+from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.clock import SystemClock
 from danube_fast.errors import AlreadyExists, FailedPrecondition, Internal
 from danube_fast.metadata.memory import MemoryStore

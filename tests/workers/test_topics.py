@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from danube_fast.broker.topic_records import TopicOptions, TopicRecord
-from danube_fast.broker.topics import TopicDirectory
+from danube_fast.broker.topics.directory import TopicDirectory
+from danube_fast.broker.topics.records import TopicOptions, TopicRecord
 from danube_fast.clock import SystemClock
 from danube_fast.errors import (
     AlreadyExists,

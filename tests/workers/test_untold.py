@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from danube_fast.broker.consumer import Gap
-from danube_fast.broker.untold import GAPS_MAX, Untold
+from danube_fast.broker.subscription.consumer import Gap
+from danube_fast.broker.subscription.untold import GAPS_MAX, Untold
 from tests.workers.shard_rig import RawClient, Rig, Shifted
 
 SECOND = 1_000_000_000

@@ -1,0 +1,27 @@
+"""Every administrative operation, once: a typed function, its permission, its documentation.
+
+The command line, HTTP and the Python client are faces of this registry: they name an operation and
+give arguments, `run` checks them, asks `authorize` and calls the function. Operations run in the
+coordinator. Those that need a worker's word ask for it and answer later; nothing here waits.
+
+    registry              how operations are entered and run
+    topics, moves, subscriptions, policies, clients, cluster
+                          the operations
+"""
+
+from __future__ import annotations
+
+from danube_fast.broker.admin import clients as admin_clients
+from danube_fast.broker.admin import cluster as admin_cluster
+from danube_fast.broker.admin import moves as admin_moves
+from danube_fast.broker.admin import policies as admin_policies
+from danube_fast.broker.admin import subscriptions as admin_subscriptions
+from danube_fast.broker.admin import topics as admin_topics
+from danube_fast.broker.admin.registry import OPERATIONS, AdminContext, Answer, Operation, run
+
+__all__ = ["OPERATIONS", "AdminContext", "Answer", "Operation", "run"]
+
+_ENTERED = (
+    admin_clients, admin_cluster, admin_moves, admin_policies, admin_subscriptions, admin_topics,
+)  # fmt: skip
+"""Importing them has entered their operations."""

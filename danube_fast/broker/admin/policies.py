@@ -1,0 +1,100 @@
+"""Administrative operations on policies: what is kept and allowed of a topic or of a namespace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from danube_fast.broker.admin.registry import AdminContext, Answer, operation
+from danube_fast.broker.topics.policy import TopicPolicy
+from danube_fast.broker.topics.records import TopicRecord
+from danube_fast.errors import DanubeError, Unavailable
+from danube_fast.types import Permission, parse_topic
+
+__all__ = ["policy_summary"]
+
+
+def policy_summary(policy: TopicPolicy) -> dict[str, Any]:
+    """Every value that is in force, defaults too."""
+    return {
+        name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(policy).items()
+    }
+
+
+@operation(Permission.MANAGE_TOPIC, "topic")
+def set_topic_policy(
+    context: AdminContext, answer: Answer, *, topic: str, values: dict[str, Any]
+) -> None:
+    """Change values of a topic's policy, in force when this answers; null goes back to what the
+    namespace says. Answers all values in force."""
+    record = context.topics.set_policy(parse_topic(topic), values)
+    _apply(context, answer, [record], policy_summary(context.topics.policy_of(record)))
+
+
+@operation(Permission.MANAGE_NAMESPACE, "namespace")
+def set_namespace_policy(
+    context: AdminContext, answer: Answer, *, namespace: str, values: dict[str, Any]
+) -> None:
+    """Change values for all topics of a namespace that set none of their own, in force when this
+    answers; null goes back to the default. Answers what the namespace sets."""
+    namespaces, topics = context.topics.namespaces, context.topics.topics(namespace)
+    namespaces.set_values(namespace, values, topics, context.clock.wall_ns())
+    _apply(context, answer, topics, namespaces.values(namespace))
+
+
+@operation(Permission.LOOKUP, "topic")
+def topic_policy(
+    context: AdminContext, answer: Answer, *, topic: str, with_sources: bool = False
+) -> None:
+    """The values in force for a topic; with `with_sources` {"values", "sources"}: the topic's own go before
+    those of its namespace, those before the default."""
+    name = parse_topic(topic)
+    record = context.topics.require(name)
+    values = policy_summary(context.topics.policy_of(record))
+    if not with_sources:
+        answer.done(values)
+        return
+    shared = context.topics.namespaces.values(name.namespace)
+    sources = {
+        each: "topic" if each in record.policy else "namespace" if each in shared else "default"
+        for each in values
+    }
+    answer.done({"values": values, "sources": sources})
+
+
+@operation(Permission.LOOKUP, "namespace")
+def namespace_policy(context: AdminContext, answer: Answer, *, namespace: str) -> None:
+    """The values that a namespace sets for its topics."""
+    context.topics.namespaces.require(namespace)
+    answer.done(context.topics.namespaces.values(namespace))
+
+
+def _apply(
+    context: AdminContext, answer: Answer, topics: list[TopicRecord], value: dict[str, Any]
+) -> None:
+    """Tell the workers of all these topics, then answer."""
+    left = 1
+    failed: list[DanubeError] = []
+
+    def placed(error: DanubeError | None) -> None:
+        nonlocal left
+        left -= 1
+        if error is not None:
+            failed.append(error)
+        if left:
+            return
+        if failed:
+            answer.fail(
+                Unavailable(
+                    "recorded, and in force as soon as every worker is back; until then as before "
+                    f"({failed[0]})"
+                )
+            )
+        else:
+            answer.done(value)
+
+    for record in topics:
+        left += 1
+        context.place(record, placed)
+    placed(None)

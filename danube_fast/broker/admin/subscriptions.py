@@ -1,0 +1,160 @@
+"""Administrative operations on subscriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from danube_fast.broker.admin.registry import AdminContext, Answer, ask_owners, operation
+from danube_fast.broker.admin.topics import topic_stats
+from danube_fast.broker.subscription.policy import parse_policy
+from danube_fast.errors import DanubeError, InvalidArgument, NotFound
+from danube_fast.types import Permission, parse_topic
+
+__all__: list[str] = []
+
+
+def _with_subscriptions(
+    context: AdminContext,
+    answer: Answer,
+    topic: str,
+    then: Callable[[list[dict[str, Any]]], None],
+) -> None:
+    """Gather the subscriptions of a topic and go on with them, or fail."""
+
+    def got(value: Any, error: DanubeError | None) -> None:
+        if error is not None:
+            answer.fail(error)
+            return
+        try:
+            then(value["subscriptions"])
+        except DanubeError as failure:
+            answer.fail(failure)
+
+    topic_stats(context, Answer(got), topic=topic)
+
+
+@operation(Permission.LOOKUP, "topic")
+def list_subscriptions(context: AdminContext, answer: Answer, *, topic: str) -> None:
+    """The subscriptions of a topic: type, lag, what is unacked, who consumes."""
+    _with_subscriptions(context, answer, topic, answer.done)
+
+
+@operation(Permission.LOOKUP, "topic")
+def describe_subscription(
+    context: AdminContext, answer: Answer, *, topic: str, subscription: str
+) -> None:
+    """One subscription: lag, unacked messages and who holds them, and why nothing moves."""
+
+    def found(subs: list[dict[str, Any]]) -> None:
+        for sub in subs:
+            if sub["subscription"] == subscription:
+                answer.done({**sub, "state": _state(sub)})
+                return
+        raise NotFound(f"topic {topic} has no subscription {subscription!r}")
+
+    _with_subscriptions(context, answer, topic, found)
+
+
+def _state(sub: dict[str, Any]) -> str:
+    """Why a subscription stands where it does, in words."""
+    if not sub["lag_messages"]:
+        return "caught up"
+    if not sub["consumers"]:
+        return "stalled: no consumer is connected"
+    if all(min(held["byte_credit"], held["message_credit"]) <= 0 for held in sub["consumers"]):
+        return "stalled: its consumers have not taken what they were sent"
+    if sub["dead_letter_fault"]:
+        return f"blocked: {sub['blocked']} dead letters have to wait: {sub['dead_letter_fault']}"
+    if sub["blocked"] and sub["blocked"] + sub["unacked"] >= sub["lag_messages"]:
+        return (
+            f"blocked: {sub['blocked']} messages failed too often; change the failure policy "
+            "(danube-fast subscriptions set-failure-policy), skip them, or seek"
+        )
+    if sub["unacked"] >= sub["lag_messages"]:
+        return "waiting: everything was delivered and is not acked yet"
+    if sub["delayed"] and sub["delayed"] + sub["unacked"] + sub["blocked"] >= sub["lag_messages"]:
+        return f"waiting: {sub['delayed']} messages come again, or for the first time, later"
+    return "moving"
+
+
+@operation(Permission.MANAGE_TOPIC, "topic")
+def delete_subscription(
+    context: AdminContext, answer: Answer, *, topic: str, subscription: str
+) -> None:
+    """Delete a subscription on all partitions of a topic; its consumers are closed."""
+    record = context.topics.require_settled(parse_topic(topic))
+
+    def told(values: list[Any], errors: list[DanubeError]) -> None:
+        if errors:
+            answer.fail(errors[0])
+        elif not any(value["deleted"] for value in values):
+            answer.fail(NotFound(f"topic {topic} has no subscription {subscription!r}"))
+        else:
+            answer.done({"topic": topic, "subscription": subscription})
+
+    partitions = context.topics.partitions(record)
+    arguments = {"subscription": subscription}
+    ask_owners(context, record, partitions, "delete_subscription", arguments, told)
+
+
+@operation(Permission.MANAGE_TOPIC, "topic")
+def set_failure_policy(
+    context: AdminContext, answer: Answer, *, topic: str, subscription: str, values: dict[str, Any]
+) -> None:
+    """Change fields of a subscription's failure policy, from now on; answers the policy."""
+    record = context.topics.require_settled(parse_topic(topic))
+    policy = parse_policy(values)
+    if policy.dead_letter_topic:
+        context.topics.check_takes_letters(policy.dead_letter_topic)
+
+    def told(replies: list[Any], errors: list[DanubeError]) -> None:
+        policies = [policy for reply in replies for policy in reply["failure_policies"]]
+        if errors:
+            answer.fail(errors[0])
+        elif not policies:
+            answer.fail(NotFound(f"topic {topic} has no subscription {subscription!r}"))
+        else:
+            answer.done(policies[0])
+
+    partitions = context.topics.partitions(record)
+    arguments = {"subscription": subscription, "values": values}
+    ask_owners(context, record, partitions, "set_failure_policy", arguments, told)
+
+
+@operation(Permission.MANAGE_TOPIC, "topic")
+def skip_messages(
+    context: AdminContext,
+    answer: Answer,
+    *,
+    topic: str,
+    subscription: str,
+    count: int | None = None,
+) -> None:
+    """Count the next `count` messages of each partition, from the cursor on, as acked, whoever holds
+    them; without a count all that are there. Answers how many that were, and the cursors."""
+    if count is not None and count < 1:
+        raise InvalidArgument(f"{count} messages cannot be skipped; skip 1 or more")
+    record = context.topics.require_settled(parse_topic(topic))
+    partitions = context.topics.partitions(record)
+    names = {part.partition_id: record.partition_topic(part.index) for part in partitions}
+
+    def told(values: list[Any], errors: list[DanubeError]) -> None:
+        rows = [row for value in values for row in value["skipped"]]
+        if errors:
+            answer.fail(errors[0])
+        elif not rows:
+            answer.fail(NotFound(f"topic {topic} has no subscription {subscription!r}"))
+        else:
+            answer.done(
+                {
+                    "topic": topic,
+                    "subscription": subscription,
+                    "skipped": sum(number for _, number, _ in rows),
+                    "skipped_by_partition": {names[key]: number for key, number, _ in rows},
+                    "cursors": {names[key]: cursor for key, _, cursor in rows},
+                }
+            )
+
+    arguments = {"subscription": subscription, "count": count}
+    ask_owners(context, record, partitions, "skip", arguments, told)

@@ -1,0 +1,254 @@
+"""Administrative operations on topics."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+import msgspec
+
+from danube_fast.broker.admin.registry import AdminContext, Answer, ask_owners, operation
+from danube_fast.broker.topics.records import TopicOptions, TopicRecord
+from danube_fast.errors import DanubeError, InvalidArgument, Unavailable
+from danube_fast.types import Permission, parse_topic
+
+__all__ = ["topic_stats", "topic_summary"]
+
+TOPICS_LISTED_MAX = 10_000
+_ADDED_UP = ["lag_messages", "unacked", "waiting_redelivery", "delayed", "blocked", "redelivered"]
+_ADDED_UP += ["dropped", "dead_letters", "skipped", "lost", "gaps", "expired"]
+
+
+def topic_summary(record: TopicRecord) -> dict[str, Any]:
+    """A topic in a list."""
+    return {
+        "topic": record.topic,
+        "dispatch": record.dispatch,
+        "durability": record.durability,
+        "partitioned": record.partitioned,
+        "partitions": len(record.partition_ids),
+        "created_ns": record.created_ns,
+    }
+
+
+@operation(Permission.MANAGE_TOPIC, "topic")
+def create_topic(
+    context: AdminContext,
+    answer: Answer,
+    *,
+    topic: str,
+    dispatch: str = "reliable",
+    durability: str | None = None,
+    partitions: int = 0,
+) -> None:
+    """Create a topic. `partitions` 0: not partitioned. Answers its description.
+
+    AlreadyExists if there is one of that name.
+    """
+    options = TopicOptions.parse(
+        {"dispatch": dispatch, "durability": durability, "partitions": partitions}
+    )
+    record = context.topics.create(topic, options, context.clock.wall_ns())
+
+    def placed(error: DanubeError | None) -> None:
+        if error is None or isinstance(error, Unavailable):
+            # The topic exists; a worker that is down just now takes it up when it is back.
+            answer.done(topic_summary(record))
+        else:
+            answer.fail(error)
+
+    context.place(record, placed)
+
+
+@operation(Permission.MANAGE_TOPIC, "topic")
+def delete_topic(context: AdminContext, answer: Answer, *, topic: str) -> None:
+    """Delete a topic with its messages and subscriptions; its clients get TopicDeleted.
+
+    The same name later is a new topic. Answers the description of what was deleted.
+    """
+    record, partitions = context.topics.delete(topic)
+    context.forget(partitions)
+
+    def told(values: list[Any], errors: list[DanubeError]) -> None:
+        # A worker that could not be told drops them when it asks what is assigned to it.
+        answer.done(topic_summary(record))
+
+    ask_owners(context, record, partitions, "unassign", {"reason": "deleted"}, told)
+
+
+@operation(Permission.LOOKUP)
+def list_topics(
+    context: AdminContext,
+    answer: Answer,
+    *,
+    namespace: str = "",
+    pattern: str = "",
+    after: str = "",
+    limit: int = TOPICS_LISTED_MAX,
+) -> None:
+    """Topics by name: of one namespace, or matching a glob such as `/iot/dev-*`.
+
+    At most `limit` of them, those behind the name `after`. Answers a list of descriptions.
+    """
+    found = [
+        record
+        for record in context.topics.topics(namespace)
+        if record.topic > after and (not pattern or fnmatch.fnmatchcase(record.topic, pattern))
+    ]
+    count = min(max(limit, 0), TOPICS_LISTED_MAX)
+    answer.done([topic_summary(record) for record in found[:count]])
+
+
+@operation(Permission.LOOKUP, "topic")
+def describe_topic(context: AdminContext, answer: Answer, *, topic: str) -> None:
+    """A topic's settings and where each of its partitions lives."""
+    record = context.topics.require(topic)
+    answer.done(
+        {
+            **topic_summary(record),
+            "incarnation": record.incarnation,
+            "epoch": record.epoch,
+            "placement": [
+                {
+                    "partition_id": partition.partition_id,
+                    "partition": record.partition_topic(partition.index),
+                    "log_id": partition.log_id,
+                    "worker": context.worker_of(partition.log_id) - 1,
+                    "moving_to": context.moving_to(partition.partition_id),
+                    "extents": [list(msgspec.structs.astuple(e)) for e in partition.extents],
+                }
+                for partition in context.topics.partitions(record)
+            ],
+        }
+    )
+
+
+@operation(Permission.LOOKUP, "topic")
+def topic_stats(context: AdminContext, answer: Answer, *, topic: str) -> None:
+    """Offsets, rates' raw counts and subscriptions of a topic: totals, and per partition.
+
+    Unavailable if a worker that owns some of it is down.
+    """
+    record = context.topics.require(topic)
+
+    def gathered(values: list[Any], errors: list[DanubeError]) -> None:
+        if errors:
+            answer.fail(errors[0])
+            return
+        stats = {entry["partition_id"]: entry for value in values for entry in value["partitions"]}
+        partitions = [
+            {**stats[partition_id], "partition": record.partition_topic(index)}
+            for index, partition_id in enumerate(record.partition_ids)
+            if partition_id in stats
+        ]
+        totals = {
+            name: sum(entry.get(name, 0) for entry in partitions)
+            for name in ("messages_in", "bytes_in", "producers", "readers")
+        }
+        answer.done(
+            {
+                **topic_summary(record),
+                **totals,
+                "subscriptions": _merge(partitions, record),
+                "partition_stats": partitions,
+            }
+        )
+
+    ask_owners(context, record, context.topics.partitions(record), "partition_stats", {}, gathered)
+
+
+def _merge(partitions: list[dict[str, Any]], record: TopicRecord) -> list[dict[str, Any]]:
+    """One entry per subscription of a topic: what its partitions say of it, added up."""
+    merged: dict[str, dict[str, Any]] = {}
+    for partition in partitions:
+        for sub in partition["subscriptions"]:
+            entry = merged.setdefault(
+                sub["subscription"],
+                {"subscription": sub["subscription"], "topic": record.topic, "type": sub["type"],
+                 "consumers": [], "cursors": {}},
+            )  # fmt: skip
+            for name in _ADDED_UP:
+                entry[name] = entry.get(name, 0) + sub.get(name, 0)
+            entry["lag_seconds"] = max(entry.get("lag_seconds", 0.0), sub.get("lag_seconds", 0.0))
+            gaps = [gap for gap in (entry.get("last_gap"), sub.get("last_gap")) if gap]
+            entry["last_gap"] = max(gaps, key=lambda gap: gap["time_ns"], default=None)
+            entry["failure_policy"] = sub.get("failure_policy", {})
+            fault = entry.get("dead_letter_fault") or sub.get("dead_letter_fault", "")
+            entry["dead_letter_fault"] = fault
+            name = partition["partition"]
+            entry["cursors"][name] = sub["cursor"]
+            entry["consumers"].extend({**held, "partition": name} for held in sub["consumers"])
+    return [merged[name] for name in sorted(merged)]
+
+
+@operation(Permission.MANAGE_TOPIC, "topic")
+def set_topic(
+    context: AdminContext,
+    answer: Answer,
+    *,
+    topic: str,
+    durability: str | None = None,
+    partitions: int | None = None,
+) -> None:
+    """Change a topic's durability, or give it more partitions, in force when this answers: its
+    description.
+
+    The number of partitions never shrinks. All subscriptions have the new ones from their first
+    message on; messages of a key may go to another partition than before.
+    """
+    record = context.topics.require_settled(parse_topic(topic))
+    if durability is None and partitions is None:
+        raise InvalidArgument("nothing to change; name a durability, or a number of partitions")
+
+    def grown(changed: TopicRecord | None, error: DanubeError | None) -> None:
+        if changed is not None:
+            answer.done(topic_summary(changed))
+        else:
+            answer.fail(error or Unavailable(f"{topic} did not grow; try again"))
+
+    if durability is None:
+        context.grow(record, partitions or 0, grown)
+        return
+    record = context.topics.set_durability(topic, durability)
+
+    def placed(error: DanubeError | None) -> None:
+        if error is not None:
+            answer.fail(
+                Unavailable(
+                    f"{topic} will be {durability} as soon as its worker is back; until then as "
+                    f"before ({error})"
+                )
+            )
+        elif partitions is None:
+            answer.done(topic_summary(record))
+        else:
+            try:
+                context.grow(context.topics.require_settled(topic), partitions, grown)
+            except DanubeError as failure:
+                answer.fail(failure)
+
+    context.place(record, placed)
+
+
+@operation(Permission.MANAGE_TOPIC, "topic")
+def purge_topic(context: AdminContext, answer: Answer, *, topic: str) -> None:
+    """Drop everything published so far, for all subscriptions: they go on behind it, and its space comes
+    back. Answers how many messages that were, and where each partition begins now."""
+    record = context.topics.require_settled(parse_topic(topic))
+    partitions = context.topics.partitions(record)
+    names = {part.partition_id: record.partition_topic(part.index) for part in partitions}
+
+    def told(values: list[Any], errors: list[DanubeError]) -> None:
+        if errors:
+            answer.fail(errors[0])
+            return
+        rows = [row for value in values for row in value["purged"]]
+        answer.done(
+            {
+                "topic": topic,
+                "purged": sum(count for _, count, _ in rows),
+                "first_offsets": {names[number]: until for number, _, until in rows},
+            }
+        )
+
+    ask_owners(context, record, partitions, "purge", {}, told)

@@ -1,0 +1,1 @@
+"""The state of each message of a subscription, by the page."""

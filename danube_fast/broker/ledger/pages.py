@@ -1,0 +1,217 @@
+"""What the kernels of a ledger have in common: words, pages, rows, and a message that leaves one.
+
+All take the address of the head first. A kernel that needs more rows, table or pages says so before
+it has changed anything.
+"""
+
+from __future__ import annotations
+
+from danube_fast.broker.ledger.layout import (
+    ALL_SETTLED_NEW,
+    AT_ROUTES,
+    AT_STATES,
+    B_HELD,
+    B_WAITING,
+    BUCKET_BYTES,
+    BUCKET_MASK,
+    H_BUCKETS,
+    H_FIRST_PAGE,
+    H_FREE_ROW,
+    H_NEWEST,
+    H_OLDEST,
+    H_PAGE_SIZE,
+    H_POOL,
+    H_ROWS,
+    H_TABLE,
+    H_TABLE_PAGES,
+    H_UNBLOCKED,
+    H_WAITING,
+    HELD,
+    NEED_PAGES,
+    NEED_TABLE,
+    P_WAITING,
+    PAGE_SHIFT,
+    R_BEFORE,
+    R_END,
+    R_FOLLOWING,
+    R_FRAME,
+    R_LEFT,
+    R_SLOT,
+    R_START,
+    R_TIME_NS,
+    ROW_BYTES,
+    UNTOUCHED,
+    WORD_BYTES,
+)
+from danube_fast.frame.kernel import kernel
+from danube_fast.frame.memory import (
+    load_i64,
+    load_u32,
+    memory_zero,
+    store_u64,
+)
+
+__all__ = [
+    "add",
+    "close_row",
+    "count_waiting",
+    "drop_page",
+    "entry_of",
+    "is_held",
+    "leave",
+    "open_row",
+    "page_of",
+    "prepare",
+]
+
+_ONCE_FAILED = 0x100
+_DELIVERIES, _FAILURES = 0xFF, 0xFF00
+"""An entry of the column of attempts: deliveries in the low byte, failures in the high one."""
+
+
+@kernel("void(int64,int64)")
+def add(place: int, amount: int) -> None:
+    """Add to a word."""
+    store_u64(place, load_i64(place) + amount)
+
+
+@kernel("int64(int64,int64)")
+def entry_of(head: int, offset: int) -> int:
+    """Address of the table's entry for an offset; 0 if the table ends before."""
+    index = (offset >> PAGE_SHIFT) - load_i64(head + H_FIRST_PAGE)
+    if index < 0 or index >= load_i64(head + H_TABLE_PAGES):
+        return 0
+    return load_i64(head + H_TABLE) + WORD_BYTES * index
+
+
+@kernel("int64(int64,int64)")
+def page_of(head: int, offset: int) -> int:
+    """Address of the page of an offset; 0 if there is none."""
+    place = entry_of(head, offset)
+    entry = load_i64(place) if place else UNTOUCHED
+    return entry if entry > ALL_SETTLED_NEW else 0
+
+
+@kernel("void(int64,int64,int64)")
+def drop_page(head: int, place: int, entry: int) -> None:
+    """Give the page of a table entry back to the pool; `entry` takes its place."""
+    pool = load_i64(head + H_POOL)
+    count = load_i64(pool)
+    store_u64(load_i64(pool + WORD_BYTES) + WORD_BYTES * count, load_i64(place))
+    store_u64(pool, count + 1)
+    store_u64(place, entry)
+
+
+@kernel("int64(int64,int64,int64)")
+def prepare(head: int, low: int, high: int) -> int:
+    """Have a page wherever nothing is known of [low, high); 0, NEED_TABLE or NEED_PAGES."""
+    first, last = low >> PAGE_SHIFT, (high - 1) >> PAGE_SHIFT
+    base = load_i64(head + H_FIRST_PAGE)
+    if first < base or last - base >= load_i64(head + H_TABLE_PAGES):
+        return NEED_TABLE
+    place = load_i64(head + H_TABLE) + WORD_BYTES * (first - base)
+    missing = 0
+    for index in range(last - first + 1):
+        if load_i64(place + WORD_BYTES * index) == UNTOUCHED:
+            missing += 1
+    pool = load_i64(head + H_POOL)
+    count = load_i64(pool)
+    if missing > count:
+        return NEED_PAGES
+    for index in range(last - first + 1):
+        if missing and load_i64(place + WORD_BYTES * index) == UNTOUCHED:
+            count -= 1
+            page = load_i64(load_i64(pool + WORD_BYTES) + WORD_BYTES * count)
+            memory_zero(page, load_i64(head + H_PAGE_SIZE))
+            store_u64(place + WORD_BYTES * index, page)
+    store_u64(pool, count)
+    return 0
+
+
+# ---------------------------------------------------------------- rows
+
+
+@kernel("int64(int64,int64,int64,int64,int64,int64)")
+def open_row(head: int, low: int, high: int, slot: int, time_ns: int, frame: int) -> int:
+    """Take the first free row, which there is; with a time it is the newest of the list."""
+    index = load_i64(head + H_FREE_ROW)
+    row = load_i64(head + H_ROWS) + ROW_BYTES * index
+    store_u64(head + H_FREE_ROW, load_i64(row + R_FOLLOWING))
+    store_u64(row + R_START, low)
+    store_u64(row + R_END, high)
+    store_u64(row + R_SLOT, slot)
+    store_u64(row + R_TIME_NS, time_ns)
+    store_u64(row + R_LEFT, 0)
+    store_u64(row + R_FRAME, frame)
+    store_u64(row + R_FOLLOWING, -1)
+    if time_ns < 0:
+        return index
+    newest = load_i64(head + H_NEWEST)
+    store_u64(row + R_BEFORE, newest)
+    store_u64(head + H_NEWEST, index)
+    if newest >= 0:
+        store_u64(load_i64(head + H_ROWS) + ROW_BYTES * newest + R_FOLLOWING, index)
+    else:
+        store_u64(head + H_OLDEST, index)
+    return index
+
+
+@kernel("void(int64,int64)")
+def close_row(head: int, index: int) -> None:
+    """Nothing of that delivery is held any more."""
+    rows = load_i64(head + H_ROWS)
+    row = rows + ROW_BYTES * index
+    if load_i64(row + R_TIME_NS) >= 0:
+        before, following = load_i64(row + R_BEFORE), load_i64(row + R_FOLLOWING)
+        if before >= 0:
+            store_u64(rows + ROW_BYTES * before + R_FOLLOWING, following)
+        else:
+            store_u64(head + H_OLDEST, following)
+        if following >= 0:
+            store_u64(rows + ROW_BYTES * following + R_BEFORE, before)
+        else:
+            store_u64(head + H_NEWEST, before)
+    store_u64(row + R_SLOT, -1)
+    store_u64(row + R_FOLLOWING, load_i64(head + H_FREE_ROW))
+    store_u64(head + H_FREE_ROW, index)
+
+
+@kernel("void(int64,int64,int64)")
+def leave(head: int, page: int, index: int) -> None:
+    """A message of a page is held no more; the caller sets its state and counts."""
+    number = load_u32(page + AT_STATES + 4 * index) - HELD
+    row = load_i64(head + H_ROWS) + ROW_BYTES * number
+    left = load_i64(row + R_LEFT) - 1
+    store_u64(row + R_LEFT, left)
+    if left == 0:
+        close_row(head, number)
+    buckets = load_i64(head + H_BUCKETS)
+    if buckets:
+        route = load_u32(page + AT_ROUTES + 4 * index)
+        bucket = buckets + BUCKET_BYTES * (route & BUCKET_MASK)
+        held = load_i64(bucket + B_HELD) - 1
+        store_u64(bucket + B_HELD, held)
+        if held == 0 and load_i64(bucket + B_WAITING):
+            store_u64(head + H_UNBLOCKED, 1)
+
+
+@kernel("void(int64,int64,int64,int64)")
+def count_waiting(head: int, page: int, index: int, amount: int) -> None:
+    """A message begins (1) or ends (-1) to wait."""
+    add(head + H_WAITING, amount)
+    add(page + P_WAITING, amount)
+    buckets = load_i64(head + H_BUCKETS)
+    if buckets:
+        route = load_u32(page + AT_ROUTES + 4 * index)
+        add(buckets + BUCKET_BYTES * (route & BUCKET_MASK) + B_WAITING, amount)
+
+
+@kernel("int64(int64,int64,int64,int64)")
+def is_held(head: int, state: int, slot: int, row: int) -> int:
+    """1 if that state says: held by the delivery `row`, or if that is negative by `slot`."""
+    if state < HELD:
+        return 0
+    if row >= 0:
+        return 1 if state == HELD + row else 0
+    holder = load_i64(load_i64(head + H_ROWS) + ROW_BYTES * (state - HELD) + R_SLOT)
+    return 1 if holder == slot else 0

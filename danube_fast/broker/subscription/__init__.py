@@ -1,0 +1,1 @@
+"""One subscription: who gets which message, and when again."""

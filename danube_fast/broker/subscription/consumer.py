@@ -1,0 +1,249 @@
+"""What subscriptions and their worker speak of: frames, gaps, consumers and their credit. IO-free."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from danube_fast.broker.ledger.ledger import EVERYTHING, Rows, Taken
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from danube_fast.broker.subscription.subscription import Subscription
+    from danube_fast.frame.split import Cut
+
+__all__ = [
+    "UNREPORTED_MESSAGES",
+    "Consumer",
+    "Deliver",
+    "Fetch",
+    "Flow",
+    "Gap",
+    "Parting",
+    "Poisoned",
+    "Stored",
+    "SubscriptionKind",
+]
+
+COUNT_MAX = 1 << 62
+CREDIT_MAX = 1 << 30
+"""Bytes, and messages, that one flow can be granted ahead."""
+
+
+UNREPORTED_MESSAGES = 64
+"""So many messages behind the last report of a consumer count as delivered when it dies, as it may have taken
+more since. Only what was reported has failed: of messages that come again clients report at once."""
+
+
+class Parting(enum.Enum):
+    """How a consumer leaves its subscription."""
+
+    CLOSED = 1
+    """In order: what it last said that it has taken is all."""
+    LOST = 2
+    """Its connection ended and the client goes on with another: it may have taken a little more."""
+    DIED = 3
+    """Its client was not heard any more: the same, and what it had reported has failed."""
+
+
+class SubscriptionKind(enum.StrEnum):
+    """What a subscription does with several consumers."""
+
+    EXCLUSIVE = "exclusive"
+    """There is only one."""
+    SHARED = "shared"
+    """Messages go round."""
+    FAILOVER = "failover"
+    """The first gets everything, the others stand by."""
+    KEY_SHARED = "key_shared"
+    """Messages of a key go to one of them."""
+    READER = "reader"
+    """No subscription at all: one consumer that acks nothing."""
+
+
+class Stored:
+    """A frame that can be delivered: its offsets, and where its bytes lie."""
+
+    __slots__ = (
+        "base_offset", "bundle_frames", "end_offset", "frame_bytes", "holder", "index",
+        "is_delayed", "is_sparse", "message_count", "partition_id", "producer_id", "start",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        partition_id: int,
+        base_offset: int,
+        end_offset: int,
+        message_count: int,
+        frame_bytes: int,
+        producer_id: int,
+        holder: object,
+        start: int,
+        index: int = 0,
+        bundle_frames: int = 0,
+        *,
+        is_delayed: bool = False,
+        is_sparse: bool = False,
+    ) -> None:
+        """`holder` owns the bytes, the frame begins at `start`; if the holder is a whole bundle,
+        this is its frame number `index` of `bundle_frames`."""
+        self.partition_id = partition_id
+        self.base_offset = base_offset
+        self.end_offset = end_offset
+        self.message_count = message_count
+        self.frame_bytes = frame_bytes
+        self.producer_id = producer_id
+        self.holder = holder
+        self.start = start
+        self.index = index
+        self.bundle_frames = bundle_frames
+        self.is_delayed = is_delayed
+        """Some of its messages have a time before which they are not to be delivered."""
+        self.is_sparse = is_sparse
+        """It has not all of its offsets: see sparse.py."""
+
+    @property
+    def memory(self) -> memoryview:
+        """The frame's bytes, not copied."""
+        holder: Any = self.holder
+        buffer = memoryview(getattr(holder, "buffer", holder))
+        return buffer[self.start : self.start + self.frame_bytes]
+
+
+class Gap(NamedTuple):
+    """Offsets up to `end` do not exist or are gone; `lost`: there were messages."""
+
+    end: int
+    reason: str
+    lost: bool = False
+    start: int = 0
+    """From here on, for whoever met it."""
+    is_silent: bool = False
+    """Newer messages have taken their place: nobody needs to be told."""
+
+
+class Flow:
+    """Credit that one or more consumers of a session draw on."""
+
+    __slots__ = ("byte_credit", "kept_bytes", "message_credit", "paused", "ran_out", "users")
+
+    def __init__(self) -> None:
+        self.byte_credit = 0
+        self.message_credit = 0
+        self.kept_bytes = 0
+        """More byte credit, kept for the turns of other partitions: no frame is begun on it."""
+        self.paused = False
+        """The session does not take what was sent already."""
+        self.ran_out = False
+        """Credit was used up since the last grant: somebody may wait for more."""
+        self.users: dict[Consumer, None] = {}
+        """Who was served longest ago comes first."""
+
+    @property
+    def willing(self) -> bool:
+        """One more frame may be sent."""
+        return self.byte_credit > 0 and self.message_credit > 0 and not self.paused
+
+    @property
+    def bytes_left(self) -> int:
+        """How much of a frame that is begun may be sent."""
+        return self.byte_credit + self.kept_bytes
+
+    def covers(self, stored: Stored) -> bool:
+        """Credit is good for a whole frame."""
+        return self.message_credit >= stored.message_count and self.bytes_left >= stored.frame_bytes
+
+    def grant(self, byte_count: int, message_count: int) -> None:
+        """Add credit, up to a bound that no honest consumer needs."""
+        self.byte_credit = min(self.byte_credit + max(0, byte_count), CREDIT_MAX)
+        self.message_credit = min(self.message_credit + max(0, message_count), CREDIT_MAX)
+
+    def take(self, byte_count: int, message_count: int) -> None:
+        """So much is sent."""
+        self.message_credit -= message_count
+        self.byte_credit -= byte_count
+        if self.byte_credit <= 0 or self.message_credit <= 0:
+            self.ran_out = True
+
+
+class Consumer:
+    """A consumer attached to one subscription of one partition."""
+
+    __slots__ = (
+        "announced", "consumer_id", "filters", "flow", "frames_sent", "name", "session", "slot",
+        "subscription", "taken",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        session: int,
+        consumer_id: int,
+        flow: Flow,
+        name: str,
+        filters: tuple[str, ...] = (),
+        *,
+        reports: bool = False,
+    ) -> None:
+        """`filters`: globs of the keys that it takes (key_shared); none: it takes all. `reports`: its client
+        says how far its application is."""
+        self.subscription = subscription
+        self.session = session
+        self.consumer_id = consumer_id
+        self.flow = flow
+        self.name = name
+        self.filters = filters
+        self.slot = -1
+        """What the subscription's ledger calls it while it is attached."""
+        self.announced: set[int] = set()
+        self.frames_sent = 0
+        self.taken = Taken(0, 0) if reports else EVERYTHING
+        """What its application has taken, as last heard."""
+
+    @property
+    def reports(self) -> bool:
+        """Whether its client says how far its application is."""
+        return self.taken is not EVERYTHING
+
+    def report(self, frames: int, offset: int) -> None:
+        """Note how far its application is; of a consumer that announced no reports nothing is believed."""
+        if self.reports:
+            self.taken = Taken(min(max(0, frames), COUNT_MAX), min(max(0, offset), COUNT_MAX))
+
+    def next_frame(self) -> int:
+        """Number of the frame that it is sent now."""
+        self.frames_sent += 1
+        return self.frames_sent - 1
+
+    @property
+    def unacked(self) -> int:
+        """Messages that it holds."""
+        return self.subscription.ledger.held_by(self.slot) if self.slot >= 0 else 0
+
+
+class Deliver(NamedTuple):
+    """Effect: send `stored` to `consumer`; only the messages at `rows` when they are given, with the
+    redelivery counts of `attempts` (one for each row) when those are given."""
+
+    consumer: Consumer
+    stored: Stored
+    rows: Rows | None
+    attempts: NDArray[np.uint32] | None
+    cut: Cut | None = None
+    """Those messages as a frame of their own; None with `rows`: the frame cannot be taken apart."""
+
+
+class Poisoned(NamedTuple):
+    """Messages [start, end) that failed `failures` times, which is too often, and why the last time."""
+
+    start: int
+    end: int
+    failures: int
+    reason: str
+
+
+Fetch = Callable[["Subscription", int], "Stored | Gap | None"]
+"""The frame that holds an offset, a gap there, or None if it is not visible yet."""

@@ -1,0 +1,1 @@
+"""Topics: which there are, what is set for them, which partitions they have."""

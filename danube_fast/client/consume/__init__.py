@@ -1,0 +1,1 @@
+"""From a frame that arrived to its ack."""

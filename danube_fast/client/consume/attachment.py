@@ -1,0 +1,423 @@
+"""An attachment: one consumer on one partition, over reconnects.
+
+    SUBSCRIBE -> RESULT -> FLOW -> DELIVER ... DELIVER        ack ranges wait here -> ACK
+                    generation g                              of generation g only
+
+Every subscription is a new generation with a consumer id of its own: frames that come late for an
+older one find no subscriber, and acks for its messages are quiet no-ops, because the broker has
+given those messages back.
+
+All methods are called under the pump's lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from danube_fast.client.consume.credit import Credit, Departed
+from danube_fast.client.consume.delivery import Delivery
+from danube_fast.client.consume.progress import OPTION
+from danube_fast.client.consume.ranges import Ranges, merged_ranges, no_ranges
+from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, FOREVER_NS, TAKEOVER_NS
+from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss, Report, asks_again
+from danube_fast.client.link.connection import Connection
+from danube_fast.client.options import READER, Position
+from danube_fast.errors import (
+    DanubeError,
+    DataLoss,
+    FailedPrecondition,
+    Internal,
+    NotOwner,
+    Unavailable,
+    error_from_code,
+)
+from danube_fast.frame.view import FrameView
+from danube_fast.net.protocol import (
+    CloseConsumer,
+    ConsumerEvent,
+    EventKind,
+    Ping,
+    Seek,
+    Subscribe,
+)
+
+if TYPE_CHECKING:
+    from danube_fast.client.consume.inbox import Inbox
+    from danube_fast.client.topics.routes import Partition, Topic
+
+__all__ = ["Attachment"]
+
+
+class Attachment:
+    """Subscription of one consumer to one partition."""
+
+    # Python keeps more than 30 attributes in a dict of each object: a cache miss for every one of them, among thousands
+    __slots__ = (
+        "_backoff_ns", "_call", "_is_resting", "_refused_since_ns", "connection", "consumer_id", "credit",
+        "end_offset", "ever_subscribed", "failure", "first_offset", "flow_id", "frames_received", "generation",
+        "inbox", "is_late", "lowest", "next_offset", "number", "parent", "parted", "partition_id", "pending",
+        "position", "route", "seeks", "sought_generation", "start_offset", "subscribed", "taken_frames", "topic",
+        "tracks",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        partition: Partition,
+        credit: Credit,
+        position: Position,
+    ) -> None:
+        self.inbox = inbox
+        self.connection = partition.connection
+        self.credit = credit
+        self.topic = partition.topic
+        self.partition_id = partition.partition_id
+        self.parent = partition.parent
+        """The topic, of which it is a partition."""
+        self.number = partition.number
+        """Number of the partition; None: the topic has none."""
+        self.parted = False
+        """Its topic has left the pattern: nothing comes any more."""
+        self.route: Topic | None = None
+        """What was looked up to find it."""
+        self.position = position
+        self.generation = 0
+        self.sought_generation = 0
+        """Acks of deliveries before this generation are void because of a seek."""
+        self.seeks = 0
+        """Seeks that are not answered."""
+        self.consumer_id = 0
+        self.flow_id = 0
+        self.tracks = True
+        """The broker wants to know what is acked; of a non_reliable topic it keeps nothing."""
+        self.frames_received = 0
+        """Since the last SUBSCRIBE."""
+        self.taken_frames = 0
+        """Those that the application has had in hand."""
+        self.pending = no_ranges()
+        """Acked and not sent yet: flat [start, end) pairs."""
+        self.failure: DanubeError | None = None
+        self.subscribed = False
+        self.ever_subscribed = False
+        self.is_late = False
+        """It joined a consumer that was open already."""
+        self.first_offset = 0
+        self.end_offset = 0
+        self.start_offset = 0
+        """Where the first subscription began."""
+        self.next_offset = 0
+        """Where the reader is: one past the last offset received or known to be missing."""
+        self.lowest = FOREVER_NS
+        """The least offset received."""
+        self._is_resting = False
+        self._call: Call | None = None
+        self._backoff_ns = BACKOFF_MIN_NS
+        self._refused_since_ns = 0
+        self.connection.users[self] = None
+        if self.connection.is_open:
+            self._subscribe()
+
+    # ------------------------------------------------------------ subscribing
+
+    def _subscribe(self) -> None:
+        inbox, connection = self.inbox, self.connection
+        self._forget_id()
+        if inbox.type != READER:
+            # a reader acks nothing and reads on behind what it has, so it keeps that
+            inbox.restarted(self, sought=False)
+        self.subscribed = False
+        if self._call is not None:
+            connection.abandon(self._call)
+        request = connection.next_request()
+        connection.beat_soon()
+        self.consumer_id = request
+        self.flow_id = self.credit.flow_id
+        self.frames_received = self.taken_frames = 0
+        connection.subscribers[self.consumer_id] = self
+        reading_on = self.ever_subscribed and inbox.type == READER
+        self._call = connection.call(
+            Call(
+                Subscribe(
+                    request,
+                    self.consumer_id,
+                    self.flow_id,
+                    self.partition_id,
+                    inbox.subscription,
+                    inbox.type,
+                    self.next_offset if reading_on else self.position,
+                    inbox.name,
+                    inbox.options if inbox.type == READER else {**inbox.options, **OPTION},
+                ),
+                OnLoss.FORGET,
+                self._on_subscribed,
+            )
+        )
+        self.credit.grant()
+
+    def _on_subscribed(self, call: Call) -> None:
+        if call is not self._call and self._call is not None:
+            return
+        self._call = None
+        if call.error is not None:
+            self._on_refused(call.error)
+            return
+        self.subscribed = True
+        asked, got = call.command.position, call.value["next_offset"]
+        if self.inbox.type == READER and type(asked) is int and asked < got:
+            self.inbox.gap(
+                self, asked, got - 1, "they lie before the first message that is kept", True
+            )
+            self.next_offset = max(self.next_offset, got)
+        if not self.ever_subscribed:
+            self.first_offset = call.value["first_offset"]
+            self.end_offset = call.value["end_offset"]
+            self.start_offset = call.value["next_offset"]
+            # frames may have come before: a new subscription is answered when it is durable
+            self.next_offset = max(self.next_offset, self.start_offset)
+        self.ever_subscribed = True
+        self.inbox.leases.subscribed(call.value.get("ack_timeout_ms", 0))
+        self._backoff_ns = BACKOFF_MIN_NS
+        self._refused_since_ns = 0
+        self.inbox.pump.notify()
+
+    def _on_refused(self, error: DanubeError) -> None:
+        now = self.inbox.pump.clock.monotonic_ns()
+        self._refused_since_ns = self._refused_since_ns or now
+        refused_ns = now - self._refused_since_ns
+        own_ghost = (
+            type(error) is FailedPrecondition and self.ever_subscribed and refused_ns < TAKEOVER_NS
+        )
+        # who joined an open consumer was asked for by no call that could hear of it
+        waits = self.is_late and not self.ever_subscribed and isinstance(error, RETRYABLE)
+        if waits or own_ghost or asks_again(error, refused_ns, was_open=self.ever_subscribed):
+            if isinstance(error, Unavailable):
+                self.inbox.attachment_lost(self)
+            self.inbox.pump.arm(self, now + self._backoff_ns)
+            self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_MAX_NS)
+        else:
+            self.fail(error)
+
+    def on_time(self, now_ns: int) -> None:
+        """Keeper: try to subscribe again."""
+        waiting = self.subscribed or self._call is not None or self.failure is not None
+        waiting = waiting or self._is_resting
+        if self.connection.is_open and not waiting:
+            self._subscribe()
+
+    # ------------------------------------------------------------ what arrives
+
+    def on_frame(self, buffer: memoryview, start: int, frame_bytes: int) -> None:
+        """A frame arrived: check it and hand it to the consumer."""
+        try:
+            view = FrameView(buffer, start)
+            view.check()
+        except DataLoss as error:
+            self.frames_received += 1
+            self.credit.take(frame_bytes, 0, self.flow_id)
+            self.inbox.damaged(
+                DataLoss(
+                    f"{self.topic}: a frame arrived damaged ({error}); it is not acked: reconnect"
+                )
+            )
+            return
+        delivery = Delivery(self, view)
+        self.frames_received += 1
+        if delivery.base_offset < self.lowest:
+            self.lowest = delivery.base_offset
+        self.next_offset = max(self.next_offset, delivery.end_offset)
+        self.inbox.arrived(delivery)
+
+    def on_event(self, event: ConsumerEvent) -> None:
+        """The broker tells of an end or a gap."""
+        detail = event.detail
+        if event.kind == EventKind.CLOSED:
+            error = error_from_code(
+                detail.get("code", Internal.code),
+                detail.get("text", "the broker closed a consumer"),
+            )
+            if isinstance(error, NotOwner) and self.subscribed and self.inbox.type != READER:
+                # it moves: what was acked here counts if the worker hears of it now
+                self.inbox.send_acks(self)
+                self._depart()
+                self.inbox.rested(self)
+                self._on_refused(error)
+                return
+            self._forget_id()
+            self.consumer_id = 0
+            self._forget_call()  # the SUBSCRIBE may be answered yet, and that consumer is closed
+            self.subscribed = False
+            if detail.get("sought"):  # another consumer did: what came before does not count
+                self.inbox.restarted(self, sought=True)
+                self._subscribe()
+            elif isinstance(error, RETRYABLE):
+                self.on_lost()  # acks that the broker has not taken yet are void
+                self._on_refused(error)
+            else:
+                self.fail(error)
+        elif event.kind == EventKind.GAP:
+            end = int(detail.get("end", 0))
+            first = int(detail.get("start", self.next_offset))
+            self.next_offset = max(self.next_offset, end)
+            reason, lost = str(detail.get("reason", "unknown")), bool(detail.get("lost", False))
+            if first < end:
+                self.inbox.gap(self, first, end - 1, reason, lost)
+
+    def has_received(self, offset: int) -> bool:
+        """Whether a message may have come, from the least to the last that did."""
+        return self.lowest <= offset < self.next_offset
+
+    def producer_name(self, producer_id: int) -> str:
+        """Name that the broker told for a producer id, or nothing."""
+        return self.connection.producer_names.get((self.partition_id, producer_id), "")
+
+    # ------------------------------------------------------------ acks
+
+    def take_pending(self) -> Ranges[int]:
+        """The ranges that wait, merged."""
+        pending, self.pending = self.pending, no_ranges()
+        return merged_ranges(pending)
+
+    def seek(self, position: Position, *, dry_run: bool) -> Call:
+        """Move the subscription; nothing is acked until the broker has answered, as it might take that
+        for what comes behind the seek."""
+        command = Seek(self.connection.next_request(), self.consumer_id, position, dry_run)
+        if dry_run:
+            return self.connection.call(Call(command, OnLoss.REPEAT))
+        self.seeks += 1
+        return self.connection.call(Call(command, on_done=self._on_sought))
+
+    def _on_sought(self, call: Call) -> None:
+        """What was delivered before the seek does not count any more."""
+        self.seeks -= 1
+        if call.error is None:
+            self.inbox.restarted(self, sought=True)
+        else:
+            self.inbox.seek_failed(self)
+
+    # ------------------------------------------------------------ sessions
+
+    def on_session(self, resumed: bool) -> None:
+        """The session is open again: frames on their way are lost, so start over."""
+        if self.failure is not None or self._is_resting:
+            return
+        if resumed and self.consumer_id:
+            # the broker still counts them as delivered to the old id: it must give them back
+            self.connection.call(Call(self._goodbye(self.consumer_id), OnLoss.REPEAT))
+        self._subscribe()
+
+    def on_lost(self) -> None:
+        """What waits may be given to another consumer at any time, so it does not count any more."""
+        if self.tracks and self.inbox.type != READER and self.failure is None:
+            self._forget_id()
+            self.subscribed = False
+            self.inbox.restarted(self, sought=False)
+
+    def rest(self) -> None:
+        """Leave until `wake`: all that was delivered goes to others, and acks that were sent count."""
+        if self.subscribed and self.connection.is_open:
+            self._is_resting = True
+            self._depart()
+            self.inbox.rested(self)
+
+    def wake(self) -> None:
+        """Subscribe again after a rest."""
+        if self._is_resting:
+            self._is_resting = False
+            if self.connection.is_open and self.failure is None:
+                self._subscribe()
+
+    def _depart(self) -> Call | None:
+        """Detach at the broker if it may still send something, now or with a session that goes on after a
+        loss; the call that ends it. Its SUBSCRIBE may be on the way yet."""
+        connection, consumer_id = self.connection, self.consumer_id
+        self.subscribed = False
+        self.consumer_id = 0  # on another connection the number is somebody else's
+        if not consumer_id:
+            return None
+        connection.subscribers[consumer_id] = Departed(self.credit, self.flow_id)
+
+        def ended(call: Call) -> None:
+            connection.subscribers.pop(consumer_id, None)
+
+        return connection.call(Call(self._goodbye(consumer_id), OnLoss.REPEAT, ended))
+
+    def _goodbye(self, consumer_id: int) -> CloseConsumer:
+        """What ends the consumer at the broker, with what its application has taken."""
+        connection = self.connection
+        taken = self.inbox.progress.of(self) if connection.takes_reports else None
+        return CloseConsumer(connection.next_request(), consumer_id, taken)
+
+    def took(self, delivery: Delivery) -> None:
+        """The application has a frame in hand, or has taken all of it; the next heartbeat tells."""
+        if delivery.generation == self.generation and self.connection.takes_reports:
+            self.taken_frames = delivery.number + 1
+            self.connection.reporters[self] = None
+
+    def report_now(self, *, with_part: bool) -> Call | None:
+        """Report how far the application is; None if the broker takes no reports. `with_part`: including the part
+        that is handed out next."""
+        connection = self.connection
+        if not self.consumer_id or not connection.is_open or not connection.takes_reports:
+            return None
+        self.inbox._acks.send()  # first: what was acked must not fail with what is reported
+        taken = self.inbox.progress.of(self, with_part=with_part)
+        ping = Ping(connection.next_request(), [(self.consumer_id, *taken)])
+        return connection.call(Call(ping, OnLoss.FORGET))
+
+    def report(self) -> Report | None:
+        """For a heartbeat: how far the application is. None: there is nothing to say."""
+        if not self.consumer_id or self.inbox.type == READER:
+            return None
+        if self.inbox.progress.may_go_on(self):
+            self.connection.reporters[self] = None
+        return self.consumer_id, *self.inbox.progress.of(self)
+
+    def on_away(self) -> None:
+        """The worker is gone for long."""
+        self.inbox.attachment_lost(self)
+
+    def on_failure(self, error: DanubeError) -> None:
+        """The connection refuses this client."""
+        self.fail(error)
+
+    def fail(self, error: DanubeError) -> None:
+        """Nothing will come any more."""
+        if self.failure is None:
+            self.failure = error
+            self._forget_id()
+            self.subscribed = False
+            self.inbox.attachment_failed(self, error)
+
+    def move(self, connection: Connection, credit: Credit) -> None:
+        """The partition is served elsewhere now."""
+        if connection is self.connection or self.failure is not None:
+            return
+        self.leave()
+        self.connection, self.credit = connection, credit
+        connection.users[self] = None
+        if connection.is_open and not self._is_resting:
+            self._subscribe()
+
+    def _forget_id(self) -> None:
+        self.connection.subscribers.pop(self.consumer_id, None)
+
+    def leave(self) -> Call | None:
+        """Forget the connection; the call that detaches the consumer there, if there is one."""
+        departure = self._depart()
+        self._forget_call()
+        self.connection.reporters.pop(self, None)
+        self.connection.users.pop(self, None)
+        self.inbox.pump.disarm(self)
+        return departure
+
+    def _forget_call(self) -> None:
+        if self._call is not None:
+            self.connection.abandon(self._call)
+            self._call = None
+
+    def close(self) -> Call | None:
+        """Detach at the broker; the call to wait for, if somebody may hear it now."""
+        is_open = self.connection.is_open
+        call = self.leave()
+        self.generation += 1
+        return call if is_open else None

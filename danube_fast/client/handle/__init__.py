@@ -1,0 +1,1 @@
+"""Handlers that are called for each message; requests and replies."""

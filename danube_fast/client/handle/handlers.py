@@ -1,0 +1,117 @@
+"""What both kinds of `subscribe` share: options, the words of a failure, what a handler's result means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from danube_fast.checks import check_choice, check_names, check_whole
+from danube_fast.client.arguments import ConsumerArguments
+from danube_fast.client.consume.inbox import Inbox
+from danube_fast.client.limits import PREFETCH_PER_HANDLER
+from danube_fast.client.link.pump import Steps
+from danube_fast.client.message import Message, Received
+from danube_fast.client.options import TYPES
+from danube_fast.errors import FailedPrecondition, InvalidArgument
+
+__all__ = ["Hand", "checked_concurrency", "prefetch", "reply_of", "still_running"]
+
+CONCURRENCY_DEFAULT = 8
+CONCURRENCY_MAX = 1024
+QUEUED_PER_HANDLER = 4
+REASON_CHARACTERS_MAX = 200
+_ONE_AT_A_TIME = ("exclusive", "failover")
+
+
+def checked_concurrency(type_name: str, concurrency: int | None) -> int:
+    """How many handlers run beside each other. Raises InvalidArgument."""
+    check_choice(type_name, "type", TYPES)
+    in_order = type_name in _ONE_AT_A_TIME
+    if concurrency is None:
+        return 1 if in_order else CONCURRENCY_DEFAULT
+    concurrency = check_whole(concurrency, "concurrency", 1, CONCURRENCY_MAX)
+    if in_order and concurrency > 1:
+        raise InvalidArgument(
+            f"concurrency={concurrency} would break the order that a {type_name} subscription keeps; leave "
+            "it out, or use type='key_shared', which keeps the order of each key"
+        )
+    return concurrency
+
+
+def prefetch(options: ConsumerArguments, concurrency: int) -> dict[str, Any]:
+    """Options of the consumer behind a subscription: what is queued here was sent ahead, too.
+    Raises InvalidArgument."""
+    check_names(options, ConsumerArguments.__annotations__, "subscribe()")
+    messages = (PREFETCH_PER_HANDLER - QUEUED_PER_HANDLER) * concurrency
+    return {"permits_messages": messages, **options}
+
+
+def reply_of(message: Message, result: object) -> bytes | None:
+    """What a handler returned, if the message asks for a reply and that is one."""
+    if isinstance(result, bytes | bytearray | memoryview) and message.reply_topic is not None:
+        return bytes(result)
+    return None
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a handler failed, as it stands in a dead letter."""
+    return f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX]
+
+
+def still_running(messages: list[Message]) -> FailedPrecondition:
+    """Handlers did not end in time."""
+    names = ", ".join(str(message.message_id) for message in messages[:3])
+    more = ", ..." if len(messages) > 3 else ""
+    return FailedPrecondition(
+        f"{len(messages)} handlers were still running when the time to close was up; their messages are not "
+        f"acked and come again: {names}{more}; give close() a longer timeout="
+    )
+
+
+class Hand:
+    """Holds and answers messages of a consumer from whichever thread."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._lock = inbox.pump.lock
+        inbox.progress.has_handlers = True
+
+    def hold(self, message: Message) -> None:
+        """It waits for a handler, and its ack timeout does not run out until it is let go."""
+        self._inbox.progress.wait(_delivery(message), message.offset)
+        with self._lock:
+            self._inbox.holds.add(*_place(message))
+
+    def begin(self, message: Message) -> Steps[None] | None:
+        """A handler takes a message. Returns the steps to run before, or None."""
+        return self._inbox.progress.begin(_delivery(message), message)
+
+    def let_go(self, message: Message) -> None:
+        """It is nobody's concern any more."""
+        with self._lock:
+            self._inbox.holds.remove(*_place(message))
+
+    def settle(self, message: Message, reason: str | None) -> None:
+        """Ack it, or give it back with the reason."""
+        with self._lock:
+            self._inbox.holds.remove(*_place(message))
+            # not the consumer's quick way to ack: that one is for one thread alone
+            if reason is None:
+                self._inbox._acks.add(message)
+            else:
+                self._inbox._acks.give_back(message, -1, reason)
+
+    def interrupt(self, error: Exception) -> None:
+        """Whoever receives gets that error now."""
+        with self._lock:
+            self._inbox.interrupt(error)
+
+
+def _delivery(message: Message) -> Any:
+    if not isinstance(message, Received):
+        raise TypeError(f"{message!r} was not received")
+    return message._source
+
+
+def _place(message: Message) -> tuple[Any, int, int]:
+    source = _delivery(message)
+    return source.attachment, source.generation, message.offset

@@ -1,0 +1,1 @@
+"""Connections to the broker, and the threads that share them."""

@@ -1,0 +1,497 @@
+"""One connection: a DEALER socket, or rings, to one endpoint of the broker, and the session on it.
+
+    GREETING --WELCOME--> OPEN --NO_SESSION or silence--> GREETING ...       FAILED and CLOSED end it
+
+The session outlives the socket: after a lost connection HELLO carries the old session and token.
+WELCOME says whether the broker still knew it. Either way everything that was on its way may be
+lost, so every user of the connection (producer lanes, consumer attachments) starts over from what
+it knows: lanes resend what was not acked (dedup makes that exact), attachments subscribe again.
+Requests that are safe to repeat are repeated; others fail with Unavailable.
+
+Queues are bounded by windows and credit, not by ZeroMQ's high-water marks, so both marks are off.
+All methods are called under the pump's lock.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple, Protocol
+
+from danube_fast.client.limits import (
+    BACKOFF_MIN_NS,
+    HANDSHAKE_RETRY_NS,
+    HANDSHAKE_RETRY_NS_MAX,
+    LOOKUP_AFTER_NS,
+    MILLISECOND_NS,
+    RINGS_RETRY_NS,
+)
+from danube_fast.client.link.calls import Call, OnLoss, Report, Reporter, asks_again
+from danube_fast.client.link.dialer import Dialer
+from danube_fast.client.link.dock import Dock
+from danube_fast.client.link.pump import Pump
+from danube_fast.client.link.ring_port import RingPort
+from danube_fast.errors import DanubeError, Unavailable, error_from_code
+from danube_fast.net.port import Port
+from danube_fast.net.protocol import (
+    PROTOCOL_VERSION,
+    Bye,
+    ConsumerEvent,
+    Deliver,
+    Error,
+    Hello,
+    Ping,
+    Pong,
+    ProducerNames,
+    Published,
+    Result,
+    Status,
+    Welcome,
+    decode_server_command,
+    encode,
+)
+
+__all__ = ["Connection", "Identity", "User"]
+
+_PRODUCER_NAMES_MAX = 100_000
+
+
+class Identity(NamedTuple):
+    """What a client says about itself in HELLO."""
+
+    name: str
+    auth: dict[str, Any]
+    host_id: str
+    process_id: int
+
+
+class State(enum.Enum):
+    """Where a connection stands."""
+
+    GREETING = 1
+    OPEN = 2
+    FAILED = 3
+    CLOSED = 4
+
+
+class User(Protocol):
+    """A lane or an attachment: something with state at the other end of a connection."""
+
+    def on_session(self, resumed: bool) -> None:
+        """The session is open (again); start over."""
+
+    def on_lost(self) -> None:
+        """The session is in doubt; `on_session` comes when that is settled."""
+
+    def on_away(self) -> None:
+        """The broker has been silent for long; it may have moved."""
+
+    def on_failure(self, error: DanubeError) -> None:
+        """The connection has failed for good."""
+
+
+class Subscriber(Protocol):
+    """Who gets deliveries: an attachment, or what it left behind."""
+
+    def on_frame(self, buffer: memoryview, start: int, frame_bytes: int) -> None:
+        """A frame arrived."""
+
+    def on_event(self, event: ConsumerEvent) -> None:
+        """Something happened to the consumer."""
+
+
+class Connection:
+    """One endpoint of the broker as this client sees it."""
+
+    def __init__(
+        self,
+        pump: Pump,
+        dialer: Dialer,
+        endpoints: list[str],
+        identity: Identity,
+    ) -> None:
+        self.pump = pump
+        self.endpoint = endpoints[0]
+        self._endpoints = endpoints
+        self.state = State.GREETING
+        self.failure: DanubeError | None = None
+        self.limits: dict[str, int] = {}
+        self.users: dict[User, None] = {}
+        self.subscribers: dict[int, Subscriber] = {}
+        self.reporters: dict[Reporter, None] = {}
+        """Asked before the next heartbeat what was taken."""
+        self.takes_reports = False
+        self.producer_names: dict[tuple[int, int], str] = {}
+        self.calls: dict[int, Call] = {}
+        self.dock = Dock(self)
+        self._identity = identity
+        self._session, self._token = 0, b""
+        self._request = 0
+        self._hello = 0
+        self._opened = False
+        self._quick = False
+        self._patience_ns = HANDSHAKE_RETRY_NS
+        self._heard_ns = pump.clock.monotonic_ns()
+        self._pinged_ns = 0
+        self._lost_ns = self._heard_ns
+        self._dialer = dialer
+        self._port: Port | RingPort | None = None
+        self._connect()
+        self._greet()
+
+    # ------------------------------------------------------------ socket
+
+    def _connect(self) -> None:
+        """Open a port, unless none is to be had just now."""
+        self._port = self._dialer.open(self.endpoint)
+        if self._port is not None:
+            self._fd = self._port.fileno()
+            self.pump.add(self)
+
+    def fileno(self) -> int:
+        """The port's descriptor; ZeroMQ's is edge-triggered."""
+        return self._fd
+
+    def readable(self) -> bool:
+        """Whether a message waits in the port."""
+        return self._port is not None and self._port.readable()
+
+    @property
+    def has_rings(self) -> bool:
+        """Whether it goes through shared memory now."""
+        return isinstance(self._port, RingPort)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next message would go out at once, as far as is known."""
+        return self._port is None or self._port.has_room
+
+    def distrust(self) -> None:
+        """A message may have been read and not handled: begin anew, so that nothing of it is lost."""
+        if self.state is State.OPEN:
+            self._lost_ns = self.pump.clock.monotonic_ns()
+        if self.state in (State.OPEN, State.GREETING):
+            self._renew()
+
+    def _renew(self) -> None:
+        """A fresh port: nothing stale in its queue, no waiting for ZeroMQ to reconnect."""
+        was_asked = self._port is not None
+        self._drop_port(0)
+        if self.state is State.GREETING and was_asked:
+            self._patience_ns = min(2 * self._patience_ns, HANDSHAKE_RETRY_NS_MAX)
+            place = self._endpoints.index(self.endpoint) + 1
+            self.endpoint = self._endpoints[place % len(self._endpoints)]
+        self._connect()
+        self._greet()
+
+    def _drop_port(self, linger_ms: int) -> None:
+        port, self._port = self._port, None
+        if port is not None:
+            self.pump.remove(self)
+            port.close(linger_ms)
+
+    def _on_rings_lost(self, port: RingPort) -> None:
+        """The worker ended, or has no rings for this client."""
+        self._drop_port(0)
+        was_open = self.state is State.OPEN
+        if was_open:
+            self._lost_ns = self.pump.clock.monotonic_ns()
+        hopeless = self._dialer.lost(port, was_open=was_open)
+        if hopeless is not None:
+            self._fail(hopeless)
+            return
+        self._connect()
+        self._greet()
+
+    # ------------------------------------------------------------ session
+
+    @property
+    def is_open(self) -> bool:
+        """Whether commands may be sent now."""
+        return self.state is State.OPEN
+
+    def _greet(self) -> None:
+        was_open, self.state = self.state is State.OPEN, State.GREETING
+        if was_open:
+            self._drop_calls()
+            for user in tuple(self.users):
+                user.on_lost()
+        if self._port is None:
+            self.pump.arm(self, self.pump.clock.monotonic_ns() + RINGS_RETRY_NS)
+            return
+        self._hello = self.next_request()
+        hello = Hello(
+            self._hello,
+            PROTOCOL_VERSION,
+            self._identity.name,
+            self._identity.auth,
+            self._identity.host_id,
+            self._identity.process_id,
+            self._session,
+            self._token,
+        )
+        self.send(hello)
+        self.pump.arm(self, self.pump.clock.monotonic_ns() + self._patience_ns)
+
+    def _drop_calls(self) -> None:
+        """What was on its way may be lost, and this endpoint may never come back."""
+        for call in list(self.calls.values()):
+            if call.on_loss is OnLoss.FAIL:
+                self._finish(call, None, _unknown_outcome(self.endpoint))
+            elif call.on_loss is OnLoss.FORGET:
+                call.on_done = None
+                self._finish(call, None, None)
+
+    def _lose(self) -> None:
+        """The broker does not know us any more (or seems gone): greet again."""
+        if self.state is State.OPEN:
+            self._lost_ns = self.pump.clock.monotonic_ns()
+            self._greet()
+
+    def _on_welcome(self, command: Welcome) -> None:
+        if command.request != self._hello or self.state is not State.GREETING:
+            return
+        self.state = State.OPEN
+        self._session, self._token = command.session, command.token
+        self.limits = command.limits
+        self.takes_reports = "unreported_messages" in self.limits
+        self._pinged_ns = 0
+        self._patience_ns = HANDSHAKE_RETRY_NS
+        first, self._opened = not self._opened, True
+        resumed = command.resumed and not first
+        if not resumed:
+            self.producer_names.clear()
+        self.dock.clear()
+        self._arm_heartbeat()
+        for call in list(self.calls.values()):
+            self.send(call.command)
+        for user in tuple(self.users):
+            user.on_session(resumed)
+
+    def _fail(self, error: DanubeError) -> None:
+        """The broker refuses us for good (wrong protocol version, not authorized, ...)."""
+        self.state, self.failure = State.FAILED, error
+        self.pump.disarm(self)
+        for call in list(self.calls.values()):
+            self._finish(call, None, error)
+        for user in tuple(self.users):
+            user.on_failure(error)
+
+    # ------------------------------------------------------------ heartbeats
+
+    def limit(self, name: str, default: int) -> int:
+        """A limit of WELCOME."""
+        return self.limits.get(name, default)
+
+    def _arm_heartbeat(self) -> None:
+        self._quick = bool(self.subscribers or self.dock.on_way or self.calls)
+        name, default = ("heartbeat_ms", 500) if self._quick else ("heartbeat_idle_ms", 15_000)
+        wait_ns = self.limit(name, default) * MILLISECOND_NS
+        self.pump.arm(self, self.pump.clock.monotonic_ns() + wait_ns)
+
+    def beat_soon(self) -> None:
+        """Something began that the broker watches: beat in the quick rhythm from now on."""
+        if not self._quick and self.state is State.OPEN:
+            self._quick = True
+            wait_ns = self.limit("heartbeat_ms", 500) * MILLISECOND_NS
+            self.pump.arm(self, self.pump.clock.monotonic_ns() + wait_ns)
+
+    def on_time(self, now_ns: int) -> None:
+        """Keeper: the next heartbeat is due, or a HELLO has gone unanswered."""
+        if self.state is State.GREETING:
+            if now_ns - self._lost_ns > LOOKUP_AFTER_NS:
+                for user in tuple(self.users):
+                    user.on_away()
+            self._renew()
+            return
+        if self.state is not State.OPEN:
+            return
+        timeout_ns = self.limit("session_timeout_ms", 2500) * MILLISECOND_NS
+        if self._pinged_ns and self._heard_ns < self._pinged_ns:
+            if now_ns - self._pinged_ns >= timeout_ns:
+                self._lost_ns = self._pinged_ns
+                self._renew()
+                return
+        else:
+            self._pinged_ns = now_ns
+        self.send(Ping(self.next_request(), self._ask_reporters() if self.takes_reports else []))
+        self._arm_heartbeat()
+
+    def _ask_reporters(self) -> list[Report]:
+        reporters, self.reporters = self.reporters, {}
+        return [report for each in reporters if (report := each.report()) is not None]
+
+    # ------------------------------------------------------------ sending
+
+    def next_request(self) -> int:
+        """A request number that was not used before on this connection."""
+        self._request += 1
+        return self._request
+
+    def send(self, command: Any) -> None:
+        """Send one command of one part."""
+        if self._port is not None:
+            self._port.post(encode(command))
+            self.pump.after_send(self)
+
+    def send_bundle(self, command: bytes, bundle: memoryview) -> None:
+        """Send an encoded PUBLISH and its bundle; the bundle is copied."""
+        if self._port is not None:
+            self._port.post(command, bundle)
+            self.pump.after_send(self)
+
+    def call(self, call: Call) -> Call:
+        """Send a request now, or as soon as the session is open."""
+        if self.failure is not None:
+            call.finish(None, self.failure)
+            return call
+        self.calls[call.request] = call
+        if self.state is State.OPEN:
+            self.send(call.command)
+            self.beat_soon()  # or who asks a process that dies hears of it late
+        return call
+
+    def abandon(self, call: Call) -> None:
+        """Nobody waits for that reply any more."""
+        self.calls.pop(call.request, None)
+
+    def _finish(self, call: Call, value: Any, error: DanubeError | None) -> None:
+        self.calls.pop(call.request, None)
+        call.finish(value, error)
+
+    # ------------------------------------------------------------ receiving
+
+    def drain(self, lazily: bool = False) -> int:
+        """Read until nothing is left (credit and windows bound it). How many commands there were.
+
+        `lazily`: rings that gave something are not armed yet; the pump calls again for that.
+        """
+        port = self._port
+        had_room = self.has_room
+        count = 0
+        while port is not None and port is self._port:
+            if lazily and count and self.has_rings and not port.readable():
+                self.pump.stir(self)
+                break
+            head = port.receive_head()
+            if head is None:
+                break
+            self._handle(head, port)
+            count += 1
+        if count:
+            self._heard_ns = self.pump.clock.monotonic_ns()
+        if isinstance(port, RingPort) and port is self._port and port.lost is not None:
+            self._on_rings_lost(port)
+            count += 1
+        return count + (self.has_room and not had_room)  # somebody may wait for that
+
+    def _handle(self, head: memoryview | bytes, port: Port | RingPort) -> None:
+        command = decode_server_command(head)
+        kind = type(command)
+        parts = port.receive_rest() if port.more else []
+        if kind is Deliver:
+            self._on_deliver(command.consumer_ids, parts)
+            return
+        if kind is Published:
+            self._on_published(command)
+        elif kind is Result or kind is Pong:
+            call = self.calls.get(command.request)
+            if call is not None:
+                self._finish(call, getattr(command, "value", None), None)
+        elif kind is Error:
+            self._on_error(command)
+        elif kind is Welcome:
+            self._on_welcome(command)
+        elif kind is ConsumerEvent:
+            subscriber = self.subscribers.get(command.consumer_id)
+            if subscriber is not None:
+                subscriber.on_event(command)
+        elif kind is ProducerNames:
+            if len(self.producer_names) > _PRODUCER_NAMES_MAX:
+                self.producer_names.clear()
+            names = command.names.items()
+            self.producer_names.update({(command.partition_id, each): n for each, n in names})
+        else:
+            raise TypeError(f"a command of kind {kind.__name__} has no meaning for a client")
+
+    def _on_published(self, command: Published) -> None:
+        dock = self.dock
+        gathers = dock.gather()  # acks let open batches go: in as few bundles as may be
+        try:
+            for request, outcome in command.entries:
+                dock.on_published(request, outcome, command.texts)
+            dock.answered()
+        finally:
+            if gathers:
+                dock.release()
+
+    def _on_error(self, command: Error) -> None:
+        if command.code == Status.NO_SESSION:
+            self._lose()
+            return
+        if command.request == self._hello and self.state is State.GREETING:
+            error = error_from_code(command.code, command.text)
+            now_ns = self.pump.clock.monotonic_ns()
+            refused_ns = now_ns - self._lost_ns
+            if asks_again(error, refused_ns, was_open=self._opened):
+                self.pump.arm(self, now_ns + BACKOFF_MIN_NS)
+            else:
+                self._fail(error)
+            return
+        call = self.calls.get(command.request)
+        if call is not None:
+            self._finish(call, None, error_from_code(command.code, command.text))
+            return
+        self.dock.on_published(command.request, [command.code, 0], {command.code: command.text})
+
+    def _on_deliver(self, consumer_ids: list[int], bundles: list[Any]) -> None:
+        from danube_fast.frame.bundle import bundle_entries
+
+        index = 0
+        for bundle in bundles:
+            kind = type(bundle)
+            buffer = (
+                bundle
+                if kind is memoryview
+                else memoryview(bundle)
+                if kind is bytes
+                else bundle.buffer
+            )
+            for _, start, frame_bytes in bundle_entries(buffer):
+                subscriber = self.subscribers.get(consumer_ids[index])
+                index += 1
+                if subscriber is not None:
+                    subscriber.on_frame(buffer, start, frame_bytes)
+
+    # ------------------------------------------------------------ the end
+
+    def say_bye(self) -> None:
+        """End the session at the broker; nobody waits for the answer."""
+        if self.state is State.OPEN:
+            self.send(Bye(self.next_request()))
+
+    def close(self) -> None:
+        """Close the socket; every open request ends with Unavailable."""
+        if self.state is State.CLOSED:
+            return
+        self.state = State.CLOSED
+        self.failure = Unavailable("the client was closed; connect again")
+        for call in list(self.calls.values()):
+            self._finish(call, None, self.failure)
+        self.pump.disarm(self)
+        self._drop_port(_BYE_LINGER_MS)
+
+    def after_fork(self) -> None:
+        """In a forked child: the worker shall see the end of the parent."""
+        if isinstance(self._port, RingPort):
+            self._port.close(0)
+
+
+_BYE_LINGER_MS = 200
+"""How long a closing socket may still try to send its BYE."""
+
+
+def _unknown_outcome(endpoint: str) -> Unavailable:
+    return Unavailable(
+        f"the connection to {endpoint} was lost before the answer came; look whether the operation "
+        "took place before you repeat it"
+    )

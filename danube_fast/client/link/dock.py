@@ -1,0 +1,204 @@
+"""The dock of a connection: where frames of many lanes wait to go out together.
+
+    lanes with an open batch --linger over, or an answer came--> frames --> one PUBLISH, one bundle
+
+A batch that lingers while the connection has many bundles unanswered waits for the next answer: the
+more there is to do, the more goes into one bundle, and nobody is asked to choose a linger. Whoever
+sends keeps the time himself; the keeper only steps in for one who stopped sending.
+
+All methods are called under the pump's lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from danube_fast.client.limits import (
+    ANSWER_TICK_NS,
+    BUNDLE_BYTES_MAX,
+    BUSY_BUNDLES,
+    BUSY_BUNDLES_OF_FEW,
+    DRAIN_NS,
+    FEW_LANES,
+    FOREVER_NS,
+    SETTLE_TICK_NS,
+)
+from danube_fast.frame.bundle import sealed_bundle
+from danube_fast.net.protocol import Publish, encode
+
+if TYPE_CHECKING:
+    from danube_fast.client.link.buffers import Sending
+    from danube_fast.client.link.connection import Connection
+    from danube_fast.client.produce.lane import Lane
+
+__all__ = ["Dock"]
+
+_GATHERED = -1
+"""Request number of a frame that goes out as soon as all are gathered."""
+
+
+class Dock:
+    """Lanes that wait, frames that are gathered, and bundles that are not answered yet."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._pump = connection.pump
+        self._waiting: dict[Lane, None] = {}
+        self._due_ns = FOREVER_NS
+        self._overdue = False
+        """The linger was over while the connection was busy."""
+        self._gathered: dict[Sending, None] | None = None
+        self._drained_ns = 0
+        self.on_way: dict[int, list[Sending]] = {}
+        """Frames of each unanswered PUBLISH, by request."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether what may wait should wait for an answer: sooner, the more lanes wait."""
+        limit = BUSY_BUNDLES if len(self._waiting) > FEW_LANES else BUSY_BUNDLES_OF_FEW
+        return len(self.on_way) >= limit
+
+    # ------------------------------------------------------------ lanes that wait
+
+    def linger(self, lane: Lane, now_ns: int, linger_ns: int) -> None:
+        """The open batch of `lane` was begun."""
+        self._waiting[lane] = None
+        if self._overdue:
+            return
+        if self.is_busy:
+            self._wait_for_answer(now_ns)
+        elif now_ns + linger_ns < self._due_ns:
+            self._due_ns = now_ns + linger_ns
+            self._pump.arm(self, self._due_ns)
+
+    def keep_time(self, now_ns: int) -> None:
+        """A sender is here: look for answers now and then, and send what has lingered."""
+        if now_ns - self._drained_ns >= DRAIN_NS:
+            self._drained_ns = now_ns
+            self._pump.try_drain()
+        if now_ns >= self._due_ns:
+            self._ship_unless_busy(now_ns)
+
+    def _wait_for_answer(self, now_ns: int) -> None:
+        """Nothing goes before the next answer; the keeper looks for it if nobody else does."""
+        self._overdue, self._due_ns = True, FOREVER_NS
+        self._pump.arm(self, now_ns + ANSWER_TICK_NS)
+
+    def forget(self, lane: Lane) -> None:
+        """That lane has nothing to do with this connection any more."""
+        self._waiting.pop(lane, None)
+
+    def _ship_unless_busy(self, now_ns: int) -> None:
+        if self.is_busy:
+            self._wait_for_answer(now_ns)
+        else:
+            self._ship()
+
+    def _ship(self) -> None:
+        """Send every open batch that waits."""
+        waiting, self._waiting = self._waiting, {}
+        self._due_ns, self._overdue = FOREVER_NS, False
+        gathers = self.gather()
+        try:
+            for lane in waiting:
+                if lane.batch.payloads:
+                    lane.push()
+        finally:
+            if gathers:
+                self.release()
+
+    def answered(self) -> None:
+        """Answers were read."""
+        if self._waiting and (self._overdue or not self.on_way) and not self.is_busy:
+            self._ship()
+
+    def on_time(self, now_ns: int) -> None:
+        """Keeper, which has just read the sockets: a linger may be over, or nothing is on its way any
+        more because the session was lost."""
+        if self._overdue or now_ns >= self._due_ns:
+            self._ship_unless_busy(now_ns)
+        if self.on_way:
+            tick_ns = ANSWER_TICK_NS if self._overdue else SETTLE_TICK_NS
+            self._pump.arm(self, min(self._due_ns, now_ns + tick_ns))
+
+    # ------------------------------------------------------------ frames that go out
+
+    def gather(self) -> bool:
+        """From now on frames wait for `release`. False if they do so already: then somebody else
+        releases them."""
+        if self._gathered is not None:
+            return False
+        self._gathered = {}
+        return True
+
+    def release(self) -> None:
+        """Send what was gathered, in as few bundles as may be."""
+        gathered, self._gathered = self._gathered, None
+        if not gathered:
+            return
+        # Grouped by what their acks wait for: none shall wait for the sync of another.
+        groups: dict[str, list[Sending]] = {}
+        for sending in gathered:
+            if sending.request == _GATHERED:  # and not given up since
+                groups.setdefault(sending.lane.outbox.ack_class, []).append(sending)
+        for group in groups.values():
+            self._publish_all(group)
+
+    def _publish_all(self, sendings: list[Sending]) -> None:
+        some: list[Sending] = []
+        size = 0
+        for sending in sendings:
+            if some and size + sending.frame_bytes > BUNDLE_BYTES_MAX:
+                self._publish(some)
+                some, size = [], 0
+            some.append(sending)
+            size += sending.frame_bytes
+        if some:
+            self._publish(some)
+
+    def send(self, sending: Sending) -> None:
+        """A frame goes out, now or with the others that are gathered."""
+        if self._gathered is None:
+            self._publish([sending])
+        else:
+            sending.request = _GATHERED
+            self._gathered[sending] = None
+
+    def _publish(self, sendings: list[Sending]) -> None:
+        connection = self._connection
+        request = connection.next_request()
+        connection.beat_soon()
+        if not self.on_way:
+            self._pump.arm(
+                self, min(self._due_ns, self._pump.clock.monotonic_ns() + SETTLE_TICK_NS)
+            )
+        self.on_way[request] = sendings
+        for sending in sendings:
+            sending.request = request
+        if len(sendings) == 1:
+            (sending,) = sendings
+            bundle = sending.buffer.bundle(sending.lane.partition_id, sending.frame_bytes)
+        else:
+            frames = [(each.lane.partition_id, each.frame()) for each in sendings]
+            bundle = memoryview(sealed_bundle(frames))
+        connection.send_bundle(encode(Publish(request)), bundle)
+
+    def on_published(self, request: int, outcome: list[int], texts: dict[int, str]) -> None:
+        """The broker's word on one PUBLISH: status and offset of each frame."""
+        for index, sending in enumerate(self.on_way.pop(request, ())):
+            # a bundle that was refused as a whole has one outcome
+            place = 2 * index if len(outcome) > 2 * index else 0
+            status = outcome[place]
+            sending.on_published(request, status, outcome[place + 1], texts.get(status, ""))
+
+    def prune(self) -> None:
+        """Forget bundles whose frames do not wait for that answer any more."""
+        self.on_way = {
+            request: sendings
+            for request, sendings in self.on_way.items()
+            if any(sending.request == request for sending in sendings)
+        }
+
+    def clear(self) -> None:
+        """A new session: nothing is on its way."""
+        self.on_way.clear()

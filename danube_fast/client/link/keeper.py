@@ -1,0 +1,92 @@
+"""The keeper: one background thread per client that serves deadlines and nothing else.
+
+Heartbeats, lingering batches, queued acks, repeated lookups, timeouts: each is armed on the pump
+with a deadline. The keeper sleeps until the earliest. A thread of the application that is busy
+keeps its own deadlines (it sends its full batches itself), so when the keeper wakes and finds
+nothing due it backs off instead of waking again for every batch.
+
+It never waits for the lock while somebody works under it, and never for a callback.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from danube_fast.client.limits import KEEPER_IDLE_NS, KEEPER_QUIET_NS
+from danube_fast.client.link.pump import Pump
+
+__all__ = ["Keeper"]
+
+_MILLISECOND_NS = 1_000_000
+_JOIN_SECONDS = 1.0
+
+
+class Keeper:
+    """Thread that calls `on_time` of whatever is armed on a pump."""
+
+    def __init__(self, pump: Pump, name: str) -> None:
+        self._pump = pump
+        # a lock used as a binary semaphore: sleeps with microsecond deadlines, needs no descriptor
+        self._signal = threading.Lock()
+        self._signal.acquire()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"danube-keeper-{name}", daemon=True)
+        pump.attach_keeper(self._wake)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; without the lock."""
+        self._stopping = True
+        self._wake()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_SECONDS)
+
+    def _wake(self) -> None:
+        try:
+            self._signal.release()
+        except RuntimeError:
+            pass  # signalled already
+
+    def _run(self) -> None:
+        sleep_ns = 0
+        while not self._stopping:
+            signalled = self._signal.acquire(timeout=sleep_ns / 1e9)
+            if self._stopping:
+                return
+            if not self._pump.lock.acquire(blocking=False):
+                sleep_ns = _MILLISECOND_NS
+                continue
+            try:
+                sleep_ns = self.serve(signalled)
+            finally:
+                self._pump.lock.release()
+
+    def serve(self, signalled: bool) -> int:
+        """Under the lock: call what is due; how long to sleep now, nanoseconds."""
+        pump = self._pump
+        now = pump.clock.monotonic_ns()
+        if pump.next_deadline_ns() <= now or not pump.armed:
+            pump.try_drain()
+        due = pump.take_due(now)
+        for timed, deadline_ns in due:
+            if pump.armed.get(timed) == deadline_ns:  # unless one before it has changed that
+                del pump.armed[timed]
+                timed.on_time(now)
+        if due:
+            pump.notify()
+        if pump.callbacks:
+            pump.run_callbacks()
+        if self._stopping:
+            return 0
+        if not pump.armed:
+            pump.keeper_sleeps_until(now + KEEPER_IDLE_NS)
+            return KEEPER_IDLE_NS
+        next_ns = pump.next_deadline_ns()
+        if not due and not signalled and next_ns - now < KEEPER_QUIET_NS:
+            pump.keeper_sleeps_until(0)
+            return KEEPER_QUIET_NS
+        pump.keeper_sleeps_until(next_ns)
+        return max(0, next_ns - now)

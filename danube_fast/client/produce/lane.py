@@ -1,0 +1,478 @@
+"""A lane: one producer on one partition. It numbers, packs, sends, and sends again.
+
+    open batch          unacked, in order of sequence                       acked
+    payloads ... ] --> [ sending | sending | ... (at most the window) ] --> released
+       linger             OPEN_PRODUCER decides where the numbering starts
+
+Sequences are dense, and the broker accepts only the next one. So after any refusal the lane stops
+sending until every frame on its way has been answered, settles what can never succeed, gives the
+frames behind it their new numbers, and sends on from there. After a lost session it asks for the
+broker's next sequence first; frames that the broker has already are acked as duplicates at their
+original offsets.
+
+All methods are called under the pump's lock.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+from typing import TYPE_CHECKING
+
+from danube_fast.client.limits import (
+    BACKOFF_MAX_NS,
+    BACKOFF_MIN_NS,
+    FOREVER_NS,
+    FRAMES_IN_FLIGHT_MAX,
+    MILLISECOND_NS,
+    THROTTLE_MAX_NS,
+)
+from danube_fast.client.link.buffers import Sending
+from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss, asks_again
+from danube_fast.client.link.connection import Connection
+from danube_fast.client.message import MessageId
+from danube_fast.client.produce.closing import close_at_broker, close_when_opened
+from danube_fast.client.produce.outgoing import Outgoing
+from danube_fast.errors import (
+    AlreadyExists,
+    DanubeError,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotOwner,
+    ProducerFenced,
+    ResourceExhausted,
+    TopicDeleted,
+    Unavailable,
+    error_from_code,
+)
+from danube_fast.frame.kernel import direct
+from danube_fast.frame.stamp import seal
+from danube_fast.net.protocol import OpenProducer, Status
+
+if TYPE_CHECKING:
+    from danube_fast.client.produce.outbox import Outbox
+
+__all__ = ["Lane"]
+
+_seal = direct(seal)
+_RETRYABLE = (*RETRYABLE, DeadlineExceeded)
+
+
+class Phase(enum.Enum):
+    """What a lane may do."""
+
+    OPENING = 1
+    """Waits for the broker's next sequence; nothing can be packed the first time."""
+    FLOWING = 2
+    PAUSED = 3
+    """A frame was refused: no sends until all on their way are answered and the backoff is over."""
+    FAILED = 4
+    """Fenced or deleted: nothing goes any more."""
+
+
+class Lane:
+    """Sequence numbers, window and open batch of one producer on one partition."""
+
+    __slots__ = (
+        "_backoff_ns", "_has_moved", "_opening", "_refused_since_ns", "_retry_due_ns", "_wait_ns", "_was_fenced",
+        "batch", "connection", "failure", "next_sequence", "on_way", "opened", "outbox", "partition_id", "phase",
+        "producer_epoch", "producer_id", "refusal", "topic", "unacked",
+    )  # fmt: skip
+
+    def __init__(
+        self, outbox: Outbox, connection: Connection, topic: str, partition_id: int
+    ) -> None:
+        self.outbox = outbox
+        self.connection = connection
+        self.topic = topic
+        self.partition_id = partition_id
+        self.phase = Phase.OPENING
+        self.opened = False
+        self.failure: DanubeError | None = None
+        self.batch = Outgoing()
+        self.unacked: collections.deque[Sending] = collections.deque()
+        self.on_way = 0
+        """Frames sent and not answered."""
+        self.refusal: DanubeError | None = None
+        """What the broker said last, if it has taken nothing since: frames behind a refused one are
+        refused for their sequence, which explains nothing."""
+        self.next_sequence = 0
+        self.producer_id = 0
+        self.producer_epoch = 0
+        self._retry_due_ns = FOREVER_NS
+        self._wait_ns = 0
+        """What the broker said to wait before sending again."""
+        self._backoff_ns = BACKOFF_MIN_NS
+        self._refused_since_ns = 0
+        self._opening: Call | None = None
+        self._has_moved = self._was_fenced = False
+        """The partition went elsewhere since this was fenced the last time. An OPEN_PRODUCER of our own that was
+        passed on from there may have come late and fenced us: then it is asked again, once."""
+        connection.users[self] = None
+        if connection.is_open:
+            self._open()
+
+    # ------------------------------------------------------------ opening
+
+    def _open(self) -> None:
+        """Ask for the broker's next sequence."""
+        self.phase = Phase.OPENING
+        if self._opening is not None:
+            self.connection.abandon(self._opening)
+        request = self.connection.next_request()
+        self._opening = self.connection.call(
+            Call(
+                OpenProducer(request, self.partition_id, self.outbox.name),
+                OnLoss.FORGET,
+                self._on_opened,
+            )
+        )
+
+    def _on_opened(self, call: Call) -> None:
+        if call is not self._opening and self._opening is not None:
+            return
+        self._opening = None
+        if call.error is not None:
+            self._on_refused(call.error)
+            return
+        reply = call.value
+        if self.opened and reply["next_sequence"] > self.next_sequence:
+            self.fail(self._fenced())
+            return
+        if self._was_fenced:
+            self._has_moved = self._was_fenced = False
+        self.opened = True
+        self.producer_id, self.producer_epoch = reply["producer_id"], reply["producer_epoch"]
+        first = self.unacked[0].base_sequence if self.unacked else self.next_sequence
+        self._number_from(
+            min(first, reply["next_sequence"]) if self.unacked else reply["next_sequence"]
+        )
+        self._backoff_ns, self._refused_since_ns = BACKOFF_MIN_NS, 0
+        self._resend()
+        self.outbox.lane_opened()
+        self.outbox.pump.notify()
+
+    def _on_refused(self, error: DanubeError) -> None:
+        now = self.outbox.pump.clock.monotonic_ns()
+        self._refused_since_ns = self._refused_since_ns or now
+        refused_ns = now - self._refused_since_ns
+        waits = isinstance(error, _RETRYABLE) and self in self.outbox.joining
+        waits = waits or isinstance(error, DeadlineExceeded)
+        if not waits and not asks_again(error, refused_ns, was_open=self.opened):
+            self.fail(error)
+            return
+        self.refusal = error
+        self._retry_later(None)  # nothing may be sent before it is open, on this session
+        if isinstance(error, Unavailable):
+            self.outbox.lane_lost(self)
+
+    def _fenced(self) -> ProducerFenced:
+        return ProducerFenced(
+            f"another producer named {self.outbox.name!r} has published to {self.topic}; close this "
+            "one, or give each producer a name of its own"
+        )
+
+    def _number_from(self, sequence: int) -> None:
+        """Give the unacked frames dense numbers from `sequence` on, and seal what changed."""
+        for sending in self.unacked:
+            sending.base_sequence = sequence
+            self._seal(sending)
+            sequence += sending.message_count
+        self.next_sequence = sequence
+
+    def _seal(self, sending: Sending) -> None:
+        _seal(
+            sending.buffer.address,
+            self.producer_id,
+            sending.base_sequence,
+            sending.publish_time_ns,
+            self.producer_epoch,
+            0,
+            0,
+        )
+
+    # ------------------------------------------------------------ sending
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether the window has room for one more frame."""
+        return (
+            self.opened
+            and self.failure is None
+            and len(self.unacked) < FRAMES_IN_FLIGHT_MAX
+            and self.outbox.window_open
+        )
+
+    @property
+    def can_pour(self) -> bool:
+        """Whether one more frame of many can go on its way at once. What finds the rings full is copied
+        once more, to wait for room, so whoever has much to send waits instead."""
+        return self.can_pack and self.connection.has_room
+
+    def pack(self, outgoing: Outgoing, start: int) -> int:
+        """Pack and send one frame from `outgoing` at `start`; index of the first message left."""
+        outbox = self.outbox
+        buffer, frame_bytes, count = outbox.packer.pack(outgoing, start)
+        sending = Sending(self, buffer, frame_bytes, self.next_sequence, count)
+        self.next_sequence += count
+        clock = outbox.pump.clock
+        sending.publish_time_ns = clock.wall_ns()
+        now = clock.monotonic_ns()
+        sending.deadline_ns = now + outbox.timeout_ns
+        self._seal(sending)
+        if outgoing.callbacks is not None:
+            stop = start + count
+            found = [(i - start, call) for i, call in outgoing.callbacks if start <= i < stop]
+            sending.callbacks = found or None
+        self.unacked.append(sending)
+        outbox.sent(frame_bytes)
+        if self.phase is Phase.FLOWING:
+            self._transmit(sending)
+        if self not in outbox.pump.armed:
+            outbox.pump.arm(self, sending.deadline_ns)
+        return start + count
+
+    def push(self) -> bool:
+        """Send the open batch as far as the window allows; True if nothing of it is left."""
+        batch = self.batch
+        while batch.payloads:
+            if not self.can_pack:
+                return False
+            try:
+                packed = self.pack(batch, 0)
+            except InvalidArgument as error:
+                # too large with its key and attributes: it must not block those behind it
+                self.outbox.batch_dropped(self, batch.part(0, 1), error)
+                packed = 1
+            if packed == len(batch.payloads):
+                self.batch = Outgoing()
+                break
+            batch = self.batch = batch.part(packed)
+        return True
+
+    def _transmit(self, sending: Sending) -> None:
+        self.on_way += 1
+        self.connection.dock.send(sending)
+
+    def _resend(self) -> None:
+        """Everything that is not acked goes out (again), in order."""
+        self.phase = Phase.FLOWING
+        self._retry_due_ns = FOREVER_NS
+        self.on_way = 0
+        for sending in self.unacked:
+            sending.refusal = None
+            self._transmit(sending)
+        if self.batch.payloads:
+            self.push()
+
+    # ------------------------------------------------------------ answers
+
+    def answered(self, sending: Sending, status: int, offset: int, text: str) -> None:
+        """The broker's word on one frame."""
+        sending.request = 0
+        self.on_way -= 1
+        if status <= Status.DUPLICATE:
+            self._settle(sending, offset)
+            return
+        if status == Status.NOT_OWNER:
+            self._has_moved = True
+        elif status == Status.FENCED:
+            if not self._has_moved:
+                self.fail(self._fenced())
+                return
+            self._was_fenced, status = True, int(Status.NOT_OWNER)
+        if status == Status.TOPIC_DELETED:
+            self.fail(TopicDeleted(f"{self.topic} was deleted; create it again"))
+            return
+        code = status
+        if status == Status.THROTTLED:
+            code, text = ResourceExhausted.code, f"the publish rate of {self.topic} is used up"
+            self._wait_ns = min(offset * MILLISECOND_NS, THROTTLE_MAX_NS)
+        if status != Status.OUT_OF_SEQUENCE:
+            sending.refusal = error_from_code(code, text or f"{self.topic} refused a publish")
+            self.refusal = sending.refusal
+        if self.phase is Phase.FLOWING:
+            self.phase = Phase.PAUSED
+        if status == Status.NOT_OWNER:
+            self.outbox.lane_lost(self)
+        if self.on_way == 0 and self.phase is Phase.PAUSED:
+            self._recover()
+
+    def _settle(self, sending: Sending, offset: int) -> None:
+        self.refusal = None
+        sending.done, sending.offset = True, offset
+        unacked = self.unacked
+        while unacked and unacked[0].done:
+            settled = unacked.popleft()
+            self._backoff_ns = BACKOFF_MIN_NS
+            self.outbox.settled(self, settled)
+        if self.on_way == 0 and self.phase is Phase.PAUSED:
+            self._recover()
+        elif self.batch.payloads and (not unacked or self.batch.urgent):
+            self.push()
+
+    def _recover(self) -> None:
+        """Everything sent was answered, and not all of it was taken."""
+        while self.unacked:
+            head = self.unacked[0]
+            if head.done:
+                self.outbox.settled(self, self.unacked.popleft())
+                continue
+            if head.refusal is None or isinstance(head.refusal, _RETRYABLE):
+                break
+            refusal = head.refusal
+            self.unacked.popleft()
+            self._give_up(head, refusal)
+            if self.unacked and not isinstance(refusal, AlreadyExists):
+                self._number_from(head.base_sequence)
+            elif not self.unacked and not isinstance(refusal, AlreadyExists):
+                self.next_sequence = head.base_sequence
+        if self.unacked:
+            self._retry_later(self.unacked[0].refusal)
+        else:
+            self._resend()
+        self.outbox.pump.notify()
+
+    def _retry_later(self, refusal: DanubeError | None) -> None:
+        now = self.outbox.pump.clock.monotonic_ns()
+        # out of sequence though nothing before it is missing, or moved: ask where the broker stands
+        knows = self.opened and refusal is not None and not isinstance(refusal, NotOwner)
+        self.phase = Phase.PAUSED if knows else Phase.OPENING
+        self._retry_due_ns = now + (self._wait_ns or self._backoff_ns)
+        if not self._wait_ns:
+            self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_MAX_NS)
+        self._wait_ns = 0
+        self._rearm(now)
+
+    def _give_up(self, sending: Sending, error: DanubeError) -> None:
+        sending.done, sending.error = True, error
+        self.outbox.settled(self, sending)
+
+    def fail(self, error: DanubeError) -> None:
+        """Nothing of this lane will ever be accepted."""
+        if self.phase is Phase.FAILED:
+            return
+        self.phase, self.failure = Phase.FAILED, error
+        self.on_way = 0
+        for sending in self.unacked:
+            sending.request = 0
+            self._give_up(sending, error)
+        self.unacked.clear()
+        dropped, self.batch = self.batch, Outgoing()
+        self.outbox.batch_dropped(self, dropped, error)
+        self.outbox.pump.disarm(self)
+        self.outbox.pump.notify()
+
+    # ------------------------------------------------------------ sessions
+
+    def on_session(self, resumed: bool) -> None:
+        """The session is open again: what was on its way may be lost."""
+        if self.phase is Phase.FAILED:
+            return
+        self.on_way = 0
+        for sending in self.unacked:
+            sending.request = 0
+        if resumed and self.opened:
+            self._resend()
+        else:
+            self._open()
+
+    def on_lost(self) -> None:
+        """Nothing to do: what was not acked is sent again in the next session."""
+
+    def on_away(self) -> None:
+        """The worker is gone for long."""
+        self.outbox.lane_lost(self)
+
+    def on_failure(self, error: DanubeError) -> None:
+        """The connection refuses this client."""
+        self.fail(error)
+
+    def move(self, connection: Connection) -> None:
+        """The partition is served elsewhere now."""
+        if connection is self.connection or self.phase is Phase.FAILED:
+            return
+        self.leave()
+        self._has_moved = True
+        self.connection = connection
+        connection.users[self] = None
+        self.phase = Phase.OPENING
+        if connection.is_open:
+            self.on_session(resumed=False)
+
+    def leave(self) -> None:
+        """Forget the connection."""
+        for sending in self.unacked:
+            sending.request = 0
+        if self._opening is not None:
+            self.connection.abandon(self._opening)
+            self._opening = None
+        self.connection.dock.prune()
+        self.connection.dock.forget(self)
+        self.connection.users.pop(self, None)
+
+    def close(self) -> Call | None:
+        """Give the producer up at the broker; the call to wait for."""
+        self.outbox.pump.disarm(self)
+        call = None
+        if self.opened and self.failure is None and self.connection.is_open:
+            call = close_at_broker(self, self.producer_id)
+        elif self._opening is not None:
+            close_when_opened(self, self._opening)
+            self._opening = None
+        self.leave()
+        return call
+
+    # ------------------------------------------------------------ deadlines
+
+    def on_time(self, now_ns: int) -> None:
+        """Keeper: a linger, a retry or a timeout may be due."""
+        if self.phase is Phase.FAILED:
+            return
+        if self.unacked and self.unacked[0].deadline_ns <= now_ns:
+            self._expire(now_ns)
+        if self._retry_due_ns <= now_ns:
+            self._retry_due_ns = FOREVER_NS
+            if self.connection.is_open:
+                if self.phase is Phase.PAUSED and self.on_way == 0:
+                    self._resend()
+                elif self.phase is Phase.OPENING and self._opening is None:
+                    self._open()
+        self._rearm(now_ns)
+
+    def _rearm(self, now_ns: int) -> None:
+        due_ns = self._retry_due_ns
+        if self.unacked:
+            due_ns = min(due_ns, self.unacked[0].deadline_ns)
+        if due_ns < FOREVER_NS:
+            self.outbox.pump.arm(self, max(due_ns, now_ns))
+
+    def _expire(self, now_ns: int) -> None:
+        """The oldest frames have waited for longer than the producer's timeout."""
+        while self.unacked and self.unacked[0].deadline_ns <= now_ns:
+            sending = self.unacked.popleft()
+            sending.request = 0
+            cause = sending.refusal or self.refusal
+            why = f"; the broker said: {cause}" if cause is not None else ""
+            kind = type(cause) if isinstance(cause, ResourceExhausted) else DeadlineExceeded
+            self._give_up(
+                sending,
+                kind(
+                    f"no ack from {self.connection.endpoint} within {self.outbox.timeout_ns / 1e9:g} s"
+                    f"{why}; it may have been stored: publish it again under the same producer name, "
+                    "or raise timeout="
+                ),
+            )
+        # the broker may or may not have them: only it knows the next sequence
+        self.on_way = 0
+        for sending in self.unacked:
+            sending.request = 0
+        self.connection.dock.prune()
+        if self.connection.is_open:
+            self._open()
+        else:
+            self.phase = Phase.OPENING
+
+    def message_id(self, sending: Sending, index: int) -> MessageId:
+        """Id of a message of an acked frame."""
+        return MessageId(self.topic, sending.offset + index)

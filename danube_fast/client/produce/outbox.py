@@ -1,0 +1,500 @@
+"""The outbox: everything of a producer but the way in which its callers wait.
+
+    send, send_many     into the open batch of a lane; the calling thread packs and sends it when
+                        it is full, the keeper when it has lingered
+    publish             into the open batch too, which goes out at once; a ticket waits for the ack
+    flush               waits until everything is acked, raises what was not
+
+Each partition has a lane (`lane.py`). Whatever went wrong in the background is kept and raised by
+the next send, flush or close, naming the first and the last message concerned. `Producer` and
+`AsyncProducer` are faces of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.checks import check_callable
+from danube_fast.client.limits import (
+    BATCH_MESSAGES_MAX,
+    CLIENT_WINDOW_BYTES,
+    CLOSE_TIMEOUT_SECONDS,
+    MESSAGE_OVERHEAD_BYTES,
+)
+from danube_fast.client.link.buffers import Sending
+from danube_fast.client.link.pump import Steps, Wait, deadline_after
+from danube_fast.client.message import MessageId
+from danube_fast.client.options import ProducerOptions
+from danube_fast.client.produce.lane import Lane
+from danube_fast.client.produce.outgoing import (
+    Attributes,
+    OnDelivery,
+    Outgoing,
+    Packer,
+    Ticket,
+    as_key,
+    as_payload,
+    as_time_ns,
+    by_key,
+    check_delays,
+    checked_attributes,
+    due_ns,
+    outgoing_list,
+)
+from danube_fast.client.produce.relocation import relocate
+from danube_fast.errors import (
+    DanubeError,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    ResourceExhausted,
+)
+from danube_fast.frame.hash import key_hash
+from danube_fast.frame.layout import FRAME_OVERHEAD_BYTES
+
+if TYPE_CHECKING:
+    from danube_fast.client.core import Core
+    from danube_fast.client.topics.routes import Topic
+
+__all__ = ["Fields", "Outbox"]
+
+Fields = tuple[bytes | None, bytes | None, Attributes | None, int | None, int | None]
+"""Payload, key, attributes, event time, deliver-at."""
+_LINGER_CHECK_MASK = 31
+"""A busy sender looks at the clock once in so many messages."""
+_ERRORS_MAX = 1000
+"""Distinct errors kept for the next call; they are raised as one."""
+
+
+class Outbox:
+    """Lanes, window and errors of one producer."""
+
+    __slots__ = (
+        "__weakref__", "_batch_bytes", "_core", "_errors", "_last_id", "_linger_ns", "_lock", "_next_lane", "_only",
+        "_options", "_quick", "_refusal", "_route", "_window_bytes", "ack_class", "acked_messages",
+        "joining", "lanes", "name", "packer", "pump", "timeout_ns", "topic", "unacked_bytes",
+    )  # fmt: skip
+
+    def __init__(self, core: Core, topic: Topic, name: str, options: ProducerOptions) -> None:
+        self.topic: str = topic.name
+        self.ack_class = f"{topic.dispatch} {topic.durability}"
+        """Frames with the same are acked at the same moment."""
+        self.name = name
+        self.pump = core.pump
+        self.timeout_ns = options.timeout_ns
+        self.packer = Packer(core.buffers(options.batch_bytes), options.codec)
+        self.unacked_bytes = 0
+        self._core = core
+        self._route = topic
+        self._options = options
+        self._lock = core.pump.lock
+        self._batch_bytes = options.batch_bytes - FRAME_OVERHEAD_BYTES
+        self._window_bytes = options.window_bytes
+        self._linger_ns = options.linger_ns
+        self._last_id: MessageId | None = None
+        self.acked_messages = 0
+        self._errors: list[tuple[str, str, int, DanubeError]] = []
+        self._refusal: DanubeError | None = None
+        """Set once no further message can be taken: closed, or forked."""
+        self._next_lane = 0
+        self.lanes = [
+            Lane(self, partition.connection, partition.topic, partition.partition_id)
+            for partition in topic.partitions
+        ]
+        self.joining: list[Lane] = []
+        """Lanes to partitions that are new; messages go there once all of them are open."""
+        self._only = self.lanes[0] if len(self.lanes) == 1 else None
+        self._quick: Lane | None = None
+        self._requicken()
+
+    # ------------------------------------------------------------ opening
+
+    def open_steps(self, deadline_ns: int) -> Steps[None]:
+        """Wait until every partition has told its next sequence."""
+        yield Wait(lambda: all(lane.opened or lane.failure for lane in self.lanes), deadline_ns)
+        with self._lock:
+            for lane in self.lanes:
+                if lane.failure is not None:
+                    raise lane.failure
+                if lane.opened:
+                    continue
+                why = "did not answer in time"
+                why = f"refuses for now: {lane.refusal}" if lane.refusal else why
+                raise DeadlineExceeded(
+                    f"{lane.topic}: its worker at {lane.connection.endpoint} {why}; look at "
+                    "`danube-fast status`"
+                )
+            self.packer.keep_to([lane.connection.limits for lane in self.lanes])
+            self._batch_bytes = self.packer.batch_bytes - FRAME_OVERHEAD_BYTES
+
+    # ------------------------------------------------------------ sending
+
+    def send_plain(self, payload: Any) -> bool:
+        """`send` of a payload alone, if that needs neither a wait nor a decision."""
+        pump = self.pump
+        pump.acquire()
+        try:
+            lane = self._quick
+            if lane is None or type(payload) is not bytes:
+                return False
+            batch = lane.batch
+            size = batch.byte_count + len(payload) + MESSAGE_OVERHEAD_BYTES
+            if size > self._batch_bytes or not batch.plain:
+                return False
+            batch.byte_count = size
+            payloads = batch.payloads
+            payloads.append(payload)
+            count = len(payloads)
+            # a batch of several is open only while something is unacked: its ack sends the batch
+            if count == 1 or count & _LINGER_CHECK_MASK == 0:
+                self._appended(lane, count)
+            return True
+        finally:
+            pump.release()
+
+    def _requicken(self) -> None:
+        """Which lane `send_plain` may use without looking further; None = it must not."""
+        lane = self._only
+        usable = lane is not None and lane.failure is None
+        self._quick = lane if usable and not self._errors and self._refusal is None else None
+
+    def _appended(self, lane: Lane, count: int) -> None:
+        """A message was added to the open batch of `lane`: now, or later?"""
+        dock = lane.connection.dock
+        if count == 1:
+            if not lane.unacked and not dock.is_busy:
+                lane.push()
+                return
+            now_ns = self.pump.clock.monotonic_ns()
+            dock.linger(lane, now_ns, self._linger_ns)
+            dock.keep_time(now_ns)
+        elif count & _LINGER_CHECK_MASK == 0:
+            dock.keep_time(self.pump.clock.monotonic_ns())
+
+    def try_send(self, fields: Fields, callback: OnDelivery | Ticket | None) -> Lane | None:
+        """Add a checked message to its lane's open batch; that lane if it must be waited for."""
+        if callback is not None and type(callback) is not Ticket:
+            check_callable(callback, "on_delivery")
+        with self._lock:
+            self._raise_errors()
+            lane = self._lane_for(fields[1])
+            if lane.failure is not None:
+                raise lane.failure
+            if not self._has_room(lane, len(fields[0] or b"")):
+                return lane
+            batch = lane.batch
+            batch.append(*fields, callback)
+            if type(callback) is Ticket:
+                batch.urgent = True
+                lane.push()
+            else:
+                self._appended(lane, len(batch.payloads))
+            return None
+
+    def send_steps(self, fields: Fields, callback: OnDelivery | Ticket | None) -> Steps[None]:
+        """`send` of a checked message that may have to wait for the window."""
+        deadline_ns = self.pump.clock.monotonic_ns() + self.timeout_ns
+        while (lane := self.try_send(fields, callback)) is not None:
+            yield from self._room(lane, deadline_ns)
+
+    def publish_steps(
+        self,
+        payload: bytes | None,
+        key: bytes | str | None = None,
+        attributes: Attributes | None = None,
+        event_time: Any = None,
+        deliver_at: Any = None,
+        deliver_after: float | None = None,
+    ) -> Steps[MessageId]:
+        """One message at once, and its ack."""
+        fields = self.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
+        ticket = Ticket()
+        yield from self.send_steps(fields, ticket)
+        yield Wait(ticket.is_settled)
+        return ticket.result()
+
+    def _has_room(self, lane: Lane, payload_bytes: int) -> bool:
+        """Whether the open batch takes one more message, if need be after it was sent."""
+        batch = lane.batch
+        return (
+            not batch.payloads
+            or (
+                batch.byte_count + payload_bytes + MESSAGE_OVERHEAD_BYTES <= self._batch_bytes
+                and len(batch.payloads) < BATCH_MESSAGES_MAX
+            )
+            or lane.push()
+        )
+
+    def _room(self, lane: Lane, deadline_ns: int) -> Steps[None]:
+        """Wait until the window lets one more frame of `lane` through."""
+        ready = yield Wait(lambda: lane.can_pour or self._must_raise(lane), deadline_ns)
+        if not ready:
+            with self._lock:
+                raise self._window_error(lane)
+
+    def _must_raise(self, lane: Lane) -> bool:
+        return bool(self._errors) or self._refusal is not None or lane.failure is not None
+
+    def _window_error(self, lane: Lane) -> DanubeError:
+        seconds = self.timeout_ns / 1e9
+        if not lane.opened or not lane.connection.is_open:
+            return DeadlineExceeded(
+                f"{lane.topic}: the worker at {lane.connection.endpoint} could not be reached for "
+                f"{seconds:g} s; look at `danube-fast status`, then send again"
+            )
+        why = lane.refusal if lane.unacked else None
+        return ResourceExhausted(
+            f"{lane.topic}: {self.unacked_bytes} bytes in {len(lane.unacked)} batches were not acked "
+            f"within {seconds:g} s, so the message was not taken"
+            + (f" (the broker says: {why})" if why else "")
+            + "; send more slowly, or raise window_bytes_max= or timeout="
+        )
+
+    def checked(
+        self,
+        payload: Any,
+        key: Any,
+        attributes: Any,
+        event_time: Any,
+        deliver_at: Any,
+        deliver_after: Any,
+    ) -> Fields:
+        """The fields of one message in the form in which they are packed. InvalidArgument."""
+        data = as_payload(payload)
+        limit = self.packer.message_bytes_max
+        if data is not None and len(data) > limit:
+            raise InvalidArgument(
+                f"the payload has {len(data)} bytes and the broker accepts {limit} "
+                "(message_bytes_max); split it, or raise the broker's limit"
+            )
+        if deliver_after is not None or deliver_at is not None:
+            deliver_at = due_ns(deliver_at, deliver_after, self.pump.clock)
+            check_delays(self._route)
+        return (
+            data, as_key(key), None if attributes is None else checked_attributes(attributes),
+            as_time_ns(event_time, "event_time"), deliver_at,
+        )  # fmt: skip
+
+    def _lane_for(self, key: bytes | None) -> Lane:
+        """By key hash, or round-robin by batch."""
+        if self._only is not None:
+            return self._only
+        if key is not None:
+            return self.lanes[key_hash(key) % len(self.lanes)]
+        lane = self.lanes[self._next_lane]
+        if not lane.batch.payloads:
+            self._next_lane = (self._next_lane + 1) % len(self.lanes)
+            lane = self.lanes[self._next_lane]
+        return lane
+
+    def send_many_steps(
+        self,
+        payloads: Sequence[bytes | None],
+        keys: Sequence[bytes | str | None] | None,
+        attributes: Sequence[Attributes | None] | None,
+        event_times: Sequence[Any] | None,
+        deliver_at: Sequence[Any] | None,
+        on_delivery: OnDelivery | None,
+    ) -> Steps[None]:
+        """Whole lists, packed where they lie."""
+        outgoing = outgoing_list(payloads, keys, attributes, event_times, deliver_at, on_delivery)
+        if outgoing.deliver_at:
+            check_delays(self._route)
+        if self._only is None and outgoing.keys is not None:
+            self._next_lane = (self._next_lane + 1) % len(self.lanes)
+            for lane_index, part in by_key(outgoing, len(self.lanes), self._next_lane):
+                yield from self._pour(part, self.lanes[lane_index])
+        else:
+            yield from self._pour(outgoing, self._only)
+
+    def _pour(self, outgoing: Outgoing, only: Lane | None) -> Steps[None]:
+        """Pack a whole list into frames of one lane, or of all in turn."""
+        total, start = len(outgoing.payloads), 0
+        deadline_ns = self.pump.clock.monotonic_ns() + self.timeout_ns
+        while start < total:
+            with self._lock:
+                self._raise_errors()
+                lane = only or self._lane_for(None)
+                if lane.failure is not None:
+                    raise lane.failure
+                # what waits in the open batch was sent earlier and goes first
+                if lane.can_pour and lane.push() and lane.can_pour:
+                    start = lane.pack(outgoing, start)
+                    if only is None:
+                        self._next_lane = (self._next_lane + 1) % len(self.lanes)
+                    self.pump.try_drain()
+                    deadline_ns = self.pump.clock.monotonic_ns() + self.timeout_ns
+                    continue
+            try:
+                yield from self._room(lane, deadline_ns)
+            except ResourceExhausted as error:
+                raise ResourceExhausted(f"{error} ({start} of {total} messages taken)") from None
+
+    # ------------------------------------------------------------ waiting for acks
+
+    def flush_steps(self, timeout: float | None = None) -> Steps[MessageId | None]:
+        """Wait until nothing is unacked; id of the last message acked."""
+        seconds = self.timeout_ns / 1e9 if timeout is None else timeout
+        deadline_ns = deadline_after(self.pump.clock, seconds)
+        with self._lock:
+            self._check_usable()
+            for lane in self.lanes:
+                lane.push()
+        ready = yield Wait(self._is_flushed, deadline_ns)
+        yield Wait(self.pump.is_called_back, deadline_ns)
+        with self._lock:
+            self._raise_errors()
+            if not ready:
+                raise DeadlineExceeded(
+                    f"not acked within {seconds:g} s: {self._unacked_text()}; flush again to wait on"
+                    f"{self._refusal_text()}"
+                )
+            return self._last_id
+
+    def _is_flushed(self) -> bool:
+        if self._errors or self._refusal is not None:
+            return True
+        for lane in self.lanes:
+            if lane.batch.payloads and lane.failure is None:
+                lane.push()
+        return all(not lane.unacked and not lane.batch.payloads for lane in self.lanes)
+
+    def _unacked_text(self) -> str:
+        count, first, last = 0, "", ""
+        for lane in self.lanes:
+            if lane.unacked or lane.batch.payloads:
+                begin = lane.unacked[0].base_sequence if lane.unacked else lane.next_sequence
+                end = lane.next_sequence + len(lane.batch.payloads)
+                count += end - begin
+                first = first or f"{lane.topic} sequence {begin}"
+                last = f"{lane.topic} sequence {end - 1}"
+        return f"{count} messages, first {first}, last {last}"
+
+    def _refusal_text(self) -> str:
+        """Why the broker does not take what is unacked."""
+        reasons = [lane.refusal for lane in self.lanes if lane.unacked]
+        return next((f" (the broker says: {reason})" for reason in reasons if reason), "")
+
+    # ------------------------------------------------------------ what lanes report
+
+    @property
+    def window_open(self) -> bool:
+        """Whether the unacked bytes leave room for one more frame. Who has nothing unacked may always
+        send one: topics that are refused must not stop the others."""
+        own, most = self.unacked_bytes, self._window_bytes
+        return not own or (own < most and self.pump.unacked_bytes < max(CLIENT_WINDOW_BYTES, most))
+
+    def sent(self, frame_bytes: int) -> None:
+        """Lane: a frame was packed."""
+        self.unacked_bytes += frame_bytes
+        self.pump.unacked_bytes += frame_bytes
+
+    def settled(self, lane: Lane, sending: Sending) -> None:
+        """Lane: a frame is acked or given up."""
+        self.unacked_bytes -= sending.frame_bytes
+        self.pump.unacked_bytes -= sending.frame_bytes
+        self.packer.pool.give_back(sending.buffer)
+        error = sending.error
+        if error is None:
+            self._last_id = lane.message_id(sending, sending.message_count - 1)
+            self.acked_messages += sending.message_count
+        told = 0
+        for index, call in sending.callbacks or ():
+            done = None if error is not None else lane.message_id(sending, index)
+            told += self._tell(call, done, error)
+        if error is not None and told < sending.message_count:
+            self._note_error(lane, sending.base_sequence, sending.message_count, error)
+
+    def batch_dropped(self, lane: Lane, batch: Outgoing, error: DanubeError) -> None:
+        """Lane: messages that were never packed are given up."""
+        self._requicken()
+        told = sum(self._tell(call, None, error) for _, call in batch.callbacks or ())
+        if told < len(batch.payloads):
+            self._note_error(lane, lane.next_sequence, len(batch.payloads), error)
+
+    def _tell(self, call: Any, message_id: MessageId | None, error: DanubeError | None) -> int:
+        """Tell who asked for one message; 1 if that is enough."""
+        if type(call) is Ticket:
+            call.settle(message_id, error)
+            return 1
+        self.pump.callbacks.append((call, (message_id, error)))
+        return 0
+
+    def lane_lost(self, lane: Lane) -> None:
+        """Lane: its worker does not have the partition; look the topic up again."""
+        self._core.routes.refresh(self._route)
+
+    def moved(self) -> None:
+        """Routes: the topic was looked up again."""
+        if self._refusal is None:
+            relocate(self, self._route)
+
+    def lane_opened(self) -> None:
+        """Lane: it may be the last one of those that a grown topic needs."""
+        if self.joining and all(lane.opened for lane in self.joining):
+            self.lanes += self.joining
+            self.joining = []
+            self._only = None
+            self._requicken()
+
+    def routes(self) -> list[Topic]:
+        """What was looked up for it."""
+        return [self._route]
+
+    def topic_gone(self, route: Topic, error: DanubeError) -> None:
+        """Routes: the topic does not exist any more."""
+        for lane in (*self.lanes, *self.joining):
+            lane.fail(error)
+
+    def _note_error(self, lane: Lane, sequence: int, count: int, error: DanubeError) -> None:
+        first, last = (f"{lane.topic} sequence {n}" for n in (sequence, sequence + count - 1))
+        if self._errors and type(self._errors[-1][3]) is type(error):
+            begin, _, before, kept = self._errors[-1]
+            self._errors[-1] = (begin, last, before + count, kept)
+        elif len(self._errors) < _ERRORS_MAX:
+            self._errors.append((first, last, count, error))
+        self._requicken()
+
+    def _check_usable(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _raise_errors(self) -> None:
+        self._check_usable()
+        if self._errors:
+            first, last, _, error = self._errors[0]
+            count = sum(entry[2] for entry in self._errors)
+            last = self._errors[-1][1]
+            self._errors.clear()
+            self._requicken()
+            raise type(error)(
+                f"{count} messages were not accepted, first {first}, last {last}: {error}"
+            )
+
+    # ------------------------------------------------------------ the end
+
+    def close_steps(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> Steps[None]:
+        """Flush, then give every lane up."""
+        if self._refusal is not None:
+            return
+        deadline_ns = deadline_after(self.pump.clock, timeout)
+        try:
+            yield from self.flush_steps(timeout)
+        finally:
+            with self._lock:
+                self.refuse(
+                    FailedPrecondition(
+                        f"the producer {self.name!r} is closed; open another with client.producer()"
+                    )
+                )
+                lanes = (*self.lanes, *self.joining)
+                calls = [call for lane in lanes if (call := lane.close()) is not None]
+                self._core.forget(self)
+                self.pump.notify()
+        yield Wait(lambda: all(call.done for call in calls), deadline_ns)
+
+    def refuse(self, error: DanubeError) -> None:
+        """Core: nothing works any more (closed client, forked process)."""
+        self._refusal = self._refusal or error
+        self._requicken()

@@ -1,0 +1,1 @@
+"""Which partitions a topic has, and where they are served."""

@@ -1,0 +1,179 @@
+"""Members: the topics of a consumer that was opened with a pattern, as they come and go.
+
+    told by the watcher --> looked up, some at a time --> joined: from the consumer's own position if
+                                                          they were there when it was opened, else
+                                                          from their first message
+
+A topic that is deleted leaves without a word. One that is made again under its name is another.
+All methods are called under the pump's lock.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, LOOKUPS_MAX
+from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss
+from danube_fast.errors import DanubeError, NotFound
+from danube_fast.net.protocol import Lookup
+from danube_fast.types import TopicPattern
+
+if TYPE_CHECKING:
+    from danube_fast.client.consume.roster import Roster
+    from danube_fast.client.core import Core
+    from danube_fast.client.options import Position
+    from danube_fast.client.topics.routes import Topic
+
+__all__ = ["Members"]
+
+
+class Members:
+    """Topics that match one pattern, for one consumer."""
+
+    def __init__(self, core: Core, roster: Roster, pattern: str, position: Position) -> None:
+        """`position`: where topics begin that are there already. Raises InvalidArgument."""
+        self.pattern = pattern
+        self.failure: DanubeError | None = None
+        self._core = core
+        self._roster = roster
+        self._position = position
+        self._matches = TopicPattern(pattern).matches
+        self._known: dict[str, Topic | None] = {}
+        """Topics that joined, or are on their way."""
+        self._is_listed = False
+        self._positions: dict[str, Position] = {}
+        """Where those begin that are on their way."""
+        self._queue: collections.deque[str] = collections.deque()
+        self._asked: dict[str, Call] = {}
+        self._backoff_ns = BACKOFF_MIN_NS
+        self._closed = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all topics that are known of have joined."""
+        return self._is_listed and not self._queue and not self._asked
+
+    # ------------------------------------------------------------ what the watcher tells
+
+    def on_topics(self, topics: list[str]) -> None:
+        """These are all there are now, of all patterns of the client."""
+        matching = [topic for topic in topics if self._matches(topic)]
+        first, self._is_listed = not self._is_listed, True
+        for topic in set(self._known).difference(matching):
+            self._leave(topic)
+        for topic in matching:
+            # it may have been deleted and made again while nobody listened: look again
+            self._look_up(topic, self._position if first else "earliest")
+        self._go_on()
+        self._core.pump.notify()
+
+    def on_change(self, change: str, topic: str) -> None:
+        """One was created or deleted."""
+        if not self._matches(topic):
+            return
+        if change == "deleted":
+            self._leave(topic)
+        else:
+            self._look_up(topic, "earliest")
+            self._go_on()
+
+    def refused(self, error: DanubeError) -> None:
+        """The broker does not let this client watch."""
+        if not isinstance(error, RETRYABLE):
+            self.failure = error
+            self._roster.refuse(error)
+
+    # ------------------------------------------------------------ lookups
+
+    def _look_up(self, topic: str, position: Position) -> None:
+        call = self._asked.pop(topic, None)
+        if call is not None:  # its answer may be from before what was told now
+            self._core.routes.bootstrap.abandon(call)
+        self._known.setdefault(topic, None)
+        self._positions.setdefault(topic, position)
+        self._queue.append(topic)
+
+    def _go_on(self) -> None:
+        bootstrap = self._core.routes.bootstrap
+        while self._queue and len(self._asked) < LOOKUPS_MAX and not self._closed:
+            topic = self._queue.popleft()
+            if topic in self._asked or topic not in self._known:
+                continue
+            call = Call(
+                Lookup(bootstrap.next_request(), topic),
+                OnLoss.REPEAT,
+                functools.partial(self._on_found, topic),
+            )
+            self._asked[topic] = call
+            bootstrap.call(call)
+
+    def _on_found(self, topic: str, call: Call) -> None:
+        if self._closed or self._asked.get(topic) is not call:
+            return
+        del self._asked[topic]
+        if isinstance(call.error, NotFound):
+            self._leave(topic)
+        elif isinstance(call.error, RETRYABLE):
+            self._queue.append(topic)
+            self._core.pump.arm(self, self._core.pump.clock.monotonic_ns() + self._backoff_ns)
+            self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_MAX_NS)
+            return
+        elif call.error is not None:
+            self.failure = call.error
+            self._roster.refuse(call.error)
+        else:
+            self._backoff_ns = BACKOFF_MIN_NS
+            self._found(topic, self._positions.pop(topic, "earliest"), call.value)
+        self._go_on()
+        if self.is_settled:
+            self._core.pump.notify()
+
+    def _found(self, topic: str, position: Position, answer: dict[str, Any]) -> None:
+        try:
+            route = self._core.routes.topic_of(topic, answer)
+        except DanubeError as error:
+            self.failure = error
+            self._roster.refuse(error)
+            return
+        known = self._known.get(topic)
+        if known is not None:
+            ids = {partition.partition_id for partition in known.partitions}
+            if ids & {partition.partition_id for partition in route.partitions}:
+                known.partitions[:] = route.partitions
+                self._roster.moved()
+                return
+            self._roster.part(known)
+        self._known[topic] = route
+        self._roster.join(route, position)
+
+    def on_time(self, now_ns: int) -> None:
+        """Keeper: look up again what could not be found for now."""
+        self._go_on()
+
+    # ------------------------------------------------------------ leaving
+
+    def _leave(self, topic: str) -> None:
+        call = self._asked.pop(topic, None)
+        if call is not None:
+            self._core.routes.bootstrap.abandon(call)
+        self._positions.pop(topic, None)
+        route = self._known.pop(topic, None)
+        if route is not None:
+            self._roster.part(route)
+
+    def gone(self, route: Topic) -> None:
+        """Its worker says that the topic was deleted; whether it was one of ours."""
+        if self._known.get(route.name) is route:
+            self._leave(route.name)
+
+    def close(self) -> None:
+        """The consumer ends."""
+        self._closed = True
+        self._core.watcher.remove(self)
+        self._core.pump.disarm(self)
+        for call in self._asked.values():
+            self._core.routes.bootstrap.abandon(call)
+        self._asked.clear()
+        self._queue.clear()

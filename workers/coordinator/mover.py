@@ -1,0 +1,247 @@
+"""The coordinator's part of a move: it leads the two workers through the steps, and decides.
+
+    move_here ---------> new worker      copying, for as long as it takes; publishing goes on
+    move_freeze -------> old worker      from here on publishers wait
+    move_finish -------> new worker
+    compare-and-set in the metadata      the decision
+    assign ------------> new worker      publishers go on
+    move_away ---------> old worker
+
+Before the decision anything that goes wrong ends the move and nothing has changed: both workers are told,
+and a worker that was restarted asks. A worker that asks ends the moves that it takes part in first, so what
+it hears is not overtaken by a decision. See `moves.py` for what the workers do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from danube_fast.broker.topics.directory import TopicDirectory
+from danube_fast.broker.topics.records import PartitionRecord
+from danube_fast.clock import Clock
+from danube_fast.errors import DanubeError, FailedPrecondition, Unavailable
+from danube_fast.workers.coordinator.placement import Placement, Workers, assignment
+from danube_fast.workers.process.mailbox import Mailbox, Reply
+
+__all__ = ["MoveDone", "Mover"]
+
+_log = logging.getLogger(__name__)
+
+COPY_TIMEOUT_MS = 3_600_000
+FREEZE_TIMEOUT_MS = 5_000
+FINISH_TIMEOUT_MS = 10_000
+"""For so long publishers of a partition may have to wait before the move is given up."""
+TELL_TIMEOUT_MS = 5_000
+PLACE_WAIT_NS = 10_000_000_000
+
+MoveDone = Callable[["dict[str, Any] | None", "DanubeError | None"], None]
+"""Called with what was moved, or with what prevented it."""
+
+
+class MoveWorkers(Workers, Protocol):
+    """What is needed of the coordinator."""
+
+    clock: Clock
+
+
+class _Move:
+    __slots__ = ("began_ns", "done", "epochs", "frozen", "frozen_ns", "log_id", "record", "source",
+                 "target")  # fmt: skip
+
+    def __init__(self, record: PartitionRecord, source: int, target: int, log_id: int) -> None:
+        self.record = record
+        self.source = source
+        self.target = target
+        self.log_id = log_id
+        self.frozen: dict[str, Any] | None = None
+        """What the old worker said when it had closed the partition."""
+        self.began_ns = self.frozen_ns = 0
+        self.done: MoveDone = lambda value, error: None
+
+
+class Mover:
+    """All moves that are under way. Used by the coordinator's loop only."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        topics: TopicDirectory,
+        placement: Placement,
+        workers: MoveWorkers,
+    ) -> None:
+        self._mailbox = mailbox
+        self._topics = topics
+        self._placement = placement
+        self._workers = workers
+        self._moves: dict[int, _Move] = {}
+        placement.asked = self._asked
+
+    @property
+    def moving(self) -> dict[int, int]:
+        """Worker (process index) that each moving partition goes to, by partition id."""
+        return {partition_id: move.target for partition_id, move in self._moves.items()}
+
+    def start(self, record: PartitionRecord, log_id: int, done: MoveDone) -> None:
+        """Move a partition to another worker's log; `done` with what happened. Raises
+        FailedPrecondition if it is moving already, Unavailable if one of the workers is down."""
+        partition_id = record.partition_id
+        if partition_id in self._moves:
+            raise FailedPrecondition(
+                f"partition {record.index} of {record.topic} is being moved already; wait for that"
+            )
+        if record.topic in self._topics.growing:
+            raise FailedPrecondition(
+                f"{record.topic} is just being given more partitions; try again"
+            )
+        workers = self._workers
+        source, target = workers.worker_of(record.log_id), workers.worker_of(log_id)
+        for worker in (source, target):
+            if not workers.ready_epoch(worker):
+                raise Unavailable(
+                    f"worker {worker - 1} is down or starting just now; nothing was moved: try again"
+                )
+        move = _Move(record, source, target, log_id)
+        move.done = done
+        move.began_ns = workers.clock.monotonic_ns()
+        # what was found out of the partition's placement is asked for anew: the old worker must know it
+        entry = assignment(self._topics, record)
+        if entry is None:
+            raise FailedPrecondition(f"topic {record.topic} is just being deleted")
+        self._moves[partition_id] = move
+        self._placement.when_placed(
+            [record],
+            move.began_ns + PLACE_WAIT_NS,
+            lambda error: self._copy(move, {**entry, "log_id": log_id}, error),
+        )
+
+    # ---------------------------------------------------------------- steps
+
+    def _call(
+        self,
+        move: _Move,
+        worker: int,
+        operation: str,
+        arguments: dict[str, Any],
+        then: Callable[[Any], None],
+        timeout_ms: int,
+    ) -> None:
+        """One step; an error ends the move, and so does silence."""
+
+        def got(reply: Reply) -> None:
+            if self._moves.get(move.record.partition_id) is not move:
+                return
+            if reply.error is not None:
+                self._end(move, reply.error)
+            else:
+                then(reply.value)
+
+        arguments = {"partition_id": move.record.partition_id, **arguments}
+        self._mailbox.call(worker, operation, arguments, on_reply=got, timeout_ms=timeout_ms)
+
+    def _copy(self, move: _Move, entry: dict[str, Any], error: DanubeError | None) -> None:
+        if self._moves.get(move.record.partition_id) is not move:
+            return
+        if error is not None:
+            self._end(move, error)
+            return
+        arguments = {
+            "assignment": entry,
+            "source": move.source,
+            "owner_epoch": move.record.owner_epoch + 1,
+        }
+        self._call(
+            move, move.target, "move_here", arguments, lambda _: self._freeze(move), COPY_TIMEOUT_MS
+        )
+
+    def _freeze(self, move: _Move) -> None:
+        move.frozen = {}
+        move.frozen_ns = self._workers.clock.monotonic_ns()
+        arguments = {"owner_epoch": move.record.owner_epoch + 1}
+
+        def frozen(value: Any) -> None:
+            move.frozen = value
+            move.frozen_ns += value["goodbye_ms"] * 1_000_000  # publishing went on
+            self._call(
+                move, move.target, "move_finish", value, lambda _: self._decide(move),
+                FINISH_TIMEOUT_MS,
+            )  # fmt: skip
+
+        self._call(move, move.source, "move_freeze", arguments, frozen, FREEZE_TIMEOUT_MS)
+
+    def _decide(self, move: _Move) -> None:
+        """All of it is durable in the new log, and the old one is closed."""
+        first_offset = (move.frozen or {}).get("first_offset", 0)
+        try:
+            moved = self._topics.move(move.record, move.log_id, first_offset)
+        except DanubeError as error:
+            self._end(move, error)
+            return
+        del self._moves[move.record.partition_id]
+        self._placement.moved(move.record)
+        self._tell(move.source, "move_away", move.record.partition_id)
+
+        def placed(error: DanubeError | None) -> None:
+            # it has moved in any case: a worker that went away just now takes it up when it is back
+            now_ns = self._workers.clock.monotonic_ns()
+            milliseconds = (now_ns - move.began_ns) // 1_000_000
+            paused_ms = (now_ns - move.frozen_ns) // 1_000_000
+            _log.info(
+                "partition %d of %s moved from worker %d to worker %d in %d ms (publishers waited %d ms)",
+                moved.index, moved.topic, move.source - 1, move.target - 1, milliseconds, paused_ms,
+            )  # fmt: skip
+            move.done(
+                {
+                    "partition": moved.index,
+                    "from_worker": move.source - 1,
+                    "to_worker": move.target - 1,
+                    "log_id": moved.log_id,
+                    "milliseconds": milliseconds,
+                    "paused_ms": paused_ms,
+                },
+                None,
+            )
+
+        deadline_ns = self._workers.clock.monotonic_ns() + PLACE_WAIT_NS
+        self._placement.when_placed([moved], deadline_ns, placed)
+
+    # ---------------------------------------------------------------- ends
+
+    def give_up(self, partition_ids: list[int], reason: str) -> None:
+        """These partitions are to be changed or deleted: that goes before a move."""
+        for partition_id in partition_ids:
+            move = self._moves.get(partition_id)
+            if move is not None:
+                self._end(move, FailedPrecondition(f"{move.record.topic} was not moved: {reason}"))
+
+    def _asked(self, worker: int) -> None:
+        """A worker asks what is its own: nothing that it hears may be decided otherwise a moment later."""
+        for move in list(self._moves.values()):
+            if worker == move.target or (worker == move.source and move.frozen is not None):
+                text = f"worker {worker - 1} was restarted; nothing was moved: try again"
+                self._end(move, Unavailable(text))
+
+    def _end(self, move: _Move, error: DanubeError) -> None:
+        """It stays where it is."""
+        partition_id = move.record.partition_id
+        del self._moves[partition_id]
+        _log.warning(
+            "partition %d of %s stays on worker %d: %s",
+            move.record.index, move.record.topic, move.source - 1, error,
+        )  # fmt: skip
+        self._tell(move.source, "move_cancel", partition_id)
+        self._tell(move.target, "move_drop", partition_id)
+        move.done(None, error)
+
+    def _tell(self, worker: int, operation: str, partition_id: int) -> None:
+        """Until it is heard; a worker that is restarted asks by itself."""
+        epoch = self._workers.ready_epoch(worker)
+
+        def got(reply: Reply) -> None:
+            alive = epoch and self._workers.ready_epoch(worker) == epoch
+            if reply.error is not None and alive and partition_id not in self._moves:
+                self._tell(worker, operation, partition_id)
+
+        arguments = {"partition_id": partition_id}
+        self._mailbox.call(worker, operation, arguments, on_reply=got, timeout_ms=TELL_TIMEOUT_MS)

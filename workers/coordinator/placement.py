@@ -1,0 +1,298 @@
+"""Hands partitions to the workers that own their logs, and remembers who has confirmed what.
+
+    when_placed(ids) --> queue of the worker --"assign", one call at a time--> worker's log
+    callback(None)   <-- confirmed at the worker's epoch <-- reply
+
+A worker confirms when the assignment is durable in its log. A confirmation holds for one epoch of
+the worker: after a restart partitions are handed over again when somebody asks for them, which
+costs the worker nothing if it knows them. While one call is under way the next ones pile up and go
+together, so a thousand new topics take a few calls.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from danube_fast.broker.topics.directory import TopicDirectory
+from danube_fast.broker.topics.records import PartitionRecord
+from danube_fast.errors import DanubeError, TopicDeleted, Unavailable
+from danube_fast.workers.process.mailbox import NEVER_NS, Mailbox, Reply, Request
+
+__all__ = ["Placement", "Workers", "assignment"]
+
+_log = logging.getLogger(__name__)
+
+ASSIGN_PARTITIONS_MAX = 1000
+"""Partitions in one call."""
+ASSIGN_TIMEOUT_MS = 10_000
+RETRY_NS = 50_000_000
+"""Pause after a call that failed because the worker went away."""
+
+Done = Callable[[DanubeError | None], None]
+
+
+class Workers(Protocol):
+    """What placement needs to know of workers (by process index)."""
+
+    def ready_epoch(self, worker: int) -> int:
+        """Epoch of the worker if it is ready, else 0."""
+        ...
+
+    def worker_of(self, log_id: int) -> int:
+        """Who owns a log."""
+        ...
+
+
+class _Waiter:
+    __slots__ = ("done", "left")
+
+    def __init__(self, left: set[int], done: Done) -> None:
+        self.left = left
+        self.done: Done | None = done
+
+    def end(self, error: DanubeError | None) -> None:
+        done, self.done = self.done, None
+        if done is not None:
+            done(error)
+
+
+class _Hand:
+    """What is to be handed to one worker."""
+
+    __slots__ = ("is_calling", "queue", "retry_ns")
+
+    def __init__(self) -> None:
+        self.queue: dict[int, None] = {}
+        self.is_calling = False
+        self.retry_ns = 0
+
+
+def assignment(topics: TopicDirectory, partition: PartitionRecord) -> dict[str, Any] | None:
+    """What a worker is told of a partition; None if its topic is gone."""
+    topic = topics.topic(partition.topic)
+    if topic is None:
+        return None
+    return {
+        "partition_id": partition.partition_id,
+        "topic": partition.topic,
+        "partition_topic": topic.partition_topic(partition.index),
+        "index": partition.index,
+        "dispatch": topic.dispatch,
+        "durability": topic.durability,
+        "log_id": partition.log_id,
+        "incarnation": topic.incarnation,
+        "first_offset": partition.extents[-1].first_offset,
+        "owner_epoch": partition.owner_epoch,
+        "policy": msgspec.to_builtins(topics.policy_of(topic)),
+        "subscriptions": topics.inherited.get(partition.partition_id, []),
+        "is_old": partition.partition_id in topics.loaded,
+    }
+
+
+class Placement:
+    """Assignments of all workers. Used by the coordinator's loop only."""
+
+    def __init__(self, mailbox: Mailbox, topics: TopicDirectory, workers: Workers) -> None:
+        self._mailbox = mailbox
+        self._topics = topics
+        self._workers = workers
+        self._confirmed: dict[int, tuple[int, int]] = {}
+        """Worker and its epoch."""
+        self.asked: Callable[[int], None] = lambda worker: None
+        """A worker asks what is its own: called before it is told."""
+        self.revision: Callable[[], int] = lambda: 0
+        """That of the metadata which workers may remember."""
+        self._waiters: dict[int, list[_Waiter]] = {}
+        self._hands: dict[int, _Hand] = {}
+        self._deadlines: list[tuple[int, int, _Waiter]] = []
+        self._order = itertools.count()
+        self._now_ns = 0
+        mailbox.handlers["assignments"] = self._assignments
+        mailbox.handlers["owner"] = self._owner
+        mailbox.handlers["dropped"] = self._dropped
+
+    def _owner(self, request: Request) -> None:
+        """{"partition_id"} -> {"process": index of the worker that owns it, or None}."""
+        record = self._topics.partition(request.arguments["partition_id"])
+        process = None if record is None else self._workers.worker_of(record.log_id)
+        request.reply({"process": process})
+
+    # ---------------------------------------------------------------- asking
+
+    def when_placed(
+        self, partitions: Iterable[PartitionRecord], deadline_ns: int, done: Done
+    ) -> None:
+        """Call `done` once all are confirmed by workers that are ready: maybe at once, and with
+        Unavailable when the deadline (monotonic ns) comes first."""
+        left = {record.partition_id for record in partitions if not self._is_placed(record)}
+        if not left:
+            done(None)
+            return
+        waiter = _Waiter(left, done)
+        for partition_id in left:
+            record = self._topics.partition(partition_id)
+            if record is None:
+                continue
+            self._waiters.setdefault(partition_id, []).append(waiter)
+            hand = self._hands.setdefault(self._workers.worker_of(record.log_id), _Hand())
+            hand.queue[partition_id] = None
+        heapq.heappush(self._deadlines, (deadline_ns, next(self._order), waiter))
+
+    def invalidate(self, partitions: Iterable[PartitionRecord]) -> None:
+        """Their settings changed: what was confirmed is out of date."""
+        for record in partitions:
+            self._confirmed.pop(record.partition_id, None)
+
+    def moved(self, before: PartitionRecord) -> None:
+        """A partition has another log than `before`."""
+        self._confirmed.pop(before.partition_id, None)
+        hand = self._hands.get(self._workers.worker_of(before.log_id))
+        if hand is not None:
+            hand.queue.pop(before.partition_id, None)
+        self._queue_again(before.partition_id)
+
+    def forget(
+        self, partitions: Iterable[PartitionRecord], error: DanubeError | None = None
+    ) -> None:
+        """They are gone; whoever waits for them hears `error`, or TopicDeleted."""
+        for record in partitions:
+            self._confirmed.pop(record.partition_id, None)
+            hand = self._hands.get(self._workers.worker_of(record.log_id))
+            if hand is not None:
+                hand.queue.pop(record.partition_id, None)
+            for waiter in self._waiters.pop(record.partition_id, []):
+                waiter.end(error or TopicDeleted(f"topic {record.topic} was deleted just now"))
+
+    def _is_placed(self, record: PartitionRecord) -> bool:
+        worker = self._workers.worker_of(record.log_id)
+        epoch = self._workers.ready_epoch(worker)
+        return epoch > 0 and self._confirmed.get(record.partition_id) == (worker, epoch)
+
+    # ---------------------------------------------------------------- the turn
+
+    def do_work(self, now_ns: int) -> int:
+        """Hand out what is queued, end what waited too long; the number of things done."""
+        self._now_ns = now_ns
+        done = 0
+        for worker, hand in self._hands.items():
+            if hand.queue and not hand.is_calling and now_ns >= hand.retry_ns:
+                done += self._hand_over(worker, hand)
+        while self._deadlines and (
+            self._deadlines[0][0] <= now_ns or self._deadlines[0][2].done is None
+        ):
+            waiter = heapq.heappop(self._deadlines)[2]
+            if waiter.done is not None:
+                done += 1
+                waiter.end(self._too_late(waiter))
+        return done
+
+    def next_deadline_ns(self) -> int:
+        """When `do_work` must run again at the latest."""
+        deadline_ns = self._deadlines[0][0] if self._deadlines else NEVER_NS
+        for hand in self._hands.values():
+            if hand.queue and not hand.is_calling:
+                deadline_ns = min(deadline_ns, max(hand.retry_ns, self._now_ns + RETRY_NS))
+        return deadline_ns
+
+    def _hand_over(self, worker: int, hand: _Hand) -> int:
+        epoch = self._workers.ready_epoch(worker)
+        if not epoch:
+            return 0
+        batch: dict[int, dict[str, Any]] = {}
+        for partition_id in list(itertools.islice(hand.queue, ASSIGN_PARTITIONS_MAX)):
+            del hand.queue[partition_id]
+            record = self._topics.partition(partition_id)
+            entry = assignment(self._topics, record) if record is not None else None
+            if entry is not None:
+                batch[partition_id] = entry
+
+        def on_reply(reply: Reply) -> None:
+            hand.is_calling = False
+            self._confirm(worker, batch, epoch, reply)
+
+        hand.is_calling = True
+        arguments = {"partitions": list(batch.values()), "revision": self.revision()}
+        self._mailbox.call(
+            worker, "assign", arguments, on_reply=on_reply, timeout_ms=ASSIGN_TIMEOUT_MS
+        )
+        return 1
+
+    def _confirm(
+        self, worker: int, batch: dict[int, dict[str, Any]], epoch: int, reply: Reply
+    ) -> None:
+        if isinstance(reply.error, Unavailable):
+            self._hands[worker].retry_ns = self._now_ns + RETRY_NS
+            for partition_id in batch:
+                self._queue_again(partition_id)
+            return
+        if reply.error is not None:
+            _log.error("%d partitions could not be assigned: %s", len(batch), reply.error)
+        for partition_id, entry in batch.items():
+            record = self._topics.partition(partition_id)
+            if reply.error is None and record is not None:
+                if assignment(self._topics, record) != entry:
+                    self._queue_again(partition_id)  # it changed meanwhile
+                    continue
+                self._confirmed[partition_id] = worker, epoch
+            for waiter in self._waiters.pop(partition_id, []):
+                waiter.left.discard(partition_id)
+                if reply.error is not None or not waiter.left:
+                    waiter.end(reply.error)
+
+    def _queue_again(self, partition_id: int) -> None:
+        """Hand it over once more, if anybody waits for that, to whoever has it now."""
+        record = self._topics.partition(partition_id)
+        if record is not None and partition_id in self._waiters:
+            worker = self._workers.worker_of(record.log_id)
+            self._hands.setdefault(worker, _Hand()).queue[partition_id] = None
+
+    def _too_late(self, waiter: _Waiter) -> Unavailable:
+        partition_id = min(waiter.left)
+        for left in waiter.left:
+            waiters = self._waiters.get(left, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+            if not waiters:
+                self._waiters.pop(left, None)
+        record = self._topics.partition(partition_id)
+        if record is None:
+            return Unavailable(f"partition {partition_id} is gone; look the topic up again")
+        worker = self._workers.worker_of(record.log_id)
+        return Unavailable(
+            f"topic {record.topic} is on worker {worker - 1}, which is down or busy just now; try "
+            "again"
+        )
+
+    # ---------------------------------------------------------------- asked by workers
+
+    def _assignments(self, request: Request) -> None:
+        """{"log_ids": [...], "undecided": [ids]} -> {"partitions": [...], "deleted": [ids], "elsewhere":
+        [ids]}: what lives in these logs, what is to be dropped from them, and which of the undecided
+        are in other logs, or nowhere any more."""
+        self.asked(request.peer)
+        log_ids = request.arguments["log_ids"]
+        entries = [
+            assignment(self._topics, record) for record in self._topics.partitions_in_logs(log_ids)
+        ]
+        request.reply(
+            {
+                "partitions": [entry for entry in entries if entry is not None],
+                "revision": self.revision(),
+                "deleted": self._topics.deleted_in_logs(log_ids),
+                "elsewhere": [
+                    partition_id
+                    for partition_id in request.arguments.get("undecided", ())
+                    if self._topics.is_elsewhere(partition_id, log_ids)
+                ],
+            }
+        )
+
+    def _dropped(self, request: Request) -> None:
+        """{"partition_ids"}: a worker has dropped them durably."""
+        self._topics.dropped(request.arguments["partition_ids"])

@@ -1,0 +1,124 @@
+r"""WATCH: clients that want to hear when topics come, go or grow, each with one request that waits.
+
+    WATCH(cursor, patterns) --> answered at once if something changed behind the cursor
+                            \-> parked until something does, or its time is up
+
+The topics themselves are in the directory, which counts its changes; one look a turn tells whether
+there are any.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from danube_fast.broker.topics.changes import Change
+from danube_fast.broker.topics.directory import TopicDirectory
+from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.net import protocol
+from danube_fast.net.session import Session
+from danube_fast.security.authorization import authorize
+from danube_fast.types import Permission, TopicPattern
+from danube_fast.workers.coordinator.front import Front
+from danube_fast.workers.process.mailbox import NEVER_NS
+
+__all__ = ["Watches"]
+
+WAIT_MS_MAX = 600_000
+PATTERNS_MAX = 256
+MILLISECOND_NS = 1_000_000
+
+
+class _Watch:
+    """One request that waits."""
+
+    __slots__ = ("command", "deadline_ns", "patterns", "principal")
+
+    def __init__(self, principal: str, command: protocol.Watch, deadline_ns: int) -> None:
+        if len(command.patterns) > PATTERNS_MAX:
+            raise InvalidArgument(f"one WATCH has at most {PATTERNS_MAX} patterns; use wider ones")
+        self.principal = principal
+        self.command = command
+        self.patterns = [TopicPattern(text) for text in command.patterns]
+        self.deadline_ns = deadline_ns
+
+    def may_see(self, topic: str) -> bool:
+        """Whether that topic is any business of whoever asks."""
+        try:
+            authorize(self.principal, Permission.LOOKUP, topic)
+        except DanubeError:
+            return False
+        return True
+
+    def matches(self, topic: str) -> bool:
+        """Whether one of the patterns does."""
+        return any(pattern.matches(topic) for pattern in self.patterns)
+
+
+class Watches:
+    """All of them; one for each session."""
+
+    def __init__(self, topics: TopicDirectory) -> None:
+        self._topics = topics
+        self._parked: dict[int, _Watch] = {}
+        self._seen = topics.changes.count
+        self._next_ns = NEVER_NS
+
+    def watch(self, front: Front, session: Session, command: protocol.Watch, now_ns: int) -> None:
+        """A client asks. Raises InvalidArgument."""
+        wait_ns = min(max(command.wait_ms, 0), WAIT_MS_MAX) * MILLISECOND_NS
+        watch = _Watch(session.principal, command, now_ns + wait_ns)
+        before = self._parked.pop(session.number, None)
+        if before is not None:
+            self._answer(front, session.number, before, [])
+        news = self._news(watch)
+        if news is None or news or not wait_ns:
+            self._answer(front, session.number, watch, news)
+            return
+        self._parked[session.number] = watch
+        self._next_ns = min(self._next_ns, watch.deadline_ns)
+
+    def do_work(self, front: Front, now_ns: int) -> int:
+        """Answer whoever has something to hear, or has waited long enough; how many."""
+        count = self._topics.changes.count
+        if count == self._seen and now_ns < self._next_ns:
+            return 0
+        self._seen = count
+        answered = 0
+        for number, watch in list(self._parked.items()):
+            if front.sessions.by_number(number) is None:
+                del self._parked[number]
+                continue
+            news = self._news(watch)
+            if news is None or news or watch.deadline_ns <= now_ns:
+                del self._parked[number]
+                self._answer(front, number, watch, news)
+                answered += 1
+        waiting = (watch.deadline_ns for watch in self._parked.values())
+        self._next_ns = min(waiting, default=NEVER_NS)
+        return answered
+
+    def next_deadline_ns(self) -> int:
+        """When `do_work` must run again at the latest."""
+        return self._next_ns
+
+    def _news(self, watch: _Watch) -> list[tuple[Change, str]] | None:
+        """What changed that concerns this watch; None if that cannot be told from its cursor."""
+        changes = self._topics.changes.since(watch.command.cursor)
+        if not changes:
+            return changes
+        return [
+            (change, topic)
+            for change, topic in changes
+            if (change is Change.GROWN or watch.matches(topic)) and watch.may_see(topic)
+        ]
+
+    def _answer(
+        self, front: Front, number: int, watch: _Watch, news: list[tuple[Change, str]] | None
+    ) -> None:
+        value: dict[str, Any] = {"cursor": self._topics.changes.cursor}
+        if news is None:
+            names = (record.topic for record in self._topics.topics())
+            value["topics"] = [n for n in names if watch.matches(n) and watch.may_see(n)]
+        else:
+            value["changes"] = [[change.value, topic] for change, topic in news]
+        front.reply(number, protocol.Result(watch.command.request, value))

@@ -1,0 +1,475 @@
+"""Calls between the processes of one broker, over one SPSC ring per ordered pair.
+
+      worker 1 --- ring 1->0 --->  coordinator        every process sleeps on its own doorbell
+               <-- ring 0->1 ---                       (an eventfd); a sender rings it after a push
+
+Nothing here blocks and nothing else is read or written than rings and doorbells, so a test drives
+two mailboxes in one process. A call ends exactly once: with the answer, or with Unavailable when
+its time is up, when the peer restarts (its epoch changes), or when it is known to be down.
+
+A message names the sender's epoch and the epoch of the peer it was meant for. A restarted process
+so never acts on a call that was made to its predecessor, whose caller has been told Unavailable,
+and never takes an answer that belongs to its predecessor.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from danube_fast.clock import Clock
+from danube_fast.errors import (
+    DanubeError,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+    error_from_code,
+)
+from danube_fast.workers.process.records import (
+    Assembler,
+    Head,
+    Kind,
+    Message,
+    Parts,
+    encode_message,
+    fragments,
+)
+
+__all__ = ["Bell", "Link", "Mailbox", "Peers", "Reply", "Request", "Ring"]
+
+_log = logging.getLogger(__name__)
+
+RECORDS_PER_TURN_MAX = 256
+"""Ring records taken from one peer in one turn, so that one peer cannot starve the loop."""
+
+QUEUE_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes that wait for one peer's full ring; a call beyond fails with ResourceExhausted."""
+
+RETRY_NS = 1_000_000
+"""How soon a full ring is tried again, when its reader's wake-up does not come first."""
+
+LOOK_NS = 1_000_000
+"""How often a busy loop looks whether a peer was restarted; who sleeps is woken for it."""
+
+NEVER_NS = 1 << 62
+
+
+class Ring(Protocol):
+    """What a mailbox needs of a ring (`danube_fast.ring.spsc.SpscRing`)."""
+
+    @property
+    def record_bytes_max(self) -> int:
+        """Largest record that can be pushed."""
+        ...
+
+    @property
+    def readable(self) -> bool:
+        """Whether a pop would give something."""
+        ...
+
+    def try_push(self, *parts: bytes | memoryview) -> bool:
+        """Append one record made of `parts`; False when there is no room."""
+        ...
+
+    def pop(self) -> bytes | None:
+        """The oldest record, or None."""
+        ...
+
+
+class Bell(Protocol):
+    """What a mailbox needs of a doorbell (`danube_fast.ring.doorbell.Doorbell`)."""
+
+    def ring(self) -> object:
+        """Wake the owner if it sleeps."""
+        ...
+
+    def prepare_sleep(self) -> object:
+        """Announce that the owner is about to sleep; it must look for work once more after this."""
+        ...
+
+    def cancel_sleep(self) -> object:
+        """The owner is awake."""
+        ...
+
+    def drain(self) -> object:
+        """Take the signals that came."""
+        ...
+
+    def fileno(self) -> int:
+        """The eventfd to poll."""
+        ...
+
+
+class Peers(Protocol):
+    """What a mailbox needs to know of other processes (the control block)."""
+
+    def epoch(self, process: int) -> int:
+        """Epoch of the process that runs, or ran last, under this index."""
+        ...
+
+    def is_down(self, process: int) -> bool:
+        """Whether the process is known to be gone (and not restarted yet)."""
+        ...
+
+
+class Reply:
+    """How a call ended: `value` and `body`, or `error`."""
+
+    __slots__ = ("body", "error", "value")
+
+    def __init__(
+        self, value: Any = None, body: bytes | memoryview = b"", error: DanubeError | None = None
+    ) -> None:
+        self.value = value
+        self.body = body
+        self.error = error
+
+    def result(self) -> Any:
+        """The value; raises the error instead if there is one."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class Request:
+    """A call or notification that came in. Answer a call once, now or later, with reply or fail."""
+
+    __slots__ = ("_answered", "_mailbox", "_request", "arguments", "body", "operation", "peer",
+                 "peer_epoch")  # fmt: skip
+
+    def __init__(self, mailbox: Mailbox, peer: int, message: Message) -> None:
+        head = message.head
+        self._mailbox = mailbox
+        self._request = head.request
+        self._answered = head.kind == Kind.NOTIFY
+        self.peer = peer
+        self.peer_epoch = head.sender_epoch
+        self.operation = head.operation
+        self.arguments: dict[str, Any] = head.value
+        self.body = message.body
+
+    def reply(self, value: Any = None, body: bytes | memoryview = b"") -> None:
+        """Answer with success. Nothing happens for a notification or a second answer."""
+        self._answer(Kind.REPLY, value, body, 0)
+
+    def fail(self, error: DanubeError) -> None:
+        """Answer with an error. Nothing happens for a notification or a second answer."""
+        self._answer(Kind.ERROR, str(error), b"", error.code)
+
+    def _answer(self, kind: Kind, value: Any, body: bytes | memoryview, code: int) -> None:
+        if self._answered:
+            return
+        self._answered = True
+        self._mailbox.send_answer(
+            self.peer, self.peer_epoch, kind, self._request, value, body, code
+        )
+
+
+class Link:
+    """One peer: its rings, its doorbell, and what waits for room in its ring."""
+
+    __slots__ = ("assembler", "bell", "calls", "epoch", "inbound", "outbound", "peer", "queue",
+                 "queue_bytes")  # fmt: skip
+
+    def __init__(self, peer: int, outbound: Ring, inbound: Ring, bell: Bell) -> None:
+        self.peer = peer
+        self.outbound = outbound
+        self.inbound = inbound
+        self.bell = bell
+        self.assembler = Assembler()
+        self.calls: dict[int, Call] = {}
+        self.epoch = 0
+        self.queue: deque[bytes] = deque()
+        self.queue_bytes = 0
+
+    def send(self, head: bytes, body: bytes | memoryview) -> None:
+        """Push a message, or queue what finds no room. Raises ResourceExhausted at the limit."""
+        if self.queue_bytes + len(head) + len(body) > QUEUE_BYTES_MAX:
+            raise ResourceExhausted(
+                f"{self.queue_bytes} bytes already wait for process {self.peer}, which does not "
+                "take them; try again when it does"
+            )
+        for parts in fragments(head, body, self.outbound.record_bytes_max):
+            if self.queue or not self.outbound.try_push(*parts):
+                self._enqueue(parts)
+        self.bell.ring()
+
+    def retry(self) -> int:
+        """Push what waits, in order; the number of records that went."""
+        pushed = 0
+        while self.queue and self.outbound.try_push(self.queue[0]):
+            self.queue_bytes -= len(self.queue.popleft())
+            pushed += 1
+        if pushed:
+            self.bell.ring()
+        return pushed
+
+    def forget(self) -> None:
+        """Drop what waits: it was meant for a process that is gone."""
+        self.queue.clear()
+        self.queue_bytes = 0
+
+    def _enqueue(self, parts: Parts) -> None:
+        record = b"".join(parts)
+        self.queue.append(record)
+        self.queue_bytes += len(record)
+
+
+class Call:
+    """A call that has not ended."""
+
+    __slots__ = ("deadline_ns", "on_reply", "operation", "peer")
+
+    def __init__(
+        self, peer: int, operation: str, deadline_ns: int, on_reply: Callable[[Reply], None]
+    ) -> None:
+        self.peer = peer
+        self.operation = operation
+        self.deadline_ns = deadline_ns
+        self.on_reply = on_reply
+
+
+class Mailbox:
+    """All links of one process. Use from one thread; drive with `do_work`."""
+
+    def __init__(
+        self,
+        process_index: int,
+        epoch: int,
+        links: Sequence[Link],
+        bell: Bell,
+        peers: Peers,
+        clock: Clock,
+    ) -> None:
+        self.process_index = process_index
+        self.handlers: dict[str, Callable[[Request], None]] = {}
+        """Operation -> handler. A DanubeError raised by a handler becomes the answer."""
+        self.epoch_watchers: list[Callable[[int, int], None]] = []
+        """Called as (peer, new epoch) in `do_work` when a peer was restarted."""
+        self._epoch = epoch
+        self._links = {link.peer: link for link in links}
+        self._bell = bell
+        self._peers = peers
+        self._clock = clock
+        self._deadlines: list[tuple[int, int, Link]] = []
+        self._ended: list[tuple[Call, Reply]] = []
+        self._next_request = 1
+        self._now_ns = clock.monotonic_ns()
+        self._look_ns = 0
+        self._asleep = False
+        self.silent = False
+        """Nobody rang during this sleep: whoever polled the doorbell may say so."""
+        for link in links:
+            link.epoch = peers.epoch(link.peer)
+
+    # ---------------------------------------------------------------- sending
+
+    @property
+    def peers(self) -> list[int]:
+        """Process indices that can be called."""
+        return list(self._links)
+
+    def peer_epoch(self, peer: int) -> int:
+        """Epoch of a peer as of the last turn."""
+        return self._links[peer].epoch
+
+    def call(
+        self,
+        peer: int,
+        operation: str,
+        arguments: dict[str, Any],
+        body: bytes | memoryview = b"",
+        *,
+        on_reply: Callable[[Reply], None],
+        timeout_ms: int = 5000,
+    ) -> None:
+        """Ask a peer. `on_reply` is called exactly once, from a later `do_work`, never from here."""
+        link = self._links[peer]
+        request = self._next_request
+        self._next_request += 1
+        deadline_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
+        call = Call(peer, operation, deadline_ns, on_reply)
+        if self._peers.is_down(peer):
+            self._ended.append((call, Reply(error=_down(peer))))
+            return
+        head = Head(Kind.CALL, self._epoch, link.epoch, request, operation, arguments)
+        try:
+            link.send(*encode_message(head, body))
+        except DanubeError as error:
+            self._ended.append((call, Reply(error=error)))
+            return
+        link.calls[request] = call
+        heapq.heappush(self._deadlines, (call.deadline_ns, request, link))
+
+    def notify(
+        self,
+        peer: int,
+        operation: str,
+        arguments: dict[str, Any],
+        body: bytes | memoryview = b"",
+    ) -> None:
+        """Tell a peer; no answer comes. Raises InvalidArgument or ResourceExhausted if too much."""
+        link = self._links[peer]
+        head = Head(Kind.NOTIFY, self._epoch, link.epoch, 0, operation, arguments)
+        link.send(*encode_message(head, body))
+
+    def send_answer(
+        self,
+        peer: int,
+        peer_epoch: int,
+        kind: Kind,
+        request: int,
+        value: Any,
+        body: bytes | memoryview,
+        code: int,
+    ) -> None:
+        """Answer a call (used by `Request`). An answer that cannot be sent becomes an error."""
+        link = self._links[peer]
+        if link.epoch != peer_epoch:
+            return
+        head = Head(kind, self._epoch, peer_epoch, request, "", value, code)
+        try:
+            link.send(*encode_message(head, body))
+        except InvalidArgument as error:
+            head = Head(Kind.ERROR, self._epoch, peer_epoch, request, "", str(error), error.code)
+            link.send(*encode_message(head, b""))
+        except ResourceExhausted:
+            _log.warning("an answer to process %d was dropped: its ring does not drain", peer)
+
+    # ---------------------------------------------------------------- the turn
+
+    def do_work(self, now_ns: int) -> int:
+        """One bounded turn: wake, notice restarts, retry, read, expire. Returns what was done."""
+        self._now_ns = now_ns
+        looks = self._asleep or now_ns >= self._look_ns
+        if self._asleep:
+            self._asleep = False
+            self._bell.cancel_sleep()
+            if not self.silent:
+                self._bell.drain()
+            self.silent = False
+        if looks:
+            self._look_ns = now_ns + LOOK_NS
+        done = 0
+        for link in self._links.values():
+            if looks:
+                self._look(link)
+            if link.queue:
+                done += link.retry()
+            done += self._receive(link)
+        self._expire(now_ns)
+        return done + self._finish()
+
+    def next_deadline_ns(self) -> int:
+        """When `do_work` must run again at the latest (monotonic ns), though nothing came in."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][1] not in deadlines[0][2].calls:
+            heapq.heappop(deadlines)  # that call has ended
+        deadline_ns = deadlines[0][0] if deadlines else NEVER_NS
+        if any(link.queue for link in self._links.values()):
+            deadline_ns = min(deadline_ns, self._now_ns + RETRY_NS)
+        return deadline_ns
+
+    def fileno(self) -> int:
+        """The own doorbell, to poll for reading."""
+        return self._bell.fileno()
+
+    def prepare_sleep(self) -> bool:
+        """Announce sleep. False (and no announcement) if there is something to do already."""
+        self._bell.prepare_sleep()
+        if self._ended or any(link.inbound.readable for link in self._links.values()):
+            self._bell.cancel_sleep()
+            return False
+        self._asleep = True
+        return True
+
+    def _look(self, link: Link) -> None:
+        """Notice that a peer was restarted, or is down while calls to it are open."""
+        epoch = self._peers.epoch(link.peer)
+        if epoch > link.epoch:
+            self._restarted(link, epoch)
+        elif (link.calls or link.queue) and self._peers.is_down(link.peer):
+            self._fail_calls(link)
+
+    def _restarted(self, link: Link, epoch: int) -> None:
+        link.epoch = epoch
+        self._fail_calls(link)
+        for watcher in self.epoch_watchers:
+            watcher(link.peer, epoch)
+
+    def _fail_calls(self, link: Link) -> None:
+        """Nothing that was meant for a dead process will be heard of again."""
+        link.forget()
+        calls, link.calls = link.calls, {}
+        self._ended += [(call, Reply(error=_down(link.peer))) for call in calls.values()]
+
+    def _receive(self, link: Link) -> int:
+        taken = 0
+        for _ in range(RECORDS_PER_TURN_MAX):
+            record = link.inbound.pop()
+            if record is None:
+                break
+            taken += 1
+            message = link.assembler.feed(record)
+            if message is not None:
+                self._dispatch(link, message)
+        if taken > 1 or (taken and link.assembler.is_open):
+            link.bell.ring()  # its sender may be waiting for room
+        return taken
+
+    def _dispatch(self, link: Link, message: Message) -> None:
+        head = message.head
+        if head.sender_epoch > link.epoch:
+            self._restarted(link, head.sender_epoch)
+        if head.target_epoch != self._epoch or head.sender_epoch < link.epoch:
+            return
+        if head.kind in (Kind.CALL, Kind.NOTIFY):
+            self._handle(Request(self, link.peer, message))
+            return
+        call = link.calls.pop(head.request, None)
+        if call is None:
+            return
+        if head.kind == Kind.ERROR:
+            reply = Reply(error=error_from_code(head.code, str(head.value)))
+        else:
+            reply = Reply(head.value, message.body)
+        self._ended.append((call, reply))
+
+    def _handle(self, request: Request) -> None:
+        handler = self.handlers.get(request.operation)
+        if handler is None:
+            request.fail(
+                InvalidArgument(
+                    f"process {self.process_index} has no operation {request.operation!r}"
+                )
+            )
+            return
+        try:
+            handler(request)
+        except DanubeError as error:
+            request.fail(error)
+        except Exception as error:
+            _log.exception("operation %s failed", request.operation)
+            request.fail(Internal(f"{request.operation} failed: {error!r}; see the broker's log"))
+
+    def _expire(self, now_ns: int) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            _, request, link = heapq.heappop(self._deadlines)
+            call = link.calls.pop(request, None)
+            if call is not None:
+                text = f"process {call.peer} did not answer {call.operation} in time; try again"
+                self._ended.append((call, Reply(error=Unavailable(text))))
+
+    def _finish(self) -> int:
+        ended, self._ended = self._ended, []
+        for call, reply in ended:
+            call.on_reply(reply)
+        return len(ended)
+
+
+def _down(peer: int) -> Unavailable:
+    return Unavailable(f"process {peer} of the broker is down or was restarted; try again")

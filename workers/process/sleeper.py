@@ -1,0 +1,43 @@
+"""Where a process of the broker sleeps: on what its clients come through, and on its doorbell."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Iterable
+
+from danube_fast.clock import Clock, spin
+from danube_fast.workers.process.mailbox import Mailbox
+
+__all__ = ["Sleeper"]
+
+
+class Sleeper:
+    """Used by the loop of its process only. Bind what clients come through before."""
+
+    def __init__(
+        self,
+        filenos: Iterable[int],
+        readable: Callable[[], bool],
+        mailbox: Mailbox,
+        clock: Clock,
+        spin_us: int = 0,
+    ) -> None:
+        self._clock = clock
+        self._spin_ns = spin_us * 1000
+        self._readable = readable
+        self._mailbox = mailbox
+        self._bell = mailbox.fileno()
+        self._poll = select.poll()
+        for fd in (*filenos, self._bell):
+            self._poll.register(fd, select.POLLIN)
+
+    def sleep(self, timeout_ms: int) -> bool:
+        """Sleep until a client or a peer has something to say, or the time is up. True: it was a
+        client, and no peer."""
+        # ZeroMQ raises its descriptor once for several messages: look before each sleep
+        if not self._mailbox.prepare_sleep() or self._readable():
+            return False
+        found = spin(self._clock, self._spin_ns, lambda: self._poll.poll(0))
+        events = found or self._poll.poll(timeout_ms)
+        silent = self._mailbox.silent = self._bell not in dict(events)
+        return silent and bool(events)

@@ -1,0 +1,92 @@
+"""Who is connected, for `danube-fast clients list`: a page of sessions with what is open on each."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from danube_fast.broker.admission.layout import ProducerWord
+from danube_fast.net.session import Session
+
+if TYPE_CHECKING:
+    from danube_fast.workers.shard.worker import ShardWorker
+
+__all__ = ["client_page"]
+
+ITEMS_MAX = 100
+"""Producers and consumers that are named, of each connection; the counts are of all."""
+PAGE_ITEMS_MAX = 2000
+"""What a page holds at most, connections and what is named of each, whatever was asked for."""
+MILLISECONDS = 1_000_000
+_ROUTED = 0  # see doors.py
+
+Items = dict[int, list[dict[str, Any]]]
+
+
+def client_page(
+    sessions: Iterable[Session], after: int, limit: int, now_ns: int, worker: ShardWorker | None
+) -> dict[str, Any]:
+    """{"clients": rows by session number behind `after`, "more": whether there are others}."""
+    behind = [session for session in sessions if session.number > after]
+    chosen = heapq.nsmallest(limit, behind, key=lambda session: session.number)
+    producers = _producers(worker, chosen) if worker is not None else {}
+    rows: list[dict[str, Any]] = []
+    room = PAGE_ITEMS_MAX
+    for session in chosen:
+        row = _row(session, producers.get(session.number, []), now_ns, worker)
+        room -= 1 + len(row["producers"]) + len(row["consumers"])
+        if room < 0 and rows:
+            break
+        rows.append(row)
+    return {"clients": rows, "more": len(rows) < len(behind)}
+
+
+def _row(
+    session: Session, producers: list[dict[str, Any]], now_ns: int, worker: ShardWorker | None
+) -> dict[str, Any]:
+    consumers = list(session.consumers.values())
+    return {
+        "session": session.number,
+        "client": session.client_name,
+        "principal": session.principal,
+        "transport": "zmq" if session.identity[0] == _ROUTED else "shm",
+        "silent_ms": max(0, now_ns - session.last_seen_ns) // MILLISECONDS,
+        "producer_count": len(producers),
+        "consumer_count": len(consumers),
+        "producers": producers[:ITEMS_MAX],
+        "consumers": [_consumer(each, worker) for each in consumers[:ITEMS_MAX]],
+    }
+
+
+def _consumer(consumer: Any, worker: ShardWorker | None) -> dict[str, Any]:
+    sub = consumer.subscription
+    partition = worker.catalog.by_id.get(sub.partition_id) if worker is not None else None
+    return {
+        "topic": partition.topic if partition is not None else "",
+        "partition": partition.assigned.index if partition is not None else 0,
+        "subscription": sub.name,
+        "type": sub.kind.value,
+        "name": consumer.name,
+        "unacked": consumer.unacked,
+    }
+
+
+def _producers(worker: ShardWorker, sessions: list[Session]) -> Items:
+    """Open producers by session."""
+    tables, by_id = worker.tables, worker.catalog.by_id
+    rows = tables.producers[: tables.producer_count]
+    numbers = [session.number for session in sessions]
+    mine = np.isin(rows[:, ProducerWord.SESSION], numbers)
+    mine &= rows[:, ProducerWord.PARTITION_ID] != 0
+    found: Items = {}
+    for row in rows[mine]:
+        partition = by_id.get(int(row[ProducerWord.PARTITION_ID]))
+        if partition is None:
+            continue
+        name = partition.producer_names.get(int(row[ProducerWord.PRODUCER_ID]), "")
+        item = {"topic": partition.topic, "partition": partition.assigned.index, "name": name}
+        found.setdefault(int(row[ProducerWord.SESSION]), []).append(item)
+    return found

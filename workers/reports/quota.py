@@ -1,0 +1,127 @@
+"""What workers report of their logs, and the log quota that they share.
+
+    worker --"log_usage" {bytes, logs: commit cursors} once a second at most--> coordinator
+           <--"log_allowance" {bytes}----------------------------------
+
+Who uses little lends to who needs more: `wal_bytes_max` holds for all logs together. A worker may always use its equal share; what the others
+leave unused of theirs is granted on top. While the coordinator is down the last word stands.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from danube_fast.admin.view import Room
+from danube_fast.config import Settings
+from danube_fast.ring.counters import Counter, CounterBlock
+from danube_fast.workers.process.boot import COORDINATOR, BootConfig
+from danube_fast.workers.process.mailbox import Mailbox, Request
+
+if TYPE_CHECKING:
+    from danube_fast.wal.log import Log
+
+__all__ = ["CommitCursor", "QuotaKeeper", "WorkerQuota", "log_quota_bytes", "room_of"]
+
+QUOTA_BYTES_CEILING = 100 * 1024**3
+SAY_AGAIN_NS = 5_000_000_000
+"""What has not changed is said again so often: a coordinator that was restarted knows nothing."""
+SEGMENTS_MIN = 4
+"""Segments, spares among them, that a log cannot do without."""
+
+
+class CommitCursor(NamedTuple):
+    """How far a log had come when its worker spoke last; positions in bytes, which never restart."""
+
+    log_id: int
+    oldest_position: int
+    """First byte that is still there."""
+    snapshot_position: int
+    """Up to here the state is in a durable snapshot."""
+    synced_position: int
+    """All below is durable."""
+    written_position: int
+    """All below survives the worker's death."""
+
+    @classmethod
+    def of(cls, log: Log) -> CommitCursor:
+        """The cursor of a log as it stands."""
+        return cls(
+            log.log_id,
+            log.oldest_position,
+            log.snapshot_position,
+            log.synced_position,
+            log.written_position,
+        )
+
+
+def log_quota_bytes(config: BootConfig, used_bytes: int = 0) -> int:
+    """`wal_bytes_max`, or its default: the smaller of 100 GiB and half of what is free."""
+    settings: Settings = config.settings
+    if settings.wal_bytes_max:
+        return settings.wal_bytes_max
+    free = shutil.disk_usage(config.data_dir).free
+    return min(QUOTA_BYTES_CEILING, (free + used_bytes) // 2)
+
+
+def room_of(config: BootConfig, counters: CounterBlock) -> Room:
+    """What the disk and the log quota have left. Raises OSError."""
+    used = counters.total(Counter.LOG_BYTES)
+    disk = shutil.disk_usage(config.data_dir)
+    quota = log_quota_bytes(config, used)
+    return Room(disk.total, disk.free, quota, max(0, quota - used))
+
+
+class QuotaKeeper:
+    """The coordinator's side: divides the quota, remembers the commit cursors by log id."""
+
+    def __init__(self, mailbox: Mailbox, config: BootConfig) -> None:
+        self._mailbox = mailbox
+        self._config = config
+        self._used: dict[int, int] = {}
+        self.cursors: dict[int, CommitCursor] = {}
+        mailbox.handlers["log_usage"] = self._usage
+
+    def _usage(self, request: Request) -> None:
+        self._used[request.peer] = int(request.arguments["bytes"])
+        for cursor in map(CommitCursor._make, request.arguments["logs"]):
+            self.cursors[cursor.log_id] = cursor
+        total = log_quota_bytes(self._config, sum(self._used.values()))
+        share = total // max(1, self._config.worker_count)
+        others = sum(
+            max(used, share if used > share else 0)
+            for peer, used in self._used.items()
+            if peer != request.peer
+        )
+        silent = self._config.worker_count - len(self._used)
+        allowance = max(share, total - others - silent * share)
+        self._mailbox.notify(request.peer, "log_allowance", {"bytes": allowance})
+
+
+class WorkerQuota:
+    """The worker's side: `allowance_bytes` for all its logs."""
+
+    def __init__(self, mailbox: Mailbox, config: BootConfig) -> None:
+        self._mailbox = mailbox
+        self._floor = SEGMENTS_MIN * config.settings.segment_bytes * max(1, len(config.logs))
+        self._allowance = log_quota_bytes(config) // max(1, config.worker_count)
+        self._said: object = None
+        self._said_ns = 0
+        mailbox.handlers["log_allowance"] = self._allowed
+
+    @property
+    def allowance_bytes(self) -> int:
+        """What this worker's logs may use together."""
+        return max(self._allowance, self._floor)
+
+    def report(self, used_bytes: int, logs: Iterable[Log], now_ns: int) -> None:
+        """Tell the coordinator what the logs take, and how far each has come, if that is news."""
+        said = (used_bytes, [CommitCursor.of(log) for log in logs])
+        if said == self._said and now_ns - self._said_ns < SAY_AGAIN_NS:
+            return
+        self._said, self._said_ns = said, now_ns
+        self._mailbox.notify(COORDINATOR, "log_usage", {"bytes": said[0], "logs": said[1]})
+
+    def _allowed(self, request: Request) -> None:
+        self._allowance = int(request.arguments["bytes"])

@@ -1,0 +1,74 @@
+"""Reply topics whose client is gone: a client deletes its own when it is closed, a killed one cannot.
+
+worker: nobody has read it for `reply_topic_expiry_seconds` --"abandoned"--> coordinator: deletes it
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from danube_fast.broker import admin
+from danube_fast.broker.admin.registry import AdminContext
+from danube_fast.broker.admin.topics import delete_topic
+from danube_fast.errors import DanubeError
+from danube_fast.types import REPLY_TOPICS
+from danube_fast.workers.process.boot import COORDINATOR
+from danube_fast.workers.process.mailbox import Mailbox, Request
+
+if TYPE_CHECKING:
+    from danube_fast.workers.shard.worker import ShardWorker
+
+__all__ = ["ReplyTopicKeeper", "ReplyTopics"]
+
+_log = logging.getLogger(__name__)
+
+SECOND_NS = 1_000_000_000
+LOOK_NS_MAX = 30 * SECOND_NS
+TOLD_MAX = 100
+"""Topics at once; the others are told next time."""
+
+
+class ReplyTopics:
+    """The worker's side."""
+
+    def __init__(self, worker: ShardWorker) -> None:
+        self._worker = worker
+        self._limit_ns = worker.settings.reply_topic_expiry_seconds * SECOND_NS
+        self._next_ns = 0
+        self._idle_since_ns: dict[str, int] = {}
+
+    def do_work(self, now_ns: int) -> None:
+        """Tell what nobody reads, if it is time."""
+        if now_ns < self._next_ns:
+            return
+        self._next_ns = now_ns + min(self._limit_ns // 4, LOOK_NS_MAX)
+        before, self._idle_since_ns = self._idle_since_ns, {}
+        for partition in self._worker.catalog.by_id.values():
+            if partition.topic.startswith(REPLY_TOPICS) and not any(
+                sub.consumers for sub in partition.all_subscriptions()
+            ):
+                self._idle_since_ns[partition.topic] = before.get(partition.topic, now_ns)
+        told = [t for t, since in self._idle_since_ns.items() if now_ns - since >= self._limit_ns]
+        if told:
+            mailbox = self._worker.boot.mailbox
+            mailbox.notify(COORDINATOR, "abandoned", {"topics": told[:TOLD_MAX]})
+
+
+class ReplyTopicKeeper:
+    """The coordinator's side."""
+
+    def __init__(self, mailbox: Mailbox, context: AdminContext) -> None:
+        self._context = context
+        mailbox.handlers["abandoned"] = self._abandoned
+
+    def _abandoned(self, request: Request) -> None:
+        for topic in request.arguments["topics"]:
+            if topic.startswith(REPLY_TOPICS):
+                try:
+                    delete_topic(
+                        self._context, admin.Answer(lambda value, error: None), topic=topic
+                    )
+                    _log.info("nobody reads %s any more: deleted", topic)
+                except DanubeError as error:
+                    _log.debug("%s is not deleted: %s", topic, error)

@@ -1,0 +1,99 @@
+"""The storage quota of namespaces and topics: workers say what they keep, the coordinator adds up.
+
+    worker --"storage_used" {partition id: bytes} every second--> coordinator
+           <--"storage_full" {partition id: why}-----------------
+
+While the coordinator is down the last word stands.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from danube_fast.broker.topics.directory import TopicDirectory
+from danube_fast.broker.topics.records import PartitionRecord
+from danube_fast.types import parse_topic
+from danube_fast.workers.process.boot import COORDINATOR
+from danube_fast.workers.process.mailbox import Mailbox, Request
+
+if TYPE_CHECKING:
+    from danube_fast.workers.shard.worker import ShardWorker
+
+__all__ = ["StorageKeeper", "StorageReports"]
+
+REPORT_NS = 1_000_000_000
+
+
+class StorageReports:
+    """The worker's side."""
+
+    def __init__(self, worker: ShardWorker) -> None:
+        self._worker = worker
+        self._next_ns = 0
+        self._said = False
+        worker.boot.mailbox.handlers["storage_full"] = self._full
+
+    def do_work(self, now_ns: int) -> None:
+        """Report, if it is time and somebody has a quota."""
+        if now_ns < self._next_ns:
+            return
+        self._next_ns = now_ns + REPORT_NS
+        retention = self._worker.retention
+        used = {
+            str(partition.partition_id): retention.size_of(partition)
+            for partition in retention.policed()
+            if partition.policy.storage_bytes_max
+        }
+        if used or self._said:
+            self._said = bool(used)
+            self._worker.boot.mailbox.notify(COORDINATOR, "storage_used", {"used": used})
+
+    def _full(self, request: Request) -> None:
+        full: dict[str, str] = request.arguments["full"]
+        retention = self._worker.retention
+        for partition in retention.policed():
+            text = full.get(str(partition.partition_id), "")
+            if not partition.policy.storage_bytes_max:
+                text = ""
+            retention.refuse(partition, "storage", text)
+
+
+class StorageKeeper:
+    """The coordinator's side."""
+
+    def __init__(self, mailbox: Mailbox, topics: TopicDirectory) -> None:
+        self._mailbox = mailbox
+        self._topics = topics
+        self._used: dict[int, dict[int, int]] = {}
+        """By worker: bytes by partition."""
+        mailbox.handlers["storage_used"] = self._report
+
+    def _report(self, request: Request) -> None:
+        used = {int(key): int(size) for key, size in request.arguments["used"].items()}
+        self._used[request.peer] = used
+        totals: dict[str, int] = {}
+        for sizes in self._used.values():
+            for partition_id, size in sizes.items():
+                scope, _ = self._scope(self._topics.partition(partition_id))
+                totals[scope] = totals.get(scope, 0) + size
+        full: dict[str, str] = {}
+        for partition_id in used:
+            scope, limit = self._scope(self._topics.partition(partition_id))
+            if limit and totals[scope] > limit:
+                full[str(partition_id)] = (
+                    f"{scope} keeps {totals[scope]} bytes and its policy allows storage_bytes_max "
+                    f"{limit}; let its subscriptions consume, purge a topic, or raise it"
+                )
+        self._mailbox.notify(request.peer, "storage_full", {"full": full})
+
+    def _scope(self, partition: PartitionRecord | None) -> tuple[str, int]:
+        """Whose quota a partition counts against, and how large that is."""
+        record = self._topics.topic(partition.topic) if partition is not None else None
+        if record is None:
+            return "", 0
+        own = record.policy.get("storage_bytes_max")
+        if own is not None:
+            return f"topic {record.topic}", own
+        namespace = parse_topic(record.topic).namespace
+        limit = self._topics.namespaces.values(namespace).get("storage_bytes_max", 0)
+        return f"namespace {namespace}", limit

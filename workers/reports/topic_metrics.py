@@ -1,0 +1,238 @@
+"""What a worker tells the coordinator of its topics and subscriptions for `/metrics`.
+
+    /metrics --Counter.SCRAPES (shared memory)--> workers
+    worker --"topic_metrics" {rows of the largest, sums of the rest}--> coordinator --> the next scrape
+
+A worker looks at its partitions in slices of its loop, every few seconds while /metrics is read, and
+never else. At most `metrics_topics_max` topics, and as many subscriptions, have rows of their own: half of
+them the busiest since the last look, the others those with the most to catch up. Each worker names its
+part of them. What the others count is added to one row, whose totals never shrink.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.admin.view import SubscriptionRow, TopicRow, TopicTable
+from danube_fast.clock import Clock
+from danube_fast.ring.counters import Counter
+from danube_fast.workers.process.boot import COORDINATOR
+from danube_fast.workers.process.mailbox import Mailbox, Request
+
+if TYPE_CHECKING:
+    from danube_fast.broker.partition import Partition
+    from danube_fast.broker.subscription.subscription import Subscription
+    from danube_fast.workers.shard.worker import ShardWorker
+
+__all__ = ["TopicMetrics", "TopicReports"]
+
+SECOND_NS = 1_000_000_000
+REPORT_NS = 5 * SECOND_NS
+WANTED_NS = 120 * SECOND_NS
+"""So long after a scrape the next one is expected; a report that is older is not shown."""
+COST_PART = 50
+"""Looks take at most this part of a worker's time: with many partitions they come less often."""
+SLICE = 256
+"""Partitions and subscriptions in one turn of the loop."""
+AGED_SLICE = 16
+"""Subscriptions in one turn whose oldest message is looked up, maybe in the index."""
+
+Rows = dict[Any, list[int]]
+
+
+class TopicMetrics:
+    """Reports of one worker. Used by its loop only."""
+
+    def __init__(self, worker: ShardWorker) -> None:
+        self._worker = worker
+        self._next_ns = 0
+        self._wanted_until_ns = 0
+        self._scrapes = 0
+        self._look: Iterator[None] | None = None
+        self._took_ns = 0
+        most = worker.settings.metrics_topics_max
+        most = most and max(1, most // max(1, worker.boot.config.worker_count))
+        self._topics = _Share(most, TopicRow.VALUES, TopicRow.TOTALS, TopicRow.LAG)
+        self._subscriptions = _Share(
+            most, SubscriptionRow.VALUES, SubscriptionRow.TOTALS, SubscriptionRow.LAG
+        )
+
+    def do_work(self, now_ns: int) -> None:
+        """Go on with a look that is under way, or begin one if it is time and /metrics is read."""
+        worker = self._worker
+        if self._look is None:
+            if now_ns < self._next_ns:
+                return
+            scrapes = worker.boot.counters.get(COORDINATOR, Counter.SCRAPES)
+            if scrapes != self._scrapes:
+                self._scrapes, self._wanted_until_ns = scrapes, now_ns + WANTED_NS
+            if now_ns >= self._wanted_until_ns:
+                self._next_ns = now_ns + SECOND_NS
+                return
+            self._took_ns = 0
+            self._look = self._steps()
+        began_ns = worker.clock.monotonic_ns()
+        is_over = next(self._look, True)
+        self._took_ns += worker.clock.monotonic_ns() - began_ns
+        if is_over:
+            self._look = None
+            self._next_ns = now_ns + max(REPORT_NS, COST_PART * self._took_ns)
+
+    def _steps(self) -> Iterator[None]:
+        topics: Rows = {}
+        subscriptions: Rows = {}
+        found: dict[Any, list[tuple[Partition, Subscription]]] = {}
+        left = SLICE
+        for partition in list(self._worker.catalog.by_id.values()):
+            row = topics.setdefault(partition.topic, [0] * TopicRow.VALUES)
+            row[TopicRow.MESSAGES_IN] += partition.message_count
+            row[TopicRow.BYTES_IN] += partition.byte_count
+            for sub in partition.subscriptions.values():
+                key = partition.topic, sub.name
+                values = _values(partition, sub)
+                row[TopicRow.LAG] = max(row[TopicRow.LAG], values[SubscriptionRow.LAG])
+                known = subscriptions.get(key)
+                subscriptions[key] = values if known is None else _add(known, values)
+                found.setdefault(key, []).append((partition, sub))
+            left -= 1 + len(partition.subscriptions)
+            if left <= 0:
+                left = SLICE
+                yield
+        yield from self._topics.divide(topics)
+        yield from self._subscriptions.divide(subscriptions)
+        rows = []
+        for number, key in enumerate(self._subscriptions.named, 1):
+            age = max(self._age(partition, sub) for partition, sub in found[key])
+            oldest = self._worker.now_wall_ns / SECOND_NS - age if age else 0.0
+            rows.append((*key, subscriptions[key], oldest))
+            if number % AGED_SLICE == 0:
+                yield
+        report = {
+            "topics": [(topic, topics[topic]) for topic in self._topics.named],
+            "subscriptions": rows,
+            "other_topics": self._topics.others,
+            "other_subscriptions": self._subscriptions.others,
+        }
+        self._worker.boot.mailbox.notify(COORDINATOR, "topic_metrics", report)
+
+    def _age(self, partition: Partition, sub: Subscription) -> float:
+        """Seconds since the oldest message that is not acked came; 0 if all are, or it is gone."""
+        gone = self._worker.catalog.by_id.get(partition.partition_id) is not partition
+        if gone or partition.subscriptions.get(sub.name) is not sub:
+            return 0.0
+        return self._worker.operations.positions.lag_seconds(partition, sub)
+
+
+class TopicReports:
+    """The coordinator's side: the last report of each worker. `table` may be read by any thread."""
+
+    def __init__(self, mailbox: Mailbox, clock: Clock) -> None:
+        self._clock = clock
+        self._reports: dict[int, tuple[int, dict[str, Any]]] = {}
+        """By worker: when it came, and what it says; a report is replaced, never changed."""
+        mailbox.handlers["topic_metrics"] = self._take
+
+    def _take(self, request: Request) -> None:
+        self._reports[request.peer] = self._clock.monotonic_ns(), request.arguments
+
+    def table(self) -> TopicTable:
+        """What all workers say together; a topic with partitions on several has one row."""
+        table = TopicTable({}, {}, {})
+        oldest_ns = self._clock.monotonic_ns() - WANTED_NS
+        for came_ns, report in list(self._reports.values()):
+            if came_ns < oldest_ns:
+                continue
+            topics = [*report["topics"], ("", report["other_topics"])]
+            rows = [*report["subscriptions"], ("", "", report["other_subscriptions"], None)]
+            for topic, values in topics:
+                known = table.topics.get(topic)
+                table.topics[topic] = values if known is None else _add(known, values)
+            for topic, name, values, oldest in rows:
+                key = topic, name
+                known = table.subscriptions.get(key)
+                table.subscriptions[key] = values if known is None else _add(known, values)
+                if oldest is not None:
+                    came = [time for time in (oldest, table.oldest.get(key, 0.0)) if time]
+                    table.oldest[key] = min(came, default=0.0)
+        return table
+
+
+def _values(partition: Partition, sub: Subscription) -> list[int]:
+    ledger = sub.ledger
+    settled = sub.cursor + ledger.settled_ahead if sub.tracks else sub.next_offset
+    values = [0] * SubscriptionRow.VALUES
+    values[SubscriptionRow.ACKED] = settled
+    values[SubscriptionRow.REDELIVERED] = sub.redelivered_count
+    values[SubscriptionRow.LOST] = sub.dropped_count + sub.lost_count
+    values[SubscriptionRow.DEAD_LETTERS] = sub.dead_letter_count
+    values[SubscriptionRow.LAG] = max(0, partition.visible - settled)
+    values[SubscriptionRow.UNACKED] = ledger.held
+    values[SubscriptionRow.WAITING] = ledger.waiting
+    return values
+
+
+def _add(row: list[int], values: list[int]) -> list[int]:
+    return [one + other for one, other in zip(row, values, strict=True)]
+
+
+class _Share:
+    """Divides rows into those with a name of their own, and the rest as one row.
+
+    The first `totals` values of a row only grow; those of the rest go on growing, whichever rows are
+    in it: what each counted while it was.
+    """
+
+    def __init__(self, most: int, width: int, totals: int, lag: int) -> None:
+        self._most = most
+        self._width = width
+        self._totals = totals
+        self._lag = lag
+        self._before: Rows = {}
+        self.named: list[Any] = []
+        self.others = [0] * width
+
+    def divide(self, rows: Rows) -> Iterator[None]:
+        """Sets `named` and `others`, in slices."""
+        before = self._before
+
+        def grown(key: Any) -> tuple[int, int]:
+            return rows[key][0] - (before[key][0] if key in before else 0), rows[key][self._lag]
+
+        def behind(key: Any) -> tuple[int, ...]:
+            return grown(key)[::-1]
+
+        half = self._most // 2
+        busiest: list[Any] = []
+        slowest: list[Any] = []
+        for keys in _slices(rows):
+            busiest = _largest(self._most - half, [*busiest, *keys], grown)
+            slowest = _largest(self._most, [*slowest, *keys], behind)
+            yield
+        named = dict.fromkeys(busiest)
+        more = (key for key in slowest if key not in named)
+        named.update(dict.fromkeys(itertools.islice(more, self._most - len(named))))
+        others = self.others[: self._totals] + [0] * (self._width - self._totals)
+        for keys in _slices(rows):
+            for key in keys:
+                if key in named:
+                    continue
+                row = list(rows[key])
+                for place in range(self._totals):
+                    row[place] = max(0, row[place] - (before[key][place] if key in before else 0))
+                others = _add(others, row)
+            yield
+        self._before = rows
+        self.named, self.others = list(named), others
+
+
+def _slices(rows: Rows) -> Iterator[list[Any]]:
+    keys = iter(rows)
+    while some := list(itertools.islice(keys, SLICE)):
+        yield some
+
+
+def _largest(most: int, keys: list[Any], size: Callable[[Any], tuple[int, ...]]) -> list[Any]:
+    return heapq.nlargest(most, keys, key=size)

@@ -1,0 +1,1 @@
+"""The way of a message to its consumers."""

@@ -1,0 +1,83 @@
+"""Tells consumers which offsets they are moved over, and why, and counts that for `describe`.
+
+Whatever the reason (lost, trimmed, purged, expired, never used), it comes through here: a consumer
+that sees offsets jump without a word could not tell loss from order.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription.consumer import Consumer, Gap
+from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.errors import DanubeError
+from danube_fast.net import protocol as p
+
+if TYPE_CHECKING:
+    from danube_fast.workers.shard.worker import ShardWorker
+
+__all__ = ["Gaps"]
+
+_log = logging.getLogger(__name__)
+
+
+class Gaps:
+    """Gaps that subscriptions of one worker met since it started."""
+
+    def __init__(self, worker: ShardWorker) -> None:
+        self._worker = worker
+        self._met: dict[tuple[int, str], tuple[int, dict[str, Any]]] = {}
+        """How many, and the last one, by partition and subscription."""
+
+    def tell(self, partition: Partition, sub: Subscription, gap: Gap) -> None:
+        """Every consumer of the subscription hears of it."""
+        worker = self._worker
+        for consumer in () if gap.is_silent else sub.consumers:
+            self._send(partition, consumer, gap)
+        if sub.name and not gap.is_silent:
+            if sub.tracks and not sub.consumers:
+                sub.untold.add(gap)
+            key = (partition.partition_id, sub.name)
+            count, _ = self._met.get(key, (0, {}))
+            self._met[key] = (count + 1, {**_detail(gap), "time_ns": worker.now_wall_ns})
+        worker.delivery.count_lost(partition, sub)
+        worker.touch(sub)
+
+    def tell_untold(self, partition: Partition, consumer: Consumer) -> None:
+        """A consumer has come: it hears what was lost while there was none."""
+        sub = consumer.subscription
+        for gap in sub.untold.take():
+            self._send(partition, consumer, gap)
+            self._worker.touch(sub)
+
+    def refuse(self, sub: Subscription, error: DanubeError) -> None:
+        """What a subscription needs next cannot be read: its consumers are told and let go."""
+        _log.error("subscription %r: %s", sub.name, error)
+        for consumer in list(sub.consumers):
+            session = self._worker.sessions.by_number(consumer.session)
+            if session is not None:
+                self._worker.close_consumer(session, consumer, code=error.code, text=str(error))
+
+    def _send(self, partition: Partition, consumer: Consumer, gap: Gap) -> None:
+        worker = self._worker
+        session = worker.sessions.by_number(consumer.session)
+        if session is not None:
+            detail = {**_detail(gap), "topic": partition.topic}
+            event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.GAP.value, detail)
+            worker.delivery.send(session, [p.encode(event)])
+
+    def of(self, partition: Partition, sub: Subscription) -> dict[str, Any]:
+        """How many gaps a subscription has met, and the last one."""
+        count, last = self._met.get((partition.partition_id, sub.name), (0, None))
+        return {"gaps": count, "last_gap": last}
+
+    def forget(self, partition_id: int, name: str | None = None) -> None:
+        """A subscription is gone, or with None all of a partition."""
+        for key in [k for k in self._met if k[0] == partition_id and name in (None, k[1])]:
+            del self._met[key]
+
+
+def _detail(gap: Gap) -> dict[str, Any]:
+    return {"start": gap.start, "end": gap.end, "reason": gap.reason, "lost": gap.lost}

@@ -1,0 +1,52 @@
+"""Subscriptions that a new partition of a growing topic begins with, before anybody can publish to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.broker import records as r
+from danube_fast.broker.subscription.consumer import SubscriptionKind
+from danube_fast.broker.subscription.policy import FailurePolicy, parse_policy
+from danube_fast.errors import DanubeError
+
+if TYPE_CHECKING:
+    from danube_fast.workers.shard.worker import ShardWorker
+
+__all__ = ["inherit"]
+
+
+def inherit(
+    worker: ShardWorker, entry: dict[str, Any], done: Callable[[DanubeError | None], None]
+) -> int:
+    """Make the subscriptions of an assignment that are missing, at the first message that is there.
+
+    How often `done` will be called: when they are durable, once if there are any.
+    """
+    partition = worker.catalog.by_id.get(entry["partition_id"])
+    births = entry.get("subscriptions") or []
+    if partition is None or not births:
+        return 0
+    journal = worker.journals[partition.log_slot]
+    for birth in births:
+        name = birth["subscription"]
+        if name in partition.subscriptions:
+            continue
+        sub, _ = partition.subscribe(name, SubscriptionKind(birth["type"]), "earliest")
+        sub.recorded = False
+        policy = parse_policy(birth["failure_policy"])
+        number = partition.partition_id
+        journal.record(r.SubscriptionCreated(number, name, sub.kind.value, sub.cursor))
+        if policy != FailurePolicy():
+            sub.policy = policy
+            journal.record(r.PolicySet(number, name, policy))
+
+    def recorded(error: DanubeError | None) -> None:
+        for birth in births:
+            sub = partition.subscriptions.get(birth["subscription"])
+            if sub is not None:
+                sub.recorded = sub.recorded or error is None
+        done(error)
+
+    journal.when_durable(recorded)
+    return 1

@@ -1,0 +1,1 @@
+"""What a worker keeps, and what may go."""

@@ -1,0 +1,212 @@
+"""The limits of topics on one worker: who may open what, and how fast messages come and go.
+
+A rate is a bucket in shared memory, found by what it is a rate of, so that all workers which hold
+partitions of a topic draw on one. Publishes above the rate are refused as THROTTLED, with the time
+after which to send again: nothing is lost and nobody else waits. Deliveries above it wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from danube_fast.broker.admission.layout import Mode, PartitionWord, ProducerWord
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription.consumer import Parting, SubscriptionKind
+from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.errors import ResourceExhausted
+from danube_fast.net.protocol import Pong, Status, encode
+from danube_fast.net.session import Session
+from danube_fast.ring.buckets import Bucket
+
+if TYPE_CHECKING:
+    from danube_fast.workers.shard.worker import ShardWorker
+
+__all__ = ["Limits"]
+
+_MS = 1_000_000
+NO_RATES = (0, 0)
+_PROBE = encode(Pong(0))
+"""Answers no request: sent to learn whether a connection is still there."""
+
+
+class Limits:
+    """Admission of one worker, as far as it is a matter of policy."""
+
+    def __init__(self, worker: ShardWorker) -> None:
+        self._worker = worker
+        self._throttled: dict[int, Partition] = {}
+        self._open_at_ns = 0
+        worker.intake.charge, worker.intake.wait_ms = self.charge, self.wait_ms
+
+    def apply_all(self) -> None:
+        """The worker has restored its partitions."""
+        for partition in self._worker.catalog.by_id.values():
+            self.apply(partition)
+
+    def apply(self, partition: Partition) -> None:
+        """A partition is new here, or its policy changed; retention hears of it too."""
+        policy = partition.policy
+        row = self._worker.tables.partitions[partition.slot]
+        row[PartitionWord.MESSAGE_BYTES_MAX] = policy.message_bytes_max
+        rates = policy.publish_messages_per_second, policy.publish_bytes_per_second
+        partition.rate = self._bucket(partition.rate, rates, partition)
+        if partition.rate is None and partition.partition_id in self._throttled:
+            self._let_in(partition)
+        self._worker.retention.apply(partition)
+        for sub in partition.subscriptions.values():
+            self.equip(partition, sub)
+            self._worker.touch(sub)
+
+    @staticmethod
+    def _key(partition: Partition, subscription: str) -> int:
+        """Of a bucket; the topic's incarnation is the same on all its partitions, and no other's."""
+        text = f"{partition.assigned.incarnation}\n{subscription}"
+        return (xxhash.xxh64_intdigest(text.encode()) & ((1 << 62) - 1)) or 1
+
+    def equip(self, partition: Partition, sub: Subscription) -> None:
+        """Give a subscription its rate, or none."""
+        policy = partition.policy
+        rates = policy.dispatch_messages_per_second, policy.dispatch_bytes_per_second
+        if sub.kind is SubscriptionKind.READER:
+            rates = NO_RATES
+        sub.rate = self._bucket(sub.rate, rates, partition, sub.name or "\n")
+
+    def _bucket(
+        self, before: Any, rates: tuple[int, int], partition: Partition, subscription: str = ""
+    ) -> Bucket | None:
+        """The bucket for these rates a second. At other rates than `before` nothing is owed of the past:
+        what was taken at one a second may not be paid for in hours."""
+        if before is not None and before.rates != rates:
+            before.forgive()
+        if not any(rates):
+            return None
+        return Bucket(self._worker.boot.buckets.address(self._key(partition, subscription)), *rates)
+
+    # ------------------------------------------------------------ rates of publishers
+
+    def charge(self, partition: Partition, rate: Bucket, messages: int, byte_count: int) -> None:
+        """So much was accepted; maybe nothing more is for a while."""
+        now_ns = self._worker.now_ns
+        rate.take(now_ns, messages, byte_count)
+        wait_ns = rate.wait_ns(now_ns)
+        if wait_ns and not partition.refusal:
+            row = self._worker.tables.partitions[partition.slot]
+            row[PartitionWord.MODE] = Mode.CLOSED
+            row[PartitionWord.REFUSAL] = Status.THROTTLED
+            if not self._throttled:
+                self._open_at_ns = now_ns + wait_ns
+            self._open_at_ns = min(self._open_at_ns, now_ns + wait_ns)
+            self._throttled[partition.partition_id] = partition
+
+    def wait_ms(self, partition: Partition) -> int:
+        """After how long a throttled publisher should send again."""
+        rate = partition.rate
+        wait_ns = 0 if rate is None else rate.wait_ns(self._worker.now_ns)
+        return 1 + wait_ns // _MS
+
+    def let_in_again(self, now_ns: int) -> None:
+        """Open what was closed for a rate that is not used up any more."""
+        if not self._throttled or now_ns < self._open_at_ns:
+            return
+        waits = []
+        for partition in list(self._throttled.values()):
+            wait_ns = 0 if partition.rate is None else partition.rate.wait_ns(now_ns)
+            if wait_ns:
+                waits.append(now_ns + wait_ns)
+            else:
+                self._let_in(partition)
+        self._open_at_ns = min(waits, default=0)
+
+    def _let_in(self, partition: Partition) -> None:
+        worker = self._worker
+        self._throttled.pop(partition.partition_id, None)
+        known = worker.catalog.by_id.get(partition.partition_id) is partition
+        if known and not partition.refusal and not partition.switching:
+            row = worker.tables.partitions[partition.slot]
+            row[PartitionWord.MODE] = Mode.LOGGED if partition.logged else Mode.MEMORY
+
+    # ------------------------------------------------------------ numbers
+
+    def _reap(self, numbers: Iterable[int]) -> None:
+        """Close those of these sessions whose connection has ended, so that they are not counted. A
+        ROUTER tells of it only when something is sent."""
+        worker = self._worker
+        for number in set(numbers):
+            session = worker.sessions.by_number(number)
+            if session is None:
+                continue
+            worker.delivery.send(session, [_PROBE])
+            if session in worker.delivery.gone:
+                worker.delivery.gone.remove(session)
+                worker.close_session(session, Parting.DIED)
+
+    def reap_holder(self, sub: Subscription, session: Session) -> None:
+        """Close the session that holds an exclusive subscription if its connection has ended, so that a process
+        that was killed and restarted is not refused until the session timeout."""
+        if sub.kind is SubscriptionKind.EXCLUSIVE:
+            self._reap({consumer.session for consumer in sub.consumers} - {session.number})
+
+    def check_producer(self, partition: Partition, producer_id: int) -> None:
+        """Raises ResourceExhausted if a producer more is too many."""
+        limit = partition.policy.producers_max
+        if not limit:
+            return
+        worker = self._worker
+        rows = worker.tables.producers[: worker.tables.producer_count]
+        mine = rows[:, ProducerWord.PARTITION_ID] == partition.partition_id
+        others = mine & (rows[:, ProducerWord.PRODUCER_ID] != producer_id)
+        sessions = rows[np.flatnonzero(others), ProducerWord.SESSION].tolist()
+
+        def count_living() -> int:
+            return sum(worker.sessions.by_number(number) is not None for number in sessions)
+
+        if count_living() >= limit:
+            self._reap(sessions)
+        living = count_living()
+        if living >= limit:
+            raise ResourceExhausted(
+                f"{partition.topic} has {living} producers and its policy allows producers_max "
+                f"{limit}; close one, or {_remedy('producers_max')}"
+            )
+
+    def check_subscription(self, partition: Partition, name: str, session: Session) -> None:
+        """Raises ResourceExhausted if a new subscription, or one more consumer of `session`, would be
+        too many."""
+        try:
+            self._check_subscription(partition, name)
+        except ResourceExhausted:
+            consumers = [c for sub in partition.subscriptions.values() for c in sub.consumers]
+            self._reap({consumer.session for consumer in consumers} - {session.number})
+            self._check_subscription(partition, name)
+
+    @staticmethod
+    def _check_subscription(partition: Partition, name: str) -> None:
+        policy, subs = partition.policy, partition.subscriptions
+        if policy.subscriptions_max and name not in subs and len(subs) >= policy.subscriptions_max:
+            raise ResourceExhausted(
+                f"{partition.topic} has {len(subs)} subscriptions and its policy allows "
+                f"subscriptions_max {policy.subscriptions_max}; delete one, or "
+                f"{_remedy('subscriptions_max')}"
+            )
+        count = sum(len(sub.consumers) for sub in subs.values())
+        if policy.consumers_max and count >= policy.consumers_max:
+            raise ResourceExhausted(
+                f"{partition.topic} has {count} consumers and its policy allows consumers_max "
+                f"{policy.consumers_max}; close one, or {_remedy('consumers_max')}"
+            )
+        each = policy.consumers_per_subscription_max
+        count = len(subs[name].consumers) if name in subs else 0
+        if each and count >= each:
+            raise ResourceExhausted(
+                f"subscription {name!r} on {partition.topic} has {count} consumers and the policy "
+                f"allows consumers_per_subscription_max {each}; close one, or "
+                f"{_remedy('consumers_per_subscription_max')}"
+            )
+
+
+def _remedy(name: str) -> str:
+    return f"raise it: danube-fast topics set-policy TOPIC {name}=N"

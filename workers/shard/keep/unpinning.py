@@ -1,0 +1,169 @@
+"""A full log whose oldest segment cannot go, because a few messages in it are still needed.
+
+    | oldest segment, nearly all of it acked | ... | tail |      needed frames: written again at the tail,
+      x       x x                                  | x x x |     then the segment goes
+
+That is done as long as it is a bargain: at most half of a segment is written for the one that goes.
+Otherwise whoever needs it is refused, see retention.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from danube_fast.broker.ledger.layout import State
+from danube_fast.broker.ledger.ledger import Rows
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.sparse import existing, places_of
+from danube_fast.broker.subscription.consumer import Stored
+from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.broker.topics.policy import RetentionPolicy
+from danube_fast.errors import DataLoss
+from danube_fast.frame.view import FrameView
+from danube_fast.wal.index import Run
+from danube_fast.workers.shard.read.frames import frames_of, part_of
+from danube_fast.workers.shard.read.places import live_runs
+
+if TYPE_CHECKING:
+    from danube_fast.workers.shard.keep.retention import Retention
+    from danube_fast.workers.shard.keep.rewrites import Job
+
+__all__ = ["unpin"]
+
+RUNS_BYTES = 1 << 18
+"""Looked up at a time."""
+
+
+def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
+    """Move what is needed away from the oldest segment of the job's log, and give that back. False if
+    it is too much. Raises Unavailable, ResourceExhausted, Internal."""
+    log = job.log
+    start, end = log.oldest_position, log.oldest_end
+    held = job.worker.moves.needed_position(job.slot)
+    if log.segment_count < 2 or (held is not None and held < end):
+        return True  # nothing to give back just now
+    yield from job.settle()
+    job.held_position = start
+    asking = _asking(job)
+    needed: list[tuple[Partition, list[tuple[Run, Rows | None]]]] = []
+    room = (end - start) // 2
+    for partition in list(job.worker.catalog.by_id.values()):
+        if partition.log_slot != job.slot or not partition.reliable:
+            continue
+        runs: list[tuple[Run, Rows | None]] = []
+        for found in _runs_below(job, retention, partition, end):
+            if found is not None:
+                runs.append(found)
+                run, rows = found
+                share = run.offset_span if rows is None else len(rows)
+                room -= run.byte_count * share // run.offset_span
+            if room < 0 or (runs and not partition.logged):
+                return False
+            yield True
+        if runs:
+            job.check(partition)
+            needed.append((partition, runs))
+    for partition, runs in needed:
+        yield from _move(job, partition, runs)
+    yield from job.settle()
+    job.check_log()
+    held = job.worker.moves.needed_position(job.slot)
+    # who came or sought since then may need what nobody did: it is looked at anew when it is asked again
+    if (held is None or held >= end) and _asking(job) <= asking:
+        retention.give_back(job.slot, end, urgent=True)
+    return True
+
+
+def _asking(job: Job) -> set[tuple[object, int]]:
+    """Who needs messages of the job's log, and for which time."""
+    found: set[tuple[object, int]] = set()
+    for partition in job.worker.catalog.by_id.values():
+        if partition.log_slot == job.slot and partition.reliable:
+            if _keeps_all(partition):
+                found.add((partition, 0))
+            found |= {(sub, sub.start_count) for sub in partition.subscriptions.values()}
+    return found
+
+
+def _keeps_all(partition: Partition) -> bool:
+    policy = partition.policy
+    return policy.compaction or policy.retention_policy is RetentionPolicy.FOREVER
+
+
+def _runs_below(
+    job: Job, retention: Retention, partition: Partition, end: int
+) -> Iterator[tuple[Run, Rows | None] | None]:
+    """Runs of a partition that somebody needs and that stand below `end`, and which rows of them (None:
+    all); None now and then."""
+    claims = retention.claims(partition, over=True)
+    if not claims:
+        return
+    subs = [sub for sub in partition.subscriptions.values() if sub.tracks]
+    keeps_all = _keeps_all(partition)
+    places = partition.places_from(min(at for at, _ in claims))
+    for place, following in zip(places, [*places[1:], partition.visible], strict=True):
+        at: int | None = place
+        while at is not None and at < following:
+            runs = live_runs(job.log, partition, at, RUNS_BYTES)
+            at = runs[-1].end_offset if runs else None
+            for run in runs:
+                if run.base_offset >= following or run.position >= end:
+                    at = None
+                    break
+                rows = None if keeps_all else _needed_rows(subs, run)
+                if rows is None or len(rows):
+                    yield run, rows
+            yield None
+
+
+def _needed_rows(subs: list[Subscription], run: Run) -> Rows:
+    """Rows of a run that some subscription has not acked."""
+    base, end = run.base_offset, run.end_offset
+    needed = np.zeros(run.offset_span, bool)
+    for sub in subs:
+        low = max(base, sub.cursor)
+        if low >= end:
+            continue
+        mine = np.ones(run.offset_span, bool)
+        mine[: low - base] = False
+        if sub.ledger.settled_ahead:
+            for state in (State.SETTLED, State.SETTLED_NEW):
+                mine[sub.ledger.select(base, low, end, state)] = False
+        needed |= mine
+    return np.flatnonzero(needed).astype(np.int32)
+
+
+def _move(
+    job: Job, partition: Partition, needed: list[tuple[Run, Rows | None]]
+) -> Generator[bool, None, None]:
+    piece = bytearray()
+    for run, rows in needed:
+        job.check(partition)
+        data = job.log.read_run(run)
+        if rows is None:
+            piece += data
+        else:
+            for stored in frames_of(partition.partition_id, data):
+                piece += _part(stored, rows)
+        if len(piece) >= job.piece_bytes or (piece and run is needed[-1][0]):
+            job.write(partition, piece)
+            piece = bytearray()
+            yield from job.breathe()
+        yield True
+    if piece:
+        job.write(partition, piece)
+
+
+def _part(stored: Stored, rows: Rows) -> bytearray | memoryview:
+    """A frame with the messages at `rows`, as far as it has them."""
+    there, _ = existing(stored, rows)
+    if len(there) == stored.message_count:
+        return stored.memory
+    view = FrameView(stored.memory)
+    try:
+        return part_of(view, places_of(stored, view, there)) if len(there) else bytearray()
+    except DataLoss:  # compressed garbage: its consumer will say so
+        return stored.memory

@@ -1,0 +1,240 @@
+"""A partition leaves for a log of another worker: what the worker that has it so far does.
+
+    move_read     frames from an offset on; any number of times, publishing goes on
+    move_freeze   consumers are sent away, and their last acks taken; then closed: publishes told to come again; all of it and a record
+                  that says so are durable when this is answered
+    move_state    the rest (offsets, producers and their windows, subscriptions), in pieces
+    move_cancel   it stays after all           move_away    the other log has it: forget it
+
+Between freeze and the last two nobody knows here whose it is, also after a restart: see `moves.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from danube_fast.broker import records as r
+from danube_fast.broker.admission.layout import PartitionWord
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription.consumer import Consumer, Parting
+from danube_fast.errors import DanubeError, NotOwner, Unavailable
+from danube_fast.workers.process.mailbox import Request
+
+if TYPE_CHECKING:
+    from danube_fast.workers.shard.move.moves import Moves
+    from danube_fast.workers.shard.worker import ShardWorker
+
+__all__ = ["PIECE_BYTES", "Departures"]
+
+PIECE_BYTES = 384 * 1024
+"""One answer; a single frame may be larger. Fits a mailbox of the default size in one record."""
+
+
+GOODBYE_NS = 1_000_000_000
+"""For so long last acks of a consumer that was sent away are waited for, unless it says that it has left.
+Twice a heartbeat: a client whose application is busy reads what it was sent with the next."""
+MS = 1_000_000
+
+
+class _Goodbye:
+    """Consumers of a partition were sent away, and their last acks are on the way."""
+
+    __slots__ = ("began_ns", "consumers", "partition", "request")
+
+    def __init__(
+        self, request: Request, partition: Partition, consumers: list[Consumer], began_ns: int
+    ) -> None:
+        self.request: Request | None = request
+        """None: the move was given up."""
+        self.partition = partition
+        self.consumers = consumers
+        self.began_ns = began_ns
+
+    @property
+    def is_over(self) -> bool:
+        """All have left."""
+        return all(consumer.slot < 0 for consumer in self.consumers)
+
+
+class Departures:
+    """Handlers of one worker."""
+
+    def __init__(self, worker: ShardWorker, moves: Moves) -> None:
+        self._worker = worker
+        self._moves = moves
+        self._states: dict[int, bytes] = {}
+        self.goodbyes: dict[int, _Goodbye] = {}
+        """By partition id; publishing goes on, and nothing is delivered."""
+        worker.boot.mailbox.handlers.update(
+            {
+                "move_read": self._read,
+                "move_freeze": self._freeze,
+                "move_state": self._state,
+                "move_cancel": self._cancel,
+                "move_away": self._away,
+            }
+        )
+
+    def _require(self, request: Request) -> Partition:
+        partition_id = request.arguments["partition_id"]
+        partition = self._worker.catalog.by_id.get(partition_id)
+        if partition is None or partition.moving is r.Moving.ARRIVING:
+            raise NotOwner(f"partition {partition_id} is not here")
+        return partition
+
+    # ------------------------------------------------------------ messages
+
+    def _read(self, request: Request) -> None:
+        """{"partition_id", "offset"} -> {"next_offset", "end_offset", "is_end", "is_logged"} and frames
+        as they are."""
+        partition = self._require(request)
+        offset = max(request.arguments["offset"], partition.purged_until)
+        is_logged, frames = self._frames(partition, offset)
+        reached = frames[-1][1] if frames else partition.visible
+        body = b"".join(memory for memory, _ in frames)
+        request.reply(
+            {
+                "next_offset": reached,
+                "end_offset": partition.visible,
+                "is_end": reached >= partition.visible,
+                "is_logged": is_logged,
+            },
+            body,
+        )
+
+    def _frames(self, partition: Partition, offset: int) -> tuple[bool, list[tuple[Any, int]]]:
+        """About PIECE_BYTES of frames from an offset on, each with its end; whether from the log."""
+        oldest = partition.oldest_in_tail()
+        kept_until = partition.visible if oldest is None else oldest.base_offset
+        if partition.reliable and (partition.logged or offset < kept_until):
+            found = self._worker.upkeep.read_log(partition, offset, PIECE_BYTES)
+            frames = found if isinstance(found, list) else []
+            gap_end = found.end if found is not None and not isinstance(found, list) else 0
+            if not frames and gap_end:
+                found = self._worker.upkeep.read_log(partition, gap_end, PIECE_BYTES)
+                frames = found if isinstance(found, list) else []
+            if frames or partition.logged:
+                return True, [(stored.memory, stored.end_offset) for stored in frames]
+        some: list[tuple[Any, int]] = []
+        size = 0
+        for stored in partition.tail_frames():
+            if stored.end_offset > offset and size < PIECE_BYTES:
+                some.append((stored.memory, stored.end_offset))
+                size += stored.frame_bytes
+        return False, some
+
+    # ------------------------------------------------------------ closing
+
+    def _freeze(self, request: Request) -> None:
+        """{"partition_id", "owner_epoch"} -> {"end_offset", "state_bytes", counts, "goodbye_ms"} when
+        durable."""
+        partition = self._require(request)
+        goodbye = self.goodbyes.get(partition.partition_id)
+        if goodbye is not None:  # of a move that was given up
+            goodbye.request = request
+            return
+        if partition.switching:
+            raise Unavailable(f"{partition.topic} is being changed just now; try again")
+        consumers = self._moves.dismiss_consumers(partition)
+        goodbye = _Goodbye(request, partition, consumers, self._worker.now_ns)
+        self.goodbyes[partition.partition_id] = goodbye
+        if not consumers:
+            self._part(goodbye)
+
+    def give_up_all(self) -> None:
+        """The coordinator that asked is gone: nothing is closed for it any more."""
+        for goodbye in self.goodbyes.values():
+            goodbye.request = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is to be done in the next turns."""
+        return bool(self.goodbyes)
+
+    def do_work(self, now_ns: int) -> None:
+        """Close what its consumers have left."""
+        for goodbye in list(self.goodbyes.values()):
+            if goodbye.is_over or now_ns - goodbye.began_ns >= GOODBYE_NS:
+                self._part(goodbye)
+
+    def _part(self, goodbye: _Goodbye) -> None:
+        """What its consumers have not acked by now is delivered again, wherever the partition is then."""
+        worker, partition = self._worker, goodbye.partition
+        del self.goodbyes[partition.partition_id]
+        for consumer in goodbye.consumers:
+            session = worker.sessions.by_number(consumer.session)
+            if session is not None and consumer.slot >= 0:
+                worker.detach(session, consumer, Parting.LOST)
+        request = goodbye.request
+        if request is None:
+            return
+        if worker.catalog.by_id.get(partition.partition_id) is not partition:
+            request.fail(NotOwner(f"{partition.topic} was deleted just now"))
+        elif partition.switching:
+            request.fail(Unavailable(f"{partition.topic} is being changed just now; try again"))
+        else:
+            self._close(request, partition, (worker.now_ns - goodbye.began_ns) // MS)
+
+    def _close(self, request: Request, partition: Partition, goodbye_ms: int) -> None:
+        worker = self._worker
+        self._moves.send_consumers_away(partition)
+        worker.catalog.hold(partition, r.Moving.LEAVING, request.arguments["owner_epoch"])
+
+        def recorded(error: DanubeError | None) -> None:
+            if worker.catalog.by_id.get(partition.partition_id) is not partition:
+                request.fail(NotOwner(f"{partition.topic} was deleted just now"))
+                return
+            worker.show_memory_entries()
+            row = worker.tables.partitions[partition.slot]
+            if error is None and partition.visible != int(row[PartitionWord.NEXT_OFFSET]):
+                error = Unavailable(f"{partition.topic} has messages under way; try again")
+            if error is not None or partition.moving is not r.Moving.LEAVING:
+                self._moves.release(partition)
+                request.fail(error or Unavailable("the move was given up meanwhile"))
+                return
+            state = r.encode_snapshot(worker.catalog.export(partition))
+            self._states[partition.partition_id] = state
+            request.reply(
+                {
+                    "end_offset": partition.visible,
+                    "first_offset": partition.first_offset,
+                    "state_bytes": len(state),
+                    "message_count": partition.message_count,
+                    "byte_count": partition.byte_count,
+                    "goodbye_ms": goodbye_ms,
+                }
+            )
+
+        moving = r.PartitionMoving(partition.partition_id, r.Moving.LEAVING, partition.moving_epoch)
+        worker.journals[partition.log_slot].record(moving, recorded)
+
+    def _state(self, request: Request) -> None:
+        """{"partition_id", "at"} -> the bytes from there on, PIECE_BYTES of them."""
+        state = self._states.get(request.arguments["partition_id"])
+        if state is None:
+            raise NotOwner("the move was given up meanwhile")
+        at = request.arguments["at"]
+        request.reply({}, state[at : at + PIECE_BYTES])
+
+    # ------------------------------------------------------------ the decision
+
+    def forget(self, partition_id: int) -> None:
+        """The move is over."""
+        self._states.pop(partition_id, None)
+
+    def _cancel(self, request: Request) -> None:
+        """{"partition_id"}: it stays here."""
+        goodbye = self.goodbyes.get(request.arguments["partition_id"])
+        if goodbye is not None:
+            goodbye.request = None
+        partition = self._worker.catalog.by_id.get(request.arguments["partition_id"])
+        if partition is not None and partition.moving is r.Moving.LEAVING:
+            self._moves.release(partition)
+        request.reply({})
+
+    def _away(self, request: Request) -> None:
+        """{"partition_id"}: the other log has it."""
+        partition = self._worker.catalog.by_id.get(request.arguments["partition_id"])
+        if partition is not None and partition.moving is r.Moving.LEAVING:
+            self._moves.drop(partition)
+        request.reply({})

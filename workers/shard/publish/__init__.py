@@ -1,0 +1,1 @@
+"""The way of a published message into the log."""

@@ -1,0 +1,79 @@
+"""What travels through a journal: publications, and the groups that carry their frames.
+
+PUBLISH -> Publication (answered once) <- pending - Group of log 0, Group of log 1, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription.consumer import Stored
+from danube_fast.errors import DanubeError
+
+__all__ = ["Done", "Group", "Publication"]
+
+Done = Callable[[DanubeError | None], None]
+"""Called when something is durable, or with the error that prevented it."""
+
+
+class Publication:
+    """One PUBLISH on its way: answered when every log it touched is done with it."""
+
+    __slots__ = ("done", "pending", "request", "session", "statuses", "texts")
+
+    def __init__(
+        self, session: int, request: int, done: Callable[[Publication], None] | None = None
+    ) -> None:
+        """`done` is called with the outcome instead of answering a session."""
+        self.session = session
+        self.request = request
+        self.done = done
+        self.statuses: list[int] = []
+        self.texts: dict[int, str] = {}
+        """Why, for each status that is an error."""
+        self.pending = 1
+
+    def refuse(self, place: int, code: int, text: str) -> None:
+        """The frame whose status stands at `place` was not accepted after all."""
+        self.statuses[place] = code
+        self.statuses[place + 1] = 0
+        self.texts[code] = text
+
+
+class Group:
+    """Frames and records that are written together."""
+
+    __slots__ = (
+        "began_ns", "buffers", "byte_count", "callbacks", "duplicates", "end_position", "entries", "first_row",
+        "needs_sync", "on_synced", "on_written", "records", "rows", "synced_entries",
+        "waits_since_ns", "written_entries",
+    )  # fmt: skip
+
+    def __init__(self, began_ns: int = 0) -> None:
+        """`began_ns`: when the first of its frames came, monotonic; 0: it has none."""
+        self.began_ns = began_ns
+        self.buffers: list[tuple[Any, int, int]] = []
+        """(holder, start, end): adjacent frames of one holder are one buffer."""
+        self.byte_count = 0
+        self.end_position = 0
+        self.entries: list[tuple[Partition, Stored, int, Publication, int]] = []
+        """(partition, frame, result index, publication, place of its status)."""
+        self.written_entries: list[tuple[Partition, Stored]] = []
+        """Visible once written."""
+        self.synced_entries: list[tuple[Partition, Stored]] = []
+        """Visible once synced."""
+        self.on_written: list[Publication] = []
+        self.on_synced: list[Publication] = []
+        self.duplicates: list[tuple[Publication, int]] = []
+        """(publication, place of its status): what they repeat may stand in this group."""
+        self.records: list[bytes] = []
+        """The control records at its end."""
+        self.callbacks: list[Done] = []
+        self.needs_sync = False
+        self.waits_since_ns = 0
+        """Since when it is left open for more publications, monotonic; 0: it is not."""
+        self.rows: Any = None
+        """Result rows from `first_row` on, with those of `entries`, kept until it is durable."""
+        self.first_row = 0

@@ -1,0 +1,474 @@
+"""PUBLISH on its way in: bundles through the admission kernel into the open groups.
+
+    bundle --kernel--> result rows --> logged frames: journal's open group
+                                   --> memory frames: visible at the end of the turn
+                                   --> refused frames: their status
+
+One call a bundle; the rows of all bundles of a turn stand one behind the other until every open
+group is written.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from danube_fast.broker.admission import admission
+from danube_fast.broker.admission.layout import INT64_MAX, Mode, PartitionWord, ProducerWord
+from danube_fast.broker.admission.tables import AdmissionTables
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.records import Reserved
+from danube_fast.broker.subscription.consumer import Stored
+from danube_fast.errors import InvalidArgument, ResourceExhausted
+from danube_fast.frame.check import describe_fault
+from danube_fast.frame.kernel import address_of, direct
+from danube_fast.frame.layout import (
+    AT_BUNDLE_FRAME_COUNT,
+    BUNDLE_ENTRY_BYTES,
+    BUNDLE_HEADER_BYTES,
+    FRAME_BYTES_CAP,
+)
+from danube_fast.ring.counters import HISTOGRAM_WORDS, observe
+from danube_fast.workers.shard.publish.group import Group
+from danube_fast.workers.shard.publish.journal import Journal, Publication
+
+__all__ = ["Intake"]
+
+_admit = direct(admission.admit)
+
+RESERVE_BLOCK_MAX = 1 << 32
+PARTITION_ID_BYTES = 4
+BUNDLE_SHARE_MIN = 4
+"""A frame that stays in memory for long is copied if it is less than this part of its bundle."""
+LAG_BYTES_MAX = 8 * 1024 * 1024
+"""What consumers of a non_reliable topic may be behind before its producers are held up a little."""
+FLOOD_BYTES_MIN = 128 * 1024
+"""Only bundles of this size are: who publishes one by one, or at a modest rate, waits for nobody."""
+HOLD_NS = 50_000_000
+STILL_NS = 250_000_000
+"""A consumer that took nothing for so long holds up nobody."""
+_U32 = struct.Struct("<I")
+_START = struct.Struct("<II")
+"""How many frames a bundle has, and the partition of the first."""
+_MODE = int(PartitionWord.MODE)
+_MEMORY = int(Mode.MEMORY)
+Outcome = tuple[int, list[int]]
+"""Request number of a PUBLISH, and status and offset of each of its frames, flat."""
+OK = admission.STATUS_OK
+DUPLICATE = admission.STATUS_DUPLICATE
+TOLD = (OK, DUPLICATE, admission.STATUS_THROTTLED)
+"""Beside these a number tells more."""
+
+
+def _invalid_text(fault: int) -> str:
+    if fault == admission.OVERLAP:
+        return (
+            "some of the frame's messages were accepted before and some were not; a resend must be "
+            "cut into the same frames as the first time"
+        )
+    if fault == admission.FRAME_TOO_LARGE:
+        return (
+            f"a frame of several messages may have {FRAME_BYTES_CAP} bytes; send fewer messages in "
+            "it (one message alone may be larger)"
+        )
+    return f"damaged frame: {describe_fault(fault)}; see docs/protocol.md"
+
+
+def _nobody(publication: Publication, place: int, partition_id: int, frame: memoryview) -> bool:
+    return False
+
+
+def _free(partition: Partition, rate: Any, messages: int, byte_count: int) -> None:
+    """Rates are the worker's business."""
+
+
+def _at_once(partition: Partition) -> int:
+    return 0
+
+
+class Intake:
+    """Admits bundles for one worker."""
+
+    def __init__(
+        self, tables: AdmissionTables, journals: list[Journal], bundle_bytes_max: int
+    ) -> None:
+        self.bundle_bytes_max = bundle_bytes_max
+        self.tables = tables
+        self.journals = journals
+        self.partitions_by_slot: dict[int, Partition] = {}
+        self.partitions_by_id: dict[int, Partition] = {}
+        self.result_index = 0
+        self.memory_entries: list[tuple[Partition, Stored]] = []
+        """Frames that are visible at the end of this turn."""
+        self._unsafe: dict[int, deque[tuple[int, Stored | None, Publication]]] = {}
+        """By partition: frames that wait for a durable reservation of their offsets, by their end;
+        and resends of such."""
+        self.touched: dict[int, Partition] = {}
+        """Partitions that reserve offsets and took messages lately."""
+        self.forward: Callable[[Publication, int, int, memoryview], bool] = _nobody
+        """See `Forwarder.publish`."""
+        self.charge: Callable[[Partition, Any, int, int], None] = _free
+        self.wait_ms: Callable[[Partition], int] = _at_once
+        """See `Limits`."""
+        self.answered: list[Publication] = []
+        """Publications that wait for nothing."""
+        self.held: deque[tuple[int, Partition, Publication]] = deque()
+        """Publications to non_reliable topics whose ack waits for consumers that are close behind, at
+        most until a monotonic time: better a short wait than a loss."""
+        self.lag_bytes_hopeless = 0
+        """Who is so far behind loses messages anyway."""
+        self._now_ns = 0
+        self.ack_times = [0] * HISTOGRAM_WORDS
+        """How long publishes waited for a log: the words of `Histogram.ACK`."""
+        self.bundles_in = 0
+        self.frames_in = 0
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.frames_answered = 0
+        self.duplicates = 0
+        self.refused = 0
+
+    def begin_turn(self, now_ns: int) -> None:
+        """Reuse the result rows if no group needs them any more. `now_ns` is monotonic."""
+        self._now_ns = now_ns
+        for journal in self.journals:
+            if journal.has_open_group:
+                return
+        self.result_index = 0
+
+    def publish(
+        self, publication: Publication, part: zmq.Frame | bytes | bytearray, now_ns: int
+    ) -> None:
+        """Admit one bundle."""
+        buffer = part.buffer if isinstance(part, zmq.Frame) else part
+        size = len(buffer)
+        if size > self.bundle_bytes_max:
+            code = InvalidArgument.code
+            limit = self.bundle_bytes_max
+            publication.texts[code] = (
+                f"a bundle of {size} bytes is over the limit of {limit}; send less"
+            )
+            publication.statuses = [code, 0]
+            self.refused += 1
+            self._finish(publication)
+            return
+        if not self._stays_in_memory(buffer):
+            for journal in self.journals:
+                journal.reserve(size)
+        session = publication.session
+        skip = 0
+        while True:
+            count = _admit(
+                self.tables.address, address_of(buffer), size, session, self.result_index, skip,
+                now_ns,
+            )  # fmt: skip
+            if count == admission.TOO_MANY_FRAMES:
+                self._make_room(buffer, size)
+                continue
+            if count < 0:
+                self._refuse_bundle(publication, count)
+                return
+            skip = self._sort(publication, part, buffer, count, skip)
+            if skip == count:
+                break
+        self.result_index += count
+        self.bytes_in += size
+        self.bundles_in += 1
+        self._finish(publication)
+
+    def _stays_in_memory(self, buffer: Any) -> bool:
+        """Whether it is one frame, for a partition that writes to no log: then no log needs room."""
+        if len(buffer) < AT_BUNDLE_FRAME_COUNT + _START.size:
+            return False
+        count, partition_id = _START.unpack_from(buffer, AT_BUNDLE_FRAME_COUNT)
+        partition = self.partitions_by_id.get(partition_id) if count == 1 else None
+        if partition is None:
+            return False
+        # the very word that the kernel reads, whatever is about to change
+        return bool(self.tables.partitions[partition.slot, _MODE] == _MEMORY)
+
+    def _make_room(self, buffer: Any, size: int) -> None:
+        """Write the open groups, which gives their result rows back; grow the table if need be."""
+        frame_count = _U32.unpack_from(buffer, AT_BUNDLE_FRAME_COUNT)[0]
+        for journal in self.journals:
+            journal.write()
+        self.result_index = 0
+        if frame_count > len(self.tables.results):
+            self.tables.grow_results(frame_count)
+        for journal in self.journals:
+            journal.reserve(size)
+
+    def _refuse_bundle(self, publication: Publication, fault: int) -> None:
+        code = InvalidArgument.code
+        publication.texts[code] = f"damaged bundle: {describe_fault(fault)}; see docs/protocol.md"
+        publication.statuses = [code, 0]
+        self.refused += 1
+        self._finish(publication)
+
+    def _sort(self, publication: Publication, part: Any, buffer: Any, count: int, skip: int) -> int:
+        """Look at result rows from `skip` on; returns where admission has to go on, or `count`."""
+        first = self.result_index
+        rows = self.tables.results[first + skip : first + count].tolist()
+        statuses = publication.statuses
+        for index, row in enumerate(rows, skip):
+            status = row[0]
+            stopped = status == admission.NEED_RESERVATION
+            if status == OK:
+                self._accepted(publication, part, index, count, first + index, row)
+            elif status == DUPLICATE:
+                self.duplicates += 1
+                partition = self.partitions_by_slot[row[1]]
+                unsafe = self._unsafe.get(partition.partition_id)
+                if unsafe:
+                    publication.pending += 1
+                    unsafe.append((unsafe[-1][0], None, publication))
+                elif partition.logged:
+                    journal = self.journals[partition.log_slot]
+                    journal.wait_for_original(publication, len(statuses))
+            elif stopped:
+                partition = self.partitions_by_slot[row[1]]
+                stuck = self.journals[partition.log_slot].stuck
+                if stuck is None and self.reserve_offsets(partition, urgent=True):
+                    return index
+                status = ResourceExhausted.code
+                publication.texts[status] = f"no more offsets could be reserved: {stuck}"
+            elif status == admission.STATUS_NOT_OWNER and self._forward(
+                publication, buffer, index, row
+            ):
+                status = OK
+            elif status == admission.STATUS_THROTTLED:
+                row[2] = self.wait_ms(self.partitions_by_slot[row[1]])
+            else:
+                self._explain(publication, status, row)
+            statuses.append(status)
+            statuses.append(row[2] if status in TOLD else 0)
+            if stopped:
+                return index + 1
+        return count
+
+    def _forward(self, publication: Publication, buffer: Any, index: int, row: list[int]) -> bool:
+        """Pass a frame on to the worker that owns its partition, if that is known."""
+        entry = BUNDLE_HEADER_BYTES + index * BUNDLE_ENTRY_BYTES
+        partition_id = int.from_bytes(buffer[entry : entry + PARTITION_ID_BYTES], "little")
+        frame = memoryview(buffer)[row[4] : row[4] + row[5]]
+        return self.forward(publication, len(publication.statuses), partition_id, frame)
+
+    def _accepted(
+        self,
+        publication: Publication,
+        part: Any,
+        index: int,
+        count: int,
+        result_index: int,
+        row: list[int],
+    ) -> None:
+        _, slot, offset, messages, start, frame_bytes, position, producer_slot, _, _, flags = row
+        partition = self.partitions_by_slot[slot]
+        producer_id = int(self.tables.producers[producer_slot, ProducerWord.PRODUCER_ID])
+        stored = Stored(
+            partition.partition_id, offset, offset + messages, messages, frame_bytes,
+            producer_id, part, start, index, count, is_delayed=flags != 0,
+        )  # fmt: skip
+        self.frames_in += 1
+        self.messages_in += messages
+        if partition.rate is not None:
+            self.charge(partition, partition.rate, messages, frame_bytes)
+        if position < 0:
+            self.touched[partition.partition_id] = partition
+            if partition.keeps_memory and frame_bytes * BUNDLE_SHARE_MIN < len(part):
+                stored.holder = bytes(
+                    memoryview(getattr(part, "buffer", part))[start:][:frame_bytes]
+                )
+                stored.start = stored.index = stored.bundle_frames = 0
+            self._show_when_safe(publication, partition, stored)
+            return
+        group = self.journals[partition.log_slot].open_group(self._now_ns)
+        place = len(publication.statuses)
+        group.entries.append((partition, stored, result_index, publication, place))
+        buffers = group.buffers
+        end = start + frame_bytes
+        if buffers and buffers[-1][0] is part and buffers[-1][2] == start:
+            buffers[-1] = (part, buffers[-1][1], end)
+        else:
+            buffers.append((part, start, end))
+        group.byte_count += frame_bytes
+        strict = partition.strict
+        if not strict:
+            self.touched[partition.partition_id] = partition
+            # without a durable reservation of its offset, or behind a frame that waits for a sync,
+            # a frame of an `os` topic waits too
+            strict = stored.end_offset > partition.safe_until
+            strict = strict or partition.strict_end > partition.visible
+        if not strict:
+            group.written_entries.append((partition, stored))
+            waiting = group.on_written
+        else:
+            partition.strict_end = stored.end_offset
+            group.synced_entries.append((partition, stored))
+            group.needs_sync = True
+            waiting = group.on_synced
+        if not waiting or waiting[-1] is not publication:
+            waiting.append(publication)
+            publication.pending += 1
+
+    def _show_when_safe(
+        self, publication: Publication, partition: Partition, stored: Stored
+    ) -> None:
+        """A frame that is kept in memory: visible now, or when its offsets are reserved durably."""
+        if stored.end_offset <= partition.safe_until:
+            self.memory_entries.append((partition, stored))
+            bundle: Any = stored.holder
+            flood = not partition.reliable and len(bundle) >= FLOOD_BYTES_MIN
+            if flood and self._is_followed(partition):
+                self.held.append((self._now_ns + HOLD_NS, partition, publication))
+                publication.pending += 1
+            return
+
+        publication.pending += 1
+        unsafe = self._unsafe.setdefault(partition.partition_id, deque())
+        unsafe.append((stored.end_offset, stored, publication))
+
+    def _is_followed(self, partition: Partition) -> bool:
+        """Whether the last of the consumers is behind and moving, and nothing was lost to it yet."""
+        behind, offset = partition.lag()
+        if offset != partition.last_offset:
+            partition.last_offset, partition.last_moved_ns = offset, self._now_ns
+        moving = self._now_ns - partition.last_moved_ns < STILL_NS
+        return moving and LAG_BYTES_MAX < behind < self.lag_bytes_hopeless
+
+    def answer(self, group: Group, publications: list[Publication]) -> None:
+        """A group was written, or synced: some have waited for that."""
+        if publications and group.began_ns:
+            observe(self.ack_times, self._now_ns - group.began_ns, len(publications))
+        for publication in publications:
+            self._finish(publication)
+
+    def take_answers(self) -> tuple[dict[int, list[Outcome]], dict[int, dict[int, str]]]:
+        """Outcomes of what waits for nothing any more, and the texts of refusals, by session."""
+        by_session: dict[int, list[Outcome]] = {}
+        texts: dict[int, dict[int, str]] = {}
+        if not self.answered:
+            return by_session, texts
+        answered, self.answered = self.answered, []
+        for publication in answered:
+            if publication.done is not None:
+                publication.done(publication)
+                continue
+            outcome = (publication.request, publication.statuses)
+            by_session.setdefault(publication.session, []).append(outcome)
+            self.frames_answered += len(publication.statuses) // 2
+            if publication.texts:
+                texts.setdefault(publication.session, {}).update(publication.texts)
+        return by_session, texts
+
+    def release_held(self) -> None:
+        """Answer those whose consumers have caught up, or who waited long enough."""
+        held = self.held
+        while held:
+            until_ns, partition, publication = held[0]
+            if self._now_ns < until_ns and partition.lag()[0] > LAG_BYTES_MAX:
+                return
+            held.popleft()
+            self._finish(publication)
+
+    def _show_safe(self, partition: Partition) -> None:
+        """More offsets of a partition are reserved durably: show what waited for that."""
+        waiting = self._unsafe.get(partition.partition_id)
+        while waiting and waiting[0][0] <= partition.safe_until:
+            _, stored, publication = waiting.popleft()
+            if stored is not None:
+                self.memory_entries.append((partition, stored))
+            self._finish(publication)
+
+    def forget(self, partition: Partition) -> None:
+        """A partition was removed."""
+        self.touched.pop(partition.partition_id, None)
+        for _, _, publication in self._unsafe.pop(partition.partition_id, ()):
+            self._finish(publication)
+
+    def _explain(self, publication: Publication, status: int, row: list[int]) -> None:
+        self.refused += 1
+        if status == InvalidArgument.code:
+            text = _invalid_text(row[2])
+            if row[2] == admission.MESSAGE_TOO_LARGE:
+                refusing = self.partitions_by_slot[row[1]]
+                limit = refusing.policy.message_bytes_max
+                text = (
+                    f"{refusing.topic} takes messages of at most {limit} bytes (message_bytes_max "
+                    "of its policy); send smaller ones, or raise it: danube-fast topics set-policy"
+                )
+        elif status == ResourceExhausted.code:
+            slot = row[1]
+            partition = self.partitions_by_slot.get(slot)
+            journal = self.journals[partition.log_slot] if partition else None
+            text = (partition.refusal if partition else "") or (journal.refusal if journal else "")
+        elif status == admission.STATUS_TOO_OLD:
+            text = (
+                "accepted before, but too long ago to name its offset: only the last 64 batches of "
+                "a producer are remembered"
+            )
+        elif status == admission.STATUS_FENCED:
+            text = "the producer is not open on this session, or a newer one of its name took over"
+        elif status == admission.STATUS_NOT_OWNER:
+            text = "this worker does not own the partition; look the topic up again"
+        elif status == admission.STATUS_OUT_OF_SEQUENCE:
+            text = "an earlier batch of this producer is missing; send that one first"
+        else:
+            text = "refused"
+        publication.texts[status] = text
+
+    def _finish(self, publication: Publication) -> None:
+        """One of the things a publication waited for is done; admission itself is one of them."""
+        publication.pending -= 1
+        if publication.pending == 0:
+            self.answered.append(publication)
+
+    # ------------------------------------------------------------ offsets
+
+    def reserve_offsets(self, partition: Partition, *, urgent: bool = False) -> bool:
+        """Reserve the next block of a partition's offsets in the log.
+
+        With `urgent` the offsets can be used at once, by messages that wait for the record;
+        otherwise when it is durable. False if the partition needs none.
+        """
+        words = self.tables.partitions[partition.slot]
+        until = int(words[PartitionWord.NEXT_OFFSET]) + partition.reserve_block
+        if int(words[PartitionWord.RESERVED_UNTIL]) == INT64_MAX:
+            return False
+        partition.reserving_until = max(partition.reserving_until, until)
+        partition.reserve_block = min(2 * partition.reserve_block, RESERVE_BLOCK_MAX)
+        journal = self.journals[partition.log_slot]
+
+        def use(error: Any = None) -> None:
+            if error is not None:
+                journal.wait_again(use)
+                return
+            allow()
+            partition.safe_until = max(partition.safe_until, until)
+            self._show_safe(partition)
+
+        def allow() -> None:
+            row = self.tables.partitions[partition.slot]
+            if row[PartitionWord.RESERVED_UNTIL] != INT64_MAX:
+                row[PartitionWord.RESERVED_UNTIL] = max(
+                    int(row[PartitionWord.RESERVED_UNTIL]), until
+                )
+
+        journal.record(Reserved(partition.partition_id, until), use)
+        if urgent:
+            allow()
+        return True
+
+    def needs_reservation(self, partition: Partition) -> bool:
+        """More than half of the last block is used."""
+        row = self.tables.partitions[partition.slot]
+        if row[PartitionWord.MODE] == Mode.CLOSED:
+            return False
+        if row[PartitionWord.RESERVED_UNTIL] == INT64_MAX:
+            return False
+        left = partition.safe_until - int(row[PartitionWord.NEXT_OFFSET])
+        return left < partition.reserve_block // 4

@@ -1,0 +1,499 @@
+"""One log of a worker and the groups on their way through it.
+
+    admit -> open group -> write (one pwritev) -> queued for sync -> synced -> acks, deliveries
+             positions     `os` topics: visible                      `fsync` topics: visible
+             are given
+
+While a sync runs, a small open group waits and grows: it goes out with the next sync. Where many
+clients publish one by one it waits for more of them, too, 1 ms at most (decision 17). A group that
+holds anything for an `os` topic never waits. Control records ride at the end of a group.
+Used by the worker's loop only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+
+from danube_fast.broker.admission.layout import LogWord, ResultWord
+from danube_fast.broker.admission.tables import AdmissionTables
+from danube_fast.broker.records import Record, encode_record
+from danube_fast.config import Settings
+from danube_fast.errors import DanubeError, Internal, ResourceExhausted
+from danube_fast.frame.layout import HEADER_BYTES
+from danube_fast.wal.control import make_control_frame, stamp_control_frame
+from danube_fast.wal.log import Log
+from danube_fast.workers.shard.publish.group import Done, Group, Publication
+from danube_fast.workers.shard.publish.runs import make_runs
+
+__all__ = ["Done", "Group", "Journal", "Publication"]
+
+_log = logging.getLogger(__name__)
+
+HOLD_BYTES_MAX = 256 * 1024
+"""An open group of this size no longer waits for the sync before it."""
+SIBLINGS_MIN = 4
+"""So many publications in the last group: more clients wait for their acks, and will be back."""
+SIBLINGS_MAX = 32
+"""A group of so many publications waits for no more."""
+SIBLINGS_WAIT_NS = 1_000_000
+"""How long an open group waits for as many publications as the last one had."""
+SIBLINGS_BYTES_MAX = 16 * 1024
+"""A group of this size waits for no more: its PAD frame is small beside it."""
+UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
+"""A log of `os` topics is synced at least this often, so that little is at stake at a failed sync."""
+IN_FLIGHT_BYTES_MAX = 128 * 1024 * 1024
+"""Frames that wait in memory for a sync, per log: a disk that hangs must not take all memory. A disk
+that keeps up has 32 full groups of work queued by then, so it never waits for more."""
+BEHIND_BYTES_MAX = 1024 * 1024 * 1024
+"""How far the disk may be behind what was written, per log. `os` frames wait in the page cache, not
+here, but after a failed sync they are read and written again at once."""
+SYNC_BACKLOG_MAX = 768
+"""Syncs that may be queued: the queue has 1,024 places, and a full one would stop the loop."""
+CONTROL_RECORD_OVERHEAD_BYTES = 16
+CONTROL_FRAME_OVERHEAD_BYTES = HEADER_BYTES + 256
+CONTROL_RECORDS_PER_FRAME_MAX = 4096
+RECORD_BYTES_PER_GROUP_MAX = 1024 * 1024
+"""Many records go in several groups, each of about this size."""
+RECORDS_RETRY_NS = 100_000_000
+"""When records that found no room are tried again."""
+
+
+class Journal:
+    """A log, its open group and its groups in flight."""
+
+    def __init__(
+        self, log: Log, log_slot: int, tables: AdmissionTables, settings: Settings
+    ) -> None:
+        self.log = log
+        self.log_slot = log_slot
+        self._tables = tables
+        self._settings = settings
+        self._group: Group | None = None
+        self._in_flight: deque[Group] = deque()
+        self._in_flight_bytes = 0
+        self._just_written: list[Group] = []
+        self._records: list[bytes] = []
+        self._record_bytes = 0
+        self._record_callbacks: list[Done] = []
+        self._now_ns = self._retry_ns = 0
+        self.stuck: DanubeError | None = None
+        """Why records could not be written the last time; they wait."""
+        self.broken = ""
+        """Why nothing can be made durable; empty unless a failed sync could not be repaired."""
+        self.repair_due_ns = 0
+        self.changing = 0
+        """Records under way that take effect only when they are durable: no snapshot meanwhile."""
+        self.taken_back: set[int] = set()
+        """Log positions of the frames that `void_unsynced` took back."""
+        self._queued = 0
+        self.refusal = ""
+        """Why the log takes no frames just now; empty when it does."""
+        self.last_write_ns = 0
+        self.group_count = 0
+        self._siblings = 0
+        """Publications that the last group with frames had waiting for its sync."""
+        self.marked = True
+        self.snapshot: tuple[int, bytes] | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Tell the kernel where the log stands; only while no group is open."""
+        log = self.log
+        self._tables.set_log(
+            self.log_slot,
+            log_id=log.log_id,
+            position=log.written_position,
+            epoch=log.epoch,
+            synced=log.synced_position,
+        )
+
+    # ------------------------------------------------------------ filling a group
+
+    def reserve(self, byte_count: int) -> None:
+        """Make room for up to `byte_count` more bytes of frames in the open group.
+
+        If the log has no room or its disk is too far behind, the kernel is told to refuse frames for
+        it, with ResourceExhausted.
+        """
+        if self.broken:
+            self.refuse(self.broken)
+            return
+        if self._is_behind(byte_count):
+            if self._group is not None:
+                self.write()
+            self.refuse(
+                "the disk does not keep up with what is published: "
+                f"{self.log.written_position - self.log.synced_position} bytes wait for a sync; "
+                "send again later, and check the disk if it goes on"
+            )
+            return
+        group = self._group
+        if group is not None:
+            needed = group.byte_count + byte_count + self._control_bytes()
+            if needed <= self.log.room_bytes:
+                return
+            self.write()
+        needed = byte_count + min(self._control_bytes(), RECORD_BYTES_PER_GROUP_MAX)
+        try:
+            self.log.reserve(needed)
+        except DanubeError as error:
+            self.refuse(str(error))
+            return
+        self.refusal = ""
+        self.refresh()
+
+    def _is_behind(self, byte_count: int) -> bool:
+        """So much waits for the disk that `byte_count` more bytes may not."""
+        held = self._in_flight_bytes + byte_count
+        if self._group is not None:
+            held += self._group.byte_count
+        log = self.log
+        return bool(
+            (self._in_flight_bytes and held > IN_FLIGHT_BYTES_MAX)
+            or log.written_position - log.synced_position > BEHIND_BYTES_MAX
+            or log.sync_backlog > SYNC_BACKLOG_MAX
+        )
+
+    def refuse(self, reason: str) -> None:
+        """Have the kernel refuse frames for this log until the next successful `reserve`."""
+        self.refusal = reason
+        self._tables.logs[self.log_slot, LogWord.POSITION] = -ResourceExhausted.code
+
+    @property
+    def is_failing(self) -> bool:
+        """No frame is taken, for syncs fail."""
+        return bool(self.broken) or self.log.refusing
+
+    def check_takes(self) -> None:
+        """Raise Internal, with the cause, if `is_failing`."""
+        if self.is_failing:
+            raise Internal(self.broken or self.log.refusing_text)
+
+    def _control_bytes(self, count: int | None = None) -> int:
+        """Room that the first `count` waiting records need at most; None: all."""
+        if not self._records:
+            return 0
+        if count is None or count == len(self._records):
+            count, size = len(self._records), self._record_bytes
+        else:
+            size = sum(map(len, self._records[:count]))
+        frames = 1 + count // CONTROL_RECORDS_PER_FRAME_MAX
+        return size + count * CONTROL_RECORD_OVERHEAD_BYTES + frames * CONTROL_FRAME_OVERHEAD_BYTES
+
+    def open_group(self, now_ns: int = 0) -> Group:
+        """The group that takes the next frame."""
+        if self._group is None:
+            self._group = Group(now_ns)
+        return self._group
+
+    def last_group(self) -> Group | None:
+        """The newest group that is not synced yet: a duplicate waits for it."""
+        if self._group is not None:
+            return self._group
+        if self._in_flight:
+            return self._in_flight[-1]
+        return None
+
+    def wait_for_original(self, publication: Publication, place: int) -> None:
+        """A duplicate is acked when what came before it is durable; or refused as that was."""
+        group = self.last_group()
+        if group is not None:
+            group.duplicates.append((publication, place))
+            group.on_synced.append(publication)
+            publication.pending += 1
+
+    def record(self, record: Record, done: Done | None = None) -> None:
+        """Write a state record with the next group; `done` when it is synced."""
+        data = encode_record(record)
+        self._records.append(data)
+        self._record_bytes += len(data)
+        if done is not None:
+            self._record_callbacks.append(done)
+
+    def wait_again(self, done: Done) -> None:
+        """For a `done` that was called with an error: its record is kept, and it waits on."""
+        self._record_callbacks.append(done)
+
+    def record_again(self, records: list[bytes]) -> None:
+        """Records that were written in vain: they go before those that came since."""
+        self._records[:0] = records
+        self._record_bytes += sum(map(len, records))
+
+    # ------------------------------------------------------------ writing
+
+    @property
+    def syncing(self) -> bool:
+        """A group is between write and sync."""
+        return bool(self._in_flight) and self._in_flight[-1].needs_sync
+
+    def commit(self, now_ns: int) -> None:
+        """End of a turn: write the open group unless it is better to let it grow."""
+        self._now_ns = now_ns
+        if self.log.sync_is_put_off:
+            self.log.sync()
+        group = self._group
+        if group is None and (not self._records or now_ns < self._retry_ns):
+            return
+        if self.syncing and (
+            group is None or (not group.on_written and group.byte_count < HOLD_BYTES_MAX)
+        ):
+            return
+        if self.gathers and group is not None and self._waits_for_siblings(group, now_ns):
+            return
+        self.write(now_ns)
+
+    @property
+    def gathers(self) -> bool:
+        """Many clients publish one by one: no group is written for the first of them alone."""
+        return self._siblings >= SIBLINGS_MIN
+
+    @property
+    def waits(self) -> bool:
+        """The open group waits for more publications, `SIBLINGS_WAIT_NS` at most."""
+        return self._group is not None and self._group.waits_since_ns > 0
+
+    def _waits_for_siblings(self, group: Group, now_ns: int) -> bool:
+        """Whether `group` is left open, as more publications than it has are likely to come soon."""
+        if (
+            group.on_written
+            or group.byte_count >= SIBLINGS_BYTES_MAX
+            or len(group.on_synced) >= min(self._siblings, SIBLINGS_MAX)
+        ):
+            return False
+        group.waits_since_ns = group.waits_since_ns or now_ns
+        return now_ns - group.waits_since_ns < SIBLINGS_WAIT_NS
+
+    def write(self, now_ns: int = 0) -> None:
+        """Write the open group and the records, and queue the sync."""
+        group, self._group = self._group, None
+        if group is not None:
+            self._siblings = len(group.on_synced)
+            # the frames have their places in this segment; records that came since may not fit
+            fits = group.byte_count + self._control_bytes() <= self.log.room_bytes
+            self._write(group, self._take_records(group) if fits else [], now_ns)
+        while self._records and self._write_records(now_ns):
+            pass
+
+    def _write_records(self, now_ns: int) -> bool:
+        """Write a group of nothing but records, as many as go into one; False if that failed."""
+        if self.broken:
+            self._fail_records(Internal(self.broken))
+            return False
+        count = self._records_of_a_group()
+        try:
+            self.log.reserve(self._control_bytes(count), control=True)
+        except DanubeError as error:
+            self._fail_records(error)
+            return False
+        self.refresh()
+        group = Group()
+        return self._write(group, self._take_records(group, count), now_ns)
+
+    def _records_of_a_group(self) -> int:
+        """How many of the waiting records go into one group; at least one."""
+        limit = min(RECORD_BYTES_PER_GROUP_MAX, self._settings.segment_bytes // 4)
+        if self._record_bytes <= limit:
+            return len(self._records)
+        size = count = 0
+        while size < limit and count < len(self._records):
+            size += len(self._records[count]) + CONTROL_RECORD_OVERHEAD_BYTES
+            count += 1
+        return max(1, count - 1)
+
+    def _write(self, group: Group, records: list[memoryview], now_ns: int) -> bool:
+        """Write one group, whose frames and records are stamped; False if that failed."""
+        views = [
+            memoryview(getattr(holder, "buffer", holder))[start:end]
+            for holder, start, end in group.buffers
+        ]
+        try:
+            self.log.append(views + records, group.byte_count, self._runs(group))
+        except DanubeError as error:
+            self._write_failed(group, error)
+            return False
+        self.refresh()
+        if records:
+            self.stuck = None
+            group.records = []
+        group.end_position = self.log.written_position
+        self.group_count += 1
+        self.last_write_ns = now_ns or self.last_write_ns
+        self.marked = False
+        if group.needs_sync or group.on_synced or group.callbacks:
+            self._in_flight.append(group)
+            self._in_flight_bytes += group.byte_count
+        self._just_written.append(group)
+        if group.needs_sync or self.log.written_position - self._queued > UNSYNCED_BYTES_MAX:
+            self._queued = self.log.written_position
+            self.log.sync()
+        return True
+
+    def _take_records(self, group: Group, count: int | None = None) -> list[memoryview]:
+        """The first `count` waiting records as stamped control frames behind the group's frames."""
+        frames = []
+        group.records = self._records[:count]
+        del self._records[: len(group.records)]
+        self._record_bytes -= sum(map(len, group.records))
+        for at in range(0, len(group.records), CONTROL_RECORDS_PER_FRAME_MAX):
+            some = group.records[at : at + CONTROL_RECORDS_PER_FRAME_MAX]
+            frame = make_control_frame(some)
+            row = self._tables.logs[self.log_slot]
+            position = int(row[LogWord.POSITION])
+            stamp_control_frame(
+                frame,
+                len(some),
+                log_id=self.log.log_id,
+                position=position,
+                base_offset=0,
+                append_time_ns=0,
+                synced_position=self.log.synced_position,
+                epoch=self.log.epoch,
+            )
+            row[LogWord.POSITION] = position + len(frame)
+            group.byte_count += len(frame)
+            group.needs_sync = True
+            frames.append(memoryview(frame))
+        if not self._records:  # who waits, waits for all of them
+            group.callbacks.extend(self._record_callbacks)
+            self._record_callbacks = []
+        return frames
+
+    def _runs(self, group: Group) -> Any:
+        """Index entries of the group's frames."""
+        entries = group.entries
+        if not entries:
+            return None
+        first, stop = entries[0][2], entries[-1][2] + 1
+        group.rows, group.first_row = self._tables.results[first:stop].copy(), first
+        runs = make_runs(self._tables, self.log_slot, first, stop)
+        if len(runs) != len(entries):  # a frame that is not indexed would be lost later
+            raise Internal(f"{len(entries)} frames of a group have {len(runs)} index entries")
+        return runs
+
+    def _fail_records(self, error: DanubeError) -> None:
+        """Tell who waits. The records themselves stay: they say what is so in memory already."""
+        self.stuck = error
+        self._retry_ns = self._now_ns + RECORDS_RETRY_NS
+        callbacks, self._record_callbacks = self._record_callbacks, []
+        for done in callbacks:
+            done(error)
+
+    def _write_failed(self, group: Group, error: DanubeError) -> None:
+        """Nothing of the group was written: give offsets and sequences back, tell everybody."""
+        self.refusal = str(error)
+        _log.error("write to log %d failed: %s", self.log.log_id, error)
+        for _, _, index, publication, place in reversed(group.entries):
+            self._tables.undo(index)
+            publication.refuse(place, ResourceExhausted.code, str(error))
+        self.refresh()
+        self._void(group, error)
+        self._in_flight.append(group)
+        self._in_flight_bytes += group.byte_count
+        self._just_written.append(group)
+        if group.records:
+            records, group.records = group.records, []
+            self.record_again(records)
+            self._fail_records(error)
+
+    def _void(self, group: Group, error: DanubeError) -> None:
+        """Nothing of the group will be shown; its publications are answered as they stand."""
+        callbacks, group.callbacks = group.callbacks, []
+        for done in callbacks:
+            done(error)
+        for publication, place in group.duplicates:
+            # Perhaps the original is durable: then the next repetition will be told so.
+            publication.refuse(place, error.code, str(error))
+        group.duplicates = []
+        group.entries = []
+        group.written_entries = []
+        group.synced_entries = []
+        group.needs_sync = False
+        group.end_position = self.log.written_position
+
+    def void_unsynced(self, error: DanubeError) -> None:
+        """A sync failed: take back, newest first, every frame that waited for it.
+
+        Call it when all groups that are durable were taken with `completed`. Frames that were shown
+        already, those of `os` topics, stay (the caller writes them again).
+        """
+        groups = list(self._in_flight)
+        if self._group is not None:
+            groups.append(self._group)
+            self._in_flight.append(self._group)
+            self._in_flight_bytes += self._group.byte_count
+            self._just_written.append(self._group)
+            self._group = None
+        for group in reversed(groups):
+            self._take_back(group, error)
+            self._void(group, error)
+        self.snapshot = None  # it knows of frames that were taken back
+
+    def _take_back(self, group: Group, error: DanubeError) -> None:
+        """Undo the frames of one group that were not shown; the newest group first."""
+        shown = {id(stored) for _, stored in group.written_entries}
+        results = self._tables.results
+        for number in range(len(group.entries) - 1, -1, -1):
+            _, stored, index, publication, place = group.entries[number]
+            if group.rows is None:
+                self._tables.undo(index)
+            elif id(stored) in shown:
+                continue
+            else:
+                # The row may belong to an open group of another log by now.
+                row = group.rows[index - group.first_row]
+                self.taken_back.add(int(row[ResultWord.LOG_POSITION]))
+                borrowed = results[index].copy()
+                results[index] = row
+                self._tables.undo(index)
+                results[index] = borrowed
+            publication.refuse(place, error.code, str(error))
+
+    # ------------------------------------------------------------ completion
+
+    @property
+    def busy(self) -> bool:
+        """Something is on its way to the disk."""
+        return self._group is not None or bool(self._records) or bool(self._in_flight)
+
+    @property
+    def has_open_group(self) -> bool:
+        """Result rows of this turn or an earlier one are still needed."""
+        return self._group is not None
+
+    def just_written(self) -> list[Group]:
+        """Groups written since the last call."""
+        groups, self._just_written = self._just_written, []
+        return groups
+
+    def completed(self) -> list[Group]:
+        """Groups that are durable now, oldest first."""
+        if not self._in_flight:
+            return []
+        synced = self.log.synced_position
+        done = []
+        while self._in_flight:
+            group = self._in_flight[0]
+            if group.needs_sync and group.end_position > synced:
+                break
+            self._in_flight_bytes -= group.byte_count
+            done.append(self._in_flight.popleft())
+        return done
+
+    def when_durable(self, done: Done) -> None:
+        """Call `done` when everything recorded so far is durable; at once if it is already."""
+        if self._records:
+            self._record_callbacks.append(done)
+            return
+        groups = [*self._in_flight, self._group] if self._group else list(self._in_flight)
+        for group in reversed(groups):
+            if group.needs_sync:
+                group.callbacks.append(done)
+                return
+        done(None)
+
+    def sync_now(self) -> None:
+        """Make everything that is written durable, for a snapshot or before idling."""
+        if self.log.synced_position < self.log.written_position:
+            self.log.sync()

@@ -1,0 +1,127 @@
+"""After a failed sync (DESIGN 6): nothing unsynced is acked, nothing that was acked is lost.
+
+    log:    ... synced | cut | os frames      control frames      fsync frames      | written
+                              |               |                   +-> taken back, publishers get Internal
+                              |               +-> recorded again with the next group
+                              +-> open the new segment, same offsets, next epoch
+
+What lies behind the cut may or may not be on the disk, and a later sync that succeeds would prove
+nothing about it: the kernel reports a failed write once. So the log goes on in a new segment. The
+`os` frames are in it when it takes its place, in one step: SIGKILL at any moment loses none.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from danube_fast.errors import DanubeError, Internal
+from danube_fast.frame.kernel import address_of, direct
+from danube_fast.frame.layout import CONTROL_PARTITION_ID, HEADER_DTYPE, Flag
+from danube_fast.frame.stamp import stamp
+from danube_fast.frame.view import FrameView
+from danube_fast.wal.layout import RUN_DTYPE
+
+if TYPE_CHECKING:
+    from danube_fast.wal.log import Log
+    from danube_fast.workers.shard.worker import ShardWorker
+
+__all__ = ["append_frame", "repair_failed_sync"]
+
+_log = logging.getLogger(__name__)
+
+REPAIR_PAUSE_NS = 1_000_000_000
+_stamp = direct(stamp)
+
+
+def repair_failed_sync(worker: ShardWorker, slot: int) -> None:
+    """Back to service, see the module's drawing; called every turn until it succeeds.
+
+    Nothing is taken meanwhile: the frames that were acked must come first. The log serves again once
+    a sync of its new segment has succeeded; a disk on which none does is tried once a second.
+    """
+    log, journal = worker.logs[slot], worker.journals[slot]
+    fault = log.sync_fault
+    if fault is None:
+        return
+    reason = os.strerror(fault[0])
+    journal.void_unsynced(
+        Internal(
+            f"the disk failed to make this durable ({reason}); it was not accepted: send it again, "
+            "and check the disk of the data directory"
+        )
+    )
+    if journal.broken and worker.now_ns < journal.repair_due_ns:
+        return
+    _log.error("log %d: sync failed at position %d: %s", log.log_id, fault[1], reason)
+    journal.repair_due_ns = worker.now_ns + REPAIR_PAUSE_NS
+    try:
+        _cut(worker, slot)
+        log.reserve(0, control=True)
+    except DanubeError as error:
+        reason = str(error)
+    journal.broken = ""
+    if log.sync_fault is not None:
+        journal.broken = (
+            f"log {log.log_id} takes nothing, for its disk makes nothing durable ({reason}); check "
+            "the disk of the data directory"
+        )
+        journal.refuse(journal.broken)
+        return
+    journal.refresh()
+    log.sync()
+
+
+def _cut(worker: ShardWorker, slot: int) -> None:
+    """Keep what was acked, and end the segment. Raises ResourceExhausted, Internal."""
+    log, journal = worker.logs[slot], worker.journals[slot]
+    start = log.synced_position
+    kept = log.read(start, log.written_position - start)
+    records: list[bytes] = []
+    log.cut_after_fault(list(_frames_to_keep(worker, slot, memoryview(kept), records)))
+    journal.record_again(records)
+    journal.taken_back.clear()
+
+
+def _frames_to_keep(
+    worker: ShardWorker, slot: int, kept: memoryview, records: list[bytes]
+) -> Iterator[memoryview]:
+    """Frames that were not taken back; control records go into `records`."""
+    journal = worker.journals[slot]
+    at = 0
+    while at < len(kept):
+        header = np.frombuffer(kept, HEADER_DTYPE, 1, at)[0]
+        frame = kept[at : at + int(header["frame_bytes"])]
+        at += len(frame)
+        if header["flags"] & Flag.PAD:
+            continue
+        if int(header["partition_id"]) == CONTROL_PARTITION_ID:
+            records.extend(payload or b"" for payload in FrameView(frame).payloads())
+            continue
+        shown = int(header["log_position"]) not in journal.taken_back
+        partition = worker.catalog.by_id.get(int(header["partition_id"]))
+        if shown and partition is not None and partition.log_slot == slot:
+            yield frame
+
+
+def append_frame(log: Log, frame: memoryview) -> None:
+    """Write one frame again, in a group of its own: same offsets, new place and epoch."""
+    header = np.frombuffer(frame, HEADER_DTYPE, 1)[0]
+    position = log.reserve(len(frame))
+    _stamp(
+        address_of(frame), log.log_id, position, int(header["base_offset"]),
+        int(header["append_time_ns"]), log.synced_position, int(header["partition_id"]), log.epoch,
+        int(header["offset_span"]),
+    )  # fmt: skip
+    run = np.zeros(1, RUN_DTYPE)
+    run["partition_id"] = header["partition_id"]
+    run["base_offset"] = header["base_offset"]
+    run["offset_span"] = header["offset_span"]
+    run["position"] = position
+    run["byte_count"] = len(frame)
+    run["append_time_ns"] = header["append_time_ns"]
+    log.append([frame], len(frame), run)

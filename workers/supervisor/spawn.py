@@ -1,0 +1,282 @@
+"""What the supervisor makes once and hands to every child, and how a child is started.
+
+                    supervisor keeps every descriptor, so a restarted child finds
+                    the same memory as its predecessor
+      control, counters        memfd        all children
+      ring p -> q              memfd        p writes, q reads: (N+1) * N of them
+      doorbell i               eventfd      child i sleeps on it, all others ring it
+      liveness                 pipe         write end only here: its EOF is our death
+      admin socket             listening    coordinator
+
+No process is forked without exec, and all are started from the main thread: PR_SET_PDEATHSIG fires
+when the starting thread ends. Nothing has a name in a file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+
+import msgspec
+
+from danube_fast.children import child_environment, module_command
+from danube_fast.config import Settings
+from danube_fast.descriptors import IPC_DESCRIPTORS_MIN, descriptor_limit
+from danube_fast.errors import DataLoss, InvalidArgument, Unavailable
+from danube_fast.net.host import host_id
+from danube_fast.ring.control import ControlBlock, ProcessState
+from danube_fast.ring.counters import CounterBlock
+from danube_fast.ring.layout import BUCKET_TABLE_BYTES, ring_bytes
+from danube_fast.ring.memory import create_eventfd, create_memfd, format_ring, map_fd
+from danube_fast.ring.repair import apply_plan, plan_consumer, plan_producer, plan_stopped
+from danube_fast.workers.process.boot import COORDINATOR, BootConfig, worker_of_log
+from danube_fast.workers.supervisor.datadir import DataDirectory
+
+__all__ = ["Addresses", "Shared", "process_name"]
+
+STANDARD_ERROR = 2
+ALL_INTERFACES = ("0.0.0.0", "::", "*")  # noqa: S104 - recognised, not bound
+PORT_MAX = 65535
+ADMIN_BACKLOG = 128
+MODULES = {
+    "coordinator": "danube_fast.workers.coordinator.coordinator",
+    "worker": "danube_fast.workers.shard.worker",
+}
+"""Role -> module that runs it; tests put others in."""
+
+
+def process_name(process: int) -> str:
+    """What a process is called in texts."""
+    return "coordinator" if process == COORDINATOR else f"worker {process - 1}"
+
+
+class Addresses:
+    """Hosts and ports. Listen P: bootstrap P, admin P + 1, worker i P + 2 + i; 0: all chosen.
+
+    The admin port is on loopback unless the settings say otherwise: it asks for no password.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.host, port = split_address(settings.listen, "--listen")
+        last = port + 1 + settings.workers
+        if port and last > PORT_MAX:
+            raise InvalidArgument(
+                f"--listen {settings.listen} with {settings.workers} workers needs ports up to "
+                f"{last}; the highest is {PORT_MAX}"
+            )
+        self.ports = [port, *((port + 2 + i) if port else 0 for i in range(settings.workers))]
+        """By process index; 0 until the system has chosen one."""
+        self.admin_host, self.admin_port = _loopback_of(self.host), port + 1 if port else 0
+        if settings.admin:
+            self.admin_host, self.admin_port = split_address(settings.admin, "--admin")
+        self._given = {"--listen": settings.listen, "--admin": settings.admin}
+        self.advertise = settings.advertise or _reachable(self.host)
+        self.admin_socket = self._listen_admin()
+
+    def _listen_admin(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self.admin_host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self.admin_host, self.admin_port))
+            listener.listen(ADMIN_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise Unavailable(
+                f"cannot listen on {self.admin_host}:{self.admin_port} for the admin port: "
+                f"{error.strerror}; choose another address with --admin or --listen"
+            ) from error
+        self.admin_port = listener.getsockname()[1]
+        return listener
+
+    def warnings(self) -> list[str]:
+        """One sentence for each address that other hosts reach, until there are passwords."""
+        return [
+            f"warning: {option} {text} lets other hosts in, and there are no passwords and no "
+            "encryption yet: keep it in a network that you trust, or use 127.0.0.1"
+            for option, text in self._given.items()
+            if text and not is_loopback(split_address(text, option)[0])
+        ]
+
+    @property
+    def url(self) -> str:
+        """What clients are given."""
+        return f"danube://{_bracketed(self.advertise)}:{self.ports[COORDINATOR]}"
+
+    @property
+    def admin_url(self) -> str:
+        """Where the admin port is."""
+        return f"http://{_bracketed(_reachable(self.admin_host))}:{self.admin_port}"
+
+
+def split_address(text: str, option: str) -> tuple[str, int]:
+    """HOST:PORT in its halves. Raises InvalidArgument that names the option."""
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdecimal() or int(port) > PORT_MAX:
+        raise InvalidArgument(f"{option} {text!r} is not HOST:PORT, such as 127.0.0.1:6650")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach what listens there, as far as the text tells."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _loopback_of(host: str) -> str:
+    if is_loopback(host):
+        return host
+    return "::1" if ":" in host else "127.0.0.1"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _reachable(host: str) -> str:
+    """An address that others can use for a host that may mean "all interfaces"."""
+    if host not in ALL_INTERFACES:
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # sends nothing: it only picks the outgoing interface
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
+class Shared:
+    """Everything that outlives a child. Made once per server."""
+
+    def __init__(
+        self, settings: Settings, directory: DataDirectory, *, accept_rollback: bool = False
+    ) -> None:
+        self.settings = settings
+        self.accept_rollback = accept_rollback
+        self.directory = directory
+        self.addresses = Addresses(settings)
+        self.logs = directory.logs(settings.workers)
+        self.process_count = settings.workers + 1
+        self.control = ControlBlock.create(self.process_count)
+        self.counters = CounterBlock.create(self.process_count)
+        self.bucket_fd = create_memfd("danube-fast-buckets", BUCKET_TABLE_BYTES)
+        self.doorbells = [create_eventfd() for _ in range(self.process_count)]
+        self.liveness, self._liveness_end = os.pipe()
+        beside = descriptor_limit() >= IPC_DESCRIPTORS_MIN
+        self.ipc_endpoints = [
+            f"ipc://@danube-{directory.token}-{process_name(i).replace(' ', '')}" if beside else ""
+            for i in range(self.process_count)
+        ]
+        self._rings: dict[tuple[int, int], int] = {}
+        for sender in range(self.process_count):
+            for receiver in range(self.process_count):
+                if sender != receiver:
+                    self._rings[sender, receiver] = self._make_ring(sender, receiver)
+            # before any child exists: a peer that looks must find the epoch that is to come
+            self.control.announce(sender, ProcessState.STARTING, epoch=1)
+
+    def _make_ring(self, sender: int, receiver: int) -> int:
+        capacity_bytes = 1 << (self.settings.mailbox_bytes - 1).bit_length()
+        fd = create_memfd(f"danube-fast-ring-{sender}-{receiver}", ring_bytes(capacity_bytes))
+        with map_fd(fd) as memory:
+            format_ring(memory, capacity_bytes)
+        return fd
+
+    def close(self) -> None:
+        """Give everything back. All children are gone."""
+        self.control.close()
+        self.counters.close()
+        for fd in (
+            *self.doorbells,
+            *self._rings.values(),
+            self.bucket_fd,
+            self.liveness,
+            self._liveness_end,
+        ):
+            os.close(fd)
+        self.addresses.admin_socket.close()
+
+    def repair_rings(self, process: int, is_alive: Callable[[int], bool]) -> list[int]:
+        """Put the rings of a process right that was reaped and is about to be started again.
+
+        Returns the living peers that share a ring with it that cannot be put right while they live.
+        """
+        stuck = []
+        for (sender, receiver), fd in self._rings.items():
+            if process not in (sender, receiver):
+                continue
+            peer = receiver if process == sender else sender
+            with map_fd(fd) as memory:
+                try:
+                    plan = plan_producer(memory) if process == sender else plan_consumer(memory)
+                except DataLoss:
+                    if is_alive(peer):
+                        stuck.append(peer)
+                        continue
+                    plan = plan_stopped(memory)
+                apply_plan(memory, plan)
+        return stuck
+
+    def spawn(self, process: int, epoch: int) -> subprocess.Popen[bytes]:
+        """Start the child of an index. Call from the main thread."""
+        config = self._config(process, epoch)
+        boot_fd = os.memfd_create("danube-fast-boot", os.MFD_CLOEXEC)
+        try:
+            os.write(boot_fd, msgspec.json.encode(config))
+            rings = [
+                fd for _, outbound, inbound in config.mailbox_fds for fd in (outbound, inbound)
+            ]
+            passed = [boot_fd, config.control_fd, config.counter_fd, config.liveness_fd]
+            passed.append(config.bucket_fd)
+            passed += [*rings, *config.doorbell_fds]
+            if config.admin_fd >= 0:
+                passed.append(config.admin_fd)
+            return subprocess.Popen(
+                module_command(MODULES[config.role], "--boot-fd", str(boot_fd)),
+                stdin=subprocess.DEVNULL,
+                stdout=STANDARD_ERROR,  # our own output is one ready line
+                pass_fds=passed,
+                env=child_environment(),
+                process_group=0,  # a terminal's Ctrl-C is for the supervisor alone
+            )
+        finally:
+            os.close(boot_fd)
+
+    def _config(self, process: int, epoch: int) -> BootConfig:
+        worker_count = self.settings.workers
+        owners = [worker_of_log(log_id, worker_count) for log_id, _ in self.logs]
+        is_coordinator = process == COORDINATOR
+        return BootConfig(
+            role="coordinator" if is_coordinator else "worker",
+            process_index=process,
+            process_count=self.process_count,
+            worker_count=worker_count,
+            epoch=epoch,
+            supervisor_pid=os.getpid(),
+            settings=self.settings,
+            data_dir=str(self.directory.path),
+            host_id=host_id(),
+            control_fd=self.control.fd,
+            counter_fd=self.counters.fd,
+            bucket_fd=self.bucket_fd,
+            mailbox_fds=[
+                (peer, self._rings[process, peer], self._rings[peer, process])
+                for peer in range(self.process_count)
+                if peer != process
+            ],
+            doorbell_fds=self.doorbells,
+            liveness_fd=self.liveness,
+            tcp_host=self.addresses.host,
+            tcp_port=self.addresses.ports[process],
+            admin_fd=self.addresses.admin_socket.fileno() if is_coordinator else -1,
+            advertise=self.addresses.advertise,
+            ipc_endpoints=self.ipc_endpoints,
+            logs=[log for log in self.logs if owners[log[0]] == process],
+            accept_rollback=self.accept_rollback,
+            log_workers=owners,
+        )

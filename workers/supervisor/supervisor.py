@@ -1,0 +1,423 @@
+"""The supervisor: starts the processes of a broker, watches them, restarts the dead, stops all.
+
+      serve()
+        lock the data directory, check its format, find its logs
+        compile kernels in a short-lived child (skipped when the cache is warm)
+        spawn coordinator and workers --> all READY --> the ready line, once
+        loop:  pidfds      a child ended: mark it FAILED, wake the others, restart it later
+               heartbeats  one that does not advance: SIGKILL, then as above
+               signals     SIGTERM, SIGINT: workers first, then the coordinator, then SIGKILL
+
+It imports no numba and touches no message. If it dies, by kill -9 too, all children die with it
+(see `boot.py`); nothing of it has a name in a file system but the lock, which the kernel gives back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from types import FrameType
+from typing import TextIO
+
+import msgspec
+
+from danube_fast.clock import Clock, SystemClock
+from danube_fast.config import Settings
+from danube_fast.descriptors import (
+    DESCRIPTORS_NEEDED,
+    DESCRIPTORS_WANTED,
+    IPC_DESCRIPTORS_MIN,
+    clients_allowed,
+    raise_descriptor_limit,
+)
+from danube_fast.errors import (
+    DanubeError,
+    FailedPrecondition,
+    Internal,
+    Unavailable,
+    failure_line,
+)
+from danube_fast.ring.control import ProcessState
+from danube_fast.ring.memory import signal_eventfd
+from danube_fast.workers.process.boot import COORDINATOR
+from danube_fast.workers.supervisor.datadir import DataDirectory
+from danube_fast.workers.supervisor.precompile import precompile
+from danube_fast.workers.supervisor.spawn import Shared, process_name
+
+__all__ = ["Supervisor", "serve"]
+
+STARTING_LOOK_MS = 10
+"""How often the control block is read while a child starts."""
+WATCH_LOOK_MS = 500
+"""How often heartbeats are read; a child that ends wakes the loop at once."""
+QUICK_DEATH_NS = 10_000_000_000
+"""A child that dies sooner than this after its start waits longer for the next one."""
+BACKOFF_DOUBLINGS_MAX = 6
+STOP_SHARE_OF_WORKERS = 0.7
+"""Part of the stop time that workers get before SIGKILL; the coordinator has the rest."""
+MILLISECOND_NS = 1_000_000
+
+
+class _Child:
+    """What the supervisor knows of one process index."""
+
+    def __init__(self, process: int) -> None:
+        self.process = process
+        self.name = process_name(process)
+        self.popen: subprocess.Popen[bytes] | None = None
+        self.pidfd = -1
+        self.epoch = 0
+        self.started_ns = 0
+        self.beat_count = 0
+        self.beat_ns = 0
+        self.quick_deaths = 0
+        self.restart_ns = 0
+
+    @property
+    def is_alive(self) -> bool:
+        return self.popen is not None
+
+    def close(self) -> None:
+        self.popen = None
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class _Signals:
+    """SIGTERM and SIGINT, recorded; a socket pair wakes the loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self._old_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        self._old = {
+            number: signal.signal(number, self._record)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+
+    def _record(self, signum: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+    def fileno(self) -> int:
+        return self._read.fileno()
+
+    def drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._read.recv(4096)
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._old_fd)
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        self._read.close()
+        self._write.close()
+
+
+class Supervisor:
+    """One broker's processes, from the first start to the last stop."""
+
+    def __init__(
+        self, settings: Settings, shared: Shared, signals: _Signals, clock: Clock, output: _Output
+    ) -> None:
+        self._settings = settings
+        self._shared = shared
+        self._signals = signals
+        self._clock = clock
+        self._output = output
+        self._children = [_Child(process) for process in range(shared.process_count)]
+        self._was_ready = False
+
+    def run(self) -> None:
+        """Start everything and watch it until a signal asks for the stop.
+
+        Raises Unavailable or Internal if the broker does not come up.
+        """
+        try:
+            for child in self._children:
+                self._start(child)
+            while not self._signals.count:
+                now_ns = self._clock.monotonic_ns()
+                for child in self._children:
+                    self._look_after(child, now_ns)
+                if not self._was_ready and self._all_ready():
+                    self._was_ready = True
+                    self._announce_ready()
+                self._wait(self._wait_ms(now_ns))
+        finally:
+            self._stop()
+
+    # ---------------------------------------------------------------- one child
+
+    def _start(self, child: _Child) -> None:
+        if child.epoch:
+            self._repair_rings(child)
+        child.epoch += 1
+        child.started_ns = child.beat_ns = self._clock.monotonic_ns()
+        child.beat_count = self._shared.control.heartbeat_count(child.process)
+        self._shared.control.set_desired(child.process, ProcessState.READY)
+        self._shared.control.set_restarts(child.process, child.epoch - 1)
+        child.popen = self._shared.spawn(child.process, child.epoch)
+        child.pidfd = os.pidfd_open(child.popen.pid)
+
+    def _is_alive(self, process: int) -> bool:
+        return self._children[process].is_alive
+
+    def _repair_rings(self, child: _Child) -> None:
+        """Put the rings of a dead child right. A ring that was scribbled on takes its peer along."""
+        stuck = self._shared.repair_rings(child.process, self._is_alive)
+        for peer in (self._children[process] for process in stuck):
+            self._output.note(
+                f"a ring between {child.name} and {peer.name} is damaged; both start anew"
+            )
+            if peer.popen is not None:
+                peer.popen.kill()
+                peer.popen.wait()
+            self._mark_dead(peer)
+        if stuck:
+            self._shared.repair_rings(child.process, self._is_alive)
+
+    def _look_after(self, child: _Child, now_ns: int) -> None:
+        if child.popen is None:
+            if now_ns >= child.restart_ns:
+                self._start(child)
+            return
+        code = child.popen.poll()
+        if code is not None:
+            self._mark_dead(child)
+            self._plan_restart(child, code, now_ns)
+            return
+        status = self._shared.control.status(child.process)
+        if status.epoch == child.epoch and status.port:
+            self._shared.addresses.ports[child.process] = status.port
+        self._watch_heartbeat(child, status.state, now_ns)
+
+    def _watch_heartbeat(self, child: _Child, state: ProcessState, now_ns: int) -> None:
+        beat_count = self._shared.control.heartbeat_count(child.process)
+        if beat_count != child.beat_count:
+            child.beat_count, child.beat_ns = beat_count, now_ns
+            return
+        settings = self._settings
+        ready = state == ProcessState.READY
+        limit_ms = settings.heartbeat_timeout_ms if ready else settings.worker_start_timeout_ms
+        if now_ns - child.beat_ns > limit_ms * MILLISECOND_NS and child.popen is not None:
+            self._output.note(
+                f"{child.name} (pid {child.popen.pid}) has not shown life for {limit_ms} ms; it is "
+                "killed and started again"
+            )
+            child.popen.kill()
+            child.beat_ns = now_ns
+
+    def _mark_dead(self, child: _Child) -> None:
+        """The child is reaped: from here on its words in the control block are ours."""
+        child.close()
+        self._shared.control.set_state(child.process, ProcessState.FAILED)
+        for eventfd in self._shared.doorbells:
+            signal_eventfd(eventfd)
+
+    def _plan_restart(self, child: _Child, code: int, now_ns: int) -> None:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        if not self._was_ready and code >= 0:
+            raise Unavailable(f"{child.name} {how} before it was ready; its reason stands above")
+        quick = now_ns - child.started_ns < QUICK_DEATH_NS
+        child.quick_deaths = child.quick_deaths + 1 if quick else 0
+        doublings = min(max(child.quick_deaths - 1, 0), BACKOFF_DOUBLINGS_MAX)
+        delay_ms = self._settings.restart_delay_ms << doublings
+        child.restart_ns = now_ns + delay_ms * MILLISECOND_NS
+        self._output.note(f"{child.name} {how}; it starts again in {delay_ms} ms")
+
+    # ---------------------------------------------------------------- all children
+
+    def _all_ready(self) -> bool:
+        control = self._shared.control
+        statuses = [control.status(child.process) for child in self._children]
+        return all(
+            status.state == ProcessState.READY and status.epoch == child.epoch and child.is_alive
+            for status, child in zip(statuses, self._children, strict=True)
+        )
+
+    def _announce_ready(self) -> None:
+        addresses = self._shared.addresses
+        for child in self._children:
+            addresses.ports[child.process] = self._shared.control.port(child.process)
+        self._shared.directory.note_used()
+        pids = [child.popen.pid for child in self._children if child.popen is not None]
+        self._output.ready(self._shared, pids[COORDINATOR], pids[COORDINATOR + 1 :])
+
+    def _wait_ms(self, now_ns: int) -> int:
+        if not self._was_ready:
+            return STARTING_LOOK_MS
+        wait_ms = WATCH_LOOK_MS
+        for child in self._children:
+            if not child.is_alive:
+                wait_ms = min(wait_ms, max((child.restart_ns - now_ns) // MILLISECOND_NS + 1, 0))
+        return int(wait_ms)
+
+    def _wait(self, timeout_ms: int) -> None:
+        """Sleep until a signal, the end of a child, or the time."""
+        poller = select.poll()
+        poller.register(self._signals.fileno(), select.POLLIN)
+        for child in self._children:
+            if child.pidfd >= 0:
+                poller.register(child.pidfd, select.POLLIN)
+        poller.poll(timeout_ms)
+        self._signals.drain()
+
+    # ---------------------------------------------------------------- the stop
+
+    def _stop(self) -> None:
+        """Workers first, so that the coordinator hears their last words; then SIGKILL."""
+        began_ns = self._clock.monotonic_ns()
+        total_ns = self._settings.stop_timeout_ms * MILLISECOND_NS
+        workers_ns = int(total_ns * STOP_SHARE_OF_WORKERS)
+        self._stop_some(self._children[COORDINATOR + 1 :], began_ns + workers_ns)
+        self._stop_some(self._children[:1], began_ns + total_ns)
+
+    def _stop_some(self, children: list[_Child], deadline_ns: int) -> None:
+        signals_before = self._signals.count
+        for child in children:
+            self._shared.control.set_desired(child.process, ProcessState.STOPPED)
+            if child.popen is not None:
+                child.popen.terminate()
+        while any(child.is_alive for child in children):
+            for child in children:
+                if child.popen is not None and child.popen.poll() is not None:
+                    self._mark_dead(child)
+            left_ns = deadline_ns - self._clock.monotonic_ns()
+            if left_ns <= 0 or self._signals.count > signals_before:
+                break
+            if any(child.is_alive for child in children):
+                self._wait(min(left_ns // MILLISECOND_NS + 1, WATCH_LOOK_MS))
+        for child in children:
+            if child.popen is not None:
+                self._output.note(f"{child.name} (pid {child.popen.pid}) did not stop; killing it")
+                child.popen.kill()
+                child.popen.wait()
+                child.close()
+
+
+class _Output:
+    """The ready line on stdout, everything else on stderr."""
+
+    def __init__(self, output: str, stream: TextIO, errors: TextIO) -> None:
+        self.is_json = output == "json"
+        self._stream = stream
+        self._errors = errors
+
+    def note(self, text: str) -> None:
+        """One line for the person who started us."""
+        line = msgspec.json.encode({"event": "note", "text": text}).decode()
+        print(line if self.is_json else f"danube-fast: {text}", file=self._errors, flush=True)
+
+    def error(self, error: DanubeError) -> None:
+        """The sentence we end with."""
+        line = failure_line(type(error).__name__, str(error))
+        text = line if self.is_json else f"danube-fast: error: {error}"
+        print(text, file=self._errors, flush=True)
+
+    def ready(self, shared: Shared, coordinator_pid: int, worker_pids: list[int]) -> None:
+        """The ready line."""
+        addresses = shared.addresses
+        event = {
+            "event": "ready",
+            "url": addresses.url,
+            "admin": addresses.admin_url,
+            "workers": len(worker_pids),
+            "pid": os.getpid(),
+            "worker_pids": worker_pids,
+            "coordinator_pid": coordinator_pid,
+            "worker_ports": addresses.ports[COORDINATOR + 1 :],
+            "data_dir": str(shared.directory.path),
+        }
+        if self.is_json:
+            text = msgspec.json.encode(event).decode()
+        else:
+            ports = ", ".join(str(port) for port in addresses.ports[COORDINATOR + 1 :])
+            text = (
+                f"danube-fast is ready at {addresses.url}\n"
+                f"  admin    {addresses.admin_url}\n"
+                f"  workers  {len(worker_pids)} on ports {ports}\n"
+                f"  data     {shared.directory.path}, {len(shared.logs)} logs\n"
+                f"  pid      {os.getpid()}; Ctrl-C stops it in order"
+            )
+        print(text, file=self._stream, flush=True)
+
+
+def _within_descriptors(settings: Settings, lines: _Output) -> Settings:
+    """Raise the limit of descriptors, which is often 1024, and keep the settings below it."""
+    limit = raise_descriptor_limit()
+    allowed = clients_allowed(limit, settings.workers + 1)
+    if limit < DESCRIPTORS_NEEDED:
+        lines.note(
+            f"warning: {limit} file descriptors are allowed here, enough for {allowed} clients of "
+            f"each process; raise the hard limit of `ulimit -n` to {DESCRIPTORS_WANTED}"
+        )
+    elif limit < IPC_DESCRIPTORS_MIN:
+        lines.note(
+            f"note: {limit} file descriptors are allowed here, so clients of this host use tcp, not shared "
+            f"memory; raise the hard limit of `ulimit -n` to {DESCRIPTORS_WANTED}"
+        )
+    return msgspec.structs.replace(
+        settings,
+        sessions_max=min(settings.sessions_max, allowed),
+        shm_clients_max=min(settings.shm_clients_max, allowed),
+    )
+
+
+def serve(
+    settings: Settings,
+    *,
+    output: str = "text",
+    stream: TextIO | None = None,
+    errors: TextIO | None = None,
+    accept_rollback: bool = False,
+) -> int:
+    """Run a broker until SIGTERM or SIGINT; returns the exit code: 0, or 1 with a sentence on
+    `errors` (stderr).
+
+    `output` is the form of the ready line on `stream` (stdout): text or json. `accept_rollback`: go
+    on although logs or metadata were put back from an older copy. Call from the main thread.
+    """
+    lines = _Output(output, stream or sys.stdout, errors or sys.stderr)
+    try:
+        _serve(settings, lines, accept_rollback=accept_rollback)
+    except DanubeError as error:
+        lines.error(error)
+        return 1
+    return 0
+
+
+def _serve(settings: Settings, lines: _Output, *, accept_rollback: bool) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        raise FailedPrecondition("serve() must run in the main thread; start a process for it")
+    if settings.workers < 1:
+        raise FailedPrecondition("a broker needs at least 1 worker; give --workers 1 or more")
+    settings = _within_descriptors(settings, lines)
+    clock = SystemClock()
+    with contextlib.ExitStack() as cleanup:
+        signals = _Signals()
+        cleanup.callback(signals.close)
+        directory = DataDirectory.open(settings.data_dir)
+        cleanup.callback(directory.close)
+        shared = Shared(settings, directory, accept_rollback=accept_rollback)
+        cleanup.callback(shared.close)
+        logs = shared.logs
+        lines.note(f"{len(logs)} logs in {directory.path} for {settings.workers} workers")
+        for warning in shared.addresses.warnings():
+            lines.note(warning)
+        if not precompile(signals.fileno(), lines.note, clock):
+            return
+        try:
+            Supervisor(settings, shared, signals, clock, lines).run()
+        except DanubeError:
+            raise  # Unavailable is an OSError too
+        except OSError as error:
+            raise Internal(f"a process could not be started: {error}") from error
