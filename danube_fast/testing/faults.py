@@ -56,7 +56,7 @@ class Faults:
         """After three failed syncs a log waits for an operator: here he is."""
         host = self._simulation.host
         for worker in host.workers:
-            if any(log.refusing for log in worker.worker.logs):
+            if any(log.refusing for log in worker.worker.state.logs):
                 host.stop(worker)
         host.start()
 
@@ -105,7 +105,7 @@ class Faults:
         some leaves for a while."""
         simulation = self._simulation
         for worker in (process.worker for process in simulation.host.workers if process.is_up):
-            for partition in worker.catalog.by_id.values():
+            for partition in worker.state.catalog.by_id.values():
                 if not partition.keeps_memory:
                     worker.tails.empty(partition)
         holding = [

@@ -25,7 +25,7 @@ from danube_fast.testing.loopback import LoopbackRing, LoopbackServer, Tap
 from danube_fast.testing.process import Process, SimulatedOutside
 from danube_fast.testing.virtual_clock import MS, Schedule, Trace
 from danube_fast.workers.process.boot import COORDINATOR, worker_of_log
-from danube_fast.workers.shard.rollback import LogMark
+from danube_fast.workers.process.log_marks import LogMark
 from danube_fast.workers.shard.worker import ShardWorker
 
 __all__ = ["SimulatedHost", "SimulatedWorker"]
@@ -80,7 +80,7 @@ class SimulatedWorker(Process):
         host.disk.is_sound = False
         self.is_up = True
         self.worker.start()
-        for log in self.worker.logs:
+        for log in self.worker.state.logs:
             host.disk.settle(log.directory)
         host.trace.note(f"worker {self.index}: started, epoch {self.epoch}")
         self.wake()
@@ -111,7 +111,7 @@ class SimulatedWorker(Process):
 
     def synced_position(self, log_id: int) -> int:
         """Up to where one of its logs is durable."""
-        found = [log.synced_position for log in self.worker.logs if log.log_id == log_id]
+        found = [log.synced_position for log in self.worker.state.logs if log.log_id == log_id]
         return int(found[0]) if found else ELSEWHERE
 
     def kill(self) -> None:
@@ -133,9 +133,9 @@ class SimulatedWorker(Process):
 def release(worker: ShardWorker) -> None:
     """Give back what a worker that is gone had of this process."""
     worker.server.close()
-    for log in worker.logs:
+    for log in worker.state.logs:
         log.abandon()
-    for partition in worker.catalog.by_id.values():
+    for partition in worker.state.catalog.by_id.values():
         for name in list(partition.subscriptions):
             partition.forget_subscription(name)
 

@@ -11,9 +11,9 @@ from danube_fast.config import Settings
 from danube_fast.metadata.store import MetadataStore
 from danube_fast.testing.loopback import LoopbackBell, LoopbackServer, Tap
 from danube_fast.testing.virtual_clock import US
+from danube_fast.workers.process.log_marks import LogMark
 from danube_fast.workers.process.mailbox import Link, Mailbox
 from danube_fast.workers.process.outside import Outside
-from danube_fast.workers.shard.rollback import LogMark
 
 if TYPE_CHECKING:
     from danube_fast.testing.host import SimulatedHost

@@ -113,8 +113,8 @@ MUTANTS: dict[str, Mutant] = {
         "        self.delivery.forget(session)\n",
     ),
     "silence_never_ends_a_session": Mutant(
-        "worker.sessions.silent(heard_until_ns)",
-        "worker.sessions.silent(0)",
+        "worker.state.sessions.silent(heard_until_ns)",
+        "worker.state.sessions.silent(0)",
     ),
     "window_of_a_producer_lost_at_restart": Mutant(
         'slot, fields["base_sequence"], fields["message_count"], fields["base_offset"]',

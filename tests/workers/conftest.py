@@ -35,7 +35,7 @@ def start(rigs: Callable[..., Rig]) -> Callable[..., Rig]:
                 "tail_bytes_max": 0, "retention_seconds_min": 1, **settings,
             }
         )  # fmt: skip
-        rig.worker.clock = rig.boot.clock = Shifted(rig.boot.clock)
+        rig.worker.state.clock = rig.boot.clock = Shifted(rig.boot.clock)
         return rig
 
     return made

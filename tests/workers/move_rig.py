@@ -231,7 +231,7 @@ class MoveRig:
         waits = any(
             journal.busy or rig.worker.moves.arrivals.is_busy or rig.worker.moves.departures.is_busy
             for rig in self.workers.values()
-            for journal in rig.worker.journals
+            for journal in rig.worker.state.journals
         )
         hands = self.coordinator.placement._hands.values()
         return not waits and not self.net.queue and not any(hand.queue for hand in hands)
@@ -290,13 +290,13 @@ class MoveRig:
         partition = self.partition()
         serving = []
         for index, rig in self.workers.items():
-            known = rig.worker.catalog.by_id.get(partition.partition_id)
+            known = rig.worker.state.catalog.by_id.get(partition.partition_id)
             if known is not None:
                 assert not known.moving, f"worker {index} does not know whose it is"
                 serving.append(index)
-                log_id = rig.worker.logs[known.log_slot].log_id
+                log_id = rig.worker.state.logs[known.log_slot].log_id
                 assert log_id == partition.log_id, "it serves from another log"
-            assert not rig.worker.catalog.others
+            assert not rig.worker.state.catalog.others
         assert serving == [self.coordinator.worker_of(partition.log_id)]
         return self.workers[serving[0]]
 

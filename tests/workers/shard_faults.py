@@ -19,7 +19,7 @@ class HeldSyncs:
     """The disk of one log stands still until `release`, or fails at `fail`."""
 
     def __init__(self, rig: Rig, slot: int = 0) -> None:
-        self.log = rig.worker.logs[slot]
+        self.log = rig.worker.state.logs[slot]
         self.sync = self.log._appender._sync
         self.push = self.sync.push
         self.held: list[tuple[int, int]] = []
@@ -65,7 +65,7 @@ def post_publish(client: RawClient, *frames: tuple[int, bytearray]) -> int:
 
 def in_flight(rig: Rig, count: int, slot: int = 0) -> Callable[[], bool]:
     """Whether that many groups are between write and sync."""
-    journal = rig.worker.journals[slot]
+    journal = rig.worker.state.journals[slot]
     return lambda: len(journal._in_flight) >= count
 
 
@@ -86,7 +86,7 @@ class FullLog:
     """No group fits the disk until `mend`."""
 
     def __init__(self, rig: Rig, slot: int = 0) -> None:
-        self.log = rig.worker.logs[slot]
+        self.log = rig.worker.state.logs[slot]
         self.log.reserve = self._refuse  # type: ignore[method-assign]
         self.log.append = self._refuse  # type: ignore[method-assign,assignment]
 
@@ -101,7 +101,7 @@ class FullLog:
 
 def settled(rig: Rig, slot: int = 0) -> None:
     """Everything that waits is written and durable."""
-    rig.turn(lambda: not rig.worker.journals[slot].busy, "everything written")
+    rig.turn(lambda: not rig.worker.state.journals[slot].busy, "everything written")
 
 
 def fill(client: RawClient, partition_id: int, count: int, size: int = 100_000) -> None:

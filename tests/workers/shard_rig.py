@@ -191,7 +191,7 @@ class Rig:
 
     def crash(self) -> None:
         """Let go of the files without a clean end, as far as one process can."""
-        for log in self.worker.logs:
+        for log in self.worker.state.logs:
             with contextlib.suppress(DanubeError):
                 log.close()
         self.worker.server.close()

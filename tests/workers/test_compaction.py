@@ -70,14 +70,14 @@ class Topic:
 
     @property
     def clean_until(self) -> int:
-        return int(self.rig.worker.catalog.by_id[self.partition_id].compacted.until)
+        return int(self.rig.worker.state.catalog.by_id[self.partition_id].compacted.until)
 
     def compact(self) -> None:
         """Wait until a pass was made and no other is due."""
         rewrites = self.rig.worker.retention.rewrites
 
         def is_done() -> bool:
-            self.rig.worker.clock.ahead_ns += SECOND // 1000
+            self.rig.worker.state.clock.ahead_ns += SECOND // 1000
             if not self.draw.randrange(100):
                 self.client.send(2, 0)  # PING: the time flies
             due = rewrites.is_busy or rewrites._compaction.next_partition() is not None
@@ -131,7 +131,7 @@ class Topic:
 
 def test_only_the_newest_of_a_key_stays_and_space_comes_back(start):
     topic = Topic(start())
-    log = topic.rig.worker.logs[0]
+    log = topic.rig.worker.state.logs[0]
     for _ in range(6):
         topic.publish_some(60)
         topic.compact()
@@ -151,12 +151,12 @@ def test_it_holds_after_a_restart_and_producers_go_on(start):
     topic = Topic(start())
     topic.publish_some(100)
     topic.compact()
-    worker = topic.rig.worker
-    window = worker.tables.window(worker.tables.find_producer(1, topic.opened["producer_id"]))
+    tables = topic.rig.worker.state.tables
+    window = tables.window(tables.find_producer(1, topic.opened["producer_id"]))
     for _ in range(3):
         topic.rig.crash()
         topic.connect(start())
-        tables = topic.rig.worker.tables
+        tables = topic.rig.worker.state.tables
         slot = tables.find_producer(1, topic.opened["producer_id"])
         assert tables.producers[slot, ProducerWord.NEXT_SEQUENCE] == topic.sequence
         assert tables.window(slot) == window
@@ -203,10 +203,11 @@ def test_a_tombstone_removes_its_key_and_goes_itself_a_day_later(start):
     other = topic.client.open_producer(2)
     for i in range(60):  # the log goes on: copies of what was removed are given back
         assert topic.client.publish((2, topic.client.frame(other, i, [b"x" * 10_000])))[0] == 0
-    rewrites = topic.rig.worker.retention.rewrites
+    worker = topic.rig.worker
     topic.rig.turn(
         lambda: (
-            not topic.rig.worker.catalog.by_id[1].compacted.tombstone_ns and not rewrites.is_busy
+            not worker.state.catalog.by_id[1].compacted.tombstone_ns
+            and not worker.retention.rewrites.is_busy
         ),
         "a pass for tombstones, without any publisher to the topic",
     )
@@ -229,7 +230,7 @@ def test_compressed_frames_stay_compressed(start, codec):
     got = topic.read()
     topic.check(got)
     assert len(got) < topic.sequence // 2
-    frames = topic.rig.worker.upkeep.read_log(topic.rig.worker.catalog.by_id[1], 30, 1)
+    frames = topic.rig.worker.reader.read(topic.rig.worker.state.catalog.by_id[1], 30, 1)
     assert FrameView(frames[0].memory).codec == codec
     assert frames[0].is_sparse and frames[0].message_count == 25
 
@@ -313,7 +314,7 @@ def test_delayed_messages_that_were_replaced_are_not_delivered(start):
     topic = Topic(start())
     client = topic.rig.client()
     client.subscribe(1, "s", consumer_id=1, kind="shared", credit=0)
-    due = topic.rig.worker.clock.wall_ns() + 100 * 1_000_000_000
+    due = topic.rig.worker.state.clock.wall_ns() + 100 * 1_000_000_000
     topic.publish([b"a", b"b", None], [b"1", b"2", b"3"], deliver_at=[due, due, due])
     topic.publish([b"a"], [b"4"])
     topic.publish_some(60)
@@ -361,7 +362,7 @@ def test_many_topics_in_one_log_give_their_space_back(start):
         assert plain_client.publish((4, frame)) == [0, i]
     for topic in topics:
         topic.compact()
-    log = rig.worker.logs[0]
+    log = rig.worker.state.logs[0]
     published = sum(topic.sequence * 100 for topic in topics)
     limit = log.written_position - published // 2
     rig.turn(lambda: later(rig, 0.01) or log.oldest_position > limit, "the return of space")
@@ -392,11 +393,11 @@ def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begin_to_write(topic: Topic, written: int) -> None:
     """Turn until a pass has written so many frames again and is not at its end."""
-    partition = topic.rig.worker.catalog.by_id[1]
+    partition = topic.rig.worker.state.catalog.by_id[1]
     seen: set[int] = set()
 
     def is_amid() -> bool:
-        topic.rig.worker.clock.ahead_ns += SECOND // 100
+        topic.rig.worker.state.clock.ahead_ns += SECOND // 100
         seen.update(partition.breaks)
         return len(seen) >= written and topic.rig.worker.retention.rewrites.is_busy
 
@@ -437,7 +438,7 @@ def test_publishing_goes_on_during_a_pass(start, monkeypatch):
         topic.publish_some(1)
         amid += 1
         assert amid < 2000, "the pass has no end"
-        topic.rig.worker.clock.ahead_ns += SECOND // 100
+        topic.rig.worker.state.clock.ahead_ns += SECOND // 100
     # The last one may have outlasted the pass; how many ticks a publish takes is the machine's.
     assert amid > 1 and topic.clean_until > 0
     topic.check(topic.read())
@@ -461,7 +462,7 @@ def test_a_deleted_topic_ends_its_pass(start, monkeypatch):
     topic.rig.operation("unassign", partition_ids=[1], reason="deleted")
     jobs = topic.rig.worker.retention.rewrites
     topic.rig.turn(lambda: not jobs.is_busy, "the end of the pass")
-    log = topic.rig.worker.logs[0]
+    log = topic.rig.worker.state.logs[0]
     topic.rig.turn(lambda: later(topic.rig, 0.01) or log.segment_count <= 2, "the last trim")
 
 
@@ -470,7 +471,7 @@ def test_a_partition_that_moves_takes_its_frames_with_gaps_along(tmp_path):
     try:
         pid = net.create(durability="os").partition_id
         worker = net.workers[1].worker
-        partition = worker.catalog.by_id[pid]
+        partition = worker.state.catalog.by_id[pid]
         assigned = msgspec.structs.replace(partition.assigned, policy=TopicPolicy(compaction=True))
         partition.assign(assigned)
         worker.limits.apply(partition)

@@ -20,7 +20,7 @@ POISON = {"poison_policy": "dead_letter", "max_redelivery_count": 0}
 def rig(rigs: Callable[..., Rig]) -> Rig:
     """Partition 1 with one message and a subscription "s"; 2 and 3 take dead letters."""
     made = rigs(session_timeout_ms=3_600_000)
-    made.worker.clock = made.boot.clock = Shifted(made.boot.clock)
+    made.worker.state.clock = made.boot.clock = Shifted(made.boot.clock)
     for partition_id in (1, 2, 3):
         made.assign(partition_id)
     return made
@@ -59,13 +59,13 @@ def asked(rig: Rig) -> list[Any]:
 
 def answer(rig: Rig, count: int, **reply: Any) -> None:
     """Answer the question number `count`, which is the last one."""
-    rig.worker.clock.ahead_ns += 2 * SECOND_NS  # no pause is longer
+    rig.worker.state.clock.ahead_ns += 2 * SECOND_NS  # no pause is longer
     rig.turn(lambda: len(asked(rig)) == count, f"question {count}")
     asked(rig)[-1](SimpleNamespace(**{"error": None, "value": None, **reply}))
 
 
 def letters(rig: Rig, partition_id: int) -> int:
-    return int(rig.worker.catalog.by_id[partition_id].visible)
+    return int(rig.worker.state.catalog.by_id[partition_id].visible)
 
 
 def test_a_letter_that_is_made_again_while_it_waits_is_published_once(
@@ -90,7 +90,7 @@ def test_a_letter_goes_to_the_topic_that_the_policy_names_now(rig: Rig, client: 
     answer(rig, 1, error=Unavailable("its worker is down"))
     set_policy(rig, OTHER)
     fail(rig, client)
-    rig.worker.clock.ahead_ns += 2 * SECOND_NS
+    rig.worker.state.clock.ahead_ns += 2 * SECOND_NS
     rig.turn(lambda: len(asked(rig)) == 3, "both topics are asked for")
     for place, got in zip((2, 3), asked(rig)[1:], strict=True):
         value = {"partitions": [[place, rig.boot.config.process_index]]}
@@ -113,7 +113,7 @@ def test_a_message_that_fails_again_while_its_letter_is_on_its_way_has_one_lette
     set_policy(rig, DEAD)
     fail(rig, client)
     for _ in range(10):
-        rig.worker.clock.ahead_ns += SECOND_NS // 50
+        rig.worker.state.clock.ahead_ns += SECOND_NS // 50
         rig.worker.do_work()
     assert len(waiting(rig, "publish", 1)) == 1
     published(SimpleNamespace(error=None, value=[0, 0]))

@@ -31,7 +31,7 @@ def publish_delayed(
     """Frames of delayed messages, the first of each is due at once. When the last are due."""
     client = rig.client()
     opened = client.open_producer(partition_id)
-    now = rig.worker.clock.wall_ns()
+    now = rig.worker.state.clock.wall_ns()
     due = [now + after_s * SECOND + i for i in range(PER_FRAME)]
     client.subscribe(partition_id, "s", kind=kind, credit=0)
     for frame in range(FRAMES):
@@ -47,7 +47,7 @@ def publish_mixed(rig: Rig, partition_id: int = 1) -> list[int]:
     client = rig.client()
     opened = client.open_producer(partition_id)
     client.subscribe(partition_id, "s", credit=0)
-    due = rig.worker.clock.wall_ns() + 100 * SECOND
+    due = rig.worker.state.clock.wall_ns() + 100 * SECOND
     for frame in range(FRAMES):
         times = [due if row % 3 == 1 else None for row in range(PER_FRAME)]
         sealed = client.frame(opened, frame * PER_FRAME, [b"x"] * PER_FRAME, deliver_at=times)
@@ -56,7 +56,7 @@ def publish_mixed(rig: Rig, partition_id: int = 1) -> list[int]:
 
 
 def subscription(rig: Rig, partition_id: int = 1) -> Subscription:
-    return rig.worker.catalog.by_id[partition_id].subscriptions["s"]
+    return rig.worker.state.catalog.by_id[partition_id].subscriptions["s"]
 
 
 def looked(rig: Rig) -> None:
@@ -101,14 +101,14 @@ def test_what_stands_in_the_log_is_cut_out_before_it_is_due(
     due = publish_delayed(rig)
     rig.stop()
     rig = start()
-    rig.worker.clock = rig.boot.clock = Ticking(rig.worker.clock)
+    rig.worker.state.clock = rig.boot.clock = Ticking(rig.worker.state.clock)
     looked(rig)
     later(rig, 0.1)
     sub = subscription(rig)
     client = rig.client()
     client.subscribe(1, "s", kind="shared")
     client.receive(FRAMES)
-    log = rig.worker.logs[0]
+    log = rig.worker.state.logs[0]
     read_run, read_cached = log.read_run, log.read_cached
     reads: list[int] = []
 
@@ -128,7 +128,7 @@ def test_what_stands_in_the_log_is_cut_out_before_it_is_due(
     for _ in range(9):
         later(rig, 10)
     assert not len(sub.foreseen), "nothing is due soon"
-    later(rig, (due - rig.worker.clock.wall_ns()) / SECOND - 0.5)
+    later(rig, (due - rig.worker.state.clock.wall_ns()) / SECOND - 0.5)
     wanted = FRAMES * (PER_FRAME - 1)
     if cached:
         rig.turn(lambda: len(sub.foreseen) == wanted, "the cutting")
@@ -172,12 +172,12 @@ def test_looking_for_frames_takes_a_bounded_part_of_a_turn(
     client = rig.client()
     opened = client.open_producer(1)
     client.subscribe(1, "s", credit=0)
-    due = rig.worker.clock.wall_ns() + 100 * SECOND
+    due = rig.worker.state.clock.wall_ns() + 100 * SECOND
     for i in range(200):
         client.publish((1, client.frame(opened, i, [b"x"], deliver_at=[due])))
     rig.stop()
     rig = start()
-    rig.worker.clock = rig.boot.clock = Ticking(rig.worker.clock)
+    rig.worker.state.clock = rig.boot.clock = Ticking(rig.worker.state.clock)
     looked(rig)
     rig.client().subscribe(1, "s", credit=0)
     found: list[int] = []
@@ -189,12 +189,12 @@ def test_looking_for_frames_takes_a_bounded_part_of_a_turn(
 
     monkeypatch.setattr(foresight, "first_run", counted)
     monkeypatch.setattr(foresight, "LOOKUPS_MAX", 30)
-    monkeypatch.setattr(rig.worker.logs[0], "read_cached", lambda run: None)
-    later(rig, (due - rig.worker.clock.wall_ns()) / SECOND - 0.8)
+    monkeypatch.setattr(rig.worker.state.logs[0], "read_cached", lambda run: None)
+    later(rig, (due - rig.worker.state.clock.wall_ns()) / SECOND - 0.8)
     for _ in range(5):
         assert 0 < len(found) <= 30
         found.clear()
-        rig.worker.clock.ahead_ns += SECOND // 10
+        rig.worker.state.clock.ahead_ns += SECOND // 10
         rig.worker.do_work()
     assert rig.worker.upkeep.foresight._wanted
     later(rig, 1.1)
@@ -214,7 +214,7 @@ def test_a_log_that_cannot_be_read_is_left_to_the_consumers(
     rig.stop()
     rig = start()
     with monkeypatch.context() as broken:
-        broken.setattr(rig.worker.logs[0], "read_run", unreadable)
+        broken.setattr(rig.worker.state.logs[0], "read_run", unreadable)
         looked(rig)
     assert subscription(rig).looked_until == 0
     client = rig.client()

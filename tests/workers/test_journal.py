@@ -48,13 +48,13 @@ def test_records_that_come_behind_a_reservation(rig: Rig, monkeypatch: pytest.Mo
         acked = [i for i in range(base, base + MESSAGES) if i not in holes]
         # unanswered, so that it is read in one turn with the next publish
         client.send(22, 0, [[1, [edge for i in acked for edge in (i, i + 1)]]])
-    assert rig.worker.journals[0].refusal == ""
-    partition = rig.worker.catalog.by_id[1]
+    assert rig.worker.state.journals[0].refusal == ""
+    partition = rig.worker.state.catalog.by_id[1]
     client.ack(FRAMES * MESSAGES - 1, FRAMES * MESSAGES)
     ledger = partition.subscriptions["s"].ledger
     held = [i for i in range(FRAMES * MESSAGES) if ledger.state_of(i)[0] is State.HELD]
     assert held == list(holes)
-    assert rig.worker.logs[0].written_position > 10 * 64 * KIB
+    assert rig.worker.state.logs[0].written_position > 10 * 64 * KIB
 
 
 def test_durable_acks_with_ever_so_many_holes(tmp_path: Path) -> None:
@@ -70,23 +70,23 @@ def test_durable_acks_with_ever_so_many_holes(tmp_path: Path) -> None:
         frame = client.frame(opened, base, [b"%d" % n for n in range(base, base + 1000)])
         assert client.publish((1, frame)) == [0, base]
     client.receive(30_000)
-    before = rig.worker.logs[0].written_position
+    before = rig.worker.state.logs[0].written_position
     for base in range(0, 30_000, 1000):
         client.ack(*[edge for n in range(base, base + 1000, 2) for edge in (n, n + 1)])
-    assert rig.worker.logs[0].written_position - before < 1024 * KIB
+    assert rig.worker.state.logs[0].written_position - before < 1024 * KIB
     rig.crash()
     rig = Rig(tmp_path / "data", **settings)
     client = rig.client()
     client.subscribe(1)
     assert [offset for offset, _ in client.receive(15_000)] == list(range(1, 30_000, 2))
     client.ack(0, 30_000)
-    assert rig.worker.catalog.by_id[1].subscriptions["s"].cursor == 30_000
+    assert rig.worker.state.catalog.by_id[1].subscriptions["s"].cursor == 30_000
     rig.stop()
 
 
 def gather(rig: Rig) -> Journal:
     """Have the journal believe that many clients publish one by one."""
-    journal = rig.worker.journals[0]
+    journal = rig.worker.state.journals[0]
     journal._siblings = SIBLINGS
     return journal
 

@@ -155,7 +155,7 @@ def test_what_has_no_name_goes_on_counting_whichever_rows_it_has() -> None:
     assert set(share.named) == {"d", "b"} and share.others == [11, 3]
 
 
-def _worker(topics: int, most: int) -> Any:
+def _state(topics: int, most: int) -> Any:
     """A worker of so many topics with one subscription each; `reports` is what it tells."""
     ledger = SimpleNamespace(settled_ahead=0, held=0, waiting=0)
     partitions: dict[int, Any] = {}
@@ -178,22 +178,21 @@ def _worker(topics: int, most: int) -> Any:
             mailbox=SimpleNamespace(notify=lambda _peer, _name, report: reports.append(report)),
         ),
         catalog=SimpleNamespace(by_id=partitions),
-        clock=SystemClock(), now_wall_ns=10**18, reports=reports,
-        operations=SimpleNamespace(positions=SimpleNamespace(lag_seconds=lambda *_: 1.0)),
+        clock=SystemClock(), now_wall_ns=10**18, reports=reports, partition=partitions.get,
     )  # fmt: skip
 
 
 def test_a_look_at_many_topics_is_made_in_slices() -> None:
     topics, most = 20 * SLICE, 10
-    worker = _worker(topics, most)
-    metrics = TopicMetrics(worker)
+    state = _state(topics, most)
+    metrics = TopicMetrics(state, lambda *_: 1.0)
     turns = 0
-    while not worker.reports:
+    while not state.reports:
         metrics.do_work(turns)
         turns += 1
         assert turns < 1000
     assert turns > 2 * topics / SLICE, "partitions and subscriptions, then rows of both"
-    (report,) = worker.reports
+    (report,) = state.reports
     assert len(report["topics"]) == len(report["subscriptions"]) == most
     assert report["other_topics"][0] == topics - most
     handlers: dict[str, Any] = {}
@@ -206,9 +205,9 @@ def test_a_look_at_many_topics_is_made_in_slices() -> None:
 
 
 def test_without_scrapes_no_worker_looks() -> None:
-    worker = _worker(3, 10)
-    worker.boot.counters.get = lambda *_: 0
-    metrics = TopicMetrics(worker)
+    state = _state(3, 10)
+    state.boot.counters.get = lambda *_: 0
+    metrics = TopicMetrics(state, lambda *_: 1.0)
     for now_ns in range(0, 100_000_000_000, 1_000_000_000):
         metrics.do_work(now_ns)
-    assert not worker.reports
+    assert not state.reports

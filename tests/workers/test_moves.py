@@ -57,14 +57,14 @@ class Story:
     def check(self, *, lost_memory: bool = False) -> None:
         """Everything is where the metadata says, once."""
         owner = self.rig.owner()
-        for session in list(owner.worker.sessions):
+        for session in list(owner.worker.state.sessions):
             owner.worker.close_session(session)
         client = owner.client()
         opened = client.open_producer(self.pid, NAME)
         assert opened["next_sequence"] == self.count, "the window was lost"
         again = client.frame(opened, self.count - PER_FRAME, payloads(self.count // PER_FRAME - 1))
         assert client.publish((self.pid, again)) == [DUPLICATE, self.count - PER_FRAME]
-        partition = owner.worker.catalog.by_id[self.pid]
+        partition = owner.worker.state.catalog.by_id[self.pid]
         sub = partition.subscriptions["s"]
         assert sub.cursor == ACKED - 10
         if not lost_memory:
@@ -221,7 +221,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_gone_everywhere(moves: Any) -> Non
     )
     rig.settle()
     for worker in rig.workers.values():
-        assert story.pid not in worker.worker.catalog.by_id
+        assert story.pid not in worker.worker.state.catalog.by_id
 
 
 def test_moves_that_cannot_be_say_why(moves: Any) -> None:
@@ -250,7 +250,7 @@ def test_publishers_and_consumers_are_told_where_to_go(moves: Any) -> None:
     rig.start_move(1)
     while "move_freeze" not in rig.net.delivered:
         rig.step()
-    known = rig.workers[1].worker.catalog.by_id[story.pid]
+    known = rig.workers[1].worker.state.catalog.by_id[story.pid]
     rig.workers[1].turn(lambda: known.moving, "the end of waiting for last acks")
     statuses = client.publish((story.pid, client.frame(opened, story.count, payloads(FRAMES))))
     assert statuses[0] == 8, "not now"
@@ -290,10 +290,10 @@ def test_an_answer_that_comes_late_decides_nothing_new(moves: Any) -> None:
     rig.settle()
     assert frozen.done
     assert frozen.error is None
-    assert worker.catalog.by_id[story.pid].moving is Moving.LEAVING
+    assert worker.state.catalog.by_id[story.pid].moving is Moving.LEAVING
     worker.operations.ask_assignments()
     rig.settle()
-    assert not worker.catalog.by_id[story.pid].moving, "this one was asked with it"
+    assert not worker.state.catalog.by_id[story.pid].moving, "this one was asked with it"
     story.check()
 
 
@@ -316,12 +316,12 @@ def test_a_snapshot_knows_what_is_undecided(moves: Any) -> None:
 def test_messages_of_memory_topics_that_were_acked_meanwhile_do_not_come_along(moves: Any) -> None:
     rig = moves()
     story = Story(rig, durability="memory")
-    partition = rig.workers[1].worker.catalog.by_id[story.pid]
+    partition = rig.workers[1].worker.state.catalog.by_id[story.pid]
     rig.workers[1].turn(lambda: partition.first_offset, "giving back what everybody acked")
     first = partition.first_offset
     rig.start_move(1)
     rig.settle()
-    arrived = rig.workers[2].worker.catalog.by_id[story.pid]
+    arrived = rig.workers[2].worker.state.catalog.by_id[story.pid]
     assert arrived.first_offset == first
     assert [stored.base_offset for stored in arrived.tail_frames()] == list(
         range(arrived.first_offset, story.count, PER_FRAME)
@@ -337,7 +337,7 @@ def test_a_partition_that_is_published_to_faster_than_it_is_copied_stays(
     rig = moves()
     story = Story(rig)
     copier = rig.workers[2].worker
-    clock = copier.clock = Shifted(copier.clock)
+    clock = copier.state.clock = Shifted(copier.state.clock)
     client = rig.workers[1].client()
     opened = client.open_producer(story.pid, NAME)
     outcome = rig.start_move(1)
@@ -440,7 +440,7 @@ class Held:
         assert error is None, error
         client = self.rig.workers[2].client()
         client.subscribe(self.pid, "s", kind="shared")
-        sub = self.rig.workers[2].worker.catalog.by_id[self.pid].subscriptions["s"]
+        sub = self.rig.workers[2].worker.state.catalog.by_id[self.pid].subscriptions["s"]
         wanted = [at for at in range(sub.cursor, PER_FRAME) if at not in {5, 7}]
         return [offset for offset, _ in client.receive(len(wanted))] if wanted else []
 
@@ -474,7 +474,7 @@ def test_nothing_but_acks_is_taken_of_who_was_sent_away(
     client.send(23, [[1, [0, 3]]], 0)
     assert client.ask(24, 1, "earliest")[2] == NotOwner.code
     assert client.subscribe(held.pid, "s", kind="shared", consumer_id=2)[2] == NotOwner.code
-    sub = held.rig.workers[1].worker.catalog.by_id[held.pid].subscriptions["s"]
+    sub = held.rig.workers[1].worker.state.catalog.by_id[held.pid].subscriptions["s"]
     assert (sub.ledger.held, sub.ledger.waiting) == (PER_FRAME, 0)
     assert client.ask(25, 1)[0] == 67
     held.rig.settle()

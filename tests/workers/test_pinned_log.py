@@ -29,7 +29,7 @@ def pinned(
 
 def test_one_unacked_message_does_not_stop_a_topic(start):
     rig, client, opened = pinned(start)
-    log = rig.worker.logs[0]
+    log = rig.worker.state.logs[0]
     for i in range(600):
         frame = client.frame(opened, i, [b"%6000d" % i])
         assert client.publish((1, frame)) == [0, i], stats(rig)["refusal"]
@@ -60,7 +60,7 @@ def test_one_unacked_message_does_not_stop_a_topic(start):
 def test_what_was_moved_is_no_younger_and_no_older(start):
     """Its time to live is an hour, whatever was trimmed where it stood."""
     rig, client, opened = pinned(start, message_ttl_ms=3_600_000)
-    log = rig.worker.logs[0]
+    log = rig.worker.state.logs[0]
     for i in range(300):
         assert client.publish((1, client.frame(opened, i, [b"%6000d" % i]))) == [0, i]
         while client.receive(1)[-1][0] != i:
@@ -79,7 +79,7 @@ def test_what_was_moved_is_no_younger_and_no_older(start):
 def test_who_asks_for_acked_messages_while_a_segment_is_emptied_gets_them(start, monkeypatch, who):
     """It was looked at who needs what by then, and one message is on its way to the tail."""
     rig, client, opened = pinned(start)
-    partition = rig.worker.catalog.by_id[1]
+    partition = rig.worker.state.catalog.by_id[1]
     asked: list[int] = []
 
     def move(*arguments: Any) -> Any:
@@ -118,7 +118,7 @@ def test_the_limit_holds_when_what_is_needed_cannot_be_read(start, monkeypatch):
     def unreadable(run: Run) -> bytearray:
         raise DataLoss("it is damaged")
 
-    monkeypatch.setattr(rig.worker.logs[0], "read_run", unreadable)
+    monkeypatch.setattr(rig.worker.state.logs[0], "read_run", unreadable)
     status = i = 0
     while status == 0:
         status, _ = client.publish((1, client.frame(opened, i, [b"%6000d" % i])))
@@ -128,7 +128,7 @@ def test_the_limit_holds_when_what_is_needed_cannot_be_read(start, monkeypatch):
         later(rig, 0.1)
         assert i < 600, "nobody is refused"
     assert "subscription 's'" in stats(rig)["refusal"]
-    assert rig.worker.logs[0].oldest_position == 0
+    assert rig.worker.state.logs[0].oldest_position == 0
     monkeypatch.undo()
     rig.turn(lambda: later(rig, 1.1) or not stats(rig)["refusal"], "the end of the refusal")
 
@@ -142,7 +142,7 @@ def test_who_needs_most_of_the_oldest_segment_is_refused(start):
         later(rig, 0.05)
         assert i < 3000, "nobody is refused"
     assert "subscription 's'" in stats(rig)["refusal"]
-    assert rig.worker.logs[0].oldest_position == 0
+    assert rig.worker.state.logs[0].oldest_position == 0
     got = client.receive(i - 1)
     assert [offset for offset, _ in got] == list(range(i - 1))
     client.ack(0, i - 1)
@@ -167,7 +167,7 @@ def test_a_pinned_log_of_several_topics_goes_on(start):
         client.ack(i, i + 1)
         if i % 30 == 29:
             later(rig, 1.1)
-    assert rig.worker.logs[0].oldest_position > 0
+    assert rig.worker.state.logs[0].oldest_position > 0
     third = rig.client()
     third.subscribe(2, "all", consumer_id=6)
     assert [payload for _, payload in third.receive(4)] == [b"kept 2 %d" % i for i in range(4)]
@@ -188,7 +188,7 @@ def test_one_unacked_message_of_a_large_frame_moves_alone(start):
         client.ack(100 * i, 100 * i + 7, 100 * i + 8, 100 * i + 100)
         for _ in range(3):
             later(rig, 1.1)
-    assert rig.worker.logs[0].oldest_position > 6 * SEGMENT_BYTES
+    assert rig.worker.state.logs[0].oldest_position > 6 * SEGMENT_BYTES
     rig.crash()
     rig = start()
     client = rig.client()

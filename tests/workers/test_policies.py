@@ -36,20 +36,20 @@ class Ticking:
 def timed(rigs: Callable[..., Rig]) -> Rig:
     """For what is counted over a virtual minute."""
     made = rigs(session_timeout_ms=3_600_000)
-    made.worker.clock = made.boot.clock = Ticking(made.boot.clock)
+    made.worker.state.clock = made.boot.clock = Ticking(made.boot.clock)
     return made
 
 
 @pytest.fixture
 def rig(rigs: Callable[..., Rig]) -> Rig:
     made = rigs(session_timeout_ms=3_600_000)
-    made.worker.clock = made.boot.clock = Shifted(made.boot.clock)
+    made.worker.state.clock = made.boot.clock = Shifted(made.boot.clock)
     return made
 
 
 def later(rig: Rig, seconds: float) -> None:
     """Let the time go by, and let the worker see it."""
-    rig.worker.clock.ahead_ns += int(seconds * SECOND)
+    rig.worker.state.clock.ahead_ns += int(seconds * SECOND)
     for _ in range(3):
         rig.worker.do_work()
 
@@ -83,7 +83,7 @@ def test_a_publish_rate_over_sixty_virtual_seconds(timed, policy, per_second):
     client = timed.client()
     opened = client.open_producer(1)
     draw = random.Random(1)
-    clock, start = timed.worker.clock, timed.worker.clock.monotonic_ns()
+    clock, start = timed.worker.state.clock, timed.worker.state.clock.monotonic_ns()
     sequence = size = 0
     count = 10 if per_second != 5000 else 100
     while clock.monotonic_ns() - start < 60 * SECOND:
@@ -186,12 +186,12 @@ def test_a_dispatch_rate_delays_and_never_drops(timed):
         client.publish((1, client.frame(opened, i * 10, [b"x"] * 10)))
     client.subscribe(1)
     got: list[int] = []
-    start = timed.worker.clock.monotonic_ns()
-    while timed.worker.clock.monotonic_ns() - start < 5 * SECOND:
+    start = timed.worker.state.clock.monotonic_ns()
+    while timed.worker.state.clock.monotonic_ns() - start < 5 * SECOND:
         later(timed, 0.02)
         client.pump()
     client.ask(2)  # answered behind all that was sent before
-    seconds = (timed.worker.clock.monotonic_ns() - start) / SECOND
+    seconds = (timed.worker.state.clock.monotonic_ns() - start) / SECOND
     got += [int(o) for _, view in client.delivered for o in view.offsets()]
     client.delivered = []
     assert len(got) == pytest.approx(100 * seconds, rel=0.07)
@@ -268,7 +268,7 @@ def test_a_time_to_live_over_sixty_virtual_seconds(timed):
     client = timed.client()
     opened = client.open_producer(1)
     client.subscribe(1, credit=0)
-    clock = timed.worker.clock
+    clock = timed.worker.state.clock
     published: list[tuple[int, int]] = []  # before and after each
     for i in range(600):
         before_ns = clock.wall_ns()
@@ -339,7 +339,7 @@ def test_retention_by_size_leaves_the_newest(rig):
 
 def test_an_expired_state_holds_after_a_restart(rigs):
     rig = rigs(session_timeout_ms=3_600_000)
-    rig.worker.clock = rig.boot.clock = Shifted(rig.boot.clock)
+    rig.worker.state.clock = rig.boot.clock = Shifted(rig.boot.clock)
     assign(rig, message_ttl_ms=1000)
     client = rig.client()
     opened = client.open_producer(1)
@@ -419,7 +419,7 @@ def test_space_comes_back_when_a_policy_says_so(rig):
     assign(rig, retention_policy="until_expired", retention_bytes=1_000_000)
     client = rig.client()
     opened = client.open_producer(1)
-    log = rig.worker.logs[0]
+    log = rig.worker.state.logs[0]
     for i in range(40):
         client.publish((1, client.frame(opened, i, [b"x" * 500_000])))
         later(rig, 1.2)
@@ -433,7 +433,7 @@ def test_space_comes_back_when_a_policy_says_so(rig):
 
 def test_forever_is_kept_even_when_acked(rigs):
     rig = rigs(retention_seconds_min=1, session_timeout_ms=3_600_000)
-    rig.worker.clock = rig.boot.clock = Shifted(rig.boot.clock)
+    rig.worker.state.clock = rig.boot.clock = Shifted(rig.boot.clock)
     assign(rig, retention_policy="forever")
     client = rig.client()
     opened = client.open_producer(1)
@@ -444,7 +444,7 @@ def test_forever_is_kept_even_when_acked(rigs):
     client.ack(0, 30)
     for _ in range(5):
         later(rig, 2)
-    assert rig.worker.logs[0].oldest_position == 0
+    assert rig.worker.state.logs[0].oldest_position == 0
     client.subscribe(1, "again", consumer_id=2)
     assert client.receive(1)[0][0] == 0
 

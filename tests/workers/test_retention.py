@@ -23,7 +23,7 @@ def test_a_time_to_live_asks_the_index_and_not_the_disk(start, monkeypatch):
     for i in range(3):
         assert client.publish((1, client.frame(opened, i * 10, [b"x"] * 10))) == [0, i * 10]
         later(rig, 4)
-    monkeypatch.setattr(rig.worker.logs[0], "read_run", unreadable)
+    monkeypatch.setattr(rig.worker.state.logs[0], "read_run", unreadable)
     later(rig, 0.2)
     assert subscription(rig)["expired"] == 10
     later(rig, 4)
@@ -36,13 +36,13 @@ def test_messages_of_one_instant_live_on_when_the_first_of_them_are_trimmed(star
     client = rig.client()
     opened = client.open_producer(1)
     client.subscribe(1, kind="shared")
-    now_ns = rig.worker.clock.wall_ns()
+    now_ns = rig.worker.state.clock.wall_ns()
     with monkeypatch.context() as frozen:
-        frozen.setattr(rig.worker.clock, "wall_ns", lambda: now_ns)
+        frozen.setattr(rig.worker.state.clock, "wall_ns", lambda: now_ns)
         for i in range(100):
             assert client.publish((1, client.frame(opened, i, [b"%5000d" % i]))) == [0, i]
         client.receive(100)
-    log = rig.worker.logs[0]
+    log = rig.worker.state.logs[0]
     (kept,) = [run for run in log.runs(1, 0, 1 << 30) if run.position == log.oldest_end]
     client.ack(0, kept.base_offset)
     for i in range(100, 200):
@@ -64,16 +64,16 @@ def test_what_a_large_topic_keeps_is_counted_in_slices(start, monkeypatch):
     opened = client.open_producer(1)
     for i in range(300):
         assert client.publish((1, client.frame(opened, i, [b"x"]))) == [0, i]
-    partition = rig.worker.catalog.by_id[1]
+    partition = rig.worker.state.catalog.by_id[1]
     listed: dict[int, int] = {}
     live_runs = retention.live_runs
 
     def counted(log: Any, partition: Any, offset: int, byte_limit: int) -> Any:
         runs = live_runs(log, partition, offset, byte_limit)
-        listed[rig.worker.now_ns] = listed.get(rig.worker.now_ns, 0) + len(runs)
+        listed[rig.worker.state.now_ns] = listed.get(rig.worker.state.now_ns, 0) + len(runs)
         return runs
 
-    rig.worker.clock = rig.boot.clock = Ticking(rig.worker.clock)
+    rig.worker.state.clock = rig.boot.clock = Ticking(rig.worker.state.clock)
     monkeypatch.setattr(retention, "live_runs", counted)
     monkeypatch.setattr(retention, "COUNT_BYTES", 2000, raising=False)
     monkeypatch.setattr(retention, "COUNT_NS_MAX", 1_000_000, raising=False)
@@ -86,7 +86,7 @@ def test_what_a_large_topic_keeps_is_counted_in_slices(start, monkeypatch):
     assert max(listed.values()) < 200
     client.publish((1, client.frame(opened, 300, [b"x"])))
     later(rig, 0.2)
-    kept = rig.worker.logs[0].runs(1, 0, 1 << 30)
+    kept = rig.worker.state.logs[0].runs(1, 0, 1 << 30)
     assert rig.worker.retention.size_of(partition) == sum(run.byte_count for run in kept)
 
 
@@ -96,7 +96,7 @@ def test_an_idle_log_gives_back_what_was_purged(start, monkeypatch):
     assign(rig)
     client = rig.client()
     opened = client.open_producer(1)
-    log = rig.worker.logs[0]
+    log = rig.worker.state.logs[0]
     sent = 0
 
     def fill(segments: int) -> None:

@@ -18,7 +18,7 @@ def test_a_pass_that_failed_is_made_again_without_any_publisher(
 ) -> None:
     """A topic that is refused because the log is full waits for nothing else."""
     topic = Topic(start())
-    log = topic.rig.worker.logs[0]
+    log = topic.rig.worker.state.logs[0]
     read_run, failed = log.read_run, []
 
     def read(run: Run) -> bytearray:

@@ -100,5 +100,5 @@ def test_a_seek_may_be_tried_without_moving_anything(rig: Rig):
     two.ack(0, 4)
     assert not two.events
     assert one.ask(SEEK, 1, "latest", True)[2] == {"next_offset": 4, "end_offset": 4}
-    described = rig.worker.catalog.by_id[1].subscriptions["s"]
+    described = rig.worker.state.catalog.by_id[1].subscriptions["s"]
     assert described.cursor == 4

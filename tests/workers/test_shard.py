@@ -26,7 +26,7 @@ def test_a_message_goes_in_and_comes_out(rigs):
     assert client.receive(3) == [(0, b"a"), (1, b"b"), (2, b"c")]
     assert client.names == {opened["producer_id"]: "p"}
     client.ack(0, 3)
-    assert rig.worker.catalog.by_id[1].subscriptions["s"].cursor == 3
+    assert rig.worker.state.catalog.by_id[1].subscriptions["s"].cursor == 3
     client.publish((1, client.frame(opened, 3, [b"live"])))
     assert client.receive(1) == [(3, b"live")]
 
@@ -196,7 +196,7 @@ def test_segments_roll_and_snapshots_carry_the_state(rigs):
     payload = [bytes(1000)] * 100
     for i in range(120):
         assert client.publish((1, client.frame(opened, 100 * i, payload)))[0] == 0
-    log = rig.worker.logs[0]
+    log = rig.worker.state.logs[0]
     assert log.segment_count >= 3
     rig.turn(lambda: log.snapshot_position, "a snapshot")
     rig.crash()
@@ -221,7 +221,7 @@ def test_a_deleted_partition_tells_its_clients(rigs):
     assert client.events[0][2] == "closed" and client.events[0][3]["code"] == 35
     rig.stop()
     rig = rigs()
-    assert 1 not in rig.worker.catalog.by_id
+    assert 1 not in rig.worker.state.catalog.by_id
 
 
 def test_only_what_was_deleted_is_dropped(rigs):
@@ -235,13 +235,13 @@ def test_only_what_was_deleted_is_dropped(rigs):
     rig.stop()
     rig = rigs()
     rig.answer_assignments([], [])
-    assert set(rig.worker.catalog.by_id) == {1, 2}
+    assert set(rig.worker.state.catalog.by_id) == {1, 2}
     rig.answer_assignments([], [2, 77])
     rig.turn(lambda: len(rig.said("dropped")) == 2, "word of what was dropped")
     assert rig.said("dropped") == [{"partition_ids": [77]}, {"partition_ids": [2]}]
     rig.stop()
     rig = rigs()
-    assert set(rig.worker.catalog.by_id) == {1}
+    assert set(rig.worker.state.catalog.by_id) == {1}
     client = rig.client()
     client.subscribe(1)
     assert client.receive(1) == [(0, b"kept")]
@@ -253,7 +253,7 @@ def test_a_partition_of_another_topic_is_refused(rigs):
     rig.assign(1)
     with pytest.raises(DataLoss, match="do not belong together"):
         rig.assign(1, incarnation=2, topic="/default/other")
-    assert rig.worker.catalog.by_id[1].topic == "/default/t1"
+    assert rig.worker.state.catalog.by_id[1].topic == "/default/t1"
 
 
 def test_a_failed_sync_acks_nothing_and_the_next_segment_serves(rigs, monkeypatch):
@@ -263,7 +263,7 @@ def test_a_failed_sync_acks_nothing_and_the_next_segment_serves(rigs, monkeypatc
     client = rig.client()
     strict, loose = client.open_producer(1), client.open_producer(2)
     assert client.publish((1, client.frame(strict, 0, [b"a"]))) == [0, 0]
-    log = rig.worker.logs[0]
+    log = rig.worker.state.logs[0]
     epoch = log.epoch
     read_end, write_end = os.pipe()  # fdatasync on a pipe fails with EINVAL
     push = log._appender._sync.push

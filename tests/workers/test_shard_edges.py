@@ -43,7 +43,7 @@ def test_a_damaged_segment_stops_its_readers_and_nobody_else(rigs):
     client = rig.client()
     fill(client, 1, 3)
     fill(client, 2, 3)
-    log = rig.worker.logs[0]
+    log = rig.worker.state.logs[0]
     run = log.find(1, 1)
     assert run is not None
     segment = log._chain[log._chain.index_of(run.position)]
@@ -72,11 +72,11 @@ def test_who_reads_far_back_lets_others_live(rigs, monkeypatch):
     client.subscribe(2, consumer_id=3, credit=0)
     client.send(21, 1, 1 << 30, 1 << 30)
     read: list[int] = []
-    before = rig.worker.upkeep.bytes_read
+    before = rig.worker.reader.bytes_read
 
     def got_short_one() -> bool:
         rig.worker.do_work()
-        read.append(rig.worker.upkeep.bytes_read - before - sum(read))
+        read.append(rig.worker.reader.bytes_read - before - sum(read))
         client.pump()
         return any(consumer_id == 3 for consumer_id, _ in client.delivered)
 
@@ -132,7 +132,7 @@ def test_credit_has_a_bound_and_is_used_to_the_end(rigs):
     for _ in range(3):
         client.send(21, 1, (1 << 64) - 1, (1 << 64) - 1)
     client.ask(2)
-    flow = rig.worker.sessions.by_number(client.session).flows[1]
+    flow = rig.worker.state.sessions.by_number(client.session).flows[1]
     assert flow.byte_credit == flow.message_credit == CREDIT_MAX
     client.send(21, 2, -5, -5)
     client.ask(2)
@@ -177,12 +177,12 @@ def test_a_deleted_memory_topic_stays_deleted(rigs):
     client = rig.client()
     opened = client.open_producer(1)
     client.subscribe(1, credit=0)
-    partition = rig.worker.catalog.by_id[1]
+    partition = rig.worker.state.catalog.by_id[1]
     assert client.publish((1, client.frame(opened, 0, [bytes(100_000)]))) == [0, 0]
     rig.turn(lambda: partition.refusal, "the refusal")
     assert client.publish((1, client.frame(opened, 1, [b"x"]))) == [8, 0]
     rig.operation("unassign", partition_ids=[1], reason="deleted")
-    rig.worker.upkeep._slow(rig.worker.now_ns)
+    rig.worker.upkeep._slow(rig.worker.state.now_ns)
     assert client.publish((1, client.frame(opened, 1, [b"x"]))) == [35, 0]
 
 
@@ -196,7 +196,7 @@ def test_a_memory_topic_keeps_its_messages_not_their_bundles(rigs):
     client.publish(
         (1, client.frame(one, 0, [b"small"])), (2, client.frame(two, 0, [bytes(1 << 20)]))
     )
-    oldest = rig.worker.catalog.by_id[1].oldest_in_tail()
+    oldest = rig.worker.state.catalog.by_id[1].oldest_in_tail()
     assert oldest is not None and len(oldest.holder) < 1000  # type: ignore[arg-type]
     client.send(21, 1, 1 << 20, 1000)
     assert client.receive(1) == [(0, b"small")]
@@ -242,24 +242,24 @@ def test_a_worker_that_stood_still_does_not_take_its_clients_for_dead(rigs, monk
     for number, client in enumerate(clients):
         assert client.subscribe(1, f"s{number}")[0] == 67
     monkeypatch.setattr(shard, "MESSAGES_PER_TURN_MAX", 1)
-    later = [rig.worker.clock.monotonic_ns() + 3_000_000_000]
+    later = [rig.worker.state.clock.monotonic_ns() + 3_000_000_000]
     for client in clients:
         client.post(2)
     wait(lambda: rig.worker.server.socket.poll(0), "the pings")
     time.sleep(0.05)  # all three are there, as after a pause of the whole process
     monkeypatch.setattr(
-        rig.worker, "clock",
-        SimpleNamespace(monotonic_ns=lambda: later[0], wall_ns=rig.worker.clock.wall_ns),
+        rig.worker.state, "clock",
+        SimpleNamespace(monotonic_ns=lambda: later[0], wall_ns=rig.worker.state.clock.wall_ns),
     )  # fmt: skip
     for _ in range(10):
         later[0] += 300_000_000
         rig.worker.do_work()
         if rig.worker.server.drained:
             break
-    assert len(rig.worker.sessions) == 3
+    assert len(rig.worker.state.sessions) == 3
     later[0] += 3_000_000_000
     rig.worker.do_work()
-    assert len(rig.worker.sessions) == 0
+    assert len(rig.worker.state.sessions) == 0
 
 
 def test_a_snapshot_that_is_ahead_of_its_records(rigs):
@@ -271,22 +271,22 @@ def test_a_snapshot_that_is_ahead_of_its_records(rigs):
     post = client.post(10, 1, "p")
     rig.turn(in_flight(rig, 1), "a record under way")
     client.post(20, 1, 1, 1, "s", "exclusive", "earliest")
-    rig.turn(lambda: rig.worker.catalog.by_id[1].subscriptions, "the subscription")
+    rig.turn(lambda: rig.worker.state.catalog.by_id[1].subscriptions, "the subscription")
     rig.worker.operations._delete_subscription(
         Asked(partition_ids=[1], subscription="s")  # type: ignore[arg-type]
     )
     client.post(20, 2, 1, 1, "s", "shared", "earliest")
-    rig.turn(lambda: rig.worker.catalog.by_id[1].subscriptions, "the subscription again")
-    log = rig.worker.logs[0]
+    rig.turn(lambda: rig.worker.state.catalog.by_id[1].subscriptions, "the subscription again")
+    log = rig.worker.state.logs[0]
     log._snapshot_rolls = -1
-    rig.turn(lambda: rig.worker.journals[0].snapshot, "a snapshot in the making")
+    rig.turn(lambda: rig.worker.state.journals[0].snapshot, "a snapshot in the making")
     disk.release()
     assert client.answer(post)[0] == 67
     settled(rig)
     rig.turn(lambda: log.snapshot_position, "a snapshot")
     rig.crash()
     rig = rigs()
-    (sub,) = rig.worker.catalog.by_id[1].subscriptions.values()
+    (sub,) = rig.worker.state.catalog.by_id[1].subscriptions.values()
     assert sub.kind == "shared"
 
 
@@ -299,9 +299,11 @@ def test_nothing_of_a_removed_partition_is_kept(rigs):
         client.subscribe(partition_id, consumer_id=partition_id)
         rig.operation("unassign", partition_ids=[partition_id], reason="deleted")
     worker = rig.worker
-    left = list(worker.catalog.by_slot.values())
+    left = list(worker.state.catalog.by_slot.values())
     assert not any(part.subscriptions or part.producer_names or part.tail_count for part in left)
-    live = worker.tables.producers[: worker.tables.producer_count, ProducerWord.PARTITION_ID]
+    live = worker.state.tables.producers[
+        : worker.state.tables.producer_count, ProducerWord.PARTITION_ID
+    ]
     assert not live.any()
     assert worker.tails.byte_count == 0
     opened = {"producer_id": 1, "producer_epoch": 1}
@@ -316,13 +318,13 @@ def test_one_log_that_cannot_end_in_order_does_not_keep_the_others_from_it(rigs)
     fill(client, 1, 1, size=10)
     fill(client, 2, 3, size=10)
     disk = HeldSyncs(rig)
-    rig.worker.journals[0].record(SubscriptionCreated(1, "s", "shared", 0))
+    rig.worker.state.journals[0].record(SubscriptionCreated(1, "s", "shared", 0))
     rig.turn(in_flight(rig, 1), "a group")
     disk.fail()
     rig.stop()
     rig = rigs(log_count=2)
-    assert rig.worker.catalog.by_id[1].visible == 1
-    assert rig.worker.catalog.by_id[2].visible == 3
+    assert rig.worker.state.catalog.by_id[1].visible == 1
+    assert rig.worker.state.catalog.by_id[2].visible == 3
 
 
 def test_a_seek_is_answered_before_what_follows_it_and_an_ack_tells_when_it_is_durable(rigs):
@@ -345,7 +347,7 @@ def test_a_seek_is_answered_before_what_follows_it_and_an_ack_tells_when_it_is_d
     assert client.answer(request)[2] is None
     rig.crash()
     rig = rigs()
-    assert rig.worker.catalog.by_id[1].subscriptions["s"].cursor == 1
+    assert rig.worker.state.catalog.by_id[1].subscriptions["s"].cursor == 1
 
 
 @pytest.mark.parametrize("end", ["stop", "crash"])
@@ -372,8 +374,8 @@ def test_who_is_close_behind_holds_up_a_non_reliable_producer_a_little(rigs):
     client = rig.client()
     opened = client.open_producer(1)
     client.subscribe(1, credit=100_000)
-    now = SimpleNamespace(ns=rig.worker.now_ns)
-    rig.worker.clock = SimpleNamespace(monotonic_ns=lambda: now.ns, wall_ns=time.time_ns)
+    now = SimpleNamespace(ns=rig.worker.state.now_ns)
+    rig.worker.state.clock = SimpleNamespace(monotonic_ns=lambda: now.ns, wall_ns=time.time_ns)
     requests: list[int] = []
 
     def is_acked(size: int = 200_000) -> bool:
@@ -403,7 +405,7 @@ def test_who_is_close_behind_holds_up_a_non_reliable_producer_a_little(rigs):
     assert not is_acked()
     client.send(21, 1, 1 << 30, 1 << 30)
     client.answer(requests[-1])
-    assert now.ns == rig.worker.now_ns
+    assert now.ns == rig.worker.state.now_ns
     client.receive(len(requests) - 2)
 
 
@@ -421,7 +423,7 @@ def test_every_counter_is_kept(rigs):
     assert client.publish((1, client.frame(opened, 5, [b"out of turn"])))[0] > 1
     for sequence in range(3):
         assert client.publish((2, client.frame(other, sequence, [b"c"])))[0] == 0
-    partition = rig.worker.catalog.by_id[2]
+    partition = rig.worker.state.catalog.by_id[2]
     while partition.tail_count:
         partition.evict()
     client.send(21, 1, 1 << 20, 1 << 20)
@@ -456,7 +458,7 @@ def test_a_worker_that_owes_nothing_rests(rigs):
     def said() -> int:
         return [name for name, _ in rig.mailbox.notices].count("log_usage")
 
-    logs = rig.worker.logs
+    logs = rig.worker.state.logs
     used = sum(log.bytes_on_disk for log in logs)
     at_ns = quota._said_ns + SAY_AGAIN_NS
     quota.report(used, logs, at_ns)

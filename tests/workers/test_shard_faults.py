@@ -67,13 +67,13 @@ def test_a_failing_sync_of_one_log_leaves_the_other_alone(rigs):
     )
     rig.turn(in_flight(rig, 1, 0), "the groups")
     more = post_publish(client, (2, client.frame(two, 1, [b"c"])))
-    rig.turn(lambda: rig.worker.journals[1].has_open_group, "an open group")
+    rig.turn(lambda: rig.worker.state.journals[1].has_open_group, "an open group")
     broken.fail()
-    rig.turn(lambda: rig.worker.logs[0].sync_fault is None, "the repair")
+    rig.turn(lambda: rig.worker.state.logs[0].sync_fault is None, "the repair")
     slow.release()
     assert client.answer(both)[1] == [13, 0, 0, 0]
     assert client.answer(more)[1] == [0, 1]
-    run = rig.worker.logs[1].find(2, 1)
+    run = rig.worker.state.logs[1].find(2, 1)
     assert run is not None and (run.partition_id, run.base_offset) == (2, 1)
 
 
@@ -86,13 +86,13 @@ def test_a_snapshot_that_knew_too_much_is_not_saved(rigs):
     disk = HeldSyncs(rig)
     request = post_publish(client, (1, client.frame(opened, 1, [bytes(5000)] * 10)))
     rig.turn(in_flight(rig, 1), "the group")
-    rig.worker.logs[0]._snapshot_rolls = -1
-    rig.turn(lambda: rig.worker.journals[0].snapshot, "a snapshot in the making")
+    rig.worker.state.logs[0]._snapshot_rolls = -1
+    rig.turn(lambda: rig.worker.state.journals[0].snapshot, "a snapshot in the making")
     disk.fail()
     assert client.answer(request)[1] == [13, 0]
     assert client.publish((1, client.frame(opened, 1, [b"c"]))) == [0, 1]
-    rig.turn(lambda: rig.worker.journals[0].snapshot is None, "the snapshot's end")
-    rig.turn(lambda: not rig.worker.logs[0]._snapshots.is_saving, "the snapshot's saving")
+    rig.turn(lambda: rig.worker.state.journals[0].snapshot is None, "the snapshot's end")
+    rig.turn(lambda: not rig.worker.state.logs[0]._snapshots.is_saving, "the snapshot's saving")
     rig.crash()
     rig = rigs()
     client = rig.client()
@@ -114,10 +114,10 @@ def test_records_keep_their_order_over_a_failing_sync(rigs):
     disk.fail()
     assert client.answer(created)[0] == 66
     rig.operation("delete_subscription", partition_ids=[1], subscription="other")
-    rig.turn(lambda: not rig.worker.journals[0].busy, "everything written")
+    rig.turn(lambda: not rig.worker.state.journals[0].busy, "everything written")
     rig.crash()
     rig = rigs()
-    assert rig.worker.catalog.by_id[1].subscriptions == {}
+    assert rig.worker.state.catalog.by_id[1].subscriptions == {}
 
 
 # ---------------------------------------------------------------- answers before their time
@@ -178,11 +178,11 @@ def test_a_cursor_that_found_no_room_is_recorded_when_there_is(rigs):
     assert client.ask(22, [[1, [0, 1]]])[:3:2] == [66, 8]
     assert client.ask(22, [[1, [1, 2]]])[:3:2] == [66, 8]
     disk.mend()
-    rig.turn(lambda: rig.worker.journals[0].stuck is None, "the disk's recovery")
+    rig.turn(lambda: rig.worker.state.journals[0].stuck is None, "the disk's recovery")
     assert client.ask(22, [])[0] == 67
     rig.crash()
     rig = rigs()
-    assert rig.worker.catalog.by_id[1].subscriptions["s"].cursor == 2
+    assert rig.worker.state.catalog.by_id[1].subscriptions["s"].cursor == 2
 
 
 def test_records_of_a_group_that_was_not_written_are_written_with_the_next(rigs):
@@ -190,8 +190,8 @@ def test_records_of_a_group_that_was_not_written_are_written_with_the_next(rigs)
     rig.assign(1)
     client = rig.client()
     opened = client.open_producer(1)
-    rig.worker.journals[0].reserve(10_000)
-    log = rig.worker.logs[0]
+    rig.worker.state.journals[0].reserve(10_000)
+    log = rig.worker.state.logs[0]
     log.append = FullLog._refuse  # type: ignore[method-assign,assignment]
     post = client.post(20, 1, 1, 1, "s", "shared", "earliest")
     request = post_publish(client, (1, client.frame(opened, 0, [b"a"])))
@@ -202,7 +202,7 @@ def test_records_of_a_group_that_was_not_written_are_written_with_the_next(rigs)
     assert client.publish((1, client.frame(opened, 0, [b"a"]))) == [0, 0]
     rig.crash()
     rig = rigs()
-    assert list(rig.worker.catalog.by_id[1].subscriptions) == ["s"]
+    assert list(rig.worker.state.catalog.by_id[1].subscriptions) == ["s"]
 
 
 def test_a_consumer_whose_subscription_was_not_recorded_is_not_there(rigs):
@@ -214,7 +214,7 @@ def test_a_consumer_whose_subscription_was_not_recorded_is_not_there(rigs):
     assert client.subscribe(1, "s", consumer_id=2)[:3:2] == [66, 8]
     disk.mend()
     assert client.subscribe(1, "s", consumer_id=3)[0] == 67
-    assert rig.worker.sessions.by_number(client.session).holds == 1
+    assert rig.worker.state.sessions.by_number(client.session).holds == 1
 
 
 def test_who_attaches_to_a_new_subscription_waits_for_its_record_too(rigs):
@@ -237,13 +237,13 @@ def test_more_records_than_a_group_holds(rigs):
     rig = rigs(segment_bytes=256 * 1024)
     names = ["n" * 200 + str(i) for i in range(3000)]
     rig.assign(1)
-    partition = rig.worker.catalog.by_id[1]
+    partition = rig.worker.state.catalog.by_id[1]
     for name in names:
         record = SubscriptionCreated(1, name, "shared", 0)
-        rig.worker.catalog.apply(record, 0)
-        rig.worker.journals[0].record(record)
+        rig.worker.state.catalog.apply(record, 0)
+        rig.worker.state.journals[0].record(record)
     assert len(partition.subscriptions) == 3000
     settled(rig)
     rig.crash()
     rig = rigs(segment_bytes=256 * 1024)
-    assert len(rig.worker.catalog.by_id[1].subscriptions) == 3000
+    assert len(rig.worker.state.catalog.by_id[1].subscriptions) == 3000

@@ -25,8 +25,8 @@ def test_offsets_that_were_skipped_stay_skipped(rigs, tmp_path, monkeypatch, set
     other_boot.write_text("after-the-power-cut")
     monkeypatch.setattr(outside, "BOOT_ID_PATH", other_boot)
     rig = rigs()
-    partition = rig.worker.catalog.by_id[1]
-    skipped_to = rig.worker.catalog.state_of(partition).next_offset
+    partition = rig.worker.state.catalog.by_id[1]
+    skipped_to = rig.worker.state.catalog.state_of(partition).next_offset
     assert skipped_to > 3
     if settle_first:
         settled(rig)
@@ -47,8 +47,8 @@ def test_offsets_are_shown_only_when_their_reservation_is_durable(rigs, durabili
     opened = client.open_producer(1)
     client.subscribe(1)
     assert client.publish((1, client.frame(opened, 0, [b"a"]))) == [0, 0]
-    partition = rig.worker.catalog.by_id[1]
-    rig.worker.tables.partitions[partition.slot, PartitionWord.RESERVED_UNTIL] = 5
+    partition = rig.worker.state.catalog.by_id[1]
+    rig.worker.state.tables.partitions[partition.slot, PartitionWord.RESERVED_UNTIL] = 5
     partition.safe_until = partition.reserve_block = 5
     client.receive(1)
     disk = HeldSyncs(rig)
@@ -75,12 +75,12 @@ def test_the_first_offset_is_known_after_a_restart(rigs, end):
     rig.assign(1)
     client = rig.client()
     fill(client, 1, 60, size=20_000)
-    partition = rig.worker.catalog.by_id[1]
+    partition = rig.worker.state.catalog.by_id[1]
     rig.turn(lambda: partition.first_offset > 0, "a trim")
     first = partition.first_offset
     getattr(rig, end)()
     rig = rigs(**settings)
-    assert rig.worker.catalog.by_id[1].first_offset >= first
+    assert rig.worker.state.catalog.by_id[1].first_offset >= first
     client = rig.client()
     assert client.subscribe(1)[2]["first_offset"] >= first
 
@@ -91,14 +91,14 @@ def test_an_older_snapshot_does_not_hold_segments_above_the_quota(rigs, monkeypa
     rig.assign(1)
     rig.assign(2)
     client = rig.client()
-    log = rig.worker.logs[0]
+    log = rig.worker.state.logs[0]
     fill(client, 1, 20, size=20_000)
     rig.turn(lambda: log.snapshot_position, "the first snapshot")
     saving = threading.Event()
     monkeypatch.setattr(log._snapshots, "_synced_position", _behind(log, saving))
     fill(client, 2, 200, size=20_000)
     settled(rig)
-    rig.turn(lambda: rig.worker.journals[0].marked, "the marker")
+    rig.turn(lambda: rig.worker.state.journals[0].marked, "the marker")
     assert log.segment_count > 10
     saving.set()
     rig.worker.quota._allowance = 0
@@ -151,7 +151,7 @@ def test_durability_changes_under_way(rigs, before, after):
     rig.crash()
     rig = rigs()
     client = rig.client()
-    assert rig.worker.catalog.by_id[1].assigned.durability == after
+    assert rig.worker.state.catalog.by_id[1].assigned.durability == after
     opened = client.open_producer(1)
     status, offset = client.publish((1, client.frame(opened, opened["next_sequence"], [b"x"])))
     assert (status, offset >= 10) == (0, True)
@@ -169,17 +169,17 @@ def test_a_snapshot_knows_of_reservations_that_are_under_way(rigs):
     client = rig.client()
     opened = client.open_producer(1)
     worker = rig.worker
-    partition = worker.catalog.by_id[1]
+    partition = worker.state.catalog.by_id[1]
     settled(rig)
-    row = worker.tables.partitions[partition.slot]
+    row = worker.state.tables.partitions[partition.slot]
     row[PartitionWord.NEXT_OFFSET] = row[PartitionWord.RESERVED_UNTIL]
     disk = HeldSyncs(rig)
     worker.intake.reserve_offsets(partition)
     rig.turn(in_flight(rig, 1), "the reservation's record")
-    worker.logs[0]._snapshot_rolls = -1
-    rig.turn(lambda: worker.journals[0].snapshot, "a snapshot in the making")
+    worker.state.logs[0]._snapshot_rolls = -1
+    rig.turn(lambda: worker.state.journals[0].snapshot, "a snapshot in the making")
     disk.release()
-    rig.turn(lambda: worker.logs[0].snapshot_position, "a snapshot")
+    rig.turn(lambda: worker.state.logs[0].snapshot_position, "a snapshot")
     status, offset = client.publish((1, client.frame(opened, 0, [b"a"])))
     assert status == 0
     rig.crash()
@@ -205,13 +205,13 @@ def test_a_change_of_durability_is_not_lost_to_a_snapshot(rigs):
     )  # fmt: skip
     rig.worker.operations._assign(asked)  # type: ignore[arg-type]
     rig.turn(in_flight(rig, 1), "the change's record")
-    rig.worker.logs[0]._snapshot_rolls = -1
+    rig.worker.state.logs[0]._snapshot_rolls = -1
     for _ in range(20):
         rig.worker.upkeep._snapshot(0)
         rig.worker.do_work()
     disk.release()
     rig.turn(lambda: asked.done, "the change")
-    rig.turn(lambda: rig.worker.logs[0].snapshot_position, "a snapshot")
+    rig.turn(lambda: rig.worker.state.logs[0].snapshot_position, "a snapshot")
     rig.crash()
     rig = rigs()
-    assert rig.worker.catalog.by_id[1].assigned.durability == "memory"
+    assert rig.worker.state.catalog.by_id[1].assigned.durability == "memory"

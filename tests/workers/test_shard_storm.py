@@ -92,7 +92,7 @@ class Storm:
         self.client = RawClient(self.rig)
         self.rig.clients.append(self.client)
         for lane in self.lanes:
-            in_force = self.rig.worker.catalog.by_id[lane.partition_id].assigned.durability
+            in_force = self.rig.worker.state.catalog.by_id[lane.partition_id].assigned.durability
             if "memory" in (lane.durability, in_force) or lane.was_memory:
                 lane.generation += 1
                 lane.unacked, lane.first, lane.ends = [], 0, set()
@@ -112,7 +112,7 @@ class Storm:
             disk.release()
         self.disks.clear()
         for slot in range(LOGS):
-            log = self.rig.worker.logs[slot]
+            log = self.rig.worker.state.logs[slot]
             log.__dict__.pop("reserve", None)
             log.__dict__.pop("append", None)
         getattr(self.rig, how)()
@@ -212,7 +212,7 @@ class Storm:
 
     def refuse(self) -> None:
         """A write or a reservation finds no room, for a while."""
-        log: Any = self.rig.worker.logs[self.draw.randrange(LOGS)]
+        log: Any = self.rig.worker.state.logs[self.draw.randrange(LOGS)]
         name = self.draw.choice(("reserve", "append"))
         log.__dict__.pop(name, None)
         real = getattr(log, name)

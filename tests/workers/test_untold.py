@@ -22,8 +22,8 @@ COUNT = 10
 def start(rigs: Callable[..., Rig]) -> Callable[..., Rig]:
     def made(ahead_ns: int = 0) -> Rig:
         rig = rigs(session_timeout_ms=3_600_000)
-        rig.worker.clock = rig.boot.clock = Shifted(rig.boot.clock)
-        rig.worker.clock.ahead_ns = ahead_ns
+        rig.worker.state.clock = rig.boot.clock = Shifted(rig.boot.clock)
+        rig.worker.state.clock.ahead_ns = ahead_ns
         return rig
 
     return made
@@ -31,7 +31,7 @@ def start(rigs: Callable[..., Rig]) -> Callable[..., Rig]:
 
 def later(rig: Rig, seconds: float) -> None:
     for _ in range(10):
-        rig.worker.clock.ahead_ns += int(seconds * SECOND / 10)
+        rig.worker.state.clock.ahead_ns += int(seconds * SECOND / 10)
         rig.worker.do_work()
 
 
@@ -86,7 +86,7 @@ def test_a_restart_does_not_forget_what_is_to_be_told(
     rig = start()
     begin(rig, "fsync", policy)
     lose(rig, policy)
-    ahead_ns = rig.worker.clock.ahead_ns
+    ahead_ns = rig.worker.state.clock.ahead_ns
     getattr(rig, how)()
     again = start(ahead_ns)
     client = again.client()

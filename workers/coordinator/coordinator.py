@@ -37,6 +37,7 @@ from danube_fast.version import VERSION
 from danube_fast.workers.coordinator import web
 from danube_fast.workers.coordinator.front import Front
 from danube_fast.workers.coordinator.growth import Growth
+from danube_fast.workers.coordinator.mark_keeper import MarkKeeper
 from danube_fast.workers.coordinator.mover import MoveDone, Mover
 from danube_fast.workers.coordinator.placement import Placement
 from danube_fast.workers.coordinator.rebalancer import Rebalancer
@@ -50,7 +51,6 @@ from danube_fast.workers.reports.quota import QuotaKeeper, room_of
 from danube_fast.workers.reports.reply_topics import ReplyTopicKeeper
 from danube_fast.workers.reports.storage import StorageKeeper
 from danube_fast.workers.reports.topic_metrics import TopicReports
-from danube_fast.workers.shard.rollback import MarkKeeper
 
 __all__ = ["Coordinator", "main"]
 

@@ -22,7 +22,7 @@ from danube_fast.net.greeting import message_bytes_max
 from danube_fast.net.server import Server
 from danube_fast.net.session import TOKEN_BYTES
 from danube_fast.wal.background import Background
-from danube_fast.workers.shard.rollback import LogMark, read_marks, write_marks
+from danube_fast.workers.process.log_marks import LogMark, read_marks, write_marks
 from danube_fast.workers.supervisor.datadir import METADATA_SEAL
 
 __all__ = ["Outside"]

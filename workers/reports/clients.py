@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from danube_fast.broker.admission.layout import ProducerWord
 from danube_fast.net.session import Session
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.worker import ShardWorker
+from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["client_page"]
 
@@ -27,16 +25,16 @@ Items = dict[int, list[dict[str, Any]]]
 
 
 def client_page(
-    sessions: Iterable[Session], after: int, limit: int, now_ns: int, worker: ShardWorker | None
+    sessions: Iterable[Session], after: int, limit: int, now_ns: int, state: ShardState | None
 ) -> dict[str, Any]:
     """{"clients": rows by session number behind `after`, "more": whether there are others}."""
     behind = [session for session in sessions if session.number > after]
     chosen = heapq.nsmallest(limit, behind, key=lambda session: session.number)
-    producers = _producers(worker, chosen) if worker is not None else {}
+    producers = _producers(state, chosen) if state is not None else {}
     rows: list[dict[str, Any]] = []
     room = PAGE_ITEMS_MAX
     for session in chosen:
-        row = _row(session, producers.get(session.number, []), now_ns, worker)
+        row = _row(session, producers.get(session.number, []), now_ns, state)
         room -= 1 + len(row["producers"]) + len(row["consumers"])
         if room < 0 and rows:
             break
@@ -45,7 +43,7 @@ def client_page(
 
 
 def _row(
-    session: Session, producers: list[dict[str, Any]], now_ns: int, worker: ShardWorker | None
+    session: Session, producers: list[dict[str, Any]], now_ns: int, state: ShardState | None
 ) -> dict[str, Any]:
     consumers = list(session.consumers.values())
     return {
@@ -57,13 +55,13 @@ def _row(
         "producer_count": len(producers),
         "consumer_count": len(consumers),
         "producers": producers[:ITEMS_MAX],
-        "consumers": [_consumer(each, worker) for each in consumers[:ITEMS_MAX]],
+        "consumers": [_consumer(each, state) for each in consumers[:ITEMS_MAX]],
     }
 
 
-def _consumer(consumer: Any, worker: ShardWorker | None) -> dict[str, Any]:
+def _consumer(consumer: Any, state: ShardState | None) -> dict[str, Any]:
     sub = consumer.subscription
-    partition = worker.catalog.by_id.get(sub.partition_id) if worker is not None else None
+    partition = state.partition(sub.partition_id) if state is not None else None
     return {
         "topic": partition.topic if partition is not None else "",
         "partition": partition.assigned.index if partition is not None else 0,
@@ -74,9 +72,9 @@ def _consumer(consumer: Any, worker: ShardWorker | None) -> dict[str, Any]:
     }
 
 
-def _producers(worker: ShardWorker, sessions: list[Session]) -> Items:
+def _producers(state: ShardState, sessions: list[Session]) -> Items:
     """Open producers by session."""
-    tables, by_id = worker.tables, worker.catalog.by_id
+    tables, by_id = state.tables, state.catalog.by_id
     rows = tables.producers[: tables.producer_count]
     numbers = [session.number for session in sessions]
     mine = np.isin(rows[:, ProducerWord.SESSION], numbers)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import heapq
 import os
 import threading
-from typing import TYPE_CHECKING
 
 from danube_fast.broker.partition import Partition
 from danube_fast.workers.process.boot import COORDINATOR
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.worker import ShardWorker
+from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.publish.intake import Intake
+from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["LoadReports"]
 
@@ -43,11 +42,11 @@ def _busy_ns() -> int:
 class LoadReports:
     """Reports of one worker. Used by its loop only."""
 
-    def __init__(self, worker: ShardWorker) -> None:
-        self._worker = worker
-        self._is_on = worker.settings.rebalance != "off" and worker.boot.config.worker_count > 1
+    def __init__(self, state: ShardState, intake: Intake, delivery: Delivery) -> None:
+        self._state, self._intake, self._delivery = state, intake, delivery
+        self._is_on = state.settings.rebalance != "off" and state.boot.config.worker_count > 1
         self._next_ns = 0
-        self._at_ns = worker.now_ns
+        self._at_ns = state.now_ns
         self._busy_ns = _busy_ns()
         self._traffic = 0
         self._was_idle = True
@@ -58,8 +57,8 @@ class LoadReports:
         if not self._is_on or now_ns < self._next_ns:
             return
         self._next_ns = now_ns + SECOND_NS
-        worker = self._worker
-        traffic = worker.intake.messages_in + worker.delivery.messages_out
+        state = self._state
+        traffic = self._intake.messages_in + self._delivery.messages_out
         is_idle, self._traffic = traffic == self._traffic, traffic
         if is_idle and self._was_idle:
             return
@@ -67,24 +66,24 @@ class LoadReports:
         busy_ns = _busy_ns()
         share = (busy_ns - self._busy_ns) / max(1, now_ns - self._at_ns)
         self._busy_ns, self._at_ns = busy_ns, now_ns
-        began_ns = worker.clock.monotonic_ns()
+        began_ns = state.clock.monotonic_ns()
         weights = self._weights()
         total = sum(weight for weight, _ in weights)
         parts = [
             [partition.partition_id, share * weight / total, _to_copy(partition)]
             for weight, partition in heapq.nlargest(REPORTED_MAX, weights, key=lambda each: each[0])
         ]
-        worker.boot.mailbox.notify(
+        state.boot.mailbox.notify(
             COORDINATOR, "load", {"load": share if total else 0.0, "partitions": parts}
         )
-        took_ns = worker.clock.monotonic_ns() - began_ns
+        took_ns = state.clock.monotonic_ns() - began_ns
         self._next_ns = max(self._next_ns, now_ns + COST_PART * took_ns)
 
     def _weights(self) -> list[tuple[int, Partition]]:
         """What went through each partition since the last time; only those that have any."""
         counts: dict[int, tuple[int, int, int]] = {}
         weights: list[tuple[int, Partition]] = []
-        for partition_id, partition in self._worker.catalog.by_id.items():
+        for partition_id, partition in self._state.catalog.by_id.items():
             read = sum(sub.next_offset for sub in partition.all_subscriptions() if sub.consumers)
             now = partition.message_count, partition.byte_count, read
             counts[partition_id] = now

@@ -6,7 +6,6 @@ worker: nobody has read it for `reply_topic_expiry_seconds` --"abandoned"--> coo
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from danube_fast.broker import admin
 from danube_fast.broker.admin.registry import AdminContext
@@ -15,9 +14,7 @@ from danube_fast.errors import DanubeError
 from danube_fast.types import REPLY_TOPICS
 from danube_fast.workers.process.boot import COORDINATOR
 from danube_fast.workers.process.mailbox import Mailbox, Request
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.worker import ShardWorker
+from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["ReplyTopicKeeper", "ReplyTopics"]
 
@@ -32,9 +29,9 @@ TOLD_MAX = 100
 class ReplyTopics:
     """The worker's side."""
 
-    def __init__(self, worker: ShardWorker) -> None:
-        self._worker = worker
-        self._limit_ns = worker.settings.reply_topic_expiry_seconds * SECOND_NS
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._limit_ns = state.settings.reply_topic_expiry_seconds * SECOND_NS
         self._next_ns = 0
         self._idle_since_ns: dict[str, int] = {}
 
@@ -44,14 +41,14 @@ class ReplyTopics:
             return
         self._next_ns = now_ns + min(self._limit_ns // 4, LOOK_NS_MAX)
         before, self._idle_since_ns = self._idle_since_ns, {}
-        for partition in self._worker.catalog.by_id.values():
+        for partition in self._state.catalog.by_id.values():
             if partition.topic.startswith(REPLY_TOPICS) and not any(
                 sub.consumers for sub in partition.all_subscriptions()
             ):
                 self._idle_since_ns[partition.topic] = before.get(partition.topic, now_ns)
         told = [t for t, since in self._idle_since_ns.items() if now_ns - since >= self._limit_ns]
         if told:
-            mailbox = self._worker.boot.mailbox
+            mailbox = self._state.boot.mailbox
             mailbox.notify(COORDINATOR, "abandoned", {"topics": told[:TOLD_MAX]})
 
 

@@ -8,16 +8,13 @@ While the coordinator is down the last word stands.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord
 from danube_fast.types import parse_topic
 from danube_fast.workers.process.boot import COORDINATOR
 from danube_fast.workers.process.mailbox import Mailbox, Request
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.worker import ShardWorker
+from danube_fast.workers.shard.keep.retention import Retention
+from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["StorageKeeper", "StorageReports"]
 
@@ -27,18 +24,18 @@ REPORT_NS = 1_000_000_000
 class StorageReports:
     """The worker's side."""
 
-    def __init__(self, worker: ShardWorker) -> None:
-        self._worker = worker
+    def __init__(self, state: ShardState, retention: Retention) -> None:
+        self._state, self._retention = state, retention
         self._next_ns = 0
         self._said = False
-        worker.boot.mailbox.handlers["storage_full"] = self._full
+        state.boot.mailbox.handlers["storage_full"] = self._full
 
     def do_work(self, now_ns: int) -> None:
         """Report, if it is time and somebody has a quota."""
         if now_ns < self._next_ns:
             return
         self._next_ns = now_ns + REPORT_NS
-        retention = self._worker.retention
+        retention = self._retention
         used = {
             str(partition.partition_id): retention.size_of(partition)
             for partition in retention.policed()
@@ -46,11 +43,11 @@ class StorageReports:
         }
         if used or self._said:
             self._said = bool(used)
-            self._worker.boot.mailbox.notify(COORDINATOR, "storage_used", {"used": used})
+            self._state.boot.mailbox.notify(COORDINATOR, "storage_used", {"used": used})
 
     def _full(self, request: Request) -> None:
         full: dict[str, str] = request.arguments["full"]
-        retention = self._worker.retention
+        retention = self._retention
         for partition in retention.policed():
             text = full.get(str(partition.partition_id), "")
             if not partition.policy.storage_bytes_max:

@@ -21,11 +21,11 @@ from danube_fast.clock import Clock
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.process.boot import COORDINATOR
 from danube_fast.workers.process.mailbox import Mailbox, Request
+from danube_fast.workers.shard.state import ShardState
 
 if TYPE_CHECKING:
     from danube_fast.broker.partition import Partition
     from danube_fast.broker.subscription.subscription import Subscription
-    from danube_fast.workers.shard.worker import ShardWorker
 
 __all__ = ["TopicMetrics", "TopicReports"]
 
@@ -46,15 +46,17 @@ Rows = dict[Any, list[int]]
 class TopicMetrics:
     """Reports of one worker. Used by its loop only."""
 
-    def __init__(self, worker: ShardWorker) -> None:
-        self._worker = worker
+    def __init__(
+        self, state: ShardState, lag_seconds: Callable[[Partition, Subscription], float]
+    ) -> None:
+        self._state, self._lag_seconds = state, lag_seconds
         self._next_ns = 0
         self._wanted_until_ns = 0
         self._scrapes = 0
         self._look: Iterator[None] | None = None
         self._took_ns = 0
-        most = worker.settings.metrics_topics_max
-        most = most and max(1, most // max(1, worker.boot.config.worker_count))
+        most = state.settings.metrics_topics_max
+        most = most and max(1, most // max(1, state.boot.config.worker_count))
         self._topics = _Share(most, TopicRow.VALUES, TopicRow.TOTALS, TopicRow.LAG)
         self._subscriptions = _Share(
             most, SubscriptionRow.VALUES, SubscriptionRow.TOTALS, SubscriptionRow.LAG
@@ -62,11 +64,11 @@ class TopicMetrics:
 
     def do_work(self, now_ns: int) -> None:
         """Go on with a look that is under way, or begin one if it is time and /metrics is read."""
-        worker = self._worker
+        state = self._state
         if self._look is None:
             if now_ns < self._next_ns:
                 return
-            scrapes = worker.boot.counters.get(COORDINATOR, Counter.SCRAPES)
+            scrapes = state.boot.counters.get(COORDINATOR, Counter.SCRAPES)
             if scrapes != self._scrapes:
                 self._scrapes, self._wanted_until_ns = scrapes, now_ns + WANTED_NS
             if now_ns >= self._wanted_until_ns:
@@ -74,9 +76,9 @@ class TopicMetrics:
                 return
             self._took_ns = 0
             self._look = self._steps()
-        began_ns = worker.clock.monotonic_ns()
+        began_ns = state.clock.monotonic_ns()
         is_over = next(self._look, True)
-        self._took_ns += worker.clock.monotonic_ns() - began_ns
+        self._took_ns += state.clock.monotonic_ns() - began_ns
         if is_over:
             self._look = None
             self._next_ns = now_ns + max(REPORT_NS, COST_PART * self._took_ns)
@@ -86,7 +88,7 @@ class TopicMetrics:
         subscriptions: Rows = {}
         found: dict[Any, list[tuple[Partition, Subscription]]] = {}
         left = SLICE
-        for partition in list(self._worker.catalog.by_id.values()):
+        for partition in list(self._state.catalog.by_id.values()):
             row = topics.setdefault(partition.topic, [0] * TopicRow.VALUES)
             row[TopicRow.MESSAGES_IN] += partition.message_count
             row[TopicRow.BYTES_IN] += partition.byte_count
@@ -106,7 +108,7 @@ class TopicMetrics:
         rows = []
         for number, key in enumerate(self._subscriptions.named, 1):
             age = max(self._age(partition, sub) for partition, sub in found[key])
-            oldest = self._worker.now_wall_ns / SECOND_NS - age if age else 0.0
+            oldest = self._state.now_wall_ns / SECOND_NS - age if age else 0.0
             rows.append((*key, subscriptions[key], oldest))
             if number % AGED_SLICE == 0:
                 yield
@@ -116,14 +118,14 @@ class TopicMetrics:
             "other_topics": self._topics.others,
             "other_subscriptions": self._subscriptions.others,
         }
-        self._worker.boot.mailbox.notify(COORDINATOR, "topic_metrics", report)
+        self._state.boot.mailbox.notify(COORDINATOR, "topic_metrics", report)
 
     def _age(self, partition: Partition, sub: Subscription) -> float:
         """Seconds since the oldest message that is not acked came; 0 if all are, or it is gone."""
-        gone = self._worker.catalog.by_id.get(partition.partition_id) is not partition
+        gone = self._state.partition(partition.partition_id) is not partition
         if gone or partition.subscriptions.get(sub.name) is not sub:
             return 0.0
-        return self._worker.operations.positions.lag_seconds(partition, sub)
+        return self._lag_seconds(partition, sub)
 
 
 class TopicReports:

@@ -111,16 +111,16 @@ class Commands:
         """Run one command of a connection."""
         worker = self._worker
         if isinstance(command, p.Hello):
-            answer = worker.greeter.greet(identity, command, worker.now_ns)
+            answer = worker.greeter.greet(identity, command, worker.state.now_ns)
             worker.delivery.reply(identity, answer)
             return
         request = getattr(command, "request", 0)
-        session = worker.sessions.by_identity(identity)
+        session = worker.state.sessions.by_identity(identity)
         if session is None:
             error = p.Error(request, Status.NO_SESSION, NO_SESSION_TEXT)
             worker.delivery.reply(identity, error)
             return
-        session.last_seen_ns = worker.now_ns
+        session.last_seen_ns = worker.state.now_ns
         handler = self._handlers.get(type(command))
         try:
             if handler is None:
@@ -147,7 +147,7 @@ class Commands:
             if consumer is None:
                 return OWN_SESSION
             partition_id = consumer.subscription.partition_id
-        partition = self._worker.catalog.by_id.get(partition_id)
+        partition = self._worker.state.partition(partition_id)
         return partition.topic if partition is not None else f"partition {partition_id}"
 
     def _fail(self, session: Session, request: int, error: DanubeError) -> None:
@@ -172,7 +172,7 @@ class Commands:
         return done
 
     def _partition(self, partition_id: int) -> Partition:
-        partition = self._worker.catalog.by_id.get(partition_id)
+        partition = self._worker.state.partition(partition_id)
         leaving = partition_id in self._worker.moves.departures.goodbyes
         if partition is None or partition.moving or leaving:
             raise NotOwner(f"partition {partition_id} is not here; look the topic up again")
@@ -194,7 +194,7 @@ class Commands:
     # ------------------------------------------------------------ producers
 
     def _open_producer(self, session: Session, command: p.OpenProducer) -> None:
-        if command.partition_id not in self._worker.catalog.by_id:
+        if command.partition_id not in self._worker.state.catalog.by_id:
             self._worker.forwarder.open_producer(session, command)
             return
 
@@ -222,14 +222,14 @@ class Commands:
         while partition.producer_names.get(producer_id, name) != name:
             producer_id = (producer_id + 1) & PRODUCER_ID_MAX or 1
         if partition.logged:
-            worker.journals[partition.log_slot].check_takes()
-        tables = worker.catalog.tables
+            worker.state.journals[partition.log_slot].check_takes()
+        tables = worker.state.catalog.tables
         slot = tables.find_producer(partition_id, producer_id)
         worker.limits.check_producer(partition, producer_id)
         epoch = int(tables.producers[slot, ProducerWord.EPOCH]) + 1 if slot >= 0 else 1
-        slot = worker.catalog.open_producer(partition, producer_id, name, epoch)
+        slot = worker.state.catalog.open_producer(partition, producer_id, name, epoch)
         tables.producers[slot, ProducerWord.SESSION] = session
-        tables.producers[slot, ProducerWord.LAST_USED_NS] = worker.now_wall_ns
+        tables.producers[slot, ProducerWord.LAST_USED_NS] = worker.state.now_wall_ns
 
         def durable(error: DanubeError | None) -> None:
             if error is not None:
@@ -239,12 +239,12 @@ class Commands:
             opened = {"producer_id": producer_id, "producer_epoch": epoch}
             done({**opened, "next_sequence": next_sequence}, None)
 
-        worker.journals[partition.log_slot].record(
+        worker.state.journals[partition.log_slot].record(
             r.ProducerOpened(partition_id, producer_id, name, epoch), durable
         )
 
     def _close_producer(self, session: Session, command: p.CloseProducer) -> None:
-        tables = self._worker.catalog.tables
+        tables = self._worker.state.catalog.tables
         slot = tables.find_producer(command.partition_id, command.producer_id)
         if slot >= 0 and tables.producers[slot, ProducerWord.SESSION] == session.number:
             tables.producers[slot, ProducerWord.SESSION] = -1
@@ -277,7 +277,7 @@ class Commands:
             worker.limits.equip(partition, sub)
             worker.limits.reap_holder(sub, session)
         skips = not sub.tracks and kind is not SubscriptionKind.READER and not sub.consumers
-        if skips and worker.now_ns >= partition.resumes_until_ns:
+        if skips and worker.state.now_ns >= partition.resumes_until_ns:
             sub.start_over(max(sub.cursor, partition.position("latest")))
         consumer = self._new_consumer(session, command, sub, filters)
         sub.attach(consumer)
@@ -287,7 +287,7 @@ class Commands:
         start = sub.next_offset if start is None else min(start, sub.next_offset)
 
         def subscribed() -> dict[str, int]:
-            worker.dirty[partition.partition_id] = partition
+            worker.state.mark_ready(partition)
             return {
                 "next_offset": start,
                 "end_offset": partition.visible,
@@ -303,7 +303,7 @@ class Commands:
                 worker.detach(session, consumer)
             answer(error)
 
-        journal = worker.journals[partition.log_slot]
+        journal = worker.state.journals[partition.log_slot]
         if created:
             sub.recorded = False
             record = r.SubscriptionCreated(
@@ -363,8 +363,8 @@ class Commands:
         if kind == "last":
             return max(partition.first_offset, partition.visible - value)
         worker = self._worker
-        time_ns = value if kind == "time_ns" else worker.now_wall_ns - value
-        return offset_at(partition, worker.logs[partition.log_slot], time_ns)
+        time_ns = value if kind == "time_ns" else worker.state.now_wall_ns - value
+        return offset_at(partition, worker.state.logs[partition.log_slot], time_ns)
 
     @staticmethod
     def _flow_of(session: Session, flow_id: int) -> Flow:
@@ -389,7 +389,7 @@ class Commands:
         if was_willing and not flow.ran_out:
             return
         flow.ran_out = False
-        by_id = self._worker.catalog.by_id
+        by_id = self._worker.state.catalog.by_id
         for consumer in flow.users:
             sub = consumer.subscription
             partition = by_id.get(sub.partition_id)
@@ -397,7 +397,7 @@ class Commands:
             if partition is not None and (
                 sub.next_offset < partition.visible or sub.ledger.waiting
             ):
-                self._worker.dirty[partition.partition_id] = partition
+                self._worker.state.mark_ready(partition)
 
     def _ack(self, session: Session, command: p.Ack) -> None:
         worker = self._worker
@@ -407,11 +407,11 @@ class Commands:
                 continue
             sub = consumer.subscription
             sub.ack(consumer, pairs)
-            partition = worker.catalog.by_id.get(sub.partition_id)
+            partition = worker.state.partition(sub.partition_id)
             if partition is not None:
-                worker.moved_cursors[partition.partition_id] = partition
+                worker.state.mark_cursor(partition)
                 if sub.router is not None and sub.router.is_unblocked:
-                    worker.dirty[partition.partition_id] = partition
+                    worker.state.mark_ready(partition)
         if command.request:
             self._flush_acks(session, command.request)
 
@@ -419,7 +419,7 @@ class Commands:
         """Answer when all cursors that moved are durable, on every log."""
         worker = self._worker
         worker.write_cursors()
-        left = len(worker.journals)
+        left = len(worker.state.journals)
 
         def done(error: DanubeError | None) -> None:
             nonlocal left
@@ -430,7 +430,7 @@ class Commands:
             elif left == 0:
                 self._result(session, request)
 
-        for journal in worker.journals:
+        for journal in worker.state.journals:
             if journal.stuck is not None:
                 done(journal.stuck)  # cursors were not even recorded
             else:
@@ -444,7 +444,7 @@ class Commands:
             if consumer is None:
                 continue
             sub = consumer.subscription
-            sub.nack(consumer, pairs, delay_ns, worker.now_ns, command.reason)
+            sub.nack(consumer, pairs, delay_ns, worker.state.now_ns, command.reason)
             worker.touch(sub)
 
     def _extend(self, session: Session, command: p.Extend) -> None:
@@ -455,7 +455,9 @@ class Commands:
                 continue
             sub = consumer.subscription
             wait_ns = command.milliseconds * 1_000_000 or sub.policy.ack_timeout_ns
-            sub.extend(consumer, pairs, worker.now_ns + min(max(0, wait_ns), EXTENSION_NS_MAX))
+            sub.extend(
+                consumer, pairs, worker.state.now_ns + min(max(0, wait_ns), EXTENSION_NS_MAX)
+            )
 
     def _seek(self, session: Session, command: p.Seek) -> None:
         consumer = self._consumer(session, command.consumer_id)
@@ -466,8 +468,8 @@ class Commands:
         offset = partition.position(min(place, end) if isinstance(place, int) else place)
         if not command.dry_run:
             sub.seek(offset)
-            self._worker.moved_cursors[partition.partition_id] = partition
-            self._worker.dirty[partition.partition_id] = partition
+            self._worker.state.mark_cursor(partition)
+            self._worker.state.mark_ready(partition)
         # At once: whatever the consumer gets before this is from before the seek, the rest is not.
         self._result(session, command.request, {"next_offset": offset, "end_offset": end})
         if not command.dry_run:
@@ -477,7 +479,7 @@ class Commands:
         """An ack does not tell which delivery it is for, and those from before a seek are void: every
         other consumer that has received anything begins anew. Clients that never heard of seeks do so, too."""
         for consumer in list(sub.consumers):
-            session = self._worker.sessions.by_number(consumer.session)
+            session = self._worker.state.sessions.by_number(consumer.session)
             if consumer is not seeker and consumer.announced and session is not None:
                 self._worker.close_consumer(
                     session, consumer, code=Unavailable.code, text=SOUGHT, sought=True

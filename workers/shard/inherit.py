@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from danube_fast.broker import records as r
 from danube_fast.broker.subscription.consumer import SubscriptionKind
 from danube_fast.broker.subscription.policy import FailurePolicy, parse_policy
 from danube_fast.errors import DanubeError
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.worker import ShardWorker
+from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["inherit"]
 
 
 def inherit(
-    worker: ShardWorker, entry: dict[str, Any], done: Callable[[DanubeError | None], None]
+    state: ShardState, entry: dict[str, Any], done: Callable[[DanubeError | None], None]
 ) -> int:
     """Make the subscriptions of an assignment that are missing, at the first message that is there.
 
     How often `done` will be called: when they are durable, once if there are any.
     """
-    partition = worker.catalog.by_id.get(entry["partition_id"])
+    partition = state.partition(entry["partition_id"])
     births = entry.get("subscriptions") or []
     if partition is None or not births:
         return 0
-    journal = worker.journals[partition.log_slot]
+    journal = state.journals[partition.log_slot]
     for birth in births:
         name = birth["subscription"]
         if name in partition.subscriptions:

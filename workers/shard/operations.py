@@ -49,7 +49,7 @@ class Operations:
         self.positions = Positions(worker)
         self._unrecorded: set[int] = set()
         """Partitions whose assignment is not durable yet."""
-        worker.boot.mailbox.handlers.update(
+        worker.state.boot.mailbox.handlers.update(
             {
                 "assign": self._assign,
                 "unassign": self._unassign,
@@ -72,7 +72,7 @@ class Operations:
 
     def ask_assignments(self) -> None:
         """Ask the coordinator which partitions live in our logs; what we know is served anyway."""
-        log_ids = [log.log_id for log in self._worker.logs]
+        log_ids = [log.log_id for log in self._worker.state.logs]
         self.assignments_missing = False
         moves = self._worker.moves
         # what began to move since then is not meant by the answer
@@ -83,7 +83,7 @@ class Operations:
                 _log.info("no assignments yet, asking again: %s", reply.error)
                 self.assignments_missing = True
                 return
-            every = set(range(len(self._worker.logs)))
+            every = set(range(len(self._worker.state.logs)))
             self._worker.restored.note_revision(reply.value.get("revision", 0), every)
             for entry in reply.value["partitions"]:
                 if entry["partition_id"] in undecided:
@@ -94,7 +94,7 @@ class Operations:
                 moves.decide_elsewhere(undecided[partition_id])
             self._report_unknown({entry["partition_id"] for entry in reply.value["partitions"]})
 
-        self._worker.boot.mailbox.call(
+        self._worker.state.boot.mailbox.call(
             COORDINATOR,
             "assignments",
             {
@@ -108,7 +108,7 @@ class Operations:
 
     def _drop(self, partition_ids: list[int]) -> None:
         """Partitions that were deleted while this worker was away."""
-        mailbox = self._worker.boot.mailbox
+        mailbox = self._worker.state.boot.mailbox
         for partition_id in partition_ids:
 
             def dropped(error: DanubeError | None, partition_id: int = partition_id) -> None:
@@ -119,25 +119,25 @@ class Operations:
 
     def _report_unknown(self, assigned: set[int]) -> None:
         """The metadata is behind the log, as after an old backup: keep everything, and say so."""
-        for partition_id, partition in self._worker.catalog.by_id.items():
+        for partition_id, partition in self._worker.state.catalog.by_id.items():
             if partition_id not in assigned:
                 _log.error(
                     "partition %d (%s) is in log %d, but the metadata does not know it; it is kept "
                     "and not served: restore the metadata that belongs to this data directory",
                     partition_id,
                     partition.topic,
-                    self._worker.logs[partition.log_slot].log_id,
+                    self._worker.state.logs[partition.log_slot].log_id,
                 )
 
     def _take(self, entry: dict[str, Any], done: Any) -> bool:
         """Enter one assignment; True if it needed a record."""
         worker = self._worker
-        slots = {log.log_id: slot for slot, log in enumerate(worker.logs)}
+        slots = {log.log_id: slot for slot, log in enumerate(worker.state.logs)}
         slot = slots.get(entry["log_id"])
         if slot is None:
             return False
         assigned = r.PartitionAssigned.of(entry)
-        known = worker.catalog.by_id.get(assigned.partition_id)
+        known = worker.state.partition(assigned.partition_id)
         if known is not None and not worker.moves.assigned(known, entry):
             if done is not None:
                 done(Unavailable(f"{assigned.topic} is being moved just now; try again"))
@@ -166,7 +166,7 @@ class Operations:
         if known is not None and known.assigned == assigned and not known.switching:
             if assigned.partition_id not in unrecorded:
                 return False
-            worker.journals[slot].when_durable(recorded)
+            worker.state.journals[slot].when_durable(recorded)
             return True
         if known is not None and (
             known.switching or known.assigned.durability != assigned.durability
@@ -174,9 +174,9 @@ class Operations:
             change_durability(worker, known, assigned, recorded)
             return True
         unrecorded.add(assigned.partition_id)
-        partition = worker.catalog.assign(assigned, slot)
+        partition = worker.state.catalog.assign(assigned, slot)
         worker.limits.apply(partition)
-        worker.journals[slot].record(assigned, recorded)
+        worker.state.journals[slot].record(assigned, recorded)
         worker.intake.reserve_offsets(partition, urgent=True)
         return True
 
@@ -200,13 +200,13 @@ class Operations:
             left += 1
             if not self._take(entry, done):
                 left -= 1
-            left += inherit(self._worker, entry, done)
+            left += inherit(self._worker.state, entry, done)
         self._note_revision(request, [entry["partition_id"] for entry in entries])
         done(None)
 
     def _note_revision(self, request: Request, partition_ids: list[int]) -> None:
         """Write into the logs of these partitions how new the metadata is that named them."""
-        by_id = self._worker.catalog.by_id
+        by_id = self._worker.state.catalog.by_id
         slots = {by_id[number].log_slot for number in partition_ids if number in by_id}
         self._worker.restored.note_revision(request.arguments.get("revision", 0), slots)
 
@@ -223,7 +223,9 @@ class Operations:
             if error is not None:
                 request.fail(error)
             elif left == 0:
-                self._worker.boot.mailbox.notify(COORDINATOR, "dropped", {"partition_ids": ids})
+                self._worker.state.boot.mailbox.notify(
+                    COORDINATOR, "dropped", {"partition_ids": ids}
+                )
                 request.reply({})
 
         self._note_revision(request, ids)
@@ -232,7 +234,7 @@ class Operations:
 
     def _remove(self, partition_id: int, done: Any) -> None:
         worker = self._worker
-        partition = worker.catalog.by_id.get(partition_id)
+        partition = worker.state.partition(partition_id)
         if partition is None:
             if done is not None:
                 done(None)
@@ -240,20 +242,20 @@ class Operations:
         text = f"topic {partition.topic} was deleted; create it again to use its name"
         for sub in partition.all_subscriptions():
             for consumer in list(sub.consumers):
-                session = worker.sessions.by_number(consumer.session)
+                session = worker.state.sessions.by_number(consumer.session)
                 if session is not None:
                     worker.close_consumer(session, consumer, code=TopicDeleted.code, text=text)
-        worker.catalog.remove(partition_id)
+        worker.state.catalog.remove(partition_id)
         self._unrecorded.discard(partition_id)
         worker.forget_partition(partition)
-        worker.journals[partition.log_slot].record(r.PartitionRemoved(partition_id), done)
-        worker.logs[partition.log_slot].drop_partition(partition_id)
+        worker.state.journals[partition.log_slot].record(r.PartitionRemoved(partition_id), done)
+        worker.state.logs[partition.log_slot].drop_partition(partition_id)
 
     # ------------------------------------------------------------ answers
 
     def _wanted(self, request: Request) -> list[Partition]:
         ids = request.arguments.get("partition_ids")
-        by_id = self._worker.catalog.by_id
+        by_id = self._worker.state.catalog.by_id
         if ids is None:
             return list(by_id.values())
         return [by_id[partition_id] for partition_id in ids if partition_id in by_id]
@@ -270,13 +272,13 @@ class Operations:
         request.reply({"partitions": [self._stats(part) for part in self._wanted(request)]})
 
     def _stats(self, partition: Partition) -> dict[str, Any]:
-        row = self._worker.tables.partitions[partition.slot]
+        row = self._worker.state.tables.partitions[partition.slot]
         return {
             "partition_id": partition.partition_id,
             "topic": partition.topic,
             "dispatch": partition.assigned.dispatch,
             "durability": partition.assigned.durability,
-            "log_id": self._worker.logs[partition.log_slot].log_id,
+            "log_id": self._worker.state.logs[partition.log_slot].log_id,
             "first_offset": partition.first_offset,
             "end_offset": partition.visible,
             "next_offset": int(row[PartitionWord.NEXT_OFFSET]),
@@ -337,9 +339,9 @@ class Operations:
 
     def _clients(self, request: Request) -> None:
         """{"after": session number, "limit"} -> a page of who is connected."""
-        worker, asked = self._worker, request.arguments
+        state, asked = self._worker.state, request.arguments
         request.reply(
-            client_page(worker.sessions, asked["after"], asked["limit"], worker.now_ns, worker)
+            client_page(state.sessions, asked["after"], asked["limit"], state.now_ns, state)
         )
 
     def _set_failure_policy(self, request: Request) -> None:
@@ -366,7 +368,7 @@ class Operations:
                     request.reply({"failure_policies": changed})
 
             record = r.PolicySet(partition.partition_id, name, policy)
-            worker.journals[partition.log_slot].record(record, done)
+            worker.state.journals[partition.log_slot].record(record, done)
 
         try:
             for partition in found:
@@ -384,13 +386,13 @@ class Operations:
         """Delete a subscription, whose consumers hear of the cause; `done` when that is durable."""
         worker = self._worker
         for consumer in list(sub.consumers):
-            session = worker.sessions.by_number(consumer.session)
+            session = worker.state.sessions.by_number(consumer.session)
             if session is not None:
                 worker.close_consumer(session, consumer, code=cause.code, text=str(cause))
         partition.forget_subscription(sub.name)
         worker.gaps.forget(partition.partition_id, sub.name)
         record = r.SubscriptionDeleted(partition.partition_id, sub.name)
-        worker.journals[partition.log_slot].record(record, done)
+        worker.state.journals[partition.log_slot].record(record, done)
 
     def _delete_subscription(self, request: Request) -> None:
         """{"partition_ids", "subscription"} -> {"deleted": n} when durable; consumers are closed."""

@@ -1,7 +1,6 @@
 """What a worker does by the clock: cursors, heartbeats, markers, snapshots, expiry of producers.
 
-Also the reads that serve consumers behind the tail, since they belong to no single command. Each
-job has its own interval; one comparison a turn when nothing is due.
+Each job has its own interval; one comparison a turn when nothing is due.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import numpy as np
 
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.layout import INT64_MAX, ProducerWord
-from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription.consumer import Gap, Parting, Stored
+from danube_fast.broker.subscription.consumer import Parting
 from danube_fast.errors import DanubeError
 from danube_fast.ring.counters import HISTOGRAM_BUCKETS, Counter, Histogram
 from danube_fast.workers.reports.load import LoadReports
@@ -22,8 +20,6 @@ from danube_fast.workers.reports.reply_topics import ReplyTopics
 from danube_fast.workers.reports.storage import StorageReports
 from danube_fast.workers.reports.topic_metrics import TopicMetrics
 from danube_fast.workers.shard.deliver.foresight import Foresight
-from danube_fast.workers.shard.read.frames import frames_of
-from danube_fast.workers.shard.read.places import gap_in_log, live_runs
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard.worker import ShardWorker
@@ -63,33 +59,24 @@ class Upkeep:
         self._next_trim_ns = 0
         self._next_expiry_ns = 0
         self._cursors_at_ns = 0
-        self._wall_at_zero_ns = worker.clock.wall_ns() - worker.clock.monotonic_ns()
-        self._synced_before = sum(log.synced_position for log in worker.logs)
-        self.foresight = Foresight(worker)
-        self._loads = LoadReports(worker)
-        self._storage = StorageReports(worker)
-        self._reply_topics = ReplyTopics(worker)
-        self._topic_metrics = TopicMetrics(worker)
-        self.bytes_read = 0
-        """Of the log, for consumers behind the tail."""
-
-    @property
-    def steady_wall_ns(self) -> int:
-        """The wall clock as it was at the start, and what went by since then: whoever sets the clock
-        forward makes nothing older."""
-        return self._wall_at_zero_ns + self._worker.now_ns
+        self._synced_before = sum(log.synced_position for log in worker.state.logs)
+        self.foresight = Foresight(worker.state, worker.reader)
+        self._loads = LoadReports(worker.state, worker.intake, worker.delivery)
+        self._storage = StorageReports(worker.state, worker.retention)
+        self._reply_topics = ReplyTopics(worker.state)
+        self._topic_metrics = TopicMetrics(worker.state, worker.operations.positions.lag_seconds)
 
     @property
     def idle_poll_ms(self) -> int:
         """How long the worker may sleep when nobody needs it."""
         worker = self._worker
-        busy = worker.moved_cursors or worker.dead_letters.is_waiting
+        busy = worker.state.moved_cursors or worker.dead_letters.is_waiting
         busy = busy or worker.moves.arrivals.is_busy or worker.retention.rewrites.is_busy
         busy = busy or worker.operations.positions.is_busy or worker.moves.departures.is_busy
-        if busy or any(not journal.marked or journal.snapshot for journal in worker.journals):
+        if busy or any(not journal.marked or journal.snapshot for journal in worker.state.journals):
             return TIMER_POLL_MS
         rest_ms = REST_POLL_MS if self._rests else IDLE_POLL_MS
-        due_ms = (worker.catalog.timers.next_ns - worker.now_ns) // MS + 1
+        due_ms = (worker.state.catalog.timers.next_ns - worker.state.now_ns) // MS + 1
         return max(TIMER_POLL_MS, min(rest_ms, self.foresight.wake_ms(due_ms)))
 
     # ------------------------------------------------------------ timers
@@ -101,8 +88,8 @@ class Upkeep:
             return 0
         self._next_tick_ns = now_ns + TICK_NS
         worker = self._worker
-        worker.boot.heartbeat()
-        if worker.catalog.timers.next_ns <= now_ns:
+        worker.state.boot.heartbeat()
+        if worker.state.catalog.timers.next_ns <= now_ns:
             self._run_timers(now_ns)
         worker.dead_letters.do_work(now_ns)
         worker.retention.do_work(now_ns)
@@ -114,23 +101,23 @@ class Upkeep:
         worker.retention.rewrites.do_work()
         worker.operations.positions.do_work()
         self._loads.do_work(now_ns)
-        for slot in range(len(worker.journals)):
+        for slot in range(len(worker.state.journals)):
             self._mark(slot, now_ns)
             self._snapshot(slot)
         if now_ns >= self._next_slow_ns:
             self._next_slow_ns = now_ns + SLOW_TICK_NS
             self._slow(now_ns)
-        segments = sum(log.segment_count for log in worker.logs)
+        segments = sum(log.segment_count for log in worker.state.logs)
         if now_ns >= self._next_trim_ns or segments != self._segments:
             self._next_trim_ns = now_ns + TRIM_TICK_NS
             self._segments = segments  # a fast publisher fills several between two ticks
-            used = sum(log.bytes_on_disk for log in worker.logs)
-            worker.quota.report(used, worker.logs, now_ns)
-            worker.boot.counters.set(Counter.PRODUCERS, self._open_producers())
-            failing = sum(journal.is_failing for journal in worker.journals)
-            worker.boot.counters.set(Counter.LOGS_FAILING, failing)
+            used = sum(log.bytes_on_disk for log in worker.state.logs)
+            worker.quota.report(used, worker.state.logs, now_ns)
+            worker.state.boot.counters.set(Counter.PRODUCERS, self._open_producers())
+            failing = sum(journal.is_failing for journal in worker.state.journals)
+            worker.state.boot.counters.set(Counter.LOGS_FAILING, failing)
             over = used > worker.quota.allowance_bytes
-            for slot in range(len(worker.journals)):
+            for slot in range(len(worker.state.journals)):
                 worker.retention.trim(slot, over=over)
         if now_ns >= self._next_expiry_ns:
             self._next_expiry_ns = now_ns + EXPIRY_TICK_NS
@@ -140,17 +127,17 @@ class Upkeep:
     def _slow(self, now_ns: int) -> None:
         worker = self._worker
         # after a standstill of our own, what clients sent meanwhile is read before they are judged
-        heard_until_ns = max(worker.drained_ns, now_ns - BACKLOG_NS_MAX)
-        for session in worker.sessions.silent(heard_until_ns):
+        heard_until_ns = max(worker.state.drained_ns, now_ns - BACKLOG_NS_MAX)
+        for session in worker.state.sessions.silent(heard_until_ns):
             worker.close_session(session, Parting.DIED)
         silent = now_ns >= self._next_silent_ns
         if silent:
-            self._next_silent_ns = now_ns + worker.settings.handshake_timeout_ms * MS
+            self._next_silent_ns = now_ns + worker.state.settings.handshake_timeout_ms * MS
         worker.doors.look_after(silent=silent)
         if worker.operations.assignments_missing:
             worker.operations.ask_assignments()
         self._rests = not worker.operations.assignments_missing and not any(
-            session.holds for session in worker.sessions
+            session.holds for session in worker.state.sessions
         )
         touched, worker.intake.touched = worker.intake.touched, {}
         for partition in touched.values():
@@ -165,7 +152,7 @@ class Upkeep:
     def _publish_counters(self) -> None:
         """Refresh this worker's counters in shared memory."""
         worker = self._worker
-        counters = worker.boot.counters
+        counters = worker.state.boot.counters
         intake, delivery = worker.intake, worker.delivery
         values = {
             Counter.MESSAGES_IN: intake.messages_in,
@@ -176,21 +163,21 @@ class Upkeep:
             Counter.DUPLICATES: intake.duplicates,
             Counter.REFUSED: intake.refused,
             Counter.REDELIVERED: delivery.redelivered,
-            Counter.SESSIONS: len(worker.sessions),
-            Counter.PARTITIONS: len(worker.catalog.by_id),
-            Counter.LOG_BYTES: sum(log.bytes_on_disk for log in worker.logs),
-            Counter.LOG_POSITION: sum(log.written_position for log in worker.logs),
-            Counter.GROUPS: sum(journal.group_count for journal in worker.journals),
+            Counter.SESSIONS: len(worker.state.sessions),
+            Counter.PARTITIONS: len(worker.state.catalog.by_id),
+            Counter.LOG_BYTES: sum(log.bytes_on_disk for log in worker.state.logs),
+            Counter.LOG_POSITION: sum(log.written_position for log in worker.state.logs),
+            Counter.GROUPS: sum(journal.group_count for journal in worker.state.journals),
             Counter.BUNDLES_IN: intake.bundles_in,
-            Counter.SYNC_BYTES: sum(log.synced_position for log in worker.logs)
+            Counter.SYNC_BYTES: sum(log.synced_position for log in worker.state.logs)
             - self._synced_before,
             Counter.ACKS_OUT: max(0, intake.frames_answered - intake.refused),
             Counter.LOST_NON_RELIABLE: delivery.lost,
-            Counter.CONSUMERS: sum(session.holds for session in worker.sessions),
+            Counter.CONSUMERS: sum(session.holds for session in worker.state.sessions),
         }
         times = {
             Histogram.ACK: [intake.ack_times],
-            Histogram.SYNC: [log.sync_times for log in worker.logs],
+            Histogram.SYNC: [log.sync_times for log in worker.state.logs],
         }
         values[Counter.SYNCS] = sum(sum(row[:HISTOGRAM_BUCKETS]) for row in times[Histogram.SYNC])
         for histogram, rows in times.items():
@@ -201,37 +188,37 @@ class Upkeep:
             counters.set(counter, value)
 
     def _open_producers(self) -> int:
-        tables = self._worker.tables
+        tables = self._worker.state.tables
         openers = tables.producers[: tables.producer_count, ProducerWord.SESSION]
-        living = [session.number for session in self._worker.sessions]
+        living = [session.number for session in self._worker.state.sessions]
         return int(np.count_nonzero(np.isin(openers, living)))
 
     def _expire_producers(self) -> None:
         """Forget producers that were not used for long, and the longest unused above the limit."""
         worker = self._worker
-        tables, settings = worker.tables, worker.settings
+        tables, settings = worker.state.tables, worker.state.settings
         producers = tables.producers[: tables.producer_count]
         used = producers[:, ProducerWord.LAST_USED_NS]
         live = producers[:, ProducerWord.PARTITION_ID] != 0
-        oldest_ns = self.steady_wall_ns - settings.producer_expiry_seconds * 1000 * MS
+        oldest_ns = worker.state.steady_wall_ns - settings.producer_expiry_seconds * 1000 * MS
         gone = set(np.flatnonzero(live & (used < oldest_ns)).tolist())
         excess = int(np.count_nonzero(live)) - len(gone) - settings.producers_max
         if excess > 0:
             order = np.argsort(np.where(live, used, INT64_MAX), kind="stable").tolist()
             gone.update([slot for slot in order if slot not in gone][:excess])
         for slot in gone:
-            partition = worker.catalog.by_id.get(int(producers[slot, ProducerWord.PARTITION_ID]))
+            partition = worker.state.partition(int(producers[slot, ProducerWord.PARTITION_ID]))
             if partition is not None:
                 producer_id = int(producers[slot, ProducerWord.PRODUCER_ID])
                 partition.producer_names.pop(producer_id, None)
                 record = r.ProducerExpired(partition.partition_id, producer_id)
-                worker.journals[partition.log_slot].record(record)
+                worker.state.journals[partition.log_slot].record(record)
         tables.remove_producers(list(gone))
 
     def _run_timers(self, now_ns: int) -> None:
         """Redeliveries whose time has come, and acks that are overdue."""
         worker = self._worker
-        for sub in worker.catalog.timers.due(now_ns):
+        for sub in worker.state.catalog.timers.due(now_ns):
             sub.on_time(now_ns)
             worker.touch(sub)
 
@@ -239,7 +226,7 @@ class Upkeep:
 
     def cursors_due(self, now_ns: int) -> bool:
         """Cursors that moved should ride with the next group; later, the more there are of them."""
-        count = len(self._worker.moved_cursors)
+        count = len(self._worker.state.moved_cursors)
         wait_ns = min(CURSOR_INTERVAL_NS + count * CURSOR_EACH_NS, CURSOR_INTERVAL_NS_MAX)
         return now_ns - self._cursors_at_ns >= wait_ns
 
@@ -253,11 +240,11 @@ class Upkeep:
         """After a while of idleness, sync what is written and leave a marker that says so: then
         damage to the last group can be told from a torn one."""
         worker = self._worker
-        journal = worker.journals[slot]
-        idle_ns = worker.settings.idle_marker_ms * MS
+        journal = worker.state.journals[slot]
+        idle_ns = worker.state.settings.idle_marker_ms * MS
         if journal.marked or journal.busy or now_ns - journal.last_write_ns < idle_ns:
             return
-        log = worker.logs[slot]
+        log = worker.state.logs[slot]
         if log.synced_position < log.written_position:
             journal.sync_now()
             return
@@ -265,7 +252,7 @@ class Upkeep:
 
     def write_marker(self, slot: int, *, again: bool = False) -> None:
         """Say in the log how far it is durable."""
-        journal, log = self._worker.journals[slot], self._worker.logs[slot]
+        journal, log = self._worker.state.journals[slot], self._worker.state.logs[slot]
         try:
             log.write_marker(again=again)
         except DanubeError as error:
@@ -277,7 +264,7 @@ class Upkeep:
     def _snapshot(self, slot: int) -> None:
         """Take a snapshot after a segment is full; hand it over once all it rests on is durable."""
         worker = self._worker
-        journal, log = worker.journals[slot], worker.logs[slot]
+        journal, log = worker.state.journals[slot], worker.state.logs[slot]
         if journal.snapshot is not None:
             position, state = journal.snapshot
             if log.synced_position >= position:
@@ -292,25 +279,3 @@ class Upkeep:
             and not journal.changing
         ):
             journal.snapshot = (log.written_position, worker.snapshot_state(slot, clean=False))
-
-    def read_some(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
-        """The frame that holds an offset behind the tail, and maybe more."""
-        return self.read_log(partition, offset, 1)
-
-    # ------------------------------------------------------------ reads behind the tail
-
-    def read_log(
-        self, partition: Partition, offset: int, byte_limit: int
-    ) -> list[Stored] | Gap | None:
-        """Frames of a partition from `offset` on, about `byte_limit` bytes; or the gap there."""
-        log = self._worker.logs[partition.log_slot]
-        runs = live_runs(log, partition, offset, byte_limit)
-        if not runs or runs[0].base_offset > offset:
-            end = runs[0].base_offset if runs else partition.visible
-            return gap_in_log(partition, offset, end) if offset < end else None
-        frames: list[Stored] = []
-        for run in runs:
-            data = log.read_run(run)
-            self.bytes_read += len(data)
-            frames.extend(frames_of(partition.partition_id, data))
-        return [frame for frame in frames if offset < frame.end_offset <= partition.visible] or None

@@ -17,7 +17,6 @@ import msgspec
 import zmq
 
 from danube_fast.broker import records as r
-from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import (
     UNREPORTED_MESSAGES,
@@ -34,7 +33,7 @@ from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol as p
 from danube_fast.net.allocation import keep_freed_memory
 from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter, bundle_bytes_max
-from danube_fast.net.session import Session, Sessions
+from danube_fast.net.session import Session
 from danube_fast.ring.control import ProcessState
 from danube_fast.security.authorization import authorize
 from danube_fast.wal.log import Log
@@ -42,7 +41,6 @@ from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.outside import Outside
 from danube_fast.workers.process.sleeper import Sleeper
 from danube_fast.workers.reports.quota import WorkerQuota
-from danube_fast.workers.shard.catalog import Catalog
 from danube_fast.workers.shard.commands import OWN_SESSION, PERMISSIONS, Commands
 from danube_fast.workers.shard.deliver.dead_letters import DeadLetters
 from danube_fast.workers.shard.deliver.delivery import Delivery
@@ -57,7 +55,9 @@ from danube_fast.workers.shard.publish.forward import Forwarder
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.publish.journal import SIBLINGS_WAIT_NS, Group, Journal, Publication
 from danube_fast.workers.shard.publish.sync_faults import repair_failed_sync
+from danube_fast.workers.shard.read.log_reader import LogReader
 from danube_fast.workers.shard.rollback import Restored
+from danube_fast.workers.shard.state import ShardState
 from danube_fast.workers.shard.upkeep import Upkeep
 
 __all__ = ["ShardWorker", "main"]
@@ -79,47 +79,30 @@ class ShardWorker:
         self, boot: Boot, context: zmq.Context[zmq.Socket[bytes]], outside: Outside | None = None
     ) -> None:
         """`outside`: socket, threads and chance of the machine by default."""
-        self.boot = boot
         self._outside = outside or Outside()
-        settings = self.settings = boot.settings
-        self.clock = boot.clock
-        self.now_ns = self.clock.monotonic_ns()
-        self.now_wall_ns = self.clock.wall_ns()
-        self.drained_ns = self.now_ns
-        """All that clients had sent by then was read."""
-        self.tables = AdmissionTables(log_count=len(boot.config.logs))
-        self.catalog = Catalog(self.tables)
-        self.boot_id = self._outside.boot_id()
-        self.logs = [self._open_log(slot, *log) for slot, log in enumerate(boot.config.logs)]
-        self.journals = [
-            Journal(log, slot, self.tables, settings) for slot, log in enumerate(self.logs)
-        ]
-        self.intake = Intake(self.tables, self.journals, bundle_bytes_max(settings))
-        self.intake.partitions_by_slot = self.catalog.by_slot
-        self.intake.partitions_by_id = self.catalog.by_id
+        state = self.state = ShardState(boot, self._outside)
+        settings = state.settings
+        for slot, log in enumerate(boot.config.logs):
+            state.logs.append(self._open_log(slot, *log))
+        for slot, opened in enumerate(state.logs):
+            state.journals.append(Journal(opened, slot, state.tables, settings))
+        self.intake = Intake(state.tables, state.journals, bundle_bytes_max(settings))
+        self.intake.partitions_by_slot = state.catalog.by_slot
+        self.intake.partitions_by_id = state.catalog.by_id
         self.intake.lag_bytes_hopeless = settings.tail_bytes_max // 4 * 3
-        self.sessions = Sessions(
-            sessions_max=settings.sessions_max,
-            session_timeout_ms=settings.session_timeout_ms,
-            heartbeat_idle_ms=settings.heartbeat_idle_ms,
-            new_token=self._outside.new_token,
-        )
         self.server = self._outside.make_server(context, settings)
-        self.greeter = Greeter(self.sessions, settings, boot.config.host_id, self.close_session)
+        self.greeter = Greeter(state.sessions, settings, boot.config.host_id, self.close_session)
         self.greeter.limits["unreported_messages"] = UNREPORTED_MESSAGES
         self.doors = Doors(self.server)
-        self.delivery = Delivery(self.doors, self.sessions, settings.delivery_bytes_max)
+        self.delivery = Delivery(self.doors, state.sessions, settings.delivery_bytes_max)
         self.commands = Commands(self)
-        self.dirty: dict[int, Partition] = {}
-        """Partitions whose subscriptions may have something to hand out."""
-        self.moved_cursors: dict[int, Partition] = {}
         self.tails = Tails(settings.tail_bytes_max)
+        self.reader = LogReader(state)
         self.settled = False  # the last turn took all that clients had sent and nothing else
         self._read_until = 0
         self._reading: set[int] = set()
         self._unread: dict[int, Partition] = {}
         """Partitions that wait for their turn to read the log."""
-        self.upkeep = Upkeep(self)
         self.retention = Retention(self)
         self.gaps = Gaps(self)
         self.dead_letters = DeadLetters(self)
@@ -128,12 +111,15 @@ class ShardWorker:
         self.forwarder = Forwarder(self)
         self.intake.forward = self.forwarder.publish
         self.limits = Limits(self)
-        self.restored = Restored(self, self._outside)
+        self.upkeep = Upkeep(self)
+        self.restored = Restored(state, self._outside)
         for slot, older in enumerate(self.restored.older_since_ns):
-            self._begin_epoch(slot, self.catalog.finish_restore(slot, self.boot_id, older))
+            self._begin_epoch(
+                slot, self.state.catalog.finish_restore(slot, self.state.boot_id, older)
+            )
             self.retention.find_first_offsets(slot)
         self.limits.apply_all()
-        self.upkeep.foresight.look_at(*self.catalog.by_id.values())
+        self.upkeep.foresight.look_at(*self.state.catalog.by_id.values())
         self.quota = WorkerQuota(boot.mailbox, boot.config)
 
     # ------------------------------------------------------------ life
@@ -141,47 +127,49 @@ class ShardWorker:
     def _open_log(self, slot: int, log_id: int, path: str) -> Log:
         """Open and replay one log."""
         log = Log.open(
-            path, log_id=log_id, settings=self.settings, clock=self.clock,
-            wake_fd=self.boot.mailbox.fileno(), background=self._outside.background,
+            path, log_id=log_id, settings=self.state.settings, clock=self.state.clock,
+            wake_fd=self.state.boot.mailbox.fileno(), background=self._outside.background,
         )  # fmt: skip
         if log.snapshot is not None:
-            self.catalog.apply_snapshot(r.decode_snapshot(log.snapshot[1]), slot)
+            self.state.catalog.apply_snapshot(r.decode_snapshot(log.snapshot[1]), slot)
         for block in log.replay():
-            self.boot.heartbeat()
-            self.catalog.apply_block(block, slot)
+            self.state.boot.heartbeat()
+            self.state.catalog.apply_block(block, slot)
         return log
 
     def _begin_epoch(self, slot: int, skipped: list[r.PartitionState]) -> None:
         """Write the epoch's record. `skipped`: where partitions stand that skip offsets. Until that
         is durable too, the log's last boot is unknown, so that the next start skips them again."""
-        log, journal = self.logs[slot], self.journals[slot]
-        boot_id, now = "" if skipped else self.boot_id, self.now_wall_ns
-        log.begin_epoch([r.encode_record(self.catalog.epoch_started(log.epoch + 1, now, boot_id))])
+        log, journal = self.state.logs[slot], self.state.journals[slot]
+        boot_id, now = "" if skipped else self.state.boot_id, self.state.now_wall_ns
+        log.begin_epoch(
+            [r.encode_record(self.state.catalog.epoch_started(log.epoch + 1, now, boot_id))]
+        )
         for state in skipped:
             journal.record(state)
         if skipped:
-            journal.record(self.catalog.epoch_started(log.epoch, now, self.boot_id))
-        self.journals[slot].refresh()
+            journal.record(self.state.catalog.epoch_started(log.epoch, now, self.state.boot_id))
+        self.state.journals[slot].refresh()
 
     def start(self) -> None:
         """Bind, say ready, and ask the coordinator what else is ours."""
-        config = self.boot.config
+        config = self.state.boot.config
         port = self.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
-        self.doors.open_gate(config.ipc_endpoint, self.settings)
+        self.doors.open_gate(config.ipc_endpoint, self.state.settings)
         self._sleeper = Sleeper(
             self.doors.filenos(),
             self.doors.readable,
-            self.boot.mailbox,
-            self.clock,
-            self.settings.spin_us,
+            self.state.boot.mailbox,
+            self.state.clock,
+            self.state.settings.spin_us,
         )
         self.operations.ask_assignments()
-        self.boot.mailbox.epoch_watchers.append(self.operations.peer_restarted)
-        self.boot.set_state(ProcessState.READY, port)
+        self.state.boot.mailbox.epoch_watchers.append(self.operations.peer_restarted)
+        self.state.boot.set_state(ProcessState.READY, port)
 
     def run(self) -> None:
         """The loop, until a stop is requested."""
-        while not self.boot.stop_requested:
+        while not self.state.boot.stop_requested:
             if not self.do_work() or self.settled:
                 timeout_ms = self.sleep_ms()
                 if timeout_ms and self._sleeper.sleep(timeout_ms) and not self.is_gathering:
@@ -190,9 +178,9 @@ class ShardWorker:
 
     def sleep_ms(self) -> int:
         """How long to sleep, unless somebody has something to say; 0: there is more to do."""
-        if self.dirty or self.intake.answered or self.upkeep.foresight.is_busy:
+        if self.state.ready or self.intake.answered or self.upkeep.foresight.is_busy:
             return 0
-        if any(journal.gathers and journal.waits for journal in self.journals):
+        if any(journal.gathers and journal.waits for journal in self.state.journals):
             return GATHERING_POLL_MS
         if self.delivery.waiting or self.intake.held:
             return BUSY_POLL_MS
@@ -201,42 +189,42 @@ class ShardWorker:
     @property
     def is_gathering(self) -> bool:
         """Many publish one by one: what the first of them alone would get costs all of them."""
-        return any(journal.gathers for journal in self.journals)
+        return any(journal.gathers for journal in self.state.journals)
 
     def serve_first(self) -> None:
         """One message, handed on at once: who wakes an idle worker waits for nothing else."""
         self._begin_turn()
         if self._receive(1):
-            if [journal for journal in self.journals if journal.has_open_group]:
+            if [journal for journal in self.state.journals if journal.has_open_group]:
                 self._commit()
             else:
                 self.show_memory_entries()
-            if self.dirty:
+            if self.state.ready:
                 self._dispatch()
             self.delivery.flush()
 
     def stop(self) -> None:
         """Orderly end: everything written is synced, a clean snapshot says so."""
-        self.boot.set_state(ProcessState.STOPPING)
+        self.state.boot.set_state(ProcessState.STOPPING)
         self.write_cursors()
-        for slot, journal in enumerate(self.journals):
-            journal.write(self.now_ns)
+        for slot, journal in enumerate(self.state.journals):
+            journal.write(self.state.now_ns)
             journal.snapshot = None
             try:
-                self.logs[slot].close(self.snapshot_state(slot, clean=True))
+                self.state.logs[slot].close(self.snapshot_state(slot, clean=True))
             except DanubeError as error:
-                _log.error("log %d did not end in order: %s", self.logs[slot].log_id, error)
+                _log.error("log %d did not end in order: %s", self.state.logs[slot].log_id, error)
         self.restored.last_words()
         self.delivery.flush()
         self.doors.close()
-        self.boot.set_state(ProcessState.STOPPED)
+        self.state.boot.set_state(ProcessState.STOPPED)
 
     # ------------------------------------------------------------ one turn
 
     def do_work(self) -> int:
         """One bounded turn; the number of things done."""
         self._begin_turn()
-        work = self.boot.mailbox.do_work(self.now_ns)
+        work = self.state.boot.mailbox.do_work(self.state.now_ns)
         work += self._complete()
         alone = not work
         self.delivery.flush()  # before clients say anything that would make it stale
@@ -246,12 +234,12 @@ class ShardWorker:
         work += self.delivery.flush()
         self.intake.release_held()
         self.delivery.answer(*self.intake.take_answers())
-        work += self.upkeep.do_work(self.now_ns)
+        work += self.upkeep.do_work(self.state.now_ns)
         for session in self.delivery.drained:
             self.resume(session)
         self.delivery.drained.clear()
         for identity, lives in self.doors.take_gone():
-            if (ended := self.sessions.by_identity(identity)) is not None:
+            if (ended := self.state.sessions.by_identity(identity)) is not None:
                 self.close_session(ended, Parting.LOST if lives else Parting.DIED)
         while self.delivery.gone:
             self.close_session(self.delivery.gone.pop(0), Parting.DIED)
@@ -259,16 +247,14 @@ class ShardWorker:
         return work
 
     def _begin_turn(self) -> None:
-        self.now_ns = self.clock.monotonic_ns()
-        self.now_wall_ns = self.clock.wall_ns()
-        self.catalog.timers.wall_ahead_ns = self.now_wall_ns - self.now_ns
-        self.intake.begin_turn(self.now_ns)
-        self.limits.let_in_again(self.now_ns)
+        self.state.begin_turn()
+        self.intake.begin_turn(self.state.now_ns)
+        self.limits.let_in_again(self.state.now_ns)
 
     def _receive(self, count_max: int = MESSAGES_PER_TURN_MAX) -> int:
         """Take what clients sent, up to one group."""
         taken = size = 0
-        limit = self.settings.group_bytes_max
+        limit = self.state.settings.group_bytes_max
         for identity, head, parts in self.doors.receive(count_max):
             taken += 1
             try:
@@ -292,26 +278,26 @@ class ShardWorker:
             if taken == count_max:
                 break
         if self.doors.drained:
-            self.drained_ns = self.now_ns
+            self.state.drained_ns = self.state.now_ns
         return taken
 
     def _publish(self, identity: bytes, command: p.Publish, part: zmq.Frame | bytes) -> None:
-        session = self.sessions.by_identity(identity)
+        session = self.state.sessions.by_identity(identity)
         if session is None:
             error = p.Error(command.request, p.Status.NO_SESSION, NO_SESSION_TEXT)
             self.delivery.reply(identity, error)
             return
-        session.last_seen_ns = self.now_ns
+        session.last_seen_ns = self.state.now_ns
         # Admission takes only producers that this session opened under `authorize` for their topics.
         authorize(session.principal, PERMISSIONS[p.Publish], OWN_SESSION)
         publication = Publication(session.number, command.request)
-        self.intake.publish(publication, part, self.now_wall_ns)
+        self.intake.publish(publication, part, self.state.now_wall_ns)
 
     def _commit(self) -> None:
-        if self.moved_cursors and self.upkeep.cursors_due(self.now_ns):
+        if self.state.moved_cursors and self.upkeep.cursors_due(self.state.now_ns):
             self.write_cursors()
-        for journal in self.journals:
-            journal.commit(self.now_ns)
+        for journal in self.state.journals:
+            journal.commit(self.state.now_ns)
             for group in journal.just_written():
                 self._show(group.written_entries)
                 self.intake.answer(group, group.on_written)
@@ -320,12 +306,12 @@ class ShardWorker:
     def _complete(self) -> int:
         """Groups that became durable: show their frames, release their acks."""
         done = 0
-        for slot, journal in enumerate(self.journals):
+        for slot, journal in enumerate(self.state.journals):
             # Asked first: behind a fault the synced position stands still.
-            failed = self.logs[slot].sync_fault is not None
+            failed = self.state.logs[slot].sync_fault is not None
             done += self._finish_all(journal)
             if failed:
-                repair_failed_sync(self, slot)
+                repair_failed_sync(self.state, slot)
                 done += self._finish_all(journal)
         return done
 
@@ -359,63 +345,63 @@ class ShardWorker:
         effects: list[Deliver] = []
         for partition, stored in entries:
             partition.append(stored)
-            if not partition.pass_on(stored, self.now_ns, effects):
-                self.dirty[partition.partition_id] = partition
+            if not partition.pass_on(stored, self.state.now_ns, effects):
+                self.state.mark_ready(partition)
             if not partition.keeps_memory:
                 self.tails.count(partition, stored)
         if effects:
-            self.delivery.add(self.catalog.by_id, effects)
+            self.delivery.add(self.state.catalog.by_id, effects)
 
     def _dispatch(self) -> int:
         """Hand out what can be handed out; 1 if some wait for their turn to read the log."""
-        if self.dirty:
-            dirty, self.dirty = self.dirty, {}
-            self._read_until = self.upkeep.bytes_read + READ_BYTES_PER_TURN
+        if self.state.ready:
+            dirty, self.state.ready = self.state.ready, {}
+            self._read_until = self.reader.bytes_read + READ_BYTES_PER_TURN
             self._reading.clear()
             effects: list[Deliver] = []
             for partition in dirty.values():
                 if partition.policy.message_ttl_ms:
                     self.retention.expire_old(partition)
-                mets, again = dispatch_fairly(partition, self._read_log, self.now_ns, effects)
+                mets, again = dispatch_fairly(partition, self._read_log, self.state.now_ns, effects)
                 if again:
-                    self.dirty[partition.partition_id] = partition
+                    self.state.mark_ready(partition)
                 for sub, met in mets:
                     if isinstance(met, Gap):
                         self.gaps.tell(partition, sub, met)
                     else:
                         self.gaps.refuse(sub, met)
             if effects:
-                self.delivery.add(self.catalog.by_id, effects)
+                self.delivery.add(self.state.catalog.by_id, effects)
         self.tails.trim()
         if not self._unread:
             return 0
         # Who could not read at all goes before who was cut short.
         unread, self._unread = self._unread, {}
         first = {pid: part for pid, part in unread.items() if pid not in self._reading}
-        self.dirty = {**first, **unread, **self.dirty}
+        self.state.ready = {**first, **unread, **self.state.ready}
         return 1
 
     def _read_log(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
         """Frames behind the tail; None, and the partition's turn comes again, when enough was read."""
-        if self.upkeep.bytes_read >= self._read_until:
+        if self.reader.bytes_read >= self._read_until:
             self._unread[partition.partition_id] = partition
             return None
         self._reading.add(partition.partition_id)
-        return self.upkeep.read_log(partition, offset, READ_AHEAD_BYTES)
+        return self.reader.read(partition, offset, READ_AHEAD_BYTES)
 
     # ------------------------------------------------------------ shared steps
 
     def write_cursors(self) -> None:
         """Record every cursor that moved, except in logs that have no room for records."""
-        moved, self.moved_cursors = self.moved_cursors, {}
-        for partition_id, partition in moved.items():
-            journal = self.journals[partition.log_slot]
+        moved, self.state.moved_cursors = self.state.moved_cursors, {}
+        for partition in moved.values():
+            journal = self.state.journals[partition.log_slot]
             if journal.stuck is not None:
-                self.moved_cursors[partition_id] = partition
+                self.state.mark_cursor(partition)
                 continue
             for record in partition.cursor_records():
                 journal.record(record)
-        self.upkeep.cursors_written(self.now_ns)
+        self.upkeep.cursors_written(self.state.now_ns)
 
     def close_consumer(self, session: Session, consumer: Consumer, **detail: object) -> None:
         """Detach a consumer against its will, and say why: `code` and `text`."""
@@ -429,26 +415,26 @@ class ShardWorker:
         self.touch(sub)
         if session.consumers.pop(consumer.consumer_id, None) is not None:
             session.holds -= 1
-        partition = self.catalog.by_id.get(sub.partition_id)
+        partition = self.state.partition(sub.partition_id)
         if partition is not None:
             if sub.kind is SubscriptionKind.READER and sub in partition.readers:
                 partition.readers.remove(sub)
-            self.dirty[partition.partition_id] = partition
+            self.state.mark_ready(partition)
 
     def touch(self, sub: Subscription) -> None:
         """A subscription may have something to hand out, to record or to publish."""
-        partition = self.catalog.by_id.get(sub.partition_id)
+        partition = self.state.partition(sub.partition_id)
         if partition is not None:
-            self.dirty[partition.partition_id] = partition
+            self.state.mark_ready(partition)
             if sub.cursor_dirty:
-                self.moved_cursors[partition.partition_id] = partition
+                self.state.mark_cursor(partition)
             if sub.poisoned:
                 self.dead_letters.take(sub)
 
     def forget_partition(self, partition: Partition) -> None:
         """A partition was removed: nothing of it is kept."""
         self.intake.forget(partition)
-        for pending in (self.dirty, self._unread, self.moved_cursors):
+        for pending in (self.state.ready, self._unread, self.state.moved_cursors):
             pending.pop(partition.partition_id, None)
         self.gaps.forget(partition.partition_id)
         self.retention.forget(partition)
@@ -458,22 +444,24 @@ class ShardWorker:
         """A session takes messages again."""
         for flow in session.flows.values():
             for consumer in flow.users:
-                partition = self.catalog.by_id.get(consumer.subscription.partition_id)
+                partition = self.state.partition(consumer.subscription.partition_id)
                 if partition is not None:
-                    self.dirty[partition.partition_id] = partition
+                    self.state.mark_ready(partition)
 
     def close_session(self, session: Session, parting: Parting = Parting.LOST) -> None:
         """A session ends, by default as its client goes on with another: all its consumers leave."""
         for consumer in list(session.consumers.values()):
             self.detach(session, consumer, parting)
         self.delivery.forget(session)
-        self.sessions.close(session)
+        self.state.sessions.close(session)
 
     def snapshot_state(self, slot: int, *, clean: bool) -> bytes:
         """State of a log's partitions at its written position."""
-        now = self.now_wall_ns
-        epoch = self.catalog.epoch_started(self.logs[slot].epoch, now, self.boot_id, clean=clean)
-        return r.encode_snapshot(self.catalog.snapshot(slot, epoch))
+        now = self.state.now_wall_ns
+        epoch = self.state.catalog.epoch_started(
+            self.state.logs[slot].epoch, now, self.state.boot_id, clean=clean
+        )
+        return r.encode_snapshot(self.state.catalog.snapshot(slot, epoch))
 
 
 def main() -> int:

@@ -125,7 +125,7 @@ class DeadLetters:
             done(reply.error if is_refused else None)
 
         arguments = {"topic": policy.dead_letter_topic, "create": False}
-        self._worker.boot.mailbox.call(COORDINATOR, "topic_places", arguments, on_reply=told)
+        self._worker.state.boot.mailbox.call(COORDINATOR, "topic_places", arguments, on_reply=told)
 
     @property
     def is_waiting(self) -> bool:
@@ -148,7 +148,7 @@ class DeadLetters:
     def _open(self, topic: str, desk: _Desk) -> None:
         """Find the topic, which is made if it is missing, and open a producer on its partitions."""
         desk.is_opening = True
-        mailbox = self._worker.boot.mailbox
+        mailbox = self._worker.state.boot.mailbox
 
         def located(reply: Reply) -> None:
             if reply.error is not None:
@@ -178,11 +178,11 @@ class DeadLetters:
         self, place: _Place, opened: Callable[[_Place, Any, DanubeError | None], None]
     ) -> None:
         worker = self._worker
-        own = worker.boot.config.process_index
+        own = worker.state.boot.config.process_index
         name = f"{PRODUCER_NAME}-{own}"
         if place.process != own:
             arguments = {"partition_id": place.partition_id, "name": name}
-            worker.boot.mailbox.call(
+            worker.state.boot.mailbox.call(
                 place.process, "open_producer", arguments,
                 on_reply=lambda reply: opened(place, reply.value, reply.error),
             )  # fmt: skip
@@ -198,7 +198,7 @@ class DeadLetters:
     @property
     def _session(self) -> int:
         """The session of our own producers: below -1, like those of other processes."""
-        return -1 - self._worker.boot.config.process_index
+        return -1 - self._worker.state.boot.config.process_index
 
     def _fail(self, topic: str, desk: _Desk, error: DanubeError) -> None:
         """Something is not there: begin again in a while."""
@@ -206,7 +206,7 @@ class DeadLetters:
             _log.warning("dead letters for %s have to wait: %s", topic, error)
         desk.fault = str(error)
         desk.places, desk.is_opening = [], False
-        desk.retry_ns = self._worker.now_ns + RETRY_NS
+        desk.retry_ns = self._worker.state.now_ns + RETRY_NS
 
     # ------------------------------------------------------------ publishing
 
@@ -214,7 +214,7 @@ class DeadLetters:
         repeated: list[_Letter] = []
         while desk.letters and desk.places and len(desk.in_flight) < IN_FLIGHT_MAX:
             letter = desk.letters.popleft()
-            partition = self._worker.catalog.by_id.get(letter.sub.partition_id)
+            partition = self._worker.state.partition(letter.sub.partition_id)
             if partition is None or partition.subscriptions.get(letter.sub.name) is not letter.sub:
                 continue
             if letter.policy is not letter.sub.policy:
@@ -227,7 +227,7 @@ class DeadLetters:
                 )  # it came again meanwhile and failed: see what becomes of the first
                 continue
             try:
-                found = partition.frame_at(self._worker.upkeep.read_some, letter.offset)
+                found = partition.frame_at(self._worker.reader.read_some, letter.offset)
             except DanubeError as error:
                 _log.error("a dead letter of %s cannot be read: %s", partition.topic, error)
                 continue
@@ -264,21 +264,21 @@ class DeadLetters:
                 self._fail(topic, desk, DanubeError(text))
 
         worker = self._worker
-        if place.process == worker.boot.config.process_index:
+        if place.process == worker.state.boot.config.process_index:
 
             def done(publication: Publication) -> None:
                 status = publication.statuses[0]
                 answered(status, publication.texts.get(status, f"status {status}"))
 
             publication = Publication(self._session, 0, done)
-            worker.intake.publish(publication, bytearray(bundle), worker.now_wall_ns)
+            worker.intake.publish(publication, bytearray(bundle), worker.state.now_wall_ns)
             return
 
         def replied(reply: Reply) -> None:
             status = Status.NOT_OWNER if reply.error is not None else reply.value[0]
             answered(status, str(reply.error or f"status {status}"))
 
-        worker.boot.mailbox.call(place.process, "publish", {}, bundle, on_reply=replied)
+        worker.state.boot.mailbox.call(place.process, "publish", {}, bundle, on_reply=replied)
 
     def _frame(self, letter: _Letter, stored: Stored, place: _Place, sequence: int) -> bytearray:
         """The message as it was, and attributes that say where it comes from."""
@@ -287,7 +287,7 @@ class DeadLetters:
         keys = view.keys(row, row + 1)
         attributes = (view.attributes(row, row + 1) or [{}])[0]
         sub = letter.sub
-        partition = self._worker.catalog.by_id[sub.partition_id]
+        partition = self._worker.state.catalog.by_id[sub.partition_id]
         return encode_frame(
             view.payloads(row, row + 1),
             keys=keys,
@@ -306,7 +306,7 @@ class DeadLetters:
             event_times=view.event_times(row, row + 1),
             producer_id=place.producer_id,
             base_sequence=sequence,
-            publish_time_ns=self._worker.now_wall_ns,
+            publish_time_ns=self._worker.state.now_wall_ns,
             producer_epoch=place.epoch,
             schema_id=view.schema_id,
             schema_version=view.schema_version,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Gap, Stored
@@ -19,10 +19,9 @@ from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.errors import DanubeError
 from danube_fast.wal.index import Run
 from danube_fast.workers.shard.read.frames import frames_of
+from danube_fast.workers.shard.read.log_reader import LogReader
 from danube_fast.workers.shard.read.places import first_run
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.worker import ShardWorker
+from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Foresight"]
 
@@ -60,8 +59,8 @@ class _Wanted(NamedTuple):
 class Foresight:
     """The jobs of one worker; used by its loop only."""
 
-    def __init__(self, worker: ShardWorker) -> None:
-        self._worker = worker
+    def __init__(self, state: ShardState, reader: LogReader) -> None:
+        self._state, self._reader = state, reader
         self._backlogs: collections.deque[Partition] = collections.deque()
         self._wanted: collections.deque[_Wanted] = collections.deque()
         self._done: dict[tuple[int, str, int], int] = {}
@@ -76,7 +75,7 @@ class Foresight:
     @property
     def is_busy(self) -> bool:
         """There is more to look at, without any waiting."""
-        return bool(self._backlogs or (self._wanted and self._again_ns <= self._worker.now_ns))
+        return bool(self._backlogs or (self._wanted and self._again_ns <= self._state.now_ns))
 
     def wake_ms(self, due_ms: int) -> int:
         """When a worker wants to wake up that has something to do in `due_ms`."""
@@ -106,13 +105,13 @@ class Foresight:
     # ------------------------------------------------------------ backlogs
 
     def _look(self) -> None:
-        worker, partition = self._worker, self._backlogs[0]
-        stop = worker.upkeep.bytes_read + BYTES_PER_TURN
-        known = worker.catalog.by_id.get(partition.partition_id) is partition
+        state, partition = self._state, self._backlogs[0]
+        stop = self._reader.bytes_read + BYTES_PER_TURN
+        known = state.partition(partition.partition_id) is partition
         more = known and not partition.moving
         try:
             for _ in range(STEPS_PER_TURN):
-                if not more or worker.upkeep.bytes_read >= stop:
+                if not more or self._reader.bytes_read >= stop:
                     break
                 more = partition.look_ahead(self._read_log, FRAMES_AT_ONCE, self._foresee_next)
         except DanubeError as error:
@@ -122,7 +121,7 @@ class Foresight:
             self._backlogs.popleft()
 
     def _read_log(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
-        return self._worker.upkeep.read_log(partition, offset, READ_BYTES)
+        return self._reader.read(partition, offset, READ_BYTES)
 
     def _foresee_next(self, sub: Subscription, stored: Stored) -> int:
         """What is overdue, or nearly: the backlog is gone through fast, as consumers are on their way."""
@@ -130,25 +129,25 @@ class Foresight:
 
     def _foresee(self, sub: Subscription, stored: Stored, ahead_ns: int = CUT_AHEAD_NS) -> int:
         """Cut out what is due soon; before which time nothing is left to be cut out of it."""
-        now_ns, foreseen = self._worker.now_wall_ns, sub.foreseen
+        now_ns, foreseen = self._state.now_wall_ns, sub.foreseen
         if self._cut_bytes >= CUT_BYTES_MAX:
             return now_ns + AHEAD_NS
         before = foreseen.byte_count
         done_ns = foreseen.foresee(stored, now_ns + AHEAD_NS, now_ns + ahead_ns)
         self._cut_bytes += foreseen.byte_count - before
-        partition = self._worker.catalog.by_id[sub.partition_id]
-        self._holders.setdefault(sub, (partition, self._worker.now_ns))
+        partition = self._state.catalog.by_id[sub.partition_id]
+        self._holders.setdefault(sub, (partition, self._state.now_ns))
         return done_ns
 
     # ------------------------------------------------------------ what is due soon
 
     def _find(self) -> None:
         """Frames of which something becomes due within AHEAD_NS."""
-        worker = self._worker
-        now_ns, wall_ns = worker.now_ns, worker.now_wall_ns
+        state = self._state
+        now_ns, wall_ns = state.now_ns, state.now_wall_ns
         self._lookups_left = LOOKUPS_MAX
-        for sub in worker.catalog.timers.soon(now_ns + AHEAD_NS):
-            partition = worker.catalog.by_id.get(sub.partition_id)
+        for sub in state.catalog.timers.soon(now_ns + AHEAD_NS):
+            partition = state.partition(sub.partition_id)
             if sub.delays and sub.consumers and partition is not None and partition.logged:
                 self._find_frames(
                     partition, sub, sub.delays.due_between(wall_ns, wall_ns + AHEAD_NS)
@@ -158,7 +157,7 @@ class Foresight:
 
     def _count_cut(self) -> None:
         """Also lets go of what nobody came back for."""
-        now_ns, is_full = self._worker.now_ns, self._cut_bytes >= CUT_BYTES_MAX
+        now_ns, is_full = self._state.now_ns, self._cut_bytes >= CUT_BYTES_MAX
         for sub, (partition, since_ns) in list(self._holders.items()):
             is_waited_for = sub.consumers or now_ns - since_ns < KEPT_NS
             if not is_waited_for or not self._has(partition, sub):
@@ -171,12 +170,12 @@ class Foresight:
 
     def _has(self, partition: Partition, sub: Subscription) -> bool:
         """They are still there."""
-        known = self._worker.catalog.by_id.get(partition.partition_id) is partition
+        known = self._state.partition(partition.partition_id) is partition
         return known and not partition.moving and partition.subscriptions.get(sub.name) is sub
 
     def _find_frames(self, partition: Partition, sub: Subscription, offsets: list[int]) -> None:
         oldest = partition.oldest_in_tail()
-        log, wall_ns = self._worker.logs[partition.log_slot], self._worker.now_wall_ns
+        log, wall_ns = self._state.logs[partition.log_slot], self._state.now_wall_ns
         end = 0
         for offset in offsets:
             if offset < end or offset in sub.foreseen:
@@ -193,20 +192,20 @@ class Foresight:
             key = (partition.partition_id, sub.name, run.base_offset)
             if self._done.get(key, 0) < wall_ns + AHEAD_NS:
                 self._done[key] = wall_ns + 2 * AHEAD_NS  # once is enough
-                until_ns = self._worker.now_ns + AHEAD_NS
+                until_ns = self._state.now_ns + AHEAD_NS
                 self._wanted.append(_Wanted(partition, sub, run, until_ns))
 
     def _read(self, wanted: _Wanted) -> None:
         """Cut out of one run what is due soon, if the run is in the page cache."""
         partition, sub, run, _ = wanted
-        worker = self._worker
+        state = self._state
         if not self._has(partition, sub):
             return
         try:
-            data = worker.logs[partition.log_slot].read_cached(run)
+            data = state.logs[partition.log_slot].read_cached(run)
             if data is None:
                 self._wanted.append(wanted)
-                self._again_ns = worker.now_ns + AGAIN_NS // len(self._wanted)
+                self._again_ns = state.now_ns + AGAIN_NS // len(self._wanted)
                 return
             frames = [each for each in frames_of(partition.partition_id, data) if each.is_delayed]
             if frames:

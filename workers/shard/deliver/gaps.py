@@ -41,7 +41,7 @@ class Gaps:
                 sub.untold.add(gap)
             key = (partition.partition_id, sub.name)
             count, _ = self._met.get(key, (0, {}))
-            self._met[key] = (count + 1, {**_detail(gap), "time_ns": worker.now_wall_ns})
+            self._met[key] = (count + 1, {**_detail(gap), "time_ns": worker.state.now_wall_ns})
         worker.delivery.count_lost(partition, sub)
         worker.touch(sub)
 
@@ -56,13 +56,13 @@ class Gaps:
         """What a subscription needs next cannot be read: its consumers are told and let go."""
         _log.error("subscription %r: %s", sub.name, error)
         for consumer in list(sub.consumers):
-            session = self._worker.sessions.by_number(consumer.session)
+            session = self._worker.state.sessions.by_number(consumer.session)
             if session is not None:
                 self._worker.close_consumer(session, consumer, code=error.code, text=str(error))
 
     def _send(self, partition: Partition, consumer: Consumer, gap: Gap) -> None:
         worker = self._worker
-        session = worker.sessions.by_number(consumer.session)
+        session = worker.state.sessions.by_number(consumer.session)
         if session is not None:
             detail = {**_detail(gap), "topic": partition.topic}
             event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.GAP.value, detail)

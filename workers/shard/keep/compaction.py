@@ -26,10 +26,10 @@ from danube_fast.frame.view import FrameView
 from danube_fast.wal.index import Run
 from danube_fast.workers.shard.read.frames import frames_of, part_of
 from danube_fast.workers.shard.read.places import live_runs, lowest_position
+from danube_fast.workers.shard.state import ShardState
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard.keep.rewrites import Job
-    from danube_fast.workers.shard.worker import ShardWorker
 
 __all__ = ["Compaction"]
 
@@ -60,8 +60,8 @@ class _Dirt:
 class Compaction:
     """Passes of one worker, one at a time."""
 
-    def __init__(self, worker: ShardWorker) -> None:
-        self._worker = worker
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
         self._partitions: dict[int, Partition] = {}
         self._dirt: dict[int, _Dirt] = {}
 
@@ -96,22 +96,22 @@ class Compaction:
             and dirt.tombstone_ns != partition.compacted.tombstone_ns
         ):
             return True
-        log = self._worker.logs[partition.log_slot]
+        log = self._state.logs[partition.log_slot]
         if dirt.looked_until == log.position_before(INT64_MAX):
             return False
         return dirt.counted < 0 or dirt.byte_count(partition) >= self._dirt_min(partition)
 
     def _dirt_min(self, partition: Partition) -> int:
-        return max(self._worker.settings.segment_bytes, partition.compacted.left_bytes)
+        return max(self._state.settings.segment_bytes, partition.compacted.left_bytes)
 
     def _tombstones_due(self, partition: Partition) -> bool:
         """All tombstones that the last pass left may go, and with them nothing else comes back."""
         compacted = partition.compacted
         if not compacted.tombstone_ns:
             return False
-        log = self._worker.logs[partition.log_slot]
-        age_ns = self._worker.upkeep.steady_wall_ns - compacted.tombstone_ns
-        old = age_ns >= self._worker.settings.compaction_tombstone_seconds * SECOND_NS
+        log = self._state.logs[partition.log_slot]
+        age_ns = self._state.steady_wall_ns - compacted.tombstone_ns
+        old = age_ns >= self._state.settings.compaction_tombstone_seconds * SECOND_NS
         return old and log.oldest_position >= compacted.stale_position
 
     # ------------------------------------------------------------ a pass
@@ -132,7 +132,7 @@ class Compaction:
         if not enough and not only_tombstones:
             dirt.looked_until = closed
             return
-        newest = NewestOffsets(self._worker.settings.compaction_keys_max)
+        newest = NewestOffsets(self._state.settings.compaction_keys_max)
         end = clean
         for stored, run in self._frames(job, partition, clean, FAR):
             if run.position + run.byte_count > closed or (newest.is_full and end > clean):
@@ -181,8 +181,8 @@ class Compaction:
         before = partition.compacted
         lowest = lowest_position(job.log, partition, partition.first_offset)
         job.held_position = job.held_position if lowest is None else lowest
-        old_ns = self._worker.upkeep.steady_wall_ns
-        old_ns -= self._worker.settings.compaction_tombstone_seconds * SECOND_NS
+        old_ns = self._state.steady_wall_ns
+        old_ns -= self._state.settings.compaction_tombstone_seconds * SECOND_NS
         may_go = before.until if job.log.oldest_position >= before.stale_position else 0
         stale = left = tombstone_ns = 0
         piece = bytearray()
@@ -209,7 +209,7 @@ class Compaction:
             partition.partition_id, end, max(stale, before.stale_position), left, tombstone_ns
         )
         partition.sizes = None
-        self._worker.journals[job.slot].record(partition.compacted)
+        self._state.journals[job.slot].record(partition.compacted)
 
 
 def _note(newest: NewestOffsets, stored: Stored) -> None:

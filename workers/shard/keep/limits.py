@@ -44,13 +44,13 @@ class Limits:
 
     def apply_all(self) -> None:
         """The worker has restored its partitions."""
-        for partition in self._worker.catalog.by_id.values():
+        for partition in self._worker.state.catalog.by_id.values():
             self.apply(partition)
 
     def apply(self, partition: Partition) -> None:
         """A partition is new here, or its policy changed; retention hears of it too."""
         policy = partition.policy
-        row = self._worker.tables.partitions[partition.slot]
+        row = self._worker.state.tables.partitions[partition.slot]
         row[PartitionWord.MESSAGE_BYTES_MAX] = policy.message_bytes_max
         rates = policy.publish_messages_per_second, policy.publish_bytes_per_second
         partition.rate = self._bucket(partition.rate, rates, partition)
@@ -84,17 +84,19 @@ class Limits:
             before.forgive()
         if not any(rates):
             return None
-        return Bucket(self._worker.boot.buckets.address(self._key(partition, subscription)), *rates)
+        return Bucket(
+            self._worker.state.boot.buckets.address(self._key(partition, subscription)), *rates
+        )
 
     # ------------------------------------------------------------ rates of publishers
 
     def charge(self, partition: Partition, rate: Bucket, messages: int, byte_count: int) -> None:
         """So much was accepted; maybe nothing more is for a while."""
-        now_ns = self._worker.now_ns
+        now_ns = self._worker.state.now_ns
         rate.take(now_ns, messages, byte_count)
         wait_ns = rate.wait_ns(now_ns)
         if wait_ns and not partition.refusal:
-            row = self._worker.tables.partitions[partition.slot]
+            row = self._worker.state.tables.partitions[partition.slot]
             row[PartitionWord.MODE] = Mode.CLOSED
             row[PartitionWord.REFUSAL] = Status.THROTTLED
             if not self._throttled:
@@ -105,7 +107,7 @@ class Limits:
     def wait_ms(self, partition: Partition) -> int:
         """After how long a throttled publisher should send again."""
         rate = partition.rate
-        wait_ns = 0 if rate is None else rate.wait_ns(self._worker.now_ns)
+        wait_ns = 0 if rate is None else rate.wait_ns(self._worker.state.now_ns)
         return 1 + wait_ns // _MS
 
     def let_in_again(self, now_ns: int) -> None:
@@ -124,9 +126,9 @@ class Limits:
     def _let_in(self, partition: Partition) -> None:
         worker = self._worker
         self._throttled.pop(partition.partition_id, None)
-        known = worker.catalog.by_id.get(partition.partition_id) is partition
+        known = worker.state.partition(partition.partition_id) is partition
         if known and not partition.refusal and not partition.switching:
-            row = worker.tables.partitions[partition.slot]
+            row = worker.state.tables.partitions[partition.slot]
             row[PartitionWord.MODE] = Mode.LOGGED if partition.logged else Mode.MEMORY
 
     # ------------------------------------------------------------ numbers
@@ -136,7 +138,7 @@ class Limits:
         ROUTER tells of it only when something is sent."""
         worker = self._worker
         for number in set(numbers):
-            session = worker.sessions.by_number(number)
+            session = worker.state.sessions.by_number(number)
             if session is None:
                 continue
             worker.delivery.send(session, [_PROBE])
@@ -156,13 +158,13 @@ class Limits:
         if not limit:
             return
         worker = self._worker
-        rows = worker.tables.producers[: worker.tables.producer_count]
+        rows = worker.state.tables.producers[: worker.state.tables.producer_count]
         mine = rows[:, ProducerWord.PARTITION_ID] == partition.partition_id
         others = mine & (rows[:, ProducerWord.PRODUCER_ID] != producer_id)
         sessions = rows[np.flatnonzero(others), ProducerWord.SESSION].tolist()
 
         def count_living() -> int:
-            return sum(worker.sessions.by_number(number) is not None for number in sessions)
+            return sum(worker.state.sessions.by_number(number) is not None for number in sessions)
 
         if count_living() >= limit:
             self._reap(sessions)

@@ -56,7 +56,7 @@ class Retention:
         self._police_at_ns = 0
         self._left_ns: dict[int, int] = {}
         """By slot of a log: when a partition was removed from it, or purged, the last time."""
-        self.rewrites = Rewrites(worker, self)
+        self.rewrites = Rewrites(worker.state, self)
 
     # ------------------------------------------------------------ policies
 
@@ -75,7 +75,7 @@ class Retention:
 
     def hasten(self, partition: Partition) -> None:
         """Give the space of a partition back soon, even if nothing more is written to its log."""
-        self._left_ns[partition.log_slot] = self._worker.now_ns
+        self._left_ns[partition.log_slot] = self._worker.state.now_ns
 
     def forget(self, partition: Partition) -> None:
         """A partition was removed."""
@@ -112,7 +112,7 @@ class Retention:
             partition.refusals[cause] = text
         if partition.switching:
             return
-        row = self._worker.tables.partitions[partition.slot]
+        row = self._worker.state.tables.partitions[partition.slot]
         mode = Mode.LOGGED if partition.logged else Mode.MEMORY
         row[PartitionWord.MODE] = Mode.CLOSED if partition.refusals else mode
         row[PartitionWord.REFUSAL] = ResourceExhausted.code
@@ -120,19 +120,21 @@ class Retention:
     # ------------------------------------------------------------ ages
 
     def _log(self, partition: Partition) -> Log:
-        return self._worker.logs[partition.log_slot]
+        return self._worker.state.logs[partition.log_slot]
 
     def _older_than(self, partition: Partition, age_ns: int) -> int:
         """The first message that is not older."""
-        time_ns = self._worker.upkeep.steady_wall_ns - age_ns
+        time_ns = self._worker.state.steady_wall_ns - age_ns
         return offset_at(partition, self._log(partition), max(0, time_ns))
 
     def expire_old(self, partition: Partition) -> None:
         """Messages above their time to live count as acked, before anybody gets them."""
         worker, ttl_ns = self._worker, partition.policy.message_ttl_ms * MS
-        if not ttl_ns or worker.now_ns < partition.old_at_ns or not partition.subscriptions:
+        if not ttl_ns or worker.state.now_ns < partition.old_at_ns or not partition.subscriptions:
             return
-        partition.old_at_ns = worker.now_ns + min(max(ttl_ns // AGE_STEPS, MS), AGE_STEP_NS_MAX)
+        partition.old_at_ns = worker.state.now_ns + min(
+            max(ttl_ns // AGE_STEPS, MS), AGE_STEP_NS_MAX
+        )
         if any(sub.cursor < partition.visible for sub in partition.subscriptions.values()):
             until = self._older_than(partition, ttl_ns)
             self._expire(partition, until, "these messages were older than message_ttl_ms")
@@ -143,7 +145,7 @@ class Retention:
             gap = sub.expire(until, reason)
             if gap is not None:
                 worker.gaps.tell(partition, sub, gap)
-                worker.moved_cursors[partition.partition_id] = partition
+                worker.state.mark_cursor(partition)
 
     def _expire_retained(self, partition: Partition) -> None:
         """until_expired: what is too old or too much is gone, acked or not."""
@@ -181,7 +183,7 @@ class Retention:
                 partition.forget_subscription(name)
                 worker.gaps.forget(partition.partition_id, name)
                 record = r.SubscriptionDeleted(partition.partition_id, name)
-                worker.journals[partition.log_slot].record(record)
+                worker.state.journals[partition.log_slot].record(record)
 
     # ------------------------------------------------------------ sizes
 
@@ -199,7 +201,7 @@ class Retention:
 
     def _count(self) -> None:
         """Go on with counting: a partition may have millions of frames."""
-        clock = self._worker.clock
+        clock = self._worker.state.clock
         until_ns = clock.monotonic_ns() + COUNT_NS_MAX
         for number, steps in list(self._countings.items()):
             for _ in steps:
@@ -260,16 +262,16 @@ class Retention:
     def trim(self, slot: int, *, over: bool) -> None:
         """Give back segments whose messages nobody needs any more."""
         worker = self._worker
-        log = worker.logs[slot]
+        log = worker.state.logs[slot]
         if log.segment_count < 2 or log.snapshot_position == 0:
             return
         limit, pin = self._needed(slot, over=over)
         before = log.oldest_position
-        for held in (worker.moves.needed_position(slot), self.rewrites.needed_position(slot)):
-            limit = limit if held is None else min(limit, held)
+        held = worker.state.pins.lowest(slot)
+        limit = limit if held is None else min(limit, held)
         if limit > before:
             left_ns = self._left_ns.get(slot)
-            left = left_ns is not None and worker.now_ns - left_ns < LEFT_NS
+            left = left_ns is not None and worker.state.now_ns - left_ns < LEFT_NS
             self.give_back(slot, limit, urgent=over or left)
         pinned = over and pin is not None and log.oldest_position == before
         # else only a snapshot is missing: it is due
@@ -278,11 +280,11 @@ class Retention:
 
     def give_back(self, slot: int, position: int, *, urgent: bool) -> None:
         """Nothing below `position` is needed any more; `urgent`: whatever the snapshots say."""
-        worker, log = self._worker, self._worker.logs[slot]
+        worker, log = self._worker, self._worker.state.logs[slot]
         before = log.oldest_position
         log.trim(position, urgent=urgent)
         # a snapshot that is due although nothing was written since the last: move the log on
-        idle = not worker.journals[slot].has_open_group
+        idle = not worker.state.journals[slot].has_open_group
         if log.snapshot_due and idle and log.written_position == log.snapshot_position:
             worker.upkeep.write_marker(slot, again=True)
         if log.oldest_position > before:
@@ -290,12 +292,12 @@ class Retention:
 
     def _needed(self, slot: int, *, over: bool) -> tuple[int, tuple[Partition, str] | None]:
         """Position below which nothing of a log is needed, and who needs what lies there."""
-        worker, log = self._worker, self._worker.logs[slot]
-        mine = [part for part in worker.catalog.by_id.values() if part.log_slot == slot]
-        keep_ns = worker.settings.retention_seconds_min * SECOND_NS
+        worker, log = self._worker, self._worker.state.logs[slot]
+        mine = [part for part in worker.state.catalog.by_id.values() if part.log_slot == slot]
+        keep_ns = worker.state.settings.retention_seconds_min * SECOND_NS
         limit = log.position_before(INT64_MAX)
         if not over and any(map(self._keeps_by_default, mine)):
-            limit = log.position_before(worker.upkeep.steady_wall_ns - keep_ns)
+            limit = log.position_before(worker.state.steady_wall_ns - keep_ns)
         limit = max(limit, purged_below(worker, slot))
         pin: tuple[Partition, str] | None = None
         for partition in mine:
@@ -333,8 +335,8 @@ class Retention:
 
     def _move_first_offsets(self, slot: int) -> None:
         worker = self._worker
-        log = worker.logs[slot]
-        for partition in worker.catalog.by_id.values():
+        log = worker.state.logs[slot]
+        for partition in worker.state.catalog.by_id.values():
             if partition.log_slot == slot and partition.logged:
                 run = first_run(log, partition, partition.first_offset)
                 first = run.base_offset if run is not None else partition.visible
@@ -344,8 +346,8 @@ class Retention:
 
     def find_first_offsets(self, slot: int) -> None:
         """At the start: what was trimmed is known to the log, not to the last snapshot."""
-        log = self._worker.logs[slot]
-        for partition in self._worker.catalog.by_id.values():
+        log = self._worker.state.logs[slot]
+        for partition in self._worker.state.catalog.by_id.values():
             if partition.log_slot == slot and partition.reliable:
                 first = max(partition.assigned.first_offset, partition.purged_until)
                 if partition.breaks or partition.compacted.until:
@@ -357,7 +359,7 @@ class Retention:
     def _limit(self, slot: int, pin: tuple[Partition, str] | None) -> None:
         """At `wal_bytes_max`, refuse the topic whose subscription pins the oldest segment."""
         worker = self._worker
-        for partition in worker.catalog.by_id.values():
+        for partition in worker.state.catalog.by_id.values():
             if partition.log_slot != slot or not partition.logged:
                 continue
             text = ""
@@ -378,14 +380,14 @@ class Retention:
         """Drop frames of a memory topic that everybody acked; refuse publishes above its quota."""
         worker = self._worker
         needed = partition.oldest_needed()
-        quota = worker.settings.memory_topic_bytes_max
+        quota = worker.state.settings.memory_topic_bytes_max
         oldest = partition.oldest_in_tail()
         while oldest is not None and (
             oldest.end_offset <= needed if partition.subscriptions else partition.tail_bytes > quota
         ):
             partition.evict()
             oldest = partition.oldest_in_tail()
-        if worker.catalog.by_id.get(partition.partition_id) is not partition:
+        if worker.state.partition(partition.partition_id) is not partition:
             return
         text = ""
         if partition.tail_bytes > quota:

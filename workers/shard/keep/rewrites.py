@@ -18,12 +18,12 @@ from danube_fast.broker.partition import Partition
 from danube_fast.errors import DanubeError, Unavailable
 from danube_fast.wal.log import Log
 from danube_fast.workers.shard.keep.compaction import Compaction
-from danube_fast.workers.shard.keep.unpinning import unpin
+from danube_fast.workers.shard.keep.unpinning import REWRITES, unpin
 from danube_fast.workers.shard.publish.runs import write_again
+from danube_fast.workers.shard.state import ShardState
 
 if TYPE_CHECKING:
     from danube_fast.workers.shard.keep.retention import Retention
-    from danube_fast.workers.shard.worker import ShardWorker
 
 __all__ = ["Job", "Rewrites", "Steps"]
 
@@ -48,10 +48,10 @@ Steps = Iterator[bool]
 class Job:
     """What the steps of one job share: where it writes, and what must not be trimmed meanwhile."""
 
-    def __init__(self, worker: ShardWorker, slot: int) -> None:
-        self.worker = worker
+    def __init__(self, state: ShardState, slot: int) -> None:
+        self.state = state
         self.slot = slot
-        self.log: Log = worker.logs[slot]
+        self.log: Log = state.logs[slot]
         self.held_position = self.log.oldest_position
         """Nothing from here on is to be trimmed until all that was written is durable."""
         self._epoch = self.log.epoch
@@ -59,11 +59,11 @@ class Job:
     @property
     def piece_bytes(self) -> int:
         """About so much is written as one group."""
-        return min(1 << 20, self.worker.settings.segment_bytes // 8)
+        return min(1 << 20, self.state.settings.segment_bytes // 8)
 
     def check(self, partition: Partition) -> None:
         """Raises Unavailable if the partition is not to be touched, or the log has failed meanwhile."""
-        known = self.worker.catalog.by_id.get(partition.partition_id) is partition
+        known = self.state.partition(partition.partition_id) is partition
         if not known or not partition.logged or partition.switching or partition.moving:
             raise Unavailable(f"{partition.topic} is being changed")
         self.check_log()
@@ -76,9 +76,9 @@ class Job:
     def write(self, partition: Partition, frames: bytearray) -> None:
         """Write frames of a partition again, in a group of their own. Raises ResourceExhausted, Internal."""
         self.check(partition)
-        worker = self.worker
+        state = self.state
         self.log.note_rewritten(partition.partition_id)
-        runs = write_again(worker.journals[self.slot], frames, worker.now_ns)
+        runs = write_again(state.journals[self.slot], frames, state.now_ns)
         for start, span in zip(
             runs["base_offset"].tolist(), runs["offset_span"].tolist(), strict=True
         ):
@@ -103,10 +103,11 @@ class Job:
 class Rewrites:
     """The jobs of one worker."""
 
-    def __init__(self, worker: ShardWorker, retention: Retention) -> None:
-        self._worker = worker
+    def __init__(self, state: ShardState, retention: Retention) -> None:
+        self._state = state
         self._retention = retention
-        self._compaction = Compaction(worker)
+        self._compaction = Compaction(state)
+        state.pins.add(REWRITES, self.needed_position)
         self._job: Job | None = None
         self._steps: Steps = iter(())
         self._look_at_ns = 0
@@ -137,8 +138,8 @@ class Rewrites:
         if slot not in self._wanted:
             self._wanted.append(slot)
         position, until_ns = self._refused.get(slot, (-1, 0))
-        known = position == self._worker.logs[slot].oldest_position
-        return not known or self._worker.now_ns >= until_ns
+        known = position == self._state.logs[slot].oldest_position
+        return not known or self._state.now_ns >= until_ns
 
     # ------------------------------------------------------------ turns
 
@@ -149,13 +150,13 @@ class Rewrites:
 
     def do_work(self) -> None:
         """A few steps of the job; a new one, if it is time."""
-        now_ns = self._worker.now_ns
+        now_ns = self._state.now_ns
         if self._job is None:
             if now_ns < self._look_at_ns and not self._wanted:
                 return
             self._look_at_ns = now_ns + LOOK_NS
             self._begin()
-        clock = self._worker.clock
+        clock = self._state.clock
         until_ns = clock.monotonic_ns() + STEP_NS_MAX
         for _ in range(STEPS_MAX):
             if self._job is None or not next(self._steps, False):
@@ -173,7 +174,7 @@ class Rewrites:
             self._start(partition.log_slot, lambda job: self._compaction.go_over(job, partition))
 
     def _start(self, slot: int, steps: Callable[[Job], Steps]) -> None:
-        job = self._job = Job(self._worker, slot)
+        job = self._job = Job(self._state, slot)
         self._steps = self._guarded(job, steps(job))
 
     def _guarded(self, job: Job, steps: Steps) -> Steps:
@@ -182,7 +183,7 @@ class Rewrites:
             yield from steps
         except DanubeError as error:
             _log.warning("log %d: frames are not written again: %s", job.log.log_id, error)
-            self._look_at_ns = self._worker.now_ns + RETRY_NS
+            self._look_at_ns = self._state.now_ns + RETRY_NS
         yield from job.settle()
         self._job = None
 
@@ -193,7 +194,7 @@ class Rewrites:
         finally:  # what cannot be read or written pins the log as well: its limit holds
             self._refused.pop(job.slot, None)
             if not done:
-                until_ns = self._worker.now_ns + REFUSED_NS
+                until_ns = self._state.now_ns + REFUSED_NS
                 self._refused[job.slot] = job.log.oldest_position, until_ns
         if job.slot in self._wanted:  # asked for again meanwhile: who still wants it asks anew
             self._wanted.remove(job.slot)

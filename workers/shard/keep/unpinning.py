@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["unpin"]
 
+REWRITES = "rewrites"
+"""The name of the jobs themselves among the pins of a log."""
 RUNS_BYTES = 1 << 18
 """Looked up at a time."""
 
@@ -42,7 +44,7 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
     it is too much. Raises Unavailable, ResourceExhausted, Internal."""
     log = job.log
     start, end = log.oldest_position, log.oldest_end
-    held = job.worker.moves.needed_position(job.slot)
+    held = job.state.pins.lowest(job.slot, but=REWRITES)
     if log.segment_count < 2 or (held is not None and held < end):
         return True  # nothing to give back just now
     yield from job.settle()
@@ -50,7 +52,7 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
     asking = _asking(job)
     needed: list[tuple[Partition, list[tuple[Run, Rows | None]]]] = []
     room = (end - start) // 2
-    for partition in list(job.worker.catalog.by_id.values()):
+    for partition in list(job.state.catalog.by_id.values()):
         if partition.log_slot != job.slot or not partition.reliable:
             continue
         runs: list[tuple[Run, Rows | None]] = []
@@ -70,7 +72,7 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
         yield from _move(job, partition, runs)
     yield from job.settle()
     job.check_log()
-    held = job.worker.moves.needed_position(job.slot)
+    held = job.state.pins.lowest(job.slot, but=REWRITES)
     # who came or sought since then may need what nobody did: it is looked at anew when it is asked again
     if (held is None or held >= end) and _asking(job) <= asking:
         retention.give_back(job.slot, end, urgent=True)
@@ -80,7 +82,7 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
 def _asking(job: Job) -> set[tuple[object, int]]:
     """Who needs messages of the job's log, and for which time."""
     found: set[tuple[object, int]] = set()
-    for partition in job.worker.catalog.by_id.values():
+    for partition in job.state.catalog.by_id.values():
         if partition.log_slot == job.slot and partition.reliable:
             if _keeps_all(partition):
                 found.add((partition, 0))

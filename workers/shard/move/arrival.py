@@ -72,7 +72,7 @@ class Arrivals:
         self._worker = worker
         self._moves = moves
         self._arriving: dict[int, _Arrival] = {}
-        worker.boot.mailbox.handlers.update(
+        worker.state.boot.mailbox.handlers.update(
             {"move_here": self._begin, "move_finish": self._finish, "move_drop": self._drop}
         )
 
@@ -98,14 +98,14 @@ class Arrivals:
         """{"assignment", "source", "owner_epoch"} -> {} when nearly all messages are here."""
         assigned = r.PartitionAssigned.of(request.arguments["assignment"])
         slot = self._moves.slot_of(request.arguments["assignment"]["log_id"])
-        known = self._worker.catalog.by_id.get(assigned.partition_id)
+        known = self._worker.state.partition(assigned.partition_id)
         if known is not None:
             if known.moving is not r.Moving.ARRIVING:
                 raise Internal(f"{known.topic} is in a log of this worker already")
             self._moves.drop(known)
         self._give_up(assigned.partition_id)
         arrival = _Arrival(request, assigned, slot)
-        log = self._worker.logs[slot]
+        log = self._worker.state.logs[slot]
         arrival.log_epoch, arrival.start_position = log.epoch, log.written_position
         self._arriving[assigned.partition_id] = arrival
         self._proceed(arrival)
@@ -124,7 +124,7 @@ class Arrivals:
         """{"partition_id"}: it does not come."""
         partition_id = request.arguments["partition_id"]
         self._give_up(partition_id)
-        partition = self._worker.catalog.by_id.get(partition_id)
+        partition = self._worker.state.partition(partition_id)
         if partition is not None and partition.moving is r.Moving.ARRIVING:
             self._moves.drop(partition)
         request.reply({})
@@ -137,7 +137,7 @@ class Arrivals:
     def _give_up(self, partition_id: int) -> None:
         arrival = self._arriving.pop(partition_id, None)
         if arrival is not None:
-            self._worker.logs[arrival.slot].drop_partition(partition_id)
+            self._worker.state.logs[arrival.slot].drop_partition(partition_id)
 
     def _fail(self, arrival: _Arrival, error: DanubeError) -> None:
         if self._arriving.get(arrival.partition_id) is not arrival:
@@ -158,7 +158,7 @@ class Arrivals:
 
     def _go_on(self, arrival: _Arrival) -> None:
         """The next step, now or in a later turn. Raises what prevents it."""
-        log = self._worker.logs[arrival.slot]
+        log = self._worker.state.logs[arrival.slot]
         arrival.waits = True
         if not arrival.purged:
             arrival.purged = log.purge_partition(arrival.partition_id)
@@ -189,7 +189,7 @@ class Arrivals:
             except DanubeError as error:
                 self._fail(arrival, error)
 
-        self._worker.boot.mailbox.call(
+        self._worker.state.boot.mailbox.call(
             arrival.source, operation, arguments, on_reply=got, timeout_ms=READ_TIMEOUT_MS
         )
 
@@ -217,7 +217,7 @@ class Arrivals:
 
     def _check_pace(self, arrival: _Arrival, end_offset: int) -> None:
         """Copying must catch up with publishing, or there is no end to it."""
-        now_ns, left = self._worker.now_ns, end_offset - arrival.next_offset
+        now_ns, left = self._worker.state.now_ns, end_offset - arrival.next_offset
         if now_ns < arrival.check_ns:
             return
         if arrival.check_ns and left >= arrival.left:
@@ -230,18 +230,18 @@ class Arrivals:
     def _write(self, arrival: _Arrival, frames: bytearray) -> None:
         """Write frames to the log, in a group of their own."""
         worker = self._worker
-        used = sum(each.bytes_on_disk for each in worker.logs)
+        used = sum(each.bytes_on_disk for each in worker.state.logs)
         if used > worker.quota.allowance_bytes:
             raise ResourceExhausted(
                 f"{arrival.assigned.topic} does not fit there: that worker's logs have {used} bytes "
                 f"of {worker.quota.allowance_bytes} (wal_bytes_max); let them be consumed first"
             )
         self._check_log(arrival)
-        write_again(worker.journals[arrival.slot], frames, worker.now_ns)
+        write_again(worker.state.journals[arrival.slot], frames, worker.state.now_ns)
 
     def _check_log(self, arrival: _Arrival) -> None:
         """A sync that failed may have taken frames back that nobody else here knows of."""
-        log = self._worker.logs[arrival.slot]
+        log = self._worker.state.logs[arrival.slot]
         if log.epoch != arrival.log_epoch or log.sync_fault is not None:
             raise Unavailable("the disk of the other worker's log failed meanwhile; try again")
 
@@ -263,7 +263,7 @@ class Arrivals:
 
         def recorded(error: DanubeError | None) -> None:
             current = self._arriving.get(arrival.partition_id) is arrival
-            if not current or worker.catalog.by_id.get(arrival.partition_id) is not partition:
+            if not current or worker.state.partition(arrival.partition_id) is not partition:
                 request.fail(Unavailable("the move was given up meanwhile; try again"))
                 return
             try:
@@ -277,7 +277,7 @@ class Arrivals:
             del self._arriving[arrival.partition_id]
             request.reply({})
 
-        journal = worker.journals[arrival.slot]
+        journal = worker.state.journals[arrival.slot]
         for record in records[:-1]:
             journal.record(record)
         journal.record(records[-1], recorded)

@@ -65,7 +65,7 @@ class Departures:
         self._states: dict[int, bytes] = {}
         self.goodbyes: dict[int, _Goodbye] = {}
         """By partition id; publishing goes on, and nothing is delivered."""
-        worker.boot.mailbox.handlers.update(
+        worker.state.boot.mailbox.handlers.update(
             {
                 "move_read": self._read,
                 "move_freeze": self._freeze,
@@ -77,7 +77,7 @@ class Departures:
 
     def _require(self, request: Request) -> Partition:
         partition_id = request.arguments["partition_id"]
-        partition = self._worker.catalog.by_id.get(partition_id)
+        partition = self._worker.state.partition(partition_id)
         if partition is None or partition.moving is r.Moving.ARRIVING:
             raise NotOwner(f"partition {partition_id} is not here")
         return partition
@@ -107,11 +107,11 @@ class Departures:
         oldest = partition.oldest_in_tail()
         kept_until = partition.visible if oldest is None else oldest.base_offset
         if partition.reliable and (partition.logged or offset < kept_until):
-            found = self._worker.upkeep.read_log(partition, offset, PIECE_BYTES)
+            found = self._worker.reader.read(partition, offset, PIECE_BYTES)
             frames = found if isinstance(found, list) else []
             gap_end = found.end if found is not None and not isinstance(found, list) else 0
             if not frames and gap_end:
-                found = self._worker.upkeep.read_log(partition, gap_end, PIECE_BYTES)
+                found = self._worker.reader.read(partition, gap_end, PIECE_BYTES)
                 frames = found if isinstance(found, list) else []
             if frames or partition.logged:
                 return True, [(stored.memory, stored.end_offset) for stored in frames]
@@ -136,7 +136,7 @@ class Departures:
         if partition.switching:
             raise Unavailable(f"{partition.topic} is being changed just now; try again")
         consumers = self._moves.dismiss_consumers(partition)
-        goodbye = _Goodbye(request, partition, consumers, self._worker.now_ns)
+        goodbye = _Goodbye(request, partition, consumers, self._worker.state.now_ns)
         self.goodbyes[partition.partition_id] = goodbye
         if not consumers:
             self._part(goodbye)
@@ -162,37 +162,37 @@ class Departures:
         worker, partition = self._worker, goodbye.partition
         del self.goodbyes[partition.partition_id]
         for consumer in goodbye.consumers:
-            session = worker.sessions.by_number(consumer.session)
+            session = worker.state.sessions.by_number(consumer.session)
             if session is not None and consumer.slot >= 0:
                 worker.detach(session, consumer, Parting.LOST)
         request = goodbye.request
         if request is None:
             return
-        if worker.catalog.by_id.get(partition.partition_id) is not partition:
+        if worker.state.partition(partition.partition_id) is not partition:
             request.fail(NotOwner(f"{partition.topic} was deleted just now"))
         elif partition.switching:
             request.fail(Unavailable(f"{partition.topic} is being changed just now; try again"))
         else:
-            self._close(request, partition, (worker.now_ns - goodbye.began_ns) // MS)
+            self._close(request, partition, (worker.state.now_ns - goodbye.began_ns) // MS)
 
     def _close(self, request: Request, partition: Partition, goodbye_ms: int) -> None:
         worker = self._worker
         self._moves.send_consumers_away(partition)
-        worker.catalog.hold(partition, r.Moving.LEAVING, request.arguments["owner_epoch"])
+        worker.state.catalog.hold(partition, r.Moving.LEAVING, request.arguments["owner_epoch"])
 
         def recorded(error: DanubeError | None) -> None:
-            if worker.catalog.by_id.get(partition.partition_id) is not partition:
+            if worker.state.partition(partition.partition_id) is not partition:
                 request.fail(NotOwner(f"{partition.topic} was deleted just now"))
                 return
             worker.show_memory_entries()
-            row = worker.tables.partitions[partition.slot]
+            row = worker.state.tables.partitions[partition.slot]
             if error is None and partition.visible != int(row[PartitionWord.NEXT_OFFSET]):
                 error = Unavailable(f"{partition.topic} has messages under way; try again")
             if error is not None or partition.moving is not r.Moving.LEAVING:
                 self._moves.release(partition)
                 request.fail(error or Unavailable("the move was given up meanwhile"))
                 return
-            state = r.encode_snapshot(worker.catalog.export(partition))
+            state = r.encode_snapshot(worker.state.catalog.export(partition))
             self._states[partition.partition_id] = state
             request.reply(
                 {
@@ -206,7 +206,7 @@ class Departures:
             )
 
         moving = r.PartitionMoving(partition.partition_id, r.Moving.LEAVING, partition.moving_epoch)
-        worker.journals[partition.log_slot].record(moving, recorded)
+        worker.state.journals[partition.log_slot].record(moving, recorded)
 
     def _state(self, request: Request) -> None:
         """{"partition_id", "at"} -> the bytes from there on, PIECE_BYTES of them."""
@@ -227,14 +227,14 @@ class Departures:
         goodbye = self.goodbyes.get(request.arguments["partition_id"])
         if goodbye is not None:
             goodbye.request = None
-        partition = self._worker.catalog.by_id.get(request.arguments["partition_id"])
+        partition = self._worker.state.partition(request.arguments["partition_id"])
         if partition is not None and partition.moving is r.Moving.LEAVING:
             self._moves.release(partition)
         request.reply({})
 
     def _away(self, request: Request) -> None:
         """{"partition_id"}: the other log has it."""
-        partition = self._worker.catalog.by_id.get(request.arguments["partition_id"])
+        partition = self._worker.state.partition(request.arguments["partition_id"])
         if partition is not None and partition.moving is r.Moving.LEAVING:
             self._moves.drop(partition)
         request.reply({})

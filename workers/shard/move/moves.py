@@ -45,17 +45,18 @@ class Moves:
         self._worker = worker
         self.departures = Departures(worker, self)
         self.arrivals = Arrivals(worker, self)
+        worker.state.pins.add("moves", self.needed_position)
 
     def slot_of(self, log_id: int) -> int:
         """Slot of one of this worker's logs. Raises NotOwner."""
-        for slot, log in enumerate(self._worker.logs):
+        for slot, log in enumerate(self._worker.state.logs):
             if log.log_id == log_id:
                 return slot
         raise NotOwner(f"log {log_id} is not one of this worker")
 
     def needed_position(self, slot: int) -> int | None:
         """What lies behind it in that log is not to be trimmed; None: anything may be."""
-        if slot in self._worker.catalog.others:
+        if slot in self._worker.state.catalog.others:
             return 0
         return self.arrivals.needed_position(slot)
 
@@ -63,7 +64,7 @@ class Moves:
 
     def undecided(self) -> dict[int, list[Partition]]:
         """By id: all that is here of partitions of which the metadata must say where they are."""
-        catalog = self._worker.catalog
+        catalog = self._worker.state.catalog
         moving = [partition for partition in catalog.by_id.values() if partition.moving]
         found = {partition.partition_id: [partition] for partition in moving}
         for other in catalog.others.values():
@@ -92,7 +93,7 @@ class Moves:
         _log.info("a move of %s was cut short: it is in log %d", kept[0].topic, entry["log_id"])
         if self._is_aside(kept[0]):
             self._adopt(kept[0])
-        elif self._worker.catalog.by_id.get(kept[0].partition_id) is kept[0]:
+        elif self._worker.state.partition(kept[0].partition_id) is kept[0]:
             self.release(kept[0])
 
     def decide_elsewhere(self, undecided: list[Partition]) -> None:
@@ -113,7 +114,7 @@ class Moves:
         return True
 
     def _is_aside(self, partition: Partition) -> bool:
-        other = self._worker.catalog.others.get(partition.log_slot)
+        other = self._worker.state.catalog.others.get(partition.log_slot)
         return other is not None and other.by_id.get(partition.partition_id) is partition
 
     # ------------------------------------------------------------ steps
@@ -136,7 +137,7 @@ class Moves:
 
     def _send_away(self, partition: Partition, consumer: Consumer, *, stays: bool = False) -> None:
         worker = self._worker
-        session = worker.sessions.by_number(consumer.session)
+        session = worker.state.sessions.by_number(consumer.session)
         if session is None:
             return
         text = f"{partition.topic} is being moved to another worker; look it up again"
@@ -153,42 +154,44 @@ class Moves:
             return
         self.departures.forget(partition.partition_id)
         arrived = partition.moving is r.Moving.ARRIVING
-        worker.catalog.unhold(partition)
+        worker.state.catalog.unhold(partition)
         worker.limits.apply(partition)
         record = r.PartitionMoving(partition.partition_id, r.Moving.NO, partition.moving_epoch)
-        worker.journals[partition.log_slot].record(record)
+        worker.state.journals[partition.log_slot].record(record)
         worker.intake.reserve_offsets(partition, urgent=True)
         if arrived:
-            partition.resumes_until_ns = worker.now_ns + RESUME_NS
+            partition.resumes_until_ns = worker.state.now_ns + RESUME_NS
             worker.upkeep.foresight.look_at(partition)
             _log.info("%s arrived", partition.topic)
-        worker.dirty[partition.partition_id] = partition
+        worker.state.mark_ready(partition)
 
     def drop(self, partition: Partition) -> None:
         """Another log has it: forget all of it here."""
         worker, partition_id = self._worker, partition.partition_id
         if self._is_aside(partition):
-            worker.catalog.others[partition.log_slot].remove(partition_id, moved=True)
+            worker.state.catalog.others[partition.log_slot].remove(partition_id, moved=True)
             self._tidy(partition.log_slot)
-        elif worker.catalog.by_id.get(partition_id) is partition:
+        elif worker.state.partition(partition_id) is partition:
             self.departures.forget(partition_id)
             self.send_consumers_away(partition)
-            worker.catalog.remove(partition_id, moved=True)
+            worker.state.catalog.remove(partition_id, moved=True)
             worker.forget_partition(partition)
         else:
             return
-        worker.journals[partition.log_slot].record(r.PartitionRemoved(partition_id, moved=True))
-        worker.logs[partition.log_slot].drop_partition(partition_id)
+        worker.state.journals[partition.log_slot].record(
+            r.PartitionRemoved(partition_id, moved=True)
+        )
+        worker.state.logs[partition.log_slot].drop_partition(partition_id)
 
     def enter(
         self, records: Sequence[r.Record], slot: int, frames: Sequence[Stored] = ()
     ) -> Partition:
         """Make a partition out of its records; `frames` are those that are kept in memory."""
-        worker, catalog = self._worker, self._worker.catalog
+        worker, catalog = self._worker, self._worker.state.catalog
         for record in records:
             catalog.apply(record, slot)
         partition = catalog.by_id[records[0].partition_id]  # type: ignore[union-attr]
-        row = worker.tables.partitions[partition.slot]
+        row = worker.state.tables.partitions[partition.slot]
         for stored in frames:
             if stored.end_offset <= partition.first_offset:
                 continue  # acked by everybody meanwhile
@@ -197,18 +200,18 @@ class Moves:
                 worker.tails.count(partition, stored)
         partition.visible = int(row[PartitionWord.NEXT_OFFSET])
         if partition.logged:
-            run = worker.logs[slot].find(partition.partition_id, partition.first_offset)
+            run = worker.state.logs[slot].find(partition.partition_id, partition.first_offset)
             partition.first_offset = run.base_offset if run is not None else partition.visible
         worker.limits.apply(partition)
         # who publishes here without having noticed the move opens again, and is not taken for a ghost
-        producers = worker.tables.producers
+        producers = worker.state.tables.producers
         mine = producers[:, ProducerWord.PARTITION_ID] == partition.partition_id
         producers[mine, ProducerWord.SESSION] = SESSION_ARRIVED
         return partition
 
     def _adopt(self, partition: Partition) -> None:
         """What stood aside is what counts."""
-        catalog, slot = self._worker.catalog, partition.log_slot
+        catalog, slot = self._worker.state.catalog, partition.log_slot
         other = catalog.others[slot]
         moving = r.PartitionMoving(
             partition.partition_id, r.Moving.ARRIVING, partition.moving_epoch, partition.assigned
@@ -221,5 +224,5 @@ class Moves:
         self.release(self.enter(records, slot))
 
     def _tidy(self, slot: int) -> None:
-        if not self._worker.catalog.others[slot].by_id:
-            del self._worker.catalog.others[slot]
+        if not self._worker.state.catalog.others[slot].by_id:
+            del self._worker.state.catalog.others[slot]

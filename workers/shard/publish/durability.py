@@ -34,28 +34,28 @@ def change_durability(
     worker: ShardWorker, partition: Partition, assigned: r.PartitionAssigned, done: Done
 ) -> None:
     """Give a partition its new settings; `done` when they are in force, or with what prevented it."""
-    row = worker.tables.partitions[partition.slot]
+    row = worker.state.tables.partitions[partition.slot]
     row[PartitionWord.MODE] = Mode.CLOSED
     row[PartitionWord.REFUSAL] = ResourceExhausted.code
     partition.switching += 1
     partition.refusals["durability"] = (
         f"the durability of {partition.topic} is being changed to {assigned.durability}; send again"
     )
-    journal = worker.journals[partition.log_slot]
+    journal = worker.state.journals[partition.log_slot]
     journal.changing += 1
     journal.record(assigned)
 
     def recorded(error: DanubeError | None) -> None:
         partition.switching -= 1
         journal.changing -= 1
-        if worker.catalog.by_id.get(partition.partition_id) is partition:
+        if worker.state.partition(partition.partition_id) is partition:
             error = error or _switch(worker, partition, assigned)
             if error is not None:
                 _log.error("%s stays %s: %s", partition.topic, partition.durability, error)
                 _go_back(worker, partition)
             if not partition.switching:
                 partition.refusals.pop("durability", None)
-                worker.catalog.assign(partition.assigned, partition.log_slot)
+                worker.state.catalog.assign(partition.assigned, partition.log_slot)
                 worker.limits.apply(partition)
                 worker.intake.reserve_offsets(partition, urgent=True)
         done(error)
@@ -66,8 +66,8 @@ def change_durability(
 def _go_back(worker: ShardWorker, partition: Partition) -> None:
     """The record of the change may be in the log all the same: another one must follow it, and no
     offset may be shown by the reservation that the change took back."""
-    journal = worker.journals[partition.log_slot]
-    state = worker.catalog.state_of(partition)
+    journal = worker.state.journals[partition.log_slot]
+    state = worker.state.catalog.state_of(partition)
     journal.record(partition.assigned)
     journal.record(state)
     if not partition.strict:
@@ -78,7 +78,7 @@ def _standing(
     worker: ShardWorker, partition: Partition, assigned: r.PartitionAssigned
 ) -> r.PartitionState:
     """Where the partition stands: replay must not fall back behind offsets that no log has."""
-    state = worker.catalog.state_of(partition)
+    state = worker.state.catalog.state_of(partition)
     strict = Partition(assigned, partition.log_slot, partition.slot).strict
     reserved = state.reserved_until
     if strict:
@@ -106,7 +106,7 @@ def _switch(
             return error
     partition.assign(assigned)
     if becomes_logged:
-        row = worker.tables.partitions[partition.slot]
+        row = worker.state.tables.partitions[partition.slot]
         if partition.strict:
             row[PartitionWord.RESERVED_UNTIL] = INT64_MAX
     return None
@@ -117,8 +117,8 @@ def _write_tail(worker: ShardWorker, partition: Partition) -> None:
 
     Raises ResourceExhausted or Internal; what was written by then is there twice, and does no harm.
     """
-    journal = worker.journals[partition.log_slot]
-    journal.write(worker.now_ns)
+    journal = worker.state.journals[partition.log_slot]
+    journal.write(worker.state.now_ns)
     frames = partition.tail_frames()
     try:
         for stored in frames:

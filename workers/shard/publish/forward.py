@@ -42,7 +42,7 @@ class Forwarder:
     def __init__(self, worker: ShardWorker) -> None:
         self._worker = worker
         self._owners: dict[int, int] = {}
-        mailbox = worker.boot.mailbox
+        mailbox = worker.state.boot.mailbox
         mailbox.handlers["open_producer"] = self._open_here
         mailbox.handlers["publish"] = self._publish_here
         mailbox.epoch_watchers.append(self._restarted)
@@ -67,7 +67,7 @@ class Forwarder:
 
         def found(owner: int) -> None:
             arguments = {"partition_id": command.partition_id, "name": command.name}
-            self._worker.boot.mailbox.call(owner, "open_producer", arguments, on_reply=answer)
+            self._worker.state.boot.mailbox.call(owner, "open_producer", arguments, on_reply=answer)
 
         self._find_owner(command.partition_id, found, answer)
 
@@ -81,7 +81,7 @@ class Forwarder:
 
         def located(reply: Reply) -> None:
             owner = reply.value["process"] if reply.error is None else None
-            if owner is None or owner == self._worker.boot.config.process_index:
+            if owner is None or owner == self._worker.state.boot.config.process_index:
                 text = f"partition {partition_id} is not here; look the topic up again"
                 error = reply.error or NotOwner(text)
                 failed(Reply(error=error))
@@ -91,7 +91,7 @@ class Forwarder:
             self._owners[partition_id] = owner
             found(owner)
 
-        self._worker.boot.mailbox.call(
+        self._worker.state.boot.mailbox.call(
             COORDINATOR, "owner", {"partition_id": partition_id}, on_reply=located
         )
 
@@ -114,7 +114,7 @@ class Forwarder:
                 publication.texts[Status.NOT_OWNER] = str(reply.error)
             self._worker.release(publication)
 
-        self._worker.boot.mailbox.call(
+        self._worker.state.boot.mailbox.call(
             owner, "publish", {}, sealed_bundle([(partition_id, frame)]), on_reply=answered
         )
         return True
@@ -139,4 +139,6 @@ class Forwarder:
             request.reply(publication.statuses)
 
         publication = Publication(_session_of(request), 0, done)
-        self._worker.intake.publish(publication, bytearray(request.body), self._worker.now_wall_ns)
+        self._worker.intake.publish(
+            publication, bytearray(request.body), self._worker.state.now_wall_ns
+        )

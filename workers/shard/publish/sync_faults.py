@@ -25,10 +25,10 @@ from danube_fast.frame.layout import CONTROL_PARTITION_ID, HEADER_DTYPE, Flag
 from danube_fast.frame.stamp import stamp
 from danube_fast.frame.view import FrameView
 from danube_fast.wal.layout import RUN_DTYPE
+from danube_fast.workers.shard.state import ShardState
 
 if TYPE_CHECKING:
     from danube_fast.wal.log import Log
-    from danube_fast.workers.shard.worker import ShardWorker
 
 __all__ = ["append_frame", "repair_failed_sync"]
 
@@ -38,13 +38,13 @@ REPAIR_PAUSE_NS = 1_000_000_000
 _stamp = direct(stamp)
 
 
-def repair_failed_sync(worker: ShardWorker, slot: int) -> None:
+def repair_failed_sync(state: ShardState, slot: int) -> None:
     """Back to service, see the module's drawing; called every turn until it succeeds.
 
     Nothing is taken meanwhile: the frames that were acked must come first. The log serves again once
     a sync of its new segment has succeeded; a disk on which none does is tried once a second.
     """
-    log, journal = worker.logs[slot], worker.journals[slot]
+    log, journal = state.logs[slot], state.journals[slot]
     fault = log.sync_fault
     if fault is None:
         return
@@ -55,12 +55,12 @@ def repair_failed_sync(worker: ShardWorker, slot: int) -> None:
             "and check the disk of the data directory"
         )
     )
-    if journal.broken and worker.now_ns < journal.repair_due_ns:
+    if journal.broken and state.now_ns < journal.repair_due_ns:
         return
     _log.error("log %d: sync failed at position %d: %s", log.log_id, fault[1], reason)
-    journal.repair_due_ns = worker.now_ns + REPAIR_PAUSE_NS
+    journal.repair_due_ns = state.now_ns + REPAIR_PAUSE_NS
     try:
-        _cut(worker, slot)
+        _cut(state, slot)
         log.reserve(0, control=True)
     except DanubeError as error:
         reason = str(error)
@@ -76,22 +76,22 @@ def repair_failed_sync(worker: ShardWorker, slot: int) -> None:
     log.sync()
 
 
-def _cut(worker: ShardWorker, slot: int) -> None:
+def _cut(state: ShardState, slot: int) -> None:
     """Keep what was acked, and end the segment. Raises ResourceExhausted, Internal."""
-    log, journal = worker.logs[slot], worker.journals[slot]
+    log, journal = state.logs[slot], state.journals[slot]
     start = log.synced_position
     kept = log.read(start, log.written_position - start)
     records: list[bytes] = []
-    log.cut_after_fault(list(_frames_to_keep(worker, slot, memoryview(kept), records)))
+    log.cut_after_fault(list(_frames_to_keep(state, slot, memoryview(kept), records)))
     journal.record_again(records)
     journal.taken_back.clear()
 
 
 def _frames_to_keep(
-    worker: ShardWorker, slot: int, kept: memoryview, records: list[bytes]
+    state: ShardState, slot: int, kept: memoryview, records: list[bytes]
 ) -> Iterator[memoryview]:
     """Frames that were not taken back; control records go into `records`."""
-    journal = worker.journals[slot]
+    journal = state.journals[slot]
     at = 0
     while at < len(kept):
         header = np.frombuffer(kept, HEADER_DTYPE, 1, at)[0]
@@ -103,7 +103,7 @@ def _frames_to_keep(
             records.extend(payload or b"" for payload in FrameView(frame).payloads())
             continue
         shown = int(header["log_position"]) not in journal.taken_back
-        partition = worker.catalog.by_id.get(int(header["partition_id"]))
+        partition = state.partition(int(header["partition_id"]))
         if shown and partition is not None and partition.log_slot == slot:
             yield frame
 

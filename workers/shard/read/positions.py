@@ -65,10 +65,10 @@ class Positions:
     def __init__(self, worker: ShardWorker) -> None:
         self._worker = worker
         self._skips: deque[tuple[Request, list[Walk]]] = deque()
-        worker.boot.mailbox.handlers.update({"purge": self._purge, "skip": self._skip})
+        worker.state.boot.mailbox.handlers.update({"purge": self._purge, "skip": self._skip})
 
     def _found(self, request: Request) -> list[Partition]:
-        by_id = self._worker.catalog.by_id
+        by_id = self._worker.state.catalog.by_id
         found = []
         for number in request.arguments["partition_ids"]:
             partition = by_id.get(number)
@@ -100,7 +100,7 @@ class Positions:
             record = r.Purged(partition.partition_id, until)
             self._drop(partition, until)
             self._worker.write_cursors()  # what consumers are to be told must not come later
-            self._worker.journals[partition.log_slot].record(record, done)
+            self._worker.state.journals[partition.log_slot].record(record, done)
         done(None)
 
     def _drop(self, partition: Partition, until: int) -> None:
@@ -114,8 +114,8 @@ class Positions:
         if partition.keeps_memory:
             worker.retention.trim_memory(partition)
         worker.retention.hasten(partition)
-        worker.moved_cursors[partition.partition_id] = partition
-        worker.dirty[partition.partition_id] = partition
+        worker.state.mark_cursor(partition)
+        worker.state.mark_ready(partition)
 
     # ------------------------------------------------------------ skip
 
@@ -140,7 +140,7 @@ class Positions:
         """A slice of what is to be skipped: it is read, and that can be a whole log."""
         if not self._skips:
             return
-        clock = self._worker.clock
+        clock = self._worker.state.clock
         until_ns, frames = clock.monotonic_ns() + SLICE_NS, SLICE_FRAMES
         while self._skips and frames and clock.monotonic_ns() < until_ns:
             frames -= 1
@@ -168,7 +168,7 @@ class Positions:
         self._worker.write_cursors()
 
     def _is_gone(self, walk: Walk) -> bool:
-        partition = self._worker.catalog.by_id.get(walk.partition.partition_id)
+        partition = self._worker.state.partition(walk.partition.partition_id)
         if partition is not walk.partition or partition.moving:
             return True
         return partition.subscriptions.get(walk.sub.name) is not walk.sub
@@ -190,7 +190,7 @@ class Positions:
                 request.reply({"skipped": skipped})
 
         for slot in slots:
-            journal = worker.journals[slot]
+            journal = worker.state.journals[slot]
             if journal.stuck is not None:
                 done(journal.stuck)
             else:
@@ -210,7 +210,7 @@ class Positions:
         if count is None:
             walk.skip(sub.settle(at, end), is_last=True)
             return
-        found = partition.frame_at(self._worker.upkeep.read_some, at) if at < end else None
+        found = partition.frame_at(self._worker.reader.read_some, at) if at < end else None
         if found is None:
             walk.is_over = True
             return
@@ -241,19 +241,19 @@ class Positions:
         if isinstance(found, Stored):
             time_ns = FrameView(found.memory).append_time_ns
         elif partition.reliable:
-            run = first_run(worker.logs[partition.log_slot], partition, offset)
+            run = first_run(worker.state.logs[partition.log_slot], partition, offset)
             time_ns = run.append_time_ns if run is not None else 0
         if not time_ns:
             return 0.0
-        return max(0.0, (worker.now_wall_ns - time_ns) / NS_PER_SECOND)
+        return max(0.0, (worker.state.now_wall_ns - time_ns) / NS_PER_SECOND)
 
 
 def purged_below(worker: ShardWorker, slot: int) -> int:
     """Position in a log below which purges have left nothing that anybody may read; 0: there were none."""
-    mine = [part for part in worker.catalog.by_id.values() if part.log_slot == slot]
+    mine = [part for part in worker.state.catalog.by_id.values() if part.log_slot == slot]
     if not any(partition.purged_until for partition in mine):
         return 0
-    log = worker.logs[slot]
+    log = worker.state.logs[slot]
     position = log.written_position
     for partition in mine:
         lowest = lowest_position(log, partition, partition.first_offset)

@@ -1,0 +1,94 @@
+"""The metadata's side of `shard/rollback.py`: it notes how far the logs are, and goes on above what they know."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from danube_fast.broker.topics.directory import TopicDirectory
+from danube_fast.errors import DanubeError
+from danube_fast.metadata.store import MetadataStore
+from danube_fast.workers.process.boot import BootConfig
+from danube_fast.workers.process.log_marks import LogMark
+from danube_fast.workers.process.mailbox import Mailbox, Request
+from danube_fast.workers.process.outside import Outside
+from danube_fast.workers.reports.quota import CommitCursor
+
+__all__ = ["MarkKeeper"]
+
+SAVE_NS = 10_000_000_000
+IDS_SKIPPED = 1 << 20
+"""Of ids that metadata put back from a copy may not know of."""
+
+
+class MarkKeeper:
+    """Keeps the marks, and ids and revisions above all that logs know."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        config: BootConfig,
+        outside: Outside,
+        store: MetadataStore,
+        topics: TopicDirectory,
+    ) -> None:
+        self._outside = outside
+        self._mailbox = mailbox
+        self._data_dir = Path(config.data_dir)
+        self._accepts = config.accept_rollback
+        self._store = store
+        self._topics = topics
+        self._marks = outside.read_marks(self._data_dir)
+        self._saved: dict[int, LogMark] = dict(self._marks)
+        self._next_ns = 0
+        self._is_behind = False
+        """A write was under way when there was news."""
+        self._answer: Callable[[Request], None] = mailbox.handlers["assignments"]
+        mailbox.handlers["assignments"] = self._asked
+        mailbox.handlers["log_marks"] = self._hear
+        if self._accepts:
+            topics.skip_ids(IDS_SKIPPED)
+
+    def do_work(self, now_ns: int, cursors: Mapping[int, CommitCursor]) -> None:
+        """Write down from time to time how far the logs are."""
+        if now_ns < self._next_ns:
+            if self._is_behind:
+                self.save()
+            return
+        self._next_ns = now_ns + SAVE_NS
+        for log_id, cursor in cursors.items():
+            mark = self._marks.get(log_id)
+            if mark is not None and cursor.synced_position > mark.position:
+                self._marks[log_id] = mark._replace(position=cursor.synced_position)
+        self.save()
+
+    def save(self) -> None:
+        """Write the marks down beside the loop, if there is news."""
+        if self._marks != self._saved:
+            marks = dict(self._marks)
+            self._is_behind = not self._outside.write_marks(self._data_dir, marks)
+            if not self._is_behind:
+                self._saved = marks
+
+    def finish(self, now_ns: int) -> None:
+        """Hear the last words of workers, and write them down."""
+        self._mailbox.do_work(now_ns)
+        self._outside.finish_marks()
+        self.save()
+        self._outside.finish_marks()
+
+    def _asked(self, request: Request) -> None:
+        self._hear(request)
+        self._answer(request)
+
+    def _hear(self, request: Request) -> None:
+        """{"logs": [[id, epoch, position, losses]], "partition_id_max", "metadata_revision"}"""
+        told = request.arguments
+        for log_id, epoch, position, losses in told.get("logs", ()):
+            self._marks[log_id] = LogMark(log_id, epoch, position, losses)
+        self.save()
+        with contextlib.suppress(DanubeError):  # what cannot be written now is not given out either
+            self._topics.keep_ids_above(told.get("partition_id_max", 0))
+            if self._accepts:
+                self._store.raise_revision(told.get("metadata_revision", 0))

@@ -1,0 +1,86 @@
+"""What the parts of a shard worker share: the clocks of the turn, partitions, logs, sessions.
+
+worker      composes the parts and owns the turn
+parts       get the state, and the siblings that they name
+state       knows none of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from danube_fast.broker.admission.tables import AdmissionTables
+from danube_fast.broker.partition import Partition
+from danube_fast.net.session import Sessions
+from danube_fast.wal.log import Log
+from danube_fast.workers.process.boot import Boot
+from danube_fast.workers.process.outside import Outside
+from danube_fast.workers.shard.catalog import Catalog
+from danube_fast.workers.shard.keep.pins import Pins
+from danube_fast.workers.shard.publish.journal import Journal
+
+__all__ = ["ShardState"]
+
+
+class ShardState:
+    """State of one worker, without what is done with it."""
+
+    def __init__(self, boot: Boot, outside: Outside) -> None:
+        settings = boot.settings
+        self.boot = boot
+        self.settings = settings
+        self.clock = boot.clock
+        self.now_ns = self.clock.monotonic_ns()
+        """When the turn began, monotonic."""
+        self.now_wall_ns = self.clock.wall_ns()
+        """The same by the wall clock."""
+        self._wall_at_zero_ns = self.now_wall_ns - self.now_ns
+        self.drained_ns = self.now_ns
+        """All that clients had sent by then was read."""
+        self.boot_id = outside.boot_id()
+        self.tables = AdmissionTables(log_count=len(boot.config.logs))
+        self.catalog = Catalog(self.tables)
+        self.logs: list[Log] = []
+        """By slot."""
+        self.journals: list[Journal] = []
+        """Of each log."""
+        self.sessions = Sessions(
+            sessions_max=settings.sessions_max,
+            session_timeout_ms=settings.session_timeout_ms,
+            heartbeat_idle_ms=settings.heartbeat_idle_ms,
+            new_token=outside.new_token,
+        )
+        self.ready: dict[int, Partition] = {}
+        """Partitions whose subscriptions may have something to hand out."""
+        self.pins = Pins()
+        """Who still needs a part of the logs."""
+        self.moved_cursors: dict[int, Partition] = {}
+        """Partitions with cursors that are not recorded where they are now."""
+
+    def begin_turn(self) -> None:
+        """Read the clocks."""
+        self.now_ns = self.clock.monotonic_ns()
+        self.now_wall_ns = self.clock.wall_ns()
+        self.catalog.timers.wall_ahead_ns = self.now_wall_ns - self.now_ns
+
+    @property
+    def steady_wall_ns(self) -> int:
+        """The wall clock as it was at the start, and what went by since then: a clock that is set forward makes
+        nothing older."""
+        return self._wall_at_zero_ns + self.now_ns
+
+    def partition(self, partition_id: int) -> Partition | None:
+        """A partition of this worker, None if it has none of that id."""
+        return self.catalog.by_id.get(partition_id)
+
+    def partitions_of(self, slot: int) -> Iterator[Partition]:
+        """Partitions whose log is that of `slot`."""
+        return (each for each in self.catalog.by_id.values() if each.log_slot == slot)
+
+    def mark_ready(self, partition: Partition) -> None:
+        """Hand out what can be handed out of a partition in this turn, or the next."""
+        self.ready[partition.partition_id] = partition
+
+    def mark_cursor(self, partition: Partition) -> None:
+        """Record the cursors of a partition soon."""
+        self.moved_cursors[partition.partition_id] = partition
