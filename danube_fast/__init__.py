@@ -76,7 +76,7 @@ _HOMES = {
     "AsyncConsumer": "client.aio",
     "AsyncProducer": "client.aio",
     "AsyncReader": "client.aio",
-    "AsyncSubscriber": "client.async_subscriber",
+    "AsyncSubscriber": "client.handle.async_subscriber",
     "Batch": "client.message",
     "Client": "client.client",
     "Consumer": "client.consumer",
@@ -84,7 +84,7 @@ _HOMES = {
     "MessageId": "client.message",
     "Producer": "client.producer",
     "Reader": "client.reader",
-    "Subscriber": "client.subscriber",
+    "Subscriber": "client.handle.subscriber",
     "connect": "client.entry",
     "connect_async": "client.entry",
 }
