@@ -14,7 +14,7 @@ import pytest
 import danube_fast
 from danube_fast.errors import FailedPrecondition
 from tests.crash.rig import Server
-from tests.workers.broker import ROOT
+from tests.workers.broker import ROOT, wait_until
 
 MESSAGES = 500
 FRAME = 100
@@ -151,7 +151,9 @@ def test_a_message_that_kills_its_process_becomes_a_dead_letter(
         message = letters.receive(timeout=WAIT_SECONDS)
         assert message is not None and message.payload == b"killer"
         assert message.attributes["x-failure-reason"] == "its consumer died"
-    assert client.admin.describe_subscription(topic, "s")["dead_letters"] == 1
+    wait_until(  # it counts when its cursor knows that the letter is there
+        "the count", lambda: client.admin.describe_subscription(topic, "s")["dead_letters"] == 1
+    )
 
 
 def test_messages_that_come_again_have_batches_of_their_own(client: danube_fast.Client) -> None:
