@@ -8,7 +8,6 @@ from the newest snapshot on gives the state at the end of the log; the same reco
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -279,7 +278,7 @@ class Catalog:
         for record in records:
             self.apply(record, log_slot)
         for catalog in (self, *self.others.values()):
-            for partition in catalog._of_log(log_slot):
+            for partition in catalog.of_log(log_slot):
                 row = catalog.tables.partitions[partition.slot]
                 partition.replayed_end = int(row[PartitionWord.NEXT_OFFSET])
 
@@ -365,7 +364,7 @@ class Catalog:
     def snapshot(self, log_slot: int, epoch: r.EpochStarted) -> list[r.Record]:
         """Records that give the present state of a log's partitions."""
         records: list[r.Record] = [epoch]
-        for partition in self._of_log(log_slot):
+        for partition in self.of_log(log_slot):
             records.append(partition.assigned)
             if partition.moving:
                 moving = r.PartitionMoving(
@@ -430,5 +429,6 @@ class Catalog:
             ),
         ]
 
-    def _of_log(self, log_slot: int) -> Iterable[Partition]:
+    def of_log(self, log_slot: int) -> list[Partition]:
+        """The partitions whose log is that of a slot."""
         return [p for p in self.by_id.values() if p.log_slot == log_slot]

@@ -7,8 +7,6 @@ state       knows none of them
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
 from danube_fast.net.session import Sessions
@@ -72,10 +70,6 @@ class ShardState:
     def partition(self, partition_id: int) -> Partition | None:
         """A partition of this worker, None if it has none of that id."""
         return self.catalog.by_id.get(partition_id)
-
-    def partitions_of(self, slot: int) -> Iterator[Partition]:
-        """Partitions whose log is that of `slot`."""
-        return (each for each in self.catalog.by_id.values() if each.log_slot == slot)
 
     def mark_ready(self, partition: Partition) -> None:
         """Hand out what can be handed out of a partition in this turn, or the next."""

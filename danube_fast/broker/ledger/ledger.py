@@ -73,9 +73,9 @@ PAGES_PER_JUMP = 1 << 15
 """A long range is settled in steps, so that the table stays small."""
 _FAR = 1 << 62
 
-_found = np.zeros(4 * (MESSAGES_AT_ONCE + 1), np.int64)
+_scratch = np.zeros(4 * (MESSAGES_AT_ONCE + 1), np.int64)
 """Where kernels write runs and ranges, read at once: one for all ledgers, which belong to one thread."""
-_FOUND = int(_found.ctypes.data)
+_SCRATCH_AT = int(_scratch.ctypes.data)
 
 Rows = NDArray[np.int32]
 Failed = tuple[int, int, int, bool]
@@ -321,8 +321,8 @@ class Ledger:
         the entry has deliveries in its low byte, failures in the next."""
         runs: list[int] = []
         low = self.cursor
-        while count := _list_attempts(self.address, low, end, _FOUND, RANGES_AT_ONCE):
-            runs += _found[: 3 * count].tolist()
+        while count := _list_attempts(self.address, low, end, _SCRATCH_AT, RANGES_AT_ONCE):
+            runs += _scratch[: 3 * count].tolist()
             low = runs[-2]
         return runs
 
@@ -355,8 +355,8 @@ class Ledger:
     def collect(self) -> list[int]:
         """Flat [start, end) pairs of what was settled since the last call, RANGES_AT_ONCE at most;
         empty: that was all."""
-        count = _collect(self.address, _FOUND, RANGES_AT_ONCE)
-        pairs: list[int] = _found[: 2 * count].tolist()
+        count = _collect(self.address, _SCRATCH_AT, RANGES_AT_ONCE)
+        pairs: list[int] = _scratch[: 2 * count].tolist()
         return pairs
 
     def settled_pairs(self) -> list[int]:
@@ -365,10 +365,10 @@ class Ledger:
         low = self.cursor
         end = (self.words[HeadWord.FIRST_PAGE] + len(self._table)) << PAGE_SHIFT
         while low < end:
-            count = _list_settled(self.address, low, end, _FOUND, RANGES_AT_ONCE)
+            count = _list_settled(self.address, low, end, _SCRATCH_AT, RANGES_AT_ONCE)
             if not count:
                 break
-            pairs += _found[: 2 * count].tolist()
+            pairs += _scratch[: 2 * count].tolist()
             low = pairs[-1]
         return pairs
 
@@ -434,8 +434,8 @@ class Ledger:
         low, high = max(low, self.cursor), min(high, self.next_offset)
         for at in range(low, high, MESSAGES_AT_ONCE):
             stop = min(high, at + MESSAGES_AT_ONCE)
-            count = _take_back(self.address, at, stop, slot, row, failures_max, _FOUND)
-            for start, end, failures, blocked in _found[: 4 * count].reshape(-1, 4).tolist():
+            count = _take_back(self.address, at, stop, slot, row, failures_max, _SCRATCH_AT)
+            for start, end, failures, blocked in _scratch[: 4 * count].reshape(-1, 4).tolist():
                 runs.append((start, end, failures, bool(blocked)))
         return runs
 

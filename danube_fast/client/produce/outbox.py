@@ -119,10 +119,9 @@ class Outbox:
                     raise lane.failure
                 if lane.opened:
                     continue
-                why = "did not answer in time"
-                why = f"refuses for now: {lane.refusal}" if lane.refusal else why
+                refuses = lane.refusal and f"refuses for now: {lane.refusal}"
                 raise DeadlineExceeded(
-                    f"{lane.topic}: its worker at {lane.connection.endpoint} {why}; look at "
+                    f"{lane.topic}: its worker at {lane.connection.endpoint} {refuses or 'did not answer in time'}; look at "
                     "`danube-fast status`"
                 )
             self.packer.keep_to([lane.connection.limits for lane in self.lanes])

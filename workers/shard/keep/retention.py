@@ -293,7 +293,7 @@ class Retention:
     def _needed(self, slot: int, *, over: bool) -> tuple[int, tuple[Partition, str] | None]:
         """Position below which nothing of a log is needed, and who needs what lies there."""
         worker, log = self._worker, self._worker.state.logs[slot]
-        mine = [part for part in worker.state.catalog.by_id.values() if part.log_slot == slot]
+        mine = worker.state.catalog.of_log(slot)
         keep_ns = worker.state.settings.retention_seconds_min * SECOND_NS
         limit = log.position_before(INT64_MAX)
         if not over and any(map(self._keeps_by_default, mine)):
@@ -336,8 +336,8 @@ class Retention:
     def _move_first_offsets(self, slot: int) -> None:
         worker = self._worker
         log = worker.state.logs[slot]
-        for partition in worker.state.catalog.by_id.values():
-            if partition.log_slot == slot and partition.logged:
+        for partition in worker.state.catalog.of_log(slot):
+            if partition.logged:
                 run = first_run(log, partition, partition.first_offset)
                 first = run.base_offset if run is not None else partition.visible
                 partition.first_offset = max(partition.first_offset, first)
@@ -347,8 +347,8 @@ class Retention:
     def find_first_offsets(self, slot: int) -> None:
         """At the start: what was trimmed is known to the log, not to the last snapshot."""
         log = self._worker.state.logs[slot]
-        for partition in self._worker.state.catalog.by_id.values():
-            if partition.log_slot == slot and partition.reliable:
+        for partition in self._worker.state.catalog.of_log(slot):
+            if partition.reliable:
                 first = max(partition.assigned.first_offset, partition.purged_until)
                 if partition.breaks or partition.compacted.until:
                     log.note_rewritten(partition.partition_id)
@@ -359,8 +359,8 @@ class Retention:
     def _limit(self, slot: int, pin: tuple[Partition, str] | None) -> None:
         """At `wal_bytes_max`, refuse the topic whose subscription pins the oldest segment."""
         worker = self._worker
-        for partition in worker.state.catalog.by_id.values():
-            if partition.log_slot != slot or not partition.logged:
+        for partition in worker.state.catalog.of_log(slot):
+            if not partition.logged:
                 continue
             text = ""
             if pin is not None and pin[0] is partition:

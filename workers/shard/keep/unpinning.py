@@ -52,8 +52,8 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
     asking = _asking(job)
     needed: list[tuple[Partition, list[tuple[Run, Rows | None]]]] = []
     room = (end - start) // 2
-    for partition in list(job.state.catalog.by_id.values()):
-        if partition.log_slot != job.slot or not partition.reliable:
+    for partition in job.state.catalog.of_log(job.slot):
+        if not partition.reliable:
             continue
         runs: list[tuple[Run, Rows | None]] = []
         for found in _runs_below(job, retention, partition, end):
@@ -82,8 +82,8 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
 def _asking(job: Job) -> set[tuple[object, int]]:
     """Who needs messages of the job's log, and for which time."""
     found: set[tuple[object, int]] = set()
-    for partition in job.state.catalog.by_id.values():
-        if partition.log_slot == job.slot and partition.reliable:
+    for partition in job.state.catalog.of_log(job.slot):
+        if partition.reliable:
             if _keeps_all(partition):
                 found.add((partition, 0))
             found |= {(sub, sub.start_count) for sub in partition.subscriptions.values()}

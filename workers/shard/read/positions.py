@@ -250,7 +250,7 @@ class Positions:
 
 def purged_below(worker: ShardWorker, slot: int) -> int:
     """Position in a log below which purges have left nothing that anybody may read; 0: there were none."""
-    mine = [part for part in worker.state.catalog.by_id.values() if part.log_slot == slot]
+    mine = worker.state.catalog.of_log(slot)
     if not any(partition.purged_until for partition in mine):
         return 0
     log = worker.state.logs[slot]
