@@ -212,7 +212,7 @@ class _Verifier:
             evidence = collect_evidence(self.chain, self.log_id, self.cut)
             self.synced = max(self.synced, walk.synced, evidence.synced)
             self.epoch = max(self.epoch, epoch, evidence.epoch)
-            if self.cut >= self.synced:
+            if self.cut >= self.synced and not walk.met_short_file:
                 self.torn = None if walk.code == ScanCode.END else describe_scan(walk.code)
                 return
             following = self._next(walk, epoch)
@@ -250,6 +250,7 @@ class _Verifier:
         if walk.code == ScanCode.BODY_CRC and walk.segment is not None:
             choices.append(self.cut + _frame_bytes(walk.segment, self.cut))
         choices += [segment.first_position for segment in self.chain]
+        choices.append(self.chain[-1].end_position)
         choices.append(self.named_position)
         return min(at for at in choices if at is not None and at >= self.cut + HEADER_BYTES)
 

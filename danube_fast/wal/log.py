@@ -304,8 +304,8 @@ class Log:
         """When idle: write and sync a group that says how far the log is durable. False if not all
         is synced, or the last group is such a marker and this is not `again`; nothing is written."""
         synced = self.synced_position
+        self._runs.work(synced, idle=True)  # an index that knows all proves what the log must hold
         if synced != self.written_position or (self._marked_position == synced and not again):
-            self._runs.work(synced, idle=True)
             return False
         self.append_control([])
         self._marked_position = self.written_position

@@ -9,6 +9,9 @@ written: a torn tail, and it is cut. But if any valid header, in front of the cu
 the name of a snapshot, says that the log was durable beyond the cut, then bytes that were
 acknowledged are gone: a corrupt middle, and the log refuses to start until an operator has looked
 (`danube-fast wal verify`). Never a silent start on less than was acknowledged.
+
+A segment's file has its full size before it gets its name, and no crash takes that back: a walk that
+comes to the end of a shorter file has met harm, whatever was durable.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ __all__ = ["Corruption", "Recovery", "settle"]
 
 
 class Corruption(NamedTuple):
-    """Where acknowledged bytes are missing, and why. `synced_position`: durable up to here once."""
+    """Where bytes are missing that may have been acknowledged, and why.
+
+    `synced_position`: the log was durable up to here once, as far as is known.
+    """
 
     path: str
     position: int
@@ -38,10 +44,12 @@ class Corruption(NamedTuple):
     synced_position: int
 
     def __str__(self) -> str:
+        known = ""
+        if self.synced_position > self.position:
+            known = f", but the log was durable up to position {self.synced_position}"
         return (
-            f"{self.path} is damaged at position {self.position}: {self.reason}, but the log was "
-            f"durable up to position {self.synced_position}; see what is lost with `danube-fast "
-            "wal verify`, and go on without it with `wal verify --accept-loss`"
+            f"{self.path} is damaged at position {self.position}: {self.reason}{known}; see what is "
+            "lost with `danube-fast wal verify`, and go on without it with `wal verify --accept-loss`"
         )
 
 
@@ -84,21 +92,23 @@ class Recovery:
         """A segment that is not there although its neighbours say it was. Looks at headers only."""
         chain = self.chain
         oldest = chain.oldest_position
+        missing_from = "the segments from there on are missing"
         if not len(chain) or oldest > self.start_position or (oldest and not self.has_snapshot):
             if not self.named_position and not len(chain):
                 return None
             missing = self.start_position if self.has_snapshot else 0
-            reason = "the segments from there on are missing"
+            reason = missing_from
             if not self.has_snapshot:
                 reason = "there is no sound snapshot and the log does not start there"
             return Corruption(
                 str(self.directory), missing, reason, max(self.named_position, oldest)
             )
+        end = chain[-1].end_position
+        if end < self.start_position:
+            return Corruption(str(self.directory), end, missing_from, self.start_position)
         trimmed = trimmed_position(self.directory)
         if oldest > trimmed:
-            return Corruption(
-                str(self.directory), trimmed, "the segments from there on are missing", oldest
-            )
+            return Corruption(str(self.directory), trimmed, missing_from, oldest)
         for index in range(1, len(chain)):
             before, after = chain[index - 1], chain[index]
             linked = after.previous_position in (None, before.first_position)
@@ -121,7 +131,7 @@ class Recovery:
             os.posix_fadvise(self.chain[-1].open(), 0, 0, advice)
 
     def blocks(self) -> Iterator[ReplayBlock]:
-        """Replay. Raises DataLoss at the end if the cut is below what was durable."""
+        """Replay. Raises DataLoss at the end if the cut is below what was durable, or a file ends there."""
         self._advise(os.POSIX_FADV_RANDOM)
         walk = Walk(self.chain, self.log_id, self.start_position, self.start_epoch)
         yield from walk.blocks()
@@ -136,7 +146,7 @@ class Recovery:
         epochs = [segment.epoch for segment in self.chain]
         self.epoch = max(walk.epoch, evidence.epoch, *epochs, 0)
         synced = max(walk.synced, evidence.synced, self.named_position)
-        if walk.position < synced:
+        if walk.position < synced or walk.met_short_file:
             path = walk.segment.path if walk.segment else self.directory
             corruption = Corruption(str(path), walk.position, describe_scan(walk.code), synced)
             raise DataLoss(str(corruption))

@@ -154,9 +154,12 @@ def _write_filler(path: Path, header: SegmentHeader, pad: bytearray) -> None:
 
 
 def _relink(directory: Path, log_id: int, wall_ns: int) -> None:
-    """Write headers anew that are damaged or name another segment as the one before."""
+    """Write headers anew that are damaged or name another segment as the one before; remove empty files."""
     before: Segment | None = None
     for segment in list_segments(directory, SEGMENT_HEADER_BYTES):
+        if segment.fault is not None and segment.is_short:
+            segment.path.unlink()  # there is nothing in it
+            continue
         first = segment.first_position
         previous = before.first_position if before else segment.previous_position
         wrong = segment.fault is not None or segment.previous_position != previous

@@ -89,7 +89,7 @@ _TEXTS = {
     ScanCode.EPOCH: "the frame is of an earlier epoch (left by a torn group)",
     ScanCode.LENGTH: "the frame's length does not fit the segment",
     ScanCode.BODY_CRC: "the crc of the frame's body is wrong",
-    ScanCode.TRUNCATED: "the file ends inside the frame",
+    ScanCode.TRUNCATED: "the file ends inside the frame or in front of it",
     ScanCode.PARTITION: "the frame is of another partition than the index says",
     ScanCode.MISSING: "a segment is missing",
 }

@@ -139,6 +139,12 @@ class Segment:
         """Whether the file was recycled for another place, further on, and its rename was lost."""
         return self.previous_position == -1
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the file is smaller than it was made; of one without a sound header little is known."""
+        known_bytes = self.segment_bytes if self.fault is None else SEGMENT_HEADER_BYTES + 1
+        return self.file_bytes < known_bytes
+
     def open(self) -> int:
         """The file descriptor, opened at the first use. Raises OSError."""
         if self.fd < 0:

@@ -101,6 +101,12 @@ class Walk:
         """Largest synced_position of the frames that were taken."""
         return int(self._state[STATE_SYNCED])
 
+    @property
+    def met_short_file(self) -> bool:
+        """Whether it stopped where a file ends that was larger once."""
+        segment = self.segment
+        return self.code == ScanCode.TRUNCATED and segment is not None and segment.is_short
+
     def blocks(self, stop: int | None = None) -> Iterator[ReplayBlock]:
         """Every block up to the first fault, the end of the chain, or position `stop`."""
         index = max(self.chain.index_of(self.position), 0)

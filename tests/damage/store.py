@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import random
 import shutil
@@ -10,13 +11,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.clock import SystemClock
 from danube_fast.config import Settings
+from danube_fast.frame.layout import HEADER_BYTES, HEADER_DTYPE, Flag
 from danube_fast.metadata import LmdbStore
 from danube_fast.wal import Log
+from danube_fast.wal.layout import GROUP_ALIGNMENT, SEGMENT_HEADER_BYTES
+from danube_fast.wal.segment import Chain, list_segments
+from danube_fast.wal.walk import Walk, read_at
 from danube_fast.workers.shard.catalog import Catalog
 from danube_fast.workers.supervisor.datadir import METADATA_SEAL, DataDirectory
 from tests.crash.rig import SMALL, Server
@@ -60,7 +66,7 @@ def fill(data_dir: Path, *, end: str) -> None:
                     taking.ack([message for message in taken if message and message.offset % 5])
                     taking.flush_acks()
         wait_until("snapshots", lambda: len(list(data_dir.glob("logs/*/*.snap"))) >= WORKERS)
-        at_rest(server)
+        at_rest(data_dir)
         if end == "stop":
             server.stop()
         else:
@@ -69,18 +75,35 @@ def fill(data_dir: Path, *, end: str) -> None:
         assert len(list(log.glob("0*.seg"))) >= 2, "too few segments"
 
 
-def at_rest(server: Server) -> None:
-    """Until the logs stand still: their ends are marked as durable."""
-    before: list[Any] = []
+def at_rest(data_dir: Path) -> None:
+    """Until each log ends with a marker that says that all before it is durable, and stays so a second."""
+    logs = sorted((data_dir / "logs").iterdir())
+    stands: list[tuple[list[int | None], float]] = []
 
     def still() -> bool:
-        logs = server.status()["logs"]
-        now = [(log.get("written_position"), log.get("synced_position")) for log in logs]
-        seen, before[:] = list(before), now
-        return seen == now and all(written == synced for written, synced in now)
+        ends = [_marked_end(log) for log in logs]
+        if not stands or stands[-1][0] != ends:
+            stands.append((ends, time.monotonic()))
+        return None not in ends and time.monotonic() - stands[-1][1] > 1
 
-    time.sleep(1.5)  # workers report once a second
     wait_until("standing logs", still)
+
+
+def _marked_end(directory: Path) -> int | None:
+    """Where a log ends, if it does so with a marker."""
+    chain = Chain(list_segments(directory, SEGMENT_HEADER_BYTES))
+    try:
+        newest = chain[-1]
+        walk = Walk(chain, newest.log_id or 0, newest.first_position, newest.epoch)
+        collections.deque(walk.blocks(), maxlen=0)
+        if walk.position == newest.first_position:
+            return None
+        at = walk.position - GROUP_ALIGNMENT
+        header = np.frombuffer(read_at(newest, at, HEADER_BYTES), HEADER_DTYPE)[0]
+        is_marker = bool(header["flags"] & Flag.PAD) and header["synced_position"] == at
+        return walk.position if is_marker else None
+    finally:
+        chain.close()
 
 
 def read_all(server: Server) -> dict[str, Any]:

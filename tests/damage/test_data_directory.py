@@ -48,7 +48,7 @@ def names(text: str, harm: Harm, directory: Path) -> bool:
 
 def test_harm_anywhere_is_told_or_harmless(filled: Filled, tmp_path: Path) -> None:
     refused = 0
-    for case in cases(20):
+    for case in cases(60):
         copy = copy_of(filled.directory, tmp_path / "copy")
         harm = Harm.draw(filled.directory, case)
         about = harm.about(case, "tests/damage/test_data_directory.py -k anywhere")
@@ -64,7 +64,7 @@ def test_harm_anywhere_is_told_or_harmless(filled: Filled, tmp_path: Path) -> No
             pytest.fail(f"{about}: {type(fault).__name__}: {fault}")
         for part, expected in filled.content.items():
             assert found[part] == expected, f"{about}: {part} is different without a word"
-    assert refused or len(cases(20)) < 20, "nothing was harmed"
+    assert refused or len(cases(60)) < 60, "nothing was harmed"
 
 
 def refusal(copy: Path) -> tuple[Server, str | None]:

@@ -177,6 +177,40 @@ def test_a_damaged_header_and_snapshot_lose_nothing(tmp_path: Path) -> None:
     log.close()
 
 
+@pytest.mark.parametrize(
+    "kept_bytes", [0, 100, SEGMENT_HEADER_BYTES, 2 * SEGMENT_HEADER_BYTES + 10]
+)
+def test_a_file_that_was_cut_off_is_a_fault(tmp_path: Path, kept_bytes: int) -> None:
+    """Even if nothing says that more was durable: files have their full size before they are written."""
+    log = start_log(tmp_path, SMALL)
+    for index in range(60):
+        put(log, [[b"%02d" % index * 1000]], base_offset=index, sync=False)
+    positions = [run.position for run in log.runs(5, 0, 1 << 40)]
+    assert log.synced_position <= log._chain[-1].first_position
+    abandon(log)
+    newest = segments(tmp_path)[-1]
+    end = int(newest.stem) + max(kept_bytes - SEGMENT_HEADER_BYTES, 0)
+    os.truncate(newest, kept_bytes)
+    log = open_log(tmp_path, SMALL)
+    with pytest.raises(DataLoss, match=r"the file ends .* wal verify") as caught:
+        data_rows(log)
+    assert str(newest) in str(caught.value)
+    log.close()
+    report = verify_log(tmp_path, accept_loss=True)
+    assert [fault.path for fault in report.faults] == [str(newest)]
+    kept = [index for index, position in enumerate(positions) if position + 2000 < end]
+    for offset in (100, 101):
+        log = open_log(tmp_path, SMALL)
+        rows = [row[1] for row in data_rows(log)]
+        assert rows == kept
+        log.begin_epoch([b"x"])
+        put(log, [[b"more"]], base_offset=offset)
+        wait_synced(log)
+        kept.append(offset)
+        abandon(log)
+    assert verify_log(tmp_path).faults == []
+
+
 def test_a_torn_tail_is_no_fault(tmp_path: Path) -> None:
     log = start_log(tmp_path, SMALL)
     put(log, [[b"kept"]])

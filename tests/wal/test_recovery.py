@@ -116,10 +116,12 @@ def expected_after(written: Written, faulty: Frame | None) -> tuple[list[int], i
     return offsets, cut, max(seen, default=0)
 
 
-def check_recovery(copy: Path, written: Written, faulty: Frame | None, new_bytes: int) -> None:
+def check_recovery(
+    copy: Path, written: Written, faulty: Frame | None, new_bytes: int, *, is_short: bool = False
+) -> None:
     offsets, cut, synced = expected_after(written, faulty)
     log = open_log(copy, SMALL)
-    if cut < synced:
+    if cut < synced or is_short:
         with pytest.raises(DataLoss, match=rf"\.seg is damaged at position {cut}:") as caught:
             data_rows(log)
         assert "accept-loss" in str(caught.value)
@@ -201,7 +203,11 @@ def test_a_cut_at_any_byte(written: Written, tmp_path: Path, data: st.DataObject
     size = data.draw(st.integers(0, SMALL.segment_bytes), label="size")
     os.truncate(segments(copy)[index], size)
     new_bytes = data.draw(st.integers(1, 20_000), label="new bytes")
-    check_recovery(copy, written, fault_of_cut(written, index, size), new_bytes)
+    faulty = fault_of_cut(written, index, size)
+    # a file that ends where the frames do may have held more of them
+    bare = written.end - written.firsts[-1] + SEGMENT_HEADER_BYTES + HEADER_BYTES
+    is_bare = index == len(written.firsts) - 1 and size < min(bare, SMALL.segment_bytes)
+    check_recovery(copy, written, faulty, new_bytes, is_short=faulty is not None or is_bare)
 
 
 def test_without_damage_everything_comes_back(written: Written, tmp_path: Path) -> None:
@@ -216,6 +222,22 @@ def test_a_missing_segment_is_named(written: Written, tmp_path: Path) -> None:
         segments(copy)[index].unlink()
         with pytest.raises(DataLoss, match=r"missing|does not start there"):
             open_log(copy, SMALL)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_missing_newest_segment_is_named(tmp_path: Path, is_stopped: bool) -> None:
+    """No segment behind it says that it was there: the index does, or the snapshot of an orderly stop."""
+    log = start_log(tmp_path, SMALL)
+    put(log, ([bytes(3000)] for _ in range(60)))
+    wait_synced(log)
+    if is_stopped:
+        log.close(b"state")
+    else:
+        assert log.write_marker()
+        abandon(log)
+    segments(tmp_path)[-1].unlink()
+    with pytest.raises(DataLoss, match="missing"):
+        data_rows(open_log(tmp_path, SMALL))
 
 
 # -- golden bytes: exactly what a torn group or a recycled file leaves behind ------------------

@@ -171,7 +171,7 @@ def _lock(root: Path, lock_fd: int) -> None:
 def _check_format(root: Path) -> None:
     path = root / "FORMAT"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         _write_format(path)
         return
