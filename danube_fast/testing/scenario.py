@@ -13,8 +13,7 @@ from danube_fast.broker.subscription import delays
 from danube_fast.config import Settings
 from danube_fast.testing.consumer import TEMPERS
 from danube_fast.testing.virtual_clock import MS
-from danube_fast.workers.shard import worker as shard
-from danube_fast.workers.shard.deliver import foresight
+from danube_fast.workers.shard.deliver import dispatcher, foresight
 
 __all__ = ["FAULTS", "Bounds", "Scenario", "SubscriptionPlan", "TopicShape"]
 
@@ -53,13 +52,16 @@ class Bounds(NamedTuple):
     def present(cls) -> Bounds:
         """As they are now."""
         return cls(
-            shard.READ_BYTES_PER_TURN, shard.READ_AHEAD_BYTES, delays.WAKE_MAX,
+            dispatcher.READ_BYTES_PER_TURN, dispatcher.READ_AHEAD_BYTES, delays.WAKE_MAX,
             foresight.FRAMES_AT_ONCE, foresight.STEPS_PER_TURN,
         )  # fmt: skip
 
     def set(self) -> None:
         """They hold from now on, for every worker of this process."""
-        shard.READ_BYTES_PER_TURN, shard.READ_AHEAD_BYTES = self.read_bytes, self.ahead_bytes
+        dispatcher.READ_BYTES_PER_TURN, dispatcher.READ_AHEAD_BYTES = (
+            self.read_bytes,
+            self.ahead_bytes,
+        )
         delays.WAKE_MAX = self.wake_max
         foresight.FRAMES_AT_ONCE, foresight.STEPS_PER_TURN = self.frames_at_once, self.steps
 

@@ -109,12 +109,12 @@ MUTANTS: dict[str, Mutant] = {
     "exclusive_slot_kept_by_the_dead": Mutant(
         "        for consumer in list(session.consumers.values()):\n"
         "            self.detach(session, consumer, parting)\n"
-        "        self.delivery.forget(session)\n",
-        "        self.delivery.forget(session)\n",
+        "        self._delivery.forget(session)\n",
+        "        self._delivery.forget(session)\n",
     ),
     "silence_never_ends_a_session": Mutant(
-        "worker.state.sessions.silent(heard_until_ns)",
-        "worker.state.sessions.silent(0)",
+        "state.sessions.silent(heard_until_ns)",
+        "state.sessions.silent(0)",
     ),
     "window_of_a_producer_lost_at_restart": Mutant(
         'slot, fields["base_sequence"], fields["message_count"], fields["base_offset"]',

@@ -229,7 +229,7 @@ class MoveRig:
 
     def _is_quiet(self) -> bool:
         waits = any(
-            journal.busy or rig.worker.moves.arrivals.is_busy or rig.worker.moves.departures.is_busy
+            journal.busy or rig.worker.arrivals.is_busy or rig.worker.departures.is_busy
             for rig in self.workers.values()
             for journal in rig.worker.state.journals
         )

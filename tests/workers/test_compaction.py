@@ -11,7 +11,7 @@ import pytest
 from danube_fast.broker.admission.layout import ProducerWord
 from danube_fast.broker.topics.policy import TopicPolicy
 from danube_fast.frame.view import FrameView
-from danube_fast.workers.shard.keep import rewrites
+from danube_fast.workers.shard.keep import rewrite, rewrites
 from tests.workers.move_rig import MoveRig
 from tests.workers.shard_rig import RawClient, Rig
 from tests.workers.small_segments import SEGMENT_BYTES
@@ -74,13 +74,13 @@ class Topic:
 
     def compact(self) -> None:
         """Wait until a pass was made and no other is due."""
-        rewrites = self.rig.worker.retention.rewrites
+        rewrites = self.rig.worker.rewrites
 
         def is_done() -> bool:
             self.rig.worker.state.clock.ahead_ns += SECOND // 1000
             if not self.draw.randrange(100):
                 self.client.send(2, 0)  # PING: the time flies
-            due = rewrites.is_busy or rewrites._compaction.next_partition() is not None
+            due = rewrites.is_busy or rewrites.compaction.next_partition() is not None
             return self.clean_until > 0 and not due
 
         self.rig.turn(is_done, "a pass")
@@ -206,8 +206,7 @@ def test_a_tombstone_removes_its_key_and_goes_itself_a_day_later(start):
     worker = topic.rig.worker
     topic.rig.turn(
         lambda: (
-            not worker.state.catalog.by_id[1].compacted.tombstone_ns
-            and not worker.retention.rewrites.is_busy
+            not worker.state.catalog.by_id[1].compacted.tombstone_ns and not worker.rewrites.is_busy
         ),
         "a pass for tombstones, without any publisher to the topic",
     )
@@ -388,7 +387,7 @@ def test_policies_of_other_topics_do_nothing(start):
 def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass takes one frame a tick, and writes small pieces."""
     monkeypatch.setattr(rewrites, "STEPS_MAX", 1)
-    monkeypatch.setattr(rewrites.Job, "piece_bytes", 4096)
+    monkeypatch.setattr(rewrite.Rewrite, "piece_bytes", 4096)
 
 
 def begin_to_write(topic: Topic, written: int) -> None:
@@ -399,7 +398,7 @@ def begin_to_write(topic: Topic, written: int) -> None:
     def is_amid() -> bool:
         topic.rig.worker.state.clock.ahead_ns += SECOND // 100
         seen.update(partition.breaks)
-        return len(seen) >= written and topic.rig.worker.retention.rewrites.is_busy
+        return len(seen) >= written and topic.rig.worker.rewrites.is_busy
 
     topic.rig.turn(is_amid, "the middle of a pass")
     topic.connect(topic.rig)  # on a slow disk an hour of that clock went by, and the session
@@ -434,7 +433,7 @@ def test_a_crash_in_the_middle_of_a_pass_loses_nothing(start, monkeypatch, writt
 def test_publishing_goes_on_during_a_pass(start, monkeypatch):
     topic = amid_a_pass(start, monkeypatch, 1, frames=240)
     amid = 0
-    while topic.rig.worker.retention.rewrites.is_busy:
+    while topic.rig.worker.rewrites.is_busy:
         topic.publish_some(1)
         amid += 1
         assert amid < 2000, "the pass has no end"
@@ -460,7 +459,7 @@ def test_a_pass_that_meets_a_change_is_given_up(start, monkeypatch):
 def test_a_deleted_topic_ends_its_pass(start, monkeypatch):
     topic = amid_a_pass(start, monkeypatch, 2)
     topic.rig.operation("unassign", partition_ids=[1], reason="deleted")
-    jobs = topic.rig.worker.retention.rewrites
+    jobs = topic.rig.worker.rewrites
     topic.rig.turn(lambda: not jobs.is_busy, "the end of the pass")
     log = topic.rig.worker.state.logs[0]
     topic.rig.turn(lambda: later(topic.rig, 0.01) or log.segment_count <= 2, "the last trim")
@@ -474,7 +473,7 @@ def test_a_partition_that_moves_takes_its_frames_with_gaps_along(tmp_path):
         partition = worker.state.catalog.by_id[pid]
         assigned = msgspec.structs.replace(partition.assigned, policy=TopicPolicy(compaction=True))
         partition.assign(assigned)
-        worker.limits.apply(partition)
+        worker.state.apply_policy(partition)
         client = net.workers[1].client()
         opened = client.open_producer(pid)
         newest: dict[bytes, int] = {}
@@ -485,7 +484,7 @@ def test_a_partition_that_moves_takes_its_frames_with_gaps_along(tmp_path):
             frame = client.frame(opened, 50 * i, [draw.randbytes(100) for _ in keys], keys=keys)
             assert client.publish((pid, frame)) == [0, 50 * i]
         net.workers[1].turn(lambda: partition.compacted.until > 5000, "a pass")
-        net.workers[1].turn(lambda: not worker.retention.rewrites.is_busy, "its end")
+        net.workers[1].turn(lambda: not worker.rewrites.is_busy, "its end")
         outcome = net.start_move(1)
         net.settle()
         assert outcome and outcome[0][1] is None

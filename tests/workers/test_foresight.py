@@ -60,7 +60,7 @@ def subscription(rig: Rig, partition_id: int = 1) -> Subscription:
 
 
 def looked(rig: Rig) -> None:
-    rig.turn(lambda: not rig.worker.upkeep.foresight.is_busy, "the look ahead")
+    rig.turn(lambda: not rig.worker.foresight.is_busy, "the look ahead")
 
 
 @pytest.mark.parametrize("end", ["stop", "crash"])
@@ -196,9 +196,9 @@ def test_looking_for_frames_takes_a_bounded_part_of_a_turn(
         found.clear()
         rig.worker.state.clock.ahead_ns += SECOND // 10
         rig.worker.do_work()
-    assert rig.worker.upkeep.foresight._wanted
+    assert rig.worker.foresight._wanted
     later(rig, 1.1)
-    assert not rig.worker.upkeep.foresight._wanted, "they are of no use any more"
+    assert not rig.worker.foresight._wanted, "they are of no use any more"
 
 
 def unreadable(run: Run) -> bytearray:
@@ -235,7 +235,7 @@ def test_many_partitions_do_not_hold_up_the_loop(
     rig.stop()
     rig = start()
     turns = 0
-    while rig.worker.upkeep.foresight.is_busy:
+    while rig.worker.foresight.is_busy:
         before = [subscription(rig, pid).looked_until for pid in (1, 2, 3)]
         rig.worker.do_work()
         after = [subscription(rig, pid).looked_until for pid in (1, 2, 3)]

@@ -12,7 +12,7 @@ from danube_fast.broker.ledger.layout import State
 from danube_fast.config import KIB
 from danube_fast.errors import Internal
 from danube_fast.frame.bundle import make_bundle
-from danube_fast.workers.shard import upkeep
+from danube_fast.workers.shard.keep import cursors
 from danube_fast.workers.shard.publish import journal as journals
 from danube_fast.workers.shard.publish.journal import Journal
 from tests.workers.shard_rig import RawClient, Rig
@@ -32,7 +32,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 def test_records_that_come_behind_a_reservation(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group has its places when acks of the same turn turn into records, again and again: none of
     both is refused where a segment ends."""
-    monkeypatch.setattr(upkeep, "CURSOR_INTERVAL_NS", 0)
+    monkeypatch.setattr(cursors, "INTERVAL_NS", 0)
     draw = random.Random(3)
     rig.assign(1)
     client = rig.client()

@@ -21,6 +21,7 @@ from danube_fast.ring.counters import (
 )
 from danube_fast.testing.broker import Broker
 from danube_fast.version import VERSION
+from danube_fast.workers.reports import topic_metrics
 from danube_fast.workers.reports.topic_metrics import SLICE, TopicMetrics, TopicReports, _Share
 from tests.workers.broker import wait_until
 
@@ -182,10 +183,11 @@ def _state(topics: int, most: int) -> Any:
     )  # fmt: skip
 
 
-def test_a_look_at_many_topics_is_made_in_slices() -> None:
+def test_a_look_at_many_topics_is_made_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_metrics, "lag_seconds", lambda *_: 1.0)
     topics, most = 20 * SLICE, 10
     state = _state(topics, most)
-    metrics = TopicMetrics(state, lambda *_: 1.0)
+    metrics = TopicMetrics(state)
     turns = 0
     while not state.reports:
         metrics.do_work(turns)
@@ -207,7 +209,7 @@ def test_a_look_at_many_topics_is_made_in_slices() -> None:
 def test_without_scrapes_no_worker_looks() -> None:
     state = _state(3, 10)
     state.boot.counters.get = lambda *_: 0
-    metrics = TopicMetrics(state, lambda *_: 1.0)
+    metrics = TopicMetrics(state)
     for now_ns in range(0, 100_000_000_000, 1_000_000_000):
         metrics.do_work(now_ns)
     assert not state.reports

@@ -58,7 +58,7 @@ class Story:
         """Everything is where the metadata says, once."""
         owner = self.rig.owner()
         for session in list(owner.worker.state.sessions):
-            owner.worker.close_session(session)
+            owner.worker.consumers.close_session(session)
         client = owner.client()
         opened = client.open_producer(self.pid, NAME)
         assert opened["next_sequence"] == self.count, "the window was lost"
@@ -284,14 +284,14 @@ def test_an_answer_that_comes_late_decides_nothing_new(moves: Any) -> None:
     rig = moves()
     story = Story(rig)
     worker = rig.workers[1].worker
-    worker.operations.ask_assignments()
+    worker.assignments.ask()
     assert rig.net.step(), "the coordinator is asked, its answer is on its way"
     frozen = ask(rig, 1, "move_freeze", partition_id=story.pid, owner_epoch=2)
     rig.settle()
     assert frozen.done
     assert frozen.error is None
     assert worker.state.catalog.by_id[story.pid].moving is Moving.LEAVING
-    worker.operations.ask_assignments()
+    worker.assignments.ask()
     rig.settle()
     assert not worker.state.catalog.by_id[story.pid].moving, "this one was asked with it"
     story.check()
@@ -304,7 +304,7 @@ def test_a_snapshot_knows_what_is_undecided(moves: Any) -> None:
     rig.settle()
     worker = rig.workers[1].worker
     restored = Catalog(AdmissionTables(log_count=1))
-    for record in decode_snapshot(worker.snapshot_state(0, clean=False)):
+    for record in decode_snapshot(worker.checkpoints.encode(0, clean=False)):
         restored.apply(record, 0)
     partition = restored.by_id[story.pid]
     assert (partition.moving, partition.moving_epoch) == (Moving.LEAVING, 2)
@@ -355,7 +355,7 @@ def test_a_partition_that_is_published_to_faster_than_it_is_copied_stays(
     assert "faster than it can be copied" in str(error)
     rig.settle()
     assert rig.owner() is rig.workers[1]
-    assert not copier.moves.arrivals.is_busy
+    assert not copier.arrivals.is_busy
     story.check()
     rig.start_move(1)
     rig.settle()
@@ -374,7 +374,7 @@ def test_a_disk_that_failed_while_an_arrival_waited_for_it_ends_the_move_alone(
     with monkeypatch.context() as patched:
         patched.setattr(arrival, "UNSYNCED_BYTES_MAX", -1)  # the disk is far behind
         rig.step()
-        (waiting,) = rig.workers[2].worker.moves.arrivals._arriving.values()
+        (waiting,) = rig.workers[2].worker.arrivals._arriving.values()
         assert waiting.waits
         waiting.log_epoch -= 1  # and then a sync failed
     rig.settle()

@@ -191,14 +191,15 @@ def test_a_dispatch_rate_delays_and_never_drops(timed):
     client.subscribe(1)
     got: list[int] = []
     start = timed.worker.state.clock.monotonic_ns()
-    while timed.worker.state.clock.monotonic_ns() - start < 5 * SECOND:
+    for _ in range(250):
         later(timed, 0.02)
         client.pump()
     client.ask(2)  # answered behind all that was sent before
     seconds = (timed.worker.state.clock.monotonic_ns() - start) / SECOND
     got += [int(o) for _, view in client.delivered for o in view.offsets()]
     client.delivered = []
-    assert len(got) == pytest.approx(100 * seconds, rel=0.07)
+    # when this process stands still, the time that goes by without a turn gives nothing beyond a burst
+    assert 0.93 * 100 * 5 <= len(got) <= 1.07 * 100 * seconds
     assign(timed)
     got += [offset for offset, _ in client.receive(1000 - len(got))]
     assert got == list(range(1000))

@@ -9,7 +9,7 @@ import pytest
 
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import DataLoss, Unavailable
-from danube_fast.workers.shard.read import positions
+from danube_fast.workers.shard.keep import positions
 from tests.workers.shard_rig import FakeRequest, Rig
 from tests.workers.test_policies import assign, subscription
 
@@ -50,7 +50,7 @@ def test_messages_are_skipped_in_slices(start, monkeypatch):
     assert request.error is None
     assert request.value == {"skipped": [[1, 1005, 1005]]}
     assert max(b - a for a, b in itertools.pairwise(seen)) <= 10 * EACH
-    assert not rig.worker.operations.positions.is_busy
+    assert not rig.worker.positions.is_busy
 
 
 def test_two_wishes_are_met_one_after_the_other(start, monkeypatch):
@@ -80,4 +80,4 @@ def test_what_cannot_be_read_ends_it_with_a_word(start, monkeypatch):
     monkeypatch.setattr(Partition, "frame_at", unreadable)
     rig.turn(lambda: request.done, "the answer")
     assert isinstance(request.error, DataLoss)
-    assert not rig.worker.operations.positions.is_busy
+    assert not rig.worker.positions.is_busy

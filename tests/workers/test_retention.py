@@ -49,7 +49,7 @@ def test_messages_of_one_instant_live_on_when_the_first_of_them_are_trimmed(star
         assert client.publish((1, client.frame(opened, i, [b"%5000d" % i]))) == [0, i]
     rig.turn(lambda: later(rig, 2) or log.oldest_position, "a trim")
     for _ in range(5):
-        rig.worker.write_cursors()
+        rig.worker.cursors.write()
         client.ack(0, 1)
         later(rig, 2)
     assert subscription(rig)["expired"] == 0
@@ -111,7 +111,7 @@ def test_an_idle_log_gives_back_what_was_purged(start, monkeypatch):
     rig.turn(lambda: log.snapshot_position, "a snapshot")
     oldest = log.snapshot_position
     with monkeypatch.context() as slow:
-        slow.setattr(rig.worker.upkeep, "_snapshot", lambda slot: None)
+        slow.setattr(rig.worker.checkpoints, "_snapshot", lambda slot: None)
         fill(5)
     rig.turn(lambda: log.snapshot_position > oldest, "another snapshot")
     assert rig.operation("purge", partition_ids=[1])["purged"] == [[1, sent, sent]]

@@ -21,6 +21,7 @@ from danube_fast.ring.counters import (
 )
 from danube_fast.workers.reports.quota import SAY_AGAIN_NS
 from danube_fast.workers.shard import worker as shard
+from danube_fast.workers.shard.deliver import dispatcher
 from danube_fast.workers.shard.deliver.delivery import OUTBOX_MESSAGES_MAX, Delivery
 from danube_fast.workers.shard.publish.intake import HOLD_NS, STILL_NS
 from tests.workers.shard_faults import (
@@ -60,7 +61,7 @@ def test_a_damaged_segment_stops_its_readers_and_nobody_else(rigs):
 
 
 def test_who_reads_far_back_lets_others_live(rigs, monkeypatch):
-    monkeypatch.setattr(shard, "READ_BYTES_PER_TURN", 1024 * 1024)
+    monkeypatch.setattr(dispatcher, "READ_BYTES_PER_TURN", 1024 * 1024)
     rig = rigs(tail_bytes_max=0)
     rig.assign(1)
     rig.assign(2)
@@ -182,7 +183,8 @@ def test_a_deleted_memory_topic_stays_deleted(rigs):
     rig.turn(lambda: partition.refusal, "the refusal")
     assert client.publish((1, client.frame(opened, 1, [b"x"]))) == [8, 0]
     rig.operation("unassign", partition_ids=[1], reason="deleted")
-    rig.worker.upkeep._slow(rig.worker.state.now_ns)
+    rig.worker.touched._next_ns = 0
+    rig.worker.do_work()
     assert client.publish((1, client.frame(opened, 1, [b"x"]))) == [35, 0]
 
 
@@ -452,8 +454,8 @@ def test_a_worker_that_owes_nothing_rests(rigs):
     rig.assign(1)
     client = rig.client()
     opened = client.open_producer(1)
-    upkeep, quota = rig.worker.upkeep, rig.worker.quota
-    rig.turn(lambda: upkeep._rests and quota._said_ns, "rest")
+    checks, quota = rig.worker.session_checks, rig.worker.quota
+    rig.turn(lambda: checks.rest and quota._said_ns, "rest")
 
     def said() -> int:
         return [name for name, _ in rig.mailbox.notices].count("log_usage")
@@ -471,4 +473,4 @@ def test_a_worker_that_owes_nothing_rests(rigs):
     quota.report(used, logs, quota._said_ns + 1)
     assert said() >= before + 2
     client.subscribe(1)
-    rig.turn(lambda: not upkeep._rests, "the end of the rest")
+    rig.turn(lambda: not checks.rest, "the end of the rest")

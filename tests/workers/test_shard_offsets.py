@@ -135,7 +135,7 @@ def test_durability_changes_under_way(rigs, before, after):
         ]
     )  # fmt: skip
     rig.turn(in_flight(rig, 1) if before == "fsync" else lambda: client._answer(under_way), "5")
-    rig.worker.operations._assign(asked)
+    rig.worker.assignments._assign(asked)
     refused = client.ask(11, parts=(bytes(make_bundle([(1, client.frame(opened, 6, [b"6"]))])),))
     assert refused[1] == [8, 0] and "durability" in refused[2][8]
     disk.release()
@@ -203,11 +203,11 @@ def test_a_change_of_durability_is_not_lost_to_a_snapshot(rigs):
             }
         ]
     )  # fmt: skip
-    rig.worker.operations._assign(asked)  # type: ignore[arg-type]
+    rig.worker.assignments._assign(asked)  # type: ignore[arg-type]
     rig.turn(in_flight(rig, 1), "the change's record")
     rig.worker.state.logs[0]._snapshot_rolls = -1
     for _ in range(20):
-        rig.worker.upkeep._snapshot(0)
+        rig.worker.checkpoints._snapshot(0)
         rig.worker.do_work()
     disk.release()
     rig.turn(lambda: asked.done, "the change")

@@ -239,7 +239,7 @@ class Storm:
         }  # fmt: skip
         lane.change = FakeRequest(partitions=[entry])
         lane.was_memory = lane.was_memory or wanted == "memory"
-        self.rig.worker.operations._assign(lane.change)  # type: ignore[arg-type]
+        self.rig.worker.assignments._assign(lane.change)  # type: ignore[arg-type]
 
     def changed(self) -> None:
         for lane in self.lanes:

@@ -14,6 +14,7 @@ import threading
 from danube_fast.broker.partition import Partition
 from danube_fast.workers.process.boot import COORDINATOR
 from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.state import ShardState
 
@@ -39,7 +40,7 @@ def _busy_ns() -> int:
         return int((times.user + times.system) * SECOND_NS)
 
 
-class LoadReports:
+class LoadReports(Job):
     """Reports of one worker. Used by its loop only."""
 
     def __init__(self, state: ShardState, intake: Intake, delivery: Delivery) -> None:

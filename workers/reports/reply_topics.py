@@ -14,6 +14,7 @@ from danube_fast.errors import DanubeError
 from danube_fast.types import REPLY_TOPICS
 from danube_fast.workers.process.boot import COORDINATOR
 from danube_fast.workers.process.mailbox import Mailbox, Request
+from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["ReplyTopicKeeper", "ReplyTopics"]
@@ -26,7 +27,7 @@ TOLD_MAX = 100
 """Topics at once; the others are told next time."""
 
 
-class ReplyTopics:
+class ReplyTopics(Job):
     """The worker's side."""
 
     def __init__(self, state: ShardState) -> None:

@@ -13,6 +13,7 @@ from danube_fast.broker.topics.records import PartitionRecord
 from danube_fast.types import parse_topic
 from danube_fast.workers.process.boot import COORDINATOR
 from danube_fast.workers.process.mailbox import Mailbox, Request
+from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.keep.retention import Retention
 from danube_fast.workers.shard.state import ShardState
 
@@ -21,7 +22,7 @@ __all__ = ["StorageKeeper", "StorageReports"]
 REPORT_NS = 1_000_000_000
 
 
-class StorageReports:
+class StorageReports(Job):
     """The worker's side."""
 
     def __init__(self, state: ShardState, retention: Retention) -> None:
@@ -47,12 +48,11 @@ class StorageReports:
 
     def _full(self, request: Request) -> None:
         full: dict[str, str] = request.arguments["full"]
-        retention = self._retention
-        for partition in retention.policed():
+        for partition in self._retention.policed():
             text = full.get(str(partition.partition_id), "")
             if not partition.policy.storage_bytes_max:
                 text = ""
-            retention.refuse(partition, "storage", text)
+            self._state.gate.refuse(partition, "storage", text)
 
 
 class StorageKeeper:

@@ -21,6 +21,8 @@ from danube_fast.clock import Clock
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.process.boot import COORDINATOR
 from danube_fast.workers.process.mailbox import Mailbox, Request
+from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.read.times import lag_seconds
 from danube_fast.workers.shard.state import ShardState
 
 if TYPE_CHECKING:
@@ -43,13 +45,11 @@ AGED_SLICE = 16
 Rows = dict[Any, list[int]]
 
 
-class TopicMetrics:
+class TopicMetrics(Job):
     """Reports of one worker. Used by its loop only."""
 
-    def __init__(
-        self, state: ShardState, lag_seconds: Callable[[Partition, Subscription], float]
-    ) -> None:
-        self._state, self._lag_seconds = state, lag_seconds
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
         self._next_ns = 0
         self._wanted_until_ns = 0
         self._scrapes = 0
@@ -125,7 +125,7 @@ class TopicMetrics:
         gone = self._state.partition(partition.partition_id) is not partition
         if gone or partition.subscriptions.get(sub.name) is not sub:
             return 0.0
-        return self._lag_seconds(partition, sub)
+        return lag_seconds(self._state, partition, sub)
 
 
 class TopicReports:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from danube_fast.broker import records as r
 from danube_fast.broker.subscription.consumer import SubscriptionKind
 from danube_fast.broker.subscription.policy import FailurePolicy, parse_policy
+from danube_fast.countdown import Countdown
 from danube_fast.errors import DanubeError
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["inherit"]
 
 
-def inherit(
-    state: ShardState, entry: dict[str, Any], done: Callable[[DanubeError | None], None]
-) -> int:
+def inherit(state: ShardState, entry: dict[str, Any], countdown: Countdown) -> None:
     """Make the subscriptions of an assignment that are missing, at the first message that is there.
 
-    How often `done` will be called: when they are durable, once if there are any.
+    `countdown` waits until they are durable.
     """
     partition = state.partition(entry["partition_id"])
     births = entry.get("subscriptions") or []
     if partition is None or not births:
-        return 0
+        return
+    done = countdown.add()
     journal = state.journals[partition.log_slot]
     for birth in births:
         name = birth["subscription"]
@@ -47,4 +46,3 @@ def inherit(
         done(error)
 
     journal.when_durable(recorded)
-    return 1

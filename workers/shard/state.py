@@ -7,8 +7,12 @@ state       knows none of them
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from danube_fast.broker.admission.gate import Gate
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
+from danube_fast.errors import NotOwner
 from danube_fast.net.session import Sessions
 from danube_fast.wal.log import Log
 from danube_fast.workers.process.boot import Boot
@@ -37,6 +41,7 @@ class ShardState:
         """All that clients had sent by then was read."""
         self.boot_id = outside.boot_id()
         self.tables = AdmissionTables(log_count=len(boot.config.logs))
+        self.gate = Gate(self.tables)
         self.catalog = Catalog(self.tables)
         self.logs: list[Log] = []
         """By slot."""
@@ -54,6 +59,12 @@ class ShardState:
         """Who still needs a part of the logs."""
         self.moved_cursors: dict[int, Partition] = {}
         """Partitions with cursors that are not recorded where they are now."""
+        self.leaving: set[int] = set()
+        """Ids of partitions that take no producers and consumers any more, as they are about to move."""
+        self.policy_listeners: list[Callable[[Partition], None]] = []
+        """Called when a partition is new on this worker or its policy changed."""
+        self.removal_listeners: list[Callable[[Partition], None]] = []
+        """Called when a partition was removed from this worker."""
 
     def begin_turn(self) -> None:
         """Read the clocks."""
@@ -70,6 +81,25 @@ class ShardState:
     def partition(self, partition_id: int) -> Partition | None:
         """A partition of this worker, None if it has none of that id."""
         return self.catalog.by_id.get(partition_id)
+
+    def served(self, partition_id: int) -> Partition:
+        """A partition that producers and consumers may come to. Raises NotOwner."""
+        partition = self.partition(partition_id)
+        if partition is None or partition.moving or partition_id in self.leaving:
+            raise NotOwner(f"partition {partition_id} is not here; look the topic up again")
+        return partition
+
+    def apply_policy(self, partition: Partition) -> None:
+        """Let all parts look at the policy of a partition."""
+        for listener in self.policy_listeners:
+            listener(partition)
+
+    def forget(self, partition: Partition) -> None:
+        """Let all parts drop what they keep of a partition that was removed."""
+        self.ready.pop(partition.partition_id, None)
+        self.moved_cursors.pop(partition.partition_id, None)
+        for listener in self.removal_listeners:
+            listener(partition)
 
     def mark_ready(self, partition: Partition) -> None:
         """Hand out what can be handed out of a partition in this turn, or the next."""

@@ -17,46 +17,63 @@ import msgspec
 import zmq
 
 from danube_fast.broker import records as r
-from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import (
     UNREPORTED_MESSAGES,
-    Consumer,
-    Deliver,
-    Gap,
     Parting,
-    Stored,
-    SubscriptionKind,
 )
-from danube_fast.broker.subscription.fairness import dispatch_fairly
-from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol as p
 from danube_fast.net.allocation import keep_freed_memory
 from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter, bundle_bytes_max
-from danube_fast.net.session import Session
 from danube_fast.ring.control import ProcessState
 from danube_fast.security.authorization import authorize
 from danube_fast.wal.log import Log
 from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.outside import Outside
 from danube_fast.workers.process.sleeper import Sleeper
+from danube_fast.workers.reports.counters import CounterReports
+from danube_fast.workers.reports.load import LoadReports
 from danube_fast.workers.reports.quota import WorkerQuota
+from danube_fast.workers.reports.reply_topics import ReplyTopics
+from danube_fast.workers.reports.storage import StorageReports
+from danube_fast.workers.reports.topic_metrics import TopicMetrics
+from danube_fast.workers.shard.assignments import Assignments
 from danube_fast.workers.shard.commands import OWN_SESSION, PERMISSIONS, Commands
+from danube_fast.workers.shard.deliver.consumer_commands import ConsumerCommands
+from danube_fast.workers.shard.deliver.consumers import Consumers
 from danube_fast.workers.shard.deliver.dead_letters import DeadLetters
 from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.deliver.dispatcher import Dispatcher
+from danube_fast.workers.shard.deliver.foresight import Foresight
 from danube_fast.workers.shard.deliver.gaps import Gaps
+from danube_fast.workers.shard.deliver.redeliveries import Redeliveries
+from danube_fast.workers.shard.deliver.subscriptions import Subscriptions
 from danube_fast.workers.shard.deliver.tails import Tails
 from danube_fast.workers.shard.doors import Doors
+from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.keep.checkpoints import Checkpoints
+from danube_fast.workers.shard.keep.cursors import Cursors
 from danube_fast.workers.shard.keep.limits import Limits
+from danube_fast.workers.shard.keep.positions import Positions
 from danube_fast.workers.shard.keep.retention import Retention
+from danube_fast.workers.shard.keep.rewrites import Rewrites
+from danube_fast.workers.shard.keep.segments import Segments
+from danube_fast.workers.shard.keep.touched import TouchedPartitions
+from danube_fast.workers.shard.keep.trimming import Trimming
+from danube_fast.workers.shard.move.arrival import Arrivals
+from danube_fast.workers.shard.move.departure import Departures
 from danube_fast.workers.shard.move.moves import Moves
+from danube_fast.workers.shard.move.ownership import Ownership
 from danube_fast.workers.shard.operations import Operations
+from danube_fast.workers.shard.publish.durability import DurabilityChanges
 from danube_fast.workers.shard.publish.forward import Forwarder
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.publish.journal import SIBLINGS_WAIT_NS, Group, Journal, Publication
+from danube_fast.workers.shard.publish.producers import Producers
 from danube_fast.workers.shard.publish.sync_faults import repair_failed_sync
 from danube_fast.workers.shard.read.log_reader import LogReader
 from danube_fast.workers.shard.rollback import Restored
+from danube_fast.workers.shard.session_checks import SessionChecks
 from danube_fast.workers.shard.state import ShardState
 from danube_fast.workers.shard.upkeep import Upkeep
 
@@ -67,9 +84,6 @@ _log = logging.getLogger(__name__)
 MESSAGES_PER_TURN_MAX = 256
 BUSY_POLL_MS = 2
 GATHERING_POLL_MS = SIBLINGS_WAIT_NS // 1_000_000
-READ_AHEAD_BYTES = 1024 * 1024
-READ_BYTES_PER_TURN = 4 * 1024 * 1024
-"""What one turn reads of the logs for consumers behind the tail, about."""
 
 
 class ShardWorker:
@@ -81,46 +95,127 @@ class ShardWorker:
         """`outside`: socket, threads and chance of the machine by default."""
         self._outside = outside or Outside()
         state = self.state = ShardState(boot, self._outside)
-        settings = state.settings
         for slot, log in enumerate(boot.config.logs):
             state.logs.append(self._open_log(slot, *log))
         for slot, opened in enumerate(state.logs):
-            state.journals.append(Journal(opened, slot, state.tables, settings))
+            state.journals.append(Journal(opened, slot, state.tables, state.settings))
+        self.settled = False  # the last turn took all that clients had sent and nothing else
+        self._compose_ends(context)
+        self._compose_keeping()
+        self._compose_moving()
+        self._compose_commands()
+        self._compose_jobs()
+        for slot, older in enumerate(self.restored.older_since_ns):
+            self._begin_epoch(slot, state.catalog.finish_restore(slot, state.boot_id, older))
+            self.segments.find_first_offsets(slot)
+        for partition in state.catalog.by_id.values():
+            state.apply_policy(partition)
+        self.foresight.look_at(*state.catalog.by_id.values())
+
+    # ------------------------------------------------------------ composition
+
+    def _compose_ends(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Where messages come in and go out."""
+        state, settings = self.state, self.state.settings
         self.intake = Intake(state.tables, state.journals, bundle_bytes_max(settings))
         self.intake.partitions_by_slot = state.catalog.by_slot
         self.intake.partitions_by_id = state.catalog.by_id
         self.intake.lag_bytes_hopeless = settings.tail_bytes_max // 4 * 3
         self.server = self._outside.make_server(context, settings)
-        self.greeter = Greeter(state.sessions, settings, boot.config.host_id, self.close_session)
-        self.greeter.limits["unreported_messages"] = UNREPORTED_MESSAGES
         self.doors = Doors(self.server)
         self.delivery = Delivery(self.doors, state.sessions, settings.delivery_bytes_max)
-        self.commands = Commands(self)
+        self.consumers = Consumers(state, self.delivery)
         self.tails = Tails(settings.tail_bytes_max)
+        state.removal_listeners += [self.intake.forget, self.tails.empty]
         self.reader = LogReader(state)
-        self.settled = False  # the last turn took all that clients had sent and nothing else
-        self._read_until = 0
-        self._reading: set[int] = set()
-        self._unread: dict[int, Partition] = {}
-        """Partitions that wait for their turn to read the log."""
-        self.retention = Retention(self)
-        self.gaps = Gaps(self)
-        self.dead_letters = DeadLetters(self)
-        self.operations = Operations(self)
-        self.moves = Moves(self)
-        self.forwarder = Forwarder(self)
-        self.intake.forward = self.forwarder.publish
-        self.limits = Limits(self)
-        self.upkeep = Upkeep(self)
+
+    def _compose_keeping(self) -> None:
+        """What is kept, for whom, and for how long."""
+        state = self.state
+        self.cursors = Cursors(state)
+        self.checkpoints = Checkpoints(state)
+        self.quota = WorkerQuota(state.boot.mailbox, state.boot.config)
+        self.limits = Limits(state, self.delivery, self.consumers)
+        self.intake.charge, self.intake.wait_ms = self.limits.charge, self.limits.wait_ms
+        self.gaps = Gaps(state, self.delivery, self.consumers)
+        self.subscriptions = Subscriptions(state, self.consumers, self.gaps)
+        self.retention = Retention(state, self.gaps, self.subscriptions)
+        self.segments = Segments(state, self.checkpoints, self.retention)
+        self.rewrites = Rewrites(state, self.segments)
+        self.trimming = Trimming(state, self.quota, self.segments, self.rewrites)
+        self.dispatcher = Dispatcher(
+            state, self.intake, self.delivery, self.tails, self.reader, self.gaps, self.retention
+        )
+
+    def _compose_moving(self) -> None:
+        """Partitions that come, go, and change."""
+        state = self.state
+        self.foresight = Foresight(state, self.reader)
+        self.ownership = Ownership(
+            state, self.delivery, self.consumers, self.intake, self.tails, self.foresight
+        )
+        self.arrivals = Arrivals(state, self.ownership, self.quota)
+        self.departures = Departures(
+            state, self.ownership, self.reader, self.consumers, self.dispatcher
+        )
+        self.moves = Moves(state, self.ownership, self.arrivals)
         self.restored = Restored(state, self._outside)
-        for slot, older in enumerate(self.restored.older_since_ns):
-            self._begin_epoch(
-                slot, self.state.catalog.finish_restore(slot, self.state.boot_id, older)
-            )
-            self.retention.find_first_offsets(slot)
-        self.limits.apply_all()
-        self.upkeep.foresight.look_at(*self.state.catalog.by_id.values())
-        self.quota = WorkerQuota(boot.mailbox, boot.config)
+        self.assignments = Assignments(
+            state, self.restored, self.intake, self.consumers,
+            DurabilityChanges(state, self.intake, self.tails, self.dispatcher),
+            self.moves, self.arrivals, self.departures,
+        )  # fmt: skip
+
+    def _compose_commands(self) -> None:
+        """What clients, other workers and administrators ask."""
+        state, delivery, consumers = self.state, self.delivery, self.consumers
+        self.greeter = Greeter(
+            state.sessions, state.settings, state.boot.config.host_id, consumers.close_session
+        )
+        self.greeter.limits["unreported_messages"] = UNREPORTED_MESSAGES
+        producers = self.producers = Producers(state, delivery, self.limits)
+        self.forwarder = Forwarder(state, delivery, self.intake, producers)
+        self.dead_letters = DeadLetters(state, consumers, producers, self.intake, self.reader)
+        self.commands = Commands(state, self.greeter, delivery, consumers)
+        self.commands.handlers |= producers.handlers
+        self.commands.handlers |= ConsumerCommands(
+            state, delivery, consumers, self.cursors, self.limits, self.gaps, self.subscriptions,
+            self.dead_letters,
+        ).handlers  # fmt: skip
+        self.operations = Operations(
+            state, consumers, self.subscriptions, self.gaps, self.dead_letters
+        )
+        self.positions = Positions(
+            state, self.reader, self.tails, consumers, self.cursors, self.gaps, self.retention,
+            self.trimming,
+        )  # fmt: skip
+
+    def _compose_jobs(self) -> None:
+        """What is done by the clock, in this order."""
+        state = self.state
+        self.session_checks = SessionChecks(state, self.consumers, self.doors, self.assignments)
+        self.touched = TouchedPartitions(self.intake, self.retention)
+        jobs: list[Job] = [
+            Redeliveries(state, self.consumers),
+            self.dead_letters,
+            self.retention,
+            StorageReports(state, self.retention),
+            ReplyTopics(state),
+            TopicMetrics(state),
+            self.arrivals,
+            self.departures,
+            self.rewrites,
+            self.positions,
+            LoadReports(state, self.intake, self.delivery),
+            self.checkpoints,
+            self.assignments,
+            self.session_checks,
+            self.touched,
+            CounterReports(state, self.intake, self.delivery),
+            self.trimming,
+            self.producers,
+        ]
+        self.upkeep = Upkeep(state, self.foresight, self.session_checks, jobs)
 
     # ------------------------------------------------------------ life
 
@@ -163,8 +258,7 @@ class ShardWorker:
             self.state.clock,
             self.state.settings.spin_us,
         )
-        self.operations.ask_assignments()
-        self.state.boot.mailbox.epoch_watchers.append(self.operations.peer_restarted)
+        self.assignments.ask()
         self.state.boot.set_state(ProcessState.READY, port)
 
     def run(self) -> None:
@@ -178,7 +272,7 @@ class ShardWorker:
 
     def sleep_ms(self) -> int:
         """How long to sleep, unless somebody has something to say; 0: there is more to do."""
-        if self.state.ready or self.intake.answered or self.upkeep.foresight.is_busy:
+        if self.state.ready or self.intake.answered or self.foresight.is_busy:
             return 0
         if any(journal.gathers and journal.waits for journal in self.state.journals):
             return GATHERING_POLL_MS
@@ -198,20 +292,20 @@ class ShardWorker:
             if [journal for journal in self.state.journals if journal.has_open_group]:
                 self._commit()
             else:
-                self.show_memory_entries()
+                self.dispatcher.show_memory_entries()
             if self.state.ready:
-                self._dispatch()
+                self.dispatcher.dispatch()
             self.delivery.flush()
 
     def stop(self) -> None:
         """Orderly end: everything written is synced, a clean snapshot says so."""
         self.state.boot.set_state(ProcessState.STOPPING)
-        self.write_cursors()
+        self.cursors.write()
         for slot, journal in enumerate(self.state.journals):
             journal.write(self.state.now_ns)
             journal.snapshot = None
             try:
-                self.state.logs[slot].close(self.snapshot_state(slot, clean=True))
+                self.state.logs[slot].close(self.checkpoints.encode(slot, clean=True))
             except DanubeError as error:
                 _log.error("log %d did not end in order: %s", self.state.logs[slot].log_id, error)
         self.restored.last_words()
@@ -230,19 +324,19 @@ class ShardWorker:
         self.delivery.flush()  # before clients say anything that would make it stale
         work += self._receive()
         self._commit()
-        work += self._dispatch()
+        work += self.dispatcher.dispatch()
         work += self.delivery.flush()
         self.intake.release_held()
         self.delivery.answer(*self.intake.take_answers())
-        work += self.upkeep.do_work(self.state.now_ns)
+        self.upkeep.do_work(self.state.now_ns)
         for session in self.delivery.drained:
-            self.resume(session)
+            self.consumers.resume(session)
         self.delivery.drained.clear()
         for identity, lives in self.doors.take_gone():
             if (ended := self.state.sessions.by_identity(identity)) is not None:
-                self.close_session(ended, Parting.LOST if lives else Parting.DIED)
+                self.consumers.close_session(ended, Parting.LOST if lives else Parting.DIED)
         while self.delivery.gone:
-            self.close_session(self.delivery.gone.pop(0), Parting.DIED)
+            self.consumers.close_session(self.delivery.gone.pop(0), Parting.DIED)
         self.settled = alone and self.doors.drained
         return work
 
@@ -294,14 +388,14 @@ class ShardWorker:
         self.intake.publish(publication, part, self.state.now_wall_ns)
 
     def _commit(self) -> None:
-        if self.state.moved_cursors and self.upkeep.cursors_due(self.state.now_ns):
-            self.write_cursors()
+        if self.cursors.are_due:
+            self.cursors.write()
         for journal in self.state.journals:
             journal.commit(self.state.now_ns)
             for group in journal.just_written():
-                self._show(group.written_entries)
+                self.dispatcher.show(group.written_entries)
                 self.intake.answer(group, group.on_written)
-        self.show_memory_entries()
+        self.dispatcher.show_memory_entries()
 
     def _complete(self) -> int:
         """Groups that became durable: show their frames, release their acks."""
@@ -322,146 +416,10 @@ class ShardWorker:
         return len(groups)
 
     def _finish(self, group: Group) -> None:
-        self._show(group.synced_entries)
+        self.dispatcher.show(group.synced_entries)
         self.intake.answer(group, group.on_synced)
         for callback in group.callbacks:
             callback(None)
-
-    def release(self, publication: Publication) -> None:
-        """One of the things a publication waited for is done."""
-        publication.pending -= 1
-        if publication.pending == 0:
-            self.intake.answered.append(publication)
-
-    def show_memory_entries(self) -> None:
-        """Frames that are kept in memory become visible."""
-        entries, self.intake.memory_entries = self.intake.memory_entries, []
-        self._show(entries)
-
-    def _show(self, entries: list[tuple[Partition, Stored]]) -> None:
-        """Frames became visible to consumers."""
-        if not entries:
-            return
-        effects: list[Deliver] = []
-        for partition, stored in entries:
-            partition.append(stored)
-            if not partition.pass_on(stored, self.state.now_ns, effects):
-                self.state.mark_ready(partition)
-            if not partition.keeps_memory:
-                self.tails.count(partition, stored)
-        if effects:
-            self.delivery.add(self.state.catalog.by_id, effects)
-
-    def _dispatch(self) -> int:
-        """Hand out what can be handed out; 1 if some wait for their turn to read the log."""
-        if self.state.ready:
-            dirty, self.state.ready = self.state.ready, {}
-            self._read_until = self.reader.bytes_read + READ_BYTES_PER_TURN
-            self._reading.clear()
-            effects: list[Deliver] = []
-            for partition in dirty.values():
-                if partition.policy.message_ttl_ms:
-                    self.retention.expire_old(partition)
-                mets, again = dispatch_fairly(partition, self._read_log, self.state.now_ns, effects)
-                if again:
-                    self.state.mark_ready(partition)
-                for sub, met in mets:
-                    if isinstance(met, Gap):
-                        self.gaps.tell(partition, sub, met)
-                    else:
-                        self.gaps.refuse(sub, met)
-            if effects:
-                self.delivery.add(self.state.catalog.by_id, effects)
-        self.tails.trim()
-        if not self._unread:
-            return 0
-        # Who could not read at all goes before who was cut short.
-        unread, self._unread = self._unread, {}
-        first = {pid: part for pid, part in unread.items() if pid not in self._reading}
-        self.state.ready = {**first, **unread, **self.state.ready}
-        return 1
-
-    def _read_log(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
-        """Frames behind the tail; None, and the partition's turn comes again, when enough was read."""
-        if self.reader.bytes_read >= self._read_until:
-            self._unread[partition.partition_id] = partition
-            return None
-        self._reading.add(partition.partition_id)
-        return self.reader.read(partition, offset, READ_AHEAD_BYTES)
-
-    # ------------------------------------------------------------ shared steps
-
-    def write_cursors(self) -> None:
-        """Record every cursor that moved, except in logs that have no room for records."""
-        moved, self.state.moved_cursors = self.state.moved_cursors, {}
-        for partition in moved.values():
-            journal = self.state.journals[partition.log_slot]
-            if journal.stuck is not None:
-                self.state.mark_cursor(partition)
-                continue
-            for record in partition.cursor_records():
-                journal.record(record)
-        self.upkeep.cursors_written(self.state.now_ns)
-
-    def close_consumer(self, session: Session, consumer: Consumer, **detail: object) -> None:
-        """Detach a consumer against its will, and say why: `code` and `text`."""
-        self.delivery.tell_closed(session, consumer, detail)
-        self.detach(session, consumer, Parting.LOST)
-
-    def detach(self, session: Session, consumer: Consumer, how: Parting = Parting.CLOSED) -> None:
-        """A consumer leaves; what it held may go to others."""
-        sub = consumer.subscription
-        sub.detach(consumer, how)
-        self.touch(sub)
-        if session.consumers.pop(consumer.consumer_id, None) is not None:
-            session.holds -= 1
-        partition = self.state.partition(sub.partition_id)
-        if partition is not None:
-            if sub.kind is SubscriptionKind.READER and sub in partition.readers:
-                partition.readers.remove(sub)
-            self.state.mark_ready(partition)
-
-    def touch(self, sub: Subscription) -> None:
-        """A subscription may have something to hand out, to record or to publish."""
-        partition = self.state.partition(sub.partition_id)
-        if partition is not None:
-            self.state.mark_ready(partition)
-            if sub.cursor_dirty:
-                self.state.mark_cursor(partition)
-            if sub.poisoned:
-                self.dead_letters.take(sub)
-
-    def forget_partition(self, partition: Partition) -> None:
-        """A partition was removed: nothing of it is kept."""
-        self.intake.forget(partition)
-        for pending in (self.state.ready, self._unread, self.state.moved_cursors):
-            pending.pop(partition.partition_id, None)
-        self.gaps.forget(partition.partition_id)
-        self.retention.forget(partition)
-        self.tails.empty(partition)
-
-    def resume(self, session: Session) -> None:
-        """A session takes messages again."""
-        for flow in session.flows.values():
-            for consumer in flow.users:
-                partition = self.state.partition(consumer.subscription.partition_id)
-                if partition is not None:
-                    self.state.mark_ready(partition)
-
-    def close_session(self, session: Session, parting: Parting = Parting.LOST) -> None:
-        """A session ends, by default as its client goes on with another: all its consumers leave."""
-        for consumer in list(session.consumers.values()):
-            self.detach(session, consumer, parting)
-        self.delivery.forget(session)
-        self.state.sessions.close(session)
-
-    def snapshot_state(self, slot: int, *, clean: bool) -> bytes:
-        """State of a log's partitions at its written position."""
-        now = self.state.now_wall_ns
-        epoch = self.state.catalog.epoch_started(
-            self.state.logs[slot].epoch, now, self.state.boot_id, clean=clean
-        )
-        return r.encode_snapshot(self.state.catalog.snapshot(slot, epoch))
 
 
 def main() -> int:

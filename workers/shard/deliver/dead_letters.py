@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from danube_fast.broker.ledger.layout import State
 from danube_fast.broker.sparse import place_of
@@ -26,10 +26,13 @@ from danube_fast.frame.view import FrameView
 from danube_fast.net.protocol import Status
 from danube_fast.workers.process.boot import COORDINATOR
 from danube_fast.workers.process.mailbox import Reply
+from danube_fast.workers.shard.deliver.consumers import Consumers
+from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.publish.group import Publication
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.worker import ShardWorker
+from danube_fast.workers.shard.publish.intake import Intake
+from danube_fast.workers.shard.publish.producers import Producers
+from danube_fast.workers.shard.read.log_reader import LogReader
+from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["DeadLetters", "refuse_own_topic"]
 
@@ -92,11 +95,19 @@ class _Desk:
         """Why letters have to wait; empty: they do not."""
 
 
-class DeadLetters:
+class DeadLetters(Job):
     """All desks of one worker. Used by its loop only."""
 
-    def __init__(self, worker: ShardWorker) -> None:
-        self._worker = worker
+    def __init__(
+        self, state: ShardState, consumers: Consumers, producers: Producers, intake: Intake,
+        reader: LogReader,
+    ) -> None:  # fmt: skip
+        self._state = state
+        self._consumers = consumers
+        self._producers = producers
+        self._intake = intake
+        self._reader = reader
+        consumers.take_poisoned = self.take
         self._desks: dict[str, _Desk] = {}
 
     def take(self, sub: Subscription) -> None:
@@ -125,11 +136,11 @@ class DeadLetters:
             done(reply.error if is_refused else None)
 
         arguments = {"topic": policy.dead_letter_topic, "create": False}
-        self._worker.state.boot.mailbox.call(COORDINATOR, "topic_places", arguments, on_reply=told)
+        self._state.boot.mailbox.call(COORDINATOR, "topic_places", arguments, on_reply=told)
 
     @property
-    def is_waiting(self) -> bool:
-        """Letters wait: look again soon."""
+    def is_busy(self) -> bool:
+        """Whether letters wait."""
         return any(desk.letters for desk in self._desks.values())
 
     def do_work(self, now_ns: int) -> None:
@@ -148,7 +159,7 @@ class DeadLetters:
     def _open(self, topic: str, desk: _Desk) -> None:
         """Find the topic, which is made if it is missing, and open a producer on its partitions."""
         desk.is_opening = True
-        mailbox = self._worker.state.boot.mailbox
+        mailbox = self._state.boot.mailbox
 
         def located(reply: Reply) -> None:
             if reply.error is not None:
@@ -177,18 +188,17 @@ class DeadLetters:
     def _open_place(
         self, place: _Place, opened: Callable[[_Place, Any, DanubeError | None], None]
     ) -> None:
-        worker = self._worker
-        own = worker.state.boot.config.process_index
+        own = self._state.boot.config.process_index
         name = f"{PRODUCER_NAME}-{own}"
         if place.process != own:
             arguments = {"partition_id": place.partition_id, "name": name}
-            worker.state.boot.mailbox.call(
+            self._state.boot.mailbox.call(
                 place.process, "open_producer", arguments,
                 on_reply=lambda reply: opened(place, reply.value, reply.error),
             )  # fmt: skip
             return
         try:
-            worker.commands.register_producer(
+            self._producers.register(
                 self._session, place.partition_id, name,
                 lambda value, error: opened(place, value, error),
             )  # fmt: skip
@@ -198,7 +208,7 @@ class DeadLetters:
     @property
     def _session(self) -> int:
         """The session of our own producers: below -1, like those of other processes."""
-        return -1 - self._worker.state.boot.config.process_index
+        return -1 - self._state.boot.config.process_index
 
     def _fail(self, topic: str, desk: _Desk, error: DanubeError) -> None:
         """Something is not there: begin again in a while."""
@@ -206,7 +216,7 @@ class DeadLetters:
             _log.warning("dead letters for %s have to wait: %s", topic, error)
         desk.fault = str(error)
         desk.places, desk.is_opening = [], False
-        desk.retry_ns = self._worker.state.now_ns + RETRY_NS
+        desk.retry_ns = self._state.now_ns + RETRY_NS
 
     # ------------------------------------------------------------ publishing
 
@@ -214,7 +224,7 @@ class DeadLetters:
         repeated: list[_Letter] = []
         while desk.letters and desk.places and len(desk.in_flight) < IN_FLIGHT_MAX:
             letter = desk.letters.popleft()
-            partition = self._worker.state.partition(letter.sub.partition_id)
+            partition = self._state.partition(letter.sub.partition_id)
             if partition is None or partition.subscriptions.get(letter.sub.name) is not letter.sub:
                 continue
             if letter.policy is not letter.sub.policy:
@@ -227,7 +237,7 @@ class DeadLetters:
                 )  # it came again meanwhile and failed: see what becomes of the first
                 continue
             try:
-                found = partition.frame_at(self._worker.reader.read_some, letter.offset)
+                found = partition.frame_at(self._reader.read_some, letter.offset)
             except DanubeError as error:
                 _log.error("a dead letter of %s cannot be read: %s", partition.topic, error)
                 continue
@@ -263,22 +273,21 @@ class DeadLetters:
             if desk.places and place in desk.places:
                 self._fail(topic, desk, DanubeError(text))
 
-        worker = self._worker
-        if place.process == worker.state.boot.config.process_index:
+        if place.process == self._state.boot.config.process_index:
 
             def done(publication: Publication) -> None:
                 status = publication.statuses[0]
                 answered(status, publication.texts.get(status, f"status {status}"))
 
             publication = Publication(self._session, 0, done)
-            worker.intake.publish(publication, bytearray(bundle), worker.state.now_wall_ns)
+            self._intake.publish(publication, bytearray(bundle), self._state.now_wall_ns)
             return
 
         def replied(reply: Reply) -> None:
             status = Status.NOT_OWNER if reply.error is not None else reply.value[0]
             answered(status, str(reply.error or f"status {status}"))
 
-        worker.state.boot.mailbox.call(place.process, "publish", {}, bundle, on_reply=replied)
+        self._state.boot.mailbox.call(place.process, "publish", {}, bundle, on_reply=replied)
 
     def _frame(self, letter: _Letter, stored: Stored, place: _Place, sequence: int) -> bytearray:
         """The message as it was, and attributes that say where it comes from."""
@@ -287,7 +296,7 @@ class DeadLetters:
         keys = view.keys(row, row + 1)
         attributes = (view.attributes(row, row + 1) or [{}])[0]
         sub = letter.sub
-        partition = self._worker.state.catalog.by_id[sub.partition_id]
+        partition = self._state.catalog.by_id[sub.partition_id]
         return encode_frame(
             view.payloads(row, row + 1),
             keys=keys,
@@ -306,7 +315,7 @@ class DeadLetters:
             event_times=view.event_times(row, row + 1),
             producer_id=place.producer_id,
             base_sequence=sequence,
-            publish_time_ns=self._worker.state.now_wall_ns,
+            publish_time_ns=self._state.now_wall_ns,
             producer_epoch=place.epoch,
             schema_id=view.schema_id,
             schema_version=view.schema_version,
@@ -314,4 +323,4 @@ class DeadLetters:
 
     def _settle(self, letter: _Letter) -> None:
         letter.sub.dead_letter_done(letter.offset, letter.offset + 1)
-        self._worker.touch(letter.sub)
+        self._consumers.touch(letter.sub)

@@ -16,6 +16,7 @@ import numpy as np
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Consumer, Deliver, Stored
 from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.errors import DanubeError
 from danube_fast.frame.bundle import bundle_bytes, sealed_bundle, write_bundle
 from danube_fast.frame.split import Cut
 from danube_fast.net import protocol
@@ -92,6 +93,14 @@ class Delivery:
         if not partition.reliable:
             self.lost += sub.lost_count - sub.lost_counted
             sub.lost_counted = sub.lost_count
+
+    def result(self, session: Session, request: int, value: Any = None) -> None:
+        """Answer a request."""
+        self.send(session, [protocol.encode(protocol.Result(request, value))])
+
+    def fail(self, session: Session, request: int, error: DanubeError) -> None:
+        """Answer a request with what prevented it."""
+        self.send(session, [protocol.encode(protocol.Error(request, error.code, str(error)))])
 
     def tell_closed(self, session: Session, consumer: Consumer, detail: dict[str, Any]) -> None:
         """Tell a consumer that nothing more comes, and why."""

@@ -7,16 +7,16 @@ that sees offsets jump without a word could not tell loss from order.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Consumer, Gap
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.errors import DanubeError
 from danube_fast.net import protocol as p
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.worker import ShardWorker
+from danube_fast.workers.shard.deliver.consumers import Consumers
+from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Gaps"]
 
@@ -26,14 +26,14 @@ _log = logging.getLogger(__name__)
 class Gaps:
     """Gaps that subscriptions of one worker met since it started."""
 
-    def __init__(self, worker: ShardWorker) -> None:
-        self._worker = worker
+    def __init__(self, state: ShardState, delivery: Delivery, consumers: Consumers) -> None:
+        self._state, self._delivery, self._consumers = state, delivery, consumers
+        state.removal_listeners.append(lambda partition: self.forget(partition.partition_id))
         self._met: dict[tuple[int, str], tuple[int, dict[str, Any]]] = {}
         """How many, and the last one, by partition and subscription."""
 
     def tell(self, partition: Partition, sub: Subscription, gap: Gap) -> None:
         """Every consumer of the subscription hears of it."""
-        worker = self._worker
         for consumer in () if gap.is_silent else sub.consumers:
             self._send(partition, consumer, gap)
         if sub.name and not gap.is_silent:
@@ -41,32 +41,28 @@ class Gaps:
                 sub.untold.add(gap)
             key = (partition.partition_id, sub.name)
             count, _ = self._met.get(key, (0, {}))
-            self._met[key] = (count + 1, {**_detail(gap), "time_ns": worker.state.now_wall_ns})
-        worker.delivery.count_lost(partition, sub)
-        worker.touch(sub)
+            self._met[key] = (count + 1, {**_detail(gap), "time_ns": self._state.now_wall_ns})
+        self._delivery.count_lost(partition, sub)
+        self._consumers.touch(sub)
 
     def tell_untold(self, partition: Partition, consumer: Consumer) -> None:
         """A consumer has come: it hears what was lost while there was none."""
         sub = consumer.subscription
         for gap in sub.untold.take():
             self._send(partition, consumer, gap)
-            self._worker.touch(sub)
+            self._consumers.touch(sub)
 
     def refuse(self, sub: Subscription, error: DanubeError) -> None:
         """What a subscription needs next cannot be read: its consumers are told and let go."""
         _log.error("subscription %r: %s", sub.name, error)
-        for consumer in list(sub.consumers):
-            session = self._worker.state.sessions.by_number(consumer.session)
-            if session is not None:
-                self._worker.close_consumer(session, consumer, code=error.code, text=str(error))
+        self._consumers.close_all(sub, error.code, str(error))
 
     def _send(self, partition: Partition, consumer: Consumer, gap: Gap) -> None:
-        worker = self._worker
-        session = worker.state.sessions.by_number(consumer.session)
+        session = self._state.sessions.by_number(consumer.session)
         if session is not None:
             detail = {**_detail(gap), "topic": partition.topic}
             event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.GAP.value, detail)
-            worker.delivery.send(session, [p.encode(event)])
+            self._delivery.send(session, [p.encode(event)])
 
     def of(self, partition: Partition, sub: Subscription) -> dict[str, Any]:
         """How many gaps a subscription has met, and the last one."""

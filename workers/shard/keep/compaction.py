@@ -14,7 +14,6 @@ anything that it removed is left in the log.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
 
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.layout import INT64_MAX
@@ -24,12 +23,10 @@ from danube_fast.broker.subscription.consumer import Stored
 from danube_fast.errors import DataLoss
 from danube_fast.frame.view import FrameView
 from danube_fast.wal.index import Run
+from danube_fast.workers.shard.keep.rewrite import Rewrite
 from danube_fast.workers.shard.read.frames import frames_of, part_of
 from danube_fast.workers.shard.read.places import live_runs, lowest_position
 from danube_fast.workers.shard.state import ShardState
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.keep.rewrites import Job
 
 __all__ = ["Compaction"]
 
@@ -62,18 +59,18 @@ class Compaction:
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
+        state.policy_listeners.append(self._apply)
+        state.removal_listeners.append(self._forget)
         self._partitions: dict[int, Partition] = {}
         self._dirt: dict[int, _Dirt] = {}
 
-    def apply(self, partition: Partition) -> None:
-        """A partition is new here, or its policy changed."""
-        self.forget(partition)
+    def _apply(self, partition: Partition) -> None:
+        self._forget(partition)
         if partition.policy.compaction and partition.logged:
             self._partitions[partition.partition_id] = partition
             self._dirt[partition.partition_id] = _Dirt()
 
-    def forget(self, partition: Partition) -> None:
-        """A partition was removed, or is not compacted."""
+    def _forget(self, partition: Partition) -> None:
         self._partitions.pop(partition.partition_id, None)
         self._dirt.pop(partition.partition_id, None)
 
@@ -116,7 +113,7 @@ class Compaction:
 
     # ------------------------------------------------------------ a pass
 
-    def go_over(self, job: Job, partition: Partition) -> Generator[bool, None, None]:
+    def go_over(self, job: Rewrite, partition: Partition) -> Generator[bool, None, None]:
         """Count what is dirty, and write the partition again if that is enough. Raises Unavailable,
         ResourceExhausted, Internal."""
         dirt = self._dirt[partition.partition_id]
@@ -151,7 +148,7 @@ class Compaction:
         dirt.looked_until = -1 if newest.is_full else closed
 
     def _count(
-        self, job: Job, partition: Partition, offset: int, dirt: _Dirt
+        self, job: Rewrite, partition: Partition, offset: int, dirt: _Dirt
     ) -> Generator[bool, None, None]:
         """How many bytes there are from an offset on."""
         counted = 0
@@ -162,7 +159,7 @@ class Compaction:
         dirt.counted, dirt.counted_at = counted, partition.byte_count
 
     def _frames(
-        self, job: Job, partition: Partition, offset: int, end: int
+        self, job: Rewrite, partition: Partition, offset: int, end: int
     ) -> Iterator[tuple[Stored, Run]]:
         """Frames from an offset on, read from the log."""
         while runs := live_runs(job.log, partition, offset, LOOK_BYTES):
@@ -175,7 +172,7 @@ class Compaction:
             offset = runs[-1].end_offset
 
     def _write(
-        self, job: Job, partition: Partition, newest: NewestOffsets, end: int
+        self, job: Rewrite, partition: Partition, newest: NewestOffsets, end: int
     ) -> Generator[bool, None, None]:
         """Write what stays of all below `end` again, and record that it is so."""
         before = partition.compacted

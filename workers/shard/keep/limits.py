@@ -8,7 +8,7 @@ after which to send again: nothing is lost and nobody else waits. Deliveries abo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -21,9 +21,9 @@ from danube_fast.errors import ResourceExhausted
 from danube_fast.net.protocol import Pong, Status, encode
 from danube_fast.net.session import Session
 from danube_fast.ring.buckets import Bucket
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.worker import ShardWorker
+from danube_fast.workers.shard.deliver.consumers import Consumers
+from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Limits"]
 
@@ -36,30 +36,24 @@ _PROBE = encode(Pong(0))
 class Limits:
     """Admission of one worker, as far as it is a matter of policy."""
 
-    def __init__(self, worker: ShardWorker) -> None:
-        self._worker = worker
+    def __init__(self, state: ShardState, delivery: Delivery, consumers: Consumers) -> None:
+        self._state, self._delivery, self._consumers = state, delivery, consumers
         self._throttled: dict[int, Partition] = {}
         self._open_at_ns = 0
-        worker.intake.charge, worker.intake.wait_ms = self.charge, self.wait_ms
+        state.policy_listeners.append(self._apply)
 
-    def apply_all(self) -> None:
-        """The worker has restored its partitions."""
-        for partition in self._worker.state.catalog.by_id.values():
-            self.apply(partition)
-
-    def apply(self, partition: Partition) -> None:
-        """A partition is new here, or its policy changed; retention hears of it too."""
+    def _apply(self, partition: Partition) -> None:
+        """Give a partition and its subscriptions the rates of its policy."""
         policy = partition.policy
-        row = self._worker.state.tables.partitions[partition.slot]
+        row = self._state.tables.partitions[partition.slot]
         row[PartitionWord.MESSAGE_BYTES_MAX] = policy.message_bytes_max
         rates = policy.publish_messages_per_second, policy.publish_bytes_per_second
         partition.rate = self._bucket(partition.rate, rates, partition)
         if partition.rate is None and partition.partition_id in self._throttled:
             self._let_in(partition)
-        self._worker.retention.apply(partition)
         for sub in partition.subscriptions.values():
             self.equip(partition, sub)
-            self._worker.touch(sub)
+            self._consumers.touch(sub)
 
     @staticmethod
     def _key(partition: Partition, subscription: str) -> int:
@@ -84,19 +78,17 @@ class Limits:
             before.forgive()
         if not any(rates):
             return None
-        return Bucket(
-            self._worker.state.boot.buckets.address(self._key(partition, subscription)), *rates
-        )
+        return Bucket(self._state.boot.buckets.address(self._key(partition, subscription)), *rates)
 
     # ------------------------------------------------------------ rates of publishers
 
     def charge(self, partition: Partition, rate: Bucket, messages: int, byte_count: int) -> None:
         """So much was accepted; maybe nothing more is for a while."""
-        now_ns = self._worker.state.now_ns
+        now_ns = self._state.now_ns
         rate.take(now_ns, messages, byte_count)
         wait_ns = rate.wait_ns(now_ns)
         if wait_ns and not partition.refusal:
-            row = self._worker.state.tables.partitions[partition.slot]
+            row = self._state.tables.partitions[partition.slot]
             row[PartitionWord.MODE] = Mode.CLOSED
             row[PartitionWord.REFUSAL] = Status.THROTTLED
             if not self._throttled:
@@ -107,7 +99,7 @@ class Limits:
     def wait_ms(self, partition: Partition) -> int:
         """After how long a throttled publisher should send again."""
         rate = partition.rate
-        wait_ns = 0 if rate is None else rate.wait_ns(self._worker.state.now_ns)
+        wait_ns = 0 if rate is None else rate.wait_ns(self._state.now_ns)
         return 1 + wait_ns // _MS
 
     def let_in_again(self, now_ns: int) -> None:
@@ -124,11 +116,10 @@ class Limits:
         self._open_at_ns = min(waits, default=0)
 
     def _let_in(self, partition: Partition) -> None:
-        worker = self._worker
         self._throttled.pop(partition.partition_id, None)
-        known = worker.state.partition(partition.partition_id) is partition
+        known = self._state.partition(partition.partition_id) is partition
         if known and not partition.refusal and not partition.switching:
-            row = worker.state.tables.partitions[partition.slot]
+            row = self._state.tables.partitions[partition.slot]
             row[PartitionWord.MODE] = Mode.LOGGED if partition.logged else Mode.MEMORY
 
     # ------------------------------------------------------------ numbers
@@ -136,15 +127,14 @@ class Limits:
     def _reap(self, numbers: Iterable[int]) -> None:
         """Close those of these sessions whose connection has ended, so that they are not counted. A
         ROUTER tells of it only when something is sent."""
-        worker = self._worker
         for number in set(numbers):
-            session = worker.state.sessions.by_number(number)
+            session = self._state.sessions.by_number(number)
             if session is None:
                 continue
-            worker.delivery.send(session, [_PROBE])
-            if session in worker.delivery.gone:
-                worker.delivery.gone.remove(session)
-                worker.close_session(session, Parting.DIED)
+            self._delivery.send(session, [_PROBE])
+            if session in self._delivery.gone:
+                self._delivery.gone.remove(session)
+                self._consumers.close_session(session, Parting.DIED)
 
     def reap_holder(self, sub: Subscription, session: Session) -> None:
         """Close the session that holds an exclusive subscription if its connection has ended, so that a process
@@ -157,14 +147,14 @@ class Limits:
         limit = partition.policy.producers_max
         if not limit:
             return
-        worker = self._worker
-        rows = worker.state.tables.producers[: worker.state.tables.producer_count]
+        tables, session_of = self._state.tables, self._state.sessions.by_number
+        rows = tables.producers[: tables.producer_count]
         mine = rows[:, ProducerWord.PARTITION_ID] == partition.partition_id
         others = mine & (rows[:, ProducerWord.PRODUCER_ID] != producer_id)
         sessions = rows[np.flatnonzero(others), ProducerWord.SESSION].tolist()
 
         def count_living() -> int:
-            return sum(worker.state.sessions.by_number(number) is not None for number in sessions)
+            return sum(session_of(number) is not None for number in sessions)
 
         if count_living() >= limit:
             self._reap(sessions)

@@ -4,13 +4,12 @@
       x       x x                                  | x x x |     then the segment goes
 
 That is done as long as it is a bargain: at most half of a segment is written for the one that goes.
-Otherwise whoever needs it is refused, see retention.py.
+Otherwise whoever needs it is refused, see trimming.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,12 +23,10 @@ from danube_fast.broker.topics.policy import RetentionPolicy
 from danube_fast.errors import DataLoss
 from danube_fast.frame.view import FrameView
 from danube_fast.wal.index import Run
+from danube_fast.workers.shard.keep.rewrite import Rewrite
+from danube_fast.workers.shard.keep.segments import Segments
 from danube_fast.workers.shard.read.frames import frames_of, part_of
 from danube_fast.workers.shard.read.places import live_runs
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.keep.retention import Retention
-    from danube_fast.workers.shard.keep.rewrites import Job
 
 __all__ = ["unpin"]
 
@@ -39,7 +36,7 @@ RUNS_BYTES = 1 << 18
 """Looked up at a time."""
 
 
-def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
+def unpin(job: Rewrite, segments: Segments) -> Generator[bool, None, bool]:
     """Move what is needed away from the oldest segment of the job's log, and give that back. False if
     it is too much. Raises Unavailable, ResourceExhausted, Internal."""
     log = job.log
@@ -56,7 +53,7 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
         if not partition.reliable:
             continue
         runs: list[tuple[Run, Rows | None]] = []
-        for found in _runs_below(job, retention, partition, end):
+        for found in _runs_below(job, segments, partition, end):
             if found is not None:
                 runs.append(found)
                 run, rows = found
@@ -75,11 +72,11 @@ def unpin(job: Job, retention: Retention) -> Generator[bool, None, bool]:
     held = job.state.pins.lowest(job.slot, but=REWRITES)
     # who came or sought since then may need what nobody did: it is looked at anew when it is asked again
     if (held is None or held >= end) and _asking(job) <= asking:
-        retention.give_back(job.slot, end, urgent=True)
+        segments.give_back(job.slot, end, urgent=True)
     return True
 
 
-def _asking(job: Job) -> set[tuple[object, int]]:
+def _asking(job: Rewrite) -> set[tuple[object, int]]:
     """Who needs messages of the job's log, and for which time."""
     found: set[tuple[object, int]] = set()
     for partition in job.state.catalog.of_log(job.slot):
@@ -96,11 +93,11 @@ def _keeps_all(partition: Partition) -> bool:
 
 
 def _runs_below(
-    job: Job, retention: Retention, partition: Partition, end: int
+    job: Rewrite, segments: Segments, partition: Partition, end: int
 ) -> Iterator[tuple[Run, Rows | None] | None]:
     """Runs of a partition that somebody needs and that stand below `end`, and which rows of them (None:
     all); None now and then."""
-    claims = retention.claims(partition, over=True)
+    claims = segments.claims(partition, over=True)
     if not claims:
         return
     subs = [sub for sub in partition.subscriptions.values() if sub.tracks]
@@ -139,7 +136,7 @@ def _needed_rows(subs: list[Subscription], run: Run) -> Rows:
 
 
 def _move(
-    job: Job, partition: Partition, needed: list[tuple[Run, Rows | None]]
+    job: Rewrite, partition: Partition, needed: list[tuple[Run, Rows | None]]
 ) -> Generator[bool, None, None]:
     piece = bytearray()
     for run, rows in needed:

@@ -12,18 +12,18 @@ the new owner, all of it is garbage to this log, and a restart forgets it: see `
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from danube_fast.broker import records as r
 from danube_fast.broker.subscription.consumer import Stored
 from danube_fast.errors import DanubeError, Internal, ResourceExhausted, Unavailable
 from danube_fast.workers.process.mailbox import Reply, Request
+from danube_fast.workers.reports.quota import WorkerQuota
+from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.move.ownership import Ownership
 from danube_fast.workers.shard.publish.runs import write_again
 from danube_fast.workers.shard.read.frames import frames_of
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.move.moves import Moves
-    from danube_fast.workers.shard.worker import ShardWorker
+from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Arrivals"]
 
@@ -65,14 +65,13 @@ class _Arrival:
         """For a turn, not for an answer."""
 
 
-class Arrivals:
+class Arrivals(Job):
     """Handlers of one worker, and the copying."""
 
-    def __init__(self, worker: ShardWorker, moves: Moves) -> None:
-        self._worker = worker
-        self._moves = moves
+    def __init__(self, state: ShardState, ownership: Ownership, quota: WorkerQuota) -> None:
+        self._state, self._ownership, self._quota = state, ownership, quota
         self._arriving: dict[int, _Arrival] = {}
-        worker.state.boot.mailbox.handlers.update(
+        state.boot.mailbox.handlers.update(
             {"move_here": self._begin, "move_finish": self._finish, "move_drop": self._drop}
         )
 
@@ -86,7 +85,7 @@ class Arrivals:
         starts = [a.start_position for a in self._arriving.values() if a.slot == slot]
         return min(starts, default=None)
 
-    def do_work(self) -> None:
+    def do_work(self, now_ns: int) -> None:
         """Go on with what waits for a turn."""
         for arrival in list(self._arriving.values()):
             if arrival.waits:
@@ -97,15 +96,15 @@ class Arrivals:
     def _begin(self, request: Request) -> None:
         """{"assignment", "source", "owner_epoch"} -> {} when nearly all messages are here."""
         assigned = r.PartitionAssigned.of(request.arguments["assignment"])
-        slot = self._moves.slot_of(request.arguments["assignment"]["log_id"])
-        known = self._worker.state.partition(assigned.partition_id)
+        slot = self._ownership.slot_of(request.arguments["assignment"]["log_id"])
+        known = self._state.partition(assigned.partition_id)
         if known is not None:
             if known.moving is not r.Moving.ARRIVING:
                 raise Internal(f"{known.topic} is in a log of this worker already")
-            self._moves.drop(known)
+            self._ownership.drop(known)
         self._give_up(assigned.partition_id)
         arrival = _Arrival(request, assigned, slot)
-        log = self._worker.state.logs[slot]
+        log = self._state.logs[slot]
         arrival.log_epoch, arrival.start_position = log.epoch, log.written_position
         self._arriving[assigned.partition_id] = arrival
         self._proceed(arrival)
@@ -124,9 +123,9 @@ class Arrivals:
         """{"partition_id"}: it does not come."""
         partition_id = request.arguments["partition_id"]
         self._give_up(partition_id)
-        partition = self._worker.state.partition(partition_id)
+        partition = self._state.partition(partition_id)
         if partition is not None and partition.moving is r.Moving.ARRIVING:
-            self._moves.drop(partition)
+            self._ownership.drop(partition)
         request.reply({})
 
     def give_up_all(self) -> None:
@@ -137,7 +136,7 @@ class Arrivals:
     def _give_up(self, partition_id: int) -> None:
         arrival = self._arriving.pop(partition_id, None)
         if arrival is not None:
-            self._worker.state.logs[arrival.slot].drop_partition(partition_id)
+            self._state.logs[arrival.slot].drop_partition(partition_id)
 
     def _fail(self, arrival: _Arrival, error: DanubeError) -> None:
         if self._arriving.get(arrival.partition_id) is not arrival:
@@ -158,7 +157,7 @@ class Arrivals:
 
     def _go_on(self, arrival: _Arrival) -> None:
         """The next step, now or in a later turn. Raises what prevents it."""
-        log = self._worker.state.logs[arrival.slot]
+        log = self._state.logs[arrival.slot]
         arrival.waits = True
         if not arrival.purged:
             arrival.purged = log.purge_partition(arrival.partition_id)
@@ -189,7 +188,7 @@ class Arrivals:
             except DanubeError as error:
                 self._fail(arrival, error)
 
-        self._worker.state.boot.mailbox.call(
+        self._state.boot.mailbox.call(
             arrival.source, operation, arguments, on_reply=got, timeout_ms=READ_TIMEOUT_MS
         )
 
@@ -217,7 +216,7 @@ class Arrivals:
 
     def _check_pace(self, arrival: _Arrival, end_offset: int) -> None:
         """Copying must catch up with publishing, or there is no end to it."""
-        now_ns, left = self._worker.state.now_ns, end_offset - arrival.next_offset
+        now_ns, left = self._state.now_ns, end_offset - arrival.next_offset
         if now_ns < arrival.check_ns:
             return
         if arrival.check_ns and left >= arrival.left:
@@ -229,19 +228,18 @@ class Arrivals:
 
     def _write(self, arrival: _Arrival, frames: bytearray) -> None:
         """Write frames to the log, in a group of their own."""
-        worker = self._worker
-        used = sum(each.bytes_on_disk for each in worker.state.logs)
-        if used > worker.quota.allowance_bytes:
+        used = sum(each.bytes_on_disk for each in self._state.logs)
+        if used > self._quota.allowance_bytes:
             raise ResourceExhausted(
                 f"{arrival.assigned.topic} does not fit there: that worker's logs have {used} bytes "
-                f"of {worker.quota.allowance_bytes} (wal_bytes_max); let them be consumed first"
+                f"of {self._quota.allowance_bytes} (wal_bytes_max); let them be consumed first"
             )
         self._check_log(arrival)
-        write_again(worker.state.journals[arrival.slot], frames, worker.state.now_ns)
+        write_again(self._state.journals[arrival.slot], frames, self._state.now_ns)
 
     def _check_log(self, arrival: _Arrival) -> None:
         """A sync that failed may have taken frames back that nobody else here knows of."""
-        log = self._worker.state.logs[arrival.slot]
+        log = self._state.logs[arrival.slot]
         if log.epoch != arrival.log_epoch or log.sync_fault is not None:
             raise Unavailable("the disk of the other worker's log failed meanwhile; try again")
 
@@ -250,20 +248,20 @@ class Arrivals:
     def _settle(self, arrival: _Arrival) -> None:
         """All is here: enter it, closed as yet, and answer when it is durable."""
         self._check_log(arrival)
-        worker, request = self._worker, arrival.request
+        request = arrival.request
         if request is None:
             raise Internal("a partition arrived that nobody waits for; report this")
         moving = r.PartitionMoving(
             arrival.partition_id, r.Moving.ARRIVING, arrival.owner_epoch, arrival.assigned
         )
         records = [moving, *r.decode_snapshot(bytes(arrival.state))]
-        partition = self._moves.enter(records, arrival.slot, arrival.frames)
+        partition = self._ownership.enter(records, arrival.slot, arrival.frames)
         partition.message_count = request.arguments["message_count"]
         partition.byte_count = request.arguments["byte_count"]
 
         def recorded(error: DanubeError | None) -> None:
             current = self._arriving.get(arrival.partition_id) is arrival
-            if not current or worker.state.partition(arrival.partition_id) is not partition:
+            if not current or self._state.partition(arrival.partition_id) is not partition:
                 request.fail(Unavailable("the move was given up meanwhile; try again"))
                 return
             try:
@@ -271,13 +269,13 @@ class Arrivals:
                     raise error
                 self._check_log(arrival)
             except DanubeError as failure:
-                self._moves.drop(partition)
+                self._ownership.drop(partition)
                 self._fail(arrival, failure)
                 return
             del self._arriving[arrival.partition_id]
             request.reply({})
 
-        journal = worker.state.journals[arrival.slot]
+        journal = self._state.journals[arrival.slot]
         for record in records[:-1]:
             journal.record(record)
         journal.record(records[-1], recorded)

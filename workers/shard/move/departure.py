@@ -11,7 +11,7 @@ Between freeze and the last two nobody knows here whose it is, also after a rest
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.layout import PartitionWord
@@ -19,10 +19,12 @@ from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Consumer, Parting
 from danube_fast.errors import DanubeError, NotOwner, Unavailable
 from danube_fast.workers.process.mailbox import Request
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.move.moves import Moves
-    from danube_fast.workers.shard.worker import ShardWorker
+from danube_fast.workers.shard.deliver.consumers import Consumers
+from danube_fast.workers.shard.deliver.dispatcher import Dispatcher
+from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.move.ownership import Ownership
+from danube_fast.workers.shard.read.log_reader import LogReader
+from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["PIECE_BYTES", "Departures"]
 
@@ -56,20 +58,25 @@ class _Goodbye:
         return all(consumer.slot < 0 for consumer in self.consumers)
 
 
-class Departures:
+class Departures(Job):
     """Handlers of one worker."""
 
-    def __init__(self, worker: ShardWorker, moves: Moves) -> None:
-        self._worker = worker
-        self._moves = moves
-        self._states: dict[int, bytes] = {}
+    def __init__(
+        self, state: ShardState, ownership: Ownership, reader: LogReader, consumers: Consumers,
+        dispatcher: Dispatcher,
+    ) -> None:  # fmt: skip
+        self._state = state
+        self._ownership = ownership
+        self._reader = reader
+        self._consumers = consumers
+        self._dispatcher = dispatcher
         self.goodbyes: dict[int, _Goodbye] = {}
         """By partition id; publishing goes on, and nothing is delivered."""
-        worker.state.boot.mailbox.handlers.update(
+        self._state.boot.mailbox.handlers.update(
             {
                 "move_read": self._read,
                 "move_freeze": self._freeze,
-                "move_state": self._state,
+                "move_state": self._send_state,
                 "move_cancel": self._cancel,
                 "move_away": self._away,
             }
@@ -77,7 +84,7 @@ class Departures:
 
     def _require(self, request: Request) -> Partition:
         partition_id = request.arguments["partition_id"]
-        partition = self._worker.state.partition(partition_id)
+        partition = self._state.partition(partition_id)
         if partition is None or partition.moving is r.Moving.ARRIVING:
             raise NotOwner(f"partition {partition_id} is not here")
         return partition
@@ -107,11 +114,11 @@ class Departures:
         oldest = partition.oldest_in_tail()
         kept_until = partition.visible if oldest is None else oldest.base_offset
         if partition.reliable and (partition.logged or offset < kept_until):
-            found = self._worker.reader.read(partition, offset, PIECE_BYTES)
+            found = self._reader.read(partition, offset, PIECE_BYTES)
             frames = found if isinstance(found, list) else []
             gap_end = found.end if found is not None and not isinstance(found, list) else 0
             if not frames and gap_end:
-                found = self._worker.reader.read(partition, gap_end, PIECE_BYTES)
+                found = self._reader.read(partition, gap_end, PIECE_BYTES)
                 frames = found if isinstance(found, list) else []
             if frames or partition.logged:
                 return True, [(stored.memory, stored.end_offset) for stored in frames]
@@ -135,9 +142,10 @@ class Departures:
             return
         if partition.switching:
             raise Unavailable(f"{partition.topic} is being changed just now; try again")
-        consumers = self._moves.dismiss_consumers(partition)
-        goodbye = _Goodbye(request, partition, consumers, self._worker.state.now_ns)
+        consumers = self._ownership.dismiss_consumers(partition)
+        goodbye = _Goodbye(request, partition, consumers, self._state.now_ns)
         self.goodbyes[partition.partition_id] = goodbye
+        self._state.leaving.add(partition.partition_id)
         if not consumers:
             self._part(goodbye)
 
@@ -159,41 +167,41 @@ class Departures:
 
     def _part(self, goodbye: _Goodbye) -> None:
         """What its consumers have not acked by now is delivered again, wherever the partition is then."""
-        worker, partition = self._worker, goodbye.partition
+        partition = goodbye.partition
         del self.goodbyes[partition.partition_id]
+        self._state.leaving.discard(partition.partition_id)
         for consumer in goodbye.consumers:
-            session = worker.state.sessions.by_number(consumer.session)
+            session = self._state.sessions.by_number(consumer.session)
             if session is not None and consumer.slot >= 0:
-                worker.detach(session, consumer, Parting.LOST)
+                self._consumers.detach(session, consumer, Parting.LOST)
         request = goodbye.request
         if request is None:
             return
-        if worker.state.partition(partition.partition_id) is not partition:
+        if self._state.partition(partition.partition_id) is not partition:
             request.fail(NotOwner(f"{partition.topic} was deleted just now"))
         elif partition.switching:
             request.fail(Unavailable(f"{partition.topic} is being changed just now; try again"))
         else:
-            self._close(request, partition, (worker.state.now_ns - goodbye.began_ns) // MS)
+            self._close(request, partition, (self._state.now_ns - goodbye.began_ns) // MS)
 
     def _close(self, request: Request, partition: Partition, goodbye_ms: int) -> None:
-        worker = self._worker
-        self._moves.send_consumers_away(partition)
-        worker.state.catalog.hold(partition, r.Moving.LEAVING, request.arguments["owner_epoch"])
+        self._ownership.send_consumers_away(partition)
+        self._state.catalog.hold(partition, r.Moving.LEAVING, request.arguments["owner_epoch"])
 
         def recorded(error: DanubeError | None) -> None:
-            if worker.state.partition(partition.partition_id) is not partition:
+            if self._state.partition(partition.partition_id) is not partition:
                 request.fail(NotOwner(f"{partition.topic} was deleted just now"))
                 return
-            worker.show_memory_entries()
-            row = worker.state.tables.partitions[partition.slot]
+            self._dispatcher.show_memory_entries()
+            row = self._state.tables.partitions[partition.slot]
             if error is None and partition.visible != int(row[PartitionWord.NEXT_OFFSET]):
                 error = Unavailable(f"{partition.topic} has messages under way; try again")
             if error is not None or partition.moving is not r.Moving.LEAVING:
-                self._moves.release(partition)
+                self._ownership.release(partition)
                 request.fail(error or Unavailable("the move was given up meanwhile"))
                 return
-            state = r.encode_snapshot(worker.state.catalog.export(partition))
-            self._states[partition.partition_id] = state
+            state = r.encode_snapshot(self._state.catalog.export(partition))
+            self._ownership.exports[partition.partition_id] = state
             request.reply(
                 {
                     "end_offset": partition.visible,
@@ -206,11 +214,11 @@ class Departures:
             )
 
         moving = r.PartitionMoving(partition.partition_id, r.Moving.LEAVING, partition.moving_epoch)
-        worker.state.journals[partition.log_slot].record(moving, recorded)
+        self._state.journals[partition.log_slot].record(moving, recorded)
 
-    def _state(self, request: Request) -> None:
+    def _send_state(self, request: Request) -> None:
         """{"partition_id", "at"} -> the bytes from there on, PIECE_BYTES of them."""
-        state = self._states.get(request.arguments["partition_id"])
+        state = self._ownership.exports.get(request.arguments["partition_id"])
         if state is None:
             raise NotOwner("the move was given up meanwhile")
         at = request.arguments["at"]
@@ -218,23 +226,19 @@ class Departures:
 
     # ------------------------------------------------------------ the decision
 
-    def forget(self, partition_id: int) -> None:
-        """The move is over."""
-        self._states.pop(partition_id, None)
-
     def _cancel(self, request: Request) -> None:
         """{"partition_id"}: it stays here."""
         goodbye = self.goodbyes.get(request.arguments["partition_id"])
         if goodbye is not None:
             goodbye.request = None
-        partition = self._worker.state.partition(request.arguments["partition_id"])
+        partition = self._state.partition(request.arguments["partition_id"])
         if partition is not None and partition.moving is r.Moving.LEAVING:
-            self._moves.release(partition)
+            self._ownership.release(partition)
         request.reply({})
 
     def _away(self, request: Request) -> None:
         """{"partition_id"}: the other log has it."""
-        partition = self._worker.state.partition(request.arguments["partition_id"])
+        partition = self._state.partition(request.arguments["partition_id"])
         if partition is not None and partition.moving is r.Moving.LEAVING:
-            self._moves.drop(partition)
+            self._ownership.drop(partition)
         request.reply({})

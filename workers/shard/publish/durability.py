@@ -12,121 +12,124 @@ another moment, and consumers must see offsets in order.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.layout import INT64_MAX, Mode, PartitionWord
 from danube_fast.broker.partition import Partition
+from danube_fast.countdown import Done
 from danube_fast.errors import DanubeError, ResourceExhausted
 from danube_fast.types import Durability
-from danube_fast.workers.shard.publish.journal import Done
+from danube_fast.workers.shard.deliver.dispatcher import Dispatcher
+from danube_fast.workers.shard.deliver.tails import Tails
+from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.publish.sync_faults import append_frame
+from danube_fast.workers.shard.state import ShardState
 
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.worker import ShardWorker
-
-__all__ = ["change_durability"]
+__all__ = ["DurabilityChanges"]
 
 _log = logging.getLogger(__name__)
 
 
-def change_durability(
-    worker: ShardWorker, partition: Partition, assigned: r.PartitionAssigned, done: Done
-) -> None:
-    """Give a partition its new settings; `done` when they are in force, or with what prevented it."""
-    row = worker.state.tables.partitions[partition.slot]
-    row[PartitionWord.MODE] = Mode.CLOSED
-    row[PartitionWord.REFUSAL] = ResourceExhausted.code
-    partition.switching += 1
-    partition.refusals["durability"] = (
-        f"the durability of {partition.topic} is being changed to {assigned.durability}; send again"
-    )
-    journal = worker.state.journals[partition.log_slot]
-    journal.changing += 1
-    journal.record(assigned)
+class DurabilityChanges:
+    """Changes of topics on one worker."""
 
-    def recorded(error: DanubeError | None) -> None:
-        partition.switching -= 1
-        journal.changing -= 1
-        if worker.state.partition(partition.partition_id) is partition:
-            error = error or _switch(worker, partition, assigned)
-            if error is not None:
-                _log.error("%s stays %s: %s", partition.topic, partition.durability, error)
-                _go_back(worker, partition)
-            if not partition.switching:
-                partition.refusals.pop("durability", None)
-                worker.state.catalog.assign(partition.assigned, partition.log_slot)
-                worker.limits.apply(partition)
-                worker.intake.reserve_offsets(partition, urgent=True)
-        done(error)
+    def __init__(
+        self, state: ShardState, intake: Intake, tails: Tails, dispatcher: Dispatcher
+    ) -> None:
+        self._state, self._intake = state, intake
+        self._tails, self._dispatcher = tails, dispatcher
 
-    journal.record(_standing(worker, partition, assigned), recorded)
+    def begin(self, partition: Partition, assigned: r.PartitionAssigned, done: Done) -> None:
+        """Give a partition its new settings; `done` when they are in force, or with what prevented it."""
+        row = self._state.tables.partitions[partition.slot]
+        row[PartitionWord.MODE] = Mode.CLOSED
+        row[PartitionWord.REFUSAL] = ResourceExhausted.code
+        partition.switching += 1
+        partition.refusals["durability"] = (
+            f"the durability of {partition.topic} is being changed to {assigned.durability}; send again"
+        )
+        journal = self._state.journals[partition.log_slot]
+        journal.changing += 1
+        journal.record(assigned)
 
+        def recorded(error: DanubeError | None) -> None:
+            partition.switching -= 1
+            journal.changing -= 1
+            if self._state.partition(partition.partition_id) is partition:
+                error = error or self._switch(partition, assigned)
+                if error is not None:
+                    _log.error("%s stays %s: %s", partition.topic, partition.durability, error)
+                    self._go_back(partition)
+                if not partition.switching:
+                    partition.refusals.pop("durability", None)
+                    self._state.catalog.assign(partition.assigned, partition.log_slot)
+                    self._state.apply_policy(partition)
+                    self._intake.reserve_offsets(partition, urgent=True)
+            done(error)
 
-def _go_back(worker: ShardWorker, partition: Partition) -> None:
-    """The record of the change may be in the log all the same: another one must follow it, and no
-    offset may be shown by the reservation that the change took back."""
-    journal = worker.state.journals[partition.log_slot]
-    state = worker.state.catalog.state_of(partition)
-    journal.record(partition.assigned)
-    journal.record(state)
-    if not partition.strict:
-        partition.safe_until = min(partition.safe_until, state.next_offset)
+        journal.record(self._standing(partition, assigned), recorded)
 
+    def _go_back(self, partition: Partition) -> None:
+        """The record of the change may be in the log all the same: another one must follow it, and no
+        offset may be shown by the reservation that the change took back."""
+        journal = self._state.journals[partition.log_slot]
+        state = self._state.catalog.state_of(partition)
+        journal.record(partition.assigned)
+        journal.record(state)
+        if not partition.strict:
+            partition.safe_until = min(partition.safe_until, state.next_offset)
 
-def _standing(
-    worker: ShardWorker, partition: Partition, assigned: r.PartitionAssigned
-) -> r.PartitionState:
-    """Where the partition stands: replay must not fall back behind offsets that no log has."""
-    state = worker.state.catalog.state_of(partition)
-    strict = Partition(assigned, partition.log_slot, partition.slot).strict
-    reserved = state.reserved_until
-    if strict:
-        reserved = INT64_MAX
-    elif reserved == INT64_MAX:
-        reserved = state.next_offset
-    return r.PartitionState(
-        state.partition_id, state.next_offset, state.append_time_ns, state.first_offset, reserved
-    )
+    def _standing(self, partition: Partition, assigned: r.PartitionAssigned) -> r.PartitionState:
+        """Where the partition stands: replay must not fall back behind offsets that no log has."""
+        state = self._state.catalog.state_of(partition)
+        strict = Partition(assigned, partition.log_slot, partition.slot).strict
+        reserved = state.reserved_until
+        if strict:
+            reserved = INT64_MAX
+        elif reserved == INT64_MAX:
+            reserved = state.next_offset
+        return r.PartitionState(
+            state.partition_id,
+            state.next_offset,
+            state.append_time_ns,
+            state.first_offset,
+            reserved,
+        )
 
+    def _switch(self, partition: Partition, assigned: r.PartitionAssigned) -> DanubeError | None:
+        """Everything that was published so far is durable: from here on the new settings hold."""
+        self._dispatcher.show_memory_entries()
+        was_logged = partition.logged
+        becomes_logged = assigned.durability != Durability.MEMORY.value
+        if was_logged and not becomes_logged:
+            self._tails.empty(partition)
+        if becomes_logged and not was_logged:
+            try:
+                self._write_tail(partition)
+            except DanubeError as error:
+                return error
+        partition.assign(assigned)
+        if becomes_logged:
+            row = self._state.tables.partitions[partition.slot]
+            if partition.strict:
+                row[PartitionWord.RESERVED_UNTIL] = INT64_MAX
+        return None
 
-def _switch(
-    worker: ShardWorker, partition: Partition, assigned: r.PartitionAssigned
-) -> DanubeError | None:
-    """Everything that was published so far is durable: from here on the new settings hold."""
-    worker.show_memory_entries()
-    was_logged = partition.logged
-    becomes_logged = assigned.durability != Durability.MEMORY.value
-    if was_logged and not becomes_logged:
-        worker.tails.empty(partition)
-    if becomes_logged and not was_logged:
+    def _write_tail(self, partition: Partition) -> None:
+        """Write a memory topic's frames to the log and count them among those that may be evicted.
+
+        Raises ResourceExhausted or Internal; what was written by then is there twice, and does no harm.
+        """
+        journal = self._state.journals[partition.log_slot]
+        journal.write(self._state.now_ns)
+        frames = partition.tail_frames()
         try:
-            _write_tail(worker, partition)
-        except DanubeError as error:
-            return error
-    partition.assign(assigned)
-    if becomes_logged:
-        row = worker.state.tables.partitions[partition.slot]
-        if partition.strict:
-            row[PartitionWord.RESERVED_UNTIL] = INT64_MAX
-    return None
-
-
-def _write_tail(worker: ShardWorker, partition: Partition) -> None:
-    """Write a memory topic's frames to the log and count them among those that may be evicted.
-
-    Raises ResourceExhausted or Internal; what was written by then is there twice, and does no harm.
-    """
-    journal = worker.state.journals[partition.log_slot]
-    journal.write(worker.state.now_ns)
-    frames = partition.tail_frames()
-    try:
+            for stored in frames:
+                # a copy, for the frame may be on its way to a consumer just now
+                append_frame(journal.log, memoryview(bytearray(stored.memory)))
+        finally:
+            journal.marked = False
+            journal.refresh()
+        journal.log.sync()
         for stored in frames:
-            # a copy, for the frame may be on its way to a consumer just now
-            append_frame(journal.log, memoryview(bytearray(stored.memory)))
-    finally:
-        journal.marked = False
-        journal.refresh()
-    journal.log.sync()
-    for stored in frames:
-        worker.tails.count(partition, stored)
+            self._tails.count(partition, stored)

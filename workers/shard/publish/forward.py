@@ -11,7 +11,6 @@ On the owner all passed-on producers of a peer belong to one session, with a neg
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 from danube_fast.errors import DanubeError, NotOwner
 from danube_fast.frame.bundle import sealed_bundle
@@ -20,10 +19,11 @@ from danube_fast.net.protocol import Status
 from danube_fast.net.session import Session
 from danube_fast.workers.process.boot import COORDINATOR
 from danube_fast.workers.process.mailbox import Reply, Request
-from danube_fast.workers.shard.publish.journal import Publication
-
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.worker import ShardWorker
+from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.publish.group import Publication
+from danube_fast.workers.shard.publish.intake import Intake
+from danube_fast.workers.shard.publish.producers import Producers
+from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Forwarder"]
 
@@ -39,10 +39,15 @@ def _session_of(request: Request) -> int:
 class Forwarder:
     """Both sides of passing on, for one worker."""
 
-    def __init__(self, worker: ShardWorker) -> None:
-        self._worker = worker
+    def __init__(
+        self, state: ShardState, delivery: Delivery, intake: Intake, producers: Producers
+    ) -> None:
+        self._state, self._delivery = state, delivery
+        self._intake, self._producers = intake, producers
         self._owners: dict[int, int] = {}
-        mailbox = worker.state.boot.mailbox
+        intake.forward = self.publish
+        producers.open_elsewhere = self.open_producer
+        mailbox = state.boot.mailbox
         mailbox.handlers["open_producer"] = self._open_here
         mailbox.handlers["publish"] = self._publish_here
         mailbox.epoch_watchers.append(self._restarted)
@@ -60,14 +65,13 @@ class Forwarder:
             if isinstance(reply.error, NotOwner):
                 self._owners.pop(command.partition_id, None)
             if reply.error is None:
-                answered: Any = p.Result(command.request, reply.value)
+                self._delivery.result(session, command.request, reply.value)
             else:
-                answered = p.Error(command.request, reply.error.code, str(reply.error))
-            self._worker.delivery.send(session, [p.encode(answered)])
+                self._delivery.fail(session, command.request, reply.error)
 
         def found(owner: int) -> None:
             arguments = {"partition_id": command.partition_id, "name": command.name}
-            self._worker.state.boot.mailbox.call(owner, "open_producer", arguments, on_reply=answer)
+            self._state.boot.mailbox.call(owner, "open_producer", arguments, on_reply=answer)
 
         self._find_owner(command.partition_id, found, answer)
 
@@ -81,7 +85,7 @@ class Forwarder:
 
         def located(reply: Reply) -> None:
             owner = reply.value["process"] if reply.error is None else None
-            if owner is None or owner == self._worker.state.boot.config.process_index:
+            if owner is None or owner == self._state.boot.config.process_index:
                 text = f"partition {partition_id} is not here; look the topic up again"
                 error = reply.error or NotOwner(text)
                 failed(Reply(error=error))
@@ -91,7 +95,7 @@ class Forwarder:
             self._owners[partition_id] = owner
             found(owner)
 
-        self._worker.state.boot.mailbox.call(
+        self._state.boot.mailbox.call(
             COORDINATOR, "owner", {"partition_id": partition_id}, on_reply=located
         )
 
@@ -112,9 +116,9 @@ class Forwarder:
                 self._owners.pop(partition_id, None)
             if reply.error is not None:
                 publication.texts[Status.NOT_OWNER] = str(reply.error)
-            self._worker.release(publication)
+            self._intake.release(publication)
 
-        self._worker.state.boot.mailbox.call(
+        self._state.boot.mailbox.call(
             owner, "publish", {}, sealed_bundle([(partition_id, frame)]), on_reply=answered
         )
         return True
@@ -130,7 +134,7 @@ class Forwarder:
             else:
                 request.reply(opened)
 
-        self._worker.commands.register_producer(
+        self._producers.register(
             _session_of(request), arguments["partition_id"], arguments["name"], done
         )
 
@@ -139,6 +143,4 @@ class Forwarder:
             request.reply(publication.statuses)
 
         publication = Publication(_session_of(request), 0, done)
-        self._worker.intake.publish(
-            publication, bytearray(request.body), self._worker.state.now_wall_ns
-        )
+        self._intake.publish(publication, bytearray(request.body), self._state.now_wall_ns)

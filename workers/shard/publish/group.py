@@ -10,12 +10,9 @@ from typing import Any
 
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Stored
-from danube_fast.errors import DanubeError
+from danube_fast.countdown import Done
 
-__all__ = ["Done", "Group", "Publication"]
-
-Done = Callable[[DanubeError | None], None]
-"""Called when something is durable, or with the error that prevented it."""
+__all__ = ["Group", "Publication"]
 
 
 class Publication:

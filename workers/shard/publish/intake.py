@@ -154,7 +154,7 @@ class Intake:
             )
             publication.statuses = [code, 0]
             self.refused += 1
-            self._finish(publication)
+            self.release(publication)
             return
         if not self._stays_in_memory(buffer):
             for journal in self.journals:
@@ -178,7 +178,7 @@ class Intake:
         self.result_index += count
         self.bytes_in += size
         self.bundles_in += 1
-        self._finish(publication)
+        self.release(publication)
 
     def _stays_in_memory(self, buffer: Any) -> bool:
         """Whether it is one frame, for a partition that writes to no log: then no log needs room."""
@@ -207,7 +207,7 @@ class Intake:
         publication.texts[code] = f"damaged bundle: {describe_fault(fault)}; see docs/protocol.md"
         publication.statuses = [code, 0]
         self.refused += 1
-        self._finish(publication)
+        self.release(publication)
 
     def _sort(self, publication: Publication, part: Any, buffer: Any, count: int, skip: int) -> int:
         """Look at result rows from `skip` on; returns where admission has to go on, or `count`."""
@@ -345,7 +345,7 @@ class Intake:
         if publications and group.began_ns:
             observe(self.ack_times, self._now_ns - group.began_ns, len(publications))
         for publication in publications:
-            self._finish(publication)
+            self.release(publication)
 
     def take_answers(self) -> tuple[dict[int, list[Outcome]], dict[int, dict[int, str]]]:
         """Outcomes of what waits for nothing any more, and the texts of refusals, by session."""
@@ -373,7 +373,7 @@ class Intake:
             if self._now_ns < until_ns and partition.lag()[0] > LAG_BYTES_MAX:
                 return
             held.popleft()
-            self._finish(publication)
+            self.release(publication)
 
     def _show_safe(self, partition: Partition) -> None:
         """More offsets of a partition are reserved durably: show what waited for that."""
@@ -382,13 +382,13 @@ class Intake:
             _, stored, publication = waiting.popleft()
             if stored is not None:
                 self.memory_entries.append((partition, stored))
-            self._finish(publication)
+            self.release(publication)
 
     def forget(self, partition: Partition) -> None:
         """A partition was removed."""
         self.touched.pop(partition.partition_id, None)
         for _, _, publication in self._unsafe.pop(partition.partition_id, ()):
-            self._finish(publication)
+            self.release(publication)
 
     def _explain(self, publication: Publication, status: int, row: list[int]) -> None:
         self.refused += 1
@@ -421,8 +421,8 @@ class Intake:
             text = "refused"
         publication.texts[status] = text
 
-    def _finish(self, publication: Publication) -> None:
-        """One of the things a publication waited for is done; admission itself is one of them."""
+    def release(self, publication: Publication) -> None:
+        """Note that one of the things a publication waits for is done; admission itself is one of them."""
         publication.pending -= 1
         if publication.pending == 0:
             self.answered.append(publication)

@@ -20,14 +20,15 @@ from danube_fast.broker.admission.layout import LogWord, ResultWord
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.records import Record, encode_record
 from danube_fast.config import Settings
+from danube_fast.countdown import Done
 from danube_fast.errors import DanubeError, Internal, ResourceExhausted
 from danube_fast.frame.layout import HEADER_BYTES
 from danube_fast.wal.control import make_control_frame, stamp_control_frame
 from danube_fast.wal.log import Log
-from danube_fast.workers.shard.publish.group import Done, Group, Publication
+from danube_fast.workers.shard.publish.group import Group, Publication
 from danube_fast.workers.shard.publish.runs import make_runs
 
-__all__ = ["Done", "Group", "Journal", "Publication"]
+__all__ = ["Group", "Journal", "Publication"]
 
 _log = logging.getLogger(__name__)
 

@@ -1,16 +1,20 @@
-"""From a time to an offset: where a subscription, a reader or a seek by time begins."""
+"""From a time to an offset: where a subscription, a reader or a seek by time begins; and back."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription.consumer import Stored
+from danube_fast.broker.subscription.consumer import Gap, Stored
+from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.frame.view import FrameView
 from danube_fast.wal.log import Log
 from danube_fast.workers.shard.read.places import first_run
+from danube_fast.workers.shard.state import ShardState
 
-__all__ = ["offset_at"]
+__all__ = ["lag_seconds", "offset_at"]
+
+NS_PER_SECOND = 1_000_000_000
 
 
 def _append_time_ns(stored: Stored) -> int:
@@ -38,3 +42,22 @@ def offset_at(partition: Partition, log: Log, time_ns: int) -> int:
             found = indexed
     end = partition.visible
     return max(partition.first_offset, min(end, end if found is None else found))
+
+
+def lag_seconds(state: ShardState, partition: Partition, sub: Subscription) -> float:
+    """Age of the oldest message that a subscription has not acked; 0 if all are."""
+    offset = sub.cursor if sub.by_message else sub.next_offset
+    if offset >= partition.visible:
+        return 0.0
+    found = partition.frame_at(lambda _partition, _offset: None, offset)
+    if isinstance(found, Gap):
+        found = partition.frame_at(lambda _partition, _offset: None, found.end)
+    time_ns = 0
+    if isinstance(found, Stored):
+        time_ns = _append_time_ns(found)
+    elif partition.reliable:
+        run = first_run(state.logs[partition.log_slot], partition, offset)
+        time_ns = run.append_time_ns if run is not None else 0
+    if not time_ns:
+        return 0.0
+    return max(0.0, (state.now_wall_ns - time_ns) / NS_PER_SECOND)

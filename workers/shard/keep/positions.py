@@ -1,5 +1,4 @@
-"""What administrators do to positions: purge a topic, skip messages of a subscription; and how old is
-the oldest message that a subscription has not acked.
+"""What administrators do to positions: purge a topic, skip messages of a subscription.
 
 A purge is one record: everything below an offset counts as gone, for all subscriptions. It is durable
 before anybody is told, and after a restart it holds again, whatever the log still has of the messages.
@@ -8,7 +7,6 @@ before anybody is told, and after a restart it holds again, whatever the log sti
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,20 +14,24 @@ from danube_fast.broker import records as r
 from danube_fast.broker.ledger.ledger import runs_of
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.sparse import existing
-from danube_fast.broker.subscription.consumer import Gap, Stored
+from danube_fast.broker.subscription.consumer import Gap
 from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.countdown import Countdown
 from danube_fast.errors import DanubeError, Unavailable
-from danube_fast.frame.view import FrameView
 from danube_fast.workers.process.mailbox import Request
-from danube_fast.workers.shard.read.places import first_run, lowest_position
+from danube_fast.workers.shard.deliver.consumers import Consumers
+from danube_fast.workers.shard.deliver.gaps import Gaps
+from danube_fast.workers.shard.deliver.tails import Tails
+from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.keep.cursors import Cursors
+from danube_fast.workers.shard.keep.retention import Retention
+from danube_fast.workers.shard.keep.trimming import Trimming
+from danube_fast.workers.shard.read.log_reader import LogReader
+from danube_fast.workers.shard.state import ShardState
 
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.worker import ShardWorker
-
-__all__ = ["Positions", "purged_below"]
+__all__ = ["Positions"]
 
 PURGED = "these messages were purged"
-NS_PER_SECOND = 1_000_000_000
 SLICE_NS = 5_000_000
 """Of each tick, for messages that are skipped."""
 SLICE_FRAMES = 256
@@ -59,16 +61,26 @@ class Walk:
         self.is_over = is_last or self.left == 0
 
 
-class Positions:
+class Positions(Job):
     """Mailbox handlers of one worker."""
 
-    def __init__(self, worker: ShardWorker) -> None:
-        self._worker = worker
+    def __init__(
+        self, state: ShardState, reader: LogReader, tails: Tails, consumers: Consumers,
+        cursors: Cursors, gaps: Gaps, retention: Retention, trimming: Trimming,
+    ) -> None:  # fmt: skip
+        self._state = state
+        self._reader = reader
+        self._tails = tails
+        self._consumers = consumers
+        self._cursors = cursors
+        self._gaps = gaps
+        self._retention = retention
+        self._trimming = trimming
         self._skips: deque[tuple[Request, list[Walk]]] = deque()
-        worker.state.boot.mailbox.handlers.update({"purge": self._purge, "skip": self._skip})
+        state.boot.mailbox.handlers.update({"purge": self._purge, "skip": self._skip})
 
     def _found(self, request: Request) -> list[Partition]:
-        by_id = self._worker.state.catalog.by_id
+        by_id = self._state.catalog.by_id
         found = []
         for number in request.arguments["partition_ids"]:
             partition = by_id.get(number)
@@ -83,39 +95,35 @@ class Positions:
         """{"partition_ids"} -> {"purged": [[partition id, messages, offset], ...]} when durable."""
         found = self._found(request)
         purged: list[list[int]] = []
-        left = len(found) + 1
 
         def done(error: DanubeError | None) -> None:
-            nonlocal left
-            left -= 1
             if error is not None:
                 request.fail(error)
-            elif left == 0:
+            else:
                 request.reply({"purged": purged})
 
-        for partition in found:
-            until = partition.visible
-            count = until - partition.first_offset
-            purged.append([partition.partition_id, count, until])
-            record = r.Purged(partition.partition_id, until)
-            self._drop(partition, until)
-            self._worker.write_cursors()  # what consumers are to be told must not come later
-            self._worker.state.journals[partition.log_slot].record(record, done)
-        done(None)
+        with Countdown(done) as countdown:
+            for partition in found:
+                until = partition.visible
+                count = until - partition.first_offset
+                purged.append([partition.partition_id, count, until])
+                record = r.Purged(partition.partition_id, until)
+                self._drop(partition, until)
+                self._cursors.write()  # what consumers are to be told must not come later
+                self._state.journals[partition.log_slot].record(record, countdown.add())
 
     def _drop(self, partition: Partition, until: int) -> None:
-        worker = self._worker
         moved = [(sub, sub.cursor) for sub in partition.subscriptions.values()]
         partition.purge(until)
         for sub, cursor in moved:
             if cursor < until:
-                worker.gaps.tell(partition, sub, Gap(until, PURGED, lost=True, start=cursor))
-        worker.tails.empty(partition)
+                self._gaps.tell(partition, sub, Gap(until, PURGED, lost=True, start=cursor))
+        self._tails.empty(partition)
         if partition.keeps_memory:
-            worker.retention.trim_memory(partition)
-        worker.retention.hasten(partition)
-        worker.state.mark_cursor(partition)
-        worker.state.mark_ready(partition)
+            self._retention.trim_memory(partition)
+        self._trimming.hasten(partition)
+        self._state.mark_cursor(partition)
+        self._state.mark_ready(partition)
 
     # ------------------------------------------------------------ skip
 
@@ -129,18 +137,18 @@ class Positions:
             if name in partition.subscriptions
         ]
         self._skips.append((request, walks))
-        self.do_work()
+        self.do_work(self._state.now_ns)
 
     @property
     def is_busy(self) -> bool:
-        """Messages are being skipped."""
+        """Whether messages are being skipped."""
         return bool(self._skips)
 
-    def do_work(self) -> None:
+    def do_work(self, now_ns: int) -> None:
         """A slice of what is to be skipped: it is read, and that can be a whole log."""
         if not self._skips:
             return
-        clock = self._worker.state.clock
+        clock = self._state.clock
         until_ns, frames = clock.monotonic_ns() + SLICE_NS, SLICE_FRAMES
         while self._skips and frames and clock.monotonic_ns() < until_ns:
             frames -= 1
@@ -164,38 +172,26 @@ class Positions:
                 except DanubeError as error:
                     self._skips.popleft()
                     request.fail(error)
-                self._worker.touch(walk.sub)
-        self._worker.write_cursors()
+                self._consumers.touch(walk.sub)
+        self._cursors.write()
 
     def _is_gone(self, walk: Walk) -> bool:
-        partition = self._worker.state.partition(walk.partition.partition_id)
+        partition = self._state.partition(walk.partition.partition_id)
         if partition is not walk.partition or partition.moving:
             return True
         return partition.subscriptions.get(walk.sub.name) is not walk.sub
 
     def _tell_skipped(self, request: Request, walks: list[Walk]) -> None:
         """Answer when all of it is durable."""
-        worker = self._worker
-        worker.write_cursors()
         skipped = [[w.partition.partition_id, w.skipped, w.sub.cursor] for w in walks]
-        slots = {walk.partition.log_slot for walk in walks}
-        left = len(slots) + 1
 
         def done(error: DanubeError | None) -> None:
-            nonlocal left
-            left -= 1
             if error is not None:
                 request.fail(error)
-            elif left == 0:
+            else:
                 request.reply({"skipped": skipped})
 
-        for slot in slots:
-            journal = worker.state.journals[slot]
-            if journal.stuck is not None:
-                done(journal.stuck)
-            else:
-                journal.when_durable(done)
-        done(None)
+        self._cursors.flush({walk.partition.log_slot for walk in walks}, done)
 
     def _pass_over(self, walk: Walk) -> None:
         """Settle messages behind the cursor: of one frame, or all if that needs no look at them."""
@@ -210,7 +206,7 @@ class Positions:
         if count is None:
             walk.skip(sub.settle(at, end), is_last=True)
             return
-        found = partition.frame_at(self._worker.reader.read_some, at) if at < end else None
+        found = partition.frame_at(self._reader.read_some, at) if at < end else None
         if found is None:
             walk.is_over = True
             return
@@ -225,38 +221,3 @@ class Positions:
             for low, high in runs_of(gone, found.base_offset):
                 sub.settle(low, high)
         walk.skip(sub.settle(at, stop))
-
-    # ------------------------------------------------------------ age
-
-    def lag_seconds(self, partition: Partition, sub: Subscription) -> float:
-        """Age of the oldest message that is not acked; 0 if all are."""
-        worker = self._worker
-        offset = sub.cursor if sub.by_message else sub.next_offset
-        if offset >= partition.visible:
-            return 0.0
-        found = partition.frame_at(lambda _partition, _offset: None, offset)
-        if isinstance(found, Gap):
-            found = partition.frame_at(lambda _partition, _offset: None, found.end)
-        time_ns = 0
-        if isinstance(found, Stored):
-            time_ns = FrameView(found.memory).append_time_ns
-        elif partition.reliable:
-            run = first_run(worker.state.logs[partition.log_slot], partition, offset)
-            time_ns = run.append_time_ns if run is not None else 0
-        if not time_ns:
-            return 0.0
-        return max(0.0, (worker.state.now_wall_ns - time_ns) / NS_PER_SECOND)
-
-
-def purged_below(worker: ShardWorker, slot: int) -> int:
-    """Position in a log below which purges have left nothing that anybody may read; 0: there were none."""
-    mine = worker.state.catalog.of_log(slot)
-    if not any(partition.purged_until for partition in mine):
-        return 0
-    log = worker.state.logs[slot]
-    position = log.written_position
-    for partition in mine:
-        lowest = lowest_position(log, partition, partition.first_offset)
-        if lowest is not None:
-            position = min(position, lowest)
-    return position

@@ -1,0 +1,62 @@
+"""A worker's counters and histograms, as /metrics and `danube-fast stats` read them in shared memory."""
+
+from __future__ import annotations
+
+from danube_fast.ring.counters import HISTOGRAM_BUCKETS, Counter, Histogram
+from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.publish.intake import Intake
+from danube_fast.workers.shard.state import ShardState
+
+__all__ = ["CounterReports"]
+
+INTERVAL_NS = 250_000_000
+
+
+class CounterReports(Job):
+    """Publishes what one worker counted."""
+
+    def __init__(self, state: ShardState, intake: Intake, delivery: Delivery) -> None:
+        self._state, self._intake, self._delivery = state, intake, delivery
+        self._synced_before = sum(log.synced_position for log in state.logs)
+        self._next_ns = 0
+
+    def do_work(self, now_ns: int) -> None:
+        """Refresh the counters, if it is time."""
+        if now_ns < self._next_ns:
+            return
+        self._next_ns = now_ns + INTERVAL_NS
+        state, counters = self._state, self._state.boot.counters
+        intake, delivery = self._intake, self._delivery
+        synced = sum(log.synced_position for log in state.logs)
+        values = {
+            Counter.MESSAGES_IN: intake.messages_in,
+            Counter.BYTES_IN: intake.bytes_in,
+            Counter.FRAMES_IN: intake.frames_in,
+            Counter.MESSAGES_OUT: delivery.messages_out,
+            Counter.BYTES_OUT: delivery.bytes_out,
+            Counter.DUPLICATES: intake.duplicates,
+            Counter.REFUSED: intake.refused,
+            Counter.REDELIVERED: delivery.redelivered,
+            Counter.SESSIONS: len(state.sessions),
+            Counter.PARTITIONS: len(state.catalog.by_id),
+            Counter.LOG_BYTES: sum(log.bytes_on_disk for log in state.logs),
+            Counter.LOG_POSITION: sum(log.written_position for log in state.logs),
+            Counter.GROUPS: sum(journal.group_count for journal in state.journals),
+            Counter.BUNDLES_IN: intake.bundles_in,
+            Counter.SYNC_BYTES: synced - self._synced_before,
+            Counter.ACKS_OUT: max(0, intake.frames_answered - intake.refused),
+            Counter.LOST_NON_RELIABLE: delivery.lost,
+            Counter.CONSUMERS: sum(session.holds for session in state.sessions),
+        }
+        times = {
+            Histogram.ACK: [intake.ack_times],
+            Histogram.SYNC: [log.sync_times for log in state.logs],
+        }
+        values[Counter.SYNCS] = sum(sum(row[:HISTOGRAM_BUCKETS]) for row in times[Histogram.SYNC])
+        for histogram, rows in times.items():
+            for place, value in enumerate(map(sum, zip(*rows, strict=True))):
+                if value:
+                    counters.set(histogram + place, value)
+        for counter, value in values.items():
+            counters.set(counter, value)

@@ -1,0 +1,236 @@
+"""Which partitions are this worker's: told by the coordinator, asked of it after a restart of either."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+
+from danube_fast.broker import records as r
+from danube_fast.countdown import Countdown, Done
+from danube_fast.errors import DanubeError, DataLoss, TopicDeleted, Unavailable
+from danube_fast.workers.process.boot import COORDINATOR
+from danube_fast.workers.process.mailbox import Reply, Request
+from danube_fast.workers.shard.deliver.consumers import Consumers
+from danube_fast.workers.shard.inherit import inherit
+from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.move.arrival import Arrivals
+from danube_fast.workers.shard.move.departure import Departures
+from danube_fast.workers.shard.move.moves import Moves
+from danube_fast.workers.shard.publish.durability import DurabilityChanges
+from danube_fast.workers.shard.publish.intake import Intake
+from danube_fast.workers.shard.rollback import Restored
+from danube_fast.workers.shard.state import ShardState
+
+__all__ = ["Assignments"]
+
+_log = logging.getLogger(__name__)
+
+MS = 1_000_000
+TIMEOUT_MS = 10_000
+AGAIN_NS = 250 * MS
+
+
+class Assignments(Job):
+    """Takes over and gives up partitions of one worker."""
+
+    def __init__(
+        self, state: ShardState, restored: Restored, intake: Intake, consumers: Consumers,
+        durability: DurabilityChanges, moves: Moves, arrivals: Arrivals, departures: Departures,
+    ) -> None:  # fmt: skip
+        self._state = state
+        self._restored = restored
+        self._intake = intake
+        self._consumers = consumers
+        self._durability = durability
+        self._moves = moves
+        self._arrivals = arrivals
+        self._departures = departures
+        self._next_ns = 0
+        self.is_missing = False
+        """The coordinator could not be asked, and is asked again."""
+        self._unrecorded: set[int] = set()
+        """Partitions whose assignment is not durable yet."""
+        state.boot.mailbox.handlers.update({"assign": self._assign, "unassign": self._unassign})
+        state.boot.mailbox.epoch_watchers.append(self._peer_restarted)
+
+    def do_work(self, now_ns: int) -> None:
+        """Ask again, if it is time."""
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + AGAIN_NS
+            if self.is_missing:
+                self.ask()
+
+    def _peer_restarted(self, peer: int, epoch: int) -> None:
+        """Ask again if the coordinator is new, and do no more for the one before."""
+        if peer == COORDINATOR:
+            self._arrivals.give_up_all()
+            self._departures.give_up_all()
+            self.ask()
+
+    def ask(self) -> None:
+        """Ask the coordinator which partitions live in our logs; what we know is served anyway."""
+        log_ids = [log.log_id for log in self._state.logs]
+        self.is_missing = False
+        # what began to move since then is not meant by the answer
+        undecided = self._moves.undecided()
+
+        def got(reply: Reply) -> None:
+            if reply.error is not None:
+                _log.info("no assignments yet, asking again: %s", reply.error)
+                self.is_missing = True
+                return
+            every = set(range(len(self._state.logs)))
+            self._restored.note_revision(reply.value.get("revision", 0), every)
+            for entry in reply.value["partitions"]:
+                if entry["partition_id"] in undecided:
+                    self._moves.decide(undecided[entry["partition_id"]], entry)
+                self._take(entry)
+            self._drop(reply.value["deleted"])
+            for partition_id in reply.value.get("elsewhere", ()):
+                self._moves.decide_elsewhere(undecided[partition_id])
+            self._report_unknown({entry["partition_id"] for entry in reply.value["partitions"]})
+
+        self._state.boot.mailbox.call(
+            COORDINATOR,
+            "assignments",
+            {
+                "log_ids": log_ids,
+                "undecided": list(undecided),
+                **self._restored.report(),
+            },
+            on_reply=got,
+            timeout_ms=TIMEOUT_MS,
+        )
+
+    def _drop(self, partition_ids: list[int]) -> None:
+        """Partitions that were deleted while this worker was away."""
+        mailbox = self._state.boot.mailbox
+        for partition_id in partition_ids:
+
+            def dropped(error: DanubeError | None, partition_id: int = partition_id) -> None:
+                if error is None:
+                    mailbox.notify(COORDINATOR, "dropped", {"partition_ids": [partition_id]})
+
+            self._remove(partition_id, dropped)
+
+    def _report_unknown(self, assigned: set[int]) -> None:
+        """The metadata is behind the log, as after an old backup: keep everything, and say so."""
+        for partition_id, partition in self._state.catalog.by_id.items():
+            if partition_id not in assigned:
+                _log.error(
+                    "partition %d (%s) is in log %d, but the metadata does not know it; it is kept "
+                    "and not served: restore the metadata that belongs to this data directory",
+                    partition_id,
+                    partition.topic,
+                    self._state.logs[partition.log_slot].log_id,
+                )
+
+    def _take(self, entry: dict[str, Any], done: Done | None = None) -> bool:
+        """Enter one assignment; True if it needed a record."""
+        slots = {log.log_id: slot for slot, log in enumerate(self._state.logs)}
+        slot = slots.get(entry["log_id"])
+        if slot is None:
+            return False
+        assigned = r.PartitionAssigned.of(entry)
+        known = self._state.partition(assigned.partition_id)
+        if known is not None and not self._moves.assigned(known, entry):
+            if done is not None:
+                done(Unavailable(f"{assigned.topic} is being moved just now; try again"))
+            return True
+        if known is not None and known.assigned.incarnation != assigned.incarnation:
+            text = (
+                f"partition {assigned.partition_id} is {known.topic} in log {entry['log_id']} but "
+                f"{assigned.topic} in the metadata: the two do not belong together; restore the "
+                "metadata of this data directory"
+            )
+            _log.error("%s", text)
+            if done is not None:
+                done(DataLoss(text))
+            return True
+        if known is None:
+            first_offset = self._restored.first_offset(entry, slot)
+            assigned = msgspec.structs.replace(assigned, first_offset=first_offset)
+        unrecorded = self._unrecorded
+
+        def recorded(error: DanubeError | None) -> None:
+            if error is None:
+                unrecorded.discard(assigned.partition_id)
+            if done is not None:
+                done(error)
+
+        if known is not None and known.assigned == assigned and not known.switching:
+            if assigned.partition_id not in unrecorded:
+                return False
+            self._state.journals[slot].when_durable(recorded)
+            return True
+        if known is not None and (
+            known.switching or known.assigned.durability != assigned.durability
+        ):
+            self._durability.begin(known, assigned, recorded)
+            return True
+        unrecorded.add(assigned.partition_id)
+        partition = self._state.catalog.assign(assigned, slot)
+        self._state.apply_policy(partition)
+        self._state.journals[slot].record(assigned, recorded)
+        self._intake.reserve_offsets(partition, urgent=True)
+        return True
+
+    def _assign(self, request: Request) -> None:
+        """{"partitions": [...]} -> {} when all of them are durable."""
+        entries = request.arguments["partitions"]
+        with Countdown(self._answer(request)) as countdown:
+            for entry in entries:
+                entered = countdown.add()
+                if not self._take(entry, entered):
+                    entered(None)
+                inherit(self._state, entry, countdown)
+            self._note_revision(request, [entry["partition_id"] for entry in entries])
+
+    @staticmethod
+    def _answer(request: Request) -> Done:
+        """What to call when a request is done, or cannot be."""
+
+        def done(error: DanubeError | None) -> None:
+            if error is not None:
+                request.fail(error)
+            else:
+                request.reply({})
+
+        return done
+
+    def _note_revision(self, request: Request, partition_ids: list[int]) -> None:
+        """Write into the logs of these partitions how new the metadata is that named them."""
+        by_id = self._state.catalog.by_id
+        slots = {by_id[number].log_slot for number in partition_ids if number in by_id}
+        self._restored.note_revision(request.arguments.get("revision", 0), slots)
+
+    def _unassign(self, request: Request) -> None:
+        """{"partition_ids": [...], "reason": text} -> {} when it is durable."""
+        ids = request.arguments["partition_ids"]
+        answer = self._answer(request)
+
+        def done(error: DanubeError | None) -> None:
+            if error is None and ids:
+                self._state.boot.mailbox.notify(COORDINATOR, "dropped", {"partition_ids": ids})
+            answer(error)
+
+        self._note_revision(request, ids)
+        with Countdown(done) as countdown:
+            for partition_id in ids:
+                self._remove(partition_id, countdown.add())
+
+    def _remove(self, partition_id: int, done: Done) -> None:
+        partition = self._state.partition(partition_id)
+        if partition is None:
+            done(None)
+            return
+        text = f"topic {partition.topic} was deleted; create it again to use its name"
+        for sub in partition.all_subscriptions():
+            self._consumers.close_all(sub, TopicDeleted.code, text)
+        self._state.catalog.remove(partition_id)
+        self._unrecorded.discard(partition_id)
+        self._state.forget(partition)
+        self._state.journals[partition.log_slot].record(r.PartitionRemoved(partition_id), done)
+        self._state.logs[partition.log_slot].drop_partition(partition_id)

@@ -1,0 +1,72 @@
+"""Consumers that leave, by their own will or against it, and subscriptions that something happened to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from danube_fast.broker.subscription.consumer import Consumer, Parting, SubscriptionKind
+from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.net.session import Session
+from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.state import ShardState
+
+__all__ = ["Consumers"]
+
+
+class Consumers:
+    """The consumers of one worker, across its sessions and subscriptions."""
+
+    def __init__(self, state: ShardState, delivery: Delivery) -> None:
+        self._state, self._delivery = state, delivery
+        self.take_poisoned: Callable[[Subscription], None] = lambda sub: None
+        """Gets a subscription with messages that failed too often."""
+
+    def touch(self, sub: Subscription) -> None:
+        """Note that a subscription may have something to hand out, to record or to publish."""
+        partition = self._state.partition(sub.partition_id)
+        if partition is not None:
+            self._state.mark_ready(partition)
+            if sub.cursor_dirty:
+                self._state.mark_cursor(partition)
+            if sub.poisoned:
+                self.take_poisoned(sub)
+
+    def detach(self, session: Session, consumer: Consumer, how: Parting = Parting.CLOSED) -> None:
+        """Take a consumer from its subscription; what it held may go to others."""
+        sub = consumer.subscription
+        sub.detach(consumer, how)
+        self.touch(sub)
+        if session.consumers.pop(consumer.consumer_id, None) is not None:
+            session.holds -= 1
+        partition = self._state.partition(sub.partition_id)
+        if partition is not None:
+            if sub.kind is SubscriptionKind.READER and sub in partition.readers:
+                partition.readers.remove(sub)
+            self._state.mark_ready(partition)
+
+    def close(self, session: Session, consumer: Consumer, **detail: object) -> None:
+        """Detach a consumer against its will, and say why: `code` and `text`."""
+        self._delivery.tell_closed(session, consumer, detail)
+        self.detach(session, consumer, Parting.LOST)
+
+    def close_all(self, sub: Subscription, code: int, text: str) -> None:
+        """Detach every consumer of a subscription, and say why."""
+        for consumer in list(sub.consumers):
+            session = self._state.sessions.by_number(consumer.session)
+            if session is not None:
+                self.close(session, consumer, code=code, text=text)
+
+    def resume(self, session: Session) -> None:
+        """Hand out to a session that takes messages again."""
+        for flow in session.flows.values():
+            for consumer in flow.users:
+                partition = self._state.partition(consumer.subscription.partition_id)
+                if partition is not None:
+                    self._state.mark_ready(partition)
+
+    def close_session(self, session: Session, parting: Parting = Parting.LOST) -> None:
+        """End a session, by default as its client goes on with another: all its consumers leave."""
+        for consumer in list(session.consumers.values()):
+            self.detach(session, consumer, parting)
+        self._delivery.forget(session)
+        self._state.sessions.close(session)

@@ -1,0 +1,106 @@
+"""Frames on their way from visible to handed out: a slice of each partition in a turn.
+
+written, synced or kept in memory -> show: to the tail, or at once to a consumer that waits
+ready partitions -> dispatch: from the tail, or from the log, which is read for all by turns
+"""
+
+from __future__ import annotations
+
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription.consumer import Deliver, Gap, Stored
+from danube_fast.broker.subscription.fairness import dispatch_fairly
+from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.deliver.gaps import Gaps
+from danube_fast.workers.shard.deliver.tails import Tails
+from danube_fast.workers.shard.keep.retention import Retention
+from danube_fast.workers.shard.publish.intake import Intake
+from danube_fast.workers.shard.read.log_reader import LogReader
+from danube_fast.workers.shard.state import ShardState
+
+__all__ = ["Dispatcher"]
+
+READ_AHEAD_BYTES = 1024 * 1024
+READ_BYTES_PER_TURN = 4 * 1024 * 1024
+"""What one turn reads of the logs for consumers behind the tail, about."""
+
+
+class Dispatcher:
+    """Hands out what partitions of one worker have for their subscriptions."""
+
+    def __init__(
+        self, state: ShardState, intake: Intake, delivery: Delivery, tails: Tails,
+        reader: LogReader, gaps: Gaps, retention: Retention,
+    ) -> None:  # fmt: skip
+        self._state = state
+        self._intake = intake
+        self._delivery = delivery
+        self._tails = tails
+        self._reader = reader
+        self._gaps = gaps
+        self._retention = retention
+        self._read_until = 0
+        self._reading: set[int] = set()
+        self._unread: dict[int, Partition] = {}
+        """Partitions that wait for their turn to read the log."""
+        state.removal_listeners.append(self._forget)
+
+    def _forget(self, partition: Partition) -> None:
+        self._unread.pop(partition.partition_id, None)
+
+    def show_memory_entries(self) -> None:
+        """Make frames that are kept in memory visible."""
+        entries, self._intake.memory_entries = self._intake.memory_entries, []
+        self.show(entries)
+
+    def show(self, entries: list[tuple[Partition, Stored]]) -> None:
+        """Make frames visible to consumers."""
+        if not entries:
+            return
+        state = self._state
+        effects: list[Deliver] = []
+        for partition, stored in entries:
+            partition.append(stored)
+            if not partition.pass_on(stored, state.now_ns, effects):
+                state.mark_ready(partition)
+            if not partition.keeps_memory:
+                self._tails.count(partition, stored)
+        if effects:
+            self._delivery.add(state.catalog.by_id, effects)
+
+    def dispatch(self) -> int:
+        """Hand out what can be handed out; 1 if some wait for their turn to read the log."""
+        state = self._state
+        if state.ready:
+            ready, state.ready = state.ready, {}
+            self._read_until = self._reader.bytes_read + READ_BYTES_PER_TURN
+            self._reading.clear()
+            effects: list[Deliver] = []
+            for partition in ready.values():
+                if partition.policy.message_ttl_ms:
+                    self._retention.expire_old(partition)
+                mets, again = dispatch_fairly(partition, self._read_log, state.now_ns, effects)
+                if again:
+                    state.mark_ready(partition)
+                for sub, met in mets:
+                    if isinstance(met, Gap):
+                        self._gaps.tell(partition, sub, met)
+                    else:
+                        self._gaps.refuse(sub, met)
+            if effects:
+                self._delivery.add(state.catalog.by_id, effects)
+        self._tails.trim()
+        if not self._unread:
+            return 0
+        # those that could not read at all go before those that were cut short
+        unread, self._unread = self._unread, {}
+        first = {pid: part for pid, part in unread.items() if pid not in self._reading}
+        state.ready = {**first, **unread, **state.ready}
+        return 1
+
+    def _read_log(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
+        """Frames behind the tail; None, and the partition's turn comes again, when enough was read."""
+        if self._reader.bytes_read >= self._read_until:
+            self._unread[partition.partition_id] = partition
+            return None
+        self._reading.add(partition.partition_id)
+        return self._reader.read(partition, offset, READ_AHEAD_BYTES)

@@ -1,0 +1,147 @@
+"""What becomes of a partition that moves: its consumers are sent away, it is opened, dropped, entered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from danube_fast.broker import records as r
+from danube_fast.broker.admission.layout import SESSION_ARRIVED, PartitionWord, ProducerWord
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription.consumer import Consumer, Stored
+from danube_fast.errors import NotOwner
+from danube_fast.workers.shard.deliver.consumers import Consumers
+from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.deliver.foresight import Foresight
+from danube_fast.workers.shard.deliver.tails import Tails
+from danube_fast.workers.shard.publish.intake import Intake
+from danube_fast.workers.shard.state import ShardState
+
+__all__ = ["Ownership"]
+
+_log = logging.getLogger(__name__)
+
+RESUME_NS = 10_000_000_000
+"""Consumers of a non_reliable topic that come back so soon go on where they were."""
+
+
+class Ownership:
+    """The steps that both sides of a move are made of, for one worker."""
+
+    def __init__(
+        self, state: ShardState, delivery: Delivery, consumers: Consumers, intake: Intake,
+        tails: Tails, foresight: Foresight,
+    ) -> None:  # fmt: skip
+        self._state = state
+        self._delivery = delivery
+        self._consumers = consumers
+        self._intake = intake
+        self._tails = tails
+        self._foresight = foresight
+        self.exports: dict[int, bytes] = {}
+        """State of partitions that leave, by id, until it is known where they are."""
+
+    def slot_of(self, log_id: int) -> int:
+        """Slot of one of this worker's logs. Raises NotOwner."""
+        for slot, log in enumerate(self._state.logs):
+            if log.log_id == log_id:
+                return slot
+        raise NotOwner(f"log {log_id} is not one of this worker")
+
+    def is_aside(self, partition: Partition) -> bool:
+        """Whether a log of this worker has it beside another that has it too."""
+        other = self._state.catalog.others.get(partition.log_slot)
+        return other is not None and other.by_id.get(partition.partition_id) is partition
+
+    def send_consumers_away(self, partition: Partition) -> None:
+        """They look the topic up again and subscribe where it is then."""
+        for sub in partition.all_subscriptions():
+            for consumer in list(sub.consumers):
+                self._send_away(partition, consumer)
+
+    def dismiss_consumers(self, partition: Partition) -> list[Consumer]:
+        """Send those away that ack. Acks of some are on their way, or will be when they hear of it:
+        those that hold something, which stay attached for as long as the caller waits."""
+        subs = [sub for sub in partition.subscriptions.values() if sub.tracks]
+        consumers = [consumer for sub in subs for consumer in sub.consumers]
+        holding = [consumer for consumer in consumers if consumer.unacked]
+        for consumer in consumers if holding else ():
+            self._send_away(partition, consumer, stays=consumer in holding)
+        return holding
+
+    def _send_away(self, partition: Partition, consumer: Consumer, *, stays: bool = False) -> None:
+        session = self._state.sessions.by_number(consumer.session)
+        if session is None:
+            return
+        text = f"{partition.topic} is being moved to another worker; look it up again"
+        self._delivery.tell_closed(session, consumer, {"code": NotOwner.code, "text": text})
+        if stays:
+            consumer.subscription.dismiss(consumer)
+        else:
+            self._consumers.detach(session, consumer)
+
+    def release(self, partition: Partition) -> None:
+        """It is this log's: open it. What was accepted stays so, whether the record gets durable or not."""
+        if not partition.moving:
+            return
+        self.exports.pop(partition.partition_id, None)
+        arrived = partition.moving is r.Moving.ARRIVING
+        self._state.catalog.unhold(partition)
+        self._state.apply_policy(partition)
+        record = r.PartitionMoving(partition.partition_id, r.Moving.NO, partition.moving_epoch)
+        self._state.journals[partition.log_slot].record(record)
+        self._intake.reserve_offsets(partition, urgent=True)
+        if arrived:
+            partition.resumes_until_ns = self._state.now_ns + RESUME_NS
+            self._foresight.look_at(partition)
+            _log.info("%s arrived", partition.topic)
+        self._state.mark_ready(partition)
+
+    def drop(self, partition: Partition) -> None:
+        """Another log has it: forget all of it here."""
+        partition_id = partition.partition_id
+        if self.is_aside(partition):
+            self._state.catalog.others[partition.log_slot].remove(partition_id, moved=True)
+            self.tidy(partition.log_slot)
+        elif self._state.partition(partition_id) is partition:
+            self.exports.pop(partition_id, None)
+            self.send_consumers_away(partition)
+            self._state.catalog.remove(partition_id, moved=True)
+            self._state.forget(partition)
+        else:
+            return
+        self._state.journals[partition.log_slot].record(
+            r.PartitionRemoved(partition_id, moved=True)
+        )
+        self._state.logs[partition.log_slot].drop_partition(partition_id)
+
+    def enter(
+        self, records: Sequence[r.Record], slot: int, frames: Sequence[Stored] = ()
+    ) -> Partition:
+        """Make a partition out of its records; `frames` are those that are kept in memory."""
+        catalog = self._state.catalog
+        for record in records:
+            catalog.apply(record, slot)
+        partition = catalog.by_id[records[0].partition_id]  # type: ignore[union-attr]
+        row = self._state.tables.partitions[partition.slot]
+        for stored in frames:
+            if stored.end_offset <= partition.first_offset:
+                continue  # acked by everybody meanwhile
+            partition.append(stored)
+            if not partition.keeps_memory:
+                self._tails.count(partition, stored)
+        partition.visible = int(row[PartitionWord.NEXT_OFFSET])
+        if partition.logged:
+            run = self._state.logs[slot].find(partition.partition_id, partition.first_offset)
+            partition.first_offset = run.base_offset if run is not None else partition.visible
+        self._state.apply_policy(partition)
+        # who publishes here without having noticed the move opens again, and is not taken for a ghost
+        producers = self._state.tables.producers
+        mine = producers[:, ProducerWord.PARTITION_ID] == partition.partition_id
+        producers[mine, ProducerWord.SESSION] = SESSION_ARRIVED
+        return partition
+
+    def tidy(self, slot: int) -> None:
+        """Forget that anything of a log stood aside, when nothing does any more."""
+        if not self._state.catalog.others[slot].by_id:
+            del self._state.catalog.others[slot]

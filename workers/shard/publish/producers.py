@@ -1,0 +1,139 @@
+"""Producers of a worker's partitions: opened with an epoch of their own, forgotten when long unused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from danube_fast.broker import records as r
+from danube_fast.broker.admission.layout import INT64_MAX, ProducerWord
+from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.net import protocol as p
+from danube_fast.net.session import Session
+from danube_fast.ring.counters import Counter
+from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.keep.limits import Limits
+from danube_fast.workers.shard.state import ShardState
+
+__all__ = ["NAME_BYTES_MAX", "Opened", "Producers"]
+
+MS = 1_000_000
+NAME_BYTES_MAX = 256
+PRODUCER_ID_MAX = (1 << 63) - 1
+"""Producer ids stay positive as int64, for every language and every kernel."""
+COUNT_NS = 1000 * MS
+EXPIRY_NS = 60_000 * MS
+
+Opened = Callable[[dict[str, int] | None, DanubeError | None], None]
+"""Called with producer_id, producer_epoch and next_sequence, or with what prevented it."""
+
+
+class Producers(Job):
+    """Opens and expires producers; the admission kernel serves them."""
+
+    def __init__(self, state: ShardState, delivery: Delivery, limits: Limits) -> None:
+        self._state, self._delivery, self._limits = state, delivery, limits
+        self.open_elsewhere: Callable[[Session, p.OpenProducer], None] = self._refuse
+        """Opens a producer on a partition of another worker."""
+        self.handlers: dict[type, Callable[[Session, Any], None]] = {
+            p.OpenProducer: self._open,
+            p.CloseProducer: self._close,
+        }
+        self._next_count_ns = self._next_expiry_ns = 0
+
+    def _refuse(self, session: Session, command: p.OpenProducer) -> None:
+        self._state.served(command.partition_id)
+
+    def _open(self, session: Session, command: p.OpenProducer) -> None:
+        if self._state.partition(command.partition_id) is None:
+            self.open_elsewhere(session, command)
+            return
+
+        def done(opened: dict[str, int] | None, error: DanubeError | None) -> None:
+            if error is not None:
+                self._delivery.fail(session, command.request, error)
+            else:
+                self._delivery.result(session, command.request, opened)
+
+        self.register(session.number, command.partition_id, command.name, done)
+
+    def register(self, session: int, partition_id: int, name: str, done: Opened) -> None:
+        """Give a producer its id and next epoch; `done` when that is durable. Raises NotOwner,
+        InvalidArgument, ResourceExhausted."""
+        state = self._state
+        partition = state.served(partition_id)
+        if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
+            raise InvalidArgument(f"a producer name has 1 to {NAME_BYTES_MAX} bytes")
+        producer_id = xxhash.xxh64_intdigest(name.encode()) & PRODUCER_ID_MAX or 1
+        while partition.producer_names.get(producer_id, name) != name:
+            producer_id = (producer_id + 1) & PRODUCER_ID_MAX or 1
+        if partition.logged:
+            state.journals[partition.log_slot].check_takes()
+        tables = state.tables
+        slot = tables.find_producer(partition_id, producer_id)
+        self._limits.check_producer(partition, producer_id)
+        epoch = int(tables.producers[slot, ProducerWord.EPOCH]) + 1 if slot >= 0 else 1
+        slot = state.catalog.open_producer(partition, producer_id, name, epoch)
+        tables.producers[slot, ProducerWord.SESSION] = session
+        tables.producers[slot, ProducerWord.LAST_USED_NS] = state.now_wall_ns
+
+        def durable(error: DanubeError | None) -> None:
+            if error is not None:
+                done(None, error)
+                return
+            next_sequence = int(tables.producers[slot, ProducerWord.NEXT_SEQUENCE])
+            opened = {"producer_id": producer_id, "producer_epoch": epoch}
+            done({**opened, "next_sequence": next_sequence}, None)
+
+        state.journals[partition.log_slot].record(
+            r.ProducerOpened(partition_id, producer_id, name, epoch), durable
+        )
+
+    def _close(self, session: Session, command: p.CloseProducer) -> None:
+        tables = self._state.tables
+        slot = tables.find_producer(command.partition_id, command.producer_id)
+        if slot >= 0 and tables.producers[slot, ProducerWord.SESSION] == session.number:
+            tables.producers[slot, ProducerWord.SESSION] = -1
+        self._delivery.result(session, command.request)
+
+    # ------------------------------------------------------------ by the clock
+
+    def do_work(self, now_ns: int) -> None:
+        """Count open producers, and forget the unused ones, each when it is time."""
+        if now_ns >= self._next_count_ns:
+            self._next_count_ns = now_ns + COUNT_NS
+            self._state.boot.counters.set(Counter.PRODUCERS, self._open_count())
+        if now_ns >= self._next_expiry_ns:
+            self._next_expiry_ns = now_ns + EXPIRY_NS
+            self._expire()
+
+    def _open_count(self) -> int:
+        tables = self._state.tables
+        openers = tables.producers[: tables.producer_count, ProducerWord.SESSION]
+        living = [session.number for session in self._state.sessions]
+        return int(np.count_nonzero(np.isin(openers, living)))
+
+    def _expire(self) -> None:
+        """Forget producers that were not used for long, and the longest unused above the limit."""
+        state, tables, settings = self._state, self._state.tables, self._state.settings
+        producers = tables.producers[: tables.producer_count]
+        used = producers[:, ProducerWord.LAST_USED_NS]
+        live = producers[:, ProducerWord.PARTITION_ID] != 0
+        oldest_ns = state.steady_wall_ns - settings.producer_expiry_seconds * 1000 * MS
+        gone = set(np.flatnonzero(live & (used < oldest_ns)).tolist())
+        excess = int(np.count_nonzero(live)) - len(gone) - settings.producers_max
+        if excess > 0:
+            order = np.argsort(np.where(live, used, INT64_MAX), kind="stable").tolist()
+            gone.update([slot for slot in order if slot not in gone][:excess])
+        for slot in gone:
+            partition = state.partition(int(producers[slot, ProducerWord.PARTITION_ID]))
+            if partition is not None:
+                producer_id = int(producers[slot, ProducerWord.PRODUCER_ID])
+                partition.producer_names.pop(producer_id, None)
+                record = r.ProducerExpired(partition.partition_id, producer_id)
+                state.journals[partition.log_slot].record(record)
+        tables.remove_producers(list(gone))
