@@ -13,7 +13,7 @@ anything that it removed is left in the log.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.layout import INT64_MAX
@@ -63,6 +63,8 @@ class Compaction:
         state.removal_listeners.append(self._forget)
         self._partitions: dict[int, Partition] = {}
         self._dirt: dict[int, _Dirt] = {}
+        self.after_pass: Callable[[Partition], None] = lambda partition: None
+        """Called when what stood in front of a pass may be given back."""
 
     def _apply(self, partition: Partition) -> None:
         self._forget(partition)
@@ -207,6 +209,7 @@ class Compaction:
         )
         partition.sizes = None
         self._state.journals[job.slot].record(partition.compacted)
+        self.after_pass(partition)
 
 
 def _note(newest: NewestOffsets, stored: Stored) -> None:

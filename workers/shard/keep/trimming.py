@@ -15,8 +15,8 @@ __all__ = ["Trimming"]
 SECOND_NS = 1_000_000_000
 TICK_NS = SECOND_NS
 LEFT_NS = 60 * SECOND_NS
-"""For so long a log is trimmed as far as it goes after a partition was removed or purged, by snapshots of
-its own."""
+"""For so long a log is trimmed as far as it goes after a partition was removed, purged or compacted, by
+snapshots of its own."""
 
 
 class Trimming(Job):
@@ -32,6 +32,7 @@ class Trimming(Job):
         self._next_ns = 0
         self._count = 0
         state.removal_listeners.append(self.hasten)
+        rewrites.compaction.after_pass = self.hasten
 
     def do_work(self, now_ns: int) -> None:
         """Report the room that logs take, and trim them, if it is time or there are new segments."""
