@@ -94,13 +94,21 @@ def _marked_processes(mark: str) -> dict[int, str]:
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
-            if needle not in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
+            environment = Path("/proc", entry, "environ").read_bytes()
+            if needle not in environment.split(b"\0") and (environment or not _is_starting(entry)):
                 continue
             command = Path("/proc", entry, "cmdline").read_bytes()
         except OSError:
             continue
         found[int(entry)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
     return found
+
+
+def _is_starting(pid: str) -> bool:
+    """Whether it is a child of this process that has no environment yet: between fork and the end of exec, which is
+    long on a busy machine."""
+    state, parent = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[:2]
+    return state != "Z" and int(parent) == os.getpid()
 
 
 def _leaked_processes(mark: str, grace_seconds: float) -> dict[int, str]:

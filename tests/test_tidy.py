@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.subscription import Subscription
@@ -218,6 +221,40 @@ BANNED = {
         r"(?<![\w.~$])/(?:home|root|Users)" + r"/[a-z]|(?<![\w.])/work" + "/"
     ),
 }
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of the package that a file names in imports, those for types alone and the lazy ones included."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_no_modules_of_workers_import_each_other() -> None:
+    """The linter of the layers sees neither symlinked folders nor imports for types alone."""
+    modules = {
+        ".".join(("danube_fast", *path.relative_to(ROOT).with_suffix("").parts)): path
+        for path in product_files()
+        if path.relative_to(ROOT).parts[0] == "workers"
+    }
+    assert len(modules) > 80
+    graph = {name: imports_of(path) & modules.keys() for name, path in modules.items()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as fault:
+        pytest.fail(" -> ".join(fault.args[1]))
+
+
+def test_the_whole_worker_is_named_where_it_is_composed() -> None:
+    """Its parts get the state, and the parts that they need."""
+    naming = {
+        str(path.relative_to(ROOT)) for path in product_files() if "ShardWorker" in path.read_text()
+    }
+    assert naming == {"workers/shard/worker.py", "danube_fast/testing/host.py"}
 
 
 def test_no_file_holds_words_that_do_not_belong() -> None:

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument, Unavailable
-
-if TYPE_CHECKING:
-    from danube_fast.workers.coordinator.coordinator import Coordinator
+from danube_fast.workers.coordinator.placement import Placement
 
 __all__ = ["Growth"]
 
@@ -32,11 +31,53 @@ WAIT_NS = 10_000_000_000
 Done = Callable[[TopicRecord | None, DanubeError | None], None]
 
 
+class GrowthWorkers(Protocol):
+    """What is needed of the coordinator, which does it."""
+
+    topics: TopicDirectory
+    placement: Placement
+
+    def worker_of(self, log_id: int) -> int:
+        """Process index of the worker that owns a log."""
+        ...
+
+    def moving_to(self, partition_id: int) -> int | None:
+        """Index of the worker that a partition is being moved to."""
+        ...
+
+    def ask(
+        self,
+        worker: int,
+        operation: str,
+        arguments: dict[str, Any],
+        on_reply: Callable[[Any, DanubeError | None], None],
+    ) -> None:
+        """Ask a worker that may be down for something."""
+        ...
+
+    def when_placed(
+        self,
+        partitions: list[PartitionRecord],
+        wait_ns: int,
+        on_done: Callable[[DanubeError | None], None],
+    ) -> None:
+        """Call `on_done` when workers have confirmed all of them, or the time is up."""
+        ...
+
+    def forget(self, partitions: list[PartitionRecord]) -> None:
+        """Note that partitions were deleted."""
+        ...
+
+    def unassign(self, partitions: list[PartitionRecord]) -> None:
+        """Tell workers to drop partitions."""
+        ...
+
+
 class Growth:
     """One topic on its way to more partitions."""
 
     def __init__(
-        self, coordinator: Coordinator, record: TopicRecord, count: int, done: Done
+        self, coordinator: GrowthWorkers, record: TopicRecord, count: int, done: Done
     ) -> None:
         """Raises InvalidArgument, FailedPrecondition, AlreadyExists; then nothing was begun."""
         self._coordinator = coordinator

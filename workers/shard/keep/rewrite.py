@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import Unavailable
 from danube_fast.wal.log import Log
-from danube_fast.workers.shard.publish.runs import write_again
+from danube_fast.workers.shard.publish.copies import write_again
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Rewrite", "Steps"]

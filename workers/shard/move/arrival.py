@@ -21,7 +21,7 @@ from danube_fast.workers.process.mailbox import Reply, Request
 from danube_fast.workers.reports.quota import WorkerQuota
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.move.ownership import Ownership
-from danube_fast.workers.shard.publish.runs import write_again
+from danube_fast.workers.shard.publish.copies import write_again
 from danube_fast.workers.shard.read.frames import frames_of
 from danube_fast.workers.shard.state import ShardState
 

@@ -1,9 +1,6 @@
-"""Runs, the index entries of frames: straight out of the admission results, and of frames that are
-written to a log again."""
+"""Runs, the index entries of frames, straight out of the admission results."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,12 +17,8 @@ from danube_fast.frame.kernel import address_of, direct, kernel
 from danube_fast.frame.memory import load_i64, store_u32, store_u64
 from danube_fast.wal.index import Runs
 from danube_fast.wal.layout import RUN_DTYPE
-from danube_fast.wal.rewrite import restamp_run
 
-if TYPE_CHECKING:
-    from danube_fast.workers.shard.publish.journal import Journal
-
-__all__ = ["make_runs", "write_again"]
+__all__ = ["make_runs"]
 
 _AT = {name: place[1] for name, place in (RUN_DTYPE.fields or {}).items()}
 _RUN_BYTES = RUN_DTYPE.itemsize
@@ -74,22 +67,3 @@ def make_runs(tables: AdmissionTables, log_slot: int, first: int, stop: int) -> 
     runs = np.empty(stop - first, RUN_DTYPE)
     count = _make(tables.address, log_slot, first, stop, address_of(runs))
     return runs[:count] if count < stop - first else runs
-
-
-def write_again(journal: Journal, frames: bytearray, now_ns: int) -> Runs:
-    """Write frames of one partition that came from a log, stamped anew, in a group of their own, and have
-    it synced; their runs. Raises ResourceExhausted, Internal."""
-    log = journal.log
-    journal.write(now_ns)
-    position = log.reserve(len(frames))
-    runs = restamp_run(
-        frames, log_id=log.log_id, position=position, epoch=log.epoch,
-        synced_position=log.synced_position,
-    )  # fmt: skip
-    try:
-        log.append([frames], len(frames), runs)
-    finally:
-        journal.marked = False
-        journal.refresh()
-    log.sync()
-    return runs
