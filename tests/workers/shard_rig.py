@@ -49,6 +49,8 @@ class FakeMailbox:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Callable[[Any], None]]] = []
+        self.arguments: list[Any] = []
+        """Of each call."""
         self.notices: list[tuple[str, Any]] = []
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK)
         self.handlers: dict[str, Callable[[Any], None]] = {}
@@ -72,6 +74,7 @@ class FakeMailbox:
         on_reply: Callable[[Any], None], **_: Any,
     ) -> None:  # fmt: skip
         self.calls.append((operation, on_reply))
+        self.arguments.append(arguments)
 
     def notify(self, peer: int, operation: str, arguments: Any, body: bytes = b"") -> None:
         self.notices.append((operation, arguments))

@@ -57,7 +57,7 @@ class Trimming(Job):
     def _trim(self, slot: int, *, over: bool) -> None:
         """Give back segments whose messages nobody needs any more."""
         log = self._state.logs[slot]
-        if log.segment_count < 2 or log.snapshot_position == 0:
+        if log.segment_count < 2 or (log.snapshot_position == 0 and not over):
             return
         limit, pin = self._segments.needed(slot, over=over)
         before = log.oldest_position
