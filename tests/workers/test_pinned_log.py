@@ -149,6 +149,19 @@ def test_who_needs_most_of_the_oldest_segment_is_refused(start):
     rig.turn(lambda: later(rig, 1.1) or not stats(rig)["refusal"], "the end of the refusal")
 
 
+def test_the_limit_holds_before_the_first_snapshot(start, monkeypatch):
+    """A slow disk may take its time for that; nothing of the oldest segment could go anyway."""
+    rig, client, opened = pinned(start)
+    monkeypatch.setattr(rig.worker.checkpoints, "_snapshot", lambda slot: None)
+    for i in range(600):
+        status, _ = client.publish((1, client.frame(opened, i, [b"%6000d" % i])))
+        if status:
+            break
+        later(rig, 0.11)
+    assert "needs its oldest segment" in stats(rig)["refusal"]
+    assert rig.worker.state.logs[0].snapshot_position == 0
+
+
 def test_a_pinned_log_of_several_topics_goes_on(start):
     rig, client, opened = pinned(start)
     rig.assign(2, durability="os", policy={"retention_policy": "forever"})
