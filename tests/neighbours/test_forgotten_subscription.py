@@ -54,7 +54,7 @@ def test_only_the_topic_of_a_forgotten_subscription_is_refused(tmp_path: Path) -
     with (
         server,
         danube_fast.connect(server.url) as client,
-        client.producer(PINNED, durability="os", timeout=3) as pinned,
+        client.producer(PINNED, durability="fsync", timeout=3) as pinned,
         client.producer(FREE, durability="os") as free,
         client.consumer(FREE, subscription="s", initial_position="earliest") as consumer,
     ):
