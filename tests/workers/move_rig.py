@@ -23,7 +23,7 @@ from danube_fast.metadata.memory import MemoryStore
 from danube_fast.workers.coordinator.mover import Mover
 from danube_fast.workers.coordinator.placement import Placement
 from danube_fast.workers.process.boot import worker_of_log
-from danube_fast.workers.process.mailbox import Reply
+from danube_fast.workers.process.mailbox import Reply, Request
 from tests.workers.shard_rig import FakeMailbox, Rig
 
 TOPIC = "/default/t"
@@ -73,6 +73,8 @@ class _Request:
         on_reply, self._on_reply = self._on_reply, None
         if on_reply is not None:
             self._sender.answer(self._target, on_reply, reply)
+
+    when_done = Request.when_done
 
 
 class Box(FakeMailbox):

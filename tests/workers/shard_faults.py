@@ -9,6 +9,7 @@ from typing import Any
 
 from danube_fast.errors import ResourceExhausted
 from danube_fast.frame.bundle import make_bundle
+from danube_fast.workers.process.mailbox import Request
 from tests.workers.shard_rig import WAIT_SECONDS, RawClient, Rig
 
 BIG = 300 * 1024
@@ -80,6 +81,8 @@ class Asked:
 
     def fail(self, error: Exception) -> None:
         """Dropped."""
+
+    when_done = Request.when_done
 
 
 class FullLog:

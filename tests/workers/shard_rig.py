@@ -24,6 +24,7 @@ from danube_fast.frame.bundle import bundle_entries, make_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.view import FrameView
 from danube_fast.ring.buckets import BucketTable
+from danube_fast.workers.process.mailbox import Request
 from danube_fast.workers.shard.worker import ShardWorker
 
 WAIT_SECONDS = 60
@@ -97,6 +98,8 @@ class FakeRequest:
 
     def fail(self, error: Exception) -> None:
         self.error, self.done = error, True
+
+    when_done = Request.when_done
 
 
 class Rig:

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from danube_fast.broker.topics.directory import TopicDirectory
+from danube_fast.broker.admin.registry import AdminContext
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument, Unavailable
 from danube_fast.workers.coordinator.placement import Placement
@@ -31,29 +31,10 @@ WAIT_NS = 10_000_000_000
 Done = Callable[[TopicRecord | None, DanubeError | None], None]
 
 
-class GrowthWorkers(Protocol):
-    """What is needed of the coordinator, which does it."""
+class GrowthContext(AdminContext, Protocol):
+    """What is needed of the coordinator beside what every operation stands on."""
 
-    topics: TopicDirectory
     placement: Placement
-
-    def worker_of(self, log_id: int) -> int:
-        """Process index of the worker that owns a log."""
-        ...
-
-    def moving_to(self, partition_id: int) -> int | None:
-        """Index of the worker that a partition is being moved to."""
-        ...
-
-    def ask(
-        self,
-        worker: int,
-        operation: str,
-        arguments: dict[str, Any],
-        on_reply: Callable[[Any, DanubeError | None], None],
-    ) -> None:
-        """Ask a worker that may be down for something."""
-        ...
 
     def when_placed(
         self,
@@ -62,10 +43,6 @@ class GrowthWorkers(Protocol):
         on_done: Callable[[DanubeError | None], None],
     ) -> None:
         """Call `on_done` when workers have confirmed all of them, or the time is up."""
-        ...
-
-    def forget(self, partitions: list[PartitionRecord]) -> None:
-        """Note that partitions were deleted."""
         ...
 
     def unassign(self, partitions: list[PartitionRecord]) -> None:
@@ -77,7 +54,7 @@ class Growth:
     """One topic on its way to more partitions."""
 
     def __init__(
-        self, coordinator: GrowthWorkers, record: TopicRecord, count: int, done: Done
+        self, coordinator: GrowthContext, record: TopicRecord, count: int, done: Done
     ) -> None:
         """Raises InvalidArgument, FailedPrecondition, AlreadyExists; then nothing was begun."""
         self._coordinator = coordinator

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from danube_fast.clock import Clock
+from danube_fast.countdown import Done
 from danube_fast.errors import (
     DanubeError,
     Internal,
@@ -159,6 +160,17 @@ class Request:
     def fail(self, error: DanubeError) -> None:
         """Answer with an error. Nothing happens for a notification or a second answer."""
         self._answer(Kind.ERROR, str(error), b"", error.code)
+
+    def when_done(self, value: Any) -> Done:
+        """What to call when the work is done or cannot be: it replies `value`, or fails."""
+
+        def done(error: DanubeError | None) -> None:
+            if error is not None:
+                self.fail(error)
+            else:
+                self.reply(value)
+
+        return done
 
     def _answer(self, kind: Kind, value: Any, body: bytes | memoryview, code: int) -> None:
         if self._answered:

@@ -180,25 +180,13 @@ class Assignments(Job):
     def _assign(self, request: Request) -> None:
         """{"partitions": [...]} -> {} when all of them are durable."""
         entries = request.arguments["partitions"]
-        with Countdown(self._answer(request)) as countdown:
+        with Countdown(request.when_done({})) as countdown:
             for entry in entries:
                 entered = countdown.add()
                 if not self._take(entry, entered):
                     entered(None)
                 inherit(self._state, entry, countdown)
             self._note_revision(request, [entry["partition_id"] for entry in entries])
-
-    @staticmethod
-    def _answer(request: Request) -> Done:
-        """What to call when a request is done, or cannot be."""
-
-        def done(error: DanubeError | None) -> None:
-            if error is not None:
-                request.fail(error)
-            else:
-                request.reply({})
-
-        return done
 
     def _note_revision(self, request: Request, partition_ids: list[int]) -> None:
         """Write into the logs of these partitions how new the metadata is that named them."""
@@ -209,7 +197,7 @@ class Assignments(Job):
     def _unassign(self, request: Request) -> None:
         """{"partition_ids": [...], "reason": text} -> {} when it is durable."""
         ids = request.arguments["partition_ids"]
-        answer = self._answer(request)
+        answer = request.when_done({})
 
         def done(error: DanubeError | None) -> None:
             if error is None and ids:

@@ -173,14 +173,7 @@ class Operations:
         """{"partition_ids", "subscription"} -> {"deleted": n} when durable; consumers are closed."""
         name = request.arguments["subscription"]
         found = [part for part in self._changeable(request) if name in part.subscriptions]
-
-        def done(error: DanubeError | None) -> None:
-            if error is not None:
-                request.fail(error)
-            else:
-                request.reply({"deleted": len(found)})
-
-        with Countdown(done) as countdown:
+        with Countdown(request.when_done({"deleted": len(found)})) as countdown:
             for partition in found:
                 sub = partition.subscriptions[name]
                 cause = NotFound(f"subscription {name!r} was deleted")

@@ -1,4 +1,5 @@
-"""Whether a partition takes publishes, and why not: the one place that opens and closes it."""
+"""Whether a partition takes publishes as far as room is concerned; rates, moves and changes of durability close it
+elsewhere as yet."""
 
 from __future__ import annotations
 

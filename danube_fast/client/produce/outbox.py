@@ -119,10 +119,11 @@ class Outbox:
                     raise lane.failure
                 if lane.opened:
                     continue
-                refuses = lane.refusal and f"refuses for now: {lane.refusal}"
+                refusal = f"refuses for now: {lane.refusal}" if lane.refusal else ""
                 raise DeadlineExceeded(
-                    f"{lane.topic}: its worker at {lane.connection.endpoint} {refuses or 'did not answer in time'}; look at "
-                    "`danube-fast status`"
+                    f"{lane.topic}: its worker at {lane.connection.endpoint} "
+                    f"{refusal or 'did not answer in time'}; "
+                    "look at `danube-fast status`"
                 )
             self.packer.keep_to([lane.connection.limits for lane in self.lanes])
             self._batch_bytes = self.packer.batch_bytes - FRAME_OVERHEAD_BYTES

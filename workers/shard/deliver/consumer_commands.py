@@ -27,12 +27,12 @@ from danube_fast.workers.shard.deliver.gaps import Gaps
 from danube_fast.workers.shard.deliver.subscriptions import Subscriptions
 from danube_fast.workers.shard.keep.cursors import Cursors
 from danube_fast.workers.shard.keep.limits import Limits
+from danube_fast.workers.shard.publish.producers import NAME_BYTES_MAX
 from danube_fast.workers.shard.read.times import offset_at
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["ConsumerCommands"]
 
-NAME_BYTES_MAX = 256
 FLOWS_MAX = 65_536
 FILTERS_MAX = 64
 EXTENSION_NS_MAX = 7 * 24 * 3600 * 1_000_000_000

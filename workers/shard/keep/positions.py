@@ -95,14 +95,7 @@ class Positions(Job):
         """{"partition_ids"} -> {"purged": [[partition id, messages, offset], ...]} when durable."""
         found = self._found(request)
         purged: list[list[int]] = []
-
-        def done(error: DanubeError | None) -> None:
-            if error is not None:
-                request.fail(error)
-            else:
-                request.reply({"purged": purged})
-
-        with Countdown(done) as countdown:
+        with Countdown(request.when_done({"purged": purged})) as countdown:
             for partition in found:
                 until = partition.visible
                 count = until - partition.first_offset
@@ -184,14 +177,8 @@ class Positions(Job):
     def _tell_skipped(self, request: Request, walks: list[Walk]) -> None:
         """Answer when all of it is durable."""
         skipped = [[w.partition.partition_id, w.skipped, w.sub.cursor] for w in walks]
-
-        def done(error: DanubeError | None) -> None:
-            if error is not None:
-                request.fail(error)
-            else:
-                request.reply({"skipped": skipped})
-
-        self._cursors.flush({walk.partition.log_slot for walk in walks}, done)
+        slots = {walk.partition.log_slot for walk in walks}
+        self._cursors.flush(slots, request.when_done({"skipped": skipped}))
 
     def _pass_over(self, walk: Walk) -> None:
         """Settle messages behind the cursor: of one frame, or all if that needs no look at them."""
