@@ -11,7 +11,7 @@ acknowledged are gone: a corrupt middle, and the log refuses to start until an o
 (`danube-fast wal verify`). Never a silent start on less than was acknowledged.
 
 A segment's file has its full size before it gets its name, and no crash takes that back: a walk that
-comes to the end of a shorter file has met harm, whatever was durable.
+comes to the end of a shorter file has met damage, whatever was durable.
 """
 
 from __future__ import annotations

@@ -30,15 +30,15 @@ class Upkeep:
         """`jobs` are done in their order."""
         self._state, self._foresight = state, foresight
         self._sessions, self._jobs = sessions, jobs
-        self._sleepless = [job for job in jobs if type(job).is_busy is not Job.is_busy]
-        """The jobs that may be busy: they are asked before each sleep."""
+        self._may_be_busy = [job for job in jobs if type(job).is_busy is not Job.is_busy]
+        """Asked before each sleep."""
         self._next_tick_ns = 0
 
     @property
     def idle_poll_ms(self) -> int:
-        """How long the worker may sleep when nobody needs it."""
+        """How long the worker may sleep when no client or process asks for anything."""
         state = self._state
-        busy = state.moved_cursors or any(job.is_busy for job in self._sleepless)
+        busy = state.moved_cursors or any(job.is_busy for job in self._may_be_busy)
         if busy or any(not journal.marked or journal.snapshot for journal in state.journals):
             return TIMER_POLL_MS
         rest_ms = REST_POLL_MS if self._sessions.rest else IDLE_POLL_MS

@@ -1,6 +1,6 @@
 """What the policies of topics say about ages and sizes: what is too old or too much is given up.
 
-Messages that nobody acked in time count as acked, and consumers are told which those were. What may go
+Messages that were not acked in time count as acked, and consumers are told which those were. What may go
 then goes with its segment (trimming.py), or at once from a topic that is kept in memory.
 """
 

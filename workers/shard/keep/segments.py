@@ -1,4 +1,4 @@
-"""Segments of a log: who still needs something in them, and giving back what nobody needs.
+"""Segments of a log: which partitions still need something in them; those that none needs are given back.
 
 What a partition needs is for its topic's policy and its subscriptions to say; who else holds on to a
 log (a move, a rewrite) is among the pins of the state.

@@ -55,7 +55,7 @@ class Trimming(Job):
         self._left_ns[partition.log_slot] = self._state.now_ns
 
     def _trim(self, slot: int, *, over: bool) -> None:
-        """Give back segments whose messages nobody needs any more."""
+        """Give back the segments that no partition needs, and refuse a topic that pins the log above its limit."""
         log = self._state.logs[slot]
         if log.segment_count < 2 or (log.snapshot_position == 0 and not over):
             return

@@ -4,7 +4,7 @@
       x       x x                                  | x x x |     then the segment goes
 
 That is done as long as it is a bargain: at most half of a segment is written for the one that goes.
-Otherwise whoever needs it is refused, see trimming.py.
+Otherwise the topic that needs it is refused, see trimming.py.
 """
 
 from __future__ import annotations
