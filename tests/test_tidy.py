@@ -257,6 +257,18 @@ def test_the_whole_worker_is_named_where_it_is_composed() -> None:
     assert naming == {"workers/shard/worker.py", "danube_fast/testing/host.py"}
 
 
+def test_the_admission_word_of_a_partition_has_one_writer() -> None:
+    """The table makes the row; from then on only the gate opens and closes it."""
+    writers = set()
+    for path in product_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Store):
+                continue
+            if ast.unparse(node.slice).endswith(("PartitionWord.MODE", "PartitionWord.REFUSAL")):
+                writers.add(str(path.relative_to(ROOT / "danube_fast" / "broker" / "admission")))
+    assert writers == {"gate.py", "tables.py"}
+
+
 def test_no_file_holds_words_that_do_not_belong() -> None:
     faults = []
     for path in tracked_files():

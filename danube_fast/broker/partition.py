@@ -85,8 +85,8 @@ class Partition:
         """End of the newest frame that becomes visible only when it is synced."""
         self.switching = 0
         """Changes of the durability that are under way."""
-        self.refusals: dict[str, str] = {}
-        """Why publishes are refused just now, by cause; empty when they are not."""
+        self.refusals: dict[int, str] = {}
+        """Why publishes are refused just now, by cause; written by `admission.gate`."""
         self.sizes: Sizes | None = None
         """Where its bytes lie, if somebody must know."""
         self.sizes_base = 0
@@ -117,7 +117,7 @@ class Partition:
     @property
     def refusal(self) -> str:
         """Why publishes are refused just now, empty when they are not."""
-        return next(iter(self.refusals.values()), "")
+        return self.refusals[min(self.refusals)] if self.refusals else ""
 
     @property
     def durability(self) -> Durability:
@@ -137,6 +137,19 @@ class Partition:
         """A message is in the log durably before anybody sees it."""
         self.keeps_memory = self.reliable and not self.logged
         """Unacked messages live in memory only and must not be evicted."""
+
+    @property
+    def is_changing(self) -> bool:
+        """Its durability is being changed, or it moves."""
+        return bool(self.switching or self.moving)
+
+    def begin_move(self, moving: Moving, owner_epoch: int) -> None:
+        """Leave it to the metadata whether this log has the partition."""
+        self.moving, self.moving_epoch = moving, owner_epoch
+
+    def end_move(self) -> None:
+        """Note that this log has the partition."""
+        self.moving = Moving.NO
 
     # ------------------------------------------------------------ tail
 

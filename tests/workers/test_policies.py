@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from danube_fast.broker.admission.gate import Cause
+from danube_fast.errors import ResourceExhausted
 from danube_fast.net.protocol import Status
 from tests.workers.shard_rig import Rig, Shifted
 
@@ -145,6 +147,25 @@ def test_two_partitions_of_a_topic_share_its_rate_and_other_topics_do_not(rig):
     assert publish(1, 10) == publish(2, 10) == THROTTLED, "two seconds' worth was taken"
     later(rig, 0.8)
     assert publish(1, 10) == 0
+
+
+def test_a_throttled_partition_stays_throttled_when_another_refusal_ends_or_its_policy_changes(rig):
+    assign(rig, publish_messages_per_second=1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    frame = client.frame(opened, 100, [b"x"])
+    assert client.publish((1, client.frame(opened, 0, [b"x"] * 100)))[0] == 0
+    assert client.publish((1, frame))[0] == THROTTLED
+    state = rig.worker.state
+    partition = state.partition(1)
+    state.gate.set(partition, Cause.BACKLOG, "the backlog is full")
+    assert client.publish((1, frame))[0] == ResourceExhausted.code
+    state.gate.set(partition, Cause.BACKLOG, "")
+    assert client.publish((1, frame))[0] == THROTTLED
+    assign(rig, publish_messages_per_second=1, message_bytes_max=1000)
+    assert client.publish((1, frame))[0] == THROTTLED
+    later(rig, 100)
+    assert client.publish((1, frame))[0] == 0
 
 
 def test_a_rate_that_is_taken_back_holds_nobody_any_more(rig):

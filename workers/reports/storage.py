@@ -8,6 +8,7 @@ While the coordinator is down the last word stands.
 
 from __future__ import annotations
 
+from danube_fast.broker.admission.gate import Cause
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord
 from danube_fast.types import parse_topic
@@ -52,7 +53,7 @@ class StorageReports(Job):
             text = full.get(str(partition.partition_id), "")
             if not partition.policy.storage_bytes_max:
                 text = ""
-            self._state.gate.refuse(partition, "storage", text)
+            self._state.gate.set(partition, Cause.STORAGE, text)
 
 
 class StorageKeeper:

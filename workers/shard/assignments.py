@@ -160,13 +160,13 @@ class Assignments(Job):
             if done is not None:
                 done(error)
 
-        if known is not None and known.assigned == assigned and not known.switching:
+        if known is not None and known.assigned == assigned and not known.is_changing:
             if assigned.partition_id not in unrecorded:
                 return False
             self._state.journals[slot].when_durable(recorded)
             return True
         if known is not None and (
-            known.switching or known.assigned.durability != assigned.durability
+            known.is_changing or known.assigned.durability != assigned.durability
         ):
             self._durability.begin(known, assigned, recorded)
             return True

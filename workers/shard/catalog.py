@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 
 from danube_fast.broker import records as r
+from danube_fast.broker.admission.gate import Cause, Gate
 from danube_fast.broker.admission.layout import INT64_MAX, Mode, PartitionWord, ProducerWord
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import SubscriptionKind
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.broker.subscription.timers import Timers
-from danube_fast.errors import ResourceExhausted, TopicDeleted
 from danube_fast.frame.layout import CONTROL_PARTITION_ID, Flag
 from danube_fast.frame.view import FrameView
 from danube_fast.types import Durability
@@ -45,6 +45,7 @@ class Catalog:
 
     def __init__(self, tables: AdmissionTables) -> None:
         self.tables = tables
+        self.gate = Gate(tables)
         self.by_id: dict[int, Partition] = {}
         self.by_slot: dict[int, Partition] = {}
         self.timers: Timers[Subscription] = Timers()
@@ -69,9 +70,8 @@ class Catalog:
             self.by_id[assigned.partition_id] = partition
             self.by_slot[slot] = partition
         partition.assign(assigned)
+        self.gate.update(partition)
         row = self.tables.partitions[partition.slot]
-        if not partition.refusal:
-            row[PartitionWord.MODE] = Mode.LOGGED if partition.logged else Mode.MEMORY
         if not partition.strict and row[PartitionWord.RESERVED_UNTIL] == INT64_MAX:
             row[PartitionWord.RESERVED_UNTIL] = row[PartitionWord.NEXT_OFFSET]
             partition.safe_until = int(row[PartitionWord.NEXT_OFFSET])
@@ -84,9 +84,7 @@ class Catalog:
         if partition is None:
             return None
         self.by_slot.pop(partition.slot, None)
-        row = self.tables.partitions[partition.slot]
-        row[PartitionWord.MODE] = Mode.CLOSED
-        row[PartitionWord.REFUSAL] = TopicDeleted.code
+        self.gate.close(partition, Cause.DELETED, f"{partition.topic} was deleted")
         if moved:
             self.tables.unlist_partition(partition_id)
         self.tables.remove_producers_of(partition_id)
@@ -96,22 +94,16 @@ class Catalog:
         partition.producer_names = {}
         return partition
 
-    def hold(self, partition: Partition, moving: r.Moving, owner_epoch: int) -> None:
+    def begin_move(self, partition: Partition, moving: r.Moving, owner_epoch: int) -> None:
         """Close a partition: whether this log has it is for the metadata to say."""
-        partition.switching += not partition.moving
-        partition.moving, partition.moving_epoch = moving, owner_epoch
-        partition.refusals["move"] = (
-            f"{partition.topic} is being moved to another worker; send again"
-        )
-        row = self.tables.partitions[partition.slot]
-        row[PartitionWord.MODE] = Mode.CLOSED
-        row[PartitionWord.REFUSAL] = ResourceExhausted.code
+        partition.begin_move(moving, owner_epoch)
+        text = f"{partition.topic} is being moved to another worker; send again"
+        self.gate.close(partition, Cause.MOVE, text)
 
-    def unhold(self, partition: Partition) -> None:
-        """It is this log's: take publishes again."""
-        partition.switching -= bool(partition.moving)
-        partition.moving = r.Moving.NO
-        partition.refusals.pop("move", None)
+    def end_move(self, partition: Partition) -> None:
+        """Take publishes again: this log has the partition."""
+        partition.end_move()
+        self.gate.open(partition, Cause.MOVE)
         self.assign(partition.assigned, partition.log_slot)
 
     # ------------------------------------------------------------ restoring
@@ -193,9 +185,9 @@ class Catalog:
         if partition is None:
             return
         if record.moving:
-            self.hold(partition, record.moving, record.owner_epoch)
+            self.begin_move(partition, record.moving, record.owner_epoch)
         else:
-            self.unhold(partition)
+            self.end_move(partition)
 
     @staticmethod
     def _apply_subscription(

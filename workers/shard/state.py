@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from danube_fast.broker.admission.gate import Gate
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import NotOwner
@@ -41,8 +40,8 @@ class ShardState:
         """All that clients had sent by then was read."""
         self.boot_id = outside.boot_id()
         self.tables = AdmissionTables(log_count=len(boot.config.logs))
-        self.gate = Gate(self.tables)
         self.catalog = Catalog(self.tables)
+        self.gate = self.catalog.gate
         self.logs: list[Log] = []
         """By slot."""
         self.journals: list[Journal] = []

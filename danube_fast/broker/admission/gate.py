@@ -1,32 +1,69 @@
-"""Whether a partition takes publishes as far as room is concerned; rates, moves and changes of durability close it
-elsewhere as yet."""
+"""Whether a partition takes publishes, and why not: the one writer of its admission word.
+
+close(cause) ... open(cause)     each cause is opened by the part that closed for it
+any cause left                -> CLOSED, with the status of the first of them
+none                          -> LOGGED or MEMORY, as the topic's durability asks
+"""
 
 from __future__ import annotations
 
+import enum
+
+from danube_fast.broker.admission.admission import STATUS_THROTTLED
 from danube_fast.broker.admission.layout import Mode, PartitionWord
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
-from danube_fast.errors import ResourceExhausted
+from danube_fast.errors import ResourceExhausted, TopicDeleted
 
-__all__ = ["Gate"]
+__all__ = ["Cause", "Gate"]
+
+
+class Cause(enum.IntEnum):
+    """Why publishes are refused; of several, publishers are told the first of this list."""
+
+    DELETED = 0
+    MOVE = 1
+    DURABILITY = 2
+    LOG = 3
+    MEMORY = 4
+    BACKLOG = 5
+    STORAGE = 6
+    RATE = 7
+
+
+_STATUS = {Cause.DELETED: TopicDeleted.code, Cause.RATE: STATUS_THROTTLED}
 
 
 class Gate:
-    """Writes what the admission kernel reads of a partition's state."""
+    """Opens and closes partitions for the admission kernel."""
 
     def __init__(self, tables: AdmissionTables) -> None:
         self._tables = tables
 
-    def refuse(self, partition: Partition, cause: str, text: str) -> None:
-        """Refuse publishes for a cause, or with an empty text for that cause no more."""
-        if partition.refusals.get(cause, "") == text:
-            return
-        partition.refusals.pop(cause, None)
-        if text:
+    def close(self, partition: Partition, cause: Cause, text: str) -> None:
+        """Refuse publishes for a cause; `text` is what publishers are told."""
+        if partition.refusals.get(cause) != text:
             partition.refusals[cause] = text
-        if partition.switching:
-            return
+            self.update(partition)
+
+    def open(self, partition: Partition, cause: Cause) -> None:
+        """Take back a cause; publishes are taken again when no other is left."""
+        if partition.refusals.pop(cause, None) is not None:
+            self.update(partition)
+
+    def set(self, partition: Partition, cause: Cause, text: str) -> None:
+        """Close for a cause with a text, open for it without one."""
+        if text:
+            self.close(partition, cause, text)
+        else:
+            self.open(partition, cause)
+
+    def update(self, partition: Partition) -> None:
+        """Write the partition's admission word, after a change of its causes or of its durability."""
         row = self._tables.partitions[partition.slot]
-        mode = Mode.LOGGED if partition.logged else Mode.MEMORY
-        row[PartitionWord.MODE] = Mode.CLOSED if partition.refusals else mode
-        row[PartitionWord.REFUSAL] = ResourceExhausted.code
+        if partition.refusals:
+            row[PartitionWord.MODE] = Mode.CLOSED
+            first = Cause(min(partition.refusals))
+            row[PartitionWord.REFUSAL] = _STATUS.get(first, ResourceExhausted.code)
+        else:
+            row[PartitionWord.MODE] = Mode.LOGGED if partition.logged else Mode.MEMORY

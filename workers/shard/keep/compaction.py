@@ -87,7 +87,7 @@ class Compaction:
         return None
 
     def _is_due(self, partition: Partition) -> bool:
-        if partition.switching or partition.moving:
+        if partition.is_changing:
             return False
         dirt = self._dirt[partition.partition_id]
         if (

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from danube_fast.broker.admission.layout import Mode, PartitionWord, ProducerWord
+from danube_fast.broker.admission.gate import Cause
+from danube_fast.broker.admission.layout import PartitionWord, ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Parting, SubscriptionKind
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.errors import ResourceExhausted
-from danube_fast.net.protocol import Pong, Status, encode
+from danube_fast.net.protocol import Pong, encode
 from danube_fast.net.session import Session
 from danube_fast.ring.buckets import Bucket
 from danube_fast.workers.shard.deliver.consumers import Consumers
@@ -49,8 +50,8 @@ class Limits:
         row[PartitionWord.MESSAGE_BYTES_MAX] = policy.message_bytes_max
         rates = policy.publish_messages_per_second, policy.publish_bytes_per_second
         partition.rate = self._bucket(partition.rate, rates, partition)
-        if partition.rate is None and partition.partition_id in self._throttled:
-            self._let_in(partition)
+        if partition.partition_id in self._throttled:
+            self._let_in(partition, self._state.now_ns)
         for sub in partition.subscriptions.values():
             self.equip(partition, sub)
             self._consumers.touch(sub)
@@ -87,10 +88,9 @@ class Limits:
         now_ns = self._state.now_ns
         rate.take(now_ns, messages, byte_count)
         wait_ns = rate.wait_ns(now_ns)
-        if wait_ns and not partition.refusal:
-            row = self._state.tables.partitions[partition.slot]
-            row[PartitionWord.MODE] = Mode.CLOSED
-            row[PartitionWord.REFUSAL] = Status.THROTTLED
+        if wait_ns:
+            text = f"{partition.topic} is published to faster than its policy allows"
+            self._state.gate.close(partition, Cause.RATE, text)
             if not self._throttled:
                 self._open_at_ns = now_ns + wait_ns
             self._open_at_ns = min(self._open_at_ns, now_ns + wait_ns)
@@ -106,21 +106,16 @@ class Limits:
         """Open what was closed for a rate that is not used up any more."""
         if not self._throttled or now_ns < self._open_at_ns:
             return
-        waits = []
-        for partition in list(self._throttled.values()):
-            wait_ns = 0 if partition.rate is None else partition.rate.wait_ns(now_ns)
-            if wait_ns:
-                waits.append(now_ns + wait_ns)
-            else:
-                self._let_in(partition)
-        self._open_at_ns = min(waits, default=0)
+        waits = [self._let_in(partition, now_ns) for partition in list(self._throttled.values())]
+        self._open_at_ns = now_ns + min(filter(None, waits), default=0)
 
-    def _let_in(self, partition: Partition) -> None:
-        self._throttled.pop(partition.partition_id, None)
-        known = self._state.partition(partition.partition_id) is partition
-        if known and not partition.refusal and not partition.switching:
-            row = self._state.tables.partitions[partition.slot]
-            row[PartitionWord.MODE] = Mode.LOGGED if partition.logged else Mode.MEMORY
+    def _let_in(self, partition: Partition, now_ns: int) -> int:
+        """Open a partition whose rate is not used up any more; returns for how long it stays closed."""
+        wait_ns = 0 if partition.rate is None else partition.rate.wait_ns(now_ns)
+        if not wait_ns:
+            del self._throttled[partition.partition_id]
+            self._state.gate.open(partition, Cause.RATE)
+        return wait_ns
 
     # ------------------------------------------------------------ numbers
 

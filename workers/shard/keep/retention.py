@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from danube_fast.broker.admission.gate import Cause
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.sizes import Sizes
 from danube_fast.broker.topics.policy import BacklogPolicy, RetentionPolicy
@@ -59,8 +60,8 @@ class Retention(Job):
             self._policed.pop(partition.partition_id, None)
             self._countings.pop(partition.partition_id, None)
             partition.sizes = None
-            for cause in ("backlog", "storage"):
-                self._state.gate.refuse(partition, cause, "")
+            for cause in (Cause.BACKLOG, Cause.STORAGE):
+                self._state.gate.open(partition, cause)
 
     def _forget(self, partition: Partition) -> None:
         if self._policed.get(partition.partition_id) is partition:
@@ -202,23 +203,23 @@ class Retention(Job):
     def _bound_backlog(self, partition: Partition) -> None:
         limit, sizes = partition.policy.backlog_bytes_max, partition.sizes
         if not limit or sizes is None:
-            self._state.gate.refuse(partition, "backlog", "")
+            self._state.gate.open(partition, Cause.BACKLOG)
             return
         backlog = sizes.between(partition.oldest_needed(), partition.visible)
         if partition.policy.backlog_policy is BacklogPolicy.EVICT:
-            self._state.gate.refuse(partition, "backlog", "")
+            self._state.gate.open(partition, Cause.BACKLOG)
             if backlog > limit:
                 until = sizes.start_of_last(limit)
                 self._expire(partition, until, "the backlog grew above backlog_bytes_max")
         elif backlog > limit:
-            self._state.gate.refuse(
+            self._state.gate.close(
                 partition,
-                "backlog",
+                Cause.BACKLOG,
                 f"{partition.topic} has {backlog} bytes that its subscriptions did not ack, and its "
                 f"policy allows backlog_bytes_max {limit}; let them consume, or raise it",
             )
         else:
-            self._state.gate.refuse(partition, "backlog", "")
+            self._state.gate.open(partition, Cause.BACKLOG)
 
     # ------------------------------------------------------------ segments
 
@@ -240,4 +241,4 @@ class Retention(Job):
                 f"{partition.topic} keeps {partition.tail_bytes} unacked bytes in memory, its limit "
                 f"is memory_topic_bytes_max ({quota}); let its subscriptions consume"
             )
-        self._state.gate.refuse(partition, "memory", text)
+        self._state.gate.set(partition, Cause.MEMORY, text)

@@ -37,7 +37,7 @@ class Rewrite:
     def check(self, partition: Partition) -> None:
         """Raises Unavailable if the partition is not to be touched, or the log has failed meanwhile."""
         known = self.state.partition(partition.partition_id) is partition
-        if not known or not partition.logged or partition.switching or partition.moving:
+        if not known or not partition.logged or partition.is_changing:
             raise Unavailable(f"{partition.topic} is being changed")
         self.check_log()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from danube_fast.broker.admission.gate import Cause
 from danube_fast.broker.partition import Partition
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.reports.quota import WorkerQuota
@@ -89,4 +90,4 @@ class Trimming(Job):
                     f"the log reached wal_bytes_max ({self._quota.allowance_bytes} bytes here) and "
                     f"{pin[1]} of {partition.topic} still needs its oldest segment; {remedy}"
                 )
-            self._state.gate.refuse(partition, "log", text)
+            self._state.gate.set(partition, Cause.LOG, text)

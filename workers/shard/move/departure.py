@@ -140,7 +140,7 @@ class Departures(Job):
         if goodbye is not None:  # of a move that was given up
             goodbye.request = request
             return
-        if partition.switching:
+        if partition.is_changing:
             raise Unavailable(f"{partition.topic} is being changed just now; try again")
         consumers = self._ownership.dismiss_consumers(partition)
         goodbye = _Goodbye(request, partition, consumers, self._state.now_ns)
@@ -179,14 +179,16 @@ class Departures(Job):
             return
         if self._state.partition(partition.partition_id) is not partition:
             request.fail(NotOwner(f"{partition.topic} was deleted just now"))
-        elif partition.switching:
+        elif partition.is_changing:
             request.fail(Unavailable(f"{partition.topic} is being changed just now; try again"))
         else:
             self._close(request, partition, (self._state.now_ns - goodbye.began_ns) // MS)
 
     def _close(self, request: Request, partition: Partition, goodbye_ms: int) -> None:
         self._ownership.send_consumers_away(partition)
-        self._state.catalog.hold(partition, r.Moving.LEAVING, request.arguments["owner_epoch"])
+        self._state.catalog.begin_move(
+            partition, r.Moving.LEAVING, request.arguments["owner_epoch"]
+        )
 
         def recorded(error: DanubeError | None) -> None:
             if self._state.partition(partition.partition_id) is not partition:

@@ -86,7 +86,7 @@ class Ownership:
             return
         self.exports.pop(partition.partition_id, None)
         arrived = partition.moving is r.Moving.ARRIVING
-        self._state.catalog.unhold(partition)
+        self._state.catalog.end_move(partition)
         self._state.apply_policy(partition)
         record = r.PartitionMoving(partition.partition_id, r.Moving.NO, partition.moving_epoch)
         self._state.journals[partition.log_slot].record(record)

@@ -14,10 +14,11 @@ from __future__ import annotations
 import logging
 
 from danube_fast.broker import records as r
-from danube_fast.broker.admission.layout import INT64_MAX, Mode, PartitionWord
+from danube_fast.broker.admission.gate import Cause
+from danube_fast.broker.admission.layout import INT64_MAX, PartitionWord
 from danube_fast.broker.partition import Partition
 from danube_fast.countdown import Done
-from danube_fast.errors import DanubeError, ResourceExhausted
+from danube_fast.errors import DanubeError
 from danube_fast.types import Durability
 from danube_fast.workers.shard.deliver.dispatcher import Dispatcher
 from danube_fast.workers.shard.deliver.tails import Tails
@@ -41,13 +42,9 @@ class DurabilityChanges:
 
     def begin(self, partition: Partition, assigned: r.PartitionAssigned, done: Done) -> None:
         """Give a partition its new settings; `done` when they are in force, or with what prevented it."""
-        row = self._state.tables.partitions[partition.slot]
-        row[PartitionWord.MODE] = Mode.CLOSED
-        row[PartitionWord.REFUSAL] = ResourceExhausted.code
         partition.switching += 1
-        partition.refusals["durability"] = (
-            f"the durability of {partition.topic} is being changed to {assigned.durability}; send again"
-        )
+        text = f"the durability of {partition.topic} is being changed to {assigned.durability}; send again"
+        self._state.gate.close(partition, Cause.DURABILITY, text)
         journal = self._state.journals[partition.log_slot]
         journal.changing += 1
         journal.record(assigned)
@@ -61,7 +58,8 @@ class DurabilityChanges:
                     _log.error("%s stays %s: %s", partition.topic, partition.durability, error)
                     self._go_back(partition)
                 if not partition.switching:
-                    partition.refusals.pop("durability", None)
+                    self._state.gate.open(partition, Cause.DURABILITY)
+                if not partition.is_changing:
                     self._state.catalog.assign(partition.assigned, partition.log_slot)
                     self._state.apply_policy(partition)
                     self._intake.reserve_offsets(partition, urgent=True)
