@@ -8,10 +8,10 @@ the newest snapshot on gives the state at the log's end.
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 import msgspec
 
+from danube_fast.broker.messages import Assignment
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy
 
@@ -69,12 +69,11 @@ class PartitionAssigned(_Record, tag=2, frozen=True):
     policy: TopicPolicy = TopicPolicy()
 
     @classmethod
-    def of(cls, entry: dict[str, Any]) -> PartitionAssigned:
-        """What the coordinator says of a partition, as a record."""
+    def of(cls, entry: Assignment) -> PartitionAssigned:
+        """Make the record of what the coordinator says of a partition."""
         return cls(
-            entry["partition_id"], entry["topic"], entry["index"], entry["dispatch"],
-            entry["durability"], entry["incarnation"], entry.get("first_offset", 0),
-            msgspec.convert(entry.get("policy", {}), TopicPolicy),
+            entry.partition_id, entry.topic, entry.index, entry.dispatch, entry.durability,
+            entry.incarnation, entry.first_offset, entry.policy,
         )  # fmt: skip
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import zmq
 
+from danube_fast.broker import messages as m
 from danube_fast.net.server import Server
 from danube_fast.ring.control import ProcessState
 from danube_fast.workers.process.boot import boot
@@ -16,23 +17,26 @@ from danube_fast.workers.process.mailbox import Request
 
 def main() -> int:
     booted = boot()
-    assigned: dict[int, dict[str, Any]] = {}
+    assigned: dict[int, m.Assignment] = {}
 
-    def assign(request: Request) -> None:
-        for entry in request.arguments["partitions"]:
-            assigned[entry["partition_id"]] = entry
-        request.reply({})
+    def assign(request: Request[m.Assign]) -> None:
+        for entry in request.message.partitions:
+            assigned[entry.partition_id] = entry
+        request.reply()
 
-    def unassign(request: Request) -> None:
-        for partition_id in request.arguments["partition_ids"]:
+    def unassign(request: Request[m.Unassign]) -> None:
+        for partition_id in request.message.partition_ids:
             assigned.pop(partition_id, None)
-        request.reply({})
+        request.reply()
 
-    def stats(request: Request) -> None:
-        wanted = [assigned[pid] for pid in request.arguments["partition_ids"] if pid in assigned]
-        request.reply({"partitions": [{**entry, "subscriptions": []} for entry in wanted]})
+    def stats(request: Request[m.PartitionStats]) -> None:
+        wanted = [assigned[pid] for pid in request.message.partition_ids or () if pid in assigned]
+        rows = [{**msgspec.to_builtins(entry), "subscriptions": []} for entry in wanted]
+        request.reply({"partitions": rows})
 
-    booted.mailbox.handlers.update(assign=assign, unassign=unassign, partition_stats=stats)
+    booted.mailbox.serve(m.Assign, assign)
+    booted.mailbox.serve(m.Unassign, unassign)
+    booted.mailbox.serve(m.PartitionStats, stats)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     config = booted.config
     server = Server(context, message_bytes_max=1 << 20, handshake_timeout_ms=5000)

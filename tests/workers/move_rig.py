@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from danube_fast.broker.messages import Message
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import TopicOptions
 from danube_fast.clock import SystemClock
@@ -58,9 +59,9 @@ class Net:
 class _Request:
     """What a handler gets."""
 
-    def __init__(self, net: Net, sender: Box, target: Box, arguments: Any, body: Any,
+    def __init__(self, net: Net, sender: Box, target: Box, message: Any, body: Any,
                  on_reply: Any) -> None:  # fmt: skip
-        self.arguments, self.body, self.peer = arguments, body, sender.index
+        self.message, self.body, self.peer = message, body, sender.index
         self._net, self._sender, self._target, self._on_reply = net, sender, target, on_reply
 
     def reply(self, value: Any = None, body: Any = b"") -> None:
@@ -87,8 +88,8 @@ class Box(FakeMailbox):
         self.open_calls: dict[int, tuple[Box, Any]] = {}
         net.boxes[index] = self
 
-    def call(self, peer: int, operation: str, arguments: Any, body: Any = b"", *,
-             on_reply: Any, **_: Any) -> None:  # fmt: skip
+    def call(self, peer: int, message: Message, body: Any = b"", *, on_reply: Any,
+             **_: Any) -> None:  # fmt: skip
         target = self.net.boxes[peer]
         number = len(self.open_calls) + 1
         while number in self.open_calls:
@@ -99,19 +100,21 @@ class Box(FakeMailbox):
             if self.open_calls.pop(number, None) is not None and self.is_alive:
                 on_reply(reply)
 
-        self._post(target, operation, _Request(self.net, self, target, arguments, body, answered))
+        self._post(target, _Request(self.net, self, target, message, body, answered))
 
-    def notify(self, peer: int, operation: str, arguments: Any, body: Any = b"") -> None:
+    def notify(self, peer: int, message: Message, body: Any = b"") -> None:
         target = self.net.boxes[peer]
-        self._post(target, operation, _Request(self.net, self, target, arguments, body, None))
+        self._post(target, _Request(self.net, self, target, message, body, None))
 
-    def _post(self, target: Box, operation: str, request: _Request) -> None:
+    def _post(self, target: Box, request: _Request) -> None:
+        kind = type(request.message)
+
         def deliver() -> None:
-            if not (self.is_alive and target.is_alive) or operation not in target.handlers:
+            if not (self.is_alive and target.is_alive) or kind not in target.handlers:
                 return
-            self.net.delivered.append(operation)
+            self.net.delivered.append(kind.__name__)
             try:
-                target.handlers[operation](request)
+                target.handlers[kind](request)
             except DanubeError as error:
                 request.fail(error)
 

@@ -73,8 +73,8 @@ def in_flight(rig: Rig, count: int, slot: int = 0) -> Callable[[], bool]:
 class Asked:
     """A call of the coordinator whose answer nobody waits for."""
 
-    def __init__(self, **arguments: Any) -> None:
-        self.arguments = arguments
+    def __init__(self, message: Any) -> None:
+        self.message = message
 
     def reply(self, value: Any = None) -> None:
         """Dropped."""

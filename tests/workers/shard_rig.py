@@ -15,8 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgpack
+import msgspec
 import zmq
 
+from danube_fast.broker import messages as m
 from danube_fast.clock import SystemClock
 from danube_fast.config import Settings
 from danube_fast.errors import DanubeError
@@ -49,12 +51,10 @@ class FakeMailbox:
     """Nobody to talk to; operations are called directly, what the worker says is kept."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, Callable[[Any], None]]] = []
-        self.arguments: list[Any] = []
-        """Of each call."""
-        self.notices: list[tuple[str, Any]] = []
+        self.calls: list[tuple[m.Message, Callable[[Any], None]]] = []
+        self.notices: list[m.Message] = []
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK)
-        self.handlers: dict[str, Callable[[Any], None]] = {}
+        self.handlers: dict[type[m.Message], Callable[[Any], None]] = {}
         self.epoch_watchers: list[Any] = []
 
     def fileno(self) -> int:
@@ -70,15 +70,21 @@ class FakeMailbox:
     def prepare_sleep(self) -> bool:
         return True
 
-    def call(
-        self, peer: int, operation: str, arguments: Any, body: Any = b"", *,
-        on_reply: Callable[[Any], None], **_: Any,
-    ) -> None:  # fmt: skip
-        self.calls.append((operation, on_reply))
-        self.arguments.append(arguments)
+    def serve(self, kind: type[m.Message], handler: Callable[[Any], None]) -> None:
+        self.handlers[kind] = handler
 
-    def notify(self, peer: int, operation: str, arguments: Any, body: bytes = b"") -> None:
-        self.notices.append((operation, arguments))
+    def call(
+        self, peer: int, message: m.Message, body: Any = b"", *, on_reply: Callable[[Any], None],
+        **_: Any,
+    ) -> None:  # fmt: skip
+        self.calls.append((message, on_reply))
+
+    def asked(self, kind: type[m.Message]) -> list[Callable[[Any], None]]:
+        """What takes the answers of calls of a kind."""
+        return [on_reply for message, on_reply in self.calls if isinstance(message, kind)]
+
+    def notify(self, peer: int, message: m.Message, body: bytes = b"") -> None:
+        self.notices.append(message)
 
     def close(self) -> None:
         os.close(self._eventfd)
@@ -87,8 +93,8 @@ class FakeMailbox:
 class FakeRequest:
     """A mailbox call whose answer is kept."""
 
-    def __init__(self, **arguments: Any) -> None:
-        self.arguments = arguments
+    def __init__(self, message: Any) -> None:
+        self.message = message
         self.value: Any = None
         self.error: Exception | None = None
         self.done = False
@@ -159,10 +165,10 @@ class Rig:
                 return result
         raise AssertionError(f"{what} did not happen within {WAIT_SECONDS} s")
 
-    def operation(self, name: str, **arguments: Any) -> Any:
-        request = FakeRequest(**arguments)
-        self.mailbox.handlers[name](request)
-        self.turn(lambda: request.done, name)
+    def operation(self, message: m.Message) -> Any:
+        request = FakeRequest(message)
+        self.mailbox.handlers[type(message)](request)
+        self.turn(lambda: request.done, repr(message))
         if request.error:
             raise request.error
         return request.value
@@ -173,16 +179,16 @@ class Rig:
             "dispatch": "reliable", "durability": "fsync", "log_id": log_id, "incarnation": 1,
             **options,
         }  # fmt: skip
-        self.operation("assign", partitions=[entry])
+        self.operation(m.Assign([msgspec.convert(entry, m.Assignment)]))
 
-    def said(self, operation: str) -> list[Any]:
+    def said(self, kind: type[m.Message]) -> list[Any]:
         """What the worker told others of this kind."""
-        return [arguments for name, arguments in self.mailbox.notices if name == operation]
+        return [message for message in self.mailbox.notices if isinstance(message, kind)]
 
     def answer_assignments(self, partitions: list[Any], deleted: list[int]) -> None:
         """What the coordinator says to the question of the start."""
-        (on_reply,) = [got for operation, got in self.mailbox.calls if operation == "assignments"]
-        value = {"partitions": partitions, "deleted": deleted}
+        (on_reply,) = self.mailbox.asked(m.FindAssignments)
+        value = msgspec.convert({"partitions": partitions, "deleted": deleted}, m.Assignments)
         on_reply(SimpleNamespace(error=None, value=value))
 
     def client(self) -> RawClient:

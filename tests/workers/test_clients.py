@@ -9,6 +9,7 @@ import pytest
 
 import danube_fast
 from danube_fast.broker.admin import OPERATIONS, Answer
+from danube_fast.broker.messages import ListClients
 from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.net.session import Session
 from danube_fast.testing.broker import Broker
@@ -95,12 +96,12 @@ class Context:
     def clients(self, after: int, limit: int) -> dict[str, Any]:
         return client_page(_sessions(3, 0), after, limit, 0, None)
 
-    def ask(self, worker: int, operation: str, arguments: dict[str, Any], on_reply: Any) -> None:
-        assert operation == "clients"
+    def ask(self, worker: int, message: Any, on_reply: Any) -> None:
+        assert isinstance(message, ListClients)
         if worker == self.down:
             on_reply(None, Unavailable("it is down"))
         else:
-            on_reply(self.clients(arguments["after"], arguments["limit"]), None)
+            on_reply(self.clients(message.after, message.limit), None)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 9, 1000])

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from danube_fast.broker import messages as m
 from danube_fast.broker.admission.layout import ProducerWord
 from danube_fast.broker.topics.policy import TopicPolicy
 from danube_fast.frame.view import FrameView
@@ -340,8 +341,7 @@ def test_skip_counts_the_messages_that_are_left(start):
     topic.publish_some(20)
     topic.compact()
     got = sorted(topic.read(topic.rig.client()))
-    reply = topic.rig.operation("skip", partition_ids=[1], subscription="s", count=5)
-    assert reply["skipped"][0][1] == 5
+    assert topic.rig.operation(m.SkipMessages([1], "s", 5))[0][1] == 5
     topic.client.subscribe(1, "s", consumer_id=10)
     assert topic.client.receive(1)[0][0] == got[5], "five were skipped"
 
@@ -459,7 +459,7 @@ def test_a_pass_that_meets_a_change_is_given_up(start, monkeypatch):
 
 def test_a_deleted_topic_ends_its_pass(start, monkeypatch):
     topic = amid_a_pass(start, monkeypatch, 2)
-    topic.rig.operation("unassign", partition_ids=[1], reason="deleted")
+    topic.rig.operation(m.Unassign([1]))
     jobs = topic.rig.worker.rewrites
     topic.rig.turn(lambda: not jobs.is_busy, "the end of the pass")
     log = topic.rig.worker.state.logs[0]

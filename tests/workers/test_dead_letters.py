@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from danube_fast.broker import messages as m
 from danube_fast.errors import Unavailable
 from tests.workers.shard_rig import RawClient, Rig, Shifted
 
@@ -37,7 +38,7 @@ def client(rig: Rig) -> RawClient:
 
 def set_policy(rig: Rig, topic: str) -> None:
     values = {**POISON, "dead_letter_topic": topic}
-    rig.operation("set_failure_policy", partition_ids=[1], subscription="s", values=values)
+    rig.operation(m.SetFailurePolicy([1], "s", values))
 
 
 def fail(rig: Rig, client: RawClient) -> None:
@@ -48,13 +49,13 @@ def fail(rig: Rig, client: RawClient) -> None:
 
 
 def described(rig: Rig) -> Any:
-    (stats,) = rig.operation("partition_stats", partition_ids=[1])["partitions"]
+    (stats,) = rig.operation(m.PartitionStats([1]))["partitions"]
     return stats["subscriptions"][0]
 
 
 def asked(rig: Rig) -> list[Any]:
     """Questions for the places of a dead-letter topic."""
-    return [got for operation, got in rig.mailbox.calls if operation == "topic_places"]
+    return rig.mailbox.asked(m.FindLetterTopic)
 
 
 def answer(rig: Rig, count: int, **reply: Any) -> None:
@@ -77,7 +78,7 @@ def test_a_letter_that_is_made_again_while_it_waits_is_published_once(
     for _ in range(3):  # somebody sees that it is blocked, and gives it another chance
         set_policy(rig, DEAD)
         fail(rig, client)
-    answer(rig, 2, value={"partitions": [[2, rig.boot.config.process_index]]})
+    answer(rig, 2, value=m.TopicPlaces([(2, rig.boot.config.process_index)]))
     rig.turn(lambda: described(rig)["dead_letters"], "a settled letter")
     rig.turn(lambda: not rig.worker.dead_letters.is_busy, "an empty desk")
     assert letters(rig, 2) == 1
@@ -92,10 +93,10 @@ def test_a_letter_goes_to_the_topic_that_the_policy_names_now(rig: Rig, client: 
     fail(rig, client)
     rig.worker.state.clock.ahead_ns += 2 * SECOND_NS
     rig.turn(lambda: len(asked(rig)) == 3, "both topics are asked for")
-    topics = [each["topic"] for each in rig.mailbox.arguments if "topic" in each]
+    topics = [c.topic for c, _ in rig.mailbox.calls if isinstance(c, m.FindLetterTopic)]
     for topic, got in list(zip(topics, asked(rig), strict=True))[1:]:  # in either order
         place = {DEAD: 2, OTHER: 3}[topic]
-        value = {"partitions": [[place, rig.boot.config.process_index]]}
+        value = m.TopicPlaces([(place, rig.boot.config.process_index)])
         got(SimpleNamespace(error=None, value=value))
     rig.turn(lambda: described(rig)["dead_letters"], "a settled letter")
     rig.turn(lambda: not rig.worker.dead_letters.is_busy, "empty desks")
@@ -108,27 +109,23 @@ def test_a_message_that_fails_again_while_its_letter_is_on_its_way_has_one_lette
     set_policy(rig, DEAD)
     fail(rig, client)
     elsewhere = rig.boot.config.process_index + 1
-    answer(rig, 1, value={"partitions": [[2, elsewhere]]})
-    opened = {"producer_id": 1, "producer_epoch": 1, "next_sequence": 0}
-    waiting(rig, "open_producer", 1)[0](SimpleNamespace(error=None, value=opened))
-    (published,) = waiting(rig, "publish", 1)
+    answer(rig, 1, value=m.TopicPlaces([(2, elsewhere)]))
+    opened = m.Opened(1, 1, 0)
+    waiting(rig, m.OpenProducer, 1)[0](SimpleNamespace(error=None, value=opened))
+    (published,) = waiting(rig, m.PublishBundle, 1)
     set_policy(rig, DEAD)
     fail(rig, client)
     for _ in range(10):
         rig.worker.state.clock.ahead_ns += SECOND_NS // 50
         rig.worker.do_work()
-    assert len(waiting(rig, "publish", 1)) == 1
+    assert len(waiting(rig, m.PublishBundle, 1)) == 1
     published(SimpleNamespace(error=None, value=[0, 0]))
     rig.turn(lambda: not rig.worker.dead_letters.is_busy, "an empty desk")
     assert described(rig)["dead_letters"] == 1
-    assert len(waiting(rig, "publish", 1)) == 1
+    assert len(waiting(rig, m.PublishBundle, 1)) == 1
 
 
-def waiting(rig: Rig, operation: str, count: int) -> list[Any]:
+def waiting(rig: Rig, kind: type[m.Message], count: int) -> list[Any]:
     """Answers that the worker waits for, once there are as many."""
-
-    def found() -> list[Any]:
-        return [got for name, got in rig.mailbox.calls if name == operation]
-
-    rig.turn(lambda: len(found()) >= count, operation)
-    return found()
+    rig.turn(lambda: len(rig.mailbox.asked(kind)) >= count, kind.__name__)
+    return rig.mailbox.asked(kind)

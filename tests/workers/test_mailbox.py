@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from danube_fast.errors import InvalidArgument, NotFound, Unavailable
+from danube_fast.broker import messages as m
+from danube_fast.errors import Internal, InvalidArgument, NotFound, Unavailable
 from danube_fast.workers.process.mailbox import NEVER_NS, Link, Mailbox, Reply, Request
 from danube_fast.workers.process.records import (
     FIRST,
@@ -114,68 +115,87 @@ class Pair:
             self.zero.do_work(self.now_ns)
 
 
+class Nonsense(m.Message, frozen=True):
+    """An operation that the other process does not know."""
+
+
 @pytest.fixture
 def pair() -> Pair:
     return Pair()
 
 
-def ask(pair: Pair, operation: str, arguments: dict[str, Any], body: bytes = b"") -> list[Reply]:
+def ask(pair: Pair, message: m.Message, body: bytes = b"") -> list[Reply]:
     replies: list[Reply] = []
-    pair.zero.call(1, operation, arguments, body, on_reply=replies.append, timeout_ms=1000)
+    pair.zero.call(1, message, body, on_reply=replies.append, timeout_ms=1000)
     assert not replies, "a reply must not come from within call()"
     return replies
 
 
 def test_call_and_reply(pair: Pair) -> None:
-    def double(request: Request) -> None:
-        request.reply({"twice": request.arguments["n"] * 2}, bytes(request.body) * 2)
+    def double(request: Request[m.FindOwner]) -> None:
+        request.reply(m.Owner(request.message.partition_id * 2), bytes(request.body) * 2)
 
-    pair.one.handlers["double"] = double
-    replies = ask(pair, "double", {"n": 21}, b"ab")
+    pair.one.serve(m.FindOwner, double)
+    replies = ask(pair, m.FindOwner(21), b"ab")
     pair.turn(2)
-    assert [(reply.result(), bytes(reply.body)) for reply in replies] == [({"twice": 42}, b"abab")]
+    assert [(reply.result(), bytes(reply.body)) for reply in replies] == [(m.Owner(42), b"abab")]
 
 
 def test_errors_keep_their_kind(pair: Pair) -> None:
-    def refuse(request: Request) -> None:
+    def refuse(request: Request[Any]) -> None:
         raise NotFound("no such thing; make it first")
 
-    pair.one.handlers["refuse"] = refuse
-    refused, unknown = ask(pair, "refuse", {}), ask(pair, "nonsense", {})
+    pair.one.serve(m.FindOwner, refuse)
+    refused, unserved = ask(pair, m.FindOwner(1)), ask(pair, m.ReadState(1, 0))
+    unknown = ask(pair, Nonsense())
     pair.turn(2)
     with pytest.raises(NotFound, match="make it first"):
         refused[0].result()
-    with pytest.raises(InvalidArgument, match="nonsense"):
+    with pytest.raises(InvalidArgument, match="ReadState"):
+        unserved[0].result()
+    with pytest.raises(InvalidArgument, match="Nonsense"):
         unknown[0].result()
 
 
+def test_arguments_and_answers_of_another_type_are_refused(pair: Pair, caplog: Any) -> None:
+    pair.one.serve(m.FindOwner, lambda request: request.reply({"process": "seven"}))
+    pair.one.serve(m.ReadState, lambda request: request.reply())
+    wrong: Any = "no number"
+    answered, asked = ask(pair, m.FindOwner(1)), ask(pair, m.ReadState(wrong, 0))
+    pair.turn(2)
+    with pytest.raises(Internal, match="FindOwner"):
+        answered[0].result()
+    with pytest.raises(Internal, match="ReadState"):
+        asked[0].result()
+
+
 def test_late_reply_and_only_one(pair: Pair) -> None:
-    requests: list[Request] = []
-    pair.one.handlers["later"] = requests.append
-    replies = ask(pair, "later", {})
+    requests: list[Request[Any]] = []
+    pair.one.serve(m.PublishBundle, requests.append)
+    replies = ask(pair, m.PublishBundle())
     pair.turn(2)
     assert not replies
-    requests[0].reply(1)
-    requests[0].reply(2)
+    requests[0].reply([1])
+    requests[0].reply([2])
     pair.turn(2)
-    assert [reply.result() for reply in replies] == [1]
+    assert [reply.result() for reply in replies] == [[1]]
 
 
 def test_a_call_that_has_ended_wakes_nobody(pair: Pair) -> None:
-    pair.one.handlers["now"] = lambda request: request.reply(1)
-    replies = ask(pair, "now", {})
+    pair.one.serve(m.PublishBundle, lambda request: request.reply([1]))
+    replies = ask(pair, m.PublishBundle())
     assert pair.zero.next_deadline_ns() == pair.now_ns + SECOND_NS
     pair.turn(2)
-    assert [reply.result() for reply in replies] == [1]
+    assert [reply.result() for reply in replies] == [[1]]
     assert pair.zero.next_deadline_ns() == NEVER_NS
 
 
 def test_large_messages_are_cut_and_joined_in_order(pair: Pair) -> None:
     seen: list[tuple[int, bytes]] = []
-    pair.one.handlers["take"] = lambda r: seen.append((r.arguments["n"], bytes(r.body)))
+    pair.one.serve(m.LogAllowance, lambda r: seen.append((r.message.bytes, bytes(r.body))))
     bodies = [bytes([n]) * (n * 997) for n in range(1, 6)]
     for n, body in enumerate(bodies):
-        pair.zero.notify(1, "take", {"n": n}, body)
+        pair.zero.notify(1, m.LogAllowance(n), body)
     assert pair.zero.next_deadline_ns() <= pair.now_ns + SECOND_NS, "what waits must be retried"
     for _ in range(200):
         pair.turn()
@@ -183,18 +203,18 @@ def test_large_messages_are_cut_and_joined_in_order(pair: Pair) -> None:
 
 
 def test_call_expires(pair: Pair) -> None:
-    pair.one.handlers["never"] = lambda request: None
-    replies = ask(pair, "never", {})
+    pair.one.serve(m.PublishBundle, lambda request: None)
+    replies = ask(pair, m.PublishBundle())
     assert pair.zero.next_deadline_ns() == pair.now_ns + SECOND_NS
     pair.now_ns += SECOND_NS
     pair.turn(2)
-    with pytest.raises(Unavailable, match="never"):
+    with pytest.raises(Unavailable, match="PublishBundle"):
         replies[0].result()
 
 
 def test_peer_known_to_be_down_fails_at_once(pair: Pair) -> None:
     pair.peers.down.add(1)
-    replies = ask(pair, "anything", {})
+    replies = ask(pair, m.PublishBundle())
     assert not pair.zero.prepare_sleep(), "there is a reply to hand out"
     pair.turn()
     with pytest.raises(Unavailable):
@@ -202,8 +222,8 @@ def test_peer_known_to_be_down_fails_at_once(pair: Pair) -> None:
 
 
 def test_calls_end_when_their_peer_goes_down(pair: Pair) -> None:
-    pair.one.handlers["never"] = lambda request: None
-    replies = ask(pair, "never", {})
+    pair.one.serve(m.PublishBundle, lambda request: None)
+    replies = ask(pair, m.PublishBundle())
     pair.turn()
     pair.peers.down.add(1)
     pair.turn()
@@ -213,11 +233,11 @@ def test_calls_end_when_their_peer_goes_down(pair: Pair) -> None:
 
 def test_restarted_peer_never_sees_old_calls(pair: Pair) -> None:
     """The call lies in the ring when the peer dies: the caller hears so, the successor does not."""
-    handled: list[Request] = []
-    replies = ask(pair, "act", {})
+    handled: list[Request[Any]] = []
+    replies = ask(pair, m.PublishBundle())
     pair.peers.epochs[1] = 2
     pair.one = pair.make(1)
-    pair.one.handlers["act"] = handled.append
+    pair.one.serve(m.PublishBundle, handled.append)
     epochs: list[tuple[int, int]] = []
     pair.zero.epoch_watchers.append(lambda peer, epoch: epochs.append((peer, epoch)))
     pair.turn(3)
@@ -225,37 +245,37 @@ def test_restarted_peer_never_sees_old_calls(pair: Pair) -> None:
     assert epochs == [(1, 2)]
     with pytest.raises(Unavailable, match="restarted"):
         replies[0].result()
-    again = ask(pair, "act", {})
+    again = ask(pair, m.PublishBundle())
     pair.turn()
     assert len(handled) == 1
-    handled[0].reply("done")
+    handled[0].reply([7])
     pair.turn(2)
-    assert again[0].result() == "done"
+    assert again[0].result() == [7]
 
 
 def test_restarted_caller_never_takes_old_answers(pair: Pair) -> None:
-    requests: list[Request] = []
-    pair.one.handlers["later"] = requests.append
-    ask(pair, "later", {})
+    requests: list[Request[Any]] = []
+    pair.one.serve(m.PublishBundle, requests.append)
+    ask(pair, m.PublishBundle())
     pair.one.do_work(pair.now_ns)
     pair.peers.epochs[0] = 2
     pair.zero = pair.make(0)
-    replies = ask(pair, "later", {})  # the same request number as its predecessor's
-    requests[0].reply("old")
+    replies = ask(pair, m.PublishBundle())  # the same request number as its predecessor's
+    requests[0].reply([1])
     pair.turn(2)
-    requests[1].reply("new")
+    requests[1].reply([2])
     pair.turn(2)
-    assert [reply.result() for reply in replies] == ["new"]
+    assert [reply.result() for reply in replies] == [[2]]
 
 
 def test_sleep_is_refused_while_something_is_readable(pair: Pair) -> None:
     assert pair.one.prepare_sleep()
     assert pair.bells[1].sleeping
-    pair.zero.notify(1, "x", {})
+    pair.zero.notify(1, m.LogAllowance(1))
     assert pair.bells[1].rung
     pair.one.do_work(pair.now_ns)
     assert not pair.bells[1].sleeping
-    pair.zero.notify(1, "x", {})
+    pair.zero.notify(1, m.LogAllowance(1))
     assert not pair.one.prepare_sleep()
     assert not pair.bells[1].sleeping
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from danube_fast.broker import messages as m
 from danube_fast.clock import SystemClock
 from danube_fast.ring.counters import (
     HISTOGRAM_BUCKETS,
@@ -176,7 +177,7 @@ def _state(topics: int, most: int) -> Any:
         boot=SimpleNamespace(
             config=SimpleNamespace(worker_count=1),
             counters=SimpleNamespace(get=lambda *_: next(scrapes)),
-            mailbox=SimpleNamespace(notify=lambda _peer, _name, report: reports.append(report)),
+            mailbox=SimpleNamespace(notify=lambda _peer, report: reports.append(report)),
         ),
         catalog=SimpleNamespace(by_id=partitions),
         clock=SystemClock(), now_wall_ns=10**18, reports=reports, partition=partitions.get,
@@ -195,12 +196,13 @@ def test_a_look_at_many_topics_is_made_in_slices(monkeypatch: pytest.MonkeyPatch
         assert turns < 1000
     assert turns > 2 * topics / SLICE, "partitions and subscriptions, then rows of both"
     (report,) = state.reports
-    assert len(report["topics"]) == len(report["subscriptions"]) == most
-    assert report["other_topics"][0] == topics - most
-    handlers: dict[str, Any] = {}
-    reports = TopicReports(SimpleNamespace(handlers=handlers), SystemClock())  # type: ignore[arg-type]
+    assert len(report.topics) == len(report.subscriptions) == most
+    assert report.other_topics[0] == topics - most
+    handlers: dict[Any, Any] = {}
+    mailbox: Any = SimpleNamespace(serve=handlers.__setitem__)
+    reports = TopicReports(mailbox, SystemClock())
     for peer in (1, 2):
-        handlers["topic_metrics"](SimpleNamespace(peer=peer, arguments=report))
+        handlers[m.TopicMetrics](SimpleNamespace(peer=peer, message=report))
     table = reports.table()
     assert len(table.topics) == most + 1
     assert sum(row[0] for row in table.topics.values()) == 2 * topics

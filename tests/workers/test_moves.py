@@ -3,12 +3,13 @@ has the partition, the one that the metadata names, with every message, window, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from danube_fast.broker import messages as m
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.records import Moving, decode_snapshot
 from danube_fast.errors import FailedPrecondition, NotOwner, ResourceExhausted, Unavailable
@@ -126,8 +127,8 @@ def test_the_steps_are_few_enough_to_try_every_one(moves: Any) -> None:
     rig.start_move(1)
     rig.settle()
     asked = [name for name in rig.net.delivered if name != "reply"]
-    assert asked == ["move_here", "move_read", "move_freeze", "move_finish", "move_state",
-                     "move_away", "assign"]  # fmt: skip
+    assert asked == ["CopyPartition", "ReadPartition", "FreezePartition", "FinishMove", "ReadState",
+                     "PartitionMoved", "Assign"]  # fmt: skip
 
 
 @pytest.mark.parametrize("heard", [False, True])
@@ -193,7 +194,7 @@ def test_a_memory_topic_is_lost_with_its_worker_only(moves: Any, victim: int) ->
             if not rig.step():
                 break
         is_over = not rig.net.queue and bool(outcome)
-        began = "move_freeze" in rig.net.delivered
+        began = "FreezePartition" in rig.net.delivered
         rig.crash(victim)
         rig.settle()
         # a move that begins after the death of the old worker moves what that left
@@ -216,9 +217,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_gone_everywhere(moves: Any) -> Non
     _, partitions = directory.delete("/default/t")
     rig.coordinator.mover.give_up([story.pid], "it was deleted")
     rig.coordinator.placement.forget(partitions)
-    rig.coordinator.box.call(
-        1, "unassign", {"partition_ids": [story.pid]}, on_reply=lambda reply: None
-    )
+    rig.coordinator.box.call(1, m.Unassign([story.pid]), on_reply=lambda reply: None)
     rig.settle()
     for worker in rig.workers.values():
         assert story.pid not in worker.worker.state.catalog.by_id
@@ -248,7 +247,7 @@ def test_publishers_and_consumers_are_told_where_to_go(moves: Any) -> None:
     opened = client.open_producer(story.pid, NAME)
     assert client.subscribe(story.pid, "s", kind="shared")[0] == 67
     rig.start_move(1)
-    while "move_freeze" not in rig.net.delivered:
+    while "FreezePartition" not in rig.net.delivered:
         rig.step()
     known = rig.workers[1].worker.state.catalog.by_id[story.pid]
     rig.workers[1].turn(lambda: known.moving, "the end of waiting for last acks")
@@ -272,10 +271,10 @@ def test_publishers_and_consumers_are_told_where_to_go(moves: Any) -> None:
     story.check()
 
 
-def ask(rig: MoveRig, worker: int, operation: str, **arguments: Any) -> FakeRequest:
+def ask(rig: MoveRig, worker: int, message: m.Message) -> FakeRequest:
     """Call a handler at once."""
-    request = FakeRequest(**arguments)
-    rig.workers[worker].mailbox.handlers[operation](request)
+    request = FakeRequest(message)
+    rig.workers[worker].mailbox.handlers[type(message)](request)
     return request
 
 
@@ -286,7 +285,7 @@ def test_an_answer_that_comes_late_decides_nothing_new(moves: Any) -> None:
     worker = rig.workers[1].worker
     worker.assignments.ask()
     assert rig.net.step(), "the coordinator is asked, its answer is on its way"
-    frozen = ask(rig, 1, "move_freeze", partition_id=story.pid, owner_epoch=2)
+    frozen = ask(rig, 1, m.FreezePartition(story.pid, 2))
     rig.settle()
     assert frozen.done
     assert frozen.error is None
@@ -300,7 +299,7 @@ def test_an_answer_that_comes_late_decides_nothing_new(moves: Any) -> None:
 def test_a_snapshot_knows_what_is_undecided(moves: Any) -> None:
     rig = moves()
     story = Story(rig)
-    ask(rig, 1, "move_freeze", partition_id=story.pid, owner_epoch=2)
+    ask(rig, 1, m.FreezePartition(story.pid, 2))
     rig.settle()
     worker = rig.workers[1].worker
     restored = Catalog(AdmissionTables(log_count=1))
@@ -309,7 +308,7 @@ def test_a_snapshot_knows_what_is_undecided(moves: Any) -> None:
     partition = restored.by_id[story.pid]
     assert (partition.moving, partition.moving_epoch) == (Moving.LEAVING, 2)
     assert partition.refusal
-    ask(rig, 1, "move_cancel", partition_id=story.pid)
+    ask(rig, 1, m.CancelMove(story.pid))
     story.check()
 
 
@@ -369,7 +368,7 @@ def test_a_disk_that_failed_while_an_arrival_waited_for_it_ends_the_move_alone(
     rig = moves()
     story = Story(rig)
     outcome = rig.start_move(1)
-    while "move_state" not in rig.net.delivered:
+    while "ReadState" not in rig.net.delivered:
         assert rig.step()
     with monkeypatch.context() as patched:
         patched.setattr(arrival, "UNSYNCED_BYTES_MAX", -1)  # the disk is far behind
@@ -389,25 +388,27 @@ def test_a_disk_that_failed_while_an_arrival_waited_for_it_ends_the_move_alone(
 
 
 @pytest.mark.parametrize(
-    ("operation", "values"),
-    [("delete_subscription", {}), ("set_failure_policy", {"values": {"ack_timeout_ms": 7}})],
+    "asked",
+    [
+        lambda pid: m.DeleteSubscription([pid], "s"),
+        lambda pid: m.SetFailurePolicy([pid], "s", {"ack_timeout_ms": 7}),
+    ],
 )
 def test_what_a_move_would_undo_is_refused_while_it_is_decided(
-    moves: Any, operation: str, values: Any
+    moves: Any, asked: Callable[[int], m.Message]
 ) -> None:
     """The new log has the state as it was when the old one was closed."""
     rig = moves()
     story = Story(rig)
-    asked = {"partition_ids": [story.pid], "subscription": "s", **values}
     outcome = rig.start_move(1)
-    while "move_state" not in rig.net.delivered:
+    while "ReadState" not in rig.net.delivered:
         assert rig.step()
     with pytest.raises(Unavailable, match="being moved"):
-        rig.workers[1].operation(operation, **asked)
+        rig.workers[1].operation(asked(story.pid))
     rig.settle()
     assert outcome[0][1] is None
     story.check()
-    assert rig.workers[2].operation(operation, **asked)
+    assert rig.workers[2].operation(asked(story.pid))
 
 
 class Held:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from danube_fast.broker import messages as m
 from danube_fast.broker.admission.gate import Cause
 from danube_fast.errors import ResourceExhausted
 from danube_fast.net.protocol import Status
-from tests.workers.shard_rig import Rig, Shifted
+from tests.workers.shard_rig import FakeRequest, Rig, Shifted
 
 SECOND = 1_000_000_000
 THROTTLED = int(Status.THROTTLED)
@@ -65,7 +66,7 @@ def assign(rig: Rig, partition_id: int = 1, durability: str = "os", **policy: An
 
 
 def stats(rig: Rig, partition_id: int = 1) -> dict[str, Any]:
-    entries = rig.operation("partition_stats")["partitions"]
+    entries = rig.operation(m.PartitionStats())["partitions"]
     return next(entry for entry in entries if entry["partition_id"] == partition_id)
 
 
@@ -428,12 +429,12 @@ def test_a_storage_quota_is_reported_and_obeyed(rig):
         client.publish((1, client.frame(opened, i, [b"x" * 5000])))
     later(rig, 2)
     later(rig, 2)
-    assert rig.said("storage_used")[-1]["used"]["1"] == pytest.approx(52_000, rel=0.05)
-    request = type("Request", (), {"arguments": {"full": {"1": "namespace default is full"}}})
-    rig.mailbox.handlers["storage_full"](request)
+    assert rig.said(m.StorageUsed)[-1].used[1] == pytest.approx(52_000, rel=0.05)
+    rig.mailbox.handlers[m.StorageFull](
+        FakeRequest(m.StorageFull({1: "namespace default is full"}))
+    )
     assert client.publish((1, client.frame(opened, 10, [b"x"])))[0] == EXHAUSTED
-    request.arguments = {"full": {}}
-    rig.mailbox.handlers["storage_full"](request)
+    rig.mailbox.handlers[m.StorageFull](FakeRequest(m.StorageFull({})))
     assert client.publish((1, client.frame(opened, 10, [b"x"])))[0] == 0
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from danube_fast.broker import messages as m
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import DataLoss, Unavailable
 from danube_fast.workers.shard.keep import positions
@@ -31,8 +32,8 @@ def filled(start: Any, monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 def ask_to_skip(rig: Rig, count: int) -> FakeRequest:
-    request = FakeRequest(partition_ids=[1], subscription="s", count=count)
-    rig.mailbox.handlers["skip"](request)
+    request = FakeRequest(m.SkipMessages([1], "s", count))
+    rig.mailbox.handlers[m.SkipMessages](request)
     return request
 
 
@@ -48,7 +49,7 @@ def test_messages_are_skipped_in_slices(start, monkeypatch):
 
     rig.turn(is_done, "the answer")
     assert request.error is None
-    assert request.value == {"skipped": [[1, 1005, 1005]]}
+    assert request.value == [(1, 1005, 1005)]
     assert max(b - a for a, b in itertools.pairwise(seen)) <= 10 * EACH
     assert not rig.worker.positions.is_busy
 
@@ -57,14 +58,14 @@ def test_two_wishes_are_met_one_after_the_other(start, monkeypatch):
     rig = filled(start, monkeypatch)
     first, second = ask_to_skip(rig, 300), ask_to_skip(rig, 5000)
     rig.turn(lambda: second.done, "both answers")
-    assert first.value == {"skipped": [[1, 300, 300]]}
-    assert second.value == {"skipped": [[1, 900, 1200]]}
+    assert first.value == [(1, 300, 300)]
+    assert second.value == [(1, 900, 1200)]
 
 
 def test_a_topic_that_goes_meanwhile_ends_it_with_a_word(start, monkeypatch):
     rig = filled(start, monkeypatch)
     request = ask_to_skip(rig, 1000)
-    rig.operation("unassign", partition_ids=[1], reason="deleted")
+    rig.operation(m.Unassign([1]))
     rig.turn(lambda: request.done, "the answer")
     assert isinstance(request.error, Unavailable)
     assert "after 100 messages were skipped" in str(request.error)

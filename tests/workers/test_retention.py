@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from danube_fast.broker import messages as m
 from danube_fast.errors import DataLoss
 from danube_fast.workers.shard.keep import retention
 from tests.workers.test_policies import Ticking, assign, later, subscription
@@ -114,5 +115,5 @@ def test_an_idle_log_gives_back_what_was_purged(start, monkeypatch):
         slow.setattr(rig.worker.checkpoints, "_snapshot", lambda slot: None)
         fill(5)
     rig.turn(lambda: log.snapshot_position > oldest, "another snapshot")
-    assert rig.operation("purge", partition_ids=[1])["purged"] == [[1, sent, sent]]
+    assert rig.operation(m.PurgePartitions([1])) == [(1, sent, sent)]
     rig.turn(lambda: log.segment_count == 1, "giving back all but the newest segment")

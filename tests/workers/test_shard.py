@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from danube_fast.broker import messages as m
 from danube_fast.errors import DataLoss
 from danube_fast.frame.bundle import make_bundle
 from danube_fast.frame.layout import FRAME_BYTES_CAP
@@ -215,7 +216,7 @@ def test_a_deleted_partition_tells_its_clients(rigs):
     client.publish((1, client.frame(opened, 0, [b"x"])))
     client.subscribe(1)
     client.receive(1)
-    rig.operation("unassign", partition_ids=[1], reason="deleted")
+    rig.operation(m.Unassign([1]))
     assert client.publish((1, client.frame(opened, 1, [b"x"]))) == [35, 0]
     rig.turn(lambda: client.pump() or client.events, "closed event")
     assert client.events[0][2] == "closed" and client.events[0][3]["code"] == 35
@@ -237,8 +238,8 @@ def test_only_what_was_deleted_is_dropped(rigs):
     rig.answer_assignments([], [])
     assert set(rig.worker.state.catalog.by_id) == {1, 2}
     rig.answer_assignments([], [2, 77])
-    rig.turn(lambda: len(rig.said("dropped")) == 2, "word of what was dropped")
-    assert rig.said("dropped") == [{"partition_ids": [77]}, {"partition_ids": [2]}]
+    rig.turn(lambda: len(rig.said(m.PartitionsDropped)) == 2, "word of what was dropped")
+    assert rig.said(m.PartitionsDropped) == [m.PartitionsDropped([77]), m.PartitionsDropped([2])]
     rig.stop()
     rig = rigs()
     assert set(rig.worker.state.catalog.by_id) == {1}

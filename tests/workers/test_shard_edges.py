@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from danube_fast.broker import messages as m
 from danube_fast.broker.admission.layout import ProducerWord
 from danube_fast.broker.records import SubscriptionCreated
 from danube_fast.broker.subscription.consumer import CREDIT_MAX
@@ -95,7 +96,7 @@ def test_what_a_lagging_consumer_of_a_lossy_topic_missed_is_counted(rigs):
     fill(client, 1, 10)
     client.send(21, 1, 1 << 20, 1000)
     assert [offset for offset, _ in client.receive(2)] == [8, 9]
-    stats = rig.operation("partition_stats")["partitions"][0]["subscriptions"][0]
+    stats = rig.operation(m.PartitionStats())["partitions"][0]["subscriptions"][0]
     assert stats["lost"] == 8
     assert client.events[0][2] == "gap" and client.events[0][3]["end"] == 8
 
@@ -182,7 +183,7 @@ def test_a_deleted_memory_topic_stays_deleted(rigs):
     assert client.publish((1, client.frame(opened, 0, [bytes(100_000)]))) == [0, 0]
     rig.turn(lambda: partition.refusal, "the refusal")
     assert client.publish((1, client.frame(opened, 1, [b"x"]))) == [8, 0]
-    rig.operation("unassign", partition_ids=[1], reason="deleted")
+    rig.operation(m.Unassign([1]))
     rig.worker.touched._next_ns = 0
     rig.worker.do_work()
     assert client.publish((1, client.frame(opened, 1, [b"x"]))) == [35, 0]
@@ -275,7 +276,7 @@ def test_a_snapshot_that_is_ahead_of_its_records(rigs):
     client.post(20, 1, 1, 1, "s", "exclusive", "earliest")
     rig.turn(lambda: rig.worker.state.catalog.by_id[1].subscriptions, "the subscription")
     rig.worker.operations._delete_subscription(
-        Asked(partition_ids=[1], subscription="s")  # type: ignore[arg-type]
+        Asked(m.DeleteSubscription([1], "s"))  # type: ignore[arg-type]
     )
     client.post(20, 2, 1, 1, "s", "shared", "earliest")
     rig.turn(lambda: rig.worker.state.catalog.by_id[1].subscriptions, "the subscription again")
@@ -299,7 +300,7 @@ def test_nothing_of_a_removed_partition_is_kept(rigs):
         rig.assign(partition_id)
         fill(client, partition_id, 1, size=10)
         client.subscribe(partition_id, consumer_id=partition_id)
-        rig.operation("unassign", partition_ids=[partition_id], reason="deleted")
+        rig.operation(m.Unassign([partition_id]))
     worker = rig.worker
     left = list(worker.state.catalog.by_slot.values())
     assert not any(part.subscriptions or part.producer_names or part.tail_count for part in left)
@@ -365,7 +366,7 @@ def test_what_a_restart_lost_is_told_and_counted_as_far_as_it_is_known(rigs, end
     client.subscribe(1)
     rig.turn(lambda: client.pump() or client.events, "word of the gap")
     assert client.events[0][2] == "gap" and client.events[0][3]["end"] >= 5
-    stats = rig.operation("partition_stats")["partitions"][0]["subscriptions"][0]
+    stats = rig.operation(m.PartitionStats())["partitions"][0]["subscriptions"][0]
     assert stats["lost"] == (5 if end == "stop" else 0)
 
 
@@ -458,7 +459,7 @@ def test_a_worker_that_owes_nothing_rests(rigs):
     rig.turn(lambda: checks.rest and quota._said_ns, "rest")
 
     def said() -> int:
-        return [name for name, _ in rig.mailbox.notices].count("log_usage")
+        return len(rig.said(m.LogUsage))
 
     logs = rig.worker.state.logs
     used = sum(log.bytes_on_disk for log in logs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from danube_fast.broker import messages as m
 from danube_fast.broker.records import SubscriptionCreated
 from danube_fast.errors import ResourceExhausted
 from tests.workers.shard_faults import (
@@ -109,11 +110,11 @@ def test_records_keep_their_order_over_a_failing_sync(rigs):
     created = client.post(20, 1, 1, 1, "s", "shared", "earliest")
     rig.turn(in_flight(rig, 1), "the subscription's record")
     rig.worker.operations._delete_subscription(
-        Asked(partition_ids=[1], subscription="s")  # type: ignore[arg-type]
+        Asked(m.DeleteSubscription([1], "s"))  # type: ignore[arg-type]
     )
     disk.fail()
     assert client.answer(created)[0] == 66
-    rig.operation("delete_subscription", partition_ids=[1], subscription="other")
+    rig.operation(m.DeleteSubscription([1], "other"))
     rig.turn(lambda: not rig.worker.state.journals[0].busy, "everything written")
     rig.crash()
     rig = rigs()

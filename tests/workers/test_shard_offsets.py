@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from danube_fast.broker import messages as m
 from danube_fast.broker.admission.layout import PartitionWord
 from danube_fast.frame.bundle import make_bundle
 from danube_fast.workers.process import outside
@@ -127,13 +128,8 @@ def test_durability_changes_under_way(rigs, before, after):
     disk = HeldSyncs(rig)
     under_way = post_publish(client, (1, client.frame(opened, 5, [b"5"])))
     asked = FakeRequest(
-        partitions=[
-            {
-                "partition_id": 1, "topic": "/default/t1", "index": 0, "dispatch": "reliable",
-                "durability": after, "log_id": 0, "incarnation": 1,
-            }
-        ]
-    )  # fmt: skip
+        m.Assign([m.Assignment(1, "/default/t1", 0, "reliable", after, log_id=0, incarnation=1)])
+    )
     rig.turn(in_flight(rig, 1) if before == "fsync" else lambda: client._answer(under_way), "5")
     rig.worker.assignments._assign(asked)
     refused = client.ask(11, parts=(bytes(make_bundle([(1, client.frame(opened, 6, [b"6"]))])),))
@@ -196,13 +192,8 @@ def test_a_change_of_durability_is_not_lost_to_a_snapshot(rigs):
     settled(rig)
     disk = HeldSyncs(rig)
     asked = FakeRequest(
-        partitions=[
-            {
-                "partition_id": 1, "topic": "/default/t1", "index": 0, "dispatch": "reliable",
-                "durability": "memory", "log_id": 0, "incarnation": 1,
-            }
-        ]
-    )  # fmt: skip
+        m.Assign([m.Assignment(1, "/default/t1", 0, "reliable", "memory", log_id=0, incarnation=1)])
+    )
     rig.worker.assignments._assign(asked)  # type: ignore[arg-type]
     rig.turn(in_flight(rig, 1), "the change's record")
     rig.worker.state.logs[0]._snapshot_rolls = -1

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from danube_fast.broker import messages as m
 from danube_fast.errors import ResourceExhausted
 from danube_fast.frame.bundle import make_bundle
 from tests.workers.shard_faults import HeldSyncs
@@ -232,12 +233,11 @@ class Storm:
         if lane.change is not None:
             return
         wanted = self.draw.choice(DURABILITIES)
-        entry = {
-            "partition_id": lane.partition_id, "topic": f"/default/t{lane.partition_id}",
-            "index": 0, "dispatch": "reliable", "durability": wanted, "incarnation": 1,
-            "log_id": lane.partition_id % LOGS,
-        }  # fmt: skip
-        lane.change = FakeRequest(partitions=[entry])
+        number = lane.partition_id
+        entry = m.Assignment(
+            number, f"/default/t{number}", 0, "reliable", wanted, number % LOGS, incarnation=1
+        )
+        lane.change = FakeRequest(m.Assign([entry]))
         lane.was_memory = lane.was_memory or wanted == "memory"
         self.rig.worker.assignments._assign(lane.change)  # type: ignore[arg-type]
 
@@ -245,7 +245,7 @@ class Storm:
         for lane in self.lanes:
             if lane.change is not None and lane.change.done:
                 if lane.change.error is None:
-                    lane.durability = lane.change.arguments["partitions"][0]["durability"]
+                    lane.durability = lane.change.message.partitions[0].durability
                 lane.change = None
 
     def restart(self) -> None:

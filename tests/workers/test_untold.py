@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from danube_fast.broker import messages as m
 from danube_fast.broker.subscription.consumer import Gap
 from danube_fast.broker.subscription.untold import GAPS_MAX, Untold
 from tests.workers.shard_rig import RawClient, Rig, Shifted
@@ -58,7 +59,7 @@ def begin(rig: Rig, durability: str, policy: dict[str, Any]) -> RawClient:
 
 def lose(rig: Rig, policy: dict[str, Any]) -> None:
     if not policy:
-        rig.operation("purge", partition_ids=[1])
+        rig.operation(m.PurgePartitions([1]))
     later(rig, 4)
 
 
@@ -104,7 +105,7 @@ def test_who_is_there_is_told_at_once_and_not_again(start: Any) -> None:
     rig = start()
     client = begin(rig, "os", {})
     client.subscribe(1, consumer_id=2, credit=0)
-    rig.operation("purge", partition_ids=[1])
+    rig.operation(m.PurgePartitions([1]))
     assert gaps(client) == [(0, COUNT, True)]
     client.ask(25, 2)
     client.subscribe(1, consumer_id=3)

@@ -23,6 +23,7 @@ from typing import Any
 import zmq
 
 from danube_fast.broker import admin
+from danube_fast.broker import messages as m
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicOptions, TopicRecord
 from danube_fast.clock import Clock
@@ -102,6 +103,7 @@ class Coordinator:
         self.placement = Placement(booted.mailbox, self.topics, self)
         self.placement.revision = lambda: self._store.sealed_revision
         self.marks = MarkKeeper(booted.mailbox, booted.config, outside, self._store, self.topics)
+        self.placement.asked.append(lambda worker, asked: self.marks.hear(asked.marks))
         self.watches = Watches(self.topics)
         self.mover = Mover(booted.mailbox, self.topics, self.placement, self)
         self.rebalancer = Rebalancer(
@@ -124,7 +126,7 @@ class Coordinator:
             },
             outside,
         )
-        booted.mailbox.handlers["topic_places"] = self._topic_places
+        booted.mailbox.serve(m.FindLetterTopic, self._topic_places)
         self._parked: dict[str, list[_Parked]] = {}
         self._parked_deadlines: list[tuple[int, int, str]] = []
         self._order = itertools.count()
@@ -319,15 +321,13 @@ class Coordinator:
             "host_id": self._config.host_id,
         }
 
-    def _topic_places(self, request: Request) -> None:
-        """{"topic", "create"} -> {"partitions": [[id, process], ...]}: a topic that takes dead letters; made if
-        it is missing, with "create" false only looked at."""
+    def _topic_places(self, request: Request[m.FindLetterTopic]) -> None:
         try:
-            name = parse_topic(request.arguments["topic"])
+            name = parse_topic(request.message.topic)
             record = self.topics.topic(name)
             self.topics.check_takes_letters(name)
-            if not request.arguments.get("create", True):
-                request.reply({"partitions": []})
+            if not request.message.create:
+                request.reply(m.TopicPlaces([]))
                 return
             if record is None:
                 record = self.topics.create(name, TopicOptions.parse({}), self.clock.wall_ns())
@@ -341,8 +341,8 @@ class Coordinator:
             if error is not None:
                 request.fail(error)
                 return
-            places = [[part.partition_id, self.worker_of(part.log_id)] for part in partitions]
-            request.reply({"partitions": places})
+            places = [(part.partition_id, self.worker_of(part.log_id)) for part in partitions]
+            request.reply(m.TopicPlaces(places))
 
         deadline_ns = self._now_ns + PLACE_WAIT_MS * MILLISECOND_NS
         self.placement.when_placed(partitions, deadline_ns, placed)
@@ -367,8 +367,7 @@ class Coordinator:
     def ask(
         self,
         worker: int,
-        operation: str,
-        arguments: dict[str, Any],
+        message: m.Message,
         on_reply: Callable[[Any, DanubeError | None], None],
     ) -> None:
         """Call a worker; see `AdminContext`."""
@@ -376,7 +375,7 @@ class Coordinator:
         def got(reply: Reply) -> None:
             on_reply(reply.value, reply.error)
 
-        self._boot.mailbox.call(worker, operation, arguments, on_reply=got)
+        self._boot.mailbox.call(worker, message, on_reply=got)
 
     def worker_of(self, log_id: int) -> int:
         """Process index of the worker that owns a log."""
@@ -416,10 +415,10 @@ class Coordinator:
 
     def unassign(self, partitions: list[PartitionRecord]) -> None:
         """Tell workers to drop partitions; who cannot be told now asks when it is back."""
-        told = {"reason": "deleted", "revision": self._store.sealed_revision}
         for partition in partitions:
-            arguments = {"partition_ids": [partition.partition_id], **told}
-            self.ask(self.worker_of(partition.log_id), "unassign", arguments, lambda *_: None)
+            ids, revision = [partition.partition_id], self._store.sealed_revision
+            message = m.Unassign(ids, revision=revision)
+            self.ask(self.worker_of(partition.log_id), message, lambda *_: None)
 
     def forget(self, partitions: list[PartitionRecord]) -> None:
         """Partitions were deleted."""

@@ -16,7 +16,11 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
+from danube_fast.broker import messages as m
 from danube_fast.broker.admin.registry import AdminContext
+from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument, Unavailable
 from danube_fast.workers.coordinator.placement import Placement
@@ -64,7 +68,7 @@ class Growth:
         self._done = done
         self._old = self._topics.partitions(record)
         self._new: list[PartitionRecord] = []
-        self._known: list[dict[str, Any]] = []
+        self._known: list[m.Inherited] = []
         self._check()
 
     def _check(self) -> None:
@@ -134,7 +138,7 @@ class Growth:
                 self._give_up(failure)
 
         for worker, ids in by_worker.items():
-            self._coordinator.ask(worker, "subscriptions", {"partition_ids": ids}, got)
+            self._coordinator.ask(worker, m.ListSubscriptions(ids), got)
 
     def _ask_first(self) -> None:
         self._ask(self._make)
@@ -184,6 +188,7 @@ class Growth:
         self._done(None if error is not None else self._record, error)
 
 
-def _birth(entry: dict[str, Any]) -> dict[str, Any]:
+def _birth(entry: dict[str, Any]) -> m.Inherited:
     """What a subscription is made with on a new partition."""
-    return {name: entry[name] for name in ("subscription", "type", "failure_policy")}
+    policy = msgspec.convert(entry["failure_policy"], FailurePolicy)
+    return m.Inherited(entry["subscription"], entry["type"], policy)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from danube_fast.broker.messages import CommitCursor, LogMarks
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.errors import DanubeError
 from danube_fast.metadata.store import MetadataStore
 from danube_fast.workers.process.boot import BootConfig
 from danube_fast.workers.process.log_marks import LogMark
-from danube_fast.workers.process.mailbox import Mailbox, Request
+from danube_fast.workers.process.mailbox import Mailbox
 from danube_fast.workers.process.outside import Outside
-from danube_fast.workers.reports.quota import CommitCursor
 
 __all__ = ["MarkKeeper"]
 
@@ -44,9 +44,7 @@ class MarkKeeper:
         self._next_ns = 0
         self._is_behind = False
         """A write was under way when there was news."""
-        self._answer: Callable[[Request], None] = mailbox.handlers["assignments"]
-        mailbox.handlers["assignments"] = self._asked
-        mailbox.handlers["log_marks"] = self._hear
+        mailbox.serve(LogMarks, lambda request: self.hear(request.message))
         if self._accepts:
             topics.skip_ids(IDS_SKIPPED)
 
@@ -78,17 +76,12 @@ class MarkKeeper:
         self.save()
         self._outside.finish_marks()
 
-    def _asked(self, request: Request) -> None:
-        self._hear(request)
-        self._answer(request)
-
-    def _hear(self, request: Request) -> None:
-        """{"logs": [[id, epoch, position, losses]], "partition_id_max", "metadata_revision"}"""
-        told = request.arguments
-        for log_id, epoch, position, losses in told.get("logs", ()):
+    def hear(self, told: LogMarks) -> None:
+        """Note how far a worker's logs are, and keep ids and revisions above what they know."""
+        for log_id, epoch, position, losses in told.logs:
             self._marks[log_id] = LogMark(log_id, epoch, position, losses)
         self.save()
         with contextlib.suppress(DanubeError):  # what cannot be written now is not given out either
-            self._topics.keep_ids_above(told.get("partition_id_max", 0))
+            self._topics.keep_ids_above(told.partition_id_max)
             if self._accepts:
-                self._store.raise_revision(told.get("metadata_revision", 0))
+                self._store.raise_revision(told.metadata_revision)

@@ -18,6 +18,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
+from danube_fast.broker import messages as m
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord
 from danube_fast.clock import Clock
@@ -47,7 +50,7 @@ class MoveWorkers(Workers, Protocol):
 
 
 class _Move:
-    __slots__ = ("began_ns", "done", "epochs", "frozen", "frozen_ns", "log_id", "record", "source",
+    __slots__ = ("began_ns", "done", "epochs", "frozen_ns", "is_freezing", "log_id", "record", "source",
                  "target")  # fmt: skip
 
     def __init__(self, record: PartitionRecord, source: int, target: int, log_id: int) -> None:
@@ -55,8 +58,8 @@ class _Move:
         self.source = source
         self.target = target
         self.log_id = log_id
-        self.frozen: dict[str, Any] | None = None
-        """What the old worker said when it had closed the partition."""
+        self.is_freezing = False
+        """The old worker was asked to close the partition."""
         self.began_ns = self.frozen_ns = 0
         self.done: MoveDone = lambda value, error: None
 
@@ -76,7 +79,7 @@ class Mover:
         self._placement = placement
         self._workers = workers
         self._moves: dict[int, _Move] = {}
-        placement.asked = self._asked
+        placement.asked.append(self._asked)
 
     @property
     def moving(self) -> dict[int, int]:
@@ -113,7 +116,7 @@ class Mover:
         self._placement.when_placed(
             [record],
             move.began_ns + PLACE_WAIT_NS,
-            lambda error: self._copy(move, {**entry, "log_id": log_id}, error),
+            lambda error: self._copy(move, msgspec.structs.replace(entry, log_id=log_id), error),
         )
 
     # ---------------------------------------------------------------- steps
@@ -122,8 +125,7 @@ class Mover:
         self,
         move: _Move,
         worker: int,
-        operation: str,
-        arguments: dict[str, Any],
+        message: m.Message,
         then: Callable[[Any], None],
         timeout_ms: int,
     ) -> None:
@@ -137,50 +139,42 @@ class Mover:
             else:
                 then(reply.value)
 
-        arguments = {"partition_id": move.record.partition_id, **arguments}
-        self._mailbox.call(worker, operation, arguments, on_reply=got, timeout_ms=timeout_ms)
+        self._mailbox.call(worker, message, on_reply=got, timeout_ms=timeout_ms)
 
-    def _copy(self, move: _Move, entry: dict[str, Any], error: DanubeError | None) -> None:
+    def _copy(self, move: _Move, entry: m.Assignment, error: DanubeError | None) -> None:
         if self._moves.get(move.record.partition_id) is not move:
             return
         if error is not None:
             self._end(move, error)
             return
-        arguments = {
-            "assignment": entry,
-            "source": move.source,
-            "owner_epoch": move.record.owner_epoch + 1,
-        }
-        self._call(
-            move, move.target, "move_here", arguments, lambda _: self._freeze(move), COPY_TIMEOUT_MS
-        )
+        message = m.CopyPartition(entry, move.source, move.record.owner_epoch + 1)
+        self._call(move, move.target, message, lambda _: self._freeze(move), COPY_TIMEOUT_MS)
 
     def _freeze(self, move: _Move) -> None:
-        move.frozen = {}
+        move.is_freezing = True
         move.frozen_ns = self._workers.clock.monotonic_ns()
-        arguments = {"owner_epoch": move.record.owner_epoch + 1}
+        partition_id = move.record.partition_id
 
-        def frozen(value: Any) -> None:
-            move.frozen = value
-            move.frozen_ns += value["goodbye_ms"] * 1_000_000  # publishing went on
+        def closed(frozen: m.Frozen) -> None:
+            move.frozen_ns += frozen.goodbye_ms * 1_000_000  # publishing went on
+            message = m.FinishMove(partition_id, frozen)
             self._call(
-                move, move.target, "move_finish", value, lambda _: self._decide(move),
-                FINISH_TIMEOUT_MS,
-            )  # fmt: skip
+                move, move.target, message, lambda _: self._decide(move, frozen), FINISH_TIMEOUT_MS
+            )
 
-        self._call(move, move.source, "move_freeze", arguments, frozen, FREEZE_TIMEOUT_MS)
+        message = m.FreezePartition(partition_id, move.record.owner_epoch + 1)
+        self._call(move, move.source, message, closed, FREEZE_TIMEOUT_MS)
 
-    def _decide(self, move: _Move) -> None:
+    def _decide(self, move: _Move, frozen: m.Frozen) -> None:
         """All of it is durable in the new log, and the old one is closed."""
-        first_offset = (move.frozen or {}).get("first_offset", 0)
         try:
-            moved = self._topics.move(move.record, move.log_id, first_offset)
+            moved = self._topics.move(move.record, move.log_id, frozen.first_offset)
         except DanubeError as error:
             self._end(move, error)
             return
         del self._moves[move.record.partition_id]
         self._placement.moved(move.record)
-        self._tell(move.source, "move_away", move.record.partition_id)
+        self._tell(move.source, m.PartitionMoved(move.record.partition_id))
 
         def placed(error: DanubeError | None) -> None:
             # it has moved in any case: a worker that went away just now takes it up when it is back
@@ -215,10 +209,10 @@ class Mover:
             if move is not None:
                 self._end(move, FailedPrecondition(f"{move.record.topic} was not moved: {reason}"))
 
-    def _asked(self, worker: int) -> None:
+    def _asked(self, worker: int, _: m.FindAssignments) -> None:
         """A worker asks what is its own: nothing that it hears may be decided otherwise a moment later."""
         for move in list(self._moves.values()):
-            if worker == move.target or (worker == move.source and move.frozen is not None):
+            if worker == move.target or (worker == move.source and move.is_freezing):
                 text = f"worker {worker - 1} was restarted; nothing was moved: try again"
                 self._end(move, Unavailable(text))
 
@@ -230,18 +224,17 @@ class Mover:
             "partition %d of %s stays on worker %d: %s",
             move.record.index, move.record.topic, move.source - 1, error,
         )  # fmt: skip
-        self._tell(move.source, "move_cancel", partition_id)
-        self._tell(move.target, "move_drop", partition_id)
+        self._tell(move.source, m.CancelMove(partition_id))
+        self._tell(move.target, m.DropCopy(partition_id))
         move.done(None, error)
 
-    def _tell(self, worker: int, operation: str, partition_id: int) -> None:
-        """Until it is heard; a worker that is restarted asks by itself."""
+    def _tell(self, worker: int, message: m.PartitionMoved | m.CancelMove | m.DropCopy) -> None:
+        """Repeat a message until it is answered; a worker that is restarted asks by itself."""
         epoch = self._workers.ready_epoch(worker)
 
         def got(reply: Reply) -> None:
             alive = epoch and self._workers.ready_epoch(worker) == epoch
-            if reply.error is not None and alive and partition_id not in self._moves:
-                self._tell(worker, operation, partition_id)
+            if reply.error is not None and alive and message.partition_id not in self._moves:
+                self._tell(worker, message)
 
-        arguments = {"partition_id": partition_id}
-        self._mailbox.call(worker, operation, arguments, on_reply=got, timeout_ms=TELL_TIMEOUT_MS)
+        self._mailbox.call(worker, message, on_reply=got, timeout_ms=TELL_TIMEOUT_MS)

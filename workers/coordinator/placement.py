@@ -1,6 +1,6 @@
 """Hands partitions to the workers that own their logs, and remembers who has confirmed what.
 
-    when_placed(ids) --> queue of the worker --"assign", one call at a time--> worker's log
+    when_placed(ids) --> queue of the worker --Assign, one call at a time--> worker's log
     callback(None)   <-- confirmed at the worker's epoch <-- reply
 
 A worker confirms when the assignment is durable in its log. A confirmation holds for one epoch of
@@ -15,10 +15,9 @@ import heapq
 import itertools
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
-
+from danube_fast.broker import messages as m
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord
 from danube_fast.errors import DanubeError, TopicDeleted, Unavailable
@@ -73,26 +72,25 @@ class _Hand:
         self.retry_ns = 0
 
 
-def assignment(topics: TopicDirectory, partition: PartitionRecord) -> dict[str, Any] | None:
+def assignment(topics: TopicDirectory, partition: PartitionRecord) -> m.Assignment | None:
     """What a worker is told of a partition; None if its topic is gone."""
     topic = topics.topic(partition.topic)
     if topic is None:
         return None
-    return {
-        "partition_id": partition.partition_id,
-        "topic": partition.topic,
-        "partition_topic": topic.partition_topic(partition.index),
-        "index": partition.index,
-        "dispatch": topic.dispatch,
-        "durability": topic.durability,
-        "log_id": partition.log_id,
-        "incarnation": topic.incarnation,
-        "first_offset": partition.extents[-1].first_offset,
-        "owner_epoch": partition.owner_epoch,
-        "policy": msgspec.to_builtins(topics.policy_of(topic)),
-        "subscriptions": topics.inherited.get(partition.partition_id, []),
-        "is_old": partition.partition_id in topics.loaded,
-    }
+    return m.Assignment(
+        partition_id=partition.partition_id,
+        topic=partition.topic,
+        index=partition.index,
+        dispatch=topic.dispatch,
+        durability=topic.durability,
+        log_id=partition.log_id,
+        incarnation=topic.incarnation,
+        first_offset=partition.extents[-1].first_offset,
+        owner_epoch=partition.owner_epoch,
+        policy=topics.policy_of(topic),
+        subscriptions=topics.inherited.get(partition.partition_id, []),
+        is_old=partition.partition_id in topics.loaded,
+    )
 
 
 class Placement:
@@ -104,8 +102,8 @@ class Placement:
         self._workers = workers
         self._confirmed: dict[int, tuple[int, int]] = {}
         """Worker and its epoch."""
-        self.asked: Callable[[int], None] = lambda worker: None
-        """A worker asks what is its own: called before it is told."""
+        self.asked: list[Callable[[int, m.FindAssignments], None]] = []
+        """Called when a worker asks what is its own, before it is told."""
         self.revision: Callable[[], int] = lambda: 0
         """That of the metadata which workers may remember."""
         self._waiters: dict[int, list[_Waiter]] = {}
@@ -113,15 +111,14 @@ class Placement:
         self._deadlines: list[tuple[int, int, _Waiter]] = []
         self._order = itertools.count()
         self._now_ns = 0
-        mailbox.handlers["assignments"] = self._assignments
-        mailbox.handlers["owner"] = self._owner
-        mailbox.handlers["dropped"] = self._dropped
+        mailbox.serve(m.FindAssignments, self._assignments)
+        mailbox.serve(m.FindOwner, self._owner)
+        mailbox.serve(m.PartitionsDropped, self._dropped)
 
-    def _owner(self, request: Request) -> None:
-        """{"partition_id"} -> {"process": index of the worker that owns it, or None}."""
-        record = self._topics.partition(request.arguments["partition_id"])
+    def _owner(self, request: Request[m.FindOwner]) -> None:
+        record = self._topics.partition(request.message.partition_id)
         process = None if record is None else self._workers.worker_of(record.log_id)
-        request.reply({"process": process})
+        request.reply(m.Owner(process))
 
     # ---------------------------------------------------------------- asking
 
@@ -204,7 +201,7 @@ class Placement:
         epoch = self._workers.ready_epoch(worker)
         if not epoch:
             return 0
-        batch: dict[int, dict[str, Any]] = {}
+        batch: dict[int, m.Assignment] = {}
         for partition_id in list(itertools.islice(hand.queue, ASSIGN_PARTITIONS_MAX)):
             del hand.queue[partition_id]
             record = self._topics.partition(partition_id)
@@ -217,14 +214,12 @@ class Placement:
             self._confirm(worker, batch, epoch, reply)
 
         hand.is_calling = True
-        arguments = {"partitions": list(batch.values()), "revision": self.revision()}
-        self._mailbox.call(
-            worker, "assign", arguments, on_reply=on_reply, timeout_ms=ASSIGN_TIMEOUT_MS
-        )
+        message = m.Assign(list(batch.values()), self.revision())
+        self._mailbox.call(worker, message, on_reply=on_reply, timeout_ms=ASSIGN_TIMEOUT_MS)
         return 1
 
     def _confirm(
-        self, worker: int, batch: dict[int, dict[str, Any]], epoch: int, reply: Reply
+        self, worker: int, batch: dict[int, m.Assignment], epoch: int, reply: Reply
     ) -> None:
         if isinstance(reply.error, Unavailable):
             self._hands[worker].retry_ns = self._now_ns + RETRY_NS
@@ -271,28 +266,25 @@ class Placement:
 
     # ---------------------------------------------------------------- asked by workers
 
-    def _assignments(self, request: Request) -> None:
-        """{"log_ids": [...], "undecided": [ids]} -> {"partitions": [...], "deleted": [ids], "elsewhere":
-        [ids]}: what lives in these logs, what is to be dropped from them, and which of the undecided
-        are in other logs, or nowhere any more."""
-        self.asked(request.peer)
-        log_ids = request.arguments["log_ids"]
+    def _assignments(self, request: Request[m.FindAssignments]) -> None:
+        for listener in self.asked:
+            listener(request.peer, request.message)
+        log_ids = request.message.log_ids
         entries = [
             assignment(self._topics, record) for record in self._topics.partitions_in_logs(log_ids)
         ]
         request.reply(
-            {
-                "partitions": [entry for entry in entries if entry is not None],
-                "revision": self.revision(),
-                "deleted": self._topics.deleted_in_logs(log_ids),
-                "elsewhere": [
+            m.Assignments(
+                [entry for entry in entries if entry is not None],
+                self.revision(),
+                self._topics.deleted_in_logs(log_ids),
+                [
                     partition_id
-                    for partition_id in request.arguments.get("undecided", ())
+                    for partition_id in request.message.undecided
                     if self._topics.is_elsewhere(partition_id, log_ids)
                 ],
-            }
+            )
         )
 
-    def _dropped(self, request: Request) -> None:
-        """{"partition_ids"}: a worker has dropped them durably."""
-        self._topics.dropped(request.arguments["partition_ids"])
+    def _dropped(self, request: Request[m.PartitionsDropped]) -> None:
+        self._topics.dropped(request.message.partition_ids)

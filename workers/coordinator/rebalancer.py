@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from danube_fast.broker import messages as m
 from danube_fast.broker.balance import RULES, Balancer, Move, Share, Strategy
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord
@@ -69,7 +70,7 @@ class Rebalancer:
             if settings.rebalance_moves_per_hour:
                 rules = rules._replace(moves_per_hour_max=settings.rebalance_moves_per_hour)
             self._balancer = Balancer(rules, byte_count_max=settings.rebalance_bytes_max)
-        mailbox.handlers["load"] = self._reported
+        mailbox.serve(m.LoadReport, self._reported)
         mailbox.epoch_watchers.append(self._restarted)
 
     def status(self) -> dict[str, Any]:
@@ -84,17 +85,16 @@ class Rebalancer:
         if self._balancer is not None:
             self._balancer.forget(worker)
 
-    def _reported(self, request: Request) -> None:
-        """{"load": share of the time, "partitions": [[id, its part of that, bytes], ...]}."""
+    def _reported(self, request: Request[m.LoadReport]) -> None:
         balancer = self._balancer
         if balancer is None:
             return
         now_ns = self._hands.clock.monotonic_ns()
         shares = {
-            int(partition_id): Share(float(load), int(size))
-            for partition_id, load, size in request.arguments["partitions"]
+            partition_id: Share(load, size)
+            for partition_id, load, size in request.message.partitions
         }
-        balancer.report(request.peer, float(request.arguments["load"]), shares, now_ns)
+        balancer.report(request.peer, request.message.load, shares, now_ns)
         if self._is_moving:
             return
         ready = [worker for worker in self._workers if self._hands.ready_epoch(worker)]

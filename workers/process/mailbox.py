@@ -18,8 +18,11 @@ import heapq
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
+
+from danube_fast.broker.messages import OPERATIONS, Message
 from danube_fast.clock import Clock
 from danube_fast.countdown import Done
 from danube_fast.errors import (
@@ -32,9 +35,9 @@ from danube_fast.errors import (
 )
 from danube_fast.workers.process.records import (
     Assembler,
+    Envelope,
     Head,
     Kind,
-    Message,
     Parts,
     encode_message,
     fragments,
@@ -57,6 +60,8 @@ LOOK_NS = 1_000_000
 """How often a busy loop looks whether a peer was restarted; who sleeps is woken for it."""
 
 NEVER_NS = 1 << 62
+
+M = TypeVar("M", bound=Message)
 
 
 class Ring(Protocol):
@@ -136,22 +141,19 @@ class Reply:
         return self.value
 
 
-class Request:
+class Request(Generic[M]):
     """A call or notification that came in. Answer a call once, now or later, with reply or fail."""
 
-    __slots__ = ("_answered", "_mailbox", "_request", "arguments", "body", "operation", "peer",
-                 "peer_epoch")  # fmt: skip
+    __slots__ = ("_answered", "_mailbox", "_request", "body", "message", "peer", "peer_epoch")
 
-    def __init__(self, mailbox: Mailbox, peer: int, message: Message) -> None:
-        head = message.head
+    def __init__(self, mailbox: Mailbox, peer: int, head: Head, message: M, body: Any) -> None:
         self._mailbox = mailbox
         self._request = head.request
         self._answered = head.kind == Kind.NOTIFY
         self.peer = peer
         self.peer_epoch = head.sender_epoch
-        self.operation = head.operation
-        self.arguments: dict[str, Any] = head.value
-        self.body = message.body
+        self.message = message
+        self.body: bytes | memoryview = body
 
     def reply(self, value: Any = None, body: bytes | memoryview = b"") -> None:
         """Answer with success. Nothing happens for a notification or a second answer."""
@@ -161,7 +163,7 @@ class Request:
         """Answer with an error. Nothing happens for a notification or a second answer."""
         self._answer(Kind.ERROR, str(error), b"", error.code)
 
-    def when_done(self, value: Any) -> Done:
+    def when_done(self, value: Any = None) -> Done:
         """What to call when the work is done or cannot be: it replies `value`, or fails."""
 
         def done(error: DanubeError | None) -> None:
@@ -234,15 +236,13 @@ class Link:
 class Call:
     """A call that has not ended."""
 
-    __slots__ = ("deadline_ns", "on_reply", "operation", "peer")
+    __slots__ = ("deadline_ns", "kind", "on_reply", "peer")
 
     def __init__(
-        self, peer: int, operation: str, deadline_ns: int, on_reply: Callable[[Reply], None]
+        self, peer: int, kind: type[Message], deadline_ns: int, on_reply: Callable[[Reply], None]
     ) -> None:
-        self.peer = peer
-        self.operation = operation
-        self.deadline_ns = deadline_ns
-        self.on_reply = on_reply
+        self.peer, self.kind = peer, kind
+        self.deadline_ns, self.on_reply = deadline_ns, on_reply
 
 
 class Mailbox:
@@ -258,8 +258,7 @@ class Mailbox:
         clock: Clock,
     ) -> None:
         self.process_index = process_index
-        self.handlers: dict[str, Callable[[Request], None]] = {}
-        """Operation -> handler. A DanubeError raised by a handler becomes the answer."""
+        self._handlers: dict[type[Message], Callable[[Request[Any]], None]] = {}
         self.epoch_watchers: list[Callable[[int, int], None]] = []
         """Called as (peer, new epoch) in `do_work` when a peer was restarted."""
         self._epoch = epoch
@@ -278,6 +277,10 @@ class Mailbox:
         for link in links:
             link.epoch = peers.epoch(link.peer)
 
+    def serve(self, kind: type[M], handler: Callable[[Request[M]], None]) -> None:
+        """Let `handler` answer the messages of a kind. A DanubeError that it raises becomes the answer."""
+        self._handlers[kind] = handler
+
     # ---------------------------------------------------------------- sending
 
     @property
@@ -292,8 +295,7 @@ class Mailbox:
     def call(
         self,
         peer: int,
-        operation: str,
-        arguments: dict[str, Any],
+        message: Message,
         body: bytes | memoryview = b"",
         *,
         on_reply: Callable[[Reply], None],
@@ -304,11 +306,12 @@ class Mailbox:
         request = self._next_request
         self._next_request += 1
         deadline_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
-        call = Call(peer, operation, deadline_ns, on_reply)
+        call = Call(peer, type(message), deadline_ns, on_reply)
         if self._peers.is_down(peer):
             self._ended.append((call, Reply(error=_down(peer))))
             return
-        head = Head(Kind.CALL, self._epoch, link.epoch, request, operation, arguments)
+        name = type(message).__name__
+        head = Head(Kind.CALL, self._epoch, link.epoch, request, name, message)
         try:
             link.send(*encode_message(head, body))
         except DanubeError as error:
@@ -317,16 +320,11 @@ class Mailbox:
         link.calls[request] = call
         heapq.heappush(self._deadlines, (call.deadline_ns, request, link))
 
-    def notify(
-        self,
-        peer: int,
-        operation: str,
-        arguments: dict[str, Any],
-        body: bytes | memoryview = b"",
-    ) -> None:
+    def notify(self, peer: int, message: Message, body: bytes | memoryview = b"") -> None:
         """Tell a peer; no answer comes. Raises InvalidArgument or ResourceExhausted if too much."""
         link = self._links[peer]
-        head = Head(Kind.NOTIFY, self._epoch, link.epoch, 0, operation, arguments)
+        name = type(message).__name__
+        head = Head(Kind.NOTIFY, self._epoch, link.epoch, 0, name, message)
         link.send(*encode_message(head, body))
 
     def send_answer(
@@ -433,14 +431,14 @@ class Mailbox:
             link.bell.ring()  # its sender may be waiting for room
         return taken
 
-    def _dispatch(self, link: Link, message: Message) -> None:
-        head = message.head
+    def _dispatch(self, link: Link, envelope: Envelope) -> None:
+        head = envelope.head
         if head.sender_epoch > link.epoch:
             self._restarted(link, head.sender_epoch)
         if head.target_epoch != self._epoch or head.sender_epoch < link.epoch:
             return
         if head.kind in (Kind.CALL, Kind.NOTIFY):
-            self._handle(Request(self, link.peer, message))
+            self._handle(link.peer, envelope)
             return
         call = link.calls.pop(head.request, None)
         if call is None:
@@ -448,32 +446,33 @@ class Mailbox:
         if head.kind == Kind.ERROR:
             reply = Reply(error=error_from_code(head.code, str(head.value)))
         else:
-            reply = Reply(head.value, message.body)
+            reply = _answer_of(call, envelope)
         self._ended.append((call, reply))
 
-    def _handle(self, request: Request) -> None:
-        handler = self.handlers.get(request.operation)
-        if handler is None:
-            request.fail(
-                InvalidArgument(
-                    f"process {self.process_index} has no operation {request.operation!r}"
-                )
-            )
+    def _handle(self, peer: int, envelope: Envelope) -> None:
+        head = envelope.head
+        request: Request[Any] = Request(self, peer, head, head.value, envelope.body)
+        kind = OPERATIONS.get(head.operation)
+        handler = self._handlers.get(kind) if kind is not None else None
+        if kind is None or handler is None:
+            text = f"process {self.process_index} has no operation {head.operation!r}"
+            request.fail(InvalidArgument(text))
             return
         try:
+            request.message = msgspec.convert(head.value, kind)
             handler(request)
         except DanubeError as error:
             request.fail(error)
         except Exception as error:
-            _log.exception("operation %s failed", request.operation)
-            request.fail(Internal(f"{request.operation} failed: {error!r}; see the broker's log"))
+            _log.exception("operation %s failed", head.operation)
+            request.fail(Internal(f"{head.operation} failed: {error!r}; see the broker's log"))
 
     def _expire(self, now_ns: int) -> None:
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, request, link = heapq.heappop(self._deadlines)
             call = link.calls.pop(request, None)
             if call is not None:
-                text = f"process {call.peer} did not answer {call.operation} in time; try again"
+                text = f"process {call.peer} did not answer {call.kind.__name__} in time; try again"
                 self._ended.append((call, Reply(error=Unavailable(text))))
 
     def _finish(self) -> int:
@@ -481,6 +480,18 @@ class Mailbox:
         for call, reply in ended:
             call.on_reply(reply)
         return len(ended)
+
+
+def _answer_of(call: Call, envelope: Envelope) -> Reply:
+    """What a peer replied, as the type that the operation promises."""
+    kind = call.kind.answer
+    if kind is None:
+        return Reply(None, envelope.body)
+    try:
+        return Reply(msgspec.convert(envelope.head.value, kind), envelope.body)
+    except msgspec.ValidationError as fault:
+        text = f"process {call.peer} answered {call.kind.__name__} with something else: {fault}"
+        return Reply(error=Internal(text))
 
 
 def _down(peer: int) -> Unavailable:

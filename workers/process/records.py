@@ -27,9 +27,9 @@ from danube_fast.errors import InvalidArgument
 __all__ = [
     "MESSAGE_BYTES_MAX",
     "Assembler",
+    "Envelope",
     "Head",
     "Kind",
-    "Message",
     "encode_message",
     "fragments",
 ]
@@ -54,7 +54,7 @@ class Kind(enum.IntEnum):
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """First part of a message. `value`: arguments, the answer, or an error's text."""
+    """First part of a message. `value`: an operation, the answer, or an error's text."""
 
     kind: int
     sender_epoch: int
@@ -65,7 +65,7 @@ class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
     code: int = 0
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
+class Envelope(msgspec.Struct, frozen=True, gc=False):
     """A whole message as it arrived."""
 
     head: Head
@@ -116,7 +116,7 @@ class Assembler:
         """More fragments of a message are to come."""
         return bool(self._parts)
 
-    def feed(self, record: bytes) -> Message | None:
+    def feed(self, record: bytes) -> Envelope | None:
         """Take one ring record; the message when it is whole. A damaged one is dropped."""
         if len(record) < PREFIX.size:
             return None
@@ -141,4 +141,4 @@ class Assembler:
             head = _decode_head(whole[: self._head_bytes])
         except msgspec.MsgspecError:
             return None
-        return Message(head, whole[self._head_bytes :])
+        return Envelope(head, whole[self._head_bytes :])

@@ -11,6 +11,7 @@ import heapq
 import os
 import threading
 
+from danube_fast.broker import messages as m
 from danube_fast.broker.partition import Partition
 from danube_fast.workers.process.boot import COORDINATOR
 from danube_fast.workers.shard.deliver.delivery import Delivery
@@ -71,12 +72,11 @@ class LoadReports(Job):
         weights = self._weights()
         total = sum(weight for weight, _ in weights)
         parts = [
-            [partition.partition_id, share * weight / total, _to_copy(partition)]
+            (partition.partition_id, share * weight / total, _to_copy(partition))
             for weight, partition in heapq.nlargest(REPORTED_MAX, weights, key=lambda each: each[0])
         ]
-        state.boot.mailbox.notify(
-            COORDINATOR, "load", {"load": share if total else 0.0, "partitions": parts}
-        )
+        report = m.LoadReport(share if total else 0.0, parts)
+        state.boot.mailbox.notify(COORDINATOR, report)
         took_ns = state.clock.monotonic_ns() - began_ns
         self._next_ns = max(self._next_ns, now_ns + COST_PART * took_ns)
 

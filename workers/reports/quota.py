@@ -1,7 +1,7 @@
 """What workers report of their logs, and the log quota that they share.
 
-    worker --"log_usage" {bytes, logs: commit cursors} once a second at most--> coordinator
-           <--"log_allowance" {bytes}----------------------------------
+    worker --LogUsage {bytes, logs: commit cursors} once a second at most--> coordinator
+           <--LogAllowance {bytes}------------------------------------
 
 Who uses little lends to who needs more: `wal_bytes_max` holds for all logs together. A worker may always use its equal share; what the others
 leave unused of theirs is granted on top. While the coordinator is down the last word stands.
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from danube_fast.admin.view import Room
+from danube_fast.broker import messages as m
 from danube_fast.config import Settings
 from danube_fast.ring.counters import Counter, CounterBlock
 from danube_fast.workers.process.boot import COORDINATOR, BootConfig
@@ -22,38 +23,13 @@ from danube_fast.workers.process.mailbox import Mailbox, Request
 if TYPE_CHECKING:
     from danube_fast.wal.log import Log
 
-__all__ = ["CommitCursor", "QuotaKeeper", "WorkerQuota", "log_quota_bytes", "room_of"]
+__all__ = ["QuotaKeeper", "WorkerQuota", "log_quota_bytes", "room_of"]
 
 QUOTA_BYTES_CEILING = 100 * 1024**3
 SAY_AGAIN_NS = 5_000_000_000
 """What has not changed is said again so often: a coordinator that was restarted knows nothing."""
 SEGMENTS_MIN = 4
 """Segments, spares among them, that a log cannot do without."""
-
-
-class CommitCursor(NamedTuple):
-    """How far a log had come when its worker spoke last; positions in bytes, which never restart."""
-
-    log_id: int
-    oldest_position: int
-    """First byte that is still there."""
-    snapshot_position: int
-    """Up to here the state is in a durable snapshot."""
-    synced_position: int
-    """All below is durable."""
-    written_position: int
-    """All below survives the worker's death."""
-
-    @classmethod
-    def of(cls, log: Log) -> CommitCursor:
-        """The cursor of a log as it stands."""
-        return cls(
-            log.log_id,
-            log.oldest_position,
-            log.snapshot_position,
-            log.synced_position,
-            log.written_position,
-        )
 
 
 def log_quota_bytes(config: BootConfig, used_bytes: int = 0) -> int:
@@ -80,12 +56,12 @@ class QuotaKeeper:
         self._mailbox = mailbox
         self._config = config
         self._used: dict[int, int] = {}
-        self.cursors: dict[int, CommitCursor] = {}
-        mailbox.handlers["log_usage"] = self._usage
+        self.cursors: dict[int, m.CommitCursor] = {}
+        mailbox.serve(m.LogUsage, self._usage)
 
-    def _usage(self, request: Request) -> None:
-        self._used[request.peer] = int(request.arguments["bytes"])
-        for cursor in map(CommitCursor._make, request.arguments["logs"]):
+    def _usage(self, request: Request[m.LogUsage]) -> None:
+        self._used[request.peer] = request.message.bytes
+        for cursor in request.message.logs:
             self.cursors[cursor.log_id] = cursor
         total = log_quota_bytes(self._config, sum(self._used.values()))
         share = total // max(1, self._config.worker_count)
@@ -96,7 +72,7 @@ class QuotaKeeper:
         )
         silent = self._config.worker_count - len(self._used)
         allowance = max(share, total - others - silent * share)
-        self._mailbox.notify(request.peer, "log_allowance", {"bytes": allowance})
+        self._mailbox.notify(request.peer, m.LogAllowance(allowance))
 
 
 class WorkerQuota:
@@ -106,9 +82,9 @@ class WorkerQuota:
         self._mailbox = mailbox
         self._floor = SEGMENTS_MIN * config.settings.segment_bytes * max(1, len(config.logs))
         self._allowance = log_quota_bytes(config) // max(1, config.worker_count)
-        self._said: object = None
+        self._said: m.LogUsage | None = None
         self._said_ns = 0
-        mailbox.handlers["log_allowance"] = self._allowed
+        mailbox.serve(m.LogAllowance, self._allowed)
 
     @property
     def allowance_bytes(self) -> int:
@@ -117,11 +93,18 @@ class WorkerQuota:
 
     def report(self, used_bytes: int, logs: Iterable[Log], now_ns: int) -> None:
         """Tell the coordinator what the logs take, and how far each has come, if that is news."""
-        said = (used_bytes, [CommitCursor.of(log) for log in logs])
+        said = m.LogUsage(used_bytes, [_cursor(log) for log in logs])
         if said == self._said and now_ns - self._said_ns < SAY_AGAIN_NS:
             return
         self._said, self._said_ns = said, now_ns
-        self._mailbox.notify(COORDINATOR, "log_usage", {"bytes": said[0], "logs": said[1]})
+        self._mailbox.notify(COORDINATOR, said)
 
-    def _allowed(self, request: Request) -> None:
-        self._allowance = int(request.arguments["bytes"])
+    def _allowed(self, request: Request[m.LogAllowance]) -> None:
+        self._allowance = request.message.bytes
+
+
+def _cursor(log: Log) -> m.CommitCursor:
+    return m.CommitCursor(
+        log.log_id, log.oldest_position, log.snapshot_position, log.synced_position,
+        log.written_position,
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """Reply topics whose client is gone: a client deletes its own when it is closed, a killed one cannot.
 
-worker: nobody has read it for `reply_topic_expiry_seconds` --"abandoned"--> coordinator: deletes it
+worker: nobody has read it for `reply_topic_expiry_seconds` --ReplyTopicsAbandoned--> coordinator: deletes it
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from danube_fast.broker import admin
+from danube_fast.broker import messages as m
 from danube_fast.broker.admin.registry import AdminContext
 from danube_fast.broker.admin.topics import delete_topic
 from danube_fast.errors import DanubeError
@@ -50,7 +51,7 @@ class ReplyTopics(Job):
         told = [t for t, since in self._idle_since_ns.items() if now_ns - since >= self._limit_ns]
         if told:
             mailbox = self._state.boot.mailbox
-            mailbox.notify(COORDINATOR, "abandoned", {"topics": told[:TOLD_MAX]})
+            mailbox.notify(COORDINATOR, m.ReplyTopicsAbandoned(told[:TOLD_MAX]))
 
 
 class ReplyTopicKeeper:
@@ -58,10 +59,10 @@ class ReplyTopicKeeper:
 
     def __init__(self, mailbox: Mailbox, context: AdminContext) -> None:
         self._context = context
-        mailbox.handlers["abandoned"] = self._abandoned
+        mailbox.serve(m.ReplyTopicsAbandoned, self._abandoned)
 
-    def _abandoned(self, request: Request) -> None:
-        for topic in request.arguments["topics"]:
+    def _abandoned(self, request: Request[m.ReplyTopicsAbandoned]) -> None:
+        for topic in request.message.topics:
             if topic.startswith(REPLY_TOPICS):
                 try:
                     delete_topic(

@@ -1,13 +1,14 @@
 """The storage quota of namespaces and topics: workers say what they keep, the coordinator adds up.
 
-    worker --"storage_used" {partition id: bytes} every second--> coordinator
-           <--"storage_full" {partition id: why}-----------------
+    worker --StorageUsed {partition id: bytes} every second--> coordinator
+           <--StorageFull {partition id: why}--------------------
 
 While the coordinator is down the last word stands.
 """
 
 from __future__ import annotations
 
+from danube_fast.broker import messages as m
 from danube_fast.broker.admission.gate import Cause
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord
@@ -30,7 +31,7 @@ class StorageReports(Job):
         self._state, self._retention = state, retention
         self._next_ns = 0
         self._said = False
-        state.boot.mailbox.handlers["storage_full"] = self._full
+        state.boot.mailbox.serve(m.StorageFull, self._full)
 
     def do_work(self, now_ns: int) -> None:
         """Report, if it is time and somebody has a quota."""
@@ -39,18 +40,18 @@ class StorageReports(Job):
         self._next_ns = now_ns + REPORT_NS
         retention = self._retention
         used = {
-            str(partition.partition_id): retention.size_of(partition)
+            partition.partition_id: retention.size_of(partition)
             for partition in retention.policed()
             if partition.policy.storage_bytes_max
         }
         if used or self._said:
             self._said = bool(used)
-            self._state.boot.mailbox.notify(COORDINATOR, "storage_used", {"used": used})
+            self._state.boot.mailbox.notify(COORDINATOR, m.StorageUsed(used))
 
-    def _full(self, request: Request) -> None:
-        full: dict[str, str] = request.arguments["full"]
+    def _full(self, request: Request[m.StorageFull]) -> None:
+        full = request.message.full
         for partition in self._retention.policed():
-            text = full.get(str(partition.partition_id), "")
+            text = full.get(partition.partition_id, "")
             if not partition.policy.storage_bytes_max:
                 text = ""
             self._state.gate.set(partition, Cause.STORAGE, text)
@@ -64,25 +65,24 @@ class StorageKeeper:
         self._topics = topics
         self._used: dict[int, dict[int, int]] = {}
         """By worker: bytes by partition."""
-        mailbox.handlers["storage_used"] = self._report
+        mailbox.serve(m.StorageUsed, self._report)
 
-    def _report(self, request: Request) -> None:
-        used = {int(key): int(size) for key, size in request.arguments["used"].items()}
-        self._used[request.peer] = used
+    def _report(self, request: Request[m.StorageUsed]) -> None:
+        used = self._used[request.peer] = request.message.used
         totals: dict[str, int] = {}
         for sizes in self._used.values():
             for partition_id, size in sizes.items():
                 scope, _ = self._scope(self._topics.partition(partition_id))
                 totals[scope] = totals.get(scope, 0) + size
-        full: dict[str, str] = {}
+        full: dict[int, str] = {}
         for partition_id in used:
             scope, limit = self._scope(self._topics.partition(partition_id))
             if limit and totals[scope] > limit:
-                full[str(partition_id)] = (
+                full[partition_id] = (
                     f"{scope} keeps {totals[scope]} bytes and its policy allows storage_bytes_max "
                     f"{limit}; let its subscriptions consume, purge a topic, or raise it"
                 )
-        self._mailbox.notify(request.peer, "storage_full", {"full": full})
+        self._mailbox.notify(request.peer, m.StorageFull(full))
 
     def _scope(self, partition: PartitionRecord | None) -> tuple[str, int]:
         """Whose quota a partition counts against, and how large that is."""

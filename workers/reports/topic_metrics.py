@@ -1,7 +1,7 @@
 """What a worker tells the coordinator of its topics and subscriptions for `/metrics`.
 
     /metrics --Counter.SCRAPES (shared memory)--> workers
-    worker --"topic_metrics" {rows of the largest, sums of the rest}--> coordinator --> the next scrape
+    worker --TopicMetrics {rows of the largest, sums of the rest}--> coordinator --> the next scrape
 
 A worker looks at its partitions in slices of its loop, every few seconds while /metrics is read, and
 never else. At most `metrics_topics_max` topics, and as many subscriptions, have rows of their own: half of
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.admin.view import SubscriptionRow, TopicRow, TopicTable
+from danube_fast.broker import messages as m
 from danube_fast.clock import Clock
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.process.boot import COORDINATOR
@@ -112,13 +113,9 @@ class TopicMetrics(Job):
             rows.append((*key, subscriptions[key], oldest))
             if number % AGED_SLICE == 0:
                 yield
-        report = {
-            "topics": [(topic, topics[topic]) for topic in self._topics.named],
-            "subscriptions": rows,
-            "other_topics": self._topics.others,
-            "other_subscriptions": self._subscriptions.others,
-        }
-        self._state.boot.mailbox.notify(COORDINATOR, "topic_metrics", report)
+        named = [(topic, topics[topic]) for topic in self._topics.named]
+        others = self._topics.others, self._subscriptions.others
+        self._state.boot.mailbox.notify(COORDINATOR, m.TopicMetrics(named, rows, *others))
 
     def _age(self, partition: Partition, sub: Subscription) -> float:
         """Seconds since the oldest message that is not acked came; 0 if all are, or it is gone."""
@@ -133,12 +130,12 @@ class TopicReports:
 
     def __init__(self, mailbox: Mailbox, clock: Clock) -> None:
         self._clock = clock
-        self._reports: dict[int, tuple[int, dict[str, Any]]] = {}
+        self._reports: dict[int, tuple[int, m.TopicMetrics]] = {}
         """By worker: when it came, and what it says; a report is replaced, never changed."""
-        mailbox.handlers["topic_metrics"] = self._take
+        mailbox.serve(m.TopicMetrics, self._take)
 
-    def _take(self, request: Request) -> None:
-        self._reports[request.peer] = self._clock.monotonic_ns(), request.arguments
+    def _take(self, request: Request[m.TopicMetrics]) -> None:
+        self._reports[request.peer] = self._clock.monotonic_ns(), request.message
 
     def table(self) -> TopicTable:
         """What all workers say together; a topic with partitions on several has one row."""
@@ -147,12 +144,12 @@ class TopicReports:
         for came_ns, report in list(self._reports.values()):
             if came_ns < oldest_ns:
                 continue
-            topics = [*report["topics"], ("", report["other_topics"])]
-            rows = [*report["subscriptions"], ("", "", report["other_subscriptions"], None)]
+            topics = [*report.topics, ("", report.other_topics)]
+            rest = ("", "", report.other_subscriptions, None)
             for topic, values in topics:
                 known = table.topics.get(topic)
                 table.topics[topic] = values if known is None else _add(known, values)
-            for topic, name, values, oldest in rows:
+            for topic, name, values, oldest in (*report.subscriptions, rest):
                 key = topic, name
                 known = table.subscriptions.get(key)
                 table.subscriptions[key] = values if known is None else _add(known, values)

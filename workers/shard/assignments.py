@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import msgspec
 
+from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.countdown import Countdown, Done
 from danube_fast.errors import DanubeError, DataLoss, TopicDeleted, Unavailable
@@ -52,7 +52,8 @@ class Assignments(Job):
         """The coordinator could not be asked, and is asked again."""
         self._unrecorded: set[int] = set()
         """Partitions whose assignment is not durable yet."""
-        state.boot.mailbox.handlers.update({"assign": self._assign, "unassign": self._unassign})
+        state.boot.mailbox.serve(m.Assign, self._assign)
+        state.boot.mailbox.serve(m.Unassign, self._unassign)
         state.boot.mailbox.epoch_watchers.append(self._peer_restarted)
 
     def do_work(self, now_ns: int) -> None:
@@ -81,28 +82,19 @@ class Assignments(Job):
                 _log.info("no assignments yet, asking again: %s", reply.error)
                 self.is_missing = True
                 return
-            every = set(range(len(self._state.logs)))
-            self._restored.note_revision(reply.value.get("revision", 0), every)
-            for entry in reply.value["partitions"]:
-                if entry["partition_id"] in undecided:
-                    self._moves.decide(undecided[entry["partition_id"]], entry)
+            told: m.Assignments = reply.value
+            self._restored.note_revision(told.revision, set(range(len(self._state.logs))))
+            for entry in told.partitions:
+                if entry.partition_id in undecided:
+                    self._moves.decide(undecided[entry.partition_id], entry)
                 self._take(entry)
-            self._drop(reply.value["deleted"])
-            for partition_id in reply.value.get("elsewhere", ()):
+            self._drop(told.deleted)
+            for partition_id in told.elsewhere:
                 self._moves.decide_elsewhere(undecided[partition_id])
-            self._report_unknown({entry["partition_id"] for entry in reply.value["partitions"]})
+            self._report_unknown({entry.partition_id for entry in told.partitions})
 
-        self._state.boot.mailbox.call(
-            COORDINATOR,
-            "assignments",
-            {
-                "log_ids": log_ids,
-                "undecided": list(undecided),
-                **self._restored.report(),
-            },
-            on_reply=got,
-            timeout_ms=TIMEOUT_MS,
-        )
+        question = m.FindAssignments(log_ids, list(undecided), self._restored.report())
+        self._state.boot.mailbox.call(COORDINATOR, question, on_reply=got, timeout_ms=TIMEOUT_MS)
 
     def _drop(self, partition_ids: list[int]) -> None:
         """Partitions that were deleted while this worker was away."""
@@ -111,7 +103,7 @@ class Assignments(Job):
 
             def dropped(error: DanubeError | None, partition_id: int = partition_id) -> None:
                 if error is None:
-                    mailbox.notify(COORDINATOR, "dropped", {"partition_ids": [partition_id]})
+                    mailbox.notify(COORDINATOR, m.PartitionsDropped([partition_id]))
 
             self._remove(partition_id, dropped)
 
@@ -127,10 +119,10 @@ class Assignments(Job):
                     self._state.logs[partition.log_slot].log_id,
                 )
 
-    def _take(self, entry: dict[str, Any], done: Done | None = None) -> bool:
+    def _take(self, entry: m.Assignment, done: Done | None = None) -> bool:
         """Enter one assignment; True if it needed a record."""
         slots = {log.log_id: slot for slot, log in enumerate(self._state.logs)}
-        slot = slots.get(entry["log_id"])
+        slot = slots.get(entry.log_id)
         if slot is None:
             return False
         assigned = r.PartitionAssigned.of(entry)
@@ -141,7 +133,7 @@ class Assignments(Job):
             return True
         if known is not None and known.assigned.incarnation != assigned.incarnation:
             text = (
-                f"partition {assigned.partition_id} is {known.topic} in log {entry['log_id']} but "
+                f"partition {assigned.partition_id} is {known.topic} in log {entry.log_id} but "
                 f"{assigned.topic} in the metadata: the two do not belong together; restore the "
                 "metadata of this data directory"
             )
@@ -177,34 +169,32 @@ class Assignments(Job):
         self._intake.reserve_offsets(partition, urgent=True)
         return True
 
-    def _assign(self, request: Request) -> None:
-        """{"partitions": [...]} -> {} when all of them are durable."""
-        entries = request.arguments["partitions"]
-        with Countdown(request.when_done({})) as countdown:
+    def _assign(self, request: Request[m.Assign]) -> None:
+        entries = request.message.partitions
+        with Countdown(request.when_done()) as countdown:
             for entry in entries:
                 entered = countdown.add()
                 if not self._take(entry, entered):
                     entered(None)
                 inherit(self._state, entry, countdown)
-            self._note_revision(request, [entry["partition_id"] for entry in entries])
+            self._note_revision(request.message.revision, [entry.partition_id for entry in entries])
 
-    def _note_revision(self, request: Request, partition_ids: list[int]) -> None:
+    def _note_revision(self, revision: int, partition_ids: list[int]) -> None:
         """Write into the logs of these partitions how new the metadata is that named them."""
         by_id = self._state.catalog.by_id
         slots = {by_id[number].log_slot for number in partition_ids if number in by_id}
-        self._restored.note_revision(request.arguments.get("revision", 0), slots)
+        self._restored.note_revision(revision, slots)
 
-    def _unassign(self, request: Request) -> None:
-        """{"partition_ids": [...], "reason": text} -> {} when it is durable."""
-        ids = request.arguments["partition_ids"]
-        answer = request.when_done({})
+    def _unassign(self, request: Request[m.Unassign]) -> None:
+        ids = request.message.partition_ids
+        answer = request.when_done()
 
         def done(error: DanubeError | None) -> None:
             if error is None and ids:
-                self._state.boot.mailbox.notify(COORDINATOR, "dropped", {"partition_ids": ids})
+                self._state.boot.mailbox.notify(COORDINATOR, m.PartitionsDropped(ids))
             answer(error)
 
-        self._note_revision(request, ids)
+        self._note_revision(request.message.revision, ids)
         with Countdown(done) as countdown:
             for partition_id in ids:
                 self._remove(partition_id, countdown.add())

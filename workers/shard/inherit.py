@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from danube_fast.broker import records as r
+from danube_fast.broker.messages import Assignment
 from danube_fast.broker.subscription.consumer import SubscriptionKind
-from danube_fast.broker.subscription.policy import FailurePolicy, parse_policy
+from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.countdown import Countdown
 from danube_fast.errors import DanubeError
 from danube_fast.workers.shard.state import ShardState
@@ -14,24 +13,24 @@ from danube_fast.workers.shard.state import ShardState
 __all__ = ["inherit"]
 
 
-def inherit(state: ShardState, entry: dict[str, Any], countdown: Countdown) -> None:
+def inherit(state: ShardState, entry: Assignment, countdown: Countdown) -> None:
     """Make the subscriptions of an assignment that are missing, at the first message that is there.
 
     `countdown` waits until they are durable.
     """
-    partition = state.partition(entry["partition_id"])
-    births = entry.get("subscriptions") or []
+    partition = state.partition(entry.partition_id)
+    births = entry.subscriptions
     if partition is None or not births:
         return
     done = countdown.add()
     journal = state.journals[partition.log_slot]
     for birth in births:
-        name = birth["subscription"]
+        name = birth.subscription
         if name in partition.subscriptions:
             continue
-        sub, _ = partition.subscribe(name, SubscriptionKind(birth["type"]), "earliest")
+        sub, _ = partition.subscribe(name, SubscriptionKind(birth.type), "earliest")
         sub.recorded = False
-        policy = parse_policy(birth["failure_policy"])
+        policy = birth.failure_policy
         number = partition.partition_id
         journal.record(r.SubscriptionCreated(number, name, sub.kind.value, sub.cursor))
         if policy != FailurePolicy():
@@ -40,7 +39,7 @@ def inherit(state: ShardState, entry: dict[str, Any], countdown: Countdown) -> N
 
     def recorded(error: DanubeError | None) -> None:
         for birth in births:
-            sub = partition.subscriptions.get(birth["subscription"])
+            sub = partition.subscriptions.get(birth.subscription)
             if sub is not None:
                 sub.recorded = sub.recorded or error is None
         done(error)

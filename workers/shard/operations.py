@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
+from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.layout import PartitionWord
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription.policy import parse_policy
+from danube_fast.broker.subscription.policy import FailurePolicy, parse_policy
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.countdown import Countdown
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound, Unavailable
@@ -37,33 +38,30 @@ class Operations:
         self._subscriptions = subscriptions
         self._gaps = gaps
         self._dead_letters = dead_letters
-        state.boot.mailbox.handlers.update(
-            {
-                "partition_stats": self._partition_stats,
-                "subscriptions": self._list_subscriptions,
-                "delete_subscription": self._delete_subscription,
-                "set_failure_policy": self._set_failure_policy,
-                "clients": self._clients,
-            }
-        )
+        mailbox = state.boot.mailbox
+        mailbox.serve(m.PartitionStats, self._partition_stats)
+        mailbox.serve(m.ListSubscriptions, self._list_subscriptions)
+        mailbox.serve(m.DeleteSubscription, self._delete_subscription)
+        mailbox.serve(m.SetFailurePolicy, self._set_failure_policy)
+        mailbox.serve(m.ListClients, self._clients)
 
-    def _wanted(self, request: Request) -> list[Partition]:
-        ids = request.arguments.get("partition_ids")
+    def _wanted(self, ids: list[int] | None) -> list[Partition]:
         by_id = self._state.catalog.by_id
         if ids is None:
             return list(by_id.values())
         return [by_id[partition_id] for partition_id in ids if partition_id in by_id]
 
-    def _changeable(self, request: Request) -> list[Partition]:
+    def _changeable(self, ids: list[int]) -> list[Partition]:
         """For what the new log of a partition that moves would not know of. Raises Unavailable."""
-        found = self._wanted(request)
+        found = self._wanted(ids)
         for partition in found:
             if partition.moving:
                 raise Unavailable(f"{partition.topic} is just being moved; try again")
         return found
 
-    def _partition_stats(self, request: Request) -> None:
-        request.reply({"partitions": [self._stats(part) for part in self._wanted(request)]})
+    def _partition_stats(self, request: Request[m.PartitionStats]) -> None:
+        wanted = self._wanted(request.message.partition_ids)
+        request.reply({"partitions": [self._stats(partition) for partition in wanted]})
 
     def _stats(self, partition: Partition) -> dict[str, Any]:
         row = self._state.tables.partitions[partition.slot]
@@ -119,35 +117,32 @@ class Operations:
             ],
         }
 
-    def _list_subscriptions(self, request: Request) -> None:
+    def _list_subscriptions(self, request: Request[m.ListSubscriptions]) -> None:
         entries = [
             {
                 "partition_id": partition.partition_id,
                 "topic": partition.topic,
                 **self._describe(partition, sub),
             }
-            for partition in self._wanted(request)
+            for partition in self._wanted(request.message.partition_ids)
             for sub in partition.subscriptions.values()
         ]
         request.reply({"subscriptions": entries})
 
-    def _clients(self, request: Request) -> None:
-        """{"after": session number, "limit"} -> a page of who is connected."""
-        state, asked = self._state, request.arguments
-        request.reply(
-            client_page(state.sessions, asked["after"], asked["limit"], state.now_ns, state)
-        )
+    def _clients(self, request: Request[m.ListClients]) -> None:
+        state, asked = self._state, request.message
+        request.reply(client_page(state.sessions, asked.after, asked.limit, state.now_ns, state))
 
-    def _set_failure_policy(self, request: Request) -> None:
-        """{"partition_ids", "subscription", "values"} -> {"failure_policies": [...]} when durable."""
-        name = request.arguments["subscription"]
-        found = [part for part in self._changeable(request) if name in part.subscriptions]
-        changed: list[dict[str, Any]] = []
+    def _set_failure_policy(self, request: Request[m.SetFailurePolicy]) -> None:
+        asked = request.message
+        name = asked.subscription
+        found = [p for p in self._changeable(asked.partition_ids) if name in p.subscriptions]
+        changed: list[FailurePolicy] = []
         if not found:
-            request.reply({"failure_policies": []})
+            request.reply([])
 
         def change(partition: Partition, sub: Subscription) -> None:
-            policy = parse_policy(request.arguments["values"], sub.policy)
+            policy = parse_policy(asked.values, sub.policy)
             refuse_own_topic(policy, partition.topic)
 
             def done(error: DanubeError | None) -> None:
@@ -156,9 +151,9 @@ class Operations:
                     return
                 sub.set_policy(policy)
                 self._consumers.touch(sub)
-                changed.append(msgspec.to_builtins(policy))
+                changed.append(policy)
                 if len(changed) == len(found):
-                    request.reply({"failure_policies": changed})
+                    request.reply(changed)
 
             record = r.PolicySet(partition.partition_id, name, policy)
             self._state.journals[partition.log_slot].record(record, done)
@@ -169,11 +164,11 @@ class Operations:
         except InvalidArgument as error:
             request.fail(error)
 
-    def _delete_subscription(self, request: Request) -> None:
-        """{"partition_ids", "subscription"} -> {"deleted": n} when durable; consumers are closed."""
-        name = request.arguments["subscription"]
-        found = [part for part in self._changeable(request) if name in part.subscriptions]
-        with Countdown(request.when_done({"deleted": len(found)})) as countdown:
+    def _delete_subscription(self, request: Request[m.DeleteSubscription]) -> None:
+        name = request.message.subscription
+        wanted = self._changeable(request.message.partition_ids)
+        found = [partition for partition in wanted if name in partition.subscriptions]
+        with Countdown(request.when_done(m.Deleted(len(found)))) as countdown:
             for partition in found:
                 sub = partition.subscriptions[name]
                 cause = NotFound(f"subscription {name!r} was deleted")

@@ -13,10 +13,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from danube_fast.broker import messages as m
 from danube_fast.errors import DanubeError, DataLoss
 from danube_fast.ring.control import ProcessState
 from danube_fast.workers.process.boot import COORDINATOR
@@ -88,24 +87,22 @@ class Restored:
         for slot in slots:
             self.older_since_ns[slot] = self._state.clock.wall_ns()
 
-    def first_offset(self, entry: Mapping[str, Any], slot: int) -> int:
+    def first_offset(self, entry: m.Assignment, slot: int) -> int:
         """Where a partition begins that the log does not know: if it should, at the microseconds of the
         clock, which no partition has reached by counting."""
-        first = int(entry.get("first_offset", 0))
-        return max(first, self.older_since_ns[slot] // 1000) if entry.get("is_old") else first
+        first = entry.first_offset
+        return max(first, self.older_since_ns[slot] // 1000) if entry.is_old else first
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> m.LogMarks:
         """What the coordinator is told with the question for assignments."""
         state = self._state
         positions = [log.synced_position for log in state.logs]
-        return {
-            "logs": [
-                [log_id, epoch, position, losses]
-                for (log_id, epoch, losses), position in zip(self.begun, positions, strict=True)
-            ],
-            "partition_id_max": max(state.catalog.by_id, default=0),
-            "metadata_revision": state.catalog.metadata_revision,
-        }
+        logs = [
+            (log_id, epoch, position, losses)
+            for (log_id, epoch, losses), position in zip(self.begun, positions, strict=True)
+        ]
+        id_max = max(state.catalog.by_id, default=0)
+        return m.LogMarks(logs, id_max, state.catalog.metadata_revision)
 
     def note_revision(self, revision: int, slots: set[int]) -> None:
         """The metadata is at least that new: what is written from now on says so."""
@@ -122,4 +119,4 @@ class Restored:
     def last_words(self) -> None:
         """The logs are closed: tell how far they are."""
         with contextlib.suppress(DanubeError):
-            self._state.boot.mailbox.notify(COORDINATOR, "log_marks", self.report())
+            self._state.boot.mailbox.notify(COORDINATOR, self.report())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from danube_fast.broker.admin.registry import AdminContext, Answer, operation
+from danube_fast.broker.messages import ListClients
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.types import Permission
 
@@ -48,7 +49,7 @@ def list_clients(
         if process == COORDINATOR:
             got(context.clients(number, left), None)
         else:
-            context.ask(process, "clients", {"after": number, "limit": left}, got)
+            context.ask(process, ListClients(number, left), got)
 
     ask(min(process, context.worker_count), number)
 

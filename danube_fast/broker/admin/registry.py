@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from danube_fast.broker.messages import Message
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
 from danube_fast.checks import in_our_words
@@ -55,8 +56,7 @@ class AdminContext(Protocol):
     def ask(
         self,
         worker: int,
-        operation: str,
-        arguments: dict[str, Any],
+        message: Message,
         on_reply: Callable[[Any, DanubeError | None], None],
     ) -> None:
         """Call a worker (by process index) over its mailbox; `on_reply` comes once, later."""
@@ -182,11 +182,11 @@ def ask_owners(
     context: AdminContext,
     record: TopicRecord,
     partitions: list[PartitionRecord],
-    operation: str,
-    arguments: dict[str, Any],
+    question: Callable[[list[int]], Message],
     on_all: Callable[[list[Any], list[DanubeError]], None],
 ) -> None:
-    """Ask every worker that owns some of `partitions`; `on_all(values, errors)` once, at the end."""
+    """Ask every worker that owns some of `partitions` what `question` makes of their ids; call
+    `on_all(values, errors)` once, at the end."""
     by_worker: dict[int, list[int]] = {}
     for partition in partitions:
         worker = context.worker_of(partition.log_id)
@@ -203,4 +203,4 @@ def ask_owners(
             on_all(values, errors)
 
     for worker, ids in by_worker.items():
-        context.ask(worker, operation, {**arguments, "partition_ids": ids}, on_reply)
+        context.ask(worker, question(ids), on_reply)

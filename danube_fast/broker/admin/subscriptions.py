@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
+from danube_fast.broker import messages as m
 from danube_fast.broker.admin.registry import AdminContext, Answer, ask_owners, operation
 from danube_fast.broker.admin.topics import topic_stats
 from danube_fast.broker.subscription.policy import parse_policy
@@ -88,14 +91,15 @@ def delete_subscription(
     def told(values: list[Any], errors: list[DanubeError]) -> None:
         if errors:
             answer.fail(errors[0])
-        elif not any(value["deleted"] for value in values):
+        elif not any(value.deleted for value in values):
             answer.fail(NotFound(f"topic {topic} has no subscription {subscription!r}"))
         else:
             answer.done({"topic": topic, "subscription": subscription})
 
     partitions = context.topics.partitions(record)
-    arguments = {"subscription": subscription}
-    ask_owners(context, record, partitions, "delete_subscription", arguments, told)
+    ask_owners(
+        context, record, partitions, lambda ids: m.DeleteSubscription(ids, subscription), told
+    )
 
 
 @operation(Permission.MANAGE_TOPIC, "topic")
@@ -109,17 +113,18 @@ def set_failure_policy(
         context.topics.check_takes_letters(policy.dead_letter_topic)
 
     def told(replies: list[Any], errors: list[DanubeError]) -> None:
-        policies = [policy for reply in replies for policy in reply["failure_policies"]]
+        policies = [policy for reply in replies for policy in reply]
         if errors:
             answer.fail(errors[0])
         elif not policies:
             answer.fail(NotFound(f"topic {topic} has no subscription {subscription!r}"))
         else:
-            answer.done(policies[0])
+            answer.done(msgspec.to_builtins(policies[0]))
 
     partitions = context.topics.partitions(record)
-    arguments = {"subscription": subscription, "values": values}
-    ask_owners(context, record, partitions, "set_failure_policy", arguments, told)
+    ask_owners(
+        context, record, partitions, lambda ids: m.SetFailurePolicy(ids, subscription, values), told
+    )
 
 
 @operation(Permission.MANAGE_TOPIC, "topic")
@@ -140,7 +145,7 @@ def skip_messages(
     names = {part.partition_id: record.partition_topic(part.index) for part in partitions}
 
     def told(values: list[Any], errors: list[DanubeError]) -> None:
-        rows = [row for value in values for row in value["skipped"]]
+        rows = [row for value in values for row in value]
         if errors:
             answer.fail(errors[0])
         elif not rows:
@@ -156,5 +161,6 @@ def skip_messages(
                 }
             )
 
-    arguments = {"subscription": subscription, "count": count}
-    ask_owners(context, record, partitions, "skip", arguments, told)
+    ask_owners(
+        context, record, partitions, lambda ids: m.SkipMessages(ids, subscription, count), told
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from danube_fast.broker.admin.registry import AdminContext, Answer, ask_owners, operation
+from danube_fast.broker.messages import PartitionStats, PurgePartitions, Unassign
 from danube_fast.broker.topics.records import TopicOptions, TopicRecord
 from danube_fast.errors import DanubeError, InvalidArgument, Unavailable
 from danube_fast.types import Permission, parse_topic
@@ -73,7 +74,7 @@ def delete_topic(context: AdminContext, answer: Answer, *, topic: str) -> None:
         # A worker that could not be told drops them when it asks what is assigned to it.
         answer.done(topic_summary(record))
 
-    ask_owners(context, record, partitions, "unassign", {"reason": "deleted"}, told)
+    ask_owners(context, record, partitions, Unassign, told)
 
 
 @operation(Permission.LOOKUP)
@@ -154,7 +155,7 @@ def topic_stats(context: AdminContext, answer: Answer, *, topic: str) -> None:
             }
         )
 
-    ask_owners(context, record, context.topics.partitions(record), "partition_stats", {}, gathered)
+    ask_owners(context, record, context.topics.partitions(record), PartitionStats, gathered)
 
 
 def _merge(partitions: list[dict[str, Any]], record: TopicRecord) -> list[dict[str, Any]]:
@@ -242,7 +243,7 @@ def purge_topic(context: AdminContext, answer: Answer, *, topic: str) -> None:
         if errors:
             answer.fail(errors[0])
             return
-        rows = [row for value in values for row in value["purged"]]
+        rows = [row for value in values for row in value]
         answer.done(
             {
                 "topic": topic,
@@ -251,4 +252,4 @@ def purge_topic(context: AdminContext, answer: Answer, *, topic: str) -> None:
             }
         )
 
-    ask_owners(context, record, partitions, "purge", {}, told)
+    ask_owners(context, record, partitions, PurgePartitions, told)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from danube_fast.broker.messages import Inherited
 from danube_fast.broker.topics.changes import Change, TopicChanges
 from danube_fast.broker.topics.ids import Ids
 from danube_fast.broker.topics.moves import move_partition
@@ -90,7 +91,7 @@ class TopicDirectory:
         """What became durable of late, for whoever watches."""
         self.growing: dict[str, list[PartitionRecord]] = {}
         """Topics that are about to get more partitions; nothing else about them changes meanwhile."""
-        self.inherited: dict[int, list[dict[str, Any]]] = {}
+        self.inherited: dict[int, list[Inherited]] = {}
         """Subscriptions that a new partition begins with, until it is part of its topic."""
         self._load()
         self.loaded = frozenset(self._partitions)

@@ -12,14 +12,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from danube_fast.broker import messages as m
 from danube_fast.broker.ledger.layout import State
 from danube_fast.broker.sparse import place_of
 from danube_fast.broker.subscription.consumer import Stored
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.subscription.subscription import Subscription
-from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
+from danube_fast.errors import DanubeError, FailedPrecondition, Internal, InvalidArgument
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.view import FrameView
@@ -135,8 +136,8 @@ class DeadLetters(Job):
             is_refused = isinstance(reply.error, FailedPrecondition | InvalidArgument)
             done(reply.error if is_refused else None)
 
-        arguments = {"topic": policy.dead_letter_topic, "create": False}
-        self._state.boot.mailbox.call(COORDINATOR, "topic_places", arguments, on_reply=told)
+        question = m.FindLetterTopic(policy.dead_letter_topic, create=False)
+        self._state.boot.mailbox.call(COORDINATOR, question, on_reply=told)
 
     @property
     def is_busy(self) -> bool:
@@ -165,35 +166,34 @@ class DeadLetters(Job):
             if reply.error is not None:
                 self._fail(topic, desk, reply.error)
                 return
-            places = [_Place(*entry) for entry in reply.value["partitions"]]
+            places = [_Place(*entry) for entry in reply.value.partitions]
             left = len(places)
 
-            def opened(place: _Place, value: Any, error: DanubeError | None) -> None:
+            def opened(place: _Place, value: m.Opened | None, error: DanubeError | None) -> None:
                 nonlocal left
                 left -= 1
-                if error is not None:
-                    self._fail(topic, desk, error)
+                if value is None:
+                    self._fail(topic, desk, error or Internal("a producer was not opened"))
                     return
-                place.producer_id = value["producer_id"]
-                place.epoch = value["producer_epoch"]
-                place.next_sequence = value["next_sequence"]
+                place.producer_id = value.producer_id
+                place.epoch = value.producer_epoch
+                place.next_sequence = value.next_sequence
                 if left == 0 and desk.is_opening:
                     desk.places, desk.is_opening, desk.fault = places, False, ""
 
             for place in places:
                 self._open_place(place, opened)
 
-        mailbox.call(COORDINATOR, "topic_places", {"topic": topic}, on_reply=located)
+        mailbox.call(COORDINATOR, m.FindLetterTopic(topic), on_reply=located)
 
     def _open_place(
-        self, place: _Place, opened: Callable[[_Place, Any, DanubeError | None], None]
+        self, place: _Place, opened: Callable[[_Place, m.Opened | None, DanubeError | None], None]
     ) -> None:
         own = self._state.boot.config.process_index
         name = f"{PRODUCER_NAME}-{own}"
         if place.process != own:
-            arguments = {"partition_id": place.partition_id, "name": name}
             self._state.boot.mailbox.call(
-                place.process, "open_producer", arguments,
+                place.process, m.OpenProducer(place.partition_id, name),
                 on_reply=lambda reply: opened(place, reply.value, reply.error),
             )  # fmt: skip
             return
@@ -287,7 +287,7 @@ class DeadLetters(Job):
             status = Status.NOT_OWNER if reply.error is not None else reply.value[0]
             answered(status, str(reply.error or f"status {status}"))
 
-        self._state.boot.mailbox.call(place.process, "publish", {}, bundle, on_reply=replied)
+        self._state.boot.mailbox.call(place.process, m.PublishBundle(), bundle, on_reply=replied)
 
     def _frame(self, letter: _Letter, stored: Stored, place: _Place, sequence: int) -> bytearray:
         """The message as it was, and attributes that say where it comes from."""

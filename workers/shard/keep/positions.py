@@ -10,6 +10,7 @@ from collections import deque
 
 import numpy as np
 
+from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.broker.ledger.ledger import runs_of
 from danube_fast.broker.partition import Partition
@@ -76,13 +77,14 @@ class Positions(Job):
         self._gaps = gaps
         self._retention = retention
         self._trimming = trimming
-        self._skips: deque[tuple[Request, list[Walk]]] = deque()
-        state.boot.mailbox.handlers.update({"purge": self._purge, "skip": self._skip})
+        self._skips: deque[tuple[Request[m.SkipMessages], list[Walk]]] = deque()
+        state.boot.mailbox.serve(m.PurgePartitions, self._purge)
+        state.boot.mailbox.serve(m.SkipMessages, self._skip)
 
-    def _found(self, request: Request) -> list[Partition]:
+    def _found(self, partition_ids: list[int]) -> list[Partition]:
         by_id = self._state.catalog.by_id
         found = []
-        for number in request.arguments["partition_ids"]:
+        for number in partition_ids:
             partition = by_id.get(number)
             if partition is None or partition.moving:
                 raise Unavailable(f"partition {number} is just being moved; try again")
@@ -91,15 +93,14 @@ class Positions(Job):
 
     # ------------------------------------------------------------ purge
 
-    def _purge(self, request: Request) -> None:
-        """{"partition_ids"} -> {"purged": [[partition id, messages, offset], ...]} when durable."""
-        found = self._found(request)
-        purged: list[list[int]] = []
-        with Countdown(request.when_done({"purged": purged})) as countdown:
+    def _purge(self, request: Request[m.PurgePartitions]) -> None:
+        found = self._found(request.message.partition_ids)
+        purged: list[tuple[int, int, int]] = []
+        with Countdown(request.when_done(purged)) as countdown:
             for partition in found:
                 until = partition.visible
                 count = until - partition.first_offset
-                purged.append([partition.partition_id, count, until])
+                purged.append((partition.partition_id, count, until))
                 record = r.Purged(partition.partition_id, until)
                 self._drop(partition, until)
                 self._cursors.write()  # what consumers are to be told must not come later
@@ -120,14 +121,12 @@ class Positions(Job):
 
     # ------------------------------------------------------------ skip
 
-    def _skip(self, request: Request) -> None:
-        """{"partition_ids", "subscription", "count"} -> {"skipped": [[partition id, messages, cursor],
-        ...]} when durable; "count" is per partition, None: all that is there."""
-        name, count = request.arguments["subscription"], request.arguments["count"]
+    def _skip(self, request: Request[m.SkipMessages]) -> None:
+        asked = request.message
         walks = [
-            Walk(partition, partition.subscriptions[name], count)
-            for partition in self._found(request)
-            if name in partition.subscriptions
+            Walk(partition, partition.subscriptions[asked.subscription], asked.count)
+            for partition in self._found(asked.partition_ids)
+            if asked.subscription in partition.subscriptions
         ]
         self._skips.append((request, walks))
         self.do_work(self._state.now_ns)
@@ -174,11 +173,11 @@ class Positions(Job):
             return True
         return partition.subscriptions.get(walk.sub.name) is not walk.sub
 
-    def _tell_skipped(self, request: Request, walks: list[Walk]) -> None:
+    def _tell_skipped(self, request: Request[m.SkipMessages], walks: list[Walk]) -> None:
         """Answer when all of it is durable."""
-        skipped = [[w.partition.partition_id, w.skipped, w.sub.cursor] for w in walks]
+        skipped = [(w.partition.partition_id, w.skipped, w.sub.cursor) for w in walks]
         slots = {walk.partition.log_slot for walk in walks}
-        self._cursors.flush(slots, request.when_done({"skipped": skipped}))
+        self._cursors.flush(slots, request.when_done(skipped))
 
     def _pass_over(self, walk: Walk) -> None:
         """Settle messages behind the cursor: of one frame, or all if that needs no look at them."""

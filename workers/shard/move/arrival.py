@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.broker.subscription.consumer import Stored
 from danube_fast.errors import DanubeError, Internal, ResourceExhausted, Unavailable
@@ -39,24 +40,26 @@ PACE_NS = 20_000_000_000
 class _Arrival:
     """One partition on its way here."""
 
-    __slots__ = ("assigned", "check_ns", "end_offset", "frames", "left", "log_epoch", "next_offset", "owner_epoch",
+    __slots__ = ("assigned", "check_ns", "frames", "frozen", "left", "log_epoch", "next_offset", "owner_epoch",
                  "partition_id", "purged", "request", "slot", "source", "start_position", "state",
-                 "state_bytes", "waits")  # fmt: skip
+                 "waits")  # fmt: skip
 
-    def __init__(self, request: Request, assigned: r.PartitionAssigned, slot: int) -> None:
-        self.request: Request | None = request
+    def __init__(
+        self, request: Request[m.CopyPartition], assigned: r.PartitionAssigned, slot: int
+    ) -> None:
+        self.request: Request[Any] | None = request
         self.assigned = assigned
         self.partition_id = assigned.partition_id
         self.slot = slot
-        self.source: int = request.arguments["source"]
-        self.owner_epoch: int = request.arguments["owner_epoch"]
+        self.source = request.message.source
+        self.owner_epoch = request.message.owner_epoch
         self.log_epoch = 0
         self.start_position = 0
         self.next_offset = 0
         self.check_ns = self.left = 0
         """When to look next whether copying catches up; how many messages were left the last time."""
-        self.end_offset = -1
-        self.state_bytes = 0
+        self.frozen: m.Frozen | None = None
+        """Where the partition stood when it was closed; None: it is not."""
         self.state = bytearray()
         self.frames: list[Stored] = []
         """Of a topic that is kept in memory."""
@@ -71,9 +74,10 @@ class Arrivals(Job):
     def __init__(self, state: ShardState, ownership: Ownership, quota: WorkerQuota) -> None:
         self._state, self._ownership, self._quota = state, ownership, quota
         self._arriving: dict[int, _Arrival] = {}
-        state.boot.mailbox.handlers.update(
-            {"move_here": self._begin, "move_finish": self._finish, "move_drop": self._drop}
-        )
+        mailbox = state.boot.mailbox
+        mailbox.serve(m.CopyPartition, self._begin)
+        mailbox.serve(m.FinishMove, self._finish)
+        mailbox.serve(m.DropCopy, self._drop)
 
     @property
     def is_busy(self) -> bool:
@@ -93,10 +97,10 @@ class Arrivals(Job):
 
     # ------------------------------------------------------------ asked by the coordinator
 
-    def _begin(self, request: Request) -> None:
-        """{"assignment", "source", "owner_epoch"} -> {} when nearly all messages are here."""
-        assigned = r.PartitionAssigned.of(request.arguments["assignment"])
-        slot = self._ownership.slot_of(request.arguments["assignment"]["log_id"])
+    def _begin(self, request: Request[m.CopyPartition]) -> None:
+        entry = request.message.assignment
+        assigned = r.PartitionAssigned.of(entry)
+        slot = self._ownership.slot_of(entry.log_id)
         known = self._state.partition(assigned.partition_id)
         if known is not None:
             if known.moving is not r.Moving.ARRIVING:
@@ -109,24 +113,20 @@ class Arrivals(Job):
         self._arriving[assigned.partition_id] = arrival
         self._proceed(arrival)
 
-    def _finish(self, request: Request) -> None:
-        """{"partition_id", "end_offset", "state_bytes", counts} -> {} when all of it is durable."""
-        arrival = self._arriving.get(request.arguments["partition_id"])
+    def _finish(self, request: Request[m.FinishMove]) -> None:
+        arrival = self._arriving.get(request.message.partition_id)
         if arrival is None:
             raise Unavailable("the move was given up meanwhile; try again")
-        arrival.request = request
-        arrival.end_offset = request.arguments["end_offset"]
-        arrival.state_bytes = request.arguments["state_bytes"]
+        arrival.request, arrival.frozen = request, request.message.frozen
         self._proceed(arrival)
 
-    def _drop(self, request: Request) -> None:
-        """{"partition_id"}: it does not come."""
-        partition_id = request.arguments["partition_id"]
+    def _drop(self, request: Request[m.DropCopy]) -> None:
+        partition_id = request.message.partition_id
         self._give_up(partition_id)
         partition = self._state.partition(partition_id)
         if partition is not None and partition.moving is r.Moving.ARRIVING:
             self._ownership.drop(partition)
-        request.reply({})
+        request.reply()
 
     def give_up_all(self) -> None:
         """Who asked for them is gone."""
@@ -165,21 +165,20 @@ class Arrivals(Job):
         if log.written_position - log.synced_position > UNSYNCED_BYTES_MAX:
             return
         arrival.waits = False
-        if arrival.end_offset < 0 or arrival.next_offset < arrival.end_offset:
-            arguments = {"partition_id": arrival.partition_id, "offset": arrival.next_offset}
-            self._ask(arrival, "move_read", arguments)
-        elif len(arrival.state) < arrival.state_bytes:
-            arguments = {"partition_id": arrival.partition_id, "at": len(arrival.state)}
-            self._ask(arrival, "move_state", arguments)
+        frozen = arrival.frozen
+        if frozen is None or arrival.next_offset < frozen.end_offset:
+            self._ask(arrival, m.ReadPartition(arrival.partition_id, arrival.next_offset))
+        elif len(arrival.state) < frozen.state_bytes:
+            self._ask(arrival, m.ReadState(arrival.partition_id, len(arrival.state)))
         else:
-            self._settle(arrival)
+            self._settle(arrival, frozen)
 
-    def _ask(self, arrival: _Arrival, operation: str, arguments: dict[str, Any]) -> None:
+    def _ask(self, arrival: _Arrival, question: m.ReadPartition | m.ReadState) -> None:
         def got(reply: Reply) -> None:
             if self._arriving.get(arrival.partition_id) is not arrival:
                 return
             try:
-                if operation == "move_state":
+                if isinstance(question, m.ReadState):
                     reply.result()
                     arrival.state += reply.body
                     self._go_on(arrival)
@@ -189,30 +188,30 @@ class Arrivals(Job):
                 self._fail(arrival, error)
 
         self._state.boot.mailbox.call(
-            arrival.source, operation, arguments, on_reply=got, timeout_ms=READ_TIMEOUT_MS
+            arrival.source, question, on_reply=got, timeout_ms=READ_TIMEOUT_MS
         )
 
-    def _take(self, arrival: _Arrival, value: dict[str, Any], body: Any) -> None:
+    def _take(self, arrival: _Arrival, copied: m.Copied, body: Any) -> None:
         """Keep what was read, while the other worker reads what follows. Raises what prevents it."""
-        arrival.next_offset = max(arrival.next_offset, value["next_offset"])
-        is_closed = arrival.end_offset >= 0
-        more = arrival.next_offset < arrival.end_offset if is_closed else not value["is_end"]
+        arrival.next_offset = max(arrival.next_offset, copied.next_offset)
+        frozen = arrival.frozen
+        more = arrival.next_offset < frozen.end_offset if frozen else not copied.is_end
         if more:
-            self._check_pace(arrival, value["end_offset"])
+            self._check_pace(arrival, copied.end_offset)
             self._go_on(arrival)
         if len(body):
             frames = bytearray(body)
-            if value["is_logged"]:
+            if copied.is_logged:
                 self._write(arrival, frames)
             else:
                 arrival.frames += frames_of(arrival.partition_id, frames)
         if more:
             return
-        if is_closed:
+        if frozen:
             self._go_on(arrival)
         elif arrival.request is not None:
             request, arrival.request = arrival.request, None
-            request.reply({})
+            request.reply()
 
     def _check_pace(self, arrival: _Arrival, end_offset: int) -> None:
         """Copying must catch up with publishing, or there is no end to it."""
@@ -245,7 +244,7 @@ class Arrivals(Job):
 
     # ------------------------------------------------------------ the end
 
-    def _settle(self, arrival: _Arrival) -> None:
+    def _settle(self, arrival: _Arrival, frozen: m.Frozen) -> None:
         """All is here: enter it, closed as yet, and answer when it is durable."""
         self._check_log(arrival)
         request = arrival.request
@@ -256,8 +255,8 @@ class Arrivals(Job):
         )
         records = [moving, *r.decode_snapshot(bytes(arrival.state))]
         partition = self._ownership.enter(records, arrival.slot, arrival.frames)
-        partition.message_count = request.arguments["message_count"]
-        partition.byte_count = request.arguments["byte_count"]
+        partition.message_count = frozen.message_count
+        partition.byte_count = frozen.byte_count
 
         def recorded(error: DanubeError | None) -> None:
             current = self._arriving.get(arrival.partition_id) is arrival
@@ -273,7 +272,7 @@ class Arrivals(Job):
                 self._fail(arrival, failure)
                 return
             del self._arriving[arrival.partition_id]
-            request.reply({})
+            request.reply()
 
         journal = self._state.journals[arrival.slot]
         for record in records[:-1]:

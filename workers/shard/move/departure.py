@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.layout import PartitionWord
 from danube_fast.broker.partition import Partition
@@ -44,9 +45,13 @@ class _Goodbye:
     __slots__ = ("began_ns", "consumers", "partition", "request")
 
     def __init__(
-        self, request: Request, partition: Partition, consumers: list[Consumer], began_ns: int
+        self,
+        request: Request[m.FreezePartition],
+        partition: Partition,
+        consumers: list[Consumer],
+        began_ns: int,
     ) -> None:
-        self.request: Request | None = request
+        self.request: Request[m.FreezePartition] | None = request
         """None: the move was given up."""
         self.partition = partition
         self.consumers = consumers
@@ -72,18 +77,14 @@ class Departures(Job):
         self._dispatcher = dispatcher
         self.goodbyes: dict[int, _Goodbye] = {}
         """By partition id; publishing goes on, and nothing is delivered."""
-        self._state.boot.mailbox.handlers.update(
-            {
-                "move_read": self._read,
-                "move_freeze": self._freeze,
-                "move_state": self._send_state,
-                "move_cancel": self._cancel,
-                "move_away": self._away,
-            }
-        )
+        mailbox = state.boot.mailbox
+        mailbox.serve(m.ReadPartition, self._read)
+        mailbox.serve(m.FreezePartition, self._freeze)
+        mailbox.serve(m.ReadState, self._send_state)
+        mailbox.serve(m.CancelMove, self._cancel)
+        mailbox.serve(m.PartitionMoved, self._away)
 
-    def _require(self, request: Request) -> Partition:
-        partition_id = request.arguments["partition_id"]
+    def _require(self, partition_id: int) -> Partition:
         partition = self._state.partition(partition_id)
         if partition is None or partition.moving is r.Moving.ARRIVING:
             raise NotOwner(f"partition {partition_id} is not here")
@@ -91,23 +92,14 @@ class Departures(Job):
 
     # ------------------------------------------------------------ messages
 
-    def _read(self, request: Request) -> None:
-        """{"partition_id", "offset"} -> {"next_offset", "end_offset", "is_end", "is_logged"} and frames
-        as they are."""
-        partition = self._require(request)
-        offset = max(request.arguments["offset"], partition.purged_until)
+    def _read(self, request: Request[m.ReadPartition]) -> None:
+        partition = self._require(request.message.partition_id)
+        offset = max(request.message.offset, partition.purged_until)
         is_logged, frames = self._frames(partition, offset)
         reached = frames[-1][1] if frames else partition.visible
         body = b"".join(memory for memory, _ in frames)
-        request.reply(
-            {
-                "next_offset": reached,
-                "end_offset": partition.visible,
-                "is_end": reached >= partition.visible,
-                "is_logged": is_logged,
-            },
-            body,
-        )
+        end = partition.visible
+        request.reply(m.Copied(reached, end, is_end=reached >= end, is_logged=is_logged), body)
 
     def _frames(self, partition: Partition, offset: int) -> tuple[bool, list[tuple[Any, int]]]:
         """About PIECE_BYTES of frames from an offset on, each with its end; whether from the log."""
@@ -132,10 +124,8 @@ class Departures(Job):
 
     # ------------------------------------------------------------ closing
 
-    def _freeze(self, request: Request) -> None:
-        """{"partition_id", "owner_epoch"} -> {"end_offset", "state_bytes", counts, "goodbye_ms"} when
-        durable."""
-        partition = self._require(request)
+    def _freeze(self, request: Request[m.FreezePartition]) -> None:
+        partition = self._require(request.message.partition_id)
         goodbye = self.goodbyes.get(partition.partition_id)
         if goodbye is not None:  # of a move that was given up
             goodbye.request = request
@@ -184,11 +174,12 @@ class Departures(Job):
         else:
             self._close(request, partition, (self._state.now_ns - goodbye.began_ns) // MS)
 
-    def _close(self, request: Request, partition: Partition, goodbye_ms: int) -> None:
+    def _close(
+        self, request: Request[m.FreezePartition], partition: Partition, goodbye_ms: int
+    ) -> None:
         self._ownership.send_consumers_away(partition)
-        self._state.catalog.begin_move(
-            partition, r.Moving.LEAVING, request.arguments["owner_epoch"]
-        )
+        epoch = request.message.owner_epoch
+        self._state.catalog.begin_move(partition, r.Moving.LEAVING, epoch)
 
         def recorded(error: DanubeError | None) -> None:
             if self._state.partition(partition.partition_id) is not partition:
@@ -205,42 +196,36 @@ class Departures(Job):
             state = r.encode_snapshot(self._state.catalog.export(partition))
             self._ownership.exports[partition.partition_id] = state
             request.reply(
-                {
-                    "end_offset": partition.visible,
-                    "first_offset": partition.first_offset,
-                    "state_bytes": len(state),
-                    "message_count": partition.message_count,
-                    "byte_count": partition.byte_count,
-                    "goodbye_ms": goodbye_ms,
-                }
-            )
+                m.Frozen(
+                    partition.visible, partition.first_offset, len(state),
+                    partition.message_count, partition.byte_count, goodbye_ms,
+                )
+            )  # fmt: skip
 
         moving = r.PartitionMoving(partition.partition_id, r.Moving.LEAVING, partition.moving_epoch)
         self._state.journals[partition.log_slot].record(moving, recorded)
 
-    def _send_state(self, request: Request) -> None:
-        """{"partition_id", "at"} -> the bytes from there on, PIECE_BYTES of them."""
-        state = self._ownership.exports.get(request.arguments["partition_id"])
+    def _send_state(self, request: Request[m.ReadState]) -> None:
+        state = self._ownership.exports.get(request.message.partition_id)
         if state is None:
             raise NotOwner("the move was given up meanwhile")
-        at = request.arguments["at"]
-        request.reply({}, state[at : at + PIECE_BYTES])
+        at = request.message.at
+        request.reply(None, state[at : at + PIECE_BYTES])
 
     # ------------------------------------------------------------ the decision
 
-    def _cancel(self, request: Request) -> None:
-        """{"partition_id"}: it stays here."""
-        goodbye = self.goodbyes.get(request.arguments["partition_id"])
+    def _cancel(self, request: Request[m.CancelMove]) -> None:
+        partition_id = request.message.partition_id
+        goodbye = self.goodbyes.get(partition_id)
         if goodbye is not None:
             goodbye.request = None
-        partition = self._state.partition(request.arguments["partition_id"])
+        partition = self._state.partition(partition_id)
         if partition is not None and partition.moving is r.Moving.LEAVING:
             self._ownership.release(partition)
-        request.reply({})
+        request.reply()
 
-    def _away(self, request: Request) -> None:
-        """{"partition_id"}: the other log has it."""
-        partition = self._state.partition(request.arguments["partition_id"])
+    def _away(self, request: Request[m.PartitionMoved]) -> None:
+        partition = self._state.partition(request.message.partition_id)
         if partition is not None and partition.moving is r.Moving.LEAVING:
             self._ownership.drop(partition)
-        request.reply({})
+        request.reply()

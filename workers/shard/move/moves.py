@@ -1,7 +1,7 @@
 """Partitions that move between the logs of two workers: whose they are when nobody is sure.
 
     worker with the old log             coordinator              worker with the new log
-        <------ move_read -------------------------------- move_here: copy, publishing goes on
+        <------ ReadPartition ------------------------------ move_here: copy, publishing goes on
     move_freeze: closed, durable  <----     |
         <------ move_read, move_state -------------------- move_finish: closed, all durable
                                       compare-and-set
@@ -16,8 +16,8 @@ one worker may have both logs; what the later of them says stands aside (`Catalo
 from __future__ import annotations
 
 import logging
-from typing import Any
 
+from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.broker.partition import Partition
 from danube_fast.errors import Internal
@@ -58,22 +58,22 @@ class Moves:
                 claims.append(partition)
         return found
 
-    def decide(self, undecided: list[Partition], entry: dict[str, Any]) -> None:
+    def decide(self, undecided: list[Partition], entry: m.Assignment) -> None:
         """The metadata gives a partition to a log of this worker: keep what that has of it."""
-        slot = self._ownership.slot_of(entry["log_id"])
+        slot = self._ownership.slot_of(entry.log_id)
         kept = [partition for partition in undecided if partition.log_slot == slot]
         if not kept:
             _log.error(
                 "partition %d is to be in log %d, which has nothing of it; it stays closed: restore the "
                 "metadata that belongs to this data directory",
-                entry["partition_id"],
-                entry["log_id"],
+                entry.partition_id,
+                entry.log_id,
             )
             return
         for partition in undecided:
             if partition.log_slot != slot:
                 self._ownership.drop(partition)
-        _log.info("a move of %s was cut short: it is in log %d", kept[0].topic, entry["log_id"])
+        _log.info("a move of %s was cut short: it is in log %d", kept[0].topic, entry.log_id)
         if self._ownership.is_aside(kept[0]):
             self._adopt(kept[0])
         elif self._state.partition(kept[0].partition_id) is kept[0]:
@@ -86,12 +86,12 @@ class Moves:
                 _log.info("a move of %s was cut short: it is not here", partition.topic)
                 self._ownership.drop(partition)
 
-    def assigned(self, partition: Partition, entry: dict[str, Any]) -> bool:
+    def assigned(self, partition: Partition, entry: m.Assignment) -> bool:
         """The coordinator hands a partition over that may be closed; False if it stays so."""
         if not partition.moving:
             return True
         arrives = partition.moving is r.Moving.ARRIVING
-        if not arrives or entry.get("owner_epoch", 0) < partition.moving_epoch:
+        if not arrives or entry.owner_epoch < partition.moving_epoch:
             return False
         self._ownership.release(partition)
         return True

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from danube_fast.broker import messages as m
 from danube_fast.errors import DanubeError, NotOwner
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.net import protocol as p
@@ -31,7 +32,7 @@ OWNERS_MAX = 100_000
 """Partitions of other workers that are remembered; beyond, all are forgotten and asked again."""
 
 
-def _session_of(request: Request) -> int:
+def _session_of(request: Request[m.OpenProducer] | Request[m.PublishBundle]) -> int:
     """Below -1, which stands for nobody."""
     return -1 - request.peer
 
@@ -48,8 +49,8 @@ class Forwarder:
         intake.forward = self.publish
         producers.open_elsewhere = self.open_producer
         mailbox = state.boot.mailbox
-        mailbox.handlers["open_producer"] = self._open_here
-        mailbox.handlers["publish"] = self._publish_here
+        mailbox.serve(m.OpenProducer, self._open_here)
+        mailbox.serve(m.PublishBundle, self._publish_here)
         mailbox.epoch_watchers.append(self._restarted)
 
     def _restarted(self, peer: int, epoch: int) -> None:
@@ -70,8 +71,8 @@ class Forwarder:
                 self._delivery.fail(session, command.request, reply.error)
 
         def found(owner: int) -> None:
-            arguments = {"partition_id": command.partition_id, "name": command.name}
-            self._state.boot.mailbox.call(owner, "open_producer", arguments, on_reply=answer)
+            message = m.OpenProducer(command.partition_id, command.name)
+            self._state.boot.mailbox.call(owner, message, on_reply=answer)
 
         self._find_owner(command.partition_id, found, answer)
 
@@ -84,7 +85,7 @@ class Forwarder:
             return
 
         def located(reply: Reply) -> None:
-            owner = reply.value["process"] if reply.error is None else None
+            owner = reply.value.process if reply.error is None else None
             if owner is None or owner == self._state.boot.config.process_index:
                 text = f"partition {partition_id} is not here; look the topic up again"
                 error = reply.error or NotOwner(text)
@@ -95,9 +96,7 @@ class Forwarder:
             self._owners[partition_id] = owner
             found(owner)
 
-        self._state.boot.mailbox.call(
-            COORDINATOR, "owner", {"partition_id": partition_id}, on_reply=located
-        )
+        self._state.boot.mailbox.call(COORDINATOR, m.FindOwner(partition_id), on_reply=located)
 
     def publish(
         self, publication: Publication, place: int, partition_id: int, frame: memoryview
@@ -118,27 +117,24 @@ class Forwarder:
                 publication.texts[Status.NOT_OWNER] = str(reply.error)
             self._intake.release(publication)
 
-        self._state.boot.mailbox.call(
-            owner, "publish", {}, sealed_bundle([(partition_id, frame)]), on_reply=answered
-        )
+        bundle = sealed_bundle([(partition_id, frame)])
+        self._state.boot.mailbox.call(owner, m.PublishBundle(), bundle, on_reply=answered)
         return True
 
     # ------------------------------------------------------------ on the owner
 
-    def _open_here(self, request: Request) -> None:
-        arguments = request.arguments
+    def _open_here(self, request: Request[m.OpenProducer]) -> None:
+        asked = request.message
 
-        def done(opened: dict[str, int] | None, error: DanubeError | None) -> None:
+        def done(opened: m.Opened | None, error: DanubeError | None) -> None:
             if error is not None:
                 request.fail(error)
             else:
                 request.reply(opened)
 
-        self._producers.register(
-            _session_of(request), arguments["partition_id"], arguments["name"], done
-        )
+        self._producers.register(_session_of(request), asked.partition_id, asked.name, done)
 
-    def _publish_here(self, request: Request) -> None:
+    def _publish_here(self, request: Request[m.PublishBundle]) -> None:
         def done(publication: Publication) -> None:
             request.reply(publication.statuses)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.layout import INT64_MAX, ProducerWord
 from danube_fast.errors import DanubeError, InvalidArgument
@@ -28,8 +29,8 @@ PRODUCER_ID_MAX = (1 << 63) - 1
 COUNT_NS = 1000 * MS
 EXPIRY_NS = 60_000 * MS
 
-Opened = Callable[[dict[str, int] | None, DanubeError | None], None]
-"""Called with producer_id, producer_epoch and next_sequence, or with what prevented it."""
+Opened = Callable[[m.Opened | None, DanubeError | None], None]
+"""Called with what the producer begins with, or with what prevented it."""
 
 
 class Producers(Job):
@@ -53,7 +54,7 @@ class Producers(Job):
             self.open_elsewhere(session, command)
             return
 
-        def done(opened: dict[str, int] | None, error: DanubeError | None) -> None:
+        def done(opened: m.Opened | None, error: DanubeError | None) -> None:
             if error is not None:
                 self._delivery.fail(session, command.request, error)
             else:
@@ -86,8 +87,7 @@ class Producers(Job):
                 done(None, error)
                 return
             next_sequence = int(tables.producers[slot, ProducerWord.NEXT_SEQUENCE])
-            opened = {"producer_id": producer_id, "producer_epoch": epoch}
-            done({**opened, "next_sequence": next_sequence}, None)
+            done(m.Opened(producer_id, epoch, next_sequence), None)
 
         state.journals[partition.log_slot].record(
             r.ProducerOpened(partition_id, producer_id, name, epoch), durable

@@ -1,0 +1,419 @@
+"""What the processes of one broker say to each other: every operation, its arguments, its answer.
+
+    coordinator -- Assign, FreezePartition, SkipMessages ... --> worker
+                <-- FindAssignments, LogUsage ... ------------
+    worker ------- ReadPartition, PublishBundle ... ---------> worker
+
+A field is an argument. `answer` is the type of what is answered; None: that it is done; a message without anybody
+who waits for an answer says so in its docstring. The mailbox carries them (`workers/process/mailbox.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+
+from danube_fast.broker.subscription.policy import FailurePolicy
+from danube_fast.broker.topics.policy import TopicPolicy
+
+__all__ = [
+    "OPERATIONS",
+    "Assign",
+    "Assignment",
+    "Assignments",
+    "CancelMove",
+    "CommitCursor",
+    "Copied",
+    "CopyPartition",
+    "DeleteSubscription",
+    "Deleted",
+    "DropCopy",
+    "FindAssignments",
+    "FindLetterTopic",
+    "FindOwner",
+    "FinishMove",
+    "FreezePartition",
+    "Frozen",
+    "Inherited",
+    "ListClients",
+    "ListSubscriptions",
+    "LoadReport",
+    "LogAllowance",
+    "LogMarks",
+    "LogUsage",
+    "Message",
+    "OpenProducer",
+    "Opened",
+    "Owner",
+    "PartitionMoved",
+    "PartitionStats",
+    "PartitionsDropped",
+    "PublishBundle",
+    "PurgePartitions",
+    "ReadPartition",
+    "ReadState",
+    "ReplyTopicsAbandoned",
+    "SetFailurePolicy",
+    "SkipMessages",
+    "StorageFull",
+    "StorageUsed",
+    "TopicMetrics",
+    "TopicPlaces",
+    "Unassign",
+]
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One operation, with its arguments."""
+
+    answer: ClassVar[Any] = None
+    """Type of the answer's value; None: there is nothing to say but that it is done."""
+
+
+# ---------------------------------------------------------------- which partitions are a worker's
+
+
+class Inherited(msgspec.Struct, frozen=True):
+    """A subscription that a new partition of a growing topic begins with."""
+
+    subscription: str
+    type: str
+    failure_policy: FailurePolicy
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """One partition and the log it lives in."""
+
+    partition_id: int
+    topic: str
+    index: int
+    dispatch: str
+    durability: str
+    log_id: int
+    incarnation: int
+    first_offset: int = 0
+    owner_epoch: int = 0
+    policy: TopicPolicy = TopicPolicy()
+    subscriptions: list[Inherited] = []
+    is_old: bool = False
+    """The metadata knew it when the broker started."""
+
+
+class Assign(Message, frozen=True):
+    """Take these partitions over; answered when all of them are durable."""
+
+    partitions: list[Assignment]
+    revision: int = 0
+    """Of the metadata that names them."""
+
+
+class Unassign(Message, frozen=True):
+    """Drop these partitions, which were deleted; answered when that is durable."""
+
+    partition_ids: list[int]
+    reason: str = "deleted"
+    revision: int = 0
+
+
+class Assignments(msgspec.Struct, frozen=True):
+    """What lives in some logs."""
+
+    partitions: list[Assignment]
+    revision: int = 0
+    deleted: list[int] = []
+    """To be dropped from these logs."""
+    elsewhere: list[int] = []
+    """Those of the undecided that are in other logs, or nowhere any more."""
+
+
+class LogMarks(Message, frozen=True):
+    """How far a worker's logs are, and what they know of the metadata. A notice."""
+
+    logs: list[tuple[int, int, int, int]] = []
+    """Id, epoch, synced position, number of losses."""
+    partition_id_max: int = 0
+    metadata_revision: int = 0
+
+
+class FindAssignments(Message, frozen=True):
+    """Ask which partitions live in these logs."""
+
+    log_ids: list[int]
+    undecided: list[int] = []
+    """Partitions of which the worker does not know whether they are in these logs."""
+    marks: LogMarks = LogMarks()
+    answer = Assignments
+
+
+class PartitionsDropped(Message, frozen=True):
+    """These partitions were dropped durably. A notice."""
+
+    partition_ids: list[int]
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Process index of a partition's worker; None if there is no such partition."""
+
+    process: int | None
+
+
+class FindOwner(Message, frozen=True):
+    """Ask which worker owns a partition."""
+
+    partition_id: int
+    answer = Owner
+
+
+# ---------------------------------------------------------------- a partition that moves
+
+
+class CopyPartition(Message, frozen=True):
+    """Copy a partition from the worker `source`; answered when nearly all messages are here."""
+
+    assignment: Assignment
+    source: int
+    owner_epoch: int
+
+
+class Copied(msgspec.Struct, frozen=True):
+    """How far ReadPartition came; the frames are the body of the answer."""
+
+    next_offset: int
+    end_offset: int
+    is_end: bool
+    is_logged: bool
+
+
+class ReadPartition(Message, frozen=True):
+    """Ask for frames of a partition from an offset on."""
+
+    partition_id: int
+    offset: int
+    answer = Copied
+
+
+class Frozen(msgspec.Struct, frozen=True):
+    """Where a partition stood when it was closed."""
+
+    end_offset: int
+    first_offset: int
+    state_bytes: int
+    message_count: int
+    byte_count: int
+    goodbye_ms: int
+    """For so long its consumers were waited for, and publishing went on."""
+
+
+class FreezePartition(Message, frozen=True):
+    """Close a partition that moves; answered when that is durable."""
+
+    partition_id: int
+    owner_epoch: int
+    answer = Frozen
+
+
+class ReadState(Message, frozen=True):
+    """Ask for the state of a closed partition from byte `at` on: the body of the answer."""
+
+    partition_id: int
+    at: int
+
+
+class FinishMove(Message, frozen=True):
+    """Copy what is left of a closed partition; answered when all of it is durable."""
+
+    partition_id: int
+    frozen: Frozen
+
+
+class PartitionMoved(Message, frozen=True):
+    """Forget a partition: another log has it."""
+
+    partition_id: int
+
+
+class CancelMove(Message, frozen=True):
+    """Open a partition again: it stays."""
+
+    partition_id: int
+
+
+class DropCopy(Message, frozen=True):
+    """Drop what was copied of a partition: it does not come."""
+
+    partition_id: int
+
+
+# ---------------------------------------------------------------- publishing to another worker's partition
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """What an opened producer begins with."""
+
+    producer_id: int
+    producer_epoch: int
+    next_sequence: int
+
+
+class OpenProducer(Message, frozen=True):
+    """Open a producer on a partition of the worker that is asked."""
+
+    partition_id: int
+    name: str
+    answer = Opened
+
+
+class PublishBundle(Message, frozen=True):
+    """Publish the body, a bundle; answers pairs of status and offset."""
+
+    answer = list[int]
+
+
+class TopicPlaces(msgspec.Struct, frozen=True):
+    """The partitions of a topic: id and process index of the worker."""
+
+    partitions: list[tuple[int, int]]
+
+
+class FindLetterTopic(Message, frozen=True):
+    """Ask for a topic that takes dead letters, which is made if it is missing; without `create` it is only
+    checked."""
+
+    topic: str
+    create: bool = True
+    answer = TopicPlaces
+
+
+# ---------------------------------------------------------------- asked by administrators
+
+
+class PartitionStats(Message, frozen=True):
+    """Ask for counts and subscriptions of these partitions; None: of all."""
+
+    partition_ids: list[int] | None = None
+    answer = dict[str, Any]
+
+
+class ListSubscriptions(Message, frozen=True):
+    """Ask for the subscriptions of these partitions; None: of all."""
+
+    partition_ids: list[int] | None = None
+    answer = dict[str, Any]
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """How many subscriptions were deleted."""
+
+    deleted: int
+
+
+class DeleteSubscription(Message, frozen=True):
+    """Delete a subscription and close its consumers; answered when that is durable."""
+
+    partition_ids: list[int]
+    subscription: str
+    answer = Deleted
+
+
+class SetFailurePolicy(Message, frozen=True):
+    """Change values of a subscription's failure policy; answers the policies when they are durable."""
+
+    partition_ids: list[int]
+    subscription: str
+    values: dict[str, Any]
+    answer = list[FailurePolicy]
+
+
+class PurgePartitions(Message, frozen=True):
+    """Drop all messages; answers rows of partition id, messages, first offset when that is durable."""
+
+    partition_ids: list[int]
+    answer = list[tuple[int, int, int]]
+
+
+class SkipMessages(Message, frozen=True):
+    """Ack the next `count` messages of each partition, all without a count; answers rows of partition id,
+    messages, cursor when that is durable."""
+
+    partition_ids: list[int]
+    subscription: str
+    count: int | None = None
+    answer = list[tuple[int, int, int]]
+
+
+class ListClients(Message, frozen=True):
+    """Ask for a page of connections: `limit` of them behind the session number `after`."""
+
+    after: int
+    limit: int
+    answer = dict[str, Any]
+
+
+# ---------------------------------------------------------------- reports of workers
+
+
+class CommitCursor(NamedTuple):
+    """How far a log had come when its worker spoke last; positions in bytes, which never restart."""
+
+    log_id: int
+    oldest_position: int
+    """First byte that is still there."""
+    snapshot_position: int
+    """Up to here the state is in a durable snapshot."""
+    synced_position: int
+    """All below is durable."""
+    written_position: int
+    """All below survives the worker's death."""
+
+
+class LogUsage(Message, frozen=True):
+    """What a worker's logs take, and how far each has come. A notice."""
+
+    bytes: int
+    logs: list[CommitCursor]
+
+
+class LogAllowance(Message, frozen=True):
+    """What a worker's logs may take. A notice."""
+
+    bytes: int
+
+
+class StorageUsed(Message, frozen=True):
+    """Bytes that partitions with a storage quota keep, by id. A notice."""
+
+    used: dict[int, int]
+
+
+class StorageFull(Message, frozen=True):
+    """Why partitions of these ids take no publishes; the others of that worker do. A notice."""
+
+    full: dict[int, str]
+
+
+class ReplyTopicsAbandoned(Message, frozen=True):
+    """Reply topics without a consumer for longer than they may be. A notice."""
+
+    topics: list[str]
+
+
+class TopicMetrics(Message, frozen=True):
+    """Counts by topic and by subscription, those with a row of their own and the sums of the rest. A notice."""
+
+    topics: list[tuple[str, list[int]]]
+    subscriptions: list[tuple[str, str, list[int], float]]
+    other_topics: list[int]
+    other_subscriptions: list[int]
+
+
+class LoadReport(Message, frozen=True):
+    """Share of the time for which a worker was busy. A notice."""
+
+    load: float
+    partitions: list[tuple[int, float, int]]
+    """Id, its part of the load, bytes that a move would copy; the busiest."""
+
+
+OPERATIONS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}
+"""Name -> operation."""
