@@ -22,10 +22,8 @@ def module_command(module: str, *arguments: str) -> list[str]:
 def child_environment() -> dict[str, str]:
     """Our environment with a module path that children may trust; the source tree is added to it if
     the package is run from one."""
-    import danube_fast
-
     environment = dict(os.environ)
-    root = Path(danube_fast.__file__).absolute().parents[1]
+    root = Path(__file__).absolute().parents[1]
     entries = [] if root.name.endswith("-packages") else [str(root)]
     for entry in environment.pop("PYTHONPATH", "").split(os.pathsep):
         if os.path.isabs(entry) and not _is_here(entry) and entry not in entries:

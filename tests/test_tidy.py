@@ -223,26 +223,37 @@ BANNED = {
 }
 
 
-def imports_of(path: Path) -> set[str]:
-    """Modules of the package that a file names in imports, those for types alone and the lazy ones included."""
+IN_CIRCLES = ("danube_fast.client",)
+"""Packages whose modules still import each other in circles: to be taken apart, and from this list."""
+
+
+def module_name(path: Path) -> str:
+    """What a product file is imported as; a package by its own name."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] not in ("danube_fast", "pyspark_danube"):
+        parts = ("danube_fast", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, modules: set[str]) -> set[str]:
+    """Those modules that a file names in imports, those for types alone and the lazy ones included."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in modules else node.module)
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-    return found
+    return found & modules
 
 
-def test_no_modules_of_workers_import_each_other() -> None:
-    """The linter of the layers sees neither symlinked folders nor imports for types alone."""
-    modules = {
-        ".".join(("danube_fast", *path.relative_to(ROOT).with_suffix("").parts)): path
-        for path in product_files()
-        if path.relative_to(ROOT).parts[0] == "workers"
-    }
-    assert len(modules) > 80
-    graph = {name: imports_of(path) & modules.keys() for name, path in modules.items()}
+def test_no_modules_import_each_other() -> None:
+    """The linter of the layers looks between packages; this looks at every module, symlinked folders too."""
+    modules = {module_name(path): path for path in product_files()}
+    assert len(modules) > 250
+    open_names = {x for x in modules if not f"{x}.".startswith(tuple(f"{p}." for p in IN_CIRCLES))}
+    graph = {name: imports_of(modules[name], open_names) - {name} for name in open_names}
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as fault:

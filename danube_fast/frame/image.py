@@ -36,7 +36,7 @@ from danube_fast.errors import Internal
 
 __all__ = [
     "BENCH",
-    "KERNEL_FOLDERS",
+    "KERNEL_HOMES",
     "Image",
     "Progress",
     "build_command",
@@ -46,7 +46,8 @@ __all__ = [
     "pack_image",
 ]
 
-KERNEL_FOLDERS = ("frame", "ring", "wal", "net", "broker", "client", "workers")
+KERNEL_HOMES = ("frame", "lmdb_file.py", "ring", "wal", "net", "broker", "client", "workers")
+"""Folders and files of the package."""
 BENCH = "bench"
 """The benchmark's kernels have an image of their own, built when it runs for the first time."""
 ADDRESS_OF = "address_of"
@@ -66,10 +67,14 @@ COMPILING_TEXT = (
 _BAR_CHARACTERS = 40
 
 
-def kernel_sources(folders: Sequence[str] = KERNEL_FOLDERS) -> list[Path]:
-    """Every file of these folders that defines kernels or what they are made of."""
+def kernel_sources(homes: Sequence[str] = KERNEL_HOMES) -> list[Path]:
+    """Every file of these homes that defines kernels or what they are made of."""
     package = Path(__file__).absolute().parents[1]
-    sources = [path for folder in folders for path in sorted((package / folder).rglob("*.py"))]
+    sources = [
+        path
+        for home in (package / name for name in homes)
+        for path in ([home] if home.is_file() else sorted(home.rglob("*.py")))
+    ]
     return [path for path in sources if any(mark in path.read_bytes() for mark in _MARKS)]
 
 
@@ -82,9 +87,7 @@ def image_path(folder: str = "") -> Path:
         digest.update(text.encode() + b"\0")
     digest.update(_processor())
     package = Path(__file__).absolute().parents[1]
-    constants = [
-        path for folder in KERNEL_FOLDERS for path in (package / folder).rglob("layout.py")
-    ]
+    constants = [path for home in KERNEL_HOMES for path in (package / home).rglob("layout.py")]
     more = kernel_sources((folder,)) if folder else []
     for source in sorted({*kernel_sources(), *more, *constants}):
         digest.update(str(source.relative_to(package)).encode() + b"\0" + source.read_bytes())

@@ -233,7 +233,7 @@ def main() -> int:
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not image.is_built(path):
-                _build(path, sys.argv[2:] or image.KERNEL_FOLDERS)
+                _build(path, sys.argv[2:] or image.KERNEL_HOMES)
     except Exception as error:  # one line for whoever started the broker, not a traceback
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         print(f"{text}; is the installation of danube-fast and Numba whole?", file=sys.stderr)

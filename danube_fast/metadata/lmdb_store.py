@@ -26,7 +26,7 @@ from danube_fast.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from danube_fast.frame.lmdb_tree import check_lmdb_file
+from danube_fast.lmdb_file import check_lmdb_file
 from danube_fast.metadata import layout
 from danube_fast.metadata.local import LocalStore
 from danube_fast.metadata.seal import Seal, SealFile

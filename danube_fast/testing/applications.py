@@ -26,9 +26,8 @@ from danube_fast.errors import (
 )
 from danube_fast.testing.model import Model
 from danube_fast.testing.producer import KEYS
-from danube_fast.testing.publishing_model import due_of
+from danube_fast.testing.publishing_model import Violation, due_of
 from danube_fast.testing.shipped import Application, ShippedClient
-from danube_fast.testing.violation import Violation
 from danube_fast.testing.virtual_clock import MS
 
 __all__ = ["publisher", "receiver"]

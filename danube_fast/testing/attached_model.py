@@ -1,18 +1,13 @@
-"""Who is attached, as the door of a worker shows it: sessions, consumers, their credit, what they hold."""
+"""Consumers as what passes their worker shows them: their credit, and what they hold."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from danube_fast.testing.virtual_clock import MS
 
-if TYPE_CHECKING:
-    from danube_fast.testing.subscription_model import SubscriptionModel
-
-__all__ = ["Attached", "Credit", "Held", "Known", "Policy", "Session", "counted_at_end"]
+__all__ = ["Attached", "Credit", "Held", "Known", "Policy", "counted_at_end"]
 
 FRAME_OVERHEAD = 600
 """Bytes of a frame that are no message's: headers, directories, padding; and those of each message beside its
@@ -57,7 +52,7 @@ class Credit:
 
 @dataclass
 class Attached:
-    """A consumer as the worker's door shows it."""
+    """A consumer as the model knows it."""
 
     session: int
     consumer_id: int
@@ -149,33 +144,3 @@ class Known:
     is_out_of_turn: bool = False
     """It was nacked, or its time may have gone by: it comes when its delay is over."""
     not_before_ns: int = 0
-
-
-@dataclass
-class Session:
-    """A session as its worker's door shows it."""
-
-    number: int
-    token: bytes
-    heard_ns: int
-    consumers: dict[int, tuple[SubscriptionModel, Attached]] = field(default_factory=dict)
-    flows: dict[int, Credit] = field(default_factory=dict)
-    leaving: dict[int, tuple[SubscriptionModel, Attached]] = field(default_factory=dict)
-    """Sent away because a partition moves, and still heard."""
-    is_gone: bool = False
-    is_lagging: bool = False
-
-    def ranges(
-        self, entries: Any, *, last: bool = False
-    ) -> Iterator[tuple[SubscriptionModel, Attached, int, int]]:
-        """The [low, high) ranges of an ACK, NACK or EXTEND, with whom they concern. `last`: also of
-        those that were sent away."""
-        known = {**self.leaving, **self.consumers} if last else self.consumers
-        for consumer_id, pairs in entries:
-            sub, consumer = known.get(consumer_id, (None, None))
-            if sub is None or consumer is None:
-                continue
-            if isinstance(pairs, bytes):
-                pairs = list(struct.unpack(f"<{len(pairs) // 8}q", pairs))
-            for low, high in zip(pairs[::2], pairs[1::2], strict=True):
-                yield sub, consumer, low, high

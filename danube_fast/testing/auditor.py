@@ -13,8 +13,7 @@ from danube_fast.net import protocol as p
 from danube_fast.testing.host import SimulatedHost, SimulatedWorker
 from danube_fast.testing.loopback import Network
 from danube_fast.testing.peer import Peer
-from danube_fast.testing.publishing_model import PartitionModel
-from danube_fast.testing.violation import Violation
+from danube_fast.testing.publishing_model import PartitionModel, Violation
 
 __all__ = ["Auditor"]
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from danube_fast.ring.control import ProcessState, ProcessStatus
 from danube_fast.testing.loopback import LoopbackServer, Tap
-from danube_fast.testing.process import Process, SimulatedOutside
+from danube_fast.testing.process import Machine, Process, SimulatedOutside
 from danube_fast.testing.virtual_clock import MS
 from danube_fast.workers.coordinator.coordinator import Coordinator
 from danube_fast.workers.process.boot import worker_of_log
-
-if TYPE_CHECKING:
-    from danube_fast.testing.host import SimulatedHost
 
 __all__ = ["SimulatedCoordinator"]
 
@@ -21,7 +18,7 @@ __all__ = ["SimulatedCoordinator"]
 class _Control:
     """What the coordinator reads of the control block."""
 
-    def __init__(self, host: SimulatedHost) -> None:
+    def __init__(self, host: Machine) -> None:
         self._host = host
 
     def status(self, process: int) -> ProcessStatus:
@@ -58,7 +55,7 @@ class SimulatedCoordinator(Process):
         self.epoch += 1
         self._turn_ns = -1
         self.mailbox = self.make_mailbox()
-        count = len(host.workers)
+        count = len(host.processes) - 1
         config = SimpleNamespace(
             accept_rollback=False,
             data_dir=str(host.directory), host_id="simulated", worker_count=count,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from danube_fast.errors import DanubeError
 from danube_fast.testing.consumer import ScriptedConsumer
+from danube_fast.testing.host import SimulatedHost
+from danube_fast.testing.loopback import Network
+from danube_fast.testing.peer import Peer
+from danube_fast.testing.producer import ScriptedProducer
+from danube_fast.testing.scenario import Scenario
+from danube_fast.testing.shipped import ShippedClient
 from danube_fast.testing.virtual_clock import MS, SECOND
-
-if TYPE_CHECKING:
-    from danube_fast.testing.simulation import Simulation
 
 __all__ = ["Faults"]
 
@@ -20,97 +23,100 @@ DOWN_NS_MAX = 700 * MS
 class Faults:
     """Faults of one run, drawn from its seed."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
-        self._draw = random.Random(f"faults {simulation.scenario.seed}")
+    def __init__(
+        self,
+        scenario: Scenario,
+        host: SimulatedHost,
+        network: Network,
+        peers: Sequence[Peer | ShippedClient],
+        partition_ids: list[int],
+    ) -> None:
+        self._scenario, self._host, self._network, self._peers = scenario, host, network, peers
+        self._clock, self._schedule, self._trace = host.clock, host.schedule, host.trace
+        self._partition_ids = partition_ids
+        self._draw = random.Random(f"faults {scenario.seed}")
         self._is_calm = False
 
     def happen(self, name: str) -> None:
         """The fault of that name, now."""
         if not self._is_calm:
-            self._simulation.trace.note(f"fault: {name}")
+            self._trace.note(f"fault: {name}")
             getattr(self, name)()
 
     def heal(self) -> None:
         """No fault any more; what is down comes up."""
-        simulation = self._simulation
         self._is_calm = True
-        simulation.host.disk.slow_until_ns = simulation.host.disk.failures_due = 0
-        simulation.network.slow_until_ns = 0
-        simulation.host.start()
-        simulation.schedule.call(1 * SECOND, self._restart_refusing)
-        for peer in simulation.peers:
+        self._host.disk.slow_until_ns = self._host.disk.failures_due = 0
+        self._network.slow_until_ns = 0
+        self._host.start()
+        self._schedule.call(1 * SECOND, self._restart_refusing)
+        for peer in self._peers:
             if not peer.is_alive:
                 peer.start()
 
     def end_all(self) -> None:
         """Every process is killed, or the power is cut."""
-        host = self._simulation.host
         if self._draw.random() < 0.5:
-            host.cut_power()
+            self._host.cut_power()
             return
-        for worker in host.workers:
-            host.kill(worker)
+        for worker in self._host.workers:
+            self._host.kill(worker)
 
     def _restart_refusing(self) -> None:
         """After three failed syncs a log waits for an operator: here he is."""
-        host = self._simulation.host
-        for worker in host.workers:
+        for worker in self._host.workers:
             if any(log.refusing for log in worker.worker.state.logs):
-                host.stop(worker)
-        host.start()
+                self._host.stop(worker)
+        self._host.start()
 
     def _start_later(self) -> None:
         delay_ns = self._draw.randrange(5 * MS, DOWN_NS_MAX)
-        self._simulation.schedule.call(delay_ns, self._simulation.host.start)
+        self._schedule.call(delay_ns, self._host.start)
 
     # ------------------------------------------------------------ workers
 
     def kill_worker(self) -> None:
         """SIGKILL, and a restart after a while."""
-        self._simulation.host.kill(self._draw.choice(self._simulation.host.workers))
+        self._host.kill(self._draw.choice(self._host.workers))
         self._start_later()
 
     def stop_worker(self) -> None:
         """SIGTERM, and a restart."""
-        self._simulation.host.stop(self._draw.choice(self._simulation.host.workers))
+        self._host.stop(self._draw.choice(self._host.workers))
         self._start_later()
 
     def stall_worker(self) -> None:
         """SIGSTOP for a while."""
-        worker = self._draw.choice(self._simulation.host.workers)
-        worker.stalled_until_ns = self._simulation.clock.now_ns + self._draw.randrange(
-            100 * MS, 1500 * MS
-        )
+        worker = self._draw.choice(self._host.workers)
+        worker.stalled_until_ns = self._clock.now_ns + self._draw.randrange(100 * MS, 1500 * MS)
 
     def kill_coordinator(self) -> None:
         """The coordinator is away for a while."""
-        self._simulation.host.coordinator.kill()
+        self._host.coordinator.kill()
         self._start_later()
 
     def cut_power(self) -> None:
         """The host goes down, and comes back."""
-        self._simulation.host.cut_power()
+        self._host.cut_power()
         self._start_later()
 
     def cut_power_while_slow(self) -> None:
         """The host goes down while syncs take long."""
         self.slow_disk()
-        self._simulation.schedule.call(
+        self._schedule.call(
             self._draw.randrange(5 * MS, 100 * MS), lambda: self.happen("cut_power")
         )
 
     def crowd_memory(self) -> None:
         """Others publish so much that none of these messages is left in memory, and a consumer that holds
         some leaves for a while."""
-        simulation = self._simulation
-        for worker in (process.worker for process in simulation.host.workers if process.is_up):
+        for worker in (process.worker for process in self._host.workers if process.is_up):
             for partition in worker.state.catalog.by_id.values():
                 if not partition.keeps_memory:
                     worker.tails.empty(partition)
         holding = [
             peer
-            for peer in simulation.peers
+            for peer in self._peers
             if isinstance(peer, ScriptedConsumer) and any(peer.in_hand.values())
         ]
         if holding:
@@ -118,42 +124,41 @@ class Faults:
 
     def move_partition(self) -> None:
         """A partition goes to another worker; or not, if that is not to be had just now."""
-        simulation = self._simulation
-        partition_id = self._draw.choice(simulation.partition_ids)
-        worker = self._draw.randrange(len(simulation.host.workers))
+        partition_id = self._draw.choice(self._partition_ids)
+        worker = self._draw.randrange(len(self._host.workers))
         try:
-            simulation.host.coordinator.move(partition_id, worker)
+            self._host.coordinator.move(partition_id, worker)
         except DanubeError as error:
-            simulation.trace.note(f"no move of {partition_id}: {error}")
+            self._trace.note(f"no move of {partition_id}: {error}")
 
     # ------------------------------------------------------------ disk, network, clock
 
     def fail_sync(self) -> None:
         """The next syncs fail."""
-        self._simulation.host.disk.failures_due = self._draw.choice((1, 1, 2))
+        self._host.disk.failures_due = self._draw.choice((1, 1, 2))
 
     def slow_disk(self) -> None:
         """Syncs take long for a while."""
-        until_ns = self._simulation.clock.now_ns + self._draw.randrange(50 * MS, 1 * SECOND)
-        self._simulation.host.disk.slow_until_ns = until_ns
+        until_ns = self._clock.now_ns + self._draw.randrange(50 * MS, 1 * SECOND)
+        self._host.disk.slow_until_ns = until_ns
 
     def slow_network(self) -> None:
         """Messages take long for a while."""
-        until_ns = self._simulation.clock.now_ns + self._draw.randrange(100 * MS, 1 * SECOND)
-        self._simulation.network.slow_until_ns = until_ns
+        until_ns = self._clock.now_ns + self._draw.randrange(100 * MS, 1 * SECOND)
+        self._network.slow_until_ns = until_ns
 
     def move_wall_clock(self) -> None:
         """Somebody sets the clock."""
         by_ns = self._draw.randrange(-3600 * SECOND, 3600 * SECOND)
-        if self._simulation.scenario.delays_ms:
+        if self._scenario.delays_ms:
             by_ns = abs(by_ns)  # or else what is due would not be, for an hour
-        self._simulation.clock.wall_at_zero_ns += by_ns
+        self._clock.wall_at_zero_ns += by_ns
 
     # ------------------------------------------------------------ clients
 
     def kill_client(self) -> None:
         """SIGKILL; it comes back."""
-        peer = self._draw.choice(self._simulation.peers)
+        peer = self._draw.choice(self._peers)
         if not peer.is_alive:
             return
         peer.kill()
@@ -162,17 +167,26 @@ class Faults:
             if not peer.is_alive:
                 peer.start()
 
-        self._simulation.schedule.call(self._draw.randrange(10 * MS, 1500 * MS), start)
+        self._schedule.call(self._draw.randrange(10 * MS, 1500 * MS), start)
 
     def stop_client(self) -> None:
         """SIGSTOP for a while: alive, and silent."""
-        peer = self._draw.choice(self._simulation.peers)
+        peer = self._draw.choice(self._peers)
         peer.stop(self._draw.randrange(50 * MS, 2 * SECOND))
 
     def lose_connection(self) -> None:
         """One connection ends."""
-        self._draw.choice(self._simulation.peers).lose_connection()
+        self._draw.choice(self._peers).lose_connection()
 
     def start_twin(self) -> None:
-        """A producer's worker gets the same name twice: the first is fenced."""
-        self._simulation.start_twin(self._draw)
+        """A second process under the name of a producer, which is fenced; it is killed for good before the end."""
+        firsts = [each for each in self._peers if isinstance(each, ScriptedProducer)]
+        if not firsts:
+            return
+        first = self._draw.choice(firsts)
+        twin = ScriptedProducer(
+            first.name, self._host, self._network, first.worker, random.Random(self._draw.random()),
+            first.partition_ids, 20,
+        )  # fmt: skip
+        twin.start()
+        self._schedule.call(self._draw.randrange(50 * MS, 800 * MS), twin.kill)

@@ -18,14 +18,11 @@ from typing import Any
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import TopicOptions
 from danube_fast.config import Settings
-from danube_fast.metadata.memory import MemoryStore
 from danube_fast.testing.coordinator import SimulatedCoordinator
-from danube_fast.testing.disk import SimulatedDisk
-from danube_fast.testing.loopback import LoopbackRing, LoopbackServer, Tap
-from danube_fast.testing.process import Process, SimulatedOutside
+from danube_fast.testing.loopback import LoopbackServer, Tap
+from danube_fast.testing.process import Machine, Process, SimulatedOutside
 from danube_fast.testing.virtual_clock import MS, Schedule, Trace
 from danube_fast.workers.process.boot import COORDINATOR, worker_of_log
-from danube_fast.workers.process.log_marks import LogMark
 from danube_fast.workers.shard.worker import ShardWorker
 
 __all__ = ["SimulatedHost", "SimulatedWorker"]
@@ -39,7 +36,7 @@ TURNS_WITHOUT_END = 20_000
 class SimulatedWorker(Process):
     """One worker over its lives."""
 
-    def __init__(self, host: SimulatedHost, index: int, log_ids: list[int], tap: Tap) -> None:
+    def __init__(self, host: Machine, index: int, log_ids: list[int], tap: Tap) -> None:
         super().__init__(host, index)
         self.log_ids = log_ids
         self.tap = tap
@@ -65,7 +62,7 @@ class SimulatedWorker(Process):
             accept_rollback=False,
             logs=[(log_id, str(host.directory / f"log-{log_id}")) for log_id in self.log_ids],
             settings=host.settings, data_dir=str(host.directory), host_id="simulated",
-            worker_count=len(host.workers), process_index=self.index, tcp_host="", tcp_port=0,
+            worker_count=len(host.processes) - 1, process_index=self.index, tcp_host="", tcp_port=0,
             ipc_endpoint="",
         )  # fmt: skip
         boot: Any = SimpleNamespace(
@@ -140,8 +137,8 @@ def release(worker: ShardWorker) -> None:
             partition.forget_subscription(name)
 
 
-class SimulatedHost:
-    """Processes, disk and topics of one broker."""
+class SimulatedHost(Machine):
+    """Processes and topics of one broker."""
 
     def __init__(
         self,
@@ -151,26 +148,14 @@ class SimulatedHost:
         draw: random.Random,
         trace: Trace,
     ) -> None:
-        self.directory = directory
-        self.settings = settings
-        self.schedule = schedule
-        self.clock = schedule.clock
-        self.draw = draw
-        self.trace = trace
-        self.disk = SimulatedDisk(directory, schedule, draw, trace)
-        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.store = MemoryStore(self.clock)
-        self.log_marks: dict[int, LogMark] = {}
-        self.log_count = 1
-        self.boot_number = 1
+        super().__init__(directory, settings, schedule, draw, trace)
         self.workers: list[SimulatedWorker] = []
         self.coordinator = SimulatedCoordinator(self, COORDINATOR)
+        self.processes.append(self.coordinator)
         self._numbers = itertools.count(1)
-        self._rings: dict[tuple[int, int], LoopbackRing] = {}
         self.on_down: Callable[[SimulatedWorker], None] = lambda worker: None
         """Called when a worker is gone."""
         self.on_power_cut: Callable[[], None] = lambda: None
-        self.on_moved: Callable[[int], None] = lambda partition_id: None
 
     def add_workers(self, count: int, log_count: int, tap_of: Callable[[int], Tap]) -> None:
         """Workers with logs, not started."""
@@ -178,27 +163,11 @@ class SimulatedHost:
         for index in range(1, count + 1):
             logs = [i for i in range(log_count) if worker_of_log(i, count) == index]
             self.workers.append(SimulatedWorker(self, index, logs, tap_of(index)))
+        self.processes += self.workers
 
     def next_number(self) -> int:
         """A number that was not used before."""
         return next(self._numbers)
-
-    @property
-    def processes(self) -> list[Process]:
-        """All of them, by index."""
-        return [self.coordinator, *self.workers]
-
-    def ring(self, source: int, target: int) -> LoopbackRing:
-        """The ring from one process to another."""
-        return self._rings.setdefault((source, target), LoopbackRing())
-
-    def epoch(self, process: int) -> int:
-        """Epoch of a process."""
-        return self.processes[process].epoch
-
-    def is_down(self, process: int) -> bool:
-        """Whether a process is gone."""
-        return not self.processes[process].is_up
 
     def metadata(self) -> TopicDirectory:
         """The metadata as the coordinator has it now, or would find it."""

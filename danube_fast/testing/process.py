@@ -1,24 +1,67 @@
-"""A process of a simulated broker: an epoch, a mailbox, and turns that come when something would wake it."""
+"""A simulated host, and its processes: an epoch, a mailbox, and turns that come when something would wake it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import random
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from danube_fast.clock import Clock
 from danube_fast.config import Settings
+from danube_fast.metadata.memory import MemoryStore
 from danube_fast.metadata.store import MetadataStore
-from danube_fast.testing.loopback import LoopbackBell, LoopbackServer, Tap
-from danube_fast.testing.virtual_clock import US
+from danube_fast.testing.disk import SimulatedDisk
+from danube_fast.testing.loopback import LoopbackBell, LoopbackRing, LoopbackServer, Tap
+from danube_fast.testing.virtual_clock import US, Schedule, Trace
 from danube_fast.workers.process.log_marks import LogMark
 from danube_fast.workers.process.mailbox import Link, Mailbox
 from danube_fast.workers.process.outside import Outside
 
-if TYPE_CHECKING:
-    from danube_fast.testing.host import SimulatedHost
+__all__ = ["Machine", "Process", "SimulatedOutside"]
 
-__all__ = ["Process", "SimulatedOutside"]
+
+class Machine:
+    """What the processes of one simulated host share: clock, disk, rings, metadata."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Settings,
+        schedule: Schedule,
+        draw: random.Random,
+        trace: Trace,
+    ) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.schedule = schedule
+        self.clock = schedule.clock
+        self.draw = draw
+        self.trace = trace
+        self.disk = SimulatedDisk(directory, schedule, draw, trace)
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.store = MemoryStore(self.clock)
+        self.log_marks: dict[int, LogMark] = {}
+        self.log_count = 1
+        self.boot_number = 1
+        self.processes: list[Process] = []
+        """All of them, by index."""
+        self._rings: dict[tuple[int, int], LoopbackRing] = {}
+        self.on_moved: Callable[[int], None] = lambda partition_id: None
+        """Called when a partition has moved."""
+
+    def ring(self, source: int, target: int) -> LoopbackRing:
+        """The ring from one process to another."""
+        return self._rings.setdefault((source, target), LoopbackRing())
+
+    def epoch(self, process: int) -> int:
+        """Epoch of a process."""
+        return self.processes[process].epoch
+
+    def is_down(self, process: int) -> bool:
+        """Whether a process is gone."""
+        return not self.processes[process].is_up
 
 
 class SimulatedOutside(Outside):
@@ -67,7 +110,7 @@ class SimulatedOutside(Outside):
 class Process:
     """A process as its peers see it: an epoch, a mailbox, turns."""
 
-    def __init__(self, host: SimulatedHost, index: int) -> None:
+    def __init__(self, host: Machine, index: int) -> None:
         self.host = host
         self.index = index
         self.epoch = 0

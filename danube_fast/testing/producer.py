@@ -11,10 +11,8 @@ from danube_fast.frame.pack import encode_frame
 from danube_fast.net import protocol as p
 from danube_fast.testing.host import SimulatedHost, SimulatedWorker
 from danube_fast.testing.loopback import Network
-from danube_fast.testing.model import PROBE
 from danube_fast.testing.peer import Peer
-from danube_fast.testing.publishing_model import due_of
-from danube_fast.testing.violation import Violation
+from danube_fast.testing.publishing_model import PROBE, Violation, due_of
 from danube_fast.testing.virtual_clock import MS
 
 __all__ = ["ScriptedProducer"]

@@ -10,14 +10,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from danube_fast.testing.violation import Violation
+__all__ = ["PROBE", "Frame", "PartitionModel", "Violation", "due_of"]
 
-__all__ = ["Frame", "PartitionModel", "due_of"]
-
+PROBE = b"probe"  # payloads that begin so must never be accepted
 _DUE = re.compile(rb"@(\d+):")
 
 WINDOW_BATCHES = 64
 """So many of the last frames of a producer are remembered, FEATURES says."""
+
+
+class Violation(Exception):
+    """A promise was broken; the text says which, and where."""
 
 
 def due_of(payload: bytes) -> int:

@@ -28,13 +28,14 @@ from danube_fast.testing.consumer import ScriptedConsumer
 from danube_fast.testing.faults import Faults
 from danube_fast.testing.host import SimulatedHost, SimulatedWorker
 from danube_fast.testing.loopback import Network
-from danube_fast.testing.model import Door, Model
+from danube_fast.testing.model import Model
 from danube_fast.testing.peer import Peer
 from danube_fast.testing.producer import ScriptedProducer
+from danube_fast.testing.publishing_model import Violation
 from danube_fast.testing.scenario import DEAD_LETTERS, Bounds, Scenario
 from danube_fast.testing.shipped import Application, ShippedClient
-from danube_fast.testing.violation import Violation
 from danube_fast.testing.virtual_clock import MS, SECOND, Schedule, Trace, VirtualClock
+from danube_fast.testing.worker_tap import WorkerTap
 
 __all__ = ["Outcome", "Simulation", "run_seed"]
 
@@ -79,12 +80,12 @@ class Simulation:
             directory, settings, self.schedule, random.Random(f"host {seed}"), self.trace
         )
         self.network = Network(self.schedule, random.Random(f"network {seed}"))
-        self.doors = [Door(self.model, index + 1) for index in range(scenario.worker_count)]
+        self.taps = [WorkerTap(self.model, index + 1) for index in range(scenario.worker_count)]
         self.host.add_workers(
-            scenario.worker_count, scenario.log_count, lambda index: self.doors[index - 1]
+            scenario.worker_count, scenario.log_count, lambda index: self.taps[index - 1]
         )
-        for door, worker in zip(self.doors, self.host.workers, strict=True):
-            door.synced_position = worker.synced_position
+        for tap, worker in zip(self.taps, self.host.workers, strict=True):
+            tap.synced_position = worker.synced_position
         self.host.on_down = self._worker_down
         self.host.on_power_cut = self.model.lost_power
         self.host.on_moved = self.model.moved
@@ -95,7 +96,7 @@ class Simulation:
         self._make_clients(random.Random(f"clients {seed}"))
         if scenario.has_shipped:
             self._make_shipped(random.Random(f"shipped {seed}"))
-        self.faults = Faults(self)
+        self.faults = Faults(scenario, self.host, self.network, self.peers, self.partition_ids)
 
     # ------------------------------------------------------------ making
 
@@ -196,7 +197,7 @@ class Simulation:
     def _worker_down(self, worker: SimulatedWorker) -> None:
         everything = [each for ids in self.topics.values() for each in ids]
         ids = set(self._partitions_on(everything, worker))
-        self.doors[worker.index - 1].died(ids)
+        self.taps[worker.index - 1].died(ids)
 
     def run(self) -> None:
         """From the first start to the end. Raises Violation."""
@@ -252,19 +253,6 @@ class Simulation:
             if isinstance(peer, ScriptedProducer | ShippedClient)
         )
         return done and not self.model.owed()
-
-    def start_twin(self, draw: random.Random) -> None:
-        """A second process under the name of a producer, which is killed for good before the end."""
-        firsts = [each for each in self.peers if isinstance(each, ScriptedProducer)]
-        if not firsts:
-            return
-        first = draw.choice(firsts)
-        twin = ScriptedProducer(
-            first.name, self.host, self.network, first.worker, random.Random(draw.random()),
-            first.partition_ids, 20,
-        )  # fmt: skip
-        twin.start()
-        self.schedule.call(draw.randrange(50 * MS, 800 * MS), twin.kill)
 
     def close(self) -> None:
         """Give everything back."""

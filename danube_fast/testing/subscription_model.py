@@ -1,5 +1,5 @@
 r"""What may and must happen with each message of one subscription. Independent of the engine: sets of
-offsets and plain rules, fed with what passes the worker's door.
+offsets and plain rules, fed with what passes the worker.
 
     not delivered -> held by one -> acked -> acked durably        must not come again, from then on
                           |           \-> (the worker dies) -> in doubt: may come again, or not
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from danube_fast.testing.attached_model import Attached, Held, Known, Policy, counted_at_end
-from danube_fast.testing.violation import Violation
+from danube_fast.testing.publishing_model import Violation
 from danube_fast.testing.virtual_clock import MS, VirtualClock
 
 __all__ = ["SubscriptionModel"]
@@ -50,7 +50,7 @@ class SubscriptionModel:
     """May come again, or not."""
     has_moved: bool = False
     """Or perhaps not, if the move was given up: then the worker still knows what we have forgotten."""
-    door: object = None
+    tap: object = None
     """Of the worker that has it."""
     poisoned: set[int] = field(default_factory=set)
     """Failed too often, or perhaps: nobody is owed these; dead letters are."""
@@ -60,9 +60,9 @@ class SubscriptionModel:
     due: dict[int, int] = field(default_factory=dict)
     """When messages are due, wall clock, ns; 0: at once."""
     unseen_ends: int = 0
-    """Consumers that left with messages, perhaps, that did not pass the door."""
+    """Consumers that left with messages, perhaps, that did not pass the tap."""
     is_lagging: bool = False
-    """A queue was full since the worker's start: messages reach the door later than they were handed
+    """A queue was full since the worker's start: messages reach the tap later than they were handed
     out, so who held what then is not known."""
     letters: set[int] = field(default_factory=set)
     """Of which a dead letter was seen."""

@@ -5,7 +5,7 @@
     db "time"    partition_id u32 | append_time_ns u64  (big-endian)   -> base_offset u64, check
     db "meta"    what it was built from: log id, format, boot id, clean flag, indexed position, crc
 
-It is believed only if the file is sound (frame/lmdb_tree.py), the log id matches and either the boot
+It is believed only if the file is sound (danube_fast/lmdb_file.py), the log id matches and either the boot
 id matches (the page cache is the one that LMDB wrote to) or it was closed cleanly; then it is caught
 up from `indexed`, otherwise built anew. What an entry says is checked when it is read: `check` mixes
 key and value. A fault found then is an lmdb.Error, and the index is built anew.
@@ -35,7 +35,7 @@ import numpy as np
 from danube_fast.clock import Clock
 from danube_fast.errors import DataLoss
 from danube_fast.frame.crc import crc32c
-from danube_fast.frame.lmdb_tree import check_lmdb_file
+from danube_fast.lmdb_file import check_lmdb_file
 from danube_fast.wal.entries import KEY, MIXERS, TIME_VALUE, VALUE, Sweep, mix
 
 __all__ = ["Index", "Run", "Runs"]

@@ -10,16 +10,16 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from danube_fast import lmdb_file
 from danube_fast.errors import DataLoss, FailedPrecondition
-from danube_fast.frame import lmdb_tree
-from danube_fast.frame.lmdb_tree import check_lmdb_file
+from danube_fast.lmdb_file import check_lmdb_file
 from danube_fast.metadata import LmdbStore, layout
 from danube_fast.metadata.seal import SLOT_DISTANCE_BYTES, Seal, SealFile
 from tests.metadata.conformance import ManualClock
 
 CASES = int(os.environ.get("DANUBE_DAMAGE_CASES", "150"))
 SEED = int(os.environ.get("DANUBE_DAMAGE_SEED", "1"))
-PAGE = lmdb_tree.PAGE_BYTES
+PAGE = lmdb_file.PAGE_BYTES
 
 
 @pytest.fixture

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from danube_fast.broker.ledger.ledger import EVERYTHING, Rows, Taken
+from danube_fast.broker.ledger.ledger import EVERYTHING, Ledger, Rows, Taken
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from danube_fast.broker.subscription.subscription import Subscription
     from danube_fast.frame.split import Cut
 
 __all__ = [
     "UNREPORTED_MESSAGES",
     "Consumer",
     "Deliver",
-    "Fetch",
     "Flow",
     "Gap",
     "Parting",
@@ -179,7 +176,7 @@ class Consumer:
 
     def __init__(
         self,
-        subscription: Subscription,
+        subscription: Any,
         session: int,
         consumer_id: int,
         flow: Flow,
@@ -191,6 +188,7 @@ class Consumer:
         """`filters`: globs of the keys that it takes (key_shared); none: it takes all. `reports`: its client
         says how far its application is."""
         self.subscription = subscription
+        """The `Subscription` that it is attached to. That one knows consumers, so this file does not know it."""
         self.session = session
         self.consumer_id = consumer_id
         self.flow = flow
@@ -221,7 +219,8 @@ class Consumer:
     @property
     def unacked(self) -> int:
         """Messages that it holds."""
-        return self.subscription.ledger.held_by(self.slot) if self.slot >= 0 else 0
+        ledger: Ledger = self.subscription.ledger
+        return ledger.held_by(self.slot) if self.slot >= 0 else 0
 
 
 class Deliver(NamedTuple):
@@ -243,7 +242,3 @@ class Poisoned(NamedTuple):
     end: int
     failures: int
     reason: str
-
-
-Fetch = Callable[["Subscription", int], "Stored | Gap | None"]
-"""The frame that holds an offset, a gap there, or None if it is not visible yet."""

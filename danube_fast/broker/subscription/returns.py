@@ -48,7 +48,7 @@ class Returns:
 
     __slots__ = (
         "__weakref__", "_delayed", "_extended_ns", "_rested_until_ns", "_timers", "armed_ns", "by_message", "consumers",
-        "counted_until", "dead_letter_count", "delays", "dropped_count", "foreseen", "kind", "ledger", "lost_count",
+        "counted_until", "dead_letter_count", "delays", "dropped_count", "expired_count", "foreseen", "kind", "ledger", "lost_count",
         "name", "next_offset", "partition_id", "poisoned", "policy", "rate", "redelivered_count", "router",
         "tracks", "turn", "untold",
     )  # fmt: skip
@@ -85,6 +85,8 @@ class Returns:
         self.armed_ns = NEVER
         self.redelivered_count = 0
         self.lost_count = 0
+        self.expired_count = 0
+        """Messages that were too old or too many before they were acked."""
         self.dropped_count = 0
         """Messages that failed too often and were given up."""
         self.dead_letter_count = 0
@@ -150,6 +152,16 @@ class Returns:
                 settled = self.settle(low, high)
                 self.lost_count += settled if gap.lost else 0
             at = end
+
+    def expire(self, until: int, reason: str) -> Gap | None:
+        """Count what was not acked below `until` as acked. The range that is lost so, if there is any."""
+        start = self.cursor
+        if not self.tracks or until <= start:
+            return None
+        count = self.settle(start, until)
+        self.expired_count += count
+        self.lost_count += count
+        return Gap(until, reason, lost=True, start=start) if count else None
 
     # ------------------------------------------------------------ failures
 

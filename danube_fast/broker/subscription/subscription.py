@@ -22,7 +22,6 @@ from danube_fast.broker.sparse import existing
 from danube_fast.broker.subscription.consumer import (
     Consumer,
     Deliver,
-    Fetch,
     Gap,
     Parting,
     Stored,
@@ -33,12 +32,14 @@ from danube_fast.broker.subscription.returns import Returns
 from danube_fast.broker.subscription.timers import NEVER, Timers
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
-__all__ = ["Foresee", "Subscription"]
+__all__ = ["Fetch", "Foresee", "Subscription"]
 
 FRESH, WAITING = State.FRESH, State.WAITING
 LOOK_AHEAD_MAX = 1 << 22
 """Messages that are looked at for consumers who are not there; each takes up to 22 bytes."""
 
+Fetch = Callable[["Subscription", int], "Stored | Gap | None"]
+"""The frame that holds an offset, a gap there, or None if it is not visible yet."""
 Foresee = Callable[["Subscription", Stored], object]
 """Called with a frame whose delayed messages were put aside."""
 
@@ -52,7 +53,7 @@ class Subscription(Returns):
     """State of one subscription on one partition."""
 
     __slots__ = (
-        "_free_slots", "_sought", "ahead", "expired_count", "idle_since_ns", "looked_count", "looked_until",
+        "_free_slots", "_sought", "ahead", "idle_since_ns", "looked_count", "looked_until",
         "looks_ahead", "lost_counted", "recorded", "start_count",
     )  # fmt: skip
 
@@ -74,8 +75,6 @@ class Subscription(Returns):
         """Its creation is durable."""
         self.lost_counted = 0
         """The same as far as the worker's counter has it."""
-        self.expired_count = 0
-        """Messages that nobody acked before they were too old or too many."""
         self.idle_since_ns = 0
         """When its last consumer left, monotonic; 0: not known yet, or there are some."""
         self.looks_ahead = False
@@ -135,16 +134,6 @@ class Subscription(Returns):
         """Acknowledge flat [start, end) pairs, as far as the consumer holds them."""
         if consumer.slot >= 0:
             self.ledger.ack(consumer.slot, pairs)
-
-    def expire(self, until: int, reason: str) -> Gap | None:
-        """What nobody acked below `until` counts as acked. The range that is lost so, if there is any."""
-        start = self.cursor
-        if not self.tracks or until <= start:
-            return None
-        count = self.settle(start, until)
-        self.expired_count += count
-        self.lost_count += count
-        return Gap(until, reason, lost=True, start=start) if count else None
 
     def seek(self, offset: int) -> None:
         """Start over at `offset`: everything below counts as acked, everything above as new.

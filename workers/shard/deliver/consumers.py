@@ -33,7 +33,7 @@ class Consumers:
 
     def detach(self, session: Session, consumer: Consumer, how: Parting = Parting.CLOSED) -> None:
         """Take a consumer from its subscription; what it held may go to others."""
-        sub = consumer.subscription
+        sub: Subscription = consumer.subscription
         sub.detach(consumer, how)
         self.touch(sub)
         if session.consumers.pop(consumer.consumer_id, None) is not None:

@@ -47,7 +47,7 @@ class Gaps:
 
     def tell_untold(self, partition: Partition, consumer: Consumer) -> None:
         """A consumer has come: it hears what was lost while there was none."""
-        sub = consumer.subscription
+        sub: Subscription = consumer.subscription
         for gap in sub.untold.take():
             self._send(partition, consumer, gap)
             self._consumers.touch(sub)
