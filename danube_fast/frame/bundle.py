@@ -32,7 +32,7 @@ from danube_fast.frame.layout import (
 from danube_fast.frame.memory import load_u32
 from danube_fast.frame.split import Cut
 
-__all__ = ["bundle_bytes", "bundle_entries", "make_bundle", "read_bundle", "sealed_bundle"]
+__all__ = ["bundle_bytes", "bundle_entries", "read_bundle", "sealed_bundle"]
 __all__ += ["write_bundle"]
 
 _MAGIC = int(Fault.BUNDLE_MAGIC)
@@ -94,17 +94,12 @@ def bundle_bytes(frame_bytes: Sequence[int]) -> int:
     return BUNDLE_HEADER_BYTES + BUNDLE_ENTRY_BYTES * len(frame_bytes) + sum(frame_bytes)
 
 
-def make_bundle(frames: Sequence[tuple[int, Any]]) -> bytearray:
+def sealed_bundle(frames: Sequence[tuple[int, Any]]) -> bytes:
     """One bundle of (partition_id, frame) pairs; the frames are copied.
 
     Raises InvalidArgument if there is none, or if a size is not that of a frame.
     """
-    return bytearray().join(_pieces(frames))
-
-
-def sealed_bundle(frames: Sequence[tuple[int, Any]]) -> bytes:
-    """The same as an object that nobody can change. Raises InvalidArgument."""
-    return b"".join(_pieces(frames))
+    return b"".join([*_directory(frames), *(frame for _, frame in frames)])
 
 
 def write_bundle(address: int, frames: Sequence[tuple[int, Any]]) -> None:
@@ -119,11 +114,6 @@ def write_bundle(address: int, frames: Sequence[tuple[int, Any]]) -> None:
         else:
             ctypes.memmove(address, address_of(frame), len(frame))
         address += len(frame)
-
-
-def _pieces(frames: Sequence[tuple[int, Any]]) -> list[Any]:
-    """The directory and the frames."""
-    return [*_directory(frames), *(frame for _, frame in frames)]
 
 
 def _directory(frames: Sequence[tuple[int, Any]]) -> list[bytes]:

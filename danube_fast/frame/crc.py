@@ -20,7 +20,7 @@ from danube_fast.frame import kernel as kernels
 from danube_fast.frame.kernel import address_of, direct, external, kernel
 from danube_fast.frame.memory import load_u8
 
-__all__ = ["HARDWARE_CRC", "crc32c", "crc32c_extend"]
+__all__ = ["crc32c", "crc32c_extend"]
 
 _SYMBOL = "danube_crc32c_extend"
 _SIGNATURE = "uint32(uint32,int64,int64)"
@@ -96,8 +96,6 @@ def _bind(entry: int | None) -> Any:
 
 
 _entry = _library_entry()
-HARDWARE_CRC = _entry is not None
-"""Whether the C library is in use (a constant of the process)."""
 _kept = _bind(_entry)
 _extend = external(_SYMBOL, _SIGNATURE)
 

@@ -21,7 +21,6 @@ from danube_fast.frame.kernel import intrinsic
 __all__ = [
     "compare_exchange",
     "fence",
-    "fetch_add",
     "load_acquire",
     "load_relaxed",
     "pause",
@@ -73,18 +72,6 @@ load_acquire = _make_load("load_acquire", "acquire")
 store_relaxed = _make_store("store_relaxed", "monotonic")
 store_release = _make_store("store_release", "release")
 store_seq_cst = _make_store("store_seq_cst", "seq_cst")
-
-
-def _fetch_add(typing_context: Any, address: Any, value: Any) -> Any:
-    """Add `value` to the word at `address`; returns what stood there before. Acq_rel."""
-    from llvmlite import ir
-    from numba import types
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", pointer, arguments[1], "acq_rel")
-
-    return types.int64(types.int64, types.int64), generate
 
 
 def _compare_exchange(typing_context: Any, address: Any, expected: Any, desired: Any) -> Any:
@@ -140,7 +127,6 @@ def _pause(typing_context: Any) -> Any:
 
 
 # As kernels call them; a type checker would take the parameters of the code generators instead.
-fetch_add = cast("Callable[[int, int], int]", intrinsic(_fetch_add))
 compare_exchange = cast("Callable[[int, int, int], int]", intrinsic(_compare_exchange))
 fence = cast("Callable[[], None]", intrinsic(_fence))
 pause = cast("Callable[[], None]", intrinsic(_pause))

@@ -3,7 +3,7 @@
 One slot of four lines per process, one writer per line (drawing in `layout.py`):
 
     process i  -- status word, pid, heartbeats --> slot i      read by the supervisor, by tools
-    supervisor -- desired state, restarts      --> slot i      read by process i once a turn
+    supervisor -- restarts                     --> slot i      read by tools
     process i  -- sleeping word                --> slot i      read, cleared by its peers
 
 State, epoch and port stand in one word, so a reader never sees the state of one life with the port
@@ -30,12 +30,11 @@ _STATUS = layout.AT_STATUS // _WORD
 _PID = layout.AT_PID // _WORD
 _HEARTBEAT = layout.AT_HEARTBEAT // _WORD
 _HEARTBEAT_WORDS = layout.HEARTBEAT_BYTES // _WORD
-_DESIRED = layout.AT_DESIRED_STATE // _WORD
 _RESTARTS = layout.AT_RESTARTS // _WORD
 
 
 class ProcessState(enum.IntEnum):
-    """Where a process is in its life. Also what the supervisor wants of it."""
+    """Where a process is in its life."""
 
     NONE = 0
     """Never started."""
@@ -141,10 +140,6 @@ class ControlBlock:
 
     # ------------------------------------------------------------ written by the supervisor
 
-    def set_desired(self, process: int, state: ProcessState) -> None:
-        """Ask `process` to be in `state` (READY or STOPPED)."""
-        self._words[self._at(process, _DESIRED)] = state
-
     def set_restarts(self, process: int, count: int) -> None:
         """Say how often `process` was started again."""
         self._words[self._at(process, _RESTARTS)] = count
@@ -183,10 +178,6 @@ class ControlBlock:
     def heartbeat_time_ns(self, process: int, thread: int = 0) -> int:
         """Monotonic nanoseconds of the last beat (one clock for all processes of a host)."""
         return self._words[self._heartbeat_at(process, thread) + 1]
-
-    def desired(self, process: int) -> ProcessState:
-        """What the supervisor wants of `process`; NONE = it has not said."""
-        return ProcessState(self._words[self._at(process, _DESIRED)])
 
     def restarts(self, process: int) -> int:
         """How often the supervisor started `process` again."""

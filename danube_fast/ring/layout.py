@@ -33,7 +33,7 @@ Control block: a header line, then one slot of four lines per process.
   line 0    status word | pid                              the process itself
             status word = epoch u32 << 32 | port u16 << 16 | state u16: read together, so one word
   line 1    heartbeat_count, heartbeat_time_ns, ...        the process: a pair per thread
-  line 2    desired state | restarts                       the supervisor
+  line 2    restarts                                       the supervisor
   line 3    sleeping word | sleep_count                    the process sets, any peer clears
 
 Counter block: a header line, then COUNTERS_PER_PROCESS words per process, which the process writes.
@@ -134,8 +134,7 @@ AT_PID = 8
 AT_HEARTBEAT = LINE_BYTES
 HEARTBEAT_BYTES = 16
 HEARTBEATS_PER_PROCESS = LINE_BYTES // HEARTBEAT_BYTES
-AT_DESIRED_STATE = 2 * LINE_BYTES
-AT_RESTARTS = 2 * LINE_BYTES + 8
+AT_RESTARTS = 2 * LINE_BYTES
 AT_SLEEPING = 3 * LINE_BYTES
 AT_SLEEP_COUNT = 3 * LINE_BYTES + 8
 
@@ -190,7 +189,6 @@ _SLOT_WORDS = {
     "status": (AT_STATUS, "process"),
     "pid": (AT_PID, "process"),
     "heartbeats": (AT_HEARTBEAT, "process, any thread"),
-    "desired_state": (AT_DESIRED_STATE, "supervisor"),
     "restarts": (AT_RESTARTS, "supervisor"),
     "sleeping": (AT_SLEEPING, "process and peers"),
     "sleep_count": (AT_SLEEP_COUNT, "process and peers"),

@@ -20,7 +20,6 @@ interpreters, go through a memoryview, with the same bytes in the ring.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -157,12 +156,6 @@ class SpscRing:
         """Bytes of published records, headers and pads that were not popped yet."""
         return int(spsc_kernel.used(self._base))
 
-    @property
-    def free_bytes(self) -> int:
-        """Bytes not in use. A record takes 8 more than its payload, padded to 8, and never wraps:
-        it may need up to twice its size."""
-        return self._capacity - self.used_bytes
-
     # ------------------------------------------------------------ producer
 
     def try_push(self, *parts: Buffer) -> bool:
@@ -189,23 +182,6 @@ class SpscRing:
             start += len(view)
         self.publish(start)
         return True
-
-    def push_many(self, records: Sequence[Buffer]) -> int:
-        """Push each of `records` as a record of its own; how many went in before the ring was full.
-
-        The consumer sees them together. Raises as `try_push`, with the records before pushed.
-        """
-        done = 0
-        while done < len(records):
-            if _FAST and type(records) is list:
-                done = self._checked(
-                    spsc_kernel.push_list(self._base, self._capacity, id(records), done, BYTES_TYPE)
-                )
-            # What stopped it: a full ring, another kind of buffer, or a record that is too large.
-            if done == len(records) or not self.try_push(records[done]):
-                break
-            done += 1
-        return done
 
     def reserve(self, byte_count: int) -> memoryview | None:
         """Room for one record of at most `byte_count`, to be filled in place; None if full.

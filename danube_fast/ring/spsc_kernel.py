@@ -7,7 +7,7 @@ scribble over. A negative result is one of the codes below; none of them changes
 
 from __future__ import annotations
 
-from danube_fast.frame.cpython import AT_BYTES_DATA, AT_ITEM_COUNT, AT_LIST_ITEMS, AT_TYPE
+from danube_fast.frame.cpython import AT_BYTES_DATA, AT_ITEM_COUNT, AT_TYPE
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.memory import load_i64, memory_copy, store_u64
 from danube_fast.ring.atomics import load_acquire, load_relaxed, store_relaxed, store_release
@@ -35,7 +35,6 @@ __all__ = [
     "TOO_LARGE",
     "front",
     "publish",
-    "push_list",
     "push_tuple",
     "readable",
     "release",
@@ -143,38 +142,6 @@ def _push_tuple(base: int, capacity: int, parts: int, bytes_type: int) -> int:
         memory_copy(destination, part + AT_BYTES_DATA, part_bytes)
         destination += part_bytes
     return _publish(base, capacity, position, length)
-
-
-@kernel("int64(int64,int64,int64,int64,int64)")
-def _push_list(base: int, capacity: int, records: int, start: int, bytes_type: int) -> int:
-    """Push the `bytes` objects of the list at address `records` from index `start`, a record each.
-
-    Returns the index of the first one not pushed (ring full, not bytes, or too large), or DAMAGED.
-    The tail is published once, so the consumer's cache line is taken from it once.
-    """
-    tail = _own_tail(base)
-    if tail < 0:
-        return tail
-    count = load_i64(records + AT_ITEM_COUNT)
-    items = load_i64(records + AT_LIST_ITEMS)
-    index = start
-    while index < count:
-        record = load_i64(items + index * WORD_BYTES)
-        length = load_i64(record + AT_ITEM_COUNT)
-        need = _record_bytes(length)
-        if load_i64(record + AT_TYPE) != bytes_type or need > capacity >> 1:
-            break
-        position = _reserve(base, capacity, tail, need)
-        if position < 0:
-            break
-        address = base + RING_HEADER_BYTES + (position & (capacity - 1))
-        store_u64(address, length | (RECORD_DATA << RECORD_KIND_SHIFT))
-        memory_copy(address + RECORD_HEADER_BYTES, record + AT_BYTES_DATA, length)
-        tail = position + need
-        index += 1
-    # Pairs with load_acquire in _front and _scan: payloads and headers come before the tail.
-    store_release(base + AT_TAIL, tail)
-    return index
 
 
 @kernel("int64(int64,int64,int64,int64)")
@@ -302,7 +269,6 @@ def _word_at(address: int) -> int:
 reserve = direct(_reserve_one)
 publish = direct(_publish)
 push_tuple = direct(_push_tuple)
-push_list = direct(_push_list)
 front = direct(_front)
 release = direct(_release)
 scan = direct(_scan)

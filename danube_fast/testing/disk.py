@@ -51,7 +51,6 @@ class SimulatedSync:
         """Descriptor, position, inode, and the file as it was when the sync began."""
         self._turn = 0
         self._synced = 0
-        self._count = 0
         self._fault: tuple[int, int] | None = None
 
     @property
@@ -63,11 +62,6 @@ class SimulatedSync:
     def backlog(self) -> int:
         """Entries that are queued or under way."""
         return len(self._queue) + len(self._under_way)
-
-    @property
-    def sync_count(self) -> int:
-        """How many syncs succeeded."""
-        return self._count
 
     @property
     def times(self) -> list[int]:
@@ -119,7 +113,6 @@ class SimulatedSync:
                 self._disk.trace.note(f"disk: a sync up to {position} failed")
                 break
             self._disk.durable[inode] = content
-            self._count += 1
             self._synced = max(self._synced, position)
         if self._queue:
             self._begin()

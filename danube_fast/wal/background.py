@@ -29,11 +29,6 @@ class Sync(Protocol):
         ...
 
     @property
-    def sync_count(self) -> int:
-        """How many syncs succeeded."""
-        ...
-
-    @property
     def times(self) -> list[int]:
         """How long syncs took: the words of `Histogram.SYNC` (ring/counters.py)."""
         ...

@@ -57,16 +57,6 @@ class RunTable:
         self._rewritten: set[int] = set()
         self._lost: DataLoss | None = None
 
-    @property
-    def fault(self) -> str | None:
-        """Why the index cannot be written just now; None if it can. Nothing is lost meanwhile."""
-        return self._index.fault
-
-    @property
-    def pending_count(self) -> int:
-        """Runs that are not in the index yet."""
-        return len(self._tail)
-
     # -- starting ----------------------------------------------------------------------------
 
     def catch_up(self, position: int) -> None:

@@ -123,15 +123,6 @@ class Log:
         loaded = self._loaded
         return (loaded.header.position, loaded.state) if loaded is not None else None
 
-    @property
-    def was_clean(self) -> bool:
-        """Whether the log was closed in order: nothing stands behind a clean snapshot.
-
-        Known once `replay()` is exhausted; False before.
-        """
-        header = self._loaded.header if self._loaded else None
-        return header is not None and header.clean and self._recovery.cut == header.position
-
     def replay(self) -> Iterator[ReplayBlock]:
         """Frames from the snapshot to the cut, checked, in order; exhaust it before writing.
 
@@ -229,11 +220,6 @@ class Log:
     def losses(self) -> list[Loss]:
         """What an operator accepted to lose (`wal verify --accept-loss`), oldest first."""
         return read_losses(self.directory / LOSSES_NAME)
-
-    @property
-    def index_fault(self) -> str | None:
-        """Why the index cannot be written just now; nothing is lost meanwhile."""
-        return self._runs.fault
 
     # -- writing -----------------------------------------------------------------------------
 

@@ -228,23 +228,20 @@ def scan_frames(state: int, address: int, available: int, rows: int) -> int:
 # Words of the evidence array.
 EVIDENCE_SYNCED = 0  # largest synced_position of any valid header
 EVIDENCE_EPOCH = 1  # largest epoch
-EVIDENCE_COUNT = 2  # valid headers
-EVIDENCE_FIRST = 3  # position of the first valid header, -1 if none
-EVIDENCE_WORDS = 4
+EVIDENCE_FIRST = 2  # position of the first valid header, -1 if none
+EVIDENCE_WORDS = 3
 
 
-@kernel("int64(int64,int64,int64,int64,int64)", nogil=True)
-def find_evidence(evidence: int, address: int, available: int, position: int, log_id: int) -> int:
+@kernel("void(int64,int64,int64,int64,int64)", nogil=True)
+def find_evidence(evidence: int, address: int, available: int, position: int, log_id: int) -> None:
     """Look for own headers at `position` and every 4096 after it; adds to the evidence words.
 
-    `evidence` is the address of EVIDENCE_WORDS int64 words. Returns the number found here.
+    `evidence` is the address of EVIDENCE_WORDS int64 words.
     """
-    found = 0
     at = 0
     while at + HEADER_BYTES <= available:
         here = address + at
         if check_own(here, position + at, log_id) > 0:
-            found += 1
             synced = load_i64(here + AT_SYNCED_POSITION)
             if synced > load_i64(evidence + _WORD * EVIDENCE_SYNCED):
                 store_u64(evidence + _WORD * EVIDENCE_SYNCED, synced)
@@ -254,10 +251,6 @@ def find_evidence(evidence: int, address: int, available: int, position: int, lo
             if load_i64(evidence + _WORD * EVIDENCE_FIRST) < 0:
                 store_u64(evidence + _WORD * EVIDENCE_FIRST, position + at)
         at += GROUP_ALIGNMENT
-    store_u64(
-        evidence + _WORD * EVIDENCE_COUNT, load_i64(evidence + _WORD * EVIDENCE_COUNT) + found
-    )
-    return found
 
 
 @kernel("int64(int64,int64,int64,int64,int64)", nogil=True)

@@ -9,6 +9,7 @@ knows more than the log. What the state means is the caller's business.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -88,7 +89,6 @@ class SnapshotStore:
     ) -> None:
         self._background = background or Background()
         self.directory = directory
-        self.last_error: OSError | None = None
         self._synced_position = synced_position
         self._positions: list[int] = [position for position, _ in list_snapshots(directory)]
         self._thread: Job | None = None
@@ -136,11 +136,8 @@ class SnapshotStore:
         while self._synced_position() < header.position:
             if self._cancel.wait(_POLL_SECONDS):
                 return
-        try:
+        with contextlib.suppress(OSError):  # the next one is written from more, not from this one
             self.save_now(header, state)
-            self.last_error = None
-        except OSError as fault:
-            self.last_error = fault
 
     def save_now(self, header: SnapshotHeader, state: bytes) -> None:
         """Write one and wait for it; removes all but the newest two. Raises OSError."""

@@ -68,7 +68,7 @@ def _create_direct(path: Path) -> int:
 
 
 class SparePool:
-    """The spare files in a log's folder. Errors of the background are kept in `last_error`."""
+    """The spare files in a log's folder."""
 
     def __init__(
         self,
@@ -85,7 +85,6 @@ class SparePool:
         self.spare_segments = spare_segments
         self.start_bytes = min(start_bytes or segment_bytes, segment_bytes)
         self.file_bytes = self.start_bytes
-        self.last_error: OSError | None = None
         self._ready: collections.deque[tuple[Path, int]] = collections.deque()
         """With the size of each; the last is taken first."""
         self._doomed: collections.deque[Path] = collections.deque()
@@ -228,9 +227,8 @@ class SparePool:
                 if self._write_zeros(path, size):
                     self._ready.appendleft((path, size))
             self._remove_doomed()
-            self.last_error = None
-        except OSError as fault:
-            self.last_error = fault  # the next roll tries again and tells its caller
+        except OSError:
+            pass  # the next roll tries again and tells its caller
 
     def _write_zeros(self, path: Path, byte_count: int) -> bool:
         """Make a file of zeros under a temporary name, then rename it. False if told to stop."""

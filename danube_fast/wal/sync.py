@@ -36,7 +36,6 @@ _LINE = 128
 _AT_TAIL = 0
 _AT_HEAD = _LINE
 _AT_SYNCED = 2 * _LINE
-_AT_COUNT = 2 * _LINE + 8
 _AT_ERRNO = 3 * _LINE
 _AT_FAULT = 3 * _LINE + 8
 _AT_STOP = 4 * _LINE
@@ -114,7 +113,6 @@ def _sync_batch(memory: int, head: int, tail: int) -> None:
             store_u64(memory + _AT_FAULT, position)
             store_release(memory + _AT_ERRNO, fault)
             continue
-        store_u64(memory + _AT_COUNT, load_i64(memory + _AT_COUNT) + 1)
         _note_time(memory, took_ns)
         if position > load_relaxed(memory + _AT_SYNCED):
             store_release(memory + _AT_SYNCED, position)
@@ -204,11 +202,6 @@ class SyncThread:
         """Entries that are queued or under way."""
         tail = _call_load(self._address + _AT_TAIL)
         return tail - _call_load(self._address + _AT_HEAD)  # type: ignore[no-any-return]
-
-    @property
-    def sync_count(self) -> int:
-        """How many calls of fdatasync succeeded."""
-        return _call_load(self._address + _AT_COUNT)  # type: ignore[no-any-return]
 
     @property
     def times(self) -> list[int]:

@@ -17,7 +17,6 @@ import numpy as np
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.wal.layout import GROUP_ALIGNMENT, REPLAY_DTYPE, RUN_DTYPE
 from danube_fast.wal.scan import (
-    EVIDENCE_COUNT,
     EVIDENCE_EPOCH,
     EVIDENCE_FIRST,
     EVIDENCE_SYNCED,
@@ -173,7 +172,6 @@ class Evidence(NamedTuple):
 
     synced: int
     epoch: int
-    header_count: int
     first_position: int | None
 
 
@@ -187,7 +185,6 @@ def collect_evidence(chain: Chain, log_id: int, position: int) -> Evidence:
     return Evidence(
         int(words[EVIDENCE_SYNCED]),
         int(words[EVIDENCE_EPOCH]),
-        int(words[EVIDENCE_COUNT]),
         first if first >= 0 else None,
     )
 

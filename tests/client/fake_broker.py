@@ -18,7 +18,7 @@ import numpy as np
 import zmq
 
 from danube_fast.errors import FailedPrecondition, NotFound
-from danube_fast.frame.bundle import bundle_entries, make_bundle
+from danube_fast.frame.bundle import bundle_entries, sealed_bundle
 from danube_fast.frame.kernel import address_of
 from danube_fast.frame.split import split_frame
 from danube_fast.frame.stamp import stamp
@@ -431,7 +431,7 @@ class FakeBroker:
             flow[1] -= len(rows)
             names = {s["id"]: name for name, s in partition.producers.items()}
             self.reply(session.identity, p.ProducerNames(partition.partition_id, names))
-            bundle = bytes(make_bundle([(partition.partition_id, out)]))
+            bundle = sealed_bundle([(partition.partition_id, out)])
             self.reply(session.identity, p.Deliver([consumer_id]), bundle)
 
     def _on_ack(self, session: Session, identity: bytes, command: p.Ack) -> None:

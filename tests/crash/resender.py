@@ -10,7 +10,7 @@ from typing import Any
 
 import zmq
 
-from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.net import protocol as p
 from tests.crash.history import History
@@ -109,7 +109,7 @@ class Resender:
             producer_id=self._opened["producer_id"], base_sequence=sequence,
             producer_epoch=self._opened["producer_epoch"], publish_time_ns=1,
         )  # fmt: skip
-        return self._send(p.Publish, part=bytes(make_bundle([(self._partition, frame)])))
+        return self._send(p.Publish, part=sealed_bundle([(self._partition, frame)]))
 
     # ------------------------------------------------------------ load
 

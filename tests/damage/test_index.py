@@ -45,7 +45,7 @@ def answers(log: Log) -> Answers:
 def settle(log: Log) -> None:
     """All that is written is synced and in the index."""
     wait_synced(log)
-    while log._runs.pending_count:
+    while len(log._runs._tail):
         assert log._runs.work(log.synced_position, idle=True), "the index takes nothing more"
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import zmq
 
-from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.net import protocol as p
 from tests.crash.payloads import payload_of
@@ -240,7 +240,7 @@ class RawProducer:
             producer_epoch=self._opened["producer_epoch"], publish_time_ns=1,
         )  # fmt: skip
         answer = Answer(sequence, count)
-        request = self._send(p.Publish, part=bytes(make_bundle([(self.partition_id, frame)])))
+        request = self._send(p.Publish, part=sealed_bundle([(self.partition_id, frame)]))
         self.on_way[request] = answer
         return answer
 

@@ -24,7 +24,7 @@ from samples import COLUMNS, FULL, random_frame, rows_of, stamped
 
 from danube_fast.errors import DanubeError
 from danube_fast.frame.arrow import to_record_batch
-from danube_fast.frame.bundle import make_bundle, read_bundle
+from danube_fast.frame.bundle import read_bundle, sealed_bundle
 from danube_fast.frame.check import body_crc, check_frame
 from danube_fast.frame.crc import crc32c
 from danube_fast.frame.kernel import direct
@@ -222,7 +222,7 @@ def systematic(tell: Callable[[str], None]) -> int:
             tell(f"frame {kind} cut to {length} bytes")
             try_frame(frame[:length])
             cases += 1
-    bundle = make_bundle([(7, frame) for frame in _full_frames()])
+    bundle = bytearray(sealed_bundle([(7, frame) for frame in _full_frames()]))
     for at in range(0, 40, 4):
         for lie in _lies(struct.unpack_from("<I", bundle, at)[0], 4):
             tell(f"bundle, {lie} at {at}")

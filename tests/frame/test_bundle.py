@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from danube_fast.errors import DataLoss, InvalidArgument
-from danube_fast.frame.bundle import bundle_bytes, bundle_entries, make_bundle, read_bundle
+from danube_fast.frame.bundle import bundle_bytes, bundle_entries, read_bundle, sealed_bundle
 from danube_fast.frame.check import Fault
 from danube_fast.frame.kernel import address_of
 from danube_fast.frame.pack import encode_frame
@@ -24,7 +24,7 @@ def _frames() -> list[tuple[int, bytearray]]:
 
 def test_round_trip() -> None:
     frames = _frames()
-    bundle = make_bundle([(frames[0][0], memoryview(frames[0][1])), *frames[1:]])
+    bundle = bytearray(sealed_bundle([(frames[0][0], memoryview(frames[0][1])), *frames[1:]]))
     assert len(bundle) == bundle_bytes([len(frame) for _, frame in frames])
     assert read_bundle(address_of(bundle), len(bundle)) == 3
     entries = bundle_entries(bundle)
@@ -51,7 +51,7 @@ def test_round_trip() -> None:
     ],
 )
 def test_lies(at: int, value: int, fault: Fault) -> None:
-    bundle = make_bundle(_frames())
+    bundle = bytearray(sealed_bundle(_frames()))
     struct.pack_into("<I", bundle, at, value)
     result = read_bundle(address_of(bundle), len(bundle))
     if (at, value) == (4, 4):
@@ -63,7 +63,7 @@ def test_lies(at: int, value: int, fault: Fault) -> None:
 
 
 def test_every_shorter_or_longer_length() -> None:
-    bundle = make_bundle(_frames())
+    bundle = bytearray(sealed_bundle(_frames()))
     for length in range(len(bundle)):
         part = bundle[:length] or bytearray(1)
         assert read_bundle(address_of(part), length) < 0
@@ -74,6 +74,6 @@ def test_every_shorter_or_longer_length() -> None:
 
 def test_what_is_not_a_frame_cannot_be_bundled() -> None:
     with pytest.raises(InvalidArgument, match="at least one frame"):
-        make_bundle([])
+        sealed_bundle([])
     with pytest.raises(InvalidArgument, match="item 1 of the bundle is 129 bytes"):
-        make_bundle([_frames()[0], (1, bytes(129))])
+        sealed_bundle([_frames()[0], (1, bytes(129))])

@@ -41,9 +41,7 @@ def test_the_table_gives_the_same(data: bytes, crc: int) -> None:
 
 
 def test_the_fallback_works_behind_kernels_cached_with_the_library() -> None:
-    code = (
-        "from danube_fast.frame import crc\nprint(crc.HARDWARE_CRC, hex(crc.crc32c(b'123456789')))"
-    )
+    code = "from danube_fast.frame import crc\nprint(crc._entry is not None, hex(crc.crc32c(b'123456789')))"
     for plain, expected in (("", "True 0xe3069283"), ("1", "False 0xe3069283")):
         result = subprocess.run(
             [sys.executable, "-c", code],

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from danube_fast.frame.bundle import bundle_entries, make_bundle
+from danube_fast.frame.bundle import bundle_entries, sealed_bundle
 from danube_fast.frame.kernel import address_of
 from danube_fast.frame.layout import Codec
 from danube_fast.frame.pack import encode_frame
@@ -48,7 +48,7 @@ def make() -> dict[str, bytes]:
         "pad": bytes(pad),
         "lz4": bytes(stamped(encode_frame(**columns, codec=Codec.LZ4))),
         "zstd": bytes(stamped(encode_frame(**columns, codec=Codec.ZSTD))),
-        "bundle": bytes(make_bundle([(3, one), (4, full), (3, split)])),
+        "bundle": sealed_bundle([(3, one), (4, full), (3, split)]),
     }
 
 

@@ -7,6 +7,7 @@ wait for has a deadline, after which it exits with a text on stderr.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import random
@@ -21,7 +22,6 @@ from danube_fast.frame.kernel import kernel
 from danube_fast.frame.memory import load_i64, store_u64
 from danube_fast.ring.atomics import (
     fence,
-    fetch_add,
     load_acquire,
     load_relaxed,
     pause,
@@ -125,14 +125,6 @@ def _store_then_look(mine, theirs, seen, count, fenced):  # type: ignore[no-unty
     return met
 
 
-@kernel("int64(int64,int64)", nogil=True)
-def _add_one(word, count):  # type: ignore[no-untyped-def]
-    """Add 1 to the word, `count` times."""
-    for _ in range(count):
-        fetch_add(word, 1)
-    return count
-
-
 @role
 def message_writer(fd: str, words: str, count: str, order: str) -> object:
     base = mapped(fd)
@@ -152,11 +144,6 @@ def store_buffer(fd: str, side: str, count: str, fenced: str) -> object:
     mine, theirs = (base, base + LINE) if side == "0" else (base + LINE, base)
     seen = base + 2 * LINE + int(side) * (int(count) + 1) * 8
     return _store_then_look(mine, theirs, seen, int(count), int(fenced))
-
-
-@role
-def adder(fd: str, count: str) -> object:
-    return _add_one(mapped(fd), int(count))
 
 
 # ---------------------------------------------------------------- records in order
@@ -180,13 +167,13 @@ def _deadline() -> Callable[[], None]:
 
 @role
 def stream_producer(fd: str, seed: str, rounds: str) -> object:
-    """Push the lists one after the other, `rounds` times around, with push_many."""
+    """Push the lists one after the other, `rounds` times around."""
     ring, lists, check = SpscRing.attach(map_fd(int(fd))), record_lists(int(seed)), _deadline()
     pushed = 0
     for number in range(int(rounds) * len(lists)):
         records = lists[number % len(lists)]
         while records:
-            done = ring.push_many(records)
+            done = sum(1 for _ in itertools.takewhile(ring.try_push, records))
             pushed += done
             records = records[done:]
             if records:
@@ -307,18 +294,16 @@ def life_record(life: int, index: int) -> bytes:
 
 @role
 def killed_producer(fd: str, control: str, bell_0: str, bell_1: str, rounds: str) -> object:
-    """Producers that are killed while they push: by try_push, push_many and in place."""
+    """Producers that are killed while they push: by try_push and in place."""
     memory = map_fd(int(fd))
     bell = _bells(control, bell_0, bell_1)[0]
 
     def work(life: int) -> None:
         ring, index = SpscRing.attach(memory), 0
         while True:
-            if life % 3 == 0:
+            if life % 2 == 0:
                 record = life_record(life, index)
                 index += ring.try_push(record[:5], record[5:])
-            elif life % 3 == 1:
-                index += ring.push_many([life_record(life, index + i) for i in range(7)])
             else:
                 record = life_record(life, index)
                 room = ring.reserve(len(record) + 50)

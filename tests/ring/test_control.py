@@ -37,11 +37,9 @@ def test_processes_see_each_other(block: ControlBlock) -> None:
         block.beat(2, 5)
         block.beat(2, 6)
         assert (other.heartbeat_count(2), other.heartbeat_time_ns(2)) == (2, 6)
-        other.set_desired(2, ProcessState.STOPPED)
         other.set_restarts(2, 9)
-        assert (block.desired(2), block.restarts(2)) == (ProcessState.STOPPED, 9)
+        assert block.restarts(2) == 9
         assert other.status(1) == ProcessStatus(ProcessState.NONE, 0, 0)
-        assert other.desired(1) == ProcessState.NONE
     finally:
         other.close()
 

@@ -45,7 +45,6 @@ def test_golden_control_block() -> None:
         block.announce(1, ProcessState.READY, epoch=3, port=6653)
         block.beat(1, 1_000)
         block.beat(1, 2_000, thread=1)
-        block.set_desired(1, ProcessState.STOPPED)
         block.set_restarts(1, 2)
         with map_fd(block.fd) as memory:
             image = memory[:]
@@ -60,7 +59,7 @@ def test_golden_control_block() -> None:
     golden[slot + 8 : slot + 16] = pid.to_bytes(8, "little")
     golden[slot + 128 : slot + 144] = bytes.fromhex("01000000 00000000 e8030000 00000000")
     golden[slot + 144 : slot + 160] = bytes.fromhex("01000000 00000000 d0070000 00000000")
-    golden[slot + 256 : slot + 272] = bytes.fromhex("04000000 00000000 02000000 00000000")
+    golden[slot + 256 : slot + 272] = bytes.fromhex("02000000 00000000 00000000 00000000")
     assert image == bytes(golden) + bytes(len(image) - len(golden))
 
 

@@ -60,13 +60,6 @@ def test_store_buffering(peers: Any) -> None:
     assert min(met) > 0, "the two processes never met; nothing was tested"
 
 
-def test_fetch_add_loses_nothing(peers: Any) -> None:
-    fd = peers.own(create_memfd("litmus", LINE))
-    for adder in [peers.start("adder", fd, 2_000_000) for _ in range(2)]:
-        assert adder.result() == 2_000_000
-    assert np.frombuffer(map_fd(fd), dtype=np.int64)[0] == 4_000_000
-
-
 ASSEMBLY = """
 import numba, {module} as module
 kernel = module.{name}

@@ -54,7 +54,7 @@ def fill(log: Log) -> None:
 def settle(log: Log) -> None:
     """Everything synced, and everything synced in the index."""
     wait_synced(log)
-    while log._runs.pending_count:
+    while len(log._runs._tail):
         assert log._runs.work(log.synced_position, idle=True), "the index takes nothing more"
 
 
@@ -101,7 +101,7 @@ def test_index_and_tail_table_answer_alike(tmp_path: Path) -> None:
     wait_synced(log)
     offsets = range(0, 520, 7)
     before = answers(log, offsets)
-    assert log._runs.pending_count == 240
+    assert len(log._runs._tail) == 240
     settle(log)
     assert answers(log, offsets) == before
     log.close()
@@ -251,13 +251,13 @@ def test_a_full_disk_under_the_index_loses_nothing(
 
     monkeypatch.setattr(index, "_put", full)
     log._runs.work(log.synced_position, idle=True)
-    assert log.index_fault is not None and "free space" in log.index_fault
+    assert log._runs._index.fault is not None and "free space" in log._runs._index.fault
     put(log, ([b"b"] for _ in range(50)), base_offset=50)
     assert [run.base_offset for run in log.runs(5, 0, 1 << 40)] == list(range(100))
     monkeypatch.setattr(index, "_put", original)
     monkeypatch.setattr(index, "_retry_at_ns", 0)
     settle(log)
-    assert log.index_fault is None
+    assert log._runs._index.fault is None
     assert [run.base_offset for run in log.runs(5, 0, 1 << 40)] == list(range(100))
     log.close()
 

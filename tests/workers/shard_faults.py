@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from danube_fast.errors import ResourceExhausted
-from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.workers.process.mailbox import Request
 from tests.workers.shard_rig import WAIT_SECONDS, RawClient, Rig
 
@@ -61,7 +61,7 @@ def wait(until: Callable[[], Any], what: str) -> None:
 
 def post_publish(client: RawClient, *frames: tuple[int, bytearray]) -> int:
     """Publish without waiting for the answer; its request number."""
-    return client.post(11, parts=(bytes(make_bundle(list(frames))),))
+    return client.post(11, parts=(sealed_bundle(list(frames)),))
 
 
 def in_flight(rig: Rig, count: int, slot: int = 0) -> Callable[[], bool]:

@@ -22,7 +22,7 @@ from danube_fast.broker import messages as m
 from danube_fast.clock import SystemClock
 from danube_fast.config import Settings
 from danube_fast.errors import DanubeError
-from danube_fast.frame.bundle import bundle_entries, make_bundle
+from danube_fast.frame.bundle import bundle_entries, sealed_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.view import FrameView
 from danube_fast.ring.buckets import BucketTable
@@ -298,7 +298,7 @@ class RawClient:
 
     def publish(self, *frames: tuple[int, bytearray]) -> list[int]:
         """(partition_id, frame) pairs in one bundle; the flat statuses and offsets."""
-        reply = self.ask(11, parts=(bytes(make_bundle(list(frames))),))
+        reply = self.ask(11, parts=(sealed_bundle(list(frames)),))
         assert reply[0] == 68, reply
         statuses: list[int] = reply[1]
         return statuses

@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.bundle import sealed_bundle
 from tests.workers.broker import Broker, Client, wait_until
 from tests.workers.shard_rig import WAIT_SECONDS, RawClient
 
@@ -58,7 +58,7 @@ def test_a_client_of_one_worker_publishes_to_partitions_of_both(tmp_path: Path) 
         frame = raw.frame(opened[1], 50, [b"m50"])
         deadline = time.monotonic() + WAIT_SECONDS
         while True:  # the owner is gone: look up and open again, as the status says
-            reply = raw.ask(11, parts=(bytes(make_bundle([(rows[1][0], frame)])),))
+            reply = raw.ask(11, parts=(sealed_bundle([(rows[1][0], frame)]),))
             if reply[1][0] in (0, 1):
                 break
             assert reply[1][0] in (34, 36), reply

@@ -11,7 +11,7 @@ import pytest
 from danube_fast.broker.ledger.layout import State
 from danube_fast.config import KIB
 from danube_fast.errors import Internal
-from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.workers.shard.keep import cursors
 from danube_fast.workers.shard.publish import journal as journals
 from danube_fast.workers.shard.publish.journal import Journal
@@ -93,7 +93,7 @@ def gather(rig: Rig) -> Journal:
 
 def post(client: RawClient, opened: dict[str, int], sequence: int, partition_id: int = 1) -> int:
     frame = client.frame(opened, sequence, [b"%d" % sequence])
-    return client.post(11, parts=(bytes(make_bundle([(partition_id, frame)])),))
+    return client.post(11, parts=(sealed_bundle([(partition_id, frame)]),))
 
 
 def test_publications_of_many_go_into_one_group(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,9 +247,9 @@ def test_messages_above_the_topics_limit_are_refused_and_smaller_ones_are_not(ri
 
 
 def client_bundle(partition_id: int, frame: bytearray) -> bytes:
-    from danube_fast.frame.bundle import make_bundle
+    from danube_fast.frame.bundle import sealed_bundle
 
-    return bytes(make_bundle([(partition_id, frame)]))
+    return sealed_bundle([(partition_id, frame)])
 
 
 def test_producers_consumers_and_subscriptions_have_limits(rig):

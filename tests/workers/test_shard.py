@@ -8,7 +8,7 @@ import pytest
 
 from danube_fast.broker import messages as m
 from danube_fast.errors import DataLoss
-from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.layout import FRAME_BYTES_CAP
 from tests.workers.broker import wait_until
 
@@ -102,11 +102,11 @@ def test_who_wakes_the_worker_is_served_first(rigs, durability, waits):
     assert client.publish((1, client.frame(opened, 0, [b"0"]))) == [0, 0]
     assert client.receive(1) == [(0, b"0")]
     rig.turn(lambda: rig.worker.doors.drained, "quiet")
-    bundles = [make_bundle([(1, client.frame(opened, i, [b"%d" % i]))]) for i in (1, 2)]
+    bundles = [sealed_bundle([(1, client.frame(opened, i, [b"%d" % i]))]) for i in (1, 2)]
     requests = [client.post(11, parts=(bytes(bundle),)) for bundle in bundles]
     wait_until("the first message", lambda: served(rig))
     assert rig.worker.intake.frames_in == 2, "the second waits for the turn"
-    assert rig.worker.delivery.frames_out == (1 if waits else 2)
+    assert rig.worker.delivery.messages_out == (1 if waits else 2)
     assert [client.answer(request)[1] for request in requests] == [[0, 1], [0, 2]]
     assert client.receive(2) == [(1, b"1"), (2, b"2")]
 
@@ -275,7 +275,7 @@ def test_a_failed_sync_acks_nothing_and_the_next_segment_serves(rigs, monkeypatc
 
     assert client.publish((2, client.frame(loose, 0, [b"os"]))) == [0, 0]
     monkeypatch.setattr(log._appender._sync, "push", fail_once)
-    request = client.post(11, parts=(bytes(make_bundle([(1, client.frame(strict, 1, [b"b"]))])),))
+    request = client.post(11, parts=(sealed_bundle([(1, client.frame(strict, 1, [b"b"]))]),))
     rig.turn(lambda: log.sync_fault or log.epoch > epoch, "a sync fault")
     reply = client.answer(request)
     assert reply[1] == [13, 0] and "send it again" in reply[2][13]
@@ -300,14 +300,14 @@ def test_what_cannot_be_right_is_refused_with_a_reason(rigs):
     opened = client.open_producer(1)
     assert client.publish((1, client.frame(opened, 0, [b"a", b"b"]))) == [0, 0]
     overlapping = client.frame(opened, 1, [b"b", b"c"])
-    reply = client.ask(11, parts=(bytes(make_bundle([(1, overlapping)])),))
+    reply = client.ask(11, parts=(sealed_bundle([(1, overlapping)]),))
     assert reply[1] == [3, 0] and "same frames" in reply[2][3]
     large = client.frame(opened, 2, [bytes(FRAME_BYTES_CAP // 2)] * 2)
-    reply = client.ask(11, parts=(bytes(make_bundle([(1, large)])),))
+    reply = client.ask(11, parts=(sealed_bundle([(1, large)]),))
     assert reply[1] == [3, 0] and "fewer messages" in reply[2][3]
     assert client.publish((1, client.frame(opened, 2, [bytes(FRAME_BYTES_CAP)]))) == [0, 2]
     huge = client.frame(opened, 3, [bytes(5 << 19)])
-    reply = client.ask(11, parts=(bytes(make_bundle([(1, huge)])),))
+    reply = client.ask(11, parts=(sealed_bundle([(1, huge)]),))
     assert reply[1] == [3, 0] and "over the limit" in reply[2][3]
     assert client.ask(11)[:1] == [66]
     assert "beyond the end" in client.subscribe(1, position=4)[3]

@@ -11,7 +11,7 @@ from danube_fast.broker import messages as m
 from danube_fast.broker.admission.layout import ProducerWord
 from danube_fast.broker.records import SubscriptionCreated
 from danube_fast.broker.subscription.consumer import CREDIT_MAX
-from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.net.server import WouldBlock
 from danube_fast.net.session import Session
 from danube_fast.ring.counters import (
@@ -220,7 +220,7 @@ def test_who_was_refused_is_told_why_and_nobody_else(rigs):
     client, other = rig.client(), rig.client()
     opened, theirs = client.open_producer(1, "p"), other.open_producer(1, "q")
     disk = HeldSyncs(rig)
-    bundle = make_bundle(
+    bundle = sealed_bundle(
         [(1, client.frame(opened, 0, [b"a"])), (1, client.frame(opened, 5, [b"too early"]))]
     )
     mixed = client.post(11, parts=(bytes(bundle),))

@@ -8,7 +8,7 @@ import pytest
 
 from danube_fast.broker import messages as m
 from danube_fast.broker.admission.layout import PartitionWord
-from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.workers.process import outside
 from tests.workers.shard_faults import HeldSyncs, fill, in_flight, post_publish, settled
 from tests.workers.shard_rig import FakeRequest
@@ -132,7 +132,7 @@ def test_durability_changes_under_way(rigs, before, after):
     )
     rig.turn(in_flight(rig, 1) if before == "fsync" else lambda: client._answer(under_way), "5")
     rig.worker.assignments._assign(asked)
-    refused = client.ask(11, parts=(bytes(make_bundle([(1, client.frame(opened, 6, [b"6"]))])),))
+    refused = client.ask(11, parts=(sealed_bundle([(1, client.frame(opened, 6, [b"6"]))]),))
     assert refused[1] == [8, 0] and "durability" in refused[2][8]
     disk.release()
     rig.turn(lambda: asked.done, "the change")

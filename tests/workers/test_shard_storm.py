@@ -15,7 +15,7 @@ import pytest
 
 from danube_fast.broker import messages as m
 from danube_fast.errors import ResourceExhausted
-from danube_fast.frame.bundle import make_bundle
+from danube_fast.frame.bundle import sealed_bundle
 from tests.workers.shard_faults import HeldSyncs
 from tests.workers.shard_rig import FakeRequest, RawClient, Rig
 
@@ -143,7 +143,7 @@ class Storm:
                 sequence += len(payloads)
                 sent.append((lane, sequence))
                 lane.posted += 1
-        request = self.client.post(11, parts=(bytes(make_bundle(bundle)),))
+        request = self.client.post(11, parts=(sealed_bundle(bundle),))
         self.requests[request] = lambda reply: self.published(sent, reply[1])
 
     def published(self, sent: list[tuple[Lane, int]], statuses: list[int]) -> None:

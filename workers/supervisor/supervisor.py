@@ -163,7 +163,6 @@ class Supervisor:
         child.epoch += 1
         child.started_ns = child.beat_ns = self._clock.monotonic_ns()
         child.beat_count = self._shared.control.heartbeat_count(child.process)
-        self._shared.control.set_desired(child.process, ProcessState.READY)
         self._shared.control.set_restarts(child.process, child.epoch - 1)
         child.popen = self._shared.spawn(child.process, child.epoch)
         child.pidfd = os.pidfd_open(child.popen.pid)
@@ -284,7 +283,6 @@ class Supervisor:
     def _stop_some(self, children: list[_Child], deadline_ns: int) -> None:
         signals_before = self._signals.count
         for child in children:
-            self._shared.control.set_desired(child.process, ProcessState.STOPPED)
             if child.popen is not None:
                 child.popen.terminate()
         while any(child.is_alive for child in children):

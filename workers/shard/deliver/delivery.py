@@ -49,7 +49,6 @@ class Delivery:
         """Sessions that are lost, closed or without any reader; the worker closes them."""
         self.drained: list[Session] = []
         """Sessions whose outbox became empty."""
-        self.frames_out = 0
         self.bytes_out = 0
         self.messages_out = 0
         self.redelivered = 0
@@ -159,7 +158,6 @@ class Delivery:
                 at += 1
             if copies:
                 parts.append(self._bundle(session, copies))
-            self.frames_out += len(ids)
             self.bytes_out += size
             self.send(session, [protocol.encode(protocol.Deliver(ids)), *parts])
             sent += 1
