@@ -1,7 +1,8 @@
 """The one Settings struct, and where its values come from: what a user may tune, nothing else.
 
 Components (clock, stores, transport) are passed in, never configured here. Every field has its unit in
-its name; tuning.md explains each. A value is taken from the first of these that gives it:
+its name, and below it what it does: the table in tuning.md is made of these sentences. A value is taken from
+the first of these that gives it:
 
     flag  >  DANUBE_* environment variable  >  TOML file  >  default
 
@@ -54,75 +55,101 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # where
     data_dir: Annotated[str, Meta(min_length=1)] = "danube-data"
+    """Folder of logs and metadata, on a local disk."""
     listen: str = "127.0.0.1:6650"
+    """HOST:PORT where clients begin. Worker i listens on PORT + 2 + i; with port 0 the system chooses all ports. There
+    are no passwords and no encryption yet: beyond loopback only in a network that you trust."""
     advertise: str = ""
+    """HOST that clients are told to connect to. Empty: the one of `listen`."""
     admin: str = ""
+    """HOST:PORT of `/healthz`, `/readyz` and `/metrics`. Empty: loopback, at the port after that of `listen`."""
     workers: Annotated[int, Meta(ge=1, le=256)] = 2
+    """Processes that hold logs and partitions."""
     log_format: Annotated[str, Meta(pattern="^(text|json)$")] = "text"
+    """Form of what the broker logs to stderr: `text` or `json`."""
 
     # log
     segment_bytes: Annotated[int, Meta(ge=64 * KIB, le=16 * GIB, multiple_of=4096)] = 128 * MIB
+    """Size of a segment of a log that holds much. Space comes back by whole segments."""
     segment_start_bytes: Annotated[int, Meta(ge=64 * KIB, le=16 * GIB, multiple_of=4096)] = 4 * MIB
-    """Size of the first segments of a log; those after it are four times as large as what the log holds."""
+    """Size of the first segments of a log. Later ones are four times as large as what the log holds, up to
+    `segment_bytes`."""
     spare_segments: Annotated[int, Meta(ge=0, le=64)] = 2
+    """Segments that are kept ready for each log. Raise it for bursts."""
     wal_bytes_max: Annotated[int, Meta(ge=0)] = 0
-    """0 = the smaller of 100 GiB and half the free disk."""
+    """Bound of all logs together. 0: the smaller of 100 GiB and half of the free disk."""
     group_bytes_max: Annotated[int, Meta(ge=64 * KIB, le=64 * MIB)] = 4 * MIB
+    """Most that is written and synced at once."""
     idle_marker_ms: Annotated[int, Meta(ge=1, le=HOUR_MS)] = 100
+    """After so long without writes a log records how far it is durable."""
     retention_seconds_min: Annotated[int, Meta(ge=0, le=100 * YEAR_SECONDS)] = 24 * 3600
+    """Messages stay at least so long, acked or not, unless the topic's policy says otherwise."""
     index_flush_entries: Annotated[int, Meta(ge=1, le=10_000_000)] = 4096
+    """Entries of the index that are written at once. Fewer are replayed after a kill."""
     index_map_bytes: Annotated[int, Meta(ge=MIB, le=16 * TIB)] = MIB
+    """First size of an index's memory map and its file. Both grow by themselves."""
 
     # messages
     message_bytes_max: Annotated[int, Meta(ge=KIB, le=GIB)] = 16 * MIB
+    """Largest message. A larger one is refused."""
     auto_create_topics: bool = True
+    """The first producer of a topic makes it."""
     partitions_per_topic_max: Annotated[int, Meta(ge=1, le=65_536)] = 4096
+    """Most partitions of a topic."""
 
     # sessions
     handshake_timeout_ms: Annotated[int, Meta(ge=100, le=HOUR_MS)] = 5000
+    """A connection that has not said hello by then is closed."""
     heartbeat_ms: Annotated[int, Meta(ge=10, le=HOUR_MS)] = 500
+    """How often clients that consume or publish show life."""
     heartbeat_idle_ms: Annotated[int, Meta(ge=10, le=HOUR_MS)] = 15_000
+    """How often all other clients show life."""
     session_timeout_ms: Annotated[int, Meta(ge=50, le=HOUR_MS)] = 2500
+    """A consuming client that was silent for so long counts as dead: its messages go to others."""
     sessions_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
+    """Clients of one process."""
     shm_ring_bytes: Annotated[int, Meta(ge=0, le=512 * MIB)] = 4 * MIB
-    """Each of the two rings of a client on this host; rounded up to a power of two; 0 = no shared memory."""
+    """Each of the two rings of a client on this host, rounded up to a power of two. 0: no shared memory."""
     shm_clients_max: Annotated[int, Meta(ge=1, le=65_536)] = 256
-    """Clients of one worker that have rings; others use ZeroMQ."""
+    """Clients of one worker that have rings. Others use ZeroMQ."""
     shm_huge_pages: bool = False
-    """Rings of 2 MiB or more ask for huge pages; the kernel's shmem_enabled must allow them."""
+    """Rings of 2 MiB or more ask for huge pages. The kernel's `shmem_enabled` must allow them."""
 
     # dedup
     producers_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
+    """Producers whose sequences a worker remembers. The one used longest ago is forgotten first."""
     producer_expiry_seconds: Annotated[int, Meta(ge=1, le=100 * YEAR_SECONDS)] = 7 * 24 * 3600
+    """A producer that was not used for so long is forgotten."""
     reply_topic_expiry_seconds: Annotated[int, Meta(ge=1, le=100 * YEAR_SECONDS)] = 600
-    """The reply topic of a client that is gone is deleted so long after nobody reads it any more."""
+    """A reply topic that nobody has read for so long is deleted: its client was killed."""
     compaction_keys_max: Annotated[int, Meta(ge=1, le=100_000_000)] = 1_000_000
     """Keys that one pass over a compacted topic remembers, about 100 bytes each and the key."""
     compaction_tombstone_seconds: Annotated[int, Meta(ge=0, le=100 * YEAR_SECONDS)] = 24 * 3600
-    """A message without payload goes so long after it has removed its key."""
+    """A message without payload in a compacted topic goes so long after it has removed its key."""
 
     # delivery
     tail_bytes_max: Annotated[int, Meta(ge=0, le=TIB)] = 64 * MIB
     """Recent frames that a worker keeps in memory for consumers near the tail."""
     memory_topic_bytes_max: Annotated[int, Meta(ge=64 * KIB, le=TIB)] = 256 * MIB
+    """Unacked bytes of a topic with durability `memory`. Above it publishes are refused."""
     delivery_bytes_max: Annotated[int, Meta(ge=4 * KIB, le=GIB)] = 1 * MIB
-    """Largest DELIVER, unless one frame alone is larger."""
+    """Most that goes to a client in one DELIVER, unless one frame alone is larger."""
 
     # balance
     rebalance: Annotated[str, Meta(pattern="^(off|conservative|balanced|aggressive)$")] = (
         "conservative"
     )
-    """How readily partitions move away from a busy worker by themselves."""
+    """How readily partitions leave a busy worker by themselves: `off`, `conservative`, `balanced` or `aggressive`."""
     rebalance_seconds: Annotated[int, Meta(ge=0, le=24 * 3600)] = 0
-    """How long an imbalance must last, and the pause after a move; 0 = what the strategy says."""
+    """How long an imbalance must last, and the pause after a move. 0: 30, 15 or 5, as the strategy says."""
     rebalance_moves_per_hour: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    """0 = what the strategy says."""
+    """Moves in an hour at most. 0: 12, 60 or 360, as the strategy says."""
     rebalance_bytes_max: Annotated[int, Meta(ge=0, le=16 * TIB)] = 1 * GIB
-    """Partitions with more in the log are not moved by themselves: all of it would be copied."""
+    """A partition with more in the log does not move by itself: all of it would be copied."""
 
     # metrics
     metrics_topics_max: Annotated[int, Meta(ge=0, le=1000)] = 100
-    """Topics, and as many subscriptions, that have labels of their own on /metrics; 0: none."""
+    """Topics, and as many subscriptions, that have labels of their own on `/metrics`. 0: none."""
 
     # processes
     spin_us: Annotated[int, Meta(ge=0, le=10_000)] = 0
@@ -130,11 +157,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pin: bool = False
     """Each worker stays on a core of its own."""
     mailbox_bytes: Annotated[int, Meta(ge=64 * KIB, le=GIB)] = 1 * MIB
+    """Ring between two processes of the broker."""
     stop_timeout_ms: Annotated[int, Meta(ge=100, le=HOUR_MS)] = 10_000
+    """How long an orderly stop may take before processes are killed."""
     worker_start_timeout_ms: Annotated[int, Meta(ge=1000, le=HOUR_MS)] = 60_000
+    """A process that starts and shows no life for so long is killed and started again."""
     heartbeat_timeout_ms: Annotated[int, Meta(ge=500, le=HOUR_MS)] = 10_000
-    """A ready process that shows no life for this long is killed and started again."""
+    """A ready process that shows no life for so long is killed and started again."""
     restart_delay_ms: Annotated[int, Meta(ge=0, le=HOUR_MS)] = 100
+    """Pause before a dead process is started again. It doubles while the process dies at once."""
 
 
 class LoadedSettings(NamedTuple):

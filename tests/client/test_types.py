@@ -1,4 +1,4 @@
-"""What a type checker and an editor see: the README's examples pass, mistakes do not."""
+"""What a type checker and an editor see: the examples of the pages pass, mistakes do not."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def check(path: Path) -> str:
 
 
 @pytest.mark.timeout(CHECK_SECONDS + 60)
-def test_the_examples_of_the_readme_are_typed(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_examples_of_the_pages_are_typed(tmp_path: Path) -> None:
+    text = "".join((ROOT / page).read_text() for page in ("README.md", "docs/guide.md"))
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) >= 2
     program = tmp_path / "readme_examples.py"
     program.write_text("\n".join(blocks))

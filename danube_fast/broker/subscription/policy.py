@@ -44,12 +44,21 @@ class FailurePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """Failure policy of a subscription (FEATURES 4). Times in milliseconds; 0 = no ack timeout."""
 
     max_redelivery_count: int = 5
+    """Failures after which a message comes again, up to 254. One more, and it is poison."""
     ack_timeout_ms: int = 30_000
+    """An ack that takes longer is a failure. 0: never."""
     base_redelivery_delay_ms: int = 1_000
+    """Pause before the first redelivery."""
     max_redelivery_delay_ms: int = 60_000
+    """The longest pause."""
     backoff_strategy: Backoff = Backoff.EXPONENTIAL
+    """`exponential`: the pause doubles from failure to failure. `fixed`: it does not. Up to a fifth is added, so that
+    messages that failed together do not come together."""
     poison_policy: Poison = Poison.BLOCK
+    """`block`: poison stays unacked until the policy changes or somebody seeks. `drop`: it counts as acked.
+    `dead_letter`: it goes to `dead_letter_topic`, then counts as acked."""
     dead_letter_topic: str = ""
+    """A reliable topic other than the subscription's. It is made if it is missing."""
 
     def delay_ns(self, failures: int, draw: float) -> int:
         """How long a message waits that failed so often; `draw` in [0, 1) chooses the jitter."""

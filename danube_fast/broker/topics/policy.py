@@ -49,28 +49,42 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """Values in force for one topic. 0 means: no limit, or the broker's own setting."""
 
     retention_policy: RetentionPolicy = RetentionPolicy.UNTIL_ACKED
+    """`until_acked`: until every subscription acked, and then as long as the next two say. `until_expired`: as long as
+    they say, acked or not. `forever`."""
     retention_seconds: int = 0
+    """How long messages stay. 0: `retention_seconds_min` of the broker, if `retention_bytes` is 0 too."""
     retention_bytes: int = 0
+    """So much of each partition stays, the newest. The smaller of the two bounds counts."""
     message_ttl_ms: int = 0
     """Messages older than this that nobody has acked count as acked."""
     backlog_bytes_max: int = 0
+    """Unacked bytes of a partition."""
     backlog_policy: BacklogPolicy = BacklogPolicy.REFUSE
+    """What happens above that: `refuse` publishes until consumers have caught up, or `evict` the oldest messages."""
     compaction: bool = False
-    """Of messages with the same key only the newest stays."""
+    """Of messages with the same key only the newest stays. Reliable topics in the log only."""
     subscription_expiry_seconds: int = 0
-    """A subscription without consumers for so long is deleted."""
+    """A subscription without consumers for so long is deleted. A restart of its worker begins the time anew."""
     producers_max: int = 0
+    """Producers of the topic. One more is refused."""
     consumers_max: int = 0
+    """Consumers of the topic, likewise."""
     subscriptions_max: int = 0
+    """Subscriptions of the topic, likewise."""
     consumers_per_subscription_max: int = 0
+    """Consumers of one subscription, likewise."""
     message_bytes_max: int = 0
+    """Largest payload. Of a compressed batch the mean counts."""
     storage_bytes_max: int = 0
-    """What all topics of the namespace may keep together (of a namespace), or this one."""
+    """What the topic keeps; set for a namespace: what all its topics keep together. Looked at once a second."""
     publish_messages_per_second: int = 0
+    """Of the topic, on whichever workers it is. Publishes above it are told when to send again."""
     publish_bytes_per_second: int = 0
+    """The same in bytes."""
     dispatch_messages_per_second: int = 0
-    """Of each subscription, as the next one."""
+    """Of each subscription. Messages above it wait; none is dropped."""
     dispatch_bytes_per_second: int = 0
+    """The same in bytes."""
 
     @property
     def bounds_storage(self) -> bool:
