@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from danube_fast.clock import Clock
 from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import Counter, CounterBlock
+from danube_fast.roles import COORDINATOR, Processes
 
 __all__ = ["BrokerView", "Room", "SubscriptionRow", "TopicRow", "TopicTable"]
 
-COORDINATOR = 0
 MILLISECOND_NS = 1_000_000
 NS_PER_SECOND = 1_000_000_000
 BEAT_AGE_HEALTHY_MS_MAX = 5_000
@@ -93,10 +93,9 @@ class BrokerView:
         """Coordinator and workers."""
         return self._control.process_count
 
-    @staticmethod
-    def name(process: int) -> str:
+    def name(self, process: int) -> str:
         """coordinator, worker-0, worker-1, ..."""
-        return "coordinator" if process == COORDINATOR else f"worker-{process - 1}"
+        return Processes.with_workers(self.process_count - 1).name(process)
 
     def beat_age_ms(self, process: int) -> int:
         """Milliseconds since the process last showed life."""

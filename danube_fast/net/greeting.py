@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from danube_fast.config import Settings
-from danube_fast.errors import FailedPrecondition, ResourceExhausted
+from danube_fast.errors import DanubeError, FailedPrecondition
 from danube_fast.frame.layout import FRAME_BYTES_CAP, FRAME_OVERHEAD_BYTES
 from danube_fast.net import protocol
 from danube_fast.net.session import Session, Sessions
@@ -35,11 +36,14 @@ class Greeter:
         sessions: Sessions,
         settings: Settings,
         host_id: str,
+        authenticate: Callable[[Mapping[str, Any]], str],
         replace_session: Callable[[Session], None],
     ) -> None:
-        """`replace_session` ends a session whose client goes on with another."""
+        """`authenticate` makes a principal of the claims in HELLO, or raises PermissionDenied;
+        `replace_session` ends a session whose client goes on with another."""
         self._sessions = sessions
         self._host_id = host_id
+        self._authenticate = authenticate
         self._replace_session = replace_session
         size = message_bytes_max(settings)
         self.limits: dict[str, int] = {
@@ -62,18 +66,17 @@ class Greeter:
                 f"{command.protocol_version}; use a client of the broker's version"
             )
             return protocol.Error(command.request, FailedPrecondition.code, text)
-        session, goes_on = self._sessions.resume(identity, command.session, command.token)
-        if session is None or not goes_on:
-            for old in (session, self._sessions.by_identity(identity)):
-                if old is not None:
-                    self._replace_session(old)
-            claimed = command.auth.get("principal")
-            principal = claimed[:NAME_CHARACTERS_MAX] if isinstance(claimed, str) else "anonymous"
-            name = command.client_name[:NAME_CHARACTERS_MAX]
-            try:
+        try:
+            principal = self._authenticate(command.auth)
+            session, goes_on = self._sessions.resume(identity, command.session, command.token)
+            if session is None or not goes_on:
+                for old in (session, self._sessions.by_identity(identity)):
+                    if old is not None:
+                        self._replace_session(old)
+                name = command.client_name[:NAME_CHARACTERS_MAX]
                 session = self._sessions.open(identity, name, principal, now_ns)
-            except ResourceExhausted as error:
-                return protocol.Error(command.request, error.code, str(error))
+        except DanubeError as error:
+            return protocol.Error(command.request, error.code, str(error))
         session.last_seen_ns = now_ns
         return protocol.Welcome(
             request=command.request,

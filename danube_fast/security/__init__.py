@@ -1,5 +1,6 @@
-"""Who may do what."""
+"""Who connects, and who may do what."""
 
-from danube_fast.security.authorization import Permission, authorize
+from danube_fast.security.authentication import Authenticator, TrustClaims
+from danube_fast.security.authorization import AllowAll, Authorizer, Permission
 
-__all__ = ["Permission", "authorize"]
+__all__ = ["AllowAll", "Authenticator", "Authorizer", "Permission", "TrustClaims"]

@@ -6,13 +6,26 @@ that no command has to be found and changed on the day they do.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from danube_fast.types import Permission
 
-__all__ = ["Permission", "authorize"]
+__all__ = ["AllowAll", "Authorizer", "Permission"]
 
 
-def authorize(principal: str, permission: Permission, resource: str) -> None:
-    """Return if `principal` has `permission` on `resource` (a topic, a namespace, or "cluster").
+class Authorizer(Protocol):
+    """Decides what principals may do."""
 
-    Raises PermissionDenied that names all three otherwise.
-    """
+    def authorize(self, principal: str, permission: Permission, resource: str) -> None:
+        """Return if `principal` has `permission` on `resource` (a topic, a namespace, "cluster").
+
+        Raises PermissionDenied that names all three otherwise.
+        """
+        ...
+
+
+class AllowAll:
+    """Lets every principal do everything."""
+
+    def authorize(self, principal: str, permission: Permission, resource: str) -> None:
+        """Return."""

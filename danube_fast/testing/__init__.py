@@ -1,4 +1,4 @@
-"""Doors for tests of programs that use danube-fast.
+"""Tools for tests of programs that use danube-fast.
 
     from danube_fast.testing import Broker
     with Broker() as broker, broker.client() as client: ...

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from danube_fast.ring.control import ProcessState, ProcessStatus
+from danube_fast.roles import Owner, Processes
 from danube_fast.testing.loopback import LoopbackServer, Tap
-from danube_fast.testing.process import Machine, Process, SimulatedOutside
+from danube_fast.testing.process import Machine, Process, SimulatedEnvironment
 from danube_fast.testing.virtual_clock import MS
 from danube_fast.workers.coordinator.coordinator import Coordinator
-from danube_fast.workers.process.boot import worker_of_log
 
 __all__ = ["SimulatedCoordinator"]
 
@@ -46,7 +46,7 @@ class SimulatedCoordinator(Process):
         """The door that clients come to first; None while it is down."""
         if self.coordinator is None or not self.is_up:
             return None
-        server: Any = self.coordinator.front.server
+        server: Any = self.coordinator.connections.server
         return server  # type: ignore[no-any-return]
 
     def start(self) -> None:
@@ -56,11 +56,13 @@ class SimulatedCoordinator(Process):
         self._turn_ns = -1
         self.mailbox = self.make_mailbox()
         count = len(host.processes) - 1
+        processes = Processes.with_workers(count)
         config = SimpleNamespace(
             accept_rollback=False,
             data_dir=str(host.directory), host_id="simulated", worker_count=count,
-            process_count=count + 1, advertise="worker", ipc_endpoints=[""] * (count + 1),
-            log_workers=[worker_of_log(log_id, count) for log_id in range(host.log_count)],
+            processes=processes, advertise="worker", ipc_endpoints=[""] * (count + 1),
+            owners=[Owner("simulated", log_id % count) for log_id in range(host.log_count)],
+            process_of_log=lambda log_id: processes.workers[log_id % count],
             admin_fd=-1, logs=[], settings=host.settings, tcp_host="", tcp_port=0, ipc_endpoint="",
         )  # fmt: skip
         boot: Any = SimpleNamespace(
@@ -69,7 +71,7 @@ class SimulatedCoordinator(Process):
             heartbeat=lambda: None, set_state=lambda state, port=0: None, stop_requested=False,
         )  # fmt: skip
         no_context: Any = None
-        self.coordinator = Coordinator(boot, no_context, SimulatedOutside(self, Tap()))
+        self.coordinator = Coordinator(boot, no_context, SimulatedEnvironment(self, Tap()))
         self.is_up = True
         self.coordinator.start()
         self.wake()
@@ -78,7 +80,7 @@ class SimulatedCoordinator(Process):
         """SIGKILL."""
         self.is_up = False
         if self.coordinator is not None:
-            self.coordinator.front.close()
+            self.coordinator.connections.close()
             self.coordinator = None
 
     def turn(self) -> None:

@@ -18,11 +18,11 @@ from typing import Any
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import TopicOptions
 from danube_fast.config import Settings
+from danube_fast.roles import COORDINATOR
 from danube_fast.testing.coordinator import SimulatedCoordinator
 from danube_fast.testing.loopback import LoopbackServer, Tap
-from danube_fast.testing.process import Machine, Process, SimulatedOutside
+from danube_fast.testing.process import Machine, Process, SimulatedEnvironment
 from danube_fast.testing.virtual_clock import MS, Schedule, Trace
-from danube_fast.workers.process.boot import COORDINATOR, worker_of_log
 from danube_fast.workers.shard.worker import ShardWorker
 
 __all__ = ["SimulatedHost", "SimulatedWorker"]
@@ -73,7 +73,7 @@ class SimulatedWorker(Process):
         host.disk.wake = self.wake
         no_context: Any = None
         host.disk.is_sound = True  # a start that fails is the supervisor's business
-        self.worker = ShardWorker(boot, no_context, SimulatedOutside(self, self.tap))
+        self.worker = ShardWorker(boot, no_context, SimulatedEnvironment(self, self.tap))
         host.disk.is_sound = False
         self.is_up = True
         self.worker.start()
@@ -161,7 +161,7 @@ class SimulatedHost(Machine):
         """Workers with logs, not started."""
         self.log_count = log_count
         for index in range(1, count + 1):
-            logs = [i for i in range(log_count) if worker_of_log(i, count) == index]
+            logs = [i for i in range(log_count) if i % count == index - 1]
             self.workers.append(SimulatedWorker(self, index, logs, tap_of(index)))
         self.processes += self.workers
 
@@ -192,7 +192,7 @@ class SimulatedHost(Machine):
         record = self.metadata().partition(partition_id)
         if record is None:
             raise KeyError(partition_id)
-        return worker_of_log(record.log_id, len(self.workers))
+        return 1 + record.log_id % len(self.workers)
 
     def worker_of(self, partition_id: int) -> SimulatedWorker:
         """The worker that owns a partition."""

@@ -15,11 +15,11 @@ from danube_fast.metadata.store import MetadataStore
 from danube_fast.testing.disk import SimulatedDisk
 from danube_fast.testing.loopback import LoopbackBell, LoopbackRing, LoopbackServer, Tap
 from danube_fast.testing.virtual_clock import US, Schedule, Trace
+from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.process.log_marks import LogMark
 from danube_fast.workers.process.mailbox import Link, Mailbox
-from danube_fast.workers.process.outside import Outside
 
-__all__ = ["Machine", "Process", "SimulatedOutside"]
+__all__ = ["Machine", "Process", "SimulatedEnvironment"]
 
 
 class Machine:
@@ -64,7 +64,7 @@ class Machine:
         return not self.processes[process].is_up
 
 
-class SimulatedOutside(Outside):
+class SimulatedEnvironment(Environment):
     """Socket, threads, metadata and chance of one life of a process."""
 
     def __init__(self, process: Process, tap: Tap) -> None:

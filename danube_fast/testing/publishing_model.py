@@ -84,7 +84,7 @@ class PartitionModel:
         self, producer_id: int, epoch: int, session: tuple[int, int], known: list[int]
     ) -> None:
         """A producer is open; whoever opened it before is fenced. `known`: the epochs of it that somebody had
-        been told when this was asked for. What was asked at two workers' doors at once is answered
+        been told when this was asked for. What was asked at two workers at once is answered
         in either order, as one of them passes it on."""
         epochs = self.epochs.setdefault(producer_id, [])
         if epoch in epochs or epoch <= max(known, default=0):

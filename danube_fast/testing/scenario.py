@@ -13,7 +13,7 @@ from danube_fast.broker.subscription import delays
 from danube_fast.config import Settings
 from danube_fast.testing.consumer import TEMPERS
 from danube_fast.testing.virtual_clock import MS
-from danube_fast.workers.shard.deliver import dispatcher, foresight
+from danube_fast.workers.shard.deliver import dispatcher, lookahead
 
 __all__ = ["FAULTS", "Bounds", "Scenario", "SubscriptionPlan", "TopicShape"]
 
@@ -53,7 +53,7 @@ class Bounds(NamedTuple):
         """As they are now."""
         return cls(
             dispatcher.READ_BYTES_PER_TURN, dispatcher.READ_AHEAD_BYTES, delays.WAKE_MAX,
-            foresight.FRAMES_AT_ONCE, foresight.STEPS_PER_TURN,
+            lookahead.FRAMES_AT_ONCE, lookahead.STEPS_PER_TURN,
         )  # fmt: skip
 
     def set(self) -> None:
@@ -63,7 +63,7 @@ class Bounds(NamedTuple):
             self.ahead_bytes,
         )
         delays.WAKE_MAX = self.wake_max
-        foresight.FRAMES_AT_ONCE, foresight.STEPS_PER_TURN = self.frames_at_once, self.steps
+        lookahead.FRAMES_AT_ONCE, lookahead.STEPS_PER_TURN = self.frames_at_once, self.steps
 
 
 @dataclass

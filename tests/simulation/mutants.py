@@ -188,8 +188,8 @@ MUTANTS: dict[str, Mutant] = {
         "self.settle(poisoned.start, poisoned.end + 1)",
     ),
     "dead_letter_acked_before_it_is_published": Mutant(
-        "        desk.turn += 1\n",
-        "        desk.turn += 1\n        self._settle(letter)\n",
+        "        target.turn += 1\n",
+        "        target.turn += 1\n        self._settle(letter)\n",
     ),
     "fresh_ones_overtake_what_waits_for_the_log": Mutant(
         "return self.kind not in _IN_ORDER",

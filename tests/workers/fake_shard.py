@@ -44,7 +44,7 @@ def main() -> int:
     booted.set_state(ProcessState.READY, port)
     poller = zmq.Poller()
     poller.register(booted.mailbox.fileno(), zmq.POLLIN)
-    frozen = Path(config.data_dir) / f"freeze-{config.worker_index}"
+    frozen = Path(config.data_dir) / f"freeze-{config.number}"
     while not booted.stop_requested:
         if not frozen.exists():
             booted.heartbeat()

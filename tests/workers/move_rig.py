@@ -21,14 +21,13 @@ from danube_fast.broker.topics.records import TopicOptions
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DanubeError, Unavailable
 from danube_fast.metadata.memory import MemoryStore
+from danube_fast.roles import COORDINATOR, Processes
 from danube_fast.workers.coordinator.mover import Mover
 from danube_fast.workers.coordinator.placement import Placement
-from danube_fast.workers.process.boot import worker_of_log
 from danube_fast.workers.process.mailbox import Reply, Request
 from tests.workers.shard_rig import FakeMailbox, Rig
 
 TOPIC = "/default/t"
-COORDINATOR = 0
 TURNS_MAX = 100_000
 
 
@@ -160,8 +159,12 @@ class Coordinator:
     def ready_epoch(self, worker: int) -> int:
         return self.broker.epochs[worker] if worker in self.broker.workers else 0
 
-    def worker_of(self, log_id: int) -> int:
-        return worker_of_log(log_id, self.broker.worker_count)
+    def process_of(self, log_id: int) -> int:
+        return 1 + log_id % self.broker.worker_count
+
+    @property
+    def processes(self) -> Processes:
+        return Processes.with_workers(self.broker.worker_count)
 
 
 class MoveRig:
@@ -182,9 +185,7 @@ class MoveRig:
         self.settle()
 
     def _start(self, index: int) -> None:
-        logs = [
-            log for log in range(self.log_count) if worker_of_log(log, self.worker_count) == index
-        ]
+        logs = [log for log in range(self.log_count) if log % self.worker_count == index - 1]
         box = Box(self.net, index)
         self.workers[index] = Rig(
             self.directory, mailbox=box, logs=logs, process_index=index,
@@ -302,7 +303,7 @@ class MoveRig:
                 log_id = rig.worker.state.logs[known.log_slot].log_id
                 assert log_id == partition.log_id, "it serves from another log"
             assert not rig.worker.state.catalog.others
-        assert serving == [self.coordinator.worker_of(partition.log_id)]
+        assert serving == [self.coordinator.process_of(partition.log_id)]
         return self.workers[serving[0]]
 
     def stop(self) -> None:

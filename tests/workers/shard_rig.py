@@ -26,6 +26,7 @@ from danube_fast.frame.bundle import bundle_entries, sealed_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.view import FrameView
 from danube_fast.ring.buckets import BucketTable
+from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.process.mailbox import Request
 from danube_fast.workers.shard.worker import ShardWorker
 
@@ -120,6 +121,7 @@ class Rig:
         mailbox: FakeMailbox | None = None,
         process_index: int = 1,
         worker_count: int = 1,
+        environment: Environment | None = None,
         **settings: Any,
     ) -> None:
         self.directory = directory
@@ -148,7 +150,7 @@ class Rig:
             buckets=self.buckets,
         )  # fmt: skip
         self.port = 0
-        self.worker = ShardWorker(self.boot, self.context)
+        self.worker = ShardWorker(self.boot, self.context, environment)
         self.worker.start()
         self.clients: list[RawClient] = []
 
@@ -191,8 +193,8 @@ class Rig:
         value = msgspec.convert({"partitions": partitions, "deleted": deleted}, m.Assignments)
         on_reply(SimpleNamespace(error=None, value=value))
 
-    def client(self) -> RawClient:
-        client = RawClient(self)
+    def client(self, auth: dict[str, Any] | None = None) -> RawClient:
+        client = RawClient(self, auth)
         self.clients.append(client)
         return client
 
@@ -220,7 +222,7 @@ class Rig:
 class RawClient:
     """A connection with a session."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, auth: dict[str, Any] | None = None) -> None:
         self.rig = rig
         self.socket = rig.context.socket(zmq.DEALER)
         self.socket.connect(f"tcp://127.0.0.1:{rig.port}")
@@ -229,8 +231,10 @@ class RawClient:
         self.delivered: list[tuple[int, FrameView]] = []
         self.events: list[Any] = []
         self.names: dict[int, str] = {}
-        welcome = self.ask(1, 1, "raw")
-        assert welcome[0] == 64, welcome
+        welcome = self.ask(1, 1, "raw", auth or {})
+        if welcome[0] != 64:
+            self.socket.close(linger=0)
+            raise AssertionError(welcome)
         self.session, self.token = welcome[2], welcome[3]
 
     def send(self, *command: Any, parts: tuple[Any, ...] = ()) -> None:

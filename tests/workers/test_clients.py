@@ -12,6 +12,7 @@ from danube_fast.broker.admin import OPERATIONS, Answer
 from danube_fast.broker.messages import ListClients
 from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.net.session import Session
+from danube_fast.roles import Processes
 from danube_fast.testing.broker import Broker
 from danube_fast.workers.reports.clients import ITEMS_MAX, PAGE_ITEMS_MAX, client_page
 
@@ -90,7 +91,7 @@ def _list(context: Any, **arguments: Any) -> Any:
 class Context:
     """A coordinator and two workers with three connections each."""
 
-    worker_count = 2
+    processes = Processes.with_workers(2)
     down = 0
 
     def clients(self, after: int, limit: int) -> dict[str, Any]:

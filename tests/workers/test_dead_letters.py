@@ -80,7 +80,7 @@ def test_a_letter_that_is_made_again_while_it_waits_is_published_once(
         fail(rig, client)
     answer(rig, 2, value=m.TopicPlaces([(2, rig.boot.config.process_index)]))
     rig.turn(lambda: described(rig)["dead_letters"], "a settled letter")
-    rig.turn(lambda: not rig.worker.dead_letters.is_busy, "an empty desk")
+    rig.turn(lambda: not rig.worker.dead_letters.is_busy, "an empty target")
     assert letters(rig, 2) == 1
     assert described(rig)["dead_letters"] == 1
 
@@ -99,7 +99,7 @@ def test_a_letter_goes_to_the_topic_that_the_policy_names_now(rig: Rig, client: 
         value = m.TopicPlaces([(place, rig.boot.config.process_index)])
         got(SimpleNamespace(error=None, value=value))
     rig.turn(lambda: described(rig)["dead_letters"], "a settled letter")
-    rig.turn(lambda: not rig.worker.dead_letters.is_busy, "empty desks")
+    rig.turn(lambda: not rig.worker.dead_letters.is_busy, "empty targets")
     assert (letters(rig, 2), letters(rig, 3)) == (0, 1)
 
 
@@ -120,7 +120,7 @@ def test_a_message_that_fails_again_while_its_letter_is_on_its_way_has_one_lette
         rig.worker.do_work()
     assert len(waiting(rig, m.PublishBundle, 1)) == 1
     published(SimpleNamespace(error=None, value=[0, 0]))
-    rig.turn(lambda: not rig.worker.dead_letters.is_busy, "an empty desk")
+    rig.turn(lambda: not rig.worker.dead_letters.is_busy, "an empty target")
     assert described(rig)["dead_letters"] == 1
     assert len(waiting(rig, m.PublishBundle, 1)) == 1
 

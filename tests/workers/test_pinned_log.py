@@ -10,7 +10,7 @@ import pytest
 from danube_fast.broker.subscription.consumer import SubscriptionKind
 from danube_fast.errors import DataLoss
 from danube_fast.wal.index import Run
-from danube_fast.workers.shard.keep import unpinning
+from danube_fast.workers.shard.keep import pinned
 from tests.workers.shard_rig import RawClient, Rig
 from tests.workers.small_segments import SEGMENT_BYTES
 from tests.workers.test_policies import later, stats, subscription
@@ -89,8 +89,8 @@ def test_who_asks_for_acked_messages_while_a_segment_is_emptied_gets_them(start,
             sub, _ = partition.subscribe(who, SubscriptionKind.SHARED, "earliest")
             sub.seek(partition.first_offset)
 
-    unpinning_move = unpinning._move
-    monkeypatch.setattr(unpinning, "_move", move)
+    unpinning_move = pinned._move
+    monkeypatch.setattr(pinned, "_move", move)
     published = 0
     while not asked:
         frame = client.frame(opened, published, [b"%6000d" % published])

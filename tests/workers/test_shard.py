@@ -101,7 +101,7 @@ def test_who_wakes_the_worker_is_served_first(rigs, durability, waits):
     client.subscribe(1)
     assert client.publish((1, client.frame(opened, 0, [b"0"]))) == [0, 0]
     assert client.receive(1) == [(0, b"0")]
-    rig.turn(lambda: rig.worker.doors.drained, "quiet")
+    rig.turn(lambda: rig.worker.transports.drained, "quiet")
     bundles = [sealed_bundle([(1, client.frame(opened, i, [b"%d" % i]))]) for i in (1, 2)]
     requests = [client.post(11, parts=(bytes(bundle),)) for bundle in bundles]
     wait_until("the first message", lambda: served(rig))
@@ -114,7 +114,7 @@ def test_who_wakes_the_worker_is_served_first(rigs, durability, waits):
 def served(rig):
     """Whether a worker that is asleep took what woke it."""
     before = rig.worker.intake.frames_in
-    if rig.worker.doors.readable():
+    if rig.worker.transports.readable():
         rig.worker.serve_first()
     return rig.worker.intake.frames_in > before
 

@@ -9,7 +9,7 @@ import pytest
 from danube_fast.broker import messages as m
 from danube_fast.broker.admission.layout import PartitionWord
 from danube_fast.frame.bundle import sealed_bundle
-from danube_fast.workers.process import outside
+from danube_fast.workers.process import environment
 from tests.workers.shard_faults import HeldSyncs, fill, in_flight, post_publish, settled
 from tests.workers.shard_rig import FakeRequest
 
@@ -24,7 +24,7 @@ def test_offsets_that_were_skipped_stay_skipped(rigs, tmp_path, monkeypatch, set
     rig.crash()
     other_boot = tmp_path / "boot_id"
     other_boot.write_text("after-the-power-cut")
-    monkeypatch.setattr(outside, "BOOT_ID_PATH", other_boot)
+    monkeypatch.setattr(environment, "BOOT_ID_PATH", other_boot)
     rig = rigs()
     partition = rig.worker.state.catalog.by_id[1]
     skipped_to = rig.worker.state.catalog.state_of(partition).next_offset

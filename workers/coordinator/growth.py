@@ -116,7 +116,7 @@ class Growth:
         """Every subscription of the old partitions, once each."""
         by_worker: dict[int, list[int]] = {}
         for partition in self._old:
-            worker = self._coordinator.worker_of(partition.log_id)
+            worker = self._coordinator.process_of(partition.log_id)
             by_worker.setdefault(worker, []).append(partition.partition_id)
         left = len(by_worker)
         found: dict[str, dict[str, Any]] = {}

@@ -99,11 +99,12 @@ class Mover:
                 f"{record.topic} is just being given more partitions; try again"
             )
         workers = self._workers
-        source, target = workers.worker_of(record.log_id), workers.worker_of(log_id)
+        source, target = workers.process_of(record.log_id), workers.process_of(log_id)
+        number = workers.processes.number
         for worker in (source, target):
             if not workers.ready_epoch(worker):
                 raise Unavailable(
-                    f"worker {worker - 1} is down or starting just now; nothing was moved: try again"
+                    f"worker {number(worker)} is down or starting just now; nothing was moved: try again"
                 )
         move = _Move(record, source, target, log_id)
         move.done = done
@@ -178,18 +179,18 @@ class Mover:
 
         def placed(error: DanubeError | None) -> None:
             # it has moved in any case: a worker that went away just now takes it up when it is back
-            now_ns = self._workers.clock.monotonic_ns()
+            now_ns, number = self._workers.clock.monotonic_ns(), self._workers.processes.number
             milliseconds = (now_ns - move.began_ns) // 1_000_000
             paused_ms = (now_ns - move.frozen_ns) // 1_000_000
             _log.info(
                 "partition %d of %s moved from worker %d to worker %d in %d ms (publishers waited %d ms)",
-                moved.index, moved.topic, move.source - 1, move.target - 1, milliseconds, paused_ms,
+                moved.index, moved.topic, number(move.source), number(move.target), milliseconds, paused_ms,
             )  # fmt: skip
             move.done(
                 {
                     "partition": moved.index,
-                    "from_worker": move.source - 1,
-                    "to_worker": move.target - 1,
+                    "from_worker": number(move.source),
+                    "to_worker": number(move.target),
                     "log_id": moved.log_id,
                     "milliseconds": milliseconds,
                     "paused_ms": paused_ms,
@@ -211,9 +212,10 @@ class Mover:
 
     def _asked(self, worker: int, _: m.FindAssignments) -> None:
         """A worker asks what is its own: nothing that it hears may be decided otherwise a moment later."""
+        number = self._workers.processes.number
         for move in list(self._moves.values()):
             if worker == move.target or (worker == move.source and move.is_freezing):
-                text = f"worker {worker - 1} was restarted; nothing was moved: try again"
+                text = f"worker {number(worker)} was restarted; nothing was moved: try again"
                 self._end(move, Unavailable(text))
 
     def _end(self, move: _Move, error: DanubeError) -> None:
@@ -222,7 +224,7 @@ class Mover:
         del self._moves[partition_id]
         _log.warning(
             "partition %d of %s stays on worker %d: %s",
-            move.record.index, move.record.topic, move.source - 1, error,
+            move.record.index, move.record.topic, self._workers.processes.number(move.source), error,
         )  # fmt: skip
         self._tell(move.source, m.CancelMove(partition_id))
         self._tell(move.target, m.DropCopy(partition_id))

@@ -21,6 +21,7 @@ from danube_fast.broker import messages as m
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord
 from danube_fast.errors import DanubeError, TopicDeleted, Unavailable
+from danube_fast.roles import Processes
 from danube_fast.workers.process.mailbox import NEVER_NS, Mailbox, Reply, Request
 
 __all__ = ["Placement", "Workers", "assignment"]
@@ -43,8 +44,13 @@ class Workers(Protocol):
         """Epoch of the worker if it is ready, else 0."""
         ...
 
-    def worker_of(self, log_id: int) -> int:
-        """Who owns a log."""
+    def process_of(self, log_id: int) -> int:
+        """Process index of the worker that owns a log."""
+        ...
+
+    @property
+    def processes(self) -> Processes:
+        """The processes of this host."""
         ...
 
 
@@ -117,7 +123,7 @@ class Placement:
 
     def _owner(self, request: Request[m.FindOwner]) -> None:
         record = self._topics.partition(request.message.partition_id)
-        process = None if record is None else self._workers.worker_of(record.log_id)
+        process = None if record is None else self._workers.process_of(record.log_id)
         request.reply(m.Owner(process))
 
     # ---------------------------------------------------------------- asking
@@ -137,7 +143,7 @@ class Placement:
             if record is None:
                 continue
             self._waiters.setdefault(partition_id, []).append(waiter)
-            hand = self._hands.setdefault(self._workers.worker_of(record.log_id), _Hand())
+            hand = self._hands.setdefault(self._workers.process_of(record.log_id), _Hand())
             hand.queue[partition_id] = None
         heapq.heappush(self._deadlines, (deadline_ns, next(self._order), waiter))
 
@@ -149,7 +155,7 @@ class Placement:
     def moved(self, before: PartitionRecord) -> None:
         """A partition has another log than `before`."""
         self._confirmed.pop(before.partition_id, None)
-        hand = self._hands.get(self._workers.worker_of(before.log_id))
+        hand = self._hands.get(self._workers.process_of(before.log_id))
         if hand is not None:
             hand.queue.pop(before.partition_id, None)
         self._queue_again(before.partition_id)
@@ -160,14 +166,14 @@ class Placement:
         """They are gone; whoever waits for them hears `error`, or TopicDeleted."""
         for record in partitions:
             self._confirmed.pop(record.partition_id, None)
-            hand = self._hands.get(self._workers.worker_of(record.log_id))
+            hand = self._hands.get(self._workers.process_of(record.log_id))
             if hand is not None:
                 hand.queue.pop(record.partition_id, None)
             for waiter in self._waiters.pop(record.partition_id, []):
                 waiter.end(error or TopicDeleted(f"topic {record.topic} was deleted just now"))
 
     def _is_placed(self, record: PartitionRecord) -> bool:
-        worker = self._workers.worker_of(record.log_id)
+        worker = self._workers.process_of(record.log_id)
         epoch = self._workers.ready_epoch(worker)
         return epoch > 0 and self._confirmed.get(record.partition_id) == (worker, epoch)
 
@@ -244,7 +250,7 @@ class Placement:
         """Hand it over once more, if anybody waits for that, to whoever has it now."""
         record = self._topics.partition(partition_id)
         if record is not None and partition_id in self._waiters:
-            worker = self._workers.worker_of(record.log_id)
+            worker = self._workers.process_of(record.log_id)
             self._hands.setdefault(worker, _Hand()).queue[partition_id] = None
 
     def _too_late(self, waiter: _Waiter) -> Unavailable:
@@ -258,10 +264,10 @@ class Placement:
         record = self._topics.partition(partition_id)
         if record is None:
             return Unavailable(f"partition {partition_id} is gone; look the topic up again")
-        worker = self._workers.worker_of(record.log_id)
+        worker = self._workers.process_of(record.log_id)
+        number = self._workers.processes.number(worker)
         return Unavailable(
-            f"topic {record.topic} is on worker {worker - 1}, which is down or busy just now; try "
-            "again"
+            f"topic {record.topic} is on worker {number}, which is down or busy just now; try again"
         )
 
     # ---------------------------------------------------------------- asked by workers

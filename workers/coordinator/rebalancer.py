@@ -17,6 +17,7 @@ from danube_fast.broker.topics.records import PartitionRecord
 from danube_fast.clock import Clock
 from danube_fast.config import Settings
 from danube_fast.errors import DanubeError
+from danube_fast.roles import Processes
 from danube_fast.workers.process.mailbox import Mailbox, Request
 
 __all__ = ["Rebalancer"]
@@ -36,7 +37,7 @@ class Hands(Protocol):
         """Epoch of a worker (by process index) that is ready, else 0."""
         ...
 
-    def worker_of(self, log_id: int) -> int:
+    def process_of(self, log_id: int) -> int:
         """Process index of the worker that owns a log."""
         ...
 
@@ -54,10 +55,10 @@ class Rebalancer:
     """Used by the coordinator's loop only."""
 
     def __init__(
-        self, mailbox: Mailbox, settings: Settings, worker_count: int, hands: Hands
+        self, mailbox: Mailbox, settings: Settings, processes: Processes, hands: Hands
     ) -> None:
         self._hands = hands
-        self._workers = range(1, worker_count + 1)
+        self._processes = processes
         self.strategy = Strategy(settings.rebalance)
         self._balancer: Balancer | None = None
         self._is_moving = False
@@ -78,7 +79,10 @@ class Rebalancer:
         now_ns = self._hands.clock.monotonic_ns()
         loads = []
         if self._balancer is not None:
-            loads = [round(self._balancer.load_of(worker, now_ns), 3) for worker in self._workers]
+            loads = [
+                round(self._balancer.load_of(worker, now_ns), 3)
+                for worker in self._processes.workers
+            ]
         return {"strategy": self.strategy.value, "moves": self.move_count, "worker_loads": loads}
 
     def _restarted(self, worker: int, epoch: int) -> None:
@@ -97,7 +101,7 @@ class Rebalancer:
         balancer.report(request.peer, request.message.load, shares, now_ns)
         if self._is_moving:
             return
-        ready = [worker for worker in self._workers if self._hands.ready_epoch(worker)]
+        ready = [worker for worker in self._processes.workers if self._hands.ready_epoch(worker)]
         move = balancer.plan(ready, now_ns)
         if move is not None:
             self._move(balancer, move, now_ns)
@@ -105,7 +109,7 @@ class Rebalancer:
     def _move(self, balancer: Balancer, move: Move, now_ns: int) -> None:
         record = self._hands.topics.partition(move.partition_id)
         balancer.tried(move, now_ns)
-        if record is None or self._hands.worker_of(record.log_id) != move.source:
+        if record is None or self._hands.process_of(record.log_id) != move.source:
             return  # it was deleted or moved since it was reported
 
         def done(value: dict[str, Any] | None, error: DanubeError | None) -> None:
@@ -114,14 +118,15 @@ class Rebalancer:
                 self.move_count += 1
                 balancer.settle(move, self._hands.clock.monotonic_ns())
 
+        number = self._processes.number
         _log.info(
             "worker %d is busy (%.2f), worker %d is not (%.2f): partition %d of %s moves there",
-            move.source - 1, balancer.load_of(move.source, now_ns),
-            move.target - 1, balancer.load_of(move.target, now_ns), record.index, record.topic,
+            number(move.source), balancer.load_of(move.source, now_ns),
+            number(move.target), balancer.load_of(move.target, now_ns), record.index, record.topic,
         )  # fmt: skip
         self._is_moving = True
         try:
-            self._hands.move(record, move.target - 1, done)
+            self._hands.move(record, number(move.target), done)
         except DanubeError as error:
             self._is_moving = False
             _log.info("it does not: %s", error)

@@ -13,12 +13,13 @@ from typing import Any
 
 from danube_fast.broker.topics.changes import Change
 from danube_fast.broker.topics.directory import TopicDirectory
+from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
-from danube_fast.security.authorization import authorize
+from danube_fast.security.authorization import Authorizer
 from danube_fast.types import Permission, TopicPattern
-from danube_fast.workers.coordinator.front import Front
+from danube_fast.workers.coordinator.connections import Connections
 from danube_fast.workers.process.mailbox import NEVER_NS
 
 __all__ = ["Watches"]
@@ -31,12 +32,15 @@ MILLISECOND_NS = 1_000_000
 class _Watch:
     """One request that waits."""
 
-    __slots__ = ("command", "deadline_ns", "patterns", "principal")
+    __slots__ = ("authorizer", "command", "deadline_ns", "patterns", "principal")
 
-    def __init__(self, principal: str, command: protocol.Watch, deadline_ns: int) -> None:
+    def __init__(
+        self, principal: str, command: protocol.Watch, deadline_ns: int, authorizer: Authorizer
+    ) -> None:
         if len(command.patterns) > PATTERNS_MAX:
             raise InvalidArgument(f"one WATCH has at most {PATTERNS_MAX} patterns; use wider ones")
         self.principal = principal
+        self.authorizer = authorizer
         self.command = command
         self.patterns = [TopicPattern(text) for text in command.patterns]
         self.deadline_ns = deadline_ns
@@ -44,7 +48,7 @@ class _Watch:
     def may_see(self, topic: str) -> bool:
         """Whether that topic is any business of whoever asks."""
         try:
-            authorize(self.principal, Permission.LOOKUP, topic)
+            self.authorizer.authorize(self.principal, Permission.LOOKUP, topic)
         except DanubeError:
             return False
         return True
@@ -57,27 +61,31 @@ class _Watch:
 class Watches:
     """All of them; one for each session."""
 
-    def __init__(self, topics: TopicDirectory) -> None:
-        self._topics = topics
+    def __init__(
+        self, topics: TopicDirectory, connections: Connections, authorizer: Authorizer, clock: Clock
+    ) -> None:
+        self._topics, self._connections, self._authorizer = topics, connections, authorizer
+        self._clock = clock
         self._parked: dict[int, _Watch] = {}
         self._seen = topics.changes.count
         self._next_ns = NEVER_NS
+        connections.commands.handlers[protocol.Watch] = self._watch
 
-    def watch(self, front: Front, session: Session, command: protocol.Watch, now_ns: int) -> None:
-        """A client asks. Raises InvalidArgument."""
+    def _watch(self, session: Session, command: protocol.Watch) -> None:
         wait_ns = min(max(command.wait_ms, 0), WAIT_MS_MAX) * MILLISECOND_NS
-        watch = _Watch(session.principal, command, now_ns + wait_ns)
+        deadline_ns = self._clock.monotonic_ns() + wait_ns
+        watch = _Watch(session.principal, command, deadline_ns, self._authorizer)
         before = self._parked.pop(session.number, None)
         if before is not None:
-            self._answer(front, session.number, before, [])
+            self._answer(session.number, before, [])
         news = self._news(watch)
         if news is None or news or not wait_ns:
-            self._answer(front, session.number, watch, news)
+            self._answer(session.number, watch, news)
             return
         self._parked[session.number] = watch
         self._next_ns = min(self._next_ns, watch.deadline_ns)
 
-    def do_work(self, front: Front, now_ns: int) -> int:
+    def do_work(self, now_ns: int) -> int:
         """Answer whoever has something to hear, or has waited long enough; how many."""
         count = self._topics.changes.count
         if count == self._seen and now_ns < self._next_ns:
@@ -85,13 +93,13 @@ class Watches:
         self._seen = count
         answered = 0
         for number, watch in list(self._parked.items()):
-            if front.sessions.by_number(number) is None:
+            if self._connections.sessions.by_number(number) is None:
                 del self._parked[number]
                 continue
             news = self._news(watch)
             if news is None or news or watch.deadline_ns <= now_ns:
                 del self._parked[number]
-                self._answer(front, number, watch, news)
+                self._answer(number, watch, news)
                 answered += 1
         waiting = (watch.deadline_ns for watch in self._parked.values())
         self._next_ns = min(waiting, default=NEVER_NS)
@@ -112,13 +120,11 @@ class Watches:
             if (change is Change.GROWN or watch.matches(topic)) and watch.may_see(topic)
         ]
 
-    def _answer(
-        self, front: Front, number: int, watch: _Watch, news: list[tuple[Change, str]] | None
-    ) -> None:
+    def _answer(self, number: int, watch: _Watch, news: list[tuple[Change, str]] | None) -> None:
         value: dict[str, Any] = {"cursor": self._topics.changes.cursor}
         if news is None:
             names = (record.topic for record in self._topics.topics())
             value["topics"] = [n for n in names if watch.matches(n) and watch.may_see(n)]
         else:
             value["changes"] = [[change.value, topic] for change, topic in news]
-        front.reply(number, protocol.Result(watch.command.request, value))
+        self._connections.reply(number, protocol.Result(watch.command.request, value))

@@ -32,15 +32,13 @@ from danube_fast.errors import Internal
 from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import CounterBlock
 from danube_fast.ring.memory import map_fd, signal_eventfd
+from danube_fast.roles import Owner, Processes, Role
 from danube_fast.workers.process import logs
 
 if TYPE_CHECKING:
     from danube_fast.workers.process.mailbox import Mailbox
 
-__all__ = ["COORDINATOR", "Boot", "BootConfig", "boot", "die_with_parent", "worker_of_log"]
-
-COORDINATOR = 0
-"""Process index of the coordinator; workers are 1 to worker_count."""
+__all__ = ["Boot", "BootConfig", "boot", "die_with_parent"]
 
 PR_SET_PDEATHSIG = 1
 PIPE_READ_BYTES = 64
@@ -51,11 +49,8 @@ GC_THRESHOLD = 50_000
 class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that a child is told. JSON in the descriptor named by `--boot-fd`."""
 
-    role: str
-    """coordinator or worker"""
+    processes: Processes
     process_index: int
-    process_count: int
-    worker_count: int
     epoch: int
     """1 at the first start of this index, one more with each restart."""
     supervisor_pid: int
@@ -84,8 +79,8 @@ class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
     """(log id, directory) of this process's logs."""
     accept_rollback: bool = False
     """Go on although logs or metadata are older than the other of the two."""
-    log_workers: list[int]
-    """Process index that owns log i, for every log."""
+    owners: list[Owner]
+    """Who owns log i, for every log."""
 
     @property
     def ipc_endpoint(self) -> str:
@@ -93,14 +88,23 @@ class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.ipc_endpoints[self.process_index]
 
     @property
-    def worker_index(self) -> int:
-        """0 to worker_count - 1; -1 for the coordinator."""
-        return self.process_index - 1
+    def role(self) -> Role:
+        """The role of this process."""
+        return self.processes.roles[self.process_index]
 
+    @property
+    def number(self) -> int:
+        """The number of this process among those of its role."""
+        return self.processes.number(self.process_index)
 
-def worker_of_log(log_id: int, worker_count: int) -> int:
-    """Process index of the worker that owns a log."""
-    return 1 + log_id % worker_count
+    @property
+    def worker_count(self) -> int:
+        """How many workers there are."""
+        return len(self.processes.workers)
+
+    def process_of_log(self, log_id: int) -> int:
+        """Process index of the worker that owns a log."""
+        return self.processes.workers[self.owners[log_id].worker]
 
 
 class Boot:
@@ -155,7 +159,7 @@ class Boot:
     def pin(self) -> None:
         """Stay on one core from now on: the next one for the next worker, and round again."""
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[self.config.worker_index % len(cores)]})
+        os.sched_setaffinity(0, {cores[self.config.number % len(cores)]})
 
     def heartbeat(self) -> None:
         """Show life; call once a turn and at least once a second, also during long work."""
@@ -203,7 +207,7 @@ def boot(arguments: list[str] | None = None) -> Boot:
     parser = argparse.ArgumentParser(description="internal: started by danube-fast serve")
     parser.add_argument("--boot-fd", type=int, required=True)
     config = read_config(parser.parse_args(arguments).boot_fd)
-    name = config.role if config.process_index == COORDINATOR else f"worker {config.worker_index}"
+    name = config.processes.name(config.process_index).replace("-", " ")
     logs.configure(name, config.settings.log_format)
     keep_reserve()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -19,7 +19,7 @@ ITEMS_MAX = 100
 PAGE_ITEMS_MAX = 2000
 """What a page holds at most, connections and what is named of each, whatever was asked for."""
 MILLISECONDS = 1_000_000
-_ROUTED = 0  # see doors.py
+_ROUTED = 0  # see transports.py
 
 Items = dict[int, list[dict[str, Any]]]
 

@@ -13,7 +13,7 @@ import threading
 
 from danube_fast.broker import messages as m
 from danube_fast.broker.partition import Partition
-from danube_fast.workers.process.boot import COORDINATOR
+from danube_fast.roles import COORDINATOR
 from danube_fast.workers.shard.deliver.delivery import Delivery
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.publish.intake import Intake

@@ -17,13 +17,14 @@ from danube_fast.admin.view import Room
 from danube_fast.broker import messages as m
 from danube_fast.config import Settings
 from danube_fast.ring.counters import Counter, CounterBlock
-from danube_fast.workers.process.boot import COORDINATOR, BootConfig
+from danube_fast.roles import COORDINATOR
+from danube_fast.workers.process.boot import BootConfig
 from danube_fast.workers.process.mailbox import Mailbox, Request
 
 if TYPE_CHECKING:
     from danube_fast.wal.log import Log
 
-__all__ = ["QuotaKeeper", "WorkerQuota", "log_quota_bytes", "room_of"]
+__all__ = ["LogQuotas", "WorkerQuota", "log_quota_bytes", "room_of"]
 
 QUOTA_BYTES_CEILING = 100 * 1024**3
 SAY_AGAIN_NS = 5_000_000_000
@@ -49,7 +50,7 @@ def room_of(config: BootConfig, counters: CounterBlock) -> Room:
     return Room(disk.total, disk.free, quota, max(0, quota - used))
 
 
-class QuotaKeeper:
+class LogQuotas:
     """The coordinator's side: divides the quota, remembers the commit cursors by log id."""
 
     def __init__(self, mailbox: Mailbox, config: BootConfig) -> None:

@@ -12,13 +12,13 @@ from danube_fast.broker import messages as m
 from danube_fast.broker.admin.registry import AdminContext
 from danube_fast.broker.admin.topics import delete_topic
 from danube_fast.errors import DanubeError
+from danube_fast.roles import COORDINATOR
 from danube_fast.types import REPLY_TOPICS
-from danube_fast.workers.process.boot import COORDINATOR
 from danube_fast.workers.process.mailbox import Mailbox, Request
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.state import ShardState
 
-__all__ = ["ReplyTopicKeeper", "ReplyTopics"]
+__all__ = ["ReplyTopicExpiry", "ReplyTopics"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class ReplyTopics(Job):
             mailbox.notify(COORDINATOR, m.ReplyTopicsAbandoned(told[:TOLD_MAX]))
 
 
-class ReplyTopicKeeper:
+class ReplyTopicExpiry:
     """The coordinator's side."""
 
     def __init__(self, mailbox: Mailbox, context: AdminContext) -> None:

@@ -12,14 +12,14 @@ from danube_fast.broker import messages as m
 from danube_fast.broker.admission.gate import Cause
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord
+from danube_fast.roles import COORDINATOR
 from danube_fast.types import parse_topic
-from danube_fast.workers.process.boot import COORDINATOR
 from danube_fast.workers.process.mailbox import Mailbox, Request
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.keep.retention import Retention
 from danube_fast.workers.shard.state import ShardState
 
-__all__ = ["StorageKeeper", "StorageReports"]
+__all__ = ["StorageQuotas", "StorageReports"]
 
 REPORT_NS = 1_000_000_000
 
@@ -57,7 +57,7 @@ class StorageReports(Job):
             self._state.gate.set(partition, Cause.STORAGE, text)
 
 
-class StorageKeeper:
+class StorageQuotas:
     """The coordinator's side."""
 
     def __init__(self, mailbox: Mailbox, topics: TopicDirectory) -> None:

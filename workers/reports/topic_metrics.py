@@ -20,7 +20,7 @@ from danube_fast.admin.view import SubscriptionRow, TopicRow, TopicTable
 from danube_fast.broker import messages as m
 from danube_fast.clock import Clock
 from danube_fast.ring.counters import Counter
-from danube_fast.workers.process.boot import COORDINATOR
+from danube_fast.roles import COORDINATOR
 from danube_fast.workers.process.mailbox import Mailbox, Request
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.read.times import lag_seconds

@@ -10,7 +10,7 @@ from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.countdown import Countdown, Done
 from danube_fast.errors import DanubeError, DataLoss, TopicDeleted, Unavailable
-from danube_fast.workers.process.boot import COORDINATOR
+from danube_fast.roles import COORDINATOR
 from danube_fast.workers.process.mailbox import Reply, Request
 from danube_fast.workers.shard.deliver.consumers import Consumers
 from danube_fast.workers.shard.inherit import inherit

@@ -18,8 +18,8 @@ from pathlib import Path
 from danube_fast.broker import messages as m
 from danube_fast.errors import DanubeError, DataLoss
 from danube_fast.ring.control import ProcessState
-from danube_fast.workers.process.boot import COORDINATOR
-from danube_fast.workers.process.outside import Outside
+from danube_fast.roles import COORDINATOR
+from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Restored"]
@@ -38,13 +38,13 @@ REMEDY = (
 class Restored:
     """What a worker's start found in its logs, checked. Raises DataLoss unless that is accepted."""
 
-    def __init__(self, state: ShardState, outside: Outside) -> None:
+    def __init__(self, state: ShardState, environment: Environment) -> None:
         self._state = state
         self._accepts = state.boot.config.accept_rollback
         self.older_since_ns = [0] * len(state.logs)
         """By slot: the wall clock, if the log or the metadata is an older copy; else 0."""
         data_dir = Path(state.boot.config.data_dir)
-        marks = outside.read_marks(data_dir)
+        marks = environment.read_marks(data_dir)
         for slot, log in enumerate(state.logs):
             mark = marks.get(log.log_id)
             if mark is None or len(log.losses) > mark.losses:
@@ -57,7 +57,7 @@ class Restored:
                     slot,
                 )
         revision = state.catalog.metadata_revision
-        sealed = self._sealed(outside, data_dir, revision)
+        sealed = self._sealed(environment, data_dir, revision)
         if sealed is not None and sealed < revision:
             self._found(
                 f"the metadata is of revision {sealed}, but logs in {data_dir / 'logs'} were written "
@@ -66,14 +66,14 @@ class Restored:
             )
         self.begun = [[log.log_id, log.epoch + 1, len(log.losses)] for log in state.logs]
 
-    def _sealed(self, outside: Outside, data_dir: Path, revision: int) -> int | None:
+    def _sealed(self, environment: Environment, data_dir: Path, revision: int) -> int | None:
         """The seal's revision; None if there is no seal."""
         boot = self._state.boot
         until_ns = boot.clock.monotonic_ns() + SEAL_WAIT_NS
-        sealed = outside.sealed_revision(data_dir)
+        sealed = environment.sealed_revision(data_dir)
         while sealed is not None and sealed < revision and boot.clock.monotonic_ns() < until_ns:
             is_written = boot.control.state(COORDINATOR) == ProcessState.READY
-            sealed = outside.sealed_revision(data_dir)
+            sealed = environment.sealed_revision(data_dir)
             if is_written or boot.stop_requested:
                 break
             boot.heartbeat()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from danube_fast.broker.subscription.consumer import Parting
 from danube_fast.workers.shard.assignments import Assignments
 from danube_fast.workers.shard.deliver.consumers import Consumers
-from danube_fast.workers.shard.doors import Doors
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.state import ShardState
+from danube_fast.workers.shard.transports import Transports
 
 __all__ = ["SessionChecks"]
 
@@ -21,10 +21,14 @@ class SessionChecks(Job):
     """Checks of one worker's sessions."""
 
     def __init__(
-        self, state: ShardState, consumers: Consumers, doors: Doors, assignments: Assignments
+        self,
+        state: ShardState,
+        consumers: Consumers,
+        transports: Transports,
+        assignments: Assignments,
     ) -> None:
         self._state, self._consumers = state, consumers
-        self._doors, self._assignments = doors, assignments
+        self._transports, self._assignments = transports, assignments
         self.rest = False
         """Whether no session holds anything that must be given back soon if its client dies."""
         self._next_ns = self._next_silent_ns = 0
@@ -42,7 +46,7 @@ class SessionChecks(Job):
         silent = now_ns >= self._next_silent_ns
         if silent:
             self._next_silent_ns = now_ns + state.settings.handshake_timeout_ms * MS
-        self._doors.look_after(silent=silent)
+        self._transports.look_after(silent=silent)
         self.rest = not self._assignments.is_missing and not any(
             session.holds for session in state.sessions
         )

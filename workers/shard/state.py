@@ -15,7 +15,7 @@ from danube_fast.errors import NotOwner
 from danube_fast.net.session import Sessions
 from danube_fast.wal.log import Log
 from danube_fast.workers.process.boot import Boot
-from danube_fast.workers.process.outside import Outside
+from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.shard.catalog import Catalog
 from danube_fast.workers.shard.keep.pins import Pins
 from danube_fast.workers.shard.publish.journal import Journal
@@ -26,7 +26,7 @@ __all__ = ["ShardState"]
 class ShardState:
     """State of one worker, without what is done with it."""
 
-    def __init__(self, boot: Boot, outside: Outside) -> None:
+    def __init__(self, boot: Boot, environment: Environment) -> None:
         settings = boot.settings
         self.boot = boot
         self.settings = settings
@@ -38,7 +38,7 @@ class ShardState:
         self._wall_at_zero_ns = self.now_wall_ns - self.now_ns
         self.drained_ns = self.now_ns
         """All that clients had sent by then was read."""
-        self.boot_id = outside.boot_id()
+        self.boot_id = environment.boot_id()
         self.tables = AdmissionTables(log_count=len(boot.config.logs))
         self.catalog = Catalog(self.tables)
         self.gate = self.catalog.gate
@@ -50,7 +50,7 @@ class ShardState:
             sessions_max=settings.sessions_max,
             session_timeout_ms=settings.session_timeout_ms,
             heartbeat_idle_ms=settings.heartbeat_idle_ms,
-            new_token=outside.new_token,
+            new_token=environment.new_token,
         )
         self.ready: dict[int, Partition] = {}
         """Partitions whose subscriptions may have something to hand out."""

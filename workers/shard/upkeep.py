@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from danube_fast.workers.shard.deliver.foresight import Foresight
+from danube_fast.workers.shard.deliver.lookahead import Lookahead
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.session_checks import SessionChecks
 from danube_fast.workers.shard.state import ShardState
@@ -25,10 +25,10 @@ class Upkeep:
     """The clockwork of one worker."""
 
     def __init__(
-        self, state: ShardState, foresight: Foresight, sessions: SessionChecks, jobs: Sequence[Job]
+        self, state: ShardState, lookahead: Lookahead, sessions: SessionChecks, jobs: Sequence[Job]
     ) -> None:
         """`jobs` are done in their order."""
-        self._state, self._foresight = state, foresight
+        self._state, self._lookahead = state, lookahead
         self._sessions, self._jobs = sessions, jobs
         self._may_be_busy = [job for job in jobs if type(job).is_busy is not Job.is_busy]
         """Asked before each sleep."""
@@ -43,11 +43,11 @@ class Upkeep:
             return TIMER_POLL_MS
         rest_ms = REST_POLL_MS if self._sessions.rest else IDLE_POLL_MS
         due_ms = (state.catalog.timers.next_ns - state.now_ns) // MS + 1
-        return max(TIMER_POLL_MS, min(rest_ms, self._foresight.wake_ms(due_ms)))
+        return max(TIMER_POLL_MS, min(rest_ms, self._lookahead.wake_ms(due_ms)))
 
     def do_work(self, now_ns: int) -> None:
         """Run what is due."""
-        self._foresight.do_work(now_ns)
+        self._lookahead.do_work(now_ns)
         if now_ns < self._next_tick_ns:
             return
         self._next_tick_ns = now_ns + TICK_NS

@@ -26,11 +26,11 @@ from danube_fast.net import protocol as p
 from danube_fast.net.allocation import keep_freed_memory
 from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter, bundle_bytes_max
 from danube_fast.ring.control import ProcessState
-from danube_fast.security.authorization import authorize
 from danube_fast.wal.log import Log
 from danube_fast.workers.process.boot import Boot, boot
-from danube_fast.workers.process.outside import Outside
-from danube_fast.workers.process.sleeper import Sleeper
+from danube_fast.workers.process.commands import OWN_SESSION, Commands
+from danube_fast.workers.process.environment import Environment
+from danube_fast.workers.process.idle import IdleStrategy
 from danube_fast.workers.reports.counters import CounterReports
 from danube_fast.workers.reports.load import LoadReports
 from danube_fast.workers.reports.quota import WorkerQuota
@@ -38,18 +38,17 @@ from danube_fast.workers.reports.reply_topics import ReplyTopics
 from danube_fast.workers.reports.storage import StorageReports
 from danube_fast.workers.reports.topic_metrics import TopicMetrics
 from danube_fast.workers.shard.assignments import Assignments
-from danube_fast.workers.shard.commands import OWN_SESSION, PERMISSIONS, Commands
+from danube_fast.workers.shard.commands import PERMISSIONS, SessionCommands
 from danube_fast.workers.shard.deliver.consumer_commands import ConsumerCommands
 from danube_fast.workers.shard.deliver.consumers import Consumers
 from danube_fast.workers.shard.deliver.dead_letters import DeadLetters
 from danube_fast.workers.shard.deliver.delivery import Delivery
 from danube_fast.workers.shard.deliver.dispatcher import Dispatcher
-from danube_fast.workers.shard.deliver.foresight import Foresight
 from danube_fast.workers.shard.deliver.gaps import Gaps
+from danube_fast.workers.shard.deliver.lookahead import Lookahead
 from danube_fast.workers.shard.deliver.redeliveries import Redeliveries
 from danube_fast.workers.shard.deliver.subscriptions import Subscriptions
 from danube_fast.workers.shard.deliver.tails import Tails
-from danube_fast.workers.shard.doors import Doors
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.keep.checkpoints import Checkpoints
 from danube_fast.workers.shard.keep.cursors import Cursors
@@ -75,6 +74,7 @@ from danube_fast.workers.shard.read.log_reader import LogReader
 from danube_fast.workers.shard.rollback import Restored
 from danube_fast.workers.shard.session_checks import SessionChecks
 from danube_fast.workers.shard.state import ShardState
+from danube_fast.workers.shard.transports import Transports
 from danube_fast.workers.shard.upkeep import Upkeep
 
 __all__ = ["ShardWorker", "main"]
@@ -90,11 +90,15 @@ class ShardWorker:
     """One worker process without its process: `do_work` can be driven by a test."""
 
     def __init__(
-        self, boot: Boot, context: zmq.Context[zmq.Socket[bytes]], outside: Outside | None = None
+        self,
+        boot: Boot,
+        context: zmq.Context[zmq.Socket[bytes]],
+        environment: Environment | None = None,
     ) -> None:
-        """`outside`: socket, threads and chance of the machine by default."""
-        self._outside = outside or Outside()
-        state = self.state = ShardState(boot, self._outside)
+        """`environment`: socket, threads and chance of the machine by default."""
+        self._environment = environment or Environment()
+        self._authorize = self._environment.authorizer.authorize
+        state = self.state = ShardState(boot, self._environment)
         for slot, log in enumerate(boot.config.logs):
             state.logs.append(self._open_log(slot, *log))
         for slot, opened in enumerate(state.logs):
@@ -110,7 +114,7 @@ class ShardWorker:
             self.segments.find_first_offsets(slot)
         for partition in state.catalog.by_id.values():
             state.apply_policy(partition)
-        self.foresight.look_at(*state.catalog.by_id.values())
+        self.lookahead.look_at(*state.catalog.by_id.values())
 
     # ------------------------------------------------------------ composition
 
@@ -121,9 +125,9 @@ class ShardWorker:
         self.intake.partitions_by_slot = state.catalog.by_slot
         self.intake.partitions_by_id = state.catalog.by_id
         self.intake.lag_bytes_hopeless = settings.tail_bytes_max // 4 * 3
-        self.server = self._outside.make_server(context, settings)
-        self.doors = Doors(self.server)
-        self.delivery = Delivery(self.doors, state.sessions, settings.delivery_bytes_max)
+        self.server = self._environment.make_server(context, settings)
+        self.transports = Transports(self.server)
+        self.delivery = Delivery(self.transports, state.sessions, settings.delivery_bytes_max)
         self.consumers = Consumers(state, self.delivery)
         self.tails = Tails(settings.tail_bytes_max)
         state.removal_listeners += [self.intake.forget, self.tails.empty]
@@ -150,16 +154,16 @@ class ShardWorker:
     def _compose_moving(self) -> None:
         """Partitions that come, go, and change."""
         state = self.state
-        self.foresight = Foresight(state, self.reader)
+        self.lookahead = Lookahead(state, self.reader)
         self.ownership = Ownership(
-            state, self.delivery, self.consumers, self.intake, self.tails, self.foresight
+            state, self.delivery, self.consumers, self.intake, self.tails, self.lookahead
         )
         self.arrivals = Arrivals(state, self.ownership, self.quota)
         self.departures = Departures(
             state, self.ownership, self.reader, self.consumers, self.dispatcher
         )
         self.moves = Moves(state, self.ownership, self.arrivals)
-        self.restored = Restored(state, self._outside)
+        self.restored = Restored(state, self._environment)
         self.assignments = Assignments(
             state, self.restored, self.intake, self.consumers,
             DurabilityChanges(state, self.intake, self.tails, self.dispatcher),
@@ -170,13 +174,19 @@ class ShardWorker:
         """What clients, other workers and administrators ask."""
         state, delivery, consumers = self.state, self.delivery, self.consumers
         self.greeter = Greeter(
-            state.sessions, state.settings, state.boot.config.host_id, consumers.close_session
-        )
+            state.sessions, state.settings, state.boot.config.host_id,
+            self._environment.authenticator.authenticate, consumers.close_session,
+        )  # fmt: skip
         self.greeter.limits["unreported_messages"] = UNREPORTED_MESSAGES
         producers = self.producers = Producers(state, delivery, self.limits)
         self.forwarder = Forwarder(state, delivery, self.intake, producers)
         self.dead_letters = DeadLetters(state, consumers, producers, self.intake, self.reader)
-        self.commands = Commands(state, self.greeter, delivery, consumers)
+        self.commands = Commands(
+            state.sessions, self.greeter, self._environment.authorizer, delivery.reply,
+            unknown="this is the port of a worker, which serves only what is published and consumed; "
+            "connect to the address that `danube-fast serve` prints",
+        )  # fmt: skip
+        SessionCommands(state, self.commands, delivery, consumers)
         self.commands.handlers |= producers.handlers
         self.commands.handlers |= ConsumerCommands(
             state, delivery, consumers, self.cursors, self.limits, self.gaps, self.subscriptions,
@@ -193,7 +203,9 @@ class ShardWorker:
     def _compose_jobs(self) -> None:
         """What is done by the clock, in this order."""
         state = self.state
-        self.session_checks = SessionChecks(state, self.consumers, self.doors, self.assignments)
+        self.session_checks = SessionChecks(
+            state, self.consumers, self.transports, self.assignments
+        )
         self.touched = TouchedPartitions(self.intake, self.retention)
         jobs: list[Job] = [
             Redeliveries(state, self.consumers),
@@ -215,7 +227,7 @@ class ShardWorker:
             self.trimming,
             self.producers,
         ]
-        self.upkeep = Upkeep(state, self.foresight, self.session_checks, jobs)
+        self.upkeep = Upkeep(state, self.lookahead, self.session_checks, jobs)
 
     # ------------------------------------------------------------ life
 
@@ -223,7 +235,7 @@ class ShardWorker:
         """Open and replay one log."""
         log = Log.open(
             path, log_id=log_id, settings=self.state.settings, clock=self.state.clock,
-            wake_fd=self.state.boot.mailbox.fileno(), background=self._outside.background,
+            wake_fd=self.state.boot.mailbox.fileno(), background=self._environment.background,
         )  # fmt: skip
         if log.snapshot is not None:
             self.state.catalog.apply_snapshot(r.decode_snapshot(log.snapshot[1]), slot)
@@ -250,10 +262,10 @@ class ShardWorker:
         """Bind, say ready, and ask the coordinator what else is ours."""
         config = self.state.boot.config
         port = self.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
-        self.doors.open_gate(config.ipc_endpoint, self.state.settings)
-        self._sleeper = Sleeper(
-            self.doors.filenos(),
-            self.doors.readable,
+        self.transports.open_gate(config.ipc_endpoint, self.state.settings)
+        self._idle = IdleStrategy(
+            self.transports.filenos(),
+            self.transports.readable,
             self.state.boot.mailbox,
             self.state.clock,
             self.state.settings.spin_us,
@@ -266,13 +278,13 @@ class ShardWorker:
         while not self.state.boot.stop_requested:
             if not self.do_work() or self.settled:
                 timeout_ms = self.sleep_ms()
-                if timeout_ms and self._sleeper.sleep(timeout_ms) and not self.is_gathering:
+                if timeout_ms and self._idle.sleep(timeout_ms) and not self.is_gathering:
                     self.serve_first()
         self.stop()
 
     def sleep_ms(self) -> int:
         """How long to sleep, unless somebody has something to say; 0: there is more to do."""
-        if self.state.ready or self.intake.answered or self.foresight.is_busy:
+        if self.state.ready or self.intake.answered or self.lookahead.is_busy:
             return 0
         if any(journal.gathers and journal.waits for journal in self.state.journals):
             return GATHERING_POLL_MS
@@ -310,7 +322,7 @@ class ShardWorker:
                 _log.error("log %d did not end in order: %s", self.state.logs[slot].log_id, error)
         self.restored.last_words()
         self.delivery.flush()
-        self.doors.close()
+        self.transports.close()
         self.state.boot.set_state(ProcessState.STOPPED)
 
     # ------------------------------------------------------------ one turn
@@ -332,12 +344,12 @@ class ShardWorker:
         for session in self.delivery.drained:
             self.consumers.resume(session)
         self.delivery.drained.clear()
-        for identity, lives in self.doors.take_gone():
+        for identity, lives in self.transports.take_gone():
             if (ended := self.state.sessions.by_identity(identity)) is not None:
                 self.consumers.close_session(ended, Parting.LOST if lives else Parting.DIED)
         while self.delivery.gone:
             self.consumers.close_session(self.delivery.gone.pop(0), Parting.DIED)
-        self.settled = alone and self.doors.drained
+        self.settled = alone and self.transports.drained
         return work
 
     def _begin_turn(self) -> None:
@@ -349,7 +361,7 @@ class ShardWorker:
         """Take what clients sent, up to one group."""
         taken = size = 0
         limit = self.state.settings.group_bytes_max
-        for identity, head, parts in self.doors.receive(count_max):
+        for identity, head, parts in self.transports.receive(count_max):
             taken += 1
             try:
                 command = p.decode_client_command(head)
@@ -368,10 +380,10 @@ class ShardWorker:
                 if size >= limit:
                     break
             else:
-                self.commands.handle(identity, command)
+                self.commands.handle(identity, command, self.state.now_ns)
             if taken == count_max:
                 break
-        if self.doors.drained:
+        if self.transports.drained:
             self.state.drained_ns = self.state.now_ns
         return taken
 
@@ -382,8 +394,8 @@ class ShardWorker:
             self.delivery.reply(identity, error)
             return
         session.last_seen_ns = self.state.now_ns
-        # Admission takes only producers that this session opened under `authorize` for their topics.
-        authorize(session.principal, PERMISSIONS[p.Publish], OWN_SESSION)
+        # Admission takes only producers that this session opened, authorized for their topics.
+        self._authorize(session.principal, PERMISSIONS[p.Publish], OWN_SESSION)
         publication = Publication(session.number, command.request)
         self.intake.publish(publication, part, self.state.now_wall_ns)
 

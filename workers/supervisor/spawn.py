@@ -33,25 +33,21 @@ from danube_fast.ring.counters import CounterBlock
 from danube_fast.ring.layout import BUCKET_TABLE_BYTES, ring_bytes
 from danube_fast.ring.memory import create_eventfd, create_memfd, format_ring, map_fd
 from danube_fast.ring.repair import apply_plan, plan_consumer, plan_producer, plan_stopped
-from danube_fast.workers.process.boot import COORDINATOR, BootConfig, worker_of_log
+from danube_fast.roles import COORDINATOR, Owner, Processes, Role
+from danube_fast.workers.process.boot import BootConfig
 from danube_fast.workers.supervisor.datadir import DataDirectory
 
-__all__ = ["Addresses", "Shared", "process_name"]
+__all__ = ["Addresses", "Shared"]
 
 STANDARD_ERROR = 2
 ALL_INTERFACES = ("0.0.0.0", "::", "*")  # noqa: S104 - recognised, not bound
 PORT_MAX = 65535
 ADMIN_BACKLOG = 128
 MODULES = {
-    "coordinator": "danube_fast.workers.coordinator.coordinator",
-    "worker": "danube_fast.workers.shard.worker",
+    Role.COORDINATOR: "danube_fast.workers.coordinator.coordinator",
+    Role.WORKER: "danube_fast.workers.shard.worker",
 }
 """Role -> module that runs it; tests put others in."""
-
-
-def process_name(process: int) -> str:
-    """What a process is called in texts."""
-    return "coordinator" if process == COORDINATOR else f"worker {process - 1}"
 
 
 class Addresses:
@@ -161,7 +157,8 @@ class Shared:
         self.directory = directory
         self.addresses = Addresses(settings)
         self.logs = directory.logs(settings.workers)
-        self.process_count = settings.workers + 1
+        self.processes = Processes.with_workers(settings.workers)
+        self.process_count = len(self.processes)
         self.control = ControlBlock.create(self.process_count)
         self.counters = CounterBlock.create(self.process_count)
         self.bucket_fd = create_memfd("danube-fast-buckets", BUCKET_TABLE_BYTES)
@@ -169,7 +166,9 @@ class Shared:
         self.liveness, self._liveness_end = os.pipe()
         beside = descriptor_limit() >= IPC_DESCRIPTORS_MIN
         self.ipc_endpoints = [
-            f"ipc://@danube-{directory.token}-{process_name(i).replace(' ', '')}" if beside else ""
+            f"ipc://@danube-{directory.token}-{self.processes.name(i).replace('-', '')}"
+            if beside
+            else ""
             for i in range(self.process_count)
         ]
         self._rings: dict[tuple[int, int], int] = {}
@@ -248,19 +247,16 @@ class Shared:
             os.close(boot_fd)
 
     def _config(self, process: int, epoch: int) -> BootConfig:
-        worker_count = self.settings.workers
-        owners = [worker_of_log(log_id, worker_count) for log_id, _ in self.logs]
-        is_coordinator = process == COORDINATOR
+        host, processes = host_id(), self.processes
+        owners = [Owner(host, log_id % self.settings.workers) for log_id, _ in self.logs]
         return BootConfig(
-            role="coordinator" if is_coordinator else "worker",
+            processes=processes,
             process_index=process,
-            process_count=self.process_count,
-            worker_count=worker_count,
             epoch=epoch,
             supervisor_pid=os.getpid(),
             settings=self.settings,
             data_dir=str(self.directory.path),
-            host_id=host_id(),
+            host_id=host,
             control_fd=self.control.fd,
             counter_fd=self.counters.fd,
             bucket_fd=self.bucket_fd,
@@ -273,10 +269,10 @@ class Shared:
             liveness_fd=self.liveness,
             tcp_host=self.addresses.host,
             tcp_port=self.addresses.ports[process],
-            admin_fd=self.addresses.admin_socket.fileno() if is_coordinator else -1,
+            admin_fd=self.addresses.admin_socket.fileno() if process == COORDINATOR else -1,
             advertise=self.addresses.advertise,
             ipc_endpoints=self.ipc_endpoints,
-            logs=[log for log in self.logs if owners[log[0]] == process],
+            logs=[log for log in self.logs if processes.workers[owners[log[0]].worker] == process],
             accept_rollback=self.accept_rollback,
-            log_workers=owners,
+            owners=owners,
         )

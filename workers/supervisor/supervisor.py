@@ -45,10 +45,10 @@ from danube_fast.errors import (
 )
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.memory import signal_eventfd
-from danube_fast.workers.process.boot import COORDINATOR
+from danube_fast.roles import COORDINATOR, Processes
 from danube_fast.workers.supervisor.datadir import DataDirectory
 from danube_fast.workers.supervisor.precompile import precompile
-from danube_fast.workers.supervisor.spawn import Shared, process_name
+from danube_fast.workers.supervisor.spawn import Shared
 
 __all__ = ["Supervisor", "serve"]
 
@@ -67,9 +67,9 @@ MILLISECOND_NS = 1_000_000
 class _Child:
     """What the supervisor knows of one process index."""
 
-    def __init__(self, process: int) -> None:
+    def __init__(self, process: int, name: str) -> None:
         self.process = process
-        self.name = process_name(process)
+        self.name = name.replace("-", " ")
         self.popen: subprocess.Popen[bytes] | None = None
         self.pidfd = -1
         self.epoch = 0
@@ -133,7 +133,8 @@ class Supervisor:
         self._signals = signals
         self._clock = clock
         self._output = output
-        self._children = [_Child(process) for process in range(shared.process_count)]
+        names = map(shared.processes.name, range(shared.process_count))
+        self._children = [_Child(process, name) for process, name in enumerate(names)]
         self._was_ready = False
 
     def run(self) -> None:
@@ -249,7 +250,11 @@ class Supervisor:
             addresses.ports[child.process] = self._shared.control.port(child.process)
         self._shared.directory.note_used()
         pids = [child.popen.pid for child in self._children if child.popen is not None]
-        self._output.ready(self._shared, pids[COORDINATOR], pids[COORDINATOR + 1 :])
+        self._output.ready(
+            self._shared,
+            pids[COORDINATOR],
+            [pids[process] for process in self._shared.processes.workers],
+        )
 
     def _wait_ms(self, now_ns: int) -> int:
         if not self._was_ready:
@@ -277,8 +282,9 @@ class Supervisor:
         began_ns = self._clock.monotonic_ns()
         total_ns = self._settings.stop_timeout_ms * MILLISECOND_NS
         workers_ns = int(total_ns * STOP_SHARE_OF_WORKERS)
-        self._stop_some(self._children[COORDINATOR + 1 :], began_ns + workers_ns)
-        self._stop_some(self._children[:1], began_ns + total_ns)
+        workers = [self._children[process] for process in self._shared.processes.workers]
+        self._stop_some(workers, began_ns + workers_ns)
+        self._stop_some([self._children[COORDINATOR]], began_ns + total_ns)
 
     def _stop_some(self, children: list[_Child], deadline_ns: int) -> None:
         signals_before = self._signals.count
@@ -324,6 +330,7 @@ class _Output:
     def ready(self, shared: Shared, coordinator_pid: int, worker_pids: list[int]) -> None:
         """The ready line."""
         addresses = shared.addresses
+        worker_ports = [addresses.ports[process] for process in shared.processes.workers]
         event = {
             "event": "ready",
             "url": addresses.url,
@@ -332,13 +339,13 @@ class _Output:
             "pid": os.getpid(),
             "worker_pids": worker_pids,
             "coordinator_pid": coordinator_pid,
-            "worker_ports": addresses.ports[COORDINATOR + 1 :],
+            "worker_ports": worker_ports,
             "data_dir": str(shared.directory.path),
         }
         if self.is_json:
             text = msgspec.json.encode(event).decode()
         else:
-            ports = ", ".join(str(port) for port in addresses.ports[COORDINATOR + 1 :])
+            ports = ", ".join(str(port) for port in worker_ports)
             text = (
                 f"danube-fast is ready at {addresses.url}\n"
                 f"  admin    {addresses.admin_url}\n"
@@ -352,7 +359,7 @@ class _Output:
 def _within_descriptors(settings: Settings, lines: _Output) -> Settings:
     """Raise the limit of descriptors, which is often 1024, and keep the settings below it."""
     limit = raise_descriptor_limit()
-    allowed = clients_allowed(limit, settings.workers + 1)
+    allowed = clients_allowed(limit, len(Processes.with_workers(settings.workers)))
     if limit < DESCRIPTORS_NEEDED:
         lines.note(
             f"warning: {limit} file descriptors are allowed here, enough for {allowed} clients of "

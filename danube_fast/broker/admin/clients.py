@@ -7,12 +7,12 @@ from typing import Any
 from danube_fast.broker.admin.registry import AdminContext, Answer, operation
 from danube_fast.broker.messages import ListClients
 from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.roles import COORDINATOR
 from danube_fast.types import Permission
 
 __all__: list[str] = []
 
 CLIENTS_LISTED_MAX = 1000
-COORDINATOR = 0
 
 
 @operation(Permission.MANAGE_BROKER)
@@ -28,6 +28,7 @@ def list_clients(
     process, number = _place(after)
     if limit < 1:
         raise InvalidArgument(f"limit {limit} shows nothing; ask for 1 or more")
+    last = len(context.processes) - 1
     most = min(limit, CLIENTS_LISTED_MAX)
     rows: list[dict[str, Any]] = []
 
@@ -36,11 +37,11 @@ def list_clients(
             if error is not None:
                 answer.fail(error)
                 return
-            name = "coordinator" if process == COORDINATOR else f"worker-{process - 1}"
+            name = context.processes.name(process)
             rows.extend({"process": name, **row} for row in page["clients"])
             if page["more"] or len(rows) >= most:
                 answer.done({"clients": rows, "after": f"{process}:{rows[-1]['session']}"})
-            elif process < context.worker_count:
+            elif process < last:
                 ask(process + 1, 0)
             else:
                 answer.done({"clients": rows, "after": ""})
@@ -51,7 +52,7 @@ def list_clients(
         else:
             context.ask(process, ListClients(number, left), got)
 
-    ask(min(process, context.worker_count), number)
+    ask(min(process, last), number)
 
 
 def _place(after: str) -> tuple[int, int]:

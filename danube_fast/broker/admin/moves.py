@@ -31,7 +31,7 @@ def move_topic(
                 f"{topic} has no partition {partition}; it has {len(partitions)}, counted from 0"
             )
         partitions = [partitions[partition]]
-    there = [part for part in partitions if context.worker_of(part.log_id) - 1 == worker]
+    there = [part for part in partitions if context.owner_of(part.log_id).worker == worker]
     left = [part for part in partitions if part not in there]
     if there and not left:
         what = topic if partition == ALL else f"partition {partition} of {topic}"

@@ -19,6 +19,7 @@ from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
 from danube_fast.checks import in_our_words
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound
+from danube_fast.roles import Owner, Processes
 from danube_fast.types import Permission
 
 __all__ = ["OPERATIONS", "AdminContext", "Answer", "Operation", "ask_owners", "operation", "run"]
@@ -62,8 +63,12 @@ class AdminContext(Protocol):
         """Call a worker (by process index) over its mailbox; `on_reply` comes once, later."""
         ...
 
-    def worker_of(self, log_id: int) -> int:
+    def process_of(self, log_id: int) -> int:
         """Process index of the worker that owns a log."""
+        ...
+
+    def owner_of(self, log_id: int) -> Owner:
+        """Host and number of the worker that owns a log."""
         ...
 
     def place(self, record: TopicRecord, on_done: Callable[[DanubeError | None], None]) -> None:
@@ -99,8 +104,8 @@ class AdminContext(Protocol):
         ...
 
     @property
-    def worker_count(self) -> int:
-        """Workers; their process indexes are 1 to this."""
+    def processes(self) -> Processes:
+        """The processes of this host."""
         ...
 
     def clients(self, after: int, limit: int) -> dict[str, Any]:
@@ -189,7 +194,7 @@ def ask_owners(
     `on_all(values, errors)` once, at the end."""
     by_worker: dict[int, list[int]] = {}
     for partition in partitions:
-        worker = context.worker_of(partition.log_id)
+        worker = context.process_of(partition.log_id)
         by_worker.setdefault(worker, []).append(partition.partition_id)
     values: list[Any] = []
     errors: list[DanubeError] = []

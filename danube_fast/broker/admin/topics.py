@@ -114,7 +114,7 @@ def describe_topic(context: AdminContext, answer: Answer, *, topic: str) -> None
                     "partition_id": partition.partition_id,
                     "partition": record.partition_topic(partition.index),
                     "log_id": partition.log_id,
-                    "worker": context.worker_of(partition.log_id) - 1,
+                    "worker": context.owner_of(partition.log_id).worker,
                     "moving_to": context.moving_to(partition.partition_id),
                     "extents": [list(msgspec.structs.astuple(e)) for e in partition.extents],
                 }

@@ -1,6 +1,6 @@
 """Dead letters: messages that failed too often go to another topic, then count as acked.
 
-    poisoned -> queue -> desk of its topic: find the topic, open producers -> publish -> settled
+    poisoned -> queue -> target of its topic: find the topic, open producers -> publish -> settled
 
 The topic may live on another worker: then frames pass through the mailbox, as those of clients do
 (`forward.py`). A letter is settled in its subscription only when it is durable; whatever fails is
@@ -25,7 +25,7 @@ from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.view import FrameView
 from danube_fast.net.protocol import Status
-from danube_fast.workers.process.boot import COORDINATOR
+from danube_fast.roles import COORDINATOR
 from danube_fast.workers.process.mailbox import Reply
 from danube_fast.workers.shard.deliver.consumers import Consumers
 from danube_fast.workers.shard.job import Job
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 PRODUCER_NAME = "dead-letters"
 IN_FLIGHT_MAX = 256
-"""Letters of one desk that are published and not durable yet."""
+"""Letters of one target that are published and not durable yet."""
 RETRY_NS = 1_000_000_000
 REASON_CHARACTERS_MAX = 1000
 _DONE = (Status.OK, Status.DUPLICATE)
@@ -79,7 +79,7 @@ class _Place:
         self.producer_id = self.epoch = self.next_sequence = 0
 
 
-class _Desk:
+class _Target:
     """What waits for one dead-letter topic."""
 
     __slots__ = ("fault", "in_flight", "is_opening", "letters", "places", "retry_ns", "turn")
@@ -97,7 +97,7 @@ class _Desk:
 
 
 class DeadLetters(Job):
-    """All desks of one worker. Used by its loop only."""
+    """All targets of one worker. Used by its loop only."""
 
     def __init__(
         self, state: ShardState, consumers: Consumers, producers: Producers, intake: Intake,
@@ -109,21 +109,21 @@ class DeadLetters(Job):
         self._intake = intake
         self._reader = reader
         consumers.take_poisoned = self.take
-        self._desks: dict[str, _Desk] = {}
+        self._targets: dict[str, _Target] = {}
 
     def take(self, sub: Subscription) -> None:
         """Publish what a subscription has poisoned."""
         poisoned, sub.poisoned = sub.poisoned, []
-        desk = self._desks.setdefault(sub.policy.dead_letter_topic, _Desk())
+        target = self._targets.setdefault(sub.policy.dead_letter_topic, _Target())
         for start, end, failures, reason in poisoned:
-            desk.letters += [
+            target.letters += [
                 _Letter(sub, offset, failures, reason, sub.policy) for offset in range(start, end)
             ]
 
     def fault_of(self, sub: Subscription) -> str:
         """Why the letters of a subscription have to wait; empty: they do not."""
-        desk = self._desks.get(sub.policy.dead_letter_topic)
-        return desk.fault if desk is not None and sub.ledger.blocked else ""
+        target = self._targets.get(sub.policy.dead_letter_topic)
+        return target.fault if target is not None and sub.ledger.blocked else ""
 
     def check(self, policy: FailurePolicy, done: Callable[[DanubeError | None], None]) -> None:
         """Ask whether a topic takes dead letters, if it is there already; `done` with why it does not. Who
@@ -142,29 +142,29 @@ class DeadLetters(Job):
     @property
     def is_busy(self) -> bool:
         """Whether letters wait."""
-        return any(desk.letters for desk in self._desks.values())
+        return any(target.letters for target in self._targets.values())
 
     def do_work(self, now_ns: int) -> None:
         """Publish what can be published."""
-        for topic, desk in list(self._desks.items()):
-            if not desk.letters and not desk.in_flight:
-                del self._desks[topic]
-            elif desk.letters and now_ns >= desk.retry_ns and not desk.is_opening:
-                if desk.places:
-                    self._publish_some(desk)
+        for topic, target in list(self._targets.items()):
+            if not target.letters and not target.in_flight:
+                del self._targets[topic]
+            elif target.letters and now_ns >= target.retry_ns and not target.is_opening:
+                if target.places:
+                    self._publish_some(target)
                 else:
-                    self._open(topic, desk)
+                    self._open(topic, target)
 
     # ------------------------------------------------------------ opening
 
-    def _open(self, topic: str, desk: _Desk) -> None:
+    def _open(self, topic: str, target: _Target) -> None:
         """Find the topic, which is made if it is missing, and open a producer on its partitions."""
-        desk.is_opening = True
+        target.is_opening = True
         mailbox = self._state.boot.mailbox
 
         def located(reply: Reply) -> None:
             if reply.error is not None:
-                self._fail(topic, desk, reply.error)
+                self._fail(topic, target, reply.error)
                 return
             places = [_Place(*entry) for entry in reply.value.partitions]
             left = len(places)
@@ -173,13 +173,13 @@ class DeadLetters(Job):
                 nonlocal left
                 left -= 1
                 if value is None:
-                    self._fail(topic, desk, error or Internal("a producer was not opened"))
+                    self._fail(topic, target, error or Internal("a producer was not opened"))
                     return
                 place.producer_id = value.producer_id
                 place.epoch = value.producer_epoch
                 place.next_sequence = value.next_sequence
-                if left == 0 and desk.is_opening:
-                    desk.places, desk.is_opening, desk.fault = places, False, ""
+                if left == 0 and target.is_opening:
+                    target.places, target.is_opening, target.fault = places, False, ""
 
             for place in places:
                 self._open_place(place, opened)
@@ -210,20 +210,20 @@ class DeadLetters(Job):
         """The session of our own producers: below -1, like those of other processes."""
         return -1 - self._state.boot.config.process_index
 
-    def _fail(self, topic: str, desk: _Desk, error: DanubeError) -> None:
+    def _fail(self, topic: str, target: _Target, error: DanubeError) -> None:
         """Something is not there: begin again in a while."""
-        if desk.fault != str(error):
+        if target.fault != str(error):
             _log.warning("dead letters for %s have to wait: %s", topic, error)
-        desk.fault = str(error)
-        desk.places, desk.is_opening = [], False
-        desk.retry_ns = self._state.now_ns + RETRY_NS
+        target.fault = str(error)
+        target.places, target.is_opening = [], False
+        target.retry_ns = self._state.now_ns + RETRY_NS
 
     # ------------------------------------------------------------ publishing
 
-    def _publish_some(self, desk: _Desk) -> None:
+    def _publish_some(self, target: _Target) -> None:
         repeated: list[_Letter] = []
-        while desk.letters and desk.places and len(desk.in_flight) < IN_FLIGHT_MAX:
-            letter = desk.letters.popleft()
+        while target.letters and target.places and len(target.in_flight) < IN_FLIGHT_MAX:
+            letter = target.letters.popleft()
             partition = self._state.partition(letter.sub.partition_id)
             if partition is None or partition.subscriptions.get(letter.sub.name) is not letter.sub:
                 continue
@@ -231,7 +231,7 @@ class DeadLetters(Job):
                 continue  # it was given another chance
             if letter.sub.ledger.state_of(letter.offset)[0] is not State.BLOCKED:
                 continue  # somebody has decided otherwise
-            if (letter.sub, letter.offset) in desk.in_flight:
+            if (letter.sub, letter.offset) in target.in_flight:
                 repeated.append(
                     letter
                 )  # it came again meanwhile and failed: see what becomes of the first
@@ -242,36 +242,36 @@ class DeadLetters(Job):
                 _log.error("a dead letter of %s cannot be read: %s", partition.topic, error)
                 continue
             if isinstance(found, Stored) and place_of(found, letter.offset) >= 0:
-                self._publish(desk, letter, found)
+                self._publish(target, letter, found)
             elif found is not None:  # gone from the log meanwhile
                 self._settle(letter)
-        desk.letters += repeated
+        target.letters += repeated
 
-    def _publish(self, desk: _Desk, letter: _Letter, stored: Stored) -> None:
-        place = desk.places[desk.turn % len(desk.places)]
+    def _publish(self, target: _Target, letter: _Letter, stored: Stored) -> None:
+        place = target.places[target.turn % len(target.places)]
         topic = letter.sub.policy.dead_letter_topic
         try:
             frame = self._frame(letter, stored, place, place.next_sequence)
         except DanubeError as error:  # compressed garbage: it stays blocked
             _log.error("message %d of %s is no dead letter: %s", letter.offset, topic, error)
             return
-        desk.turn += 1
+        target.turn += 1
         place.next_sequence += 1
         key = letter.sub, letter.offset
-        desk.in_flight.add(key)
+        target.in_flight.add(key)
         bundle = sealed_bundle([(place.partition_id, frame)])
 
         def answered(status: int, text: str) -> None:
-            desk.in_flight.discard(key)
+            target.in_flight.discard(key)
             if status in _DONE:
                 self._settle(letter)
                 return
             if status == InvalidArgument.code:  # too large with its attributes: it stays blocked
                 _log.error("message %d is no letter for %s: %s", letter.offset, topic, text)
                 return
-            desk.letters.appendleft(letter)
-            if desk.places and place in desk.places:
-                self._fail(topic, desk, DanubeError(text))
+            target.letters.appendleft(letter)
+            if target.places and place in target.places:
+                self._fail(topic, target, DanubeError(text))
 
         if place.process == self._state.boot.config.process_index:
 

@@ -22,7 +22,7 @@ from danube_fast.frame.split import Cut
 from danube_fast.net import protocol
 from danube_fast.net.server import PeerGone, WouldBlock
 from danube_fast.net.session import Session, Sessions
-from danube_fast.workers.shard.doors import Doors
+from danube_fast.workers.shard.transports import Transports
 
 __all__ = ["Delivery"]
 
@@ -39,8 +39,8 @@ Piece = tuple[Consumer, Stored, Cut | None]
 class Delivery:
     """Outbound half of a worker. Used by its loop only."""
 
-    def __init__(self, doors: Doors, sessions: Sessions, delivery_bytes_max: int) -> None:
-        self._doors = doors
+    def __init__(self, transports: Transports, sessions: Sessions, delivery_bytes_max: int) -> None:
+        self._transports = transports
         self._sessions = sessions
         self._bytes_max = delivery_bytes_max
         self._pieces: dict[int, list[Piece]] = {}
@@ -169,7 +169,7 @@ class Delivery:
         if not any(isinstance(frame, Cut) for _, frame in frames):
             return sealed_bundle(frames)
         size = bundle_bytes([len(frame) for _, frame in frames])
-        part, address = self._doors.room(session.identity, size)
+        part, address = self._transports.room(session.identity, size)
         write_bundle(address, frames)
         return part
 
@@ -201,7 +201,7 @@ class Delivery:
                 self.gone.append(session)
             return
         try:
-            self._doors.send(session.identity, parts)
+            self._transports.send(session.identity, parts)
         except WouldBlock:
             session.outbox.append(parts)
             self._pause(session, paused=True)
@@ -221,7 +221,7 @@ class Delivery:
             self.send(session, [protocol.encode(command)])
             return
         try:
-            self._doors.send(identity, [protocol.encode(command)])
+            self._transports.send(identity, [protocol.encode(command)])
         except (WouldBlock, PeerGone):
             return
 
@@ -235,7 +235,7 @@ class Delivery:
             done = 0
             try:
                 for parts in session.outbox:
-                    self._doors.send(session.identity, parts)
+                    self._transports.send(session.identity, parts)
                     done += 1
             except WouldBlock:
                 pass

@@ -115,7 +115,7 @@ class Positions(Job):
         self._tails.empty(partition)
         if partition.keeps_memory:
             self._retention.trim_memory(partition)
-        self._trimming.hasten(partition)
+        self._trimming.trim_soon(partition)
         self._state.mark_cursor(partition)
         self._state.mark_ready(partition)
 

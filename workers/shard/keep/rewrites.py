@@ -1,7 +1,7 @@
 """Frames that a worker writes again at the end of a log, under their old offsets: one job at a time.
 
     compaction.py    a pass over one partition: of every key the newest message is written again
-    unpinning.py     what somebody still needs of the oldest segment of a full log
+    pinned.py     what somebody still needs of the oldest segment of a full log
 
 A job is a generator that yields wherever it may be interrupted. It gets a few milliseconds of a turn.
 Until what it wrote is durable, what it read stays where it is: a kill at any instant finds the one or
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from danube_fast.errors import DanubeError
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.keep.compaction import Compaction
+from danube_fast.workers.shard.keep.pinned import REWRITES, unpin
 from danube_fast.workers.shard.keep.rewrite import Rewrite, Steps
 from danube_fast.workers.shard.keep.segments import Segments
-from danube_fast.workers.shard.keep.unpinning import REWRITES, unpin
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Rewrites"]

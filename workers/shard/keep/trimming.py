@@ -32,8 +32,8 @@ class Trimming(Job):
         """By slot of a log: when a partition was removed from it, or purged, the last time."""
         self._next_ns = 0
         self._count = 0
-        state.removal_listeners.append(self.hasten)
-        rewrites.compaction.after_pass = self.hasten
+        state.removal_listeners.append(self.trim_soon)
+        rewrites.compaction.after_pass = self.trim_soon
 
     def do_work(self, now_ns: int) -> None:
         """Report the room that logs take, and trim them, if it is time or there are new segments."""
@@ -51,7 +51,7 @@ class Trimming(Job):
         for slot in range(len(logs)):
             self._trim(slot, over=over)
 
-    def hasten(self, partition: Partition) -> None:
+    def trim_soon(self, partition: Partition) -> None:
         """Give the space of a partition back soon, even if nothing more is written to its log."""
         self._left_ns[partition.log_slot] = self._state.now_ns
 

@@ -12,7 +12,7 @@ from danube_fast.broker.subscription.consumer import Consumer, Stored
 from danube_fast.errors import NotOwner
 from danube_fast.workers.shard.deliver.consumers import Consumers
 from danube_fast.workers.shard.deliver.delivery import Delivery
-from danube_fast.workers.shard.deliver.foresight import Foresight
+from danube_fast.workers.shard.deliver.lookahead import Lookahead
 from danube_fast.workers.shard.deliver.tails import Tails
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.state import ShardState
@@ -30,14 +30,14 @@ class Ownership:
 
     def __init__(
         self, state: ShardState, delivery: Delivery, consumers: Consumers, intake: Intake,
-        tails: Tails, foresight: Foresight,
+        tails: Tails, lookahead: Lookahead,
     ) -> None:  # fmt: skip
         self._state = state
         self._delivery = delivery
         self._consumers = consumers
         self._intake = intake
         self._tails = tails
-        self._foresight = foresight
+        self._lookahead = lookahead
         self.exports: dict[int, bytes] = {}
         """State of partitions that leave, by id, until it is known where they are."""
 
@@ -93,7 +93,7 @@ class Ownership:
         self._intake.reserve_offsets(partition, urgent=True)
         if arrived:
             partition.resumes_until_ns = self._state.now_ns + RESUME_NS
-            self._foresight.look_at(partition)
+            self._lookahead.look_at(partition)
             _log.info("%s arrived", partition.topic)
         self._state.mark_ready(partition)
 

@@ -18,7 +18,7 @@ from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.net import protocol as p
 from danube_fast.net.protocol import Status
 from danube_fast.net.session import Session
-from danube_fast.workers.process.boot import COORDINATOR
+from danube_fast.roles import COORDINATOR
 from danube_fast.workers.process.mailbox import Reply, Request
 from danube_fast.workers.shard.deliver.delivery import Delivery
 from danube_fast.workers.shard.publish.group import Publication

@@ -23,7 +23,7 @@ from danube_fast.workers.shard.read.log_reader import LogReader
 from danube_fast.workers.shard.read.places import first_run
 from danube_fast.workers.shard.state import ShardState
 
-__all__ = ["Foresight"]
+__all__ = ["Lookahead"]
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class _Wanted(NamedTuple):
     """When it is of no use any more, monotonic."""
 
 
-class Foresight:
+class Lookahead:
     """The jobs of one worker; used by its loop only."""
 
     def __init__(self, state: ShardState, reader: LogReader) -> None:

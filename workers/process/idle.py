@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from danube_fast.clock import Clock, spin
 from danube_fast.workers.process.mailbox import Mailbox
 
-__all__ = ["Sleeper"]
+__all__ = ["IdleStrategy"]
 
 
-class Sleeper:
+class IdleStrategy:
     """Used by the loop of its process only. Bind what clients come through before."""
 
     def __init__(

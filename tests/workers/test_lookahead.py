@@ -15,7 +15,7 @@ from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.errors import DataLoss
 from danube_fast.wal.index import Run
 from danube_fast.wal.log import Log
-from danube_fast.workers.shard.deliver import foresight
+from danube_fast.workers.shard.deliver import lookahead
 from tests.workers.move_rig import MoveRig
 from tests.workers.shard_rig import Rig
 from tests.workers.test_policies import Ticking, later
@@ -60,7 +60,7 @@ def subscription(rig: Rig, partition_id: int = 1) -> Subscription:
 
 
 def looked(rig: Rig) -> None:
-    rig.turn(lambda: not rig.worker.foresight.is_busy, "the look ahead")
+    rig.turn(lambda: not rig.worker.lookahead.is_busy, "the look ahead")
 
 
 @pytest.mark.parametrize("end", ["stop", "crash"])
@@ -147,7 +147,7 @@ def test_cuts_have_a_bound_and_what_nobody_waits_for_is_let_go(
     rig.assign(1, durability="os")
     publish_delayed(rig, after_s=20)
     rig.stop()
-    monkeypatch.setattr(foresight, "CUT_BYTES_MAX", 2000)
+    monkeypatch.setattr(lookahead, "CUT_BYTES_MAX", 2000)
     rig = start()
     looked(rig)
     sub = subscription(rig)
@@ -181,14 +181,14 @@ def test_looking_for_frames_takes_a_bounded_part_of_a_turn(
     looked(rig)
     rig.client().subscribe(1, "s", credit=0)
     found: list[int] = []
-    first_run = foresight.first_run
+    first_run = lookahead.first_run
 
     def counted(log: Log, partition: Partition, offset: int) -> Run | None:
         found.append(offset)
         return first_run(log, partition, offset)
 
-    monkeypatch.setattr(foresight, "first_run", counted)
-    monkeypatch.setattr(foresight, "LOOKUPS_MAX", 30)
+    monkeypatch.setattr(lookahead, "first_run", counted)
+    monkeypatch.setattr(lookahead, "LOOKUPS_MAX", 30)
     monkeypatch.setattr(rig.worker.state.logs[0], "read_cached", lambda run: None)
     later(rig, (due - rig.worker.state.clock.wall_ns()) / SECOND - 0.8)
     for _ in range(5):
@@ -196,9 +196,9 @@ def test_looking_for_frames_takes_a_bounded_part_of_a_turn(
         found.clear()
         rig.worker.state.clock.ahead_ns += SECOND // 10
         rig.worker.do_work()
-    assert rig.worker.foresight._wanted
+    assert rig.worker.lookahead._wanted
     later(rig, 1.1)
-    assert not rig.worker.foresight._wanted, "they are of no use any more"
+    assert not rig.worker.lookahead._wanted, "they are of no use any more"
 
 
 def unreadable(run: Run) -> bytearray:
@@ -226,8 +226,8 @@ def test_many_partitions_do_not_hold_up_the_loop(
     start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn looks at some frames of one of them."""
-    monkeypatch.setattr(foresight, "FRAMES_AT_ONCE", 3)
-    monkeypatch.setattr(foresight, "STEPS_PER_TURN", 1)
+    monkeypatch.setattr(lookahead, "FRAMES_AT_ONCE", 3)
+    monkeypatch.setattr(lookahead, "STEPS_PER_TURN", 1)
     rig = start()
     for partition_id in (1, 2, 3):
         rig.assign(partition_id, durability="os")
@@ -235,7 +235,7 @@ def test_many_partitions_do_not_hold_up_the_loop(
     rig.stop()
     rig = start()
     turns = 0
-    while rig.worker.foresight.is_busy:
+    while rig.worker.lookahead.is_busy:
         before = [subscription(rig, pid).looked_until for pid in (1, 2, 3)]
         rig.worker.do_work()
         after = [subscription(rig, pid).looked_until for pid in (1, 2, 3)]
@@ -271,8 +271,8 @@ def test_a_restart_turns_round_nothing_that_shares_a_frame_with_delayed_messages
 ) -> None:
     """The consumer is back before the worker has read all ahead, and before it has woken what is due."""
     monkeypatch.setattr(delays, "WAKE_MAX", 1)
-    monkeypatch.setattr(foresight, "FRAMES_AT_ONCE", 1)
-    monkeypatch.setattr(foresight, "STEPS_PER_TURN", 1)
+    monkeypatch.setattr(lookahead, "FRAMES_AT_ONCE", 1)
+    monkeypatch.setattr(lookahead, "STEPS_PER_TURN", 1)
     rig = start(tail_bytes_max=1 << 20)
     rig.assign(1, durability="os")
     undelayed = publish_mixed(rig)

@@ -1,6 +1,6 @@
 """What a worker has from the machine it runs on: a socket, threads, chance, the host's boot.
 
-A simulation passes an `Outside` of its own; everything else of the worker is the same there.
+A simulation passes an `Environment` of its own; everything else of the worker is the same there.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from danube_fast.metadata.store import MetadataStore
 from danube_fast.net.greeting import message_bytes_max
 from danube_fast.net.server import Server
 from danube_fast.net.session import TOKEN_BYTES
+from danube_fast.security import AllowAll, Authenticator, Authorizer, TrustClaims
 from danube_fast.wal.background import Background
 from danube_fast.workers.process.log_marks import LogMark, read_marks, write_marks
 from danube_fast.workers.supervisor.datadir import METADATA_SEAL
 
-__all__ = ["Outside"]
+__all__ = ["Environment"]
 
 METADATA = "metadata"
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
@@ -43,8 +44,13 @@ def _write_marks(metadata: Path, marks: Mapping[int, LogMark]) -> None:
         _log.warning("how far the logs are could not be noted: %s", error)
 
 
-class Outside:
+class Environment:
     """The machine as it is."""
+
+    authenticator: Authenticator = TrustClaims()
+    """Names the principals of connections."""
+    authorizer: Authorizer = AllowAll()
+    """Decides what they may do."""
 
     def __init__(self) -> None:
         self.background = Background()

@@ -1,4 +1,4 @@
-"""The two doors of a worker: its ROUTER for everybody, and rings for clients of this host.
+"""The two transports of a worker: its ROUTER for everybody, and rings for clients of this host.
 
 Commands, sessions and answers are the same behind both; only the identity tells who came where.
 """
@@ -14,13 +14,13 @@ from danube_fast.net.greeting import message_bytes_max
 from danube_fast.net.server import PART_BYTES_MAX_SLACK, PeerGone, Server, WouldBlock
 from danube_fast.ring.handover import Gate
 
-__all__ = ["Doors"]
+__all__ = ["Transports"]
 
 _ROUTED = 0
 """First byte of the identities that ROUTER makes; those of the gate begin otherwise."""
 
 
-class Doors:
+class Transports:
     """`Server` and `Gate` as one. Used by the worker's loop only."""
 
     def __init__(self, server: Server) -> None:
@@ -44,7 +44,7 @@ class Doors:
 
     def receive(self, limit: int) -> Iterator[tuple[bytes, Any, list[Any]]]:
         """Up to `limit` waiting messages: identity, command (valid until the next one), parts
-        behind it. Never blocks. The doors take turns in going first."""
+        behind it. Never blocks. The transports take turns in going first."""
         self.drained = False
         self._gate_first = not self._gate_first
         gate = self.gate

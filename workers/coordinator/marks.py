@@ -11,35 +11,35 @@ from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.errors import DanubeError
 from danube_fast.metadata.store import MetadataStore
 from danube_fast.workers.process.boot import BootConfig
+from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.process.log_marks import LogMark
 from danube_fast.workers.process.mailbox import Mailbox
-from danube_fast.workers.process.outside import Outside
 
-__all__ = ["MarkKeeper"]
+__all__ = ["MarkRegistry"]
 
 SAVE_NS = 10_000_000_000
 IDS_SKIPPED = 1 << 20
 """Of ids that metadata put back from a copy may not know of."""
 
 
-class MarkKeeper:
+class MarkRegistry:
     """Keeps the marks, and ids and revisions above all that logs know."""
 
     def __init__(
         self,
         mailbox: Mailbox,
         config: BootConfig,
-        outside: Outside,
+        environment: Environment,
         store: MetadataStore,
         topics: TopicDirectory,
     ) -> None:
-        self._outside = outside
+        self._environment = environment
         self._mailbox = mailbox
         self._data_dir = Path(config.data_dir)
         self._accepts = config.accept_rollback
         self._store = store
         self._topics = topics
-        self._marks = outside.read_marks(self._data_dir)
+        self._marks = environment.read_marks(self._data_dir)
         self._saved: dict[int, LogMark] = dict(self._marks)
         self._next_ns = 0
         self._is_behind = False
@@ -65,16 +65,16 @@ class MarkKeeper:
         """Write the marks down beside the loop, if there is news."""
         if self._marks != self._saved:
             marks = dict(self._marks)
-            self._is_behind = not self._outside.write_marks(self._data_dir, marks)
+            self._is_behind = not self._environment.write_marks(self._data_dir, marks)
             if not self._is_behind:
                 self._saved = marks
 
     def finish(self, now_ns: int) -> None:
         """Hear the last words of workers, and write them down."""
         self._mailbox.do_work(now_ns)
-        self._outside.finish_marks()
+        self._environment.finish_marks()
         self.save()
-        self._outside.finish_marks()
+        self._environment.finish_marks()
 
     def hear(self, told: LogMarks) -> None:
         """Note how far a worker's logs are, and keep ids and revisions above what they know."""

@@ -1,0 +1,61 @@
+"""The processes of one broker by role, and who owns a log.
+
+    process   0             1          2     ...
+    role      coordinator   worker 0   worker 1
+
+A process is named by its index, everywhere inside; a worker by its number, which is what people see.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import msgspec
+
+__all__ = ["COORDINATOR", "Owner", "Processes", "Role"]
+
+COORDINATOR = 0
+"""Process index of the coordinator."""
+
+
+class Role(enum.StrEnum):
+    """What a process does."""
+
+    COORDINATOR = "coordinator"
+    WORKER = "worker"
+
+
+class Owner(NamedTuple):
+    """The worker of a log: its host and its number there."""
+
+    host_id: str
+    worker: int
+
+
+class Processes(msgspec.Struct, frozen=True):
+    """The processes of one host, by index."""
+
+    roles: tuple[Role, ...]
+
+    @classmethod
+    def with_workers(cls, count: int) -> Processes:
+        """A coordinator and so many workers."""
+        return cls((Role.COORDINATOR, *[Role.WORKER] * count))
+
+    def __len__(self) -> int:
+        return len(self.roles)
+
+    @property
+    def workers(self) -> list[int]:
+        """Process indexes of the workers, by number."""
+        return [process for process, role in enumerate(self.roles) if role is Role.WORKER]
+
+    def number(self, process: int) -> int:
+        """The number of a process among those of its role."""
+        return self.roles[:process].count(self.roles[process])
+
+    def name(self, process: int) -> str:
+        """coordinator, worker-0, worker-1, ..."""
+        role = self.roles[process]
+        return role.value if role is Role.COORDINATOR else f"{role.value}-{self.number(process)}"

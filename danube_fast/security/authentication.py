@@ -1,0 +1,31 @@
+"""Who is at the other end of a connection: HELLO carries claims, an Authenticator makes a principal of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+__all__ = ["ANONYMOUS", "Authenticator", "TrustClaims"]
+
+ANONYMOUS = "anonymous"
+PRINCIPAL_CHARACTERS_MAX = 256
+
+
+class Authenticator(Protocol):
+    """Names principals."""
+
+    def authenticate(self, claims: Mapping[str, Any]) -> str:
+        """Return the principal that the claims (`auth` of HELLO) prove.
+
+        Raises PermissionDenied that says what is missing or wrong, never what was expected.
+        """
+        ...
+
+
+class TrustClaims:
+    """Takes the claimed principal without proof; `anonymous` without a claim."""
+
+    def authenticate(self, claims: Mapping[str, Any]) -> str:
+        """Return the claim `principal`."""
+        claimed = claims.get("principal")
+        return claimed[:PRINCIPAL_CHARACTERS_MAX] if isinstance(claimed, str) else ANONYMOUS
