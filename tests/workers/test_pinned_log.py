@@ -16,7 +16,7 @@ from tests.workers.small_segments import SEGMENT_BYTES
 from tests.workers.test_policies import later, stats, subscription
 
 
-def pinned(
+def pinned_log(
     start: Callable[..., Rig], *, tail_bytes_max: int = 0, **policy: Any
 ) -> tuple[Rig, RawClient, dict[str, int]]:
     rig = start(index_flush_entries=64, tail_bytes_max=tail_bytes_max)
@@ -28,7 +28,7 @@ def pinned(
 
 
 def test_one_unacked_message_does_not_stop_a_topic(start):
-    rig, client, opened = pinned(start)
+    rig, client, opened = pinned_log(start)
     log = rig.worker.state.logs[0]
     for i in range(600):
         frame = client.frame(opened, i, [b"%6000d" % i])
@@ -59,7 +59,7 @@ def test_one_unacked_message_does_not_stop_a_topic(start):
 
 def test_what_was_moved_is_no_younger_and_no_older(start):
     """Its time to live is an hour, whatever was trimmed where it stood."""
-    rig, client, opened = pinned(start, message_ttl_ms=3_600_000)
+    rig, client, opened = pinned_log(start, message_ttl_ms=3_600_000)
     log = rig.worker.state.logs[0]
     for i in range(300):
         assert client.publish((1, client.frame(opened, i, [b"%6000d" % i]))) == [0, i]
@@ -78,7 +78,7 @@ def test_what_was_moved_is_no_younger_and_no_older(start):
 @pytest.mark.parametrize("who", ["s", "late"])
 def test_who_asks_for_acked_messages_while_a_segment_is_emptied_gets_them(start, monkeypatch, who):
     """It was looked at who needs what by then, and one message is on its way to the tail."""
-    rig, client, opened = pinned(start)
+    rig, client, opened = pinned_log(start)
     partition = rig.worker.state.catalog.by_id[1]
     asked: list[int] = []
 
@@ -113,7 +113,7 @@ def test_who_asks_for_acked_messages_while_a_segment_is_emptied_gets_them(start,
 
 
 def test_the_limit_holds_when_what_is_needed_cannot_be_read(start, monkeypatch):
-    rig, client, opened = pinned(start, tail_bytes_max=SEGMENT_BYTES)
+    rig, client, opened = pinned_log(start, tail_bytes_max=SEGMENT_BYTES)
 
     def unreadable(run: Run) -> bytearray:
         raise DataLoss("it is damaged")
@@ -134,7 +134,7 @@ def test_the_limit_holds_when_what_is_needed_cannot_be_read(start, monkeypatch):
 
 
 def test_who_needs_most_of_the_oldest_segment_is_refused(start):
-    rig, client, opened = pinned(start)
+    rig, client, opened = pinned_log(start)
     status, i = 0, 0
     while status == 0:
         status, _ = client.publish((1, client.frame(opened, i, [b"%3500d" % i])))
@@ -151,7 +151,7 @@ def test_who_needs_most_of_the_oldest_segment_is_refused(start):
 
 def test_the_limit_holds_before_the_first_snapshot(start, monkeypatch):
     """A slow disk may take its time for that; nothing of the oldest segment could go anyway."""
-    rig, client, opened = pinned(start)
+    rig, client, opened = pinned_log(start)
     monkeypatch.setattr(rig.worker.checkpoints, "_snapshot", lambda slot: None)
     for i in range(600):
         status, _ = client.publish((1, client.frame(opened, i, [b"%6000d" % i])))
@@ -163,7 +163,7 @@ def test_the_limit_holds_before_the_first_snapshot(start, monkeypatch):
 
 
 def test_a_pinned_log_of_several_topics_goes_on(start):
-    rig, client, opened = pinned(start)
+    rig, client, opened = pinned_log(start)
     rig.assign(2, durability="os", policy={"retention_policy": "forever"})
     rig.assign(3, durability="os")
     other = rig.client()
@@ -192,7 +192,7 @@ def test_a_pinned_log_of_several_topics_goes_on(start):
 
 
 def test_one_unacked_message_of_a_large_frame_moves_alone(start):
-    rig, client, opened = pinned(start)
+    rig, client, opened = pinned_log(start)
     for i in range(30):
         frame = client.frame(opened, 100 * i, [b"%1000d" % at for at in range(100)])
         assert client.publish((1, frame)) == [0, 100 * i], stats(rig)["refusal"]
