@@ -10,13 +10,23 @@ from rich.console import Console
 
 from danube_fast.bench import floors, harness, host, report
 from danube_fast.bench.floors import Case
-from danube_fast.bench.plan import Figures
-from danube_fast.bench.plot import write_bars
+from danube_fast.bench.plan import Figures, client_of
+from danube_fast.bench.plot import Bar, write_bars
 from danube_fast.bench.rig import Rig
-from danube_fast.errors import FailedPrecondition, InvalidArgument
+from danube_fast.errors import FailedPrecondition, InvalidArgument, NotFound
 from danube_fast.version import VERSION
 
-__all__ = ["OWN_BROKER", "WIDTH", "Choices", "Emit", "Note", "check", "measure", "prepare"]
+__all__ = [
+    "OWN_BROKER",
+    "TRANSPORTS",
+    "WIDTH",
+    "Choices",
+    "Emit",
+    "Note",
+    "check",
+    "measure",
+    "prepare",
+]
 
 TRANSPORTS = ("zmq", "shm")
 WIDTH = 170
@@ -37,6 +47,7 @@ class Choices(NamedTuple):
     is_json: bool = False
     peers: str | None = None
     sweep: str | None = None
+    page: Path | None = None
 
 
 Note = Callable[[str], None]
@@ -50,6 +61,10 @@ def prepare(choices: Choices, note: Note) -> None:
         raise InvalidArgument(f"--transport {transport!r} is unknown; use zmq or shm")
     if choices.plot is not None and choices.plot.suffix != ".svg":
         raise InvalidArgument(f"--plot {choices.plot} is drawn as SVG; give it a name in .svg")
+    if choices.page is not None and choices.peers is None:
+        raise InvalidArgument(f"--page {choices.page} gets the table of --peers; add that")
+    if choices.page is not None and not choices.page.is_file():
+        raise NotFound(f"there is no {choices.page}; name a page with a place for the table")
     note(f"danube-fast {VERSION} on {host.machine()}")
 
 
@@ -113,18 +128,22 @@ def _verdict_line(verdict: floors.Verdict, runs: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _bars(found: Sequence[Figures]) -> list[tuple[str, float]]:
+def _bars(found: Sequence[Figures]) -> list[Bar]:
     return [
-        (f"{figures.workload}, {figures.durability or figures.system}", figures.messages_per_s)
+        Bar(
+            f"{figures.workload}, {figures.durability or figures.system}",
+            figures.messages_per_s,
+            figures.client,
+        )
         for figures in found
         if figures.messages_per_s is not None and not figures.rate
     ]
 
 
-def _case_bars(cases: Sequence[Case], measured: Sequence[list[Figures]]) -> list[tuple[str, float]]:
+def _case_bars(cases: Sequence[Case], measured: Sequence[list[Figures]]) -> list[Bar]:
     rows = []
     for case, runs in zip(cases, measured, strict=True):
         figures = harness.median_figures(runs)
         if figures.messages_per_s is not None and not figures.rate:
-            rows.append((case.what, figures.messages_per_s))
+            rows.append(Bar(case.what, figures.messages_per_s, client_of(case.workload)))
     return rows

@@ -16,6 +16,7 @@ from danube_fast.errors import InvalidArgument
 
 __all__ = ["calibrated", "median_figures", "plans", "run"]
 
+RANGED = ("messages_per_s", "p50_us", "p99_us")
 CALIBRATION_SHARE = 20
 """A run by time is preceded by one of a twentieth of the usual messages, which tells the rate."""
 
@@ -88,8 +89,9 @@ def calibrated(rig: Rig, plan: Plan, seconds: float) -> Plan:
     return msgspec.structs.replace(plan, messages=max(plan.clients, int(rate * seconds)))
 
 
-def median_figures(runs: Sequence[Figures]) -> Figures:
-    """Each figure's median; of what must not happen, the worst."""
+def median_figures(runs: Sequence[Figures], *, with_range: bool = False) -> Figures:
+    """Each figure's median; of what must not happen, the worst. `with_range`: beside those of RANGED the
+    smallest and the largest, as `extra`."""
     if len(runs) == 1:
         return runs[0]
     merged: dict[str, Any] = {}
@@ -103,6 +105,10 @@ def median_figures(runs: Sequence[Figures]) -> Figures:
     merged["extra"] = {
         name: _middle([figures.extra[name] for figures in runs]) for name in runs[0].extra
     }
+    for name in RANGED if with_range else ():
+        values = [value for figures in runs if (value := getattr(figures, name)) is not None]
+        if values:
+            merged["extra"] |= {f"{name}_min": min(values), f"{name}_max": max(values)}
     return Figures(**merged)
 
 

@@ -99,8 +99,9 @@ def machine() -> str:
                 break
     except OSError:
         pass
+    kernel = platform.release().split("-")[0]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / KIB**3
     return (
-        f"{os.cpu_count()} cores ({model}), {memory:.0f} GiB, Linux {platform.release()}, "
+        f"{os.cpu_count()} cores ({model}), {memory:.0f} GiB, Linux {kernel}, "
         f"Python {platform.python_version()}"
     )

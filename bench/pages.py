@@ -1,8 +1,8 @@
 """`./run bench`: measures the cases of the floors and writes tables and plots of the pages anew.
 
-    README.md   <!-- bench:rates -->  ...  <!-- bench:end -->      what moves how many messages
-    tuning.md   <!-- bench:floors --> ...  <!-- bench:end -->      every case with its floor and target
-    docs/plots/rates.svg, docs/plots/latencies.svg                 the same as bars, beside raw ZeroMQ
+    README.md             <!-- bench:rates -->  ... <!-- bench:end -->   what moves how many messages
+    docs/measurements.md  <!-- bench:floors --> ... <!-- bench:end -->   every case with its floor and target
+    docs/plots/rates.svg, docs/plots/latencies.svg                       the same as bars
 
 What stands between the markers is ours; the rest of a page is left alone.
 """
@@ -12,24 +12,27 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from danube_fast.bench import floors, host, report
 from danube_fast.bench.floors import Case, Verdict
-from danube_fast.bench.plan import Figures
-from danube_fast.bench.plot import write_bars
+from danube_fast.bench.plan import Figures, client_of
+from danube_fast.bench.plot import Bar, write_bars
 from danube_fast.bench.rig import Rig
 from danube_fast.bench.workloads import find
 from danube_fast.errors import DanubeError, NotFound
 from danube_fast.version import VERSION
 
-__all__ = ["floors_table", "main", "plots", "rates_table", "replaced"]
+__all__ = ["floors_table", "machine_note", "main", "note_text", "plots", "rates_table", "replaced"]
 
 END = "<!-- bench:end -->"
-PAGES = {"README.md": "rates", "tuning.md": "floors"}
+PAGES = {"README.md": "rates", "docs/measurements.md": "floors"}
 PLOTS = Path("docs", "plots")
 RAW = "the same, raw ZeroMQ"
+OWN_GROUP, RAW_GROUP = "danube-fast", "raw ZeroMQ"
+PAGE_WIDTH = 120
 RUNS = 3
 
 
@@ -45,10 +48,16 @@ def replaced(text: str, name: str, table: str) -> str:
     return f"{head}{start}\n{table}\n{END}{tail}"
 
 
-def _machine(runs: int) -> str:
+def machine_note(runs: int) -> str:
+    """When, what, where, and how many runs: for the line above a table."""
     today = dt.datetime.now(dt.UTC).date().isoformat()
     times = "one run" if runs == 1 else f"medians of {runs} runs"
     return f"{today}, danube-fast {VERSION}, {host.machine()}; {times}."
+
+
+def note_text(note: str) -> str:
+    """The line above a table, as wide as a page."""
+    return textwrap.fill(note, PAGE_WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _header(*names: str) -> list[str]:
@@ -67,9 +76,9 @@ def rates_table(found: Sequence[Verdict], durabilities: Sequence[str], runs: int
         )
     note = (
         "Measured by `./run bench`: broker with two workers, producer and consumer processes on the same "
-        f"host, ipc, 100 B incompressible payloads unless said, every byte compared. {_machine(runs)}"
+        f"host, ipc, 100 B incompressible payloads unless said, every byte compared. {machine_note(runs)}"
     )
-    return "\n".join([note, "", *lines, "", f"![messages a second]({PLOTS}/rates.svg)"])
+    return "\n".join([note_text(note), "", *lines, "", f"![messages a second]({PLOTS}/rates.svg)"])
 
 
 def floors_table(found: Sequence[Verdict], durabilities: Sequence[str], runs: int) -> str:
@@ -83,27 +92,27 @@ def floors_table(found: Sequence[Verdict], durabilities: Sequence[str], runs: in
             f"{report.amount(floor.target)} | {measured} | {floor.unit} | "
             f"{report.amount(verdict.reference)} |"
         )
-    note = f"Measured by `./run bench`. {_machine(runs)}"
-    return "\n".join([note, "", *lines, "", f"![latencies]({PLOTS}/latencies.svg)"])
+    note = f"Measured by `./run bench`. {machine_note(runs)}"
+    return "\n".join([note_text(note), "", *lines, "", "![latencies](plots/latencies.svg)"])
 
 
 def plots(
     found: Sequence[Verdict], durabilities: Sequence[str]
-) -> dict[str, tuple[str, list[tuple[str, float]]]]:
+) -> dict[str, tuple[str, list[Bar]]]:
     """Title and bars of each plot, by the name of its file."""
-    rates: list[tuple[str, float]] = []
-    times: list[tuple[str, float]] = []
+    rates: list[Bar] = []
+    times: list[Bar] = []
     for verdict, durability in zip(found, durabilities, strict=True):
         name, what = verdict.floor.figure, verdict.case.what
         if verdict.median is None or not (name.endswith("_us") or name == "messages_per_s"):
             continue
         label = what if durability in what else f"{what}, {durability}"
-        rows = rates
-        if name.endswith("_us"):
-            rows, label = times, f"{label}, {name.removesuffix('_us')}"
-        rows.append((label, verdict.median))
-        if verdict.reference is not None and rows is times:
-            rows.append((RAW, verdict.reference))
+        if not name.endswith("_us"):
+            rates.append(Bar(label, verdict.median, client_of(verdict.case.workload)))
+            continue
+        times.append(Bar(f"{label}, {name.removesuffix('_us')}", verdict.median, OWN_GROUP))
+        if verdict.reference is not None:
+            times.append(Bar(RAW, verdict.reference, RAW_GROUP))
     return {
         "rates.svg": ("messages a second", rates),
         "latencies.svg": ("latency at 1,000 messages a second, us", times),
@@ -132,7 +141,7 @@ def _rewrite(arguments: argparse.Namespace) -> None:
     pages = {name: arguments.root / name for name in PAGES}
     for name, path in pages.items():
         if not path.is_file():
-            raise NotFound(f"there is no {path}; run this where README.md and tuning.md are")
+            raise NotFound(f"there is no {path}; run this where README.md is")
         replaced(path.read_text(), PAGES[name], "")  # before an hour of measuring
     cases = floors.select(arguments.workloads)
     changes = {} if arguments.messages is None else {"messages": arguments.messages}
@@ -144,7 +153,7 @@ def _rewrite(arguments: argparse.Namespace) -> None:
     folder = arguments.root / PLOTS
     folder.mkdir(parents=True, exist_ok=True)
     for name, (title, rows) in plots(found, durabilities).items():
-        write_bars(folder / name, title, rows, _machine(arguments.runs))
+        write_bars(folder / name, title, rows, machine_note(arguments.runs))
     for name, path in pages.items():
         table = tables[PAGES[name]](found, durabilities, arguments.runs)
         path.write_text(replaced(path.read_text(), PAGES[name], table))

@@ -10,7 +10,12 @@ from danube_fast.client.arguments import Transport
 from danube_fast.config import Settings
 from danube_fast.version import VERSION
 
-__all__ = ["NON_RELIABLE", "WARM_SETTINGS", "Figures", "Plan"]
+__all__ = ["LISTS", "NON_RELIABLE", "ONE_BY_ONE", "WARM_SETTINGS", "Figures", "Plan", "client_of"]
+
+LISTS, ONE_BY_ONE = "lists", "one by one"
+"""How a client is given its messages."""
+_EACH = ("messages", "topics", "publishers", "publish-latency", "latency", "isolation", "echo")
+"""Workloads whose producers are given one at a time."""
 
 NON_RELIABLE = "non_reliable"
 """Stands where a durability would: such a topic has none."""
@@ -98,6 +103,8 @@ class Figures(msgspec.Struct, kw_only=True):
     """Bytes that a closed loop keeps unacked at most, for each producer; 1 message: one by one."""
     rate: float | None = None
     """Messages a second of an open loop."""
+    client: str = LISTS
+    """LISTS or ONE_BY_ONE."""
     vs_reference: float | None = None
     """`messages_per_s` divided by that of raw ZeroMQ in the same run."""
     extra: dict[str, float] = {}
@@ -113,3 +120,8 @@ class Figures(msgspec.Struct, kw_only=True):
 
 LOST_SHARE_MAX = 0.001
 """What a non_reliable run may lose."""
+
+
+def client_of(workload: str) -> str:
+    """LISTS or ONE_BY_ONE."""
+    return ONE_BY_ONE if workload in _EACH else LISTS

@@ -17,6 +17,7 @@ THOUSAND = 1000
 BIG = 100
 SIGNIFICANT_BELOW = 10
 EXTRAS_HIDDEN = ("reference_messages_per_s", "acked_per_s")
+ENDS_HIDDEN = ("_scheduled_us", "_us_min", "_us_max", "_per_s_min", "_per_s_max")
 
 
 def amount(value: float | None) -> str:
@@ -50,7 +51,7 @@ def extra_text(figures: Figures) -> str:
     return ", ".join(
         f"{name} {amount(value)}"
         for name, value in figures.extra.items()
-        if name not in EXTRAS_HIDDEN and not name.endswith("_scheduled_us")
+        if name not in EXTRAS_HIDDEN and not name.endswith(ENDS_HIDDEN)
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from danube_fast.bench import host
 from danube_fast.bench.payloads import create_payloads
-from danube_fast.bench.plan import Figures, Plan
+from danube_fast.bench.plan import Figures, Plan, client_of
 from danube_fast.bench.processes import Broker, Crew, Usage
 from danube_fast.errors import FailedPrecondition
 
@@ -161,4 +161,5 @@ def blank(plan: Plan) -> Figures:
         message_bytes=plan.message_bytes,
         messages=plan.messages,
         rate=plan.rate or None,
+        client=client_of(plan.workload),
     )

@@ -21,7 +21,7 @@ from danube_fast.bench import harness, host, report
 from danube_fast.bench.command import OWN_BROKER, WIDTH, Choices, Emit, Note, prepare
 from danube_fast.bench.floors import measure, value_of
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.plot import write_bars
+from danube_fast.bench.plot import Bar, write_bars
 from danube_fast.bench.rig import Rig
 from danube_fast.config import load_settings, parse_setting
 from danube_fast.errors import InvalidArgument
@@ -153,7 +153,7 @@ def _draw(
     """Bars of `figure`."""
     unit = "p50, us" if figure == "p50_us" else "messages a second"
     rows = [
-        (f"{sweep.setting}={value}", value_of(figures, figure) or 0.0)
+        Bar(f"{sweep.setting}={value}", value_of(figures, figure) or 0.0)
         for value, figures in zip(sweep.values, medians, strict=True)
     ]
     first = medians[0]

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from danube_fast.bench.peers.server import Server
+from danube_fast.bench.plan import ONE_BY_ONE
 
 __all__ = ["WINDOW_BYTES", "Adapter", "Before", "Receiver", "Sender", "Take", "Variant"]
 __all__ += ["find_program", "has_module", "window_messages"]
@@ -48,6 +49,8 @@ class Variant(NamedTuple):
     """For `start`, and for both members."""
     workloads: tuple[str, ...] = ("throughput", "latency")
     """Those in which it differs from a variant above it."""
+    client: str = ONE_BY_ONE
+    """Whether its client takes lists, or one message at a time."""
 
 
 class Sender(ABC):
@@ -120,8 +123,11 @@ def has_module(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def find_program(names: Sequence[str], package: str = "") -> str | None:
-    """The path of a server: on PATH, or among the files of an installed package."""
+def find_program(names: Sequence[str], package: str = "", variable: str = "") -> str | None:
+    """The path of a server: in an environment variable, on PATH, or in an installed package."""
+    named = os.environ.get(variable, "") if variable else ""
+    if named and os.access(named, os.X_OK):
+        return named
     for name in names:
         found = shutil.which(name)
         if found is not None:

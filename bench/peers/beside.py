@@ -1,21 +1,33 @@
-"""`danube-fast bench --peers`: danube-fast and other systems under the same load, in the same run."""
+"""`danube-fast bench --peers`: danube-fast and other systems under the same load, in the same rounds.
+
+    round 1   danube-fast | zeromq | nats | redis | ...      every row once, each on a server of its own
+    round 2   danube-fast | zeromq | nats | redis | ...
+    ...       medians, with the smallest and the largest, of each row
+
+An hour of a shared machine may be three times slower than the next one. Whoever measures one system after the
+other compares hours; rounds give each system some of every hour.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
 
 from danube_fast.bench import harness, report
-from danube_fast.bench.command import WIDTH, Choices, Emit, Note, prepare
+from danube_fast.bench.command import TRANSPORTS, WIDTH, Choices, Emit, Note, prepare
+from danube_fast.bench.pages import machine_note, replaced
 from danube_fast.bench.peers import catalog
+from danube_fast.bench.peers.adapter import Adapter, Variant
 from danube_fast.bench.peers.runs import Bench, sized
-from danube_fast.bench.peers.table import print_rows
+from danube_fast.bench.peers.table import joined, label, markdown, print_rows
 from danube_fast.bench.plan import NON_RELIABLE, Figures, Plan
-from danube_fast.bench.plot import write_bars
+from danube_fast.bench.plot import Bar, write_bars
 from danube_fast.bench.rig import Rig
 from danube_fast.bench.workloads import WORKLOADS
 from danube_fast.errors import DanubeError, InvalidArgument
@@ -28,25 +40,15 @@ DURABILITIES = (NON_RELIABLE, "memory", "os", "fsync")
 SECONDS = 5.0
 """How long a row takes, unless told; rates differ a thousandfold, so a number of messages will not do."""
 
+Run = Callable[[Plan], Figures]
 
-class _Session(NamedTuple):
-    """What all rows share."""
 
-    rig: Rig
+class _Entrant(NamedTuple):
+    """One system in one durability, and what is run on it in each round."""
+
+    what: str
     plans: list[Plan]
-    choices: Choices
-    note: Note
-    keep: Callable[[Figures], None]
-
-    def measure(self, run: Callable[[Plan], Figures], plan: Plan) -> None:
-        """One row: the medians of its runs."""
-        if "messages" not in self.choices.changes and not plan.rate:
-            plan = sized(run, plan, self.choices.changes.get("seconds", SECONDS))
-        figures = harness.median_figures([run(plan) for _ in range(self.choices.runs or 1)])
-        self.note(
-            report.progress(f"{figures.system}, {plan.workload}, {figures.durability}", figures)
-        )
-        self.keep(figures)
+    open: Callable[[], AbstractContextManager[Run]]
 
 
 def _plans(choices: Choices) -> list[Plan]:
@@ -72,35 +74,88 @@ def _plans(choices: Choices) -> list[Plan]:
     return plans
 
 
-def _own_rows(session: _Session) -> None:
-    """danube-fast itself, in each durability that somebody else may be compared with."""
-    chosen = session.choices.changes.get("durability")
-    for durability in DURABILITIES if chosen is None else (chosen,):
-        for plan in session.plans:
-            run = WORKLOADS[plan.workload].run
-            own = msgspec.structs.replace(plan, durability=durability)
+def _ours(rig: Rig, plans: Sequence[Plan], choices: Choices) -> Iterator[_Entrant]:
+    """danube-fast itself, over each transport, in each durability that somebody may be compared with."""
 
-            def once(plan: Plan, run: Any = run) -> Figures:
-                session.rig.broker().rest()
-                return run(session.rig, plan)  # type: ignore[no-any-return]
+    def once(plan: Plan) -> Figures:
+        rig.broker().rest()
+        return WORKLOADS[plan.workload].run(rig, plan)
 
-            session.measure(once, own)
-            session.rig.drop_broker()
-
-
-def _peer_rows(session: _Session, name: str) -> list[str]:
-    """Every variant of a system; what failed, in words."""
-    adapter, failed = catalog.find(name), []
-    for variant in adapter.variants:
+    @contextmanager
+    def opened() -> Iterator[Run]:
         try:
-            with Bench.of(session.rig, adapter, variant) as bench:
-                for plan in session.plans:
-                    if plan.workload in variant.workloads:
-                        session.measure(bench.run, plan)
+            yield once
+        finally:
+            rig.drop_broker()
+
+    durability, transport = (choices.changes.get(name) for name in ("durability", "transport"))
+    for over in TRANSPORTS[::-1] if transport is None else (transport,):
+        for chosen in DURABILITIES if durability is None else (durability,):
+            own = []
+            for plan in plans:
+                own.append(msgspec.structs.replace(plan, durability=chosen, transport=over))
+                if plan.workload == "throughput":
+                    own.append(msgspec.structs.replace(own[-1], workload="messages"))
+            yield _Entrant(f"danube-fast, {over}, {chosen}", own, opened)
+
+
+def _peers(rig: Rig, plans: Sequence[Plan], names: Sequence[str]) -> Iterator[_Entrant]:
+    """Every variant of other systems."""
+
+    def opening(adapter: Adapter, variant: Variant) -> Callable[[], AbstractContextManager[Run]]:
+        @contextmanager
+        def opened() -> Iterator[Run]:
+            with Bench.of(rig, adapter, variant) as bench:
+                yield bench.run
+
+        return opened
+
+    for name in names:
+        adapter = catalog.find(name)
+        for variant in adapter.variants:
+            own = [plan for plan in plans if plan.workload in variant.workloads]
+            if own:
+                what = f"{variant.system}, {variant.durability}"
+                yield _Entrant(what, own, opening(adapter, variant))
+
+
+class _Rounds:
+    """Runs all entrants in rounds; who has failed once is left out from then on."""
+
+    def __init__(self, entrants: Sequence[_Entrant], choices: Choices, note: Note) -> None:
+        self._entrants = entrants
+        self._changes = choices.changes
+        self._note = note
+        self.failed: dict[int, str] = {}
+        self._sizes: dict[tuple[int, str], Plan] = {}
+        self._runs: dict[tuple[int, str], list[Figures]] = {}
+
+    def measure(self, rounds: int) -> list[Figures]:
+        """Medians of each row, in the order of the entrants."""
+        for number in range(1, rounds + 1):
+            for index, entrant in enumerate(self._entrants):
+                if index not in self.failed:
+                    self._try(index, entrant, f"round {number} of {rounds}, " if rounds > 1 else "")
+        return [harness.median_figures(runs, with_range=True) for runs in self._runs.values()]
+
+    def _try(self, index: int, entrant: _Entrant, when: str) -> None:
+        try:
+            with entrant.open() as run:
+                for plan in entrant.plans:
+                    figures = run(self._sized((index, plan.workload), run, plan))
+                    self._runs.setdefault((index, plan.workload), []).append(figures)
+                    self._note(report.progress(f"{when}{entrant.what}, {plan.workload}", figures))
         except (DanubeError, OSError, subprocess.SubprocessError) as error:
-            failed.append(f"{variant.system}, {variant.durability}: {error}")
-            session.note(f"FAILED {failed[-1]}")
-    return failed
+            self.failed[index] = f"{entrant.what}: {error}"
+            self._note(f"FAILED {self.failed[index]}")
+
+    def _sized(self, key: tuple[int, str], run: Run, plan: Plan) -> Plan:
+        """As many messages as take the wanted time: found out in the first round."""
+        if key not in self._sizes:
+            seconds = self._changes.get("seconds", SECONDS)
+            is_sized = "messages" not in self._changes and not plan.rate
+            self._sizes[key] = sized(run, plan, seconds) if is_sized else plan
+        return self._sizes[key]
 
 
 def beside(choices: Choices, note: Note, emit: Emit) -> bool:
@@ -108,35 +163,41 @@ def beside(choices: Choices, note: Note, emit: Emit) -> bool:
     names = catalog.select(choices.peers or "")
     plans = _plans(choices)
     prepare(choices, note)
-    found: list[Figures] = []
-
-    def keep(figures: Figures) -> None:
-        found.append(figures)
-        if choices.is_json:
-            emit(report.json_line(figures))
-
+    if choices.page is not None:
+        replaced(choices.page.read_text(), "peers", "")  # before an hour of measuring
     reasons = {name: catalog.absence(name) for name in names}
     absent = {name: reason for name, reason in reasons.items() if reason is not None}
     for name, reason in absent.items():
         note(f"absent: {name}: {reason}")
-    failed: list[str] = []
+    count = choices.runs or 1
     with Rig() as rig:
-        session = _Session(rig, plans, choices, note, keep)
-        _own_rows(session)
-        for name in names:
-            if name not in absent:
-                failed += _peer_rows(session, name)
-    if not choices.is_json:
+        present = [name for name in names if name not in absent]
+        entrants = [*_ours(rig, plans, choices), *_peers(rig, plans, present)]
+        rounds = _Rounds(entrants, choices, note)
+        found = rounds.measure(count)
+    if choices.is_json:
+        for figures in found:
+            emit(report.json_line(figures))
+    else:
         print_rows(Console(highlight=False, width=WIDTH), found, absent)
-    if choices.plot is not None:
-        write_bars(choices.plot, "messages per second", _bars(found))
+    _publish(choices, found, count)
     ours = [figures for figures in found if figures.system == "danube-fast"]
-    return not failed and all(figures.is_faultless for figures in ours)
+    return not rounds.failed and all(figures.is_faultless for figures in ours)
 
 
-def _bars(found: Sequence[Figures]) -> list[tuple[str, float]]:
-    return [
-        (f"{f.system}, {', '.join((f.durability or '').split(', ')[:2])}", f.messages_per_s)
-        for f in found
-        if f.messages_per_s is not None and not f.rate
-    ]
+def _publish(choices: Choices, found: Sequence[Figures], count: int) -> None:
+    """The picture, and the table of a page."""
+    rows = joined(found)
+    if choices.plot is not None:
+        bars = [
+            Bar(label(row), row.rate, row.client, row.rate_min, row.rate_max)
+            for row in rows
+            if row.rate is not None
+        ]
+        write_bars(choices.plot, "messages a second", bars, machine_note(count))
+    if choices.page is not None:
+        table = markdown(rows, machine_note(count), found)
+        if choices.plot is not None:
+            place = os.path.relpath(choices.plot, choices.page.parent)
+            table += f"\n\n![messages a second]({place})"
+        choices.page.write_text(replaced(choices.page.read_text(), "peers", table))

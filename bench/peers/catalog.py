@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 
 from danube_fast.bench.peers.adapter import Adapter
+from danube_fast.bench.peers.danube import Danube
 from danube_fast.bench.peers.iceoryx import Iceoryx
 from danube_fast.bench.peers.kafka import Kafka, Redpanda
 from danube_fast.bench.peers.mosquitto import Mosquitto
@@ -28,6 +29,7 @@ _SYSTEMS = (
     Mosquitto(),
     Kafka(),
     Redpanda(),
+    Danube(),
 )
 ADAPTERS: dict[str, Adapter] = {system.name: system for system in _SYSTEMS}
 

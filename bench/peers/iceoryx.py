@@ -28,6 +28,7 @@ from danube_fast.bench.peers.adapter import (
     has_module,
 )
 from danube_fast.bench.peers.server import Server
+from danube_fast.bench.plan import LISTS
 
 __all__ = ["Iceoryx"]
 
@@ -164,7 +165,9 @@ class Iceoryx(Adapter):
     name = "iceoryx2"
     variants = (
         Variant("iceoryx2", DURABILITY, "shm", False),
-        Variant("iceoryx2 lists", DURABILITY, "shm", False, {"is_joined": True}, ("throughput",)),
+        Variant(
+            "iceoryx2 lists", DURABILITY, "shm", False, {"is_joined": True}, ("throughput",), LISTS
+        ),
     )
 
     def absence(self) -> str | None:

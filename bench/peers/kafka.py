@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import importlib.metadata
 import json
-import shutil
+import os
 import subprocess
 import time
 import uuid
@@ -35,13 +35,24 @@ from danube_fast.bench.peers.adapter import (
     window_messages,
 )
 from danube_fast.bench.peers.server import HOST, Server, free_port, start_server
+from danube_fast.bench.plan import LISTS
 from danube_fast.errors import DeadlineExceeded, Unavailable
 
 __all__ = ["Kafka", "Redpanda"]
 
-KAFKA = ("kafka-server-start.sh", "kafka-server-start")
-KAFKA_STORAGE = ("kafka-storage.sh", "kafka-storage")
-KAFKA_VERSION = ("kafka-topics.sh", "kafka-topics")
+JAVA = ("java",)
+KAFKA_HOME = "KAFKA_HOME"
+"""Environment variable: a folder with Kafka's jars in `libs`, as its archive unpacks, or as Maven puts them there."""
+KAFKA_START = ("kafka-server-start.sh",)
+SERVER_CLASS, STORAGE_CLASS = "kafka.Kafka", "kafka.tools.StorageTool"
+JAVA_OPTIONS = (
+    "-Xms1G",
+    "-Xmx1G",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-Djava.awt.headless=true",
+)
+"""Those of Kafka's own scripts."""
 REDPANDA = ("redpanda",)
 TRANSPORT = "tcp"
 RECEIVED_MAX = 10_000
@@ -212,12 +223,18 @@ class _Protocol(Adapter):
             command, capture_output=True, text=True, check=False, timeout=VERSION_SECONDS
         ).stdout.split()
         server = words[position].lstrip("v") if words else "unknown"
-        return f"{server}, confluent-kafka {importlib.metadata.version('confluent-kafka')}"
+        return f"{server}, {_Protocol._client_version()}"
+
+    @staticmethod
+    def _client_version() -> str:
+        return f"confluent-kafka {importlib.metadata.version('confluent-kafka')}"
 
 
 def _variant(system: str, acks: str, durability: str, **settings: str) -> Variant:
     options = {"acks": acks, "settings": settings}
-    return Variant(f"{system} acks={acks}", durability, TRANSPORT, acks == "0", options)
+    return Variant(
+        f"{system} acks={acks}", durability, TRANSPORT, acks == "0", options, client=LISTS
+    )
 
 
 class Kafka(_Protocol):
@@ -246,18 +263,21 @@ class Kafka(_Protocol):
     )  # fmt: skip
 
     def absence(self) -> str | None:
-        """The server, its tools or the client."""
-        if find_program(KAFKA) is None or find_program(KAFKA_STORAGE) is None:
+        """Java, the server or the client."""
+        if find_program(JAVA) is None:
+            return "no java on PATH; install a Java runtime (17 or newer)"
+        if _kafka_jars() is None:
             return (
-                "no kafka-server-start.sh and kafka-storage.sh on PATH; install Apache Kafka with"
-                " Java and put its bin folder on PATH"
+                f"no kafka-server-start.sh on PATH and no {KAFKA_HOME}; install Apache Kafka, or set"
+                f" {KAFKA_HOME} to a folder whose libs has its jars (docs/peers.md)"
             )
         return self._client_absence()
 
     def version(self) -> str:
-        """Of Kafka and confluent-kafka."""
-        program = find_program(KAFKA_VERSION)
-        return self._versions([program, "--version"] if program else ["true"], 0)
+        """Of Kafka, by the name of its jar, and confluent-kafka."""
+        names = [path.stem for path in (_kafka_jars() or Path()).glob("kafka_*.jar")]
+        server = names[0].rpartition("-")[2] if names else "unknown"
+        return f"{server}, {self._client_version()}"
 
     def start(self, folder: Path, variant: Variant) -> Server | None:
         """One node that is broker and controller; its folder is formatted first."""
@@ -279,14 +299,24 @@ class Kafka(_Protocol):
             } | variant.options["settings"]
             file = data / "server.properties"
             file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-            # Kafka's scripts write their own logs beside themselves unless told
-            environment = [shutil.which("env") or "env", f"LOG_DIR={data}"]
-            storage = find_program(KAFKA_STORAGE) or KAFKA_STORAGE[0]
+            java = [find_program(JAVA) or JAVA[0], *JAVA_OPTIONS, "-cp", f"{_kafka_jars()}/*"]
             words = ["format", "--cluster-id", _cluster_id(), "--config", str(file)]
-            _format([*environment, storage, *words])
-            return [*environment, find_program(KAFKA) or KAFKA[0], str(file)]
+            _format([*java, STORAGE_CLASS, *words])
+            return [*java, SERVER_CLASS, str(file)]
 
         return start_server(folder, self.name, command, START_SECONDS)
+
+
+def _kafka_jars() -> Path | None:
+    """The folder of Kafka's jars; None: there is none."""
+    homes = [Path(os.environ[KAFKA_HOME])] if os.environ.get(KAFKA_HOME) else []
+    script = find_program(KAFKA_START)
+    if script is not None:
+        homes.append(Path(script).resolve().parents[1])
+    for home in homes:
+        if any((home / "libs").glob("kafka_*.jar")):
+            return home / "libs"
+    return None
 
 
 def _cluster_id() -> str:
@@ -300,7 +330,7 @@ def _format(command: Sequence[str]) -> None:
     )
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split())
-        raise Unavailable(f"kafka-storage.sh could not format a folder: {words[-400:]}")
+        raise Unavailable(f"Kafka could not format a folder: {words[-400:]}")
 
 
 class Redpanda(_Protocol):

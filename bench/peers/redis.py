@@ -26,6 +26,7 @@ from danube_fast.bench.peers.adapter import (
     has_module,
 )
 from danube_fast.bench.peers.server import HOST, Server, start_server
+from danube_fast.bench.plan import LISTS
 
 __all__ = ["Redis"]
 
@@ -132,7 +133,12 @@ class _StreamReader(Receiver):
 
 def _stream(durability: str, **settings: str) -> Variant:
     return Variant(
-        "redis streams", durability, TRANSPORT, False, {"is_stream": True, "settings": settings}
+        "redis streams",
+        durability,
+        TRANSPORT,
+        False,
+        {"is_stream": True, "settings": settings},
+        client=LISTS,
     )
 
 
@@ -143,7 +149,7 @@ class Redis(Adapter):
     variants = (
         Variant(
             "redis pub/sub", "none: to whoever listens, at most once", TRANSPORT, True,
-            {"is_stream": False, "settings": {}},
+            {"is_stream": False, "settings": {}}, client=LISTS,
         ),
         _stream("memory (appendonly no)", appendonly="no"),
         _stream("AOF, fsync left to the kernel (appendfsync no)", appendonly="yes", appendfsync="no"),

@@ -112,7 +112,7 @@ class Bench:
             figures.mb_per_s = figures.messages_per_s * plan.message_bytes / 1e6
             acked_ns = max(sent["acked_ns"] - sent["began_ns"], 1)
             figures.extra["acked_per_s"] = plan.messages / acked_ns * 1e9
-            figures.window = WINDOW_BYTES
+            figures.window, figures.client = WINDOW_BYTES, self._variant.client
             faults = received
         for name in ("lost", "duplicated", "corrupted"):
             setattr(figures, name, faults[name])

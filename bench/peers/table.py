@@ -1,17 +1,20 @@
-"""What a person reads: one row for each system and workload, then who was absent and why."""
+"""What a person reads: a row for each system and workload, and the table of a page, a row for each system."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from danube_fast.bench.plan import NON_RELIABLE, Figures
+from danube_fast.bench.pages import note_text
+from danube_fast.bench.plan import NON_RELIABLE, ONE_BY_ONE, Figures
 from danube_fast.bench.report import amount
 
-__all__ = ["OWN_DURABILITY", "print_rows"]
+__all__ = ["OWN_DURABILITY", "Row", "joined", "label", "markdown", "print_rows"]
 
+OWN = "danube-fast"
 OWN_DURABILITY = {
     NON_RELIABLE: "none: non_reliable, may drop what a consumer does not take in time",
     "memory": "memory: acked from the worker's memory",
@@ -19,23 +22,94 @@ OWN_DURABILITY = {
     "fsync": "fsync: fdatasync before each ack, shared by a group",
 }
 """Our own durabilities in the words of the table."""
+LANES = {"shm": "shared memory", "zmq": "ipc"}
+
+
+class Row(NamedTuple):
+    """A row of the page: rate of one workload, latency of another."""
+
+    system: str
+    durability: str
+    client: str
+    rate: float | None
+    rate_min: float | None
+    rate_max: float | None
+    p50_us: float | None = None
+    p99_us: float | None = None
+
+
+def joined(found: Sequence[Figures]) -> list[Row]:
+    """Rates with the latencies of the same system; ours stand where messages go one by one."""
+    rows: dict[tuple[str, str | None, str | None, str], Row] = {}
+    for f in found:
+        is_ours = f.system == OWN
+        place = (f.system, f.transport, f.durability)
+        if f.workload == "latency":
+            last = next((key for key in reversed(rows) if key[:3] == place), (*place, ""))
+            row = rows.get(last, Row(_named(f), _durability(f), ONE_BY_ONE, None, None, None))
+            rows[last] = row._replace(p50_us=f.p50_us, p99_us=f.p99_us)
+            continue
+        client = f.client if is_ours else ""
+        low, high = (f.extra.get(f"messages_per_s_{end}") for end in ("min", "max"))
+        rows[(*place, client)] = Row(
+            _named(f), _durability(f), f.client, f.messages_per_s, low, high
+        )
+    return list(rows.values())
+
+
+def _named(f: Figures) -> str:
+    if f.system != OWN:
+        return f.system
+    return f"{OWN}, {LANES.get(f.transport or '', f.transport)}"
+
+
+def _durability(f: Figures) -> str:
+    durability = f.durability or "-"
+    return OWN_DURABILITY.get(durability, durability) if f.system == OWN else durability
+
+
+def label(row: Row) -> str:
+    """System and durability, shortened for a picture."""
+    words = row.durability.split(": ")[0] if row.system.startswith(OWN) else row.durability
+    return f"{row.system}, {', '.join(words.split(' (')[0].split(', ')[:2])}"
+
+
+def markdown(rows: Sequence[Row], note: str, found: Sequence[Figures]) -> str:
+    """The table of a page."""
+    names = ("system", "durability", "client", "msgs/s", "smallest to largest", "p50 us", "p99 us")
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    for row in rows:
+        spread = "-"
+        if row.rate_min is not None and row.rate_max is not None:
+            spread = f"{amount(row.rate_min)} to {amount(row.rate_max)}"
+        cells = (
+            row.system, row.durability, row.client, amount(row.rate), spread, amount(row.p50_us),
+            amount(row.p99_us),
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    versions = dict.fromkeys(f"{f.system.split()[0]} {f.version}" for f in found)
+    sizes = sorted({f.message_bytes for f in found if f.message_bytes})
+    text = (
+        f"{note} Messages of {', '.join(f'{size:,}' for size in sizes)} B, one producer and one consumer "
+        f"process. {'; '.join(versions)}."
+    )
+    return "\n".join([note_text(text), "", *lines])
 
 
 def print_rows(console: Console, found: Sequence[Figures], absent: Mapping[str, str]) -> None:
-    """The table."""
+    """A row for each system and workload, then who was absent and why."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("system", "version", "workload", "transport", "durability"):
         table.add_column(name, no_wrap=name in ("system", "workload"))
-    for name in ("msgs/s", "MB/s", "p50 us", "p99 us", "lost", "dup", "bad"):
+    for name in ("msgs/s", "from", "to", "MB/s", "p50 us", "p99 us", "lost", "dup", "bad"):
         table.add_column(name, justify="right", no_wrap=True)
     for f in found:
-        durability = f.durability or "-"
-        if f.system == "danube-fast":
-            durability = OWN_DURABILITY.get(durability, durability)
         faults = ["-" if x is None else str(x) for x in (f.lost, f.duplicated, f.corrupted)]
+        ends = [amount(f.extra.get(f"messages_per_s_{end}")) for end in ("min", "max")]
         table.add_row(
-            f.system, f.version, f.workload, f.transport or "-", durability,
-            amount(f.messages_per_s), amount(f.mb_per_s), amount(f.p50_us), amount(f.p99_us), *faults,
+            f.system, f.version, f.workload, f.transport or "-", _durability(f),
+            amount(f.messages_per_s), *ends, amount(f.mb_per_s), amount(f.p50_us),
+            amount(f.p99_us), *faults,
         )  # fmt: skip
     console.print(table)
     for name, reason in absent.items():

@@ -24,6 +24,7 @@ from danube_fast.bench.peers.adapter import (
     window_messages,
 )
 from danube_fast.bench.peers.server import Server
+from danube_fast.bench.plan import LISTS
 from danube_fast.bench.reference import PART_BYTES, open_socket, stalled
 
 __all__ = ["ZeroMQ"]
@@ -119,6 +120,7 @@ class ZeroMQ(Adapter):
             False,
             {"is_joined": True},
             ("throughput",),
+            LISTS,
         ),
     )
 

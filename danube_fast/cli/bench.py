@@ -35,6 +35,10 @@ SweepOption = Annotated[
     str | None,
     typer.Option(metavar="SETTING=V1,V2,...", help="The same load on brokers set differently."),
 ]
+PageOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.md", help="Page whose table of --peers is written anew."),
+]
 
 
 class DurabilityChoice(enum.StrEnum):
@@ -53,7 +57,7 @@ def register(app: typer.Typer) -> None:
             "danube-fast bench throughput --durability os --messages 5000000",
             "danube-fast bench latency --rate 1000 --seconds 10 --output json",
             "danube-fast bench --check --plot floors.svg",
-            "danube-fast bench --peers nats,redis,zeromq",
+            "danube-fast bench --peers all --runs 5",
             "danube-fast bench latency --transport shm --sweep spin_us=0,50,200 --runs 5",
         )
     )(bench)
@@ -66,8 +70,9 @@ def bench(
     ] = None,
     check: CheckOption = False,
     transport: Annotated[
-        str, typer.Option(metavar="zmq|shm", help="How clients reach the broker.")
-    ] = "zmq",
+        str | None,
+        typer.Option(metavar="zmq|shm", help="How clients reach the broker (zmq; --peers: both)."),
+    ] = None,
     durability: Annotated[DurabilityChoice | None, typer.Option(help="Of the topics.")] = None,
     message_bytes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Size.")] = None,
     messages: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many.")] = None,
@@ -97,6 +102,7 @@ def bench(
     plot: PlotOption = None,
     peers: PeersOption = None,
     sweep: SweepOption = None,
+    page: PageOption = None,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Measure a broker under load, and verify that everything arrived exactly as sent.
@@ -120,7 +126,7 @@ def bench(
     from danube_fast.bench.sweep import in_turns
 
     choices = command.Choices(
-        workloads or [], given, runs, url, plot, output is OutputForm.JSON, peers, sweep
+        workloads or [], given, runs, url, plot, output is OutputForm.JSON, peers, sweep, page
     )
     measure = command.measure if peers is None else beside
     measure = measure if sweep is None else in_turns

@@ -20,8 +20,8 @@ from danube_fast.bench import floors, harness, host, pages, report, verify
 from danube_fast.bench.floors import CASES, LANE_CASES
 from danube_fast.bench.pacer import Pacer
 from danube_fast.bench.payloads import Payloads, create_payloads
-from danube_fast.bench.plan import Figures
-from danube_fast.bench.plot import bars
+from danube_fast.bench.plan import LISTS, ONE_BY_ONE, Figures
+from danube_fast.bench.plot import Bar, bars
 from danube_fast.bench.verify import Verifier
 from danube_fast.bench.workloads import WORKLOADS, planned
 from danube_fast.errors import InvalidArgument, NotFound, ResourceExhausted
@@ -255,7 +255,7 @@ def test_the_tables_of_the_pages_name_what_was_measured() -> None:
     for words in ("cores", "Linux", "Python", "medians of 3 runs"):
         assert words in rates
         assert words in table
-    assert pages.plots(found, ["fsync"])["rates.svg"][1] == [(f"{case.what}, fsync", 7e6)]
+    assert pages.plots(found, ["fsync"])["rates.svg"][1] == [Bar(f"{case.what}, fsync", 7e6, LISTS)]
 
 
 def test_latencies_are_drawn_beside_raw_zeromq() -> None:
@@ -264,14 +264,24 @@ def test_latencies_are_drawn_beside_raw_zeromq() -> None:
     runs = [figures(p50_us=300.0, p99_us=time, extra=extra) for time in (500.0, 700.0, 400.0)]
     found = floors.verdicts([case], [runs])
     _, rows = pages.plots(found, ["os"] * len(found))["latencies.svg"]
-    assert rows[-2:] == [(f"{case.what}, p99", 500.0), (pages.RAW, 200.0)]
+    assert [(row.label, row.value) for row in rows[-2:]] == [
+        (f"{case.what}, p99", 500.0), (pages.RAW, 200.0),
+    ]  # fmt: skip
+    assert len({row.group for row in rows}) == 2
 
 
 def test_bars_are_svg() -> None:
-    drawn = ET.fromstring(bars("<rates> & more", [("a & b", 10.0), ("c", 5.0)]))
-    widths = [float(x.get("width", "0")) for x in drawn if x.tag.endswith("rect")][1:]
-    assert widths[0] == 2 * widths[1]
-    assert ET.tostring(drawn).count(b"a &amp; b") == 1
+    rows = [Bar("a & b", 1e6, LISTS, 9e5, 2e6), Bar("c", 1e4, ONE_BY_ONE), Bar("d", 1e2, LISTS)]
+    drawn = ET.fromstring(bars("<rates> & more", rows))
+    found = [x for x in drawn if x.tag.endswith("rect")][1:]
+    widths = [float(x.get("width", "0")) for x in found]
+    assert widths[0] - widths[1] == pytest.approx(widths[1] - widths[2], abs=0.2), "logarithms"
+    colours = [x.get("fill") for x in found]
+    assert colours[0] == colours[2] != colours[1]
+    text = ET.tostring(drawn)
+    assert text.count(b"a &amp; b") == 1
+    assert text.count(b"one by one") == text.count(b"lists") == 1, "the legend"
+    assert text.count(b"stroke-width") == 1, "a range where there is one"
 
 
 def test_processor_time_of_threads_that_have_ended_counts():

@@ -1,4 +1,4 @@
-"""How the servers of RabbitMQ, Kafka and Redpanda are started, with programs of ours in their place.
+"""How the servers of RabbitMQ, Kafka, Redpanda and Danube are started, with programs of ours in their place.
 
 Each reads the settings that it is given as the real one would and listens where they say. That a real one
 takes the settings is not proved by that.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from danube_fast.bench.peers import kafka, rabbitmq
+from danube_fast.bench.peers import danube, kafka, rabbitmq
 from danube_fast.bench.peers.adapter import Adapter
 from danube_fast.errors import Unavailable
 from tests.workers.broker import is_running, wait_until
@@ -31,16 +32,21 @@ socket.create_connection(("127.0.0.1", int(os.environ["ERL_EPMD_PORT"]))).close(
 text = open(os.environ["RABBITMQ_CONFIG_FILE"]).read()
 listen(re.fullmatch(r"listeners.tcp.1 = 127.0.0.1:([0-9]+)\\n", text)[1])
 """
-STORAGE = """
-assert os.environ["LOG_DIR"] and sys.argv[1:3] == ["format", "--cluster-id"], sys.argv
-assert len(sys.argv[3]) == 22 and sys.argv[4] == "--config", sys.argv
-settings = dict(line.split("=", 1) for line in open(sys.argv[5]).read().splitlines())
-os.mkdir(settings["log.dirs"])
-"""
-KAFKA = """
-settings = dict(line.split("=", 1) for line in open(sys.argv[1]).read().splitlines())
-assert os.path.isdir(settings["log.dirs"]), "not formatted"
+JAVA = """
+words = sys.argv[sys.argv.index("-cp") + 1 :]
+assert words[0].endswith("/libs/*") and "-Xmx1G" in sys.argv, sys.argv
+settings = dict(line.split("=", 1) for line in open(words[-1]).read().splitlines())
+if words[1] == "kafka.tools.StorageTool":
+    assert words[2:4] == ["format", "--cluster-id"] and words[5] == "--config", words
+    assert len(words[4]) == 22
+    sys.exit(os.mkdir(settings["log.dirs"]))
+assert words[1] == "kafka.Kafka" and os.path.isdir(settings["log.dirs"]), "not formatted"
 listen(re.match("PLAINTEXT://127.0.0.1:([0-9]+),", settings["listeners"])[1])
+"""
+DANUBE = """
+text = open(sys.argv[sys.argv.index("--config-file") + 1]).read()
+assert "mode: local" in text and f"local_wal_root: {os.getcwd()}/wal" in text
+listen(re.search(r"client: ([0-9]+)", text)[1])
 """
 REDPANDA = """
 import json
@@ -51,8 +57,8 @@ listen(node["kafka_api"][0]["port"])
 PROGRAMS = {
     "epmd": EPMD,
     "rabbitmq-server": RABBIT,
-    "kafka-storage.sh": STORAGE,
-    "kafka-server-start.sh": KAFKA,
+    "java": JAVA,
+    "danube-broker": DANUBE,
     "redpanda": REDPANDA,
 }
 
@@ -66,19 +72,25 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         program = folder / name
         program.write_text(LISTEN.format(python=sys.executable) + text)
         program.chmod(0o755)
-    for module in (kafka, rabbitmq):
-        monkeypatch.setattr(
-            module,
-            "find_program",
-            lambda names: next(str(folder / x) for x in names if (folder / x).exists()),
-        )
+
+    def find(names: Sequence[str], variable: str = "") -> str | None:
+        return next((str(folder / x) for x in names if (folder / x).exists()), None)
+
+    for module in (danube, kafka, rabbitmq):
+        monkeypatch.setattr(module, "find_program", find)
+    jar = tmp_path / "kafka" / "libs" / "kafka_2.13-9.8.7.jar"
+    jar.parent.mkdir(parents=True)
+    jar.touch()
+    monkeypatch.setenv("KAFKA_HOME", str(tmp_path / "kafka"))
     monkeypatch.setattr(rabbitmq, "PROGRAMS", ("rabbitmq-server",))
     monkeypatch.setattr(rabbitmq, "NAMES", ("epmd",))
     return folder
 
 
 @pytest.mark.parametrize(
-    "adapter", [rabbitmq.RabbitMQ(), kafka.Kafka(), kafka.Redpanda()], ids=lambda x: x.name
+    "adapter",
+    [rabbitmq.RabbitMQ(), kafka.Kafka(), kafka.Redpanda(), danube.Danube()],
+    ids=lambda x: x.name,
 )
 def test_a_server_listens_where_it_is_told_and_leaves_nothing(
     adapter: Adapter, programs: Path, tmp_path: Path
@@ -105,13 +117,26 @@ def test_a_node_that_does_not_start_takes_its_list_of_nodes_with_it(
     (programs / "rabbitmq-server").write_text("#!/bin/sh\necho no cookie >&2\nexit 1\n")
     with pytest.raises(Unavailable, match=r"rabbitmq-server did not start.*no cookie"):
         rabbitmq.RabbitMQ().start(tmp_path, rabbitmq.RabbitMQ.variants[0])
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["programs"]
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"programs", "kafka"}
 
 
 def test_a_folder_that_kafka_cannot_format_is_quoted(programs: Path, tmp_path: Path) -> None:
-    (programs / "kafka-storage.sh").write_text("#!/bin/sh\necho no Java here >&2\nexit 1\n")
-    with pytest.raises(Unavailable, match="could not format a folder: no Java here"):
+    (programs / "java").write_text("#!/bin/sh\necho no space here >&2\nexit 1\n")
+    with pytest.raises(Unavailable, match="could not format a folder: no space here"):
         kafka.Kafka().start(tmp_path, kafka.Kafka.variants[0])
+
+
+def test_kafka_is_found_by_a_variable_or_by_its_scripts(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kafka.Kafka().version().startswith("9.8.7, confluent-kafka ")
+    assert kafka.Kafka().absence() is None
+    monkeypatch.setenv("KAFKA_HOME", str(tmp_path / "nothing"))
+    assert "KAFKA_HOME" in (kafka.Kafka().absence() or "")
+    script = tmp_path / "kafka" / "bin" / "kafka-server-start.sh"
+    script.parent.mkdir()
+    monkeypatch.setattr(kafka, "find_program", lambda names, variable="": str(script))
+    assert kafka.Kafka().absence() is None
 
 
 def test_redpanda_makes_topics_of_one_partition_and_keeps_its_fsync(

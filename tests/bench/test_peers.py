@@ -19,6 +19,7 @@ from danube_fast.bench.peers import (
     adapter,
     beside,
     catalog,
+    danube,
     iceoryx,
     kafka,
     mosquitto,
@@ -119,14 +120,23 @@ def test_every_row_says_what_has_happened_to_an_acked_message(name: str) -> None
         (mosquitto, "mosquitto", "apt install mosquitto"),
         (kafka, "kafka", "install Apache Kafka"),
         (kafka, "redpanda", "install Redpanda"),
+        (danube, "danube", "docs/peers.md"),
     ],
 )
 def test_a_missing_server_and_a_missing_client_are_named(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, words: str
 ) -> None:
-    monkeypatch.setattr(module, "find_program", lambda *_: None)
+    monkeypatch.setattr(module, "find_program", lambda *_, **__: None)
+    if name == "kafka":
+        monkeypatch.setattr(module, "JAVA", ("sh",))
+        monkeypatch.setattr(
+            module, "find_program", lambda x, *_: "/bin/sh" if x == ("sh",) else None
+        )
+        monkeypatch.delenv("KAFKA_HOME", raising=False)
     assert words in (catalog.absence(name) or "")
-    monkeypatch.setattr(module, "find_program", lambda *_: "/bin/true")
+    monkeypatch.setattr(module, "find_program", lambda *_, **__: "/bin/true")
+    if name == "kafka":
+        monkeypatch.setattr(module, "_kafka_jars", lambda: Path("libs"))
     monkeypatch.setattr(module, "has_module", lambda _: False)
     assert "pip install" in (catalog.absence(name) or "")
     monkeypatch.setattr(module, "has_module", lambda _: True)
@@ -205,12 +215,19 @@ def test_the_command_puts_ours_first_and_a_line_for_each_row(
     code, out, err = command(capfd, "--peers", "zeromq", *words)
     assert code == 0, err
     lines = [json.loads(line) for line in out.splitlines()]
-    assert [line["system"] for line in lines] == [
-        "danube-fast", "zeromq push-pull", "zeromq push-pull lists"
-    ]  # fmt: skip
-    assert {(line["workload"], line["messages"], line["lost"]) for line in lines} == {
-        ("throughput", 3000, 0)
-    }
+    ours = [
+        ("danube-fast", lane, work)
+        for lane in ("shm", "zmq")
+        for work in ("throughput", "messages")
+    ]
+    theirs = [
+        ("zeromq push-pull", "ipc", "throughput"),
+        ("zeromq push-pull lists", "ipc", "throughput"),
+    ]
+    found = [(line["system"], line["transport"], line["workload"]) for line in lines]
+    assert found == ours + theirs
+    assert {line["client"] for line in lines[:2]} == {"lists", "one by one"}
+    assert {(line["messages"], line["lost"]) for line in lines} == {(3000, 0)}
     assert all(line["version"] and line["durability"] for line in lines)
 
 
@@ -290,14 +307,14 @@ def test_a_system_that_fails_is_named_and_the_others_go_on(
     monkeypatch.setitem(catalog.ADAPTERS, "canned", Canned())
     heard: list[str] = []
     plans = [Plan(workload="throughput", messages=10)]
-    choices = beside.Choices([], {"messages": 10})
-    session = beside._Session(rig, plans, choices, heard.append, lambda _: None)
-    failed = beside._peer_rows(session, "canned")
-    assert failed == [
+    entrants = list(beside._peers(rig, plans, ["canned"]))
+    rounds = beside._Rounds(entrants, beside.Choices([], {"messages": 10}), heard.append)
+    assert rounds.measure(3) == []
+    assert list(rounds.failed.values()) == [
         "canned, none: it does not start today",
         "canned, worse: it does not start today",
     ]
-    assert heard == [f"FAILED {words}" for words in failed]
+    assert heard == [f"FAILED {words}" for words in rounds.failed.values()], "once each"
 
 
 @pytest.mark.parametrize("rate", [50.0, 30_000.0, 10_000_000.0])
@@ -387,7 +404,7 @@ def test_a_server_is_given_the_policy_that_its_row_names(
     wanted: list[str],
 ) -> None:
     words: list[str] = []
-    monkeypatch.setattr(module, "find_program", lambda *_: "/bin/true")
+    monkeypatch.setattr(module, "find_program", lambda *_, **__: "/bin/true")
     monkeypatch.setattr(
         module, "start_server", lambda folder, name, command, *_: words.extend(command(7, folder))
     )

@@ -163,13 +163,17 @@ def test_the_reference_and_its_plot(tmp_path: Path) -> None:
 
 def test_pages_are_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, table in pages.PAGES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"# T\n<!-- bench:{table} -->\n<!-- bench:end -->\n")
     monkeypatch.setattr(floors, "measure", measured)
     command = ["pages", "--root", str(tmp_path), "--runs", "1", "--messages", "200", "fanout"]
     monkeypatch.setattr(sys, "argv", command)
     assert pages.main() == 0
     assert "| fan-out 1 to 8, sum | fsync |" in (tmp_path / "README.md").read_text()
-    assert "8.00 M | 12.00 M | 7.00 M (missed) | msgs/s |" in (tmp_path / "tuning.md").read_text()
+    assert (
+        "8.00 M | 12.00 M | 7.00 M (missed) | msgs/s |"
+        in (tmp_path / "docs/measurements.md").read_text()
+    )
 
 
 @pytest.mark.parametrize(
