@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from danube_fast.testing.virtual_clock import MS
 
-__all__ = ["Attached", "Credit", "Held", "Known", "Policy", "counted_at_end"]
+__all__ = ["Attached", "Counted", "Credit", "Held", "Known", "Policy"]
 
 FRAME_OVERHEAD = 600
 """Bytes of a frame that are no message's: headers, directories, padding; and those of each message beside its
@@ -50,6 +51,17 @@ class Credit:
         self.messages += messages
 
 
+class Counted(NamedTuple):
+    """What the end of a consumer makes of the messages that it holds."""
+
+    surely: set[int]
+    """Delivered once more."""
+    perhaps: set[int]
+    """The same, or not."""
+    failed: set[int]
+    """Surely failed, if it died and their time was not over."""
+
+
 @dataclass
 class Attached:
     """A consumer as the model knows it."""
@@ -75,8 +87,8 @@ class Attached:
     """It was sent so many."""
     has_unsent: bool = False
     """Some were handed out to it when its connection was gone."""
-    counted: tuple[set[int], set[int]] | None = None
-    """What its death counts as delivered, certainly and perhaps; when it was first taken for dead."""
+    counted: Counted | None = None
+    """What its death counts, as of when it may have been dead first."""
     left_with: dict[int, Held] = field(default_factory=dict)
     """What it held when it was sent away."""
     left_ns: int = 0
@@ -97,6 +109,25 @@ class Attached:
         self.frames += 1
         return ""
 
+    def count_end(self, mine: dict[int, Held], parting: str, now_ns: int) -> Counted:
+        """What counts as delivered of the messages that it holds when it goes: what its application had taken,
+        and at its death some more. One whose time was over may not have been held any more, which makes room
+        for another. A death is remembered, as it is seen bit by bit: what is said after it comes too late."""
+        if not self.reports:
+            return Counted(set(mine), set(mine), set())
+        places = sorted((held.frame, offset) for offset, held in mine.items())
+        taken = {offset for frame, offset in places if (frame, offset) < self.taken}
+        if parting == "closed":
+            return Counted(taken, taken, set())
+        if self.counted is None:
+            more = [offset for _, offset in places if offset not in taken]
+            timely = [offset for offset in more if mine[offset].deadline_ns > now_ns]
+            perhaps = taken | set(timely[:UNREPORTED_MESSAGES]) | (set(more) - set(timely))
+            self.counted = Counted(taken | set(more[:UNREPORTED_MESSAGES]), perhaps, taken)
+        if parting.startswith("closed,"):
+            return Counted(self.counted.surely & taken, self.counted.perhaps | taken, set())
+        return self.counted
+
 
 @dataclass
 class Held:
@@ -107,30 +138,6 @@ class Held:
     """When the ack timeout goes by."""
     frame: int = 0
     """In which of the frames that the consumer was sent it came."""
-
-
-def counted_at_end(
-    consumer: Attached, mine: dict[int, Held], parting: str, now_ns: int
-) -> tuple[set[int], set[int]]:
-    """What counts as delivered of the messages that a consumer holds when it goes, certainly and perhaps:
-    what its application had taken, and at its death some more. One whose time was over may not have been
-    held any more, which makes room for another. A death is remembered, as it is seen bit by bit."""
-    if consumer.counted is not None and parting != "closed":
-        return consumer.counted
-    if not consumer.reports:
-        return set(mine), set(mine)
-    places = sorted((held.frame, offset) for offset, held in mine.items())
-    taken = {offset for frame, offset in places if (frame, offset) < consumer.taken}
-    if parting == "closed":
-        return taken, taken
-    more = [offset for _, offset in places if offset not in taken]
-    timely = [offset for offset in more if mine[offset].deadline_ns > now_ns]
-    late = set(more) - set(timely)
-    perhaps = taken | set(timely[:UNREPORTED_MESSAGES]) | late
-    if parting.startswith("closed,"):
-        return taken, perhaps
-    consumer.counted = taken | set(more[:UNREPORTED_MESSAGES]), perhaps
-    return consumer.counted
 
 
 @dataclass

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from danube_fast.testing.attached_model import Attached, Held, Known, Policy, counted_at_end
+from danube_fast.testing.attached_model import Attached, Counted, Held, Known, Policy
 from danube_fast.testing.publishing_model import Violation
 from danube_fast.testing.virtual_clock import MS, VirtualClock
 
@@ -130,22 +130,22 @@ class SubscriptionModel:
     def _freed(self, offset: int, held: Held, parting: str) -> None:
         """A message is not held any more as its consumer is gone, or as its time was over before. Only of a
         consumer that reports its death is a failure."""
-        surely, perhaps = self._counted(held.consumer, parting)
+        counted = self._counted(held.consumer, parting)
         known, reports = self.known[offset], held.consumer.reports
         is_late = held.deadline_ns <= self.clock.now_ns
-        known.deliveries_min += offset in surely
-        known.deliveries_max += is_late or offset in perhaps
+        known.deliveries_min += offset in counted.surely
+        known.deliveries_max += is_late or offset in counted.perhaps
         was_reported = reports and (held.frame, offset) < held.consumer.taken
-        known.failures_min += parting == "died" and was_reported and not is_late
+        known.failures_min += parting == "died" and offset in counted.failed and not is_late
         if is_late or ("died" in parting and (was_reported or self.is_lagging)):
             self._may_have_failed(known, offset)
         known.is_out_of_turn |= is_late
 
-    def _counted(self, consumer: Attached, parting: str) -> tuple[set[int], set[int]]:
+    def _counted(self, consumer: Attached, parting: str) -> Counted:
         mine = {at: held for at, held in self.held.items() if held.consumer is consumer}
         if self.is_lagging and consumer.reports:  # which frame a message came in is not known
-            return set(), set(mine)
-        return counted_at_end(consumer, mine, parting, self.clock.now_ns)
+            return Counted(set(), set(mine), set())
+        return consumer.count_end(mine, parting, self.clock.now_ns)
 
     # ------------------------------------------------------------ deliveries
 
@@ -286,10 +286,8 @@ class SubscriptionModel:
         known = self.known.get(offset)
         if known is None or known.is_out_of_turn or not self.is_owed(offset):
             return True
-        if offset in self.poisoned:  # it waits for its dead letter, or for good
-            return True
-        if not self.wants(self.keys.get(offset)):
-            return True
+        if offset in self.poisoned or not self.wants(self.keys.get(offset)):
+            return True  # it waits for its dead letter, for good, or for nobody
         held = self.held.get(offset)
         if held is None:
             return False
@@ -396,11 +394,13 @@ class SubscriptionModel:
         if known.failures_max > self.policy.max_redelivery_count:
             self.poisoned.add(offset)
 
-    def _held_by(self, consumer: Attached, low: int, high: int) -> list[int]:
+    def suspect(self, consumer: Attached) -> None:
+        """Remember what its death counts, if it may be dead, before a command of it is believed."""
         if self.may_be_dead(consumer):
-            self._counted(
-                consumer, "died"
-            )  # before it is said to have acked or given back some of it
+            self._counted(consumer, "died")
+
+    def _held_by(self, consumer: Attached, low: int, high: int) -> list[int]:
+        self.suspect(consumer)
         return [
             offset
             for offset, held in self.held.items()

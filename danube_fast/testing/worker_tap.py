@@ -36,6 +36,21 @@ class Session:
     is_gone: bool = False
     is_lagging: bool = False
 
+    def took(self, consumer_id: int, taken: Sequence[int] | None) -> None:
+        """Its client said how far the application of a consumer is."""
+        if consumer_id in self.consumers and taken is not None:
+            sub, consumer = self.consumers[consumer_id]
+            sub.suspect(consumer)
+            consumer.taken = taken[0], taken[1]
+
+    def close(self, consumer_id: int) -> None:
+        """Its client takes a consumer away, if it is there."""
+        if consumer_id in self.consumers:
+            sub, consumer = self.consumers[consumer_id]
+            sub.detach(consumer)
+            # behind that: a session without consumers may be silent for longer
+            del self.consumers[consumer_id]
+
     def ranges(
         self, entries: Any, *, last: bool = False
     ) -> Iterator[tuple[SubscriptionModel, Attached, int, int]]:
@@ -136,13 +151,7 @@ class WorkerTap(Tap):
 
     def _on_ping(self, identity: bytes, session: Session, command: p.Ping, parts: Any) -> None:
         for consumer_id, *taken in command.taken:
-            self._took(session, consumer_id, taken)
-
-    @staticmethod
-    def _took(session: Session, consumer_id: int, taken: Sequence[int] | None) -> None:
-        _, consumer = session.consumers.get(consumer_id, (None, None))
-        if consumer is not None and taken is not None:
-            consumer.taken = taken[0], taken[1]
+            session.took(consumer_id, taken)
 
     def _on_openproducer(
         self, identity: bytes, session: Session, command: p.OpenProducer, parts: Any
@@ -174,9 +183,7 @@ class WorkerTap(Tap):
     def _on_subscribe(
         self, identity: bytes, session: Session, command: p.Subscribe, parts: Any
     ) -> None:
-        old = session.consumers.pop(command.consumer_id, None)
-        if old is not None:
-            old[0].detach(old[1])
+        session.close(command.consumer_id)
         filters = tuple(command.options.get("key_filters") or ())
         consumer = Attached(session.number, command.consumer_id, filters)
         consumer.reports = bool(command.options.get("reports_taken"))
@@ -205,11 +212,9 @@ class WorkerTap(Tap):
     def _on_closeconsumer(
         self, identity: bytes, session: Session, command: p.CloseConsumer, parts: Any
     ) -> None:
-        self._took(session, command.consumer_id, command.taken)
+        session.took(command.consumer_id, command.taken)
         session.leaving.pop(command.consumer_id, None)
-        found = session.consumers.pop(command.consumer_id, None)
-        if found is not None:
-            found[0].detach(found[1])
+        session.close(command.consumer_id)
 
     def _on_ack(self, identity: bytes, session: Session, command: p.Ack, parts: Any) -> None:
         for sub, consumer, low, high in session.ranges(command.entries, last=True):
