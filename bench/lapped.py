@@ -38,7 +38,7 @@ from danube_fast.bench.streams import (
     open_payloads,
 )
 from danube_fast.bench.verify import Verifier
-from danube_fast.client.limits import PERMITS_BYTES_DEFAULT, PERMITS_MESSAGES_DEFAULT
+from danube_fast.client.values.limits import PERMITS_BYTES_DEFAULT, PERMITS_MESSAGES_DEFAULT
 from danube_fast.config import Settings
 from danube_fast.errors import DeadlineExceeded
 

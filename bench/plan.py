@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from danube_fast.client.arguments import Transport
+from danube_fast.client.values.arguments import Transport
 from danube_fast.config import Settings
 from danube_fast.version import VERSION
 

@@ -16,7 +16,7 @@ import numpy as np
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.processes import HEAR_SECONDS, Broker, Crew, Member, hear_all
 from danube_fast.bench.rig import Rig, blank, charge
-from danube_fast.client.limits import WINDOW_BYTES_DEFAULT
+from danube_fast.client.values.limits import WINDOW_BYTES_DEFAULT
 
 __all__ = [
     "run_batches",

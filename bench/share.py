@@ -26,7 +26,7 @@ from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.processes import HEAR_SECONDS, Broker, hear_all
 from danube_fast.bench.rig import Rig, blank, charge
 from danube_fast.bench.streams import FLUSH_SECONDS, open_client, open_consumer, open_payloads
-from danube_fast.client.limits import WINDOW_BYTES_DEFAULT
+from danube_fast.client.values.limits import WINDOW_BYTES_DEFAULT
 from danube_fast.errors import DataLoss
 
 __all__ = ["ALONE", "KEYS", "consume_share", "produce_keyed", "run_acks"]

@@ -22,8 +22,8 @@ from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.processes import HEAR_SECONDS, Broker, hear_all
 from danube_fast.bench.rig import Rig, blank
 from danube_fast.bench.streams import FLUSH_SECONDS, open_client, open_payloads
-from danube_fast.client.arguments import FailurePolicyFields
-from danube_fast.client.message import MessageId
+from danube_fast.client.values.arguments import FailurePolicyFields
+from danube_fast.client.values.message import MessageId
 
 __all__ = ["hold_all", "run_unacked"]
 

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 from danube_fast.version import VERSION as __version__  # noqa: N811 - the name that tools expect
 
 if TYPE_CHECKING:
-    from danube_fast.client.aio import AsyncClient, AsyncConsumer, AsyncProducer, AsyncReader
+    from danube_fast.client.aio import AsyncConsumer, AsyncProducer, AsyncReader
+    from danube_fast.client.async_client import AsyncClient
+    from danube_fast.client.async_subscriber import AsyncSubscriber
     from danube_fast.client.client import Client
+    from danube_fast.client.consume.batch import Batch
     from danube_fast.client.consumer import Consumer
     from danube_fast.client.entry import connect, connect_async
-    from danube_fast.client.handle.async_subscriber import AsyncSubscriber
-    from danube_fast.client.handle.subscriber import Subscriber
-    from danube_fast.client.message import Batch, Message, MessageId
     from danube_fast.client.producer import Producer
     from danube_fast.client.reader import Reader
+    from danube_fast.client.subscriber import Subscriber
+    from danube_fast.client.values.message import Message, MessageId
     from danube_fast.errors import (
         AlreadyExists,
         DanubeError,
@@ -72,19 +74,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncClient": "client.aio",
+    "AsyncClient": "client.async_client",
     "AsyncConsumer": "client.aio",
     "AsyncProducer": "client.aio",
     "AsyncReader": "client.aio",
-    "AsyncSubscriber": "client.handle.async_subscriber",
-    "Batch": "client.message",
+    "AsyncSubscriber": "client.async_subscriber",
+    "Batch": "client.consume.batch",
     "Client": "client.client",
     "Consumer": "client.consumer",
-    "Message": "client.message",
-    "MessageId": "client.message",
+    "Message": "client.values.message",
+    "MessageId": "client.values.message",
     "Producer": "client.producer",
     "Reader": "client.reader",
-    "Subscriber": "client.handle.subscriber",
+    "Subscriber": "client.subscriber",
     "connect": "client.entry",
     "connect_async": "client.entry",
 }

@@ -11,7 +11,9 @@ from typing import Any
 
 import danube_fast
 from danube_fast import errors, testing
-from danube_fast.client import admin_client, arguments, message
+from danube_fast.client import admin_client
+from danube_fast.client.consume.batch import Batch
+from danube_fast.client.values import arguments, message
 
 __all__ = ["attribute_docs", "page", "prose"]
 
@@ -181,7 +183,7 @@ def page() -> str:
         parts += [class_section(name, getattr(danube_fast, name)), twin(name)]
         if name == "Client":
             admin = class_section("client.admin", admin_client.AdminClient)
-    for kind in (message.Message, message.Batch, message.MessageId, message.Gap):
+    for kind in (message.Message, Batch, message.MessageId, message.Gap):
         parts.append(class_section(kind.__name__, kind))
         if hasattr(kind, "_fields"):
             docs = attribute_docs(kind)

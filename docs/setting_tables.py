@@ -16,7 +16,7 @@ from api_page import attribute_docs
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy
 from danube_fast.checks import amount_text, unit_of
-from danube_fast.client import limits
+from danube_fast.client.values import limits
 from danube_fast.config import Settings
 
 __all__ = ["filled"]

@@ -10,7 +10,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from danube_fast.client.arguments import Transport
+    from danube_fast.client.values.arguments import Transport
 
 __all__ = ["connect", "operation"]
 

@@ -199,7 +199,7 @@ class _Printed:
 
 def position_of(text: str) -> str | int:
     """What `--from` says, checked. Raises InvalidArgument."""
-    from danube_fast.client.options import checked_position
+    from danube_fast.client.values.options import checked_position
 
     position = int(text) if text.isascii() and text.isdecimal() else text
     checked_position(position)

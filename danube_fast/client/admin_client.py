@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 from danube_fast.checks import check_text
-from danube_fast.client.consume.looking import peek_steps, tail_steps
+from danube_fast.client.consume.consumers import Consumers
+from danube_fast.client.consume.peek import peek_steps, tail_steps
 from danube_fast.client.handle.redrive import redrive_steps
+from danube_fast.client.link.loop import LoopDriver
+from danube_fast.client.link.operations import admin_steps
+from danube_fast.client.link.pump import Steps
+from danube_fast.client.produce.producers import Producers
+from danube_fast.client.values.arguments import Start
+from danube_fast.client.values.message import Message
 
-if TYPE_CHECKING:
-    from danube_fast.client.arguments import Start
-    from danube_fast.client.core import Core
-    from danube_fast.client.link.pump import Steps
-    from danube_fast.client.message import Message
-
-__all__ = ["AdminClient"]
+__all__ = ["AdminClient", "AsyncAdmin"]
 
 TOPICS_PER_PAGE = 5000
 """Half of what a broker answers at most, so that a full page is never a cut one."""
@@ -23,18 +25,20 @@ TOPICS_PER_PAGE = 5000
 class AdminClient:
     """Administrative operations of a broker. Answers are what the broker says: dicts and lists."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, producers: Producers, consumers: Consumers) -> None:
+        self._producers = producers
+        self._consumers = consumers
+        self._routes = consumers.routes
 
     def steps(self, operation: str, **arguments: Any) -> Steps[Any]:
         """Any operation as steps; arguments that are None are left to the broker's defaults."""
         check_text(operation, "operation")
         given = {name: value for name, value in arguments.items() if value is not None}
-        return self._core.admin_steps(operation, given)
+        return admin_steps(self._routes.bootstrap, operation, given)
 
     def drive(self, steps: Steps[Any]) -> Any:
         """Carry steps out; a client of another kind does it in its own way."""
-        return self._core.run(steps)
+        return self._routes.pump.run(steps)
 
     def call(self, operation: str, **arguments: Any) -> Any:
         """Any operation by name, also one that this client does not know yet."""
@@ -42,12 +46,12 @@ class AdminClient:
 
     def peek(self, topic: str, count: int = 10, position: Start = "earliest") -> list[Message]:
         """The first `count` messages from a position on; no subscription is needed. NotFound."""
-        messages: list[Message] = self.drive(peek_steps(self._core, topic, count, position))
+        messages: list[Message] = self.drive(peek_steps(self._consumers, topic, count, position))
         return messages
 
     def tail(self, topic: str, count: int = 10) -> list[Message]:
         """The last `count` messages, oldest first; no subscription is needed. NotFound."""
-        messages: list[Message] = self.drive(tail_steps(self._core, topic, count))
+        messages: list[Message] = self.drive(tail_steps(self._consumers, topic, count))
         return messages
 
     def redrive(
@@ -66,7 +70,14 @@ class AdminClient:
         known, and DeadlineExceeded if letters do not come.
         """
         count: int = self.drive(
-            redrive_steps(self._core, topic, subscription, dead_letter_topic, max_messages)
+            redrive_steps(
+                self._producers,
+                self._consumers,
+                topic,
+                subscription,
+                dead_letter_topic,
+                max_messages,
+            )
         )
         return count
 
@@ -185,7 +196,7 @@ class AdminClient:
         if partition is not None:
             arguments["partition"] = partition
         answer: dict[str, Any] = self.drive(
-            self._core.admin_steps("move_topic", arguments, timeout)
+            admin_steps(self._routes.bootstrap, "move_topic", arguments, timeout)
         )
         return answer
 
@@ -249,3 +260,26 @@ class AdminClient:
         """Processes, logs, counters."""
         answer: dict[str, Any] = self.call("cluster_status")
         return answer
+
+
+class AsyncAdmin:
+    """Every method of AdminClient, to be awaited."""
+
+    def __init__(self, producers: Producers, consumers: Consumers, driver: LoopDriver) -> None:
+        self._parts = producers, consumers
+        self._driver = driver
+
+    async def call(self, operation: str, **arguments: Any) -> Any:
+        """Any operation by name."""
+        return await self._driver.run(AdminClient(*self._parts).steps(operation, **arguments))
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        if name.startswith("_") or not hasattr(AdminClient, name):
+            raise AttributeError(f"there is no administrative operation {name!r}")
+        driver = self._driver
+
+        class Recorder(AdminClient):
+            def drive(self, steps: Steps[Any]) -> Any:
+                return driver.run(steps)
+
+        return cast("Callable[..., Awaitable[Any]]", getattr(Recorder(*self._parts), name))

@@ -8,7 +8,16 @@ from typing import Any, Unpack
 
 from danube_fast.checks import check_callable, check_choice, check_text
 from danube_fast.client.admin_client import AdminClient
-from danube_fast.client.arguments import (
+from danube_fast.client.consume.read_range import checked_stop
+from danube_fast.client.consumer import Consumer
+from danube_fast.client.core import Core
+from danube_fast.client.handle.handlers import checked_concurrency, prefetch
+from danube_fast.client.link.pump import deadline_after
+from danube_fast.client.produce.outgoing import Attributes
+from danube_fast.client.producer import Producer
+from danube_fast.client.reader import Reader
+from danube_fast.client.subscriber import Subscriber, refuse_coroutines
+from danube_fast.client.values.arguments import (
     ConsumerArguments,
     DispatchMode,
     DurabilityLevel,
@@ -19,24 +28,15 @@ from danube_fast.client.arguments import (
     SubscriptionType,
     Transport,
 )
-from danube_fast.client.consume.inbox import Inbox
-from danube_fast.client.consumer import Consumer
-from danube_fast.client.core import Core
-from danube_fast.client.handle.handlers import checked_concurrency, prefetch
-from danube_fast.client.handle.subscriber import Subscriber, refuse_coroutines
-from danube_fast.client.limits import (
+from danube_fast.client.values.limits import (
     CLOSE_TIMEOUT_SECONDS,
     CONNECT_TIMEOUT_SECONDS,
     PERMITS_BYTES_DEFAULT,
     PERMITS_MESSAGES_DEFAULT,
     REQUEST_TIMEOUT_SECONDS,
 )
-from danube_fast.client.link.pump import deadline_after
-from danube_fast.client.message import Message, MessageId
-from danube_fast.client.options import READER, TYPES, ConsumerOptions, subscribe_options
-from danube_fast.client.produce.outgoing import Attributes
-from danube_fast.client.producer import Producer
-from danube_fast.client.reader import Reader, checked_stop
+from danube_fast.client.values.message import Message, MessageId
+from danube_fast.client.values.options import READER, TYPES, ConsumerOptions, subscribe_options
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.types import TopicPattern, parse_topic
 
@@ -68,7 +68,7 @@ def topics_of(topic: str | Sequence[str] | None, pattern: str | None) -> list[st
 
 
 def reader_request(
-    core: Core,
+    client_name: str,
     topic: str | Sequence[str] | None,
     start: Start,
     permits_bytes: int,
@@ -76,12 +76,12 @@ def reader_request(
 ) -> tuple[list[str], ConsumerOptions]:
     """Topics and checked options of `reader()`. Raises InvalidArgument."""
     topics = topics_of(topic, pattern)
-    options = ConsumerOptions("", READER, start, core.name, permits_bytes, pattern=pattern)
+    options = ConsumerOptions("", READER, start, client_name, permits_bytes, pattern=pattern)
     return topics, options.checked()
 
 
 def consumer_request(
-    core: Core,
+    client_name: str,
     topic: str | Sequence[str] | None,
     *,
     subscription: str,
@@ -101,7 +101,7 @@ def consumer_request(
         subscription=subscription,
         type=type,
         position=initial_position,
-        name=core.name if name is None else name,
+        name=client_name if name is None else name,
         permits_bytes=permits_bytes,
         permits_messages=permits_messages,
         options=subscribe_options(key_filters, failure_policy),
@@ -127,13 +127,14 @@ class Client:
         self._core = Core(
             url, name=name, token=token, tls=tls, transport=transport, spin_us=spin_us
         )
+        self._pump = self._core.pump
         try:
-            self._core.run(self._core.open_steps(timeout))
+            self._pump.run(self._core.open_steps(timeout))
         except BaseException:
             self._core.shut()
             raise
         self._subscribers: weakref.WeakSet[Subscriber] = weakref.WeakSet()
-        self.admin = AdminClient(self._core)
+        self.admin = AdminClient(self._core.producers, self._core.consumers)
         """Administrative operations."""
 
     @property
@@ -159,8 +160,8 @@ class Client:
         `compression` (None, "lz4", "zstd"). A name makes republishing exact across restarts of this
         program; the same name in a second live producer fences the first.
         """
-        outbox = self._core.run(
-            self._core.producer_steps(
+        publisher = self._pump.run(
+            self._core.producers.open_steps(
                 topic,
                 name=name,
                 dispatch=dispatch,
@@ -169,13 +170,13 @@ class Client:
                 **options,
             )
         )
-        return Producer(outbox)
+        return Producer(publisher)
 
     def publish(
         self, topic: str, payload: bytes | None, **fields: Unpack[PublishArguments]
     ) -> MessageId:
         """Publish one message through a cached producer and wait for its ack; its id."""
-        return self._core.run(self._core.publish_steps(topic, payload, fields))
+        return self._pump.run(self._core.publish_steps(topic, payload, fields))
 
     def consumer(
         self,
@@ -205,7 +206,7 @@ class Client:
         which keys a key_shared consumer takes.
         """
         topics, options = consumer_request(
-            self._core,
+            self.name,
             topic,
             subscription=subscription,
             type=type,
@@ -217,7 +218,7 @@ class Client:
             key_filters=key_filters,
             failure_policy=failure_policy,
         )
-        inbox = self._core.run(self._core.consumer_steps(Inbox, topics, options, timeout))
+        inbox = self._pump.run(self._core.consumers.open_steps(topics, options, timeout))
         return Consumer(inbox)
 
     def reader(
@@ -233,8 +234,8 @@ class Client:
         """Read a topic, several, or those that match `pattern`, from `start` to before `stop` ("latest":
         the end as of now; None: read on for ever, and topics that are made later too)."""
         end = checked_stop(stop)
-        topics, options = reader_request(self._core, topic, start, permits_bytes, pattern)
-        inbox = self._core.run(self._core.consumer_steps(Inbox, topics, options, timeout))
+        topics, options = reader_request(self.name, topic, start, permits_bytes, pattern)
+        inbox = self._pump.run(self._core.consumers.open_steps(topics, options, timeout))
         return Reader(inbox, end)
 
     def request(
@@ -251,8 +252,8 @@ class Client:
         Replies come over a topic of this client's own, made with the first request and deleted by
         `close()`. DeadlineExceeded if no reply came: the request may have been handled all the same.
         """
-        return self._core.run(
-            self._core.desk.request_steps(topic, payload, timeout, key, attributes)
+        return self._pump.run(
+            self._core.requests.request_steps(topic, payload, timeout, key, attributes)
         )
 
     def reply(
@@ -262,7 +263,7 @@ class Client:
 
         It acks nothing. FailedPrecondition if the message asks for no reply.
         """
-        self._core.run(self._core.desk.reply_steps(message, payload, attributes))
+        self._pump.run(self._core.requests.reply_steps(message, payload, attributes))
 
     def subscribe(
         self,
@@ -297,9 +298,9 @@ class Client:
 
         Raises the first error, when everything is closed.
         """
-        if self._core.refusal is not None:
+        if self._pump.refusal is not None:
             return
-        clock = self._core.pump.clock
+        clock = self._pump.clock
         deadline_ns = deadline_after(clock, timeout)
         first: DanubeError | None = None
         for subscriber in list(self._subscribers):  # what their handlers did is acked
@@ -309,7 +310,7 @@ class Client:
                 first = first or error
         try:
             left = max(0.0, (deadline_ns - clock.monotonic_ns()) / 1e9)
-            self._core.run(self._core.close_users_steps(left))
+            self._pump.run(self._core.close_users_steps(left))
         finally:
             self._core.shut()
         if first is not None:

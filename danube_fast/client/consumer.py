@@ -5,15 +5,16 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable, Iterator
 
-from danube_fast.client.arguments import Start
 from danube_fast.client.consume.acks import delay_ms
+from danube_fast.client.consume.batch import Batch
 from danube_fast.client.consume.inbox import Inbox
-from danube_fast.client.limits import (
+from danube_fast.client.values.arguments import Start
+from danube_fast.client.values.limits import (
     BATCH_MESSAGES_DEFAULT,
     CLOSE_TIMEOUT_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
 )
-from danube_fast.client.message import Batch, Gap, Message, MessageId, Received
+from danube_fast.client.values.message import Gap, Message, MessageId, Received
 from danube_fast.errors import DanubeError, FailedPrecondition
 
 __all__ = ["Consumer", "ConsumerView", "refuse_cumulative"]
@@ -34,8 +35,8 @@ class ConsumerView:
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self._left = inbox.hand.left
-        self._core = inbox._core
+        self._left = inbox.frames.left
+        self._pump = inbox.pump
         self._lock = inbox.pump.lock
         self._acks = inbox._acks
 
@@ -81,7 +82,7 @@ class ConsumerView:
 
     def __repr__(self) -> str:
         inbox = self._inbox
-        topics = inbox.roster.pattern or ", ".join(inbox.topics)
+        topics = inbox.partitions.pattern or ", ".join(inbox.topics)
         return f"<{type(self).__name__} {inbox.subscription!r} ({inbox.type}) on {topics}: {inbox.state}>"
 
 
@@ -99,7 +100,7 @@ class Consumer(ConsumerView):
                 return left.pop()
             except IndexError:
                 pass  # another thread has closed us just now
-        return self._core.run(self._inbox.receive_steps(timeout))
+        return self._pump.run(self._inbox.receive_steps(timeout))
 
     def receive_batch(
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
@@ -108,15 +109,15 @@ class Consumer(ConsumerView):
 
         An empty Batch when the time is up.
         """
-        return self._core.run(self._inbox.receive_batch_steps(max_messages, timeout))
+        return self._pump.run(self._inbox.receive_batch_steps(max_messages, timeout))
 
     def __iter__(self) -> Iterator[Message]:
         """Messages for ever; ends when the consumer is closed."""
         inbox = self._inbox
         while not inbox._closed:
-            yield from inbox.hand
+            yield from inbox.frames
             if not inbox._closed:
-                self._core.run(inbox.next_steps(None))
+                self._pump.run(inbox.next_steps(None))
 
     def ack(self, what: Message | MessageId | Batch | Iterable[Message]) -> None:
         """Done with a message, a batch, or a list of messages. Queued; see `flush_acks`."""
@@ -161,21 +162,21 @@ class Consumer(ConsumerView):
 
     def flush_acks(self, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:
         """Send queued acks and wait until they are durable."""
-        self._core.run(self._inbox.flush_acks_steps(timeout))
+        self._pump.run(self._inbox.flush_acks_steps(timeout))
 
     def seek(self, position: Start, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:
         """Move the subscription in every partition: to "earliest", "latest", an offset, a datetime, an
         RFC 3339 time or a time ago such as "-10m"."""
-        self._core.run(self._inbox.seek_steps(position, timeout))
+        self._pump.run(self._inbox.seek_steps(position, timeout))
 
     def lag(self) -> int:
         """Messages of this subscription that are not acked, as the broker counts them."""
-        return self._core.run(self._inbox.lag_steps())
+        return self._pump.run(self._inbox.lag_steps())
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Flush acks and detach; within `timeout` seconds. Raises Unavailable, closed all the same, when
         acks were lost with a connection, not sent or not answered by then: it names their messages."""
-        self._core.end(self._inbox.close_steps(timeout))
+        self._pump.end(self._inbox.close_steps(timeout))
 
     def __enter__(self) -> Consumer:
         return self

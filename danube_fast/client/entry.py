@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from danube_fast.client.opening import opens
+from danube_fast.client.link.opening import opens
 
 if TYPE_CHECKING:
-    from danube_fast.client.aio import AsyncClient
-    from danube_fast.client.arguments import Transport
+    from danube_fast.client.async_client import AsyncClient
     from danube_fast.client.client import Client
+    from danube_fast.client.values.arguments import Transport
 
 __all__ = ["connect", "connect_async"]
 
@@ -59,7 +59,7 @@ async def connect_async(
     timeout: float = 10.0,  # noqa: ASYNC109 - the same signature as connect()
 ) -> AsyncClient:
     """`connect` for an event loop: `async with danube_fast.connect_async(...) as client`, or await it."""
-    from danube_fast.client.aio import AsyncClient
+    from danube_fast.client.async_client import AsyncClient
 
     client = AsyncClient(
         _url(url), name=name, token=token, tls=tls, transport=transport, spin_us=spin_us

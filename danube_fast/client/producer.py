@@ -4,53 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from danube_fast.client.arguments import Moment
-from danube_fast.client.limits import CLOSE_TIMEOUT_SECONDS
-from danube_fast.client.message import MessageId
-from danube_fast.client.produce.outbox import Outbox
 from danube_fast.client.produce.outgoing import Attributes, OnDelivery
+from danube_fast.client.produce.publisher import Publisher
+from danube_fast.client.values.arguments import Moment
+from danube_fast.client.values.limits import CLOSE_TIMEOUT_SECONDS
+from danube_fast.client.values.message import MessageId
 from danube_fast.errors import DanubeError
 
 __all__ = ["Producer", "ProducerView"]
 
 
 class ProducerView:
-    """What both kinds of producer show of their outbox."""
+    """What both kinds of producer show of their publisher."""
 
-    # the two that every message needs lie in the object itself: among a thousand producers each step is a cache miss
-    __slots__ = ("__dict__", "__weakref__", "_core", "_outbox")
+    # what every message needs lies in the object itself: among a thousand producers each step is a cache miss
+    __slots__ = ("__dict__", "__weakref__", "_publisher")
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
-        self._core = outbox._core
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
 
     @property
     def topic(self) -> str:
         """The topic."""
-        return self._outbox.topic
+        return self._publisher.topic
 
     @property
     def name(self) -> str:
         """Name of the producer: what it published before under that name is not accepted twice."""
-        return self._outbox.name
+        return self._publisher.name
 
     @property
     def acked_messages(self) -> int:
         """How many of its messages are acked."""
-        return self._outbox.acked_messages
+        return self._publisher.acked_messages
 
     def __repr__(self) -> str:
-        outbox = self._outbox
+        publisher = self._publisher
         return (
-            f"<{type(self).__name__} {outbox.name!r} on {outbox.topic}, "
-            f"{outbox.unacked_bytes} bytes unacked>"
+            f"<{type(self).__name__} {publisher.name!r} on {publisher.topic}, "
+            f"{publisher.unacked_bytes} bytes unacked>"
         )
 
 
 class Producer(ProducerView):
     """Publishes to one topic. Made by `client.producer()`."""
 
-    __slots__ = ()
+    __slots__ = ("_pump",)
+
+    def __init__(self, publisher: Publisher) -> None:
+        super().__init__(publisher)
+        self._pump = publisher.pump
 
     def send(
         self,
@@ -78,13 +81,13 @@ class Producer(ProducerView):
             and event_time is None
             and deliver_at is None
             and deliver_after is None
-            and self._outbox.send_plain(payload)
+            and self._publisher.send_plain(payload)
         ):
             return
-        outbox = self._outbox
-        fields = outbox.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
-        if outbox.try_send(fields, on_delivery) is not None:
-            self._core.run(outbox.send_steps(fields, on_delivery))
+        publisher = self._publisher
+        fields = publisher.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
+        if publisher.try_send(fields, on_delivery) is not None:
+            self._pump.run(publisher.send_steps(fields, on_delivery))
 
     def send_many(
         self,
@@ -101,8 +104,8 @@ class Producer(ProducerView):
         Blocks while the window is full. If it raises ResourceExhausted, the text says how many
         messages were taken. The list may be changed as soon as the call has returned.
         """
-        self._core.run(
-            self._outbox.send_many_steps(
+        self._pump.run(
+            self._publisher.send_many_steps(
                 payloads, keys, attributes, event_times, deliver_at, on_delivery
             )
         )
@@ -118,8 +121,8 @@ class Producer(ProducerView):
         deliver_after: float | None = None,
     ) -> MessageId:
         """Publish one message at once and wait for its ack; its id. Never lingers."""
-        return self._core.run(
-            self._outbox.publish_steps(
+        return self._pump.run(
+            self._publisher.publish_steps(
                 payload, key, attributes, event_time, deliver_at, deliver_after
             )
         )
@@ -130,11 +133,11 @@ class Producer(ProducerView):
         Raises the error of messages that were not accepted, naming the first and the last, and
         DeadlineExceeded when `timeout` (seconds; default: the producer's own) is over.
         """
-        return self._core.run(self._outbox.flush_steps(timeout))
+        return self._pump.run(self._publisher.flush_steps(timeout))
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Flush and close, within `timeout` seconds. Raises what was not accepted or acked."""
-        self._core.end(self._outbox.close_steps(timeout))
+        self._pump.end(self._publisher.close_steps(timeout))
 
     def __enter__(self) -> Producer:
         return self

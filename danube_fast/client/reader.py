@@ -1,140 +1,18 @@
-"""Reader: a range of a topic, without a subscription and without acks.
-
-    start ............ stop        per partition; "latest" as stop is the end when the reader opened
-
-Iteration ends when every partition has reached its stop. After a lost connection the reader goes on
-behind the last frame it received.
-"""
+"""Reader: what an application reads a range of a topic with (`consume/read_range.py`)."""
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from danube_fast.checks import check_whole
-from danube_fast.client.consume.attachment import Attachment
-from danube_fast.client.limits import BATCH_MESSAGES_DEFAULT, CLOSE_TIMEOUT_SECONDS
-from danube_fast.client.link.pump import Steps, deadline_after
-from danube_fast.client.message import Batch, Message
-from danube_fast.errors import InvalidArgument
+from danube_fast.client.consume.batch import Batch
+from danube_fast.client.consume.inbox import Inbox
+from danube_fast.client.consume.read_range import ReadRange
+from danube_fast.client.values.limits import BATCH_MESSAGES_DEFAULT, CLOSE_TIMEOUT_SECONDS
+from danube_fast.client.values.message import Gap, Message
 
-if TYPE_CHECKING:
-    from danube_fast.client.consume.delivery import Delivery
-    from danube_fast.client.consume.inbox import Inbox
-    from danube_fast.client.message import Gap
-
-__all__ = ["ReadRange", "Reader", "ReaderView", "checked_stop"]
-
-STOP_NEVER = 1 << 62
-_POLL_SECONDS = 0.5
-"""How often a reader that waits looks whether a gap has taken it past its stop."""
-
-
-def checked_stop(stop: Any) -> int | str | None:
-    """The stop: "latest", an offset (not included), or None for never. Raises InvalidArgument."""
-    if stop is None or stop == "latest" or (type(stop) is int and stop >= 0):
-        return stop  # type: ignore[no-any-return]
-    raise InvalidArgument(
-        f"{stop!r} is not a stop; use 'latest' (the end as of now), an offset, or None to read on"
-    )
-
-
-class ReadRange:
-    """Where a reader is in its range, per partition. `Reader` and `AsyncReader` are faces of this."""
-
-    def __init__(self, inbox: Inbox, stop: int | str | None) -> None:
-        self._inbox = inbox
-        self._stop = stop
-        self._stops: dict[Attachment, int] = {}
-        self._done: dict[Attachment, int] = {}
-        """Next offset to be handed to the application, per partition."""
-        for attachment in inbox.attachments:
-            if stop is None:
-                end = STOP_NEVER
-            elif isinstance(stop, int):
-                end = stop
-            else:
-                end = attachment.end_offset
-            self._stops[attachment] = end
-            self._done[attachment] = attachment.start_offset
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether every partition has reached its stop."""
-        return all(self._reached(attachment) for attachment in self._stops)
-
-    def _reached(self, attachment: Attachment) -> bool:
-        if attachment.parted:
-            return True
-        # a gap moves next_offset without a delivery; it counts once nothing is queued before it
-        done = self._done[attachment]
-        if not self._inbox.has_waiting(attachment):
-            done = max(done, attachment.next_offset)
-        return done >= self._stops[attachment]
-
-    def batch_steps(
-        self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
-    ) -> Steps[Batch]:
-        """The next messages of the range; an empty Batch at its end or when the time is up."""
-        clock = self._inbox.pump.clock
-        max_messages = check_whole(max_messages, "max_messages", 1)
-        deadline_ns = None if timeout is None else deadline_after(clock, timeout)
-        while not self.is_finished:
-            seconds = _POLL_SECONDS
-            if deadline_ns is not None:
-                seconds = min(seconds, max(0.0, (deadline_ns - clock.monotonic_ns()) / 1e9))
-            batch = yield from self._inbox.receive_batch_steps(max_messages, seconds)
-            pieces = [piece for piece in map(self._cut, batch._pieces) if piece is not None]
-            if pieces:
-                return Batch(pieces)
-            if deadline_ns is not None and clock.monotonic_ns() >= deadline_ns:
-                break
-        return Batch([])
-
-    def _cut(self, piece: tuple[Delivery, int, int]) -> tuple[Delivery, int, int] | None:
-        """The part of a frame that lies in the range."""
-        delivery, start, stop = piece
-        attachment = delivery.attachment
-        if attachment not in self._stops:
-            self._admit(attachment)
-        low, high = self._done[attachment], self._stops[attachment]
-        offsets = delivery.offset_list(0, delivery.count)
-        while start < stop and offsets[start] < low:
-            start += 1
-        while stop > start and offsets[stop - 1] >= high:
-            stop -= 1
-        last = delivery.end_offset if piece[2] == delivery.count else offsets[piece[2] - 1] + 1
-        self._done[attachment] = max(low, last)
-        return (delivery, start, stop) if start < stop else None
-
-    def _admit(self, attachment: Attachment) -> None:
-        """A partition that is new: what is in it came after `latest`."""
-        self._done[attachment] = 0
-        if self._stop is None:
-            self._stops[attachment] = STOP_NEVER
-        else:
-            self._stops[attachment] = self._stop if isinstance(self._stop, int) else 0
-
-    def all_steps(self) -> Steps[Batch]:
-        """Everything up to the stop, as one Batch."""
-        pieces: list[tuple[Delivery, int, int]] = []
-        while True:
-            batch = yield from self.batch_steps()
-            if not batch:
-                break
-            pieces += batch._pieces
-        yield from self.close_steps()
-        return Batch(pieces)
-
-    def must_end(self) -> None:
-        """Raise InvalidArgument for a range that has no end."""
-        if any(stop >= STOP_NEVER for stop in self._stops.values()):
-            raise InvalidArgument("a reader with stop=None never ends; give stop='latest'")
-
-    def close_steps(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> Steps[None]:
-        """Detach."""
-        yield from self._inbox.close_steps(timeout)
+__all__ = ["Reader", "ReaderView"]
 
 
 class ReaderView:
@@ -142,7 +20,7 @@ class ReaderView:
 
     def __init__(self, inbox: Inbox, stop: int | str | None) -> None:
         self._inbox = inbox
-        self._core = inbox._core
+        self._pump = inbox.pump
         self._range = ReadRange(inbox, stop)
 
     @property
@@ -172,7 +50,7 @@ class Reader(ReaderView):
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
     ) -> Batch:
         """The next messages of the range; empty at its end or when `timeout` seconds are over."""
-        return self._core.run(self._range.batch_steps(max_messages, timeout))
+        return self._pump.run(self._range.batch_steps(max_messages, timeout))
 
     def batches(self, max_messages: int = BATCH_MESSAGES_DEFAULT) -> Iterator[Batch]:
         """The whole range in batches."""
@@ -187,7 +65,7 @@ class Reader(ReaderView):
     def to_arrow(self) -> Any:
         """The whole range as a pyarrow.Table. Needs `danube-fast[arrow]`; all of it is in memory."""
         self._range.must_end()
-        return self._core.run(self._range.all_steps()).to_arrow()
+        return self._pump.run(self._range.all_steps()).to_arrow()
 
     def to_pandas(self) -> Any:
         """The whole range as a pandas.DataFrame. Needs `danube-fast[arrow]` and pandas."""
@@ -195,7 +73,7 @@ class Reader(ReaderView):
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Detach; returns within `timeout` seconds."""
-        self._core.end(self._inbox.close_steps(timeout))
+        self._pump.end(self._inbox.close_steps(timeout))
 
     def __enter__(self) -> Reader:
         return self

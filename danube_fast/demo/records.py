@@ -15,7 +15,7 @@ import numpy.typing as npt
 import xxhash
 
 if TYPE_CHECKING:
-    from danube_fast.client.message import Batch
+    from danube_fast.client.consume.batch import Batch
 
 __all__ = ["RECORD", "Records", "fingerprint", "ranges_of", "read_records", "records_of"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from danube_fast.client.arguments import SubscriptionType, Transport
+from danube_fast.client.values.arguments import SubscriptionType, Transport
 from danube_fast.clock import SystemClock
 from danube_fast.demo.crew import Child, Crew
 from danube_fast.demo.progress import View

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from danube_fast.client.arguments import SubscriptionType, Transport
+from danube_fast.client.values.arguments import SubscriptionType, Transport
 
 __all__ = ["ConsumeTask", "Done", "Event", "Failed", "ProduceTask", "Progress", "Ready", "Task"]
 

@@ -13,9 +13,9 @@ from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
 from danube_fast.client.link.pump import Steps
-from danube_fast.client.message import MessageId
-from danube_fast.client.options import ConsumerOptions
-from danube_fast.client.produce.outbox import Outbox
+from danube_fast.client.produce.publisher import Publisher
+from danube_fast.client.values.message import MessageId
+from danube_fast.client.values.options import ConsumerOptions
 from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,
@@ -76,7 +76,7 @@ def publisher(
         while True:
             try:
                 yield from core.open_steps(PATIENCE_SECONDS)
-                producer = yield from core.producer_steps(
+                producer = yield from core.producers.open_steps(
                     topic, name=client.name, timeout=PATIENCE_SECONDS
                 )
                 yield from _publish(client, producer, reports, messages_max, delays_ms)
@@ -90,7 +90,7 @@ def publisher(
 
 
 def _publish(
-    client: ShippedClient, producer: Outbox, reports: _Reports, messages_max: int, delays_ms: int
+    client: ShippedClient, producer: Publisher, reports: _Reports, messages_max: int, delays_ms: int
 ) -> Steps[None]:
     draw = client.draw
     made = 0
@@ -129,7 +129,7 @@ def _publish(
 
 
 def _publish_one(
-    producer: Outbox, payload: bytes, key: bytes | None, reports: _Reports
+    producer: Publisher, payload: bytes, key: bytes | None, reports: _Reports
 ) -> Steps[None]:
     try:
         message_id = yield from producer.publish_steps(
@@ -161,7 +161,7 @@ def receiver(
         while True:
             try:
                 yield from core.open_steps(PATIENCE_SECONDS)
-                inbox = yield from core.consumer_steps(Inbox, [topic], wanted, PATIENCE_SECONDS)
+                inbox = yield from core.consumers.open_steps([topic], wanted, PATIENCE_SECONDS)
                 yield from _receive(client, Consumer(inbox), inbox, model)
             except DanubeError as error:
                 client.errors.append(f"{type(error).__name__}: {error}")

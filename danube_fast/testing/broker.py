@@ -32,9 +32,9 @@ from danube_fast.config import load_settings
 from danube_fast.errors import DeadlineExceeded, FailedPrecondition, Internal, Unavailable
 
 if TYPE_CHECKING:
-    from danube_fast.client.aio import AsyncClient
+    from danube_fast.client.async_client import AsyncClient
     from danube_fast.client.client import Client
-    from danube_fast.client.opening import Opening
+    from danube_fast.client.link.opening import Opening
 
 __all__ = ["Broker"]
 

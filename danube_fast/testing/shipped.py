@@ -1,8 +1,8 @@
 """The shipped client in a simulation: its core, pump, connections, lanes and attachments as they are,
-over loopback ports, without its keeper's thread.
+over loopback ports, without its timer thread.
 
     application (a generator) --steps--> core --> connection --LoopbackPort--> wire
-    keeper.serve <-- the schedule, when the pump's next deadline is due
+    timers.serve <-- the schedule, when the pump's next deadline is due
 
 A blocked call is a generator of `Wait`, as everywhere in the client; here it goes on as soon as what it
 waits for is true, or its virtual time is up.
@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from danube_fast.client.core import Core
-from danube_fast.client.limits import FOREVER_NS
 from danube_fast.client.link.dialer import Rings
-from danube_fast.client.link.keeper import Keeper
 from danube_fast.client.link.pump import Steps, Wait
+from danube_fast.client.link.timers import TimerThread
+from danube_fast.client.values.limits import FOREVER_NS
 from danube_fast.errors import DanubeError
 from danube_fast.testing.host import SimulatedHost
 from danube_fast.testing.loopback import LoopbackServer, Network, Wire
@@ -122,9 +122,9 @@ class _Machine:
         """Of loopback ports."""
         return _Dialer(self._client)
 
-    def start(self, keeper: Keeper) -> None:
+    def start(self, timers: TimerThread) -> None:
         """The schedule serves it."""
-        self._client.keeper = keeper
+        self._client.timers = timers
 
     def new_name(self, beginning: str) -> str:
         """One that was not used before."""
@@ -164,7 +164,7 @@ class ShippedClient:
         self.is_done = False
         """Its application says that it owes nothing."""
         self.life = 0
-        self.keeper: Keeper | None = None
+        self.timers: TimerThread | None = None
         self.ports: list[LoopbackPort] = []
         self.core: Core | None = None
         self._application = application
@@ -255,13 +255,13 @@ class ShippedClient:
         if self.clock.now_ns < self._stopped_until_ns:
             self._turn_at(self._stopped_until_ns)
             return
-        core, keeper = self.core, self.keeper
-        if core is None or keeper is None:
+        core, timers = self.core, self.timers
+        if core is None or timers is None:
             return
         with core.pump.lock:
             core.pump.drain()
             if core.pump.next_deadline_ns() <= self.clock.now_ns:
-                keeper.serve(signalled=True)
+                timers.serve(signalled=True)
         self._call_back(core)
         self._step()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
-from danube_fast.client.message import Message, MessageId
+from danube_fast.client.values.message import Message, MessageId
 from danube_fast.errors import DanubeError, NotFound
 
 PUBLISH_TIME_NS = 1_385_000_000_123_456_789

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from danube_fast.cli import produce as produce_module
 from danube_fast.cli.output import StdoutClosed, time_text
 from danube_fast.cli.records import formatter, json_line, parse_records, topic_of
-from danube_fast.client.message import Message
+from danube_fast.client.values.message import Message
 from tests.cli.conftest import Run
 from tests.cli.fakes import PUBLISH_TIME_NS, FakeBroker
 

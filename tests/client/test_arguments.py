@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 
 import danube_fast
-from danube_fast.client.arguments import ConsumerArguments, ProducerArguments, PublishArguments
+from danube_fast.client.values.arguments import (
+    ConsumerArguments,
+    ProducerArguments,
+    PublishArguments,
+)
 from danube_fast.errors import InvalidArgument
 from danube_fast.testing import Broker
 

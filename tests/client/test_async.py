@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 
 import danube_fast
-from danube_fast.client.admin_client import AdminClient
-from danube_fast.client.aio import (
-    AsyncAdmin,
-    AsyncClient,
-)
+from danube_fast.client.admin_client import AdminClient, AsyncAdmin
+from danube_fast.client.async_client import AsyncClient
 
 TOPIC = "/default/t"
 

@@ -35,7 +35,7 @@ def test_a_resend_keeps_its_partition_and_what_comes_next_spreads(
     producer.send_many([b"before"] * len(KEYS), keys=KEYS)
     wait_until("frames are on their way", lambda: broker.commands["Publish"] >= 2)
     grow(broker, client, 4)
-    wait_until("four lanes", lambda: len(producer._outbox.lanes) == 4)
+    wait_until("four lanes", lambda: len(producer._publisher.lanes) == 4)
     broker.drop_publishes = 0
     broker.forget_sessions()
     producer.send_many([b"after"] * len(KEYS), keys=KEYS)
@@ -57,7 +57,7 @@ def test_one_partition_becomes_two(broker: Any, client: danube_fast.Client) -> N
     producer.send(b"x", key=b"a")
     producer.flush(timeout=60)
     grow(broker, client, 2)
-    wait_until("two lanes", lambda: len(producer._outbox.lanes) == 2)
+    wait_until("two lanes", lambda: len(producer._publisher.lanes) == 2)
     for key in KEYS:
         producer.send(b"y", key=key)
     for _ in range(10):
@@ -77,7 +77,7 @@ def test_consumers_and_readers_get_the_new_partitions_from_their_first_message(
     follows = client.reader(TOPIC, start="latest", stop=None)
     ends = client.reader(TOPIC, start="earliest", stop="latest")
     grow(broker, client, 3)
-    wait_until("three lanes", lambda: len(producer._outbox.lanes) == 3)
+    wait_until("three lanes", lambda: len(producer._publisher.lanes) == 3)
     wait_until("three attachments", lambda: len(consumer._inbox.attachments) == 3)
     for number in range(30):
         producer.publish(b"%d" % number)
@@ -99,6 +99,6 @@ def test_a_topic_of_the_same_name_is_another_one(broker: Any, client: danube_fas
     core = client._core
     with core.pump.lock:
         core.watcher._refresh(TOPIC)
-    wait_until("it was looked up", lambda: len(producer._outbox._route.partitions) == 5)
+    wait_until("it was looked up", lambda: len(producer._publisher._route.partitions) == 5)
     with core.pump.lock:
-        assert len(producer._outbox.lanes) + len(producer._outbox.joining) == 2
+        assert len(producer._publisher.lanes) + len(producer._publisher.joining) == 2

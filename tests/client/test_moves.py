@@ -67,7 +67,7 @@ def look_up(client: danube_fast.Client, consumer: danube_fast.Consumer) -> None:
     """The client looks the topic up again."""
     core = client._core
     with core.pump.lock:
-        core.routes.refresh(consumer._inbox.roster.routes[0])
+        core.routes.refresh(consumer._inbox.partitions.routes[0])
 
 
 def move(broker: Any, client: danube_fast.Client, consumer: Any, port: int) -> None:
@@ -103,7 +103,7 @@ def test_a_consumer_that_is_closed_follows_nobody(
     with broker.lock:
         look_up(client, consumer)
         wait_until("it was asked", asks)
-        core.discard(consumer._inbox)
+        core.routes.discard(consumer._inbox)
         broker.places[1] = other.port
     wait_until("it was answered", lambda: not asks())
     with core.pump.lock:
@@ -191,7 +191,7 @@ def test_credit_goes_back_for_what_comes_after_a_consumer_has_left(
             assert credit() == 4
             consumer._inbox.rest()
     wait_until("all of it is back", lambda: credit() == 8)
-    wait_until("nobody is kept", lambda: not consumer._inbox.attachments[0].connection.subscribers)
+    wait_until("nobody is kept", lambda: not consumer._inbox.attachments[0].connection.receivers)
 
 
 def test_opening_does_not_wait_for_partitions_that_rest_meanwhile(
@@ -308,7 +308,7 @@ def test_a_topic_of_a_pattern_that_was_made_again_unheard_joins(real: Broker, to
         other.publish(topic, b"before")
         with client.consumer(pattern=f"{topic}*", subscription="s") as consumer:
             assert consumer.topics == (topic,)
-            core, (route,) = client._core, consumer._inbox.roster.routes
+            core, (route,) = client._core, consumer._inbox.partitions.routes
             with core.pump.lock:
                 consumer._inbox.attachments[0]._forget_id()
                 core.routes.bootstrap.abandon(core.watcher._call)

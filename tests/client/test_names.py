@@ -27,7 +27,7 @@ def test_publish_opens_another_producer_when_a_topic_is_new_again(real: Broker, 
         with pytest.raises(danube_fast.TopicDeleted, match="create it again"):
             client.publish(topic, b"of the topic that was")
         assert client.publish(topic, b"2").offset == 0
-        assert len([user for user in client._core.opened if user.topic == topic]) == 1  # type: ignore[union-attr]
+        assert len([user for user in client._core.routes.users if user.topic == topic]) == 1  # type: ignore[union-attr]
 
 
 def test_a_producer_that_is_cancelled_while_it_opens_takes_no_place(
@@ -41,7 +41,7 @@ def test_a_producer_that_is_cancelled_while_it_opens_takes_no_place(
             while cancelled < 3:
                 opening = asyncio.ensure_future(client.producer(topic))
                 # until it has asked the worker; a refusal may come first
-                while not (client._core.opened or opening.done()):  # noqa: ASYNC110
+                while not (client._core.routes.users or opening.done()):  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 opening.cancel()
                 await asyncio.wait([opening])

@@ -7,12 +7,12 @@ import inspect
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import danube_fast
-from danube_fast.client.admin_client import AdminClient
-from danube_fast.client.async_admin import AsyncAdmin
+from danube_fast.client.admin_client import AdminClient, AsyncAdmin
 from danube_fast.testing import Broker
 
 WAIT_SECONDS = 60.0
@@ -60,19 +60,19 @@ def test_connect_has_its_twin() -> None:
 
 
 def test_every_operation_has_its_twin() -> None:
-    core: Any = object()
+    parts: Any = [Mock(), Mock()]
     for name in public(AdminClient).keys() - {"steps"}:
-        twin = getattr(AsyncAdmin(core), name)
-        mine = getattr(AdminClient(core), name)
+        twin = getattr(AsyncAdmin(*parts, Mock()), name)
+        mine = getattr(AdminClient(*parts), name)
         assert parameters(mine) == parameters(twin), name
     with pytest.raises(AttributeError, match="no administrative operation"):
-        AsyncAdmin(core).nonsense
+        AsyncAdmin(*parts, Mock()).nonsense
 
 
 def test_a_message_serves_both() -> None:
     """`reply` can be awaited, `processing` entered, in both ways."""
-    from danube_fast.client.consume.holds import Processing
-    from danube_fast.client.core import Finished
+    from danube_fast.client.link.pump import Finished
+    from danube_fast.client.values.message import Processing
 
     async def main() -> int:
         return await Finished(5)
@@ -170,8 +170,8 @@ def test_cancelling_what_opens_and_moves(real: Broker, topic: str) -> None:
             await cancel_soon(asyncio.ensure_future(client.producer(topic, name="p")), draw)
             opening: Any = client.consumer(topic, subscription="s", initial_position="earliest")
             await cancel_soon(asyncio.ensure_future(opening), draw)
-            for user in list(client._core.opened):
-                await client._core.arun(user.close_steps())
+            for user in list(client._core.routes.users):
+                await client._driver.run(user.close_steps())
         async with (
             await client.producer(topic, name="p") as producer,
             await client.consumer(topic, subscription="s", initial_position="earliest") as consumer,
@@ -223,7 +223,7 @@ def test_cancelling_what_reads_by_itself(real: Broker, topic: str) -> None:
         again = [int(m.payload or b"") for m in await client.admin.tail(topic, 60)]
         assert set(again[30:]) == set(range(30)), "a letter was acked and not published"
         assert await client.admin.redrive(topic, "s") == 0
-        assert len(client._core.opened) == 1, "only what client.publish keeps is open"
+        assert len(client._core.routes.users) == 1, "only what client.publish keeps is open"
 
     run(real, body)
 

@@ -427,7 +427,7 @@ def test_refused_topics_do_not_stop_the_others(
     broker: Any, client: danube_fast.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The window that all producers share is full of what nobody takes: the next one goes on."""
-    monkeypatch.setattr("danube_fast.client.produce.outbox.CLIENT_WINDOW_BYTES", 64 * 1024)
+    monkeypatch.setattr("danube_fast.client.produce.state.CLIENT_WINDOW_BYTES", 64 * 1024)
     stuck = client.producer("/default/stuck")
     free = client.producer("/default/free", batch_bytes_max=4096, window_bytes_max=8192, timeout=60)
     broker.drop_publishes = 1 << 30

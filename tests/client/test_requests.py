@@ -124,7 +124,7 @@ def test_a_late_reply_finds_nobody_and_harms_nobody(real: Broker, topic: str) ->
         may_reply.set()
         for number in range(20):  # the late reply comes among these
             assert client.request(topic, b"%d" % number).payload == b"reply to %d" % number
-        assert not client._core.desk._waiting
+        assert not client._core.requests._waiting
 
 
 def test_who_asked_has_gone(real: Broker, topic: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -187,7 +187,7 @@ def test_the_reply_topic_is_deleted_by_somebody(real: Broker, topic: str) -> Non
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(client.request, topic, b"wait", WAIT_SECONDS)
             assert asked.wait(WAIT_SECONDS)
-            (mine,) = client._core.desk._topics
+            (mine,) = client._core.requests._topics
             other.admin.delete_topic(mine)
             with pytest.raises(danube_fast.Unavailable, match="ask again"):
                 waiting.result(WAIT_SECONDS)
@@ -239,7 +239,7 @@ def test_closing_ends_a_request(real: Broker, topic: str) -> None:
     client = real.client()
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(client.request, topic, b"x", WAIT_SECONDS)
-        until("the request", lambda: client._core.desk._waiting)
+        until("the request", lambda: client._core.requests._waiting)
         client.close()
         with pytest.raises(danube_fast.FailedPrecondition, match="closed"):
             asked.result(WAIT_SECONDS)
@@ -272,12 +272,12 @@ def test_asynchronous_requests_and_replies(real: Broker, topic: str) -> None:
                 replies = await asyncio.gather(*(client.request(topic, p) for p in payloads))
                 assert [r.payload for r in replies] == [p[::-1] for p in payloads]
                 cancelled = [asyncio.ensure_future(client.request(topic, b"quiet")) for _ in "ab"]
-                while len(client._core.desk._waiting) < 2:  # noqa: ASYNC110 - a few turns
+                while len(client._core.requests._waiting) < 2:  # noqa: ASYNC110 - a few turns
                     await asyncio.sleep(0)
                 cancelled[0].cancel()
                 cancelled[1].cancel()
                 assert (await client.request(topic, b"on")).payload == b"no"
-                assert not client._core.desk._waiting
+                assert not client._core.requests._waiting
             async with await other.consumer(topic, subscription="by hand") as consumer:
                 asked = asyncio.ensure_future(client.request(topic, b"x", WAIT_SECONDS))
                 message = await consumer.receive(timeout=WAIT_SECONDS)

@@ -348,7 +348,7 @@ def test_processing_keeps_a_message(real: Broker, topic: str) -> None:
                 consumer.ack(message)
             consumer.flush_acks()
             assert described(client, topic)["redelivered"] == 0
-            assert not consumer._inbox.holds
+            assert not consumer._inbox.in_progress
 
 
 def test_without_processing_a_message_comes_again(real: Broker, topic: str) -> None:

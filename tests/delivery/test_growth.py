@@ -104,10 +104,10 @@ def test_growth_under_load_reaches_producers_consumers_and_who_is_away(
         publisher = Publisher(producer)
         publisher.wait_for(500)
         assert client.admin.set_topic(topic, partitions=3)["partitions"] == 3
-        wait_until("three lanes", lambda: len(producer._outbox.lanes) == 3, WAIT_SECONDS)
+        wait_until("three lanes", lambda: len(producer._publisher.lanes) == 3, WAIT_SECONDS)
         publisher.wait_for(500)
         assert client.admin.set_topic(topic, partitions=5)["partitions"] == 5
-        wait_until("five lanes", lambda: len(producer._outbox.lanes) == 5, WAIT_SECONDS)
+        wait_until("five lanes", lambda: len(producer._publisher.lanes) == 5, WAIT_SECONDS)
         publisher.wait_for(500)
         count = publisher.stop()
         got = receive(here, count)
@@ -130,7 +130,7 @@ def test_who_opens_later_finds_all_partitions_and_may_ask_for_fewer(server: Serv
         client.admin.create_topic(topic, partitions=2)
         client.admin.set_topic(topic, partitions=4)
         with client.producer(topic, partitions=2) as producer:  # as the program always did
-            assert len(producer._outbox.lanes) == 4
+            assert len(producer._publisher.lanes) == 4
             for _ in range(40):
                 producer.publish(b"x")
         places = [
@@ -229,7 +229,7 @@ def test_growth_while_a_process_is_killed(tmp_path: Path, victim: str) -> None:
                     assert not one.is_alive(), "growth did not end"
                 assert not errors, errors
                 publisher.wait_for(200)
-            wait_until("nine lanes", lambda: len(producer._outbox.lanes) == 9, WAIT_SECONDS)
+            wait_until("nine lanes", lambda: len(producer._publisher.lanes) == 9, WAIT_SECONDS)
             publisher.wait_for(500)
             count = publisher.stop()
         # what an aborted growth left behind is dropped
@@ -310,7 +310,7 @@ def test_growth_while_partitions_move(tmp_path: Path) -> None:
                     assert not one.is_alive(), "a move did not end"
                 assert not errors, errors
                 publisher.wait_for(100)
-            wait_until("seven lanes", lambda: len(producer._outbox.lanes) == 7, WAIT_SECONDS)
+            wait_until("seven lanes", lambda: len(producer._publisher.lanes) == 7, WAIT_SECONDS)
             publisher.wait_for(200)
             count = publisher.stop()
         check(list(client.reader(topic)), count)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import danube_fast
-from danube_fast.client.limits import PREFETCH_PER_HANDLER
+from danube_fast.client.values.limits import PREFETCH_PER_HANDLER
 from tests.crash.rig import Server
 from tests.workers.broker import ROOT
 

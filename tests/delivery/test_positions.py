@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import danube_fast
-from danube_fast.client.options import checked_position
+from danube_fast.client.values.options import checked_position
 from danube_fast.errors import InvalidArgument
 from tests.crash.rig import Server
 
@@ -89,7 +89,9 @@ def test_any_text_is_a_position_or_refused(text: str) -> None:
 
 def test_a_broker_refuses_what_is_no_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also from clients that check nothing."""
-    monkeypatch.setattr("danube_fast.client.options.checked_position", lambda position: position)
+    monkeypatch.setattr(
+        "danube_fast.client.values.options.checked_position", lambda position: position
+    )
     topic = f"{TOPIC}-wrong"
     with danube_fast.connect(server.url) as client, client.producer(topic):
         for wrong in ({"time_ns": -1}, {"when": 1}, {}, {"time_ns": 1, "ago_ns": 2}):

@@ -3,7 +3,7 @@ r"""Acks of one consumer: gathered as ranges, sent together, at the latest after
     ack(...) -> pending -> ACK -> sent -> ACK that is answered -> confirmed
                                      \ the session is lost: void, until acked again
 
-Many pending, a receive that waits when nothing was sent for 10 ms, or the keeper send what is
+Many pending, a receive that waits when nothing was sent for 10 ms, or the timer thread send what is
 pending; `flush` and, once a second, a send ask for an answer. Acks of messages from before a reconnect or a seek are quiet no-ops,
 because the broker has given those messages back; only a flush has to say that acks were void, and
 only if their messages were not acked again meanwhile.
@@ -16,13 +16,19 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from danube_fast.checks import check_seconds, check_text, check_whole
-from danube_fast.client.consume.attachment import Attachment
+from danube_fast.client.consume.attachment import Attachment, Owner
+from danube_fast.client.consume.batch import Batch
 from danube_fast.client.consume.ranges import Ranges, Wire, merged, no_ranges, subtracted, to_wire
-from danube_fast.client.limits import ACK_CONFIRM_NS, ACK_DELAY_NS, ACK_RANGES_MAX, FOREVER_NS
 from danube_fast.client.link.calls import Call
 from danube_fast.client.link.connection import Connection
 from danube_fast.client.link.pump import Pump
-from danube_fast.client.message import Batch, Message, MessageId, Received
+from danube_fast.client.values.limits import (
+    ACK_CONFIRM_NS,
+    ACK_DELAY_NS,
+    ACK_RANGES_MAX,
+    FOREVER_NS,
+)
+from danube_fast.client.values.message import Message, MessageId, Received
 from danube_fast.errors import FailedPrecondition, InvalidArgument, Unavailable
 from danube_fast.net.protocol import Ack, Nack
 
@@ -68,7 +74,8 @@ def delay_ms(seconds: float | None) -> int:
 class AckQueue:
     """Ranges of offsets on their way from the application to the broker's log. Under the lock."""
 
-    def __init__(self, pump: Pump, attachments: list[Attachment]) -> None:
+    def __init__(self, owner: Owner, pump: Pump, attachments: list[Attachment]) -> None:
+        self._owner = owner
         self._pump = pump
         self._attachments = attachments
         self._is_closed = False
@@ -94,8 +101,8 @@ class AckQueue:
         """What was lost with its session: `close` tells of that part of what is void."""
 
     def add_one(self, message: Received) -> None:
-        """One message. If it follows the last one, `Consumer.ack` does not even come here: it only
-        raises `run_end`, without the lock; whoever sends collects what the run has grown by."""
+        """Ack one message. If it follows the last one, `Consumer.ack` does not even come here: it only
+        raises `run_end`, without the lock; `send` collects what the run has grown by."""
         source: Any = message._source
         offset = message.offset
         self._check_own(source.attachment, offset)
@@ -133,13 +140,13 @@ class AckQueue:
         return True
 
     def _arm(self) -> None:
-        """What is queued goes after a while at the latest."""
+        """Send what is queued after a while at the latest."""
         if self.due_ns == _NOT_DUE:
             self.due_ns = self._pump.clock.monotonic_ns() + ACK_DELAY_NS
             self._pump.arm(self, self.due_ns)
 
     def _look_again(self, grown: bool) -> None:
-        """The run may grow without a word: look again, until it has stood still for a while."""
+        """Look again whether the run has grown, until it has stood still for a while."""
         if grown:
             self._looks = _LOOKS
         elif self._looks:
@@ -149,7 +156,7 @@ class AckQueue:
             self._arm()
 
     def add(self, what: Any) -> None:
-        """Anything that names messages."""
+        """Ack what anything names: a message, a batch, ids, a list of these."""
         for attachment, ranges in list(self._ackable(what)):  # all of it, or nothing
             pending = attachment.pending
             if pending and pending[-1] == ranges[0]:
@@ -159,7 +166,7 @@ class AckQueue:
             self._soon(attachment)
 
     def add_up_to(self, message: Message) -> None:
-        """Everything of the message's partition up to and with it."""
+        """Ack everything of the message's partition up to and with it."""
         for attachment, ranges in self._ackable(message):
             attachment.pending[:] = array("q", (0, ranges[-1]))
             self._soon(attachment)
@@ -203,7 +210,7 @@ class AckQueue:
     def _check_own(self, attachment: Attachment, offset: int) -> None:
         """Raise InvalidArgument for what another consumer, or a reader, has received, FailedPrecondition when the
         consumer is closed."""
-        if attachment.inbox._acks is not self:
+        if attachment.consumer is not self._owner:
             raise _never_received(attachment.topic, offset)
         if self._is_closed:
             raise FailedPrecondition(
@@ -211,8 +218,8 @@ class AckQueue:
             )
 
     def _lapse(self, attachment: Attachment, generation: int, ranges: Ranges[int]) -> None:
-        """Messages of an older subscription are acked: that is void. They come again, and only a flush says
-        so, unless they were acked again by then."""
+        """Note acks of messages of an older subscription as void. They come again, and only a flush says so,
+        unless they were acked again by then."""
         if generation < attachment.sought_generation:
             return  # as a seek wants it
         if attachment.tracks:
@@ -223,7 +230,7 @@ class AckQueue:
                 self._void[attachment] = merged(void)[-2 * ACK_RANGES_MAX :]
 
     def restarted(self, attachment: Attachment, *, sought: bool) -> None:
-        """A new subscription after a lost session, or a seek: what is under way is void."""
+        """Note what is under way as void: there is a new subscription after a lost session, or a seek."""
         self._end_run(attachment)
         lost = [*attachment.pending, *self._sent.pop(attachment, ())]
         for covered in self._confirming.values():
@@ -235,12 +242,12 @@ class AckQueue:
             self._lose(attachment, lost)
 
     def _lose(self, attachment: Attachment, lost: Iterable[int]) -> None:
-        """These acks did not arrive, as far as is known."""
+        """Note acks that did not arrive, as far as is known."""
         for places in (self._void, self._lost) if lost else ():
             places[attachment] = merged([*places.get(attachment, ()), *lost])
 
     def rested(self, attachment: Attachment) -> None:
-        """The consumer left in order: what was sent arrives, what was not is void."""
+        """Note what was not sent as void: the consumer left in order, and what was sent arrives."""
         self._end_run(attachment)
         self._lose(attachment, attachment.pending)
         del attachment.pending[:]
@@ -260,17 +267,17 @@ class AckQueue:
             self._arm()
 
     def go_on(self, attachment: Attachment) -> None:
-        """What was acked while a seek was under way is sent after all."""
+        """Send what was acked while a seek was under way, after all."""
         if attachment.pending:
             self._soon(attachment)
 
     def on_time(self, now_ns: int) -> None:
-        """Keeper: acks have waited long enough."""
+        """Send acks that have waited long enough."""
         self.send()
 
     def send_unless_busy(self) -> None:
-        """Somebody is about to wait: send what is queued, if nothing was sent for a while. Who gets
-        message after message acks as many at a time as come within the delay."""
+        """Send what is queued before a wait, if nothing was sent for a while. An application that gets message
+        after message acks as many at a time as come within the delay."""
         if self._pump.clock.monotonic_ns() - self._sent_ns >= ACK_DELAY_NS:
             self.send()
 
@@ -301,7 +308,7 @@ class AckQueue:
         return list({**dict.fromkeys(calls), **self._confirming}) if durable else calls
 
     def send_last(self, attachment: Attachment) -> None:
-        """It leaves its connection: what is queued goes before, and its answer is waited for."""
+        """Send what is queued of an attachment that leaves its connection, and wait for the answer."""
         self._end_run(attachment)
         entries = []
         if attachment.pending and not attachment.seeks:
@@ -319,7 +326,7 @@ class AckQueue:
         return found
 
     def _take(self, attachment: Attachment) -> Ranges[int]:
-        """What is pending becomes sent."""
+        """Return what is pending, and count it as sent."""
         ranges = attachment.take_pending()
         sent = self._sent.setdefault(attachment, no_ranges())
         if sent and sent[-1] == ranges[0]:
@@ -338,7 +345,7 @@ class AckQueue:
     def _send_answered(
         self, connection: Connection, entries: list[tuple[int, Wire]], mine: list[Attachment]
     ) -> Call:
-        """An ACK whose answer confirms it and everything sent before."""
+        """Send an ACK whose answer confirms it and everything sent before."""
         call = Call(Ack(connection.next_request(), entries), on_done=self._on_answer)
         self._confirming[call] = {a: self._sent.pop(a) for a in mine if a in self._sent}
         return connection.call(call)
@@ -358,8 +365,8 @@ class AckQueue:
         """Topics whose acks may have been lost."""
         return list(dict.fromkeys(attachment.parent for attachment in self._void))
 
-    def settle_below(self, cursors: dict[str, int]) -> None:
-        """Everything below a partition's cursor has been acked after all."""
+    def confirm_below(self, cursors: dict[str, int]) -> None:
+        """Count everything below a partition's cursor as acked after all."""
         for attachment, ranges in list(self._void.items()):
             left = subtracted(merged(ranges), [0, max(0, cursors.get(attachment.topic, 0))])
             if left:
@@ -384,11 +391,11 @@ class AckQueue:
                 attachment.connection.send(Nack(entry, delay_ms, reason))
 
     def covered(self, calls: list[Call]) -> _Covered:
-        """What the answers to these calls will confirm."""
+        """Return what the answers to these calls will confirm."""
         return {call: dict(self._confirming.get(call, {})) for call in calls}
 
     def unsent(self, covered: _Covered) -> dict[str, list[int]]:
-        """By topic: acks that were lost with a connection, or not answered."""
+        """Return the acks that were lost with a connection, or not answered, by topic."""
         found = {}
         for each, lost in self._lost.items():
             void = merged(self._void.get(each, []))
@@ -400,7 +407,7 @@ class AckQueue:
         return found
 
     def close(self) -> None:
-        """No timer any more, and no acks."""
+        """Take and send no more acks."""
         self._is_closed = True
         self.run_source = None
         self._looks = 0

@@ -12,16 +12,17 @@ All methods are called under the pump's lock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Mapping
+from typing import Any, Protocol
 
 from danube_fast.client.consume.credit import Credit, Departed
-from danube_fast.client.consume.delivery import Delivery
-from danube_fast.client.consume.progress import OPTION
 from danube_fast.client.consume.ranges import Ranges, merged_ranges, no_ranges
-from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, FOREVER_NS, TAKEOVER_NS
-from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss, Report, asks_again
+from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss, asks_again
 from danube_fast.client.link.connection import Connection
-from danube_fast.client.options import READER, Position
+from danube_fast.client.link.pump import Pump
+from danube_fast.client.topics.routes import Partition, Topic
+from danube_fast.client.values.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, FOREVER_NS, TAKEOVER_NS
+from danube_fast.client.values.options import READER, Position
 from danube_fast.errors import (
     DanubeError,
     DataLoss,
@@ -31,21 +32,73 @@ from danube_fast.errors import (
     Unavailable,
     error_from_code,
 )
-from danube_fast.frame.view import FrameView
+from danube_fast.frame.view import PLACE_FIELDS, FrameView
 from danube_fast.net.protocol import (
     CloseConsumer,
     ConsumerEvent,
     EventKind,
-    Ping,
     Seek,
     Subscribe,
 )
 
-if TYPE_CHECKING:
-    from danube_fast.client.consume.inbox import Inbox
-    from danube_fast.client.topics.routes import Partition, Topic
+__all__ = ["Attachment", "Owner"]
 
-__all__ = ["Attachment"]
+_OPTION = {"reports_taken": True}
+"""Of SUBSCRIBE: this client reports how far its application is."""
+
+
+class Owner(Protocol):
+    """A consumer, as its attachments see it."""
+
+    pump: Pump
+    subscription: str
+    type: str
+    name: str
+    options: dict[str, Any]
+    refusal: DanubeError | None
+
+    def arrived(self, attachment: Attachment, view: FrameView, place: tuple[int, ...]) -> None:
+        """Take a frame that arrived, with its fields as `PLACE_FIELDS` has them."""
+
+    def damaged(self, error: DanubeError) -> None:
+        """Raise the error of a damaged frame with the next receive."""
+
+    def gap(
+        self, attachment: Attachment, first: int, last: int, reason: str, lost: bool = False
+    ) -> None:
+        """Note offsets that will never come."""
+
+    def subscribed(self, ack_timeout_ms: int) -> None:
+        """Extend what waits within an ack timeout that the broker told."""
+
+    def restarted(self, attachment: Attachment, *, sought: bool) -> None:
+        """Drop the frames and acks from before a new subscription, or a seek."""
+
+    def rested(self, attachment: Attachment) -> None:
+        """Drop the frames that came before the attachment left for a while; acks that were sent count."""
+
+    def send_acks(self, attachment: Attachment) -> None:
+        """Send the acks of an attachment that is about to leave."""
+
+    def seek_failed(self, attachment: Attachment) -> None:
+        """Send the acks that waited for a seek, which moved nothing."""
+
+    def taken(self, attachment: Attachment) -> tuple[int, int]:
+        """Return how far the application is, as the broker wants to know it (`progress.py`)."""
+
+    def attachment_lost(self, attachment: Attachment) -> None:
+        """Look the topic up again: the worker does not have the partition."""
+
+    def attachment_failed(self, attachment: Attachment, error: DanubeError) -> None:
+        """End the consumer, unless the topic has only left its pattern."""
+
+    def reply(
+        self, message: Any, payload: bytes | None, attributes: Mapping[str, str] | None
+    ) -> Awaitable[None]:
+        """Send the reply to a message that came here."""
+
+    def processing(self, message: Any) -> Any:
+        """Keep the ack timeout of a message that came here from running out."""
 
 
 class Attachment:
@@ -53,24 +106,24 @@ class Attachment:
 
     # Python keeps more than 30 attributes in a dict of each object: a cache miss for every one of them, among thousands
     __slots__ = (
-        "_backoff_ns", "_call", "_is_resting", "_refused_since_ns", "connection", "consumer_id", "credit",
+        "_backoff_ns", "_call", "_is_resting", "_refused_since_ns", "connection", "consumer", "consumer_id", "credit",
         "end_offset", "ever_subscribed", "failure", "first_offset", "flow_id", "frames_received", "generation",
-        "inbox", "is_late", "lowest", "next_offset", "number", "parent", "parted", "partition_id", "pending",
+        "is_late", "lowest", "next_offset", "number", "parent", "parted", "partition_id", "pending",
         "position", "route", "seeks", "sought_generation", "start_offset", "subscribed", "taken_frames", "topic",
         "tracks",
     )  # fmt: skip
 
     def __init__(
         self,
-        inbox: Inbox,
+        consumer: Owner,
         partition: Partition,
         credit: Credit,
         position: Position,
     ) -> None:
-        self.inbox = inbox
+        self.consumer = consumer
         self.connection = partition.connection
         self.credit = credit
-        self.topic = partition.topic
+        self.topic: str = partition.topic
         self.partition_id = partition.partition_id
         self.parent = partition.parent
         """The topic, of which it is a partition."""
@@ -120,11 +173,11 @@ class Attachment:
     # ------------------------------------------------------------ subscribing
 
     def _subscribe(self) -> None:
-        inbox, connection = self.inbox, self.connection
+        consumer, connection = self.consumer, self.connection
         self._forget_id()
-        if inbox.type != READER:
+        if consumer.type != READER:
             # a reader acks nothing and reads on behind what it has, so it keeps that
-            inbox.restarted(self, sought=False)
+            consumer.restarted(self, sought=False)
         self.subscribed = False
         if self._call is not None:
             connection.abandon(self._call)
@@ -133,8 +186,8 @@ class Attachment:
         self.consumer_id = request
         self.flow_id = self.credit.flow_id
         self.frames_received = self.taken_frames = 0
-        connection.subscribers[self.consumer_id] = self
-        reading_on = self.ever_subscribed and inbox.type == READER
+        connection.receivers[self.consumer_id] = self
+        reading_on = self.ever_subscribed and consumer.type == READER
         self._call = connection.call(
             Call(
                 Subscribe(
@@ -142,11 +195,13 @@ class Attachment:
                     self.consumer_id,
                     self.flow_id,
                     self.partition_id,
-                    inbox.subscription,
-                    inbox.type,
+                    consumer.subscription,
+                    consumer.type,
                     self.next_offset if reading_on else self.position,
-                    inbox.name,
-                    inbox.options if inbox.type == READER else {**inbox.options, **OPTION},
+                    consumer.name,
+                    consumer.options
+                    if consumer.type == READER
+                    else {**consumer.options, **_OPTION},
                 ),
                 OnLoss.FORGET,
                 self._on_subscribed,
@@ -163,8 +218,8 @@ class Attachment:
             return
         self.subscribed = True
         asked, got = call.command.position, call.value["next_offset"]
-        if self.inbox.type == READER and type(asked) is int and asked < got:
-            self.inbox.gap(
+        if self.consumer.type == READER and type(asked) is int and asked < got:
+            self.consumer.gap(
                 self, asked, got - 1, "they lie before the first message that is kept", True
             )
             self.next_offset = max(self.next_offset, got)
@@ -175,30 +230,30 @@ class Attachment:
             # frames may have come before: a new subscription is answered when it is durable
             self.next_offset = max(self.next_offset, self.start_offset)
         self.ever_subscribed = True
-        self.inbox.leases.subscribed(call.value.get("ack_timeout_ms", 0))
+        self.consumer.subscribed(call.value.get("ack_timeout_ms", 0))
         self._backoff_ns = BACKOFF_MIN_NS
         self._refused_since_ns = 0
-        self.inbox.pump.notify()
+        self.consumer.pump.notify()
 
     def _on_refused(self, error: DanubeError) -> None:
-        now = self.inbox.pump.clock.monotonic_ns()
+        now = self.consumer.pump.clock.monotonic_ns()
         self._refused_since_ns = self._refused_since_ns or now
         refused_ns = now - self._refused_since_ns
         own_ghost = (
             type(error) is FailedPrecondition and self.ever_subscribed and refused_ns < TAKEOVER_NS
         )
-        # who joined an open consumer was asked for by no call that could hear of it
+        # no call that could hear of it has asked for one that joins an open consumer
         waits = self.is_late and not self.ever_subscribed and isinstance(error, RETRYABLE)
         if waits or own_ghost or asks_again(error, refused_ns, was_open=self.ever_subscribed):
             if isinstance(error, Unavailable):
-                self.inbox.attachment_lost(self)
-            self.inbox.pump.arm(self, now + self._backoff_ns)
+                self.consumer.attachment_lost(self)
+            self.consumer.pump.arm(self, now + self._backoff_ns)
             self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_MAX_NS)
         else:
             self.fail(error)
 
     def on_time(self, now_ns: int) -> None:
-        """Keeper: try to subscribe again."""
+        """Try to subscribe again."""
         waiting = self.subscribed or self._call is not None or self.failure is not None
         waiting = waiting or self._is_resting
         if self.connection.is_open and not waiting:
@@ -207,39 +262,40 @@ class Attachment:
     # ------------------------------------------------------------ what arrives
 
     def on_frame(self, buffer: memoryview, start: int, frame_bytes: int) -> None:
-        """A frame arrived: check it and hand it to the consumer."""
+        """Check a frame that arrived, and hand it to the consumer."""
         try:
             view = FrameView(buffer, start)
             view.check()
         except DataLoss as error:
             self.frames_received += 1
             self.credit.take(frame_bytes, 0, self.flow_id)
-            self.inbox.damaged(
+            self.consumer.damaged(
                 DataLoss(
                     f"{self.topic}: a frame arrived damaged ({error}); it is not acked: reconnect"
                 )
             )
             return
-        delivery = Delivery(self, view)
+        place = PLACE_FIELDS.unpack_from(view.memory, view.offset)
+        base_offset, span = place[4:]
         self.frames_received += 1
-        if delivery.base_offset < self.lowest:
-            self.lowest = delivery.base_offset
-        self.next_offset = max(self.next_offset, delivery.end_offset)
-        self.inbox.arrived(delivery)
+        if base_offset < self.lowest:
+            self.lowest = base_offset
+        self.next_offset = max(self.next_offset, base_offset + span)
+        self.consumer.arrived(self, view, place)
 
     def on_event(self, event: ConsumerEvent) -> None:
-        """The broker tells of an end or a gap."""
+        """Take the end of the consumer, or a gap, of which the broker tells."""
         detail = event.detail
         if event.kind == EventKind.CLOSED:
             error = error_from_code(
                 detail.get("code", Internal.code),
                 detail.get("text", "the broker closed a consumer"),
             )
-            if isinstance(error, NotOwner) and self.subscribed and self.inbox.type != READER:
+            if isinstance(error, NotOwner) and self.subscribed and self.consumer.type != READER:
                 # it moves: what was acked here counts if the worker hears of it now
-                self.inbox.send_acks(self)
+                self.consumer.send_acks(self)
                 self._depart()
-                self.inbox.rested(self)
+                self.consumer.rested(self)
                 self._on_refused(error)
                 return
             self._forget_id()
@@ -247,7 +303,7 @@ class Attachment:
             self._forget_call()  # the SUBSCRIBE may be answered yet, and that consumer is closed
             self.subscribed = False
             if detail.get("sought"):  # another consumer did: what came before does not count
-                self.inbox.restarted(self, sought=True)
+                self.consumer.restarted(self, sought=True)
                 self._subscribe()
             elif isinstance(error, RETRYABLE):
                 self.on_lost()  # acks that the broker has not taken yet are void
@@ -260,7 +316,7 @@ class Attachment:
             self.next_offset = max(self.next_offset, end)
             reason, lost = str(detail.get("reason", "unknown")), bool(detail.get("lost", False))
             if first < end:
-                self.inbox.gap(self, first, end - 1, reason, lost)
+                self.consumer.gap(self, first, end - 1, reason, lost)
 
     def has_received(self, offset: int) -> bool:
         """Whether a message may have come, from the least to the last that did."""
@@ -290,9 +346,9 @@ class Attachment:
         """What was delivered before the seek does not count any more."""
         self.seeks -= 1
         if call.error is None:
-            self.inbox.restarted(self, sought=True)
+            self.consumer.restarted(self, sought=True)
         else:
-            self.inbox.seek_failed(self)
+            self.consumer.seek_failed(self)
 
     # ------------------------------------------------------------ sessions
 
@@ -307,17 +363,17 @@ class Attachment:
 
     def on_lost(self) -> None:
         """What waits may be given to another consumer at any time, so it does not count any more."""
-        if self.tracks and self.inbox.type != READER and self.failure is None:
+        if self.tracks and self.consumer.type != READER and self.failure is None:
             self._forget_id()
             self.subscribed = False
-            self.inbox.restarted(self, sought=False)
+            self.consumer.restarted(self, sought=False)
 
     def rest(self) -> None:
         """Leave until `wake`: all that was delivered goes to others, and acks that were sent count."""
         if self.subscribed and self.connection.is_open:
             self._is_resting = True
             self._depart()
-            self.inbox.rested(self)
+            self.consumer.rested(self)
 
     def wake(self) -> None:
         """Subscribe again after a rest."""
@@ -334,47 +390,22 @@ class Attachment:
         self.consumer_id = 0  # on another connection the number is somebody else's
         if not consumer_id:
             return None
-        connection.subscribers[consumer_id] = Departed(self.credit, self.flow_id)
+        connection.receivers[consumer_id] = Departed(self.credit, self.flow_id)
 
         def ended(call: Call) -> None:
-            connection.subscribers.pop(consumer_id, None)
+            connection.receivers.pop(consumer_id, None)
 
         return connection.call(Call(self._goodbye(consumer_id), OnLoss.REPEAT, ended))
 
     def _goodbye(self, consumer_id: int) -> CloseConsumer:
-        """What ends the consumer at the broker, with what its application has taken."""
+        """Return what ends the consumer at the broker, with what its application has taken."""
         connection = self.connection
-        taken = self.inbox.progress.of(self) if connection.takes_reports else None
+        taken = self.consumer.taken(self) if connection.takes_reports else None
         return CloseConsumer(connection.next_request(), consumer_id, taken)
-
-    def took(self, delivery: Delivery) -> None:
-        """The application has a frame in hand, or has taken all of it; the next heartbeat tells."""
-        if delivery.generation == self.generation and self.connection.takes_reports:
-            self.taken_frames = delivery.number + 1
-            self.connection.reporters[self] = None
-
-    def report_now(self, *, with_part: bool) -> Call | None:
-        """Report how far the application is; None if the broker takes no reports. `with_part`: including the part
-        that is handed out next."""
-        connection = self.connection
-        if not self.consumer_id or not connection.is_open or not connection.takes_reports:
-            return None
-        self.inbox._acks.send()  # first: what was acked must not fail with what is reported
-        taken = self.inbox.progress.of(self, with_part=with_part)
-        ping = Ping(connection.next_request(), [(self.consumer_id, *taken)])
-        return connection.call(Call(ping, OnLoss.FORGET))
-
-    def report(self) -> Report | None:
-        """For a heartbeat: how far the application is. None: there is nothing to say."""
-        if not self.consumer_id or self.inbox.type == READER:
-            return None
-        if self.inbox.progress.may_go_on(self):
-            self.connection.reporters[self] = None
-        return self.consumer_id, *self.inbox.progress.of(self)
 
     def on_away(self) -> None:
         """The worker is gone for long."""
-        self.inbox.attachment_lost(self)
+        self.consumer.attachment_lost(self)
 
     def on_failure(self, error: DanubeError) -> None:
         """The connection refuses this client."""
@@ -386,7 +417,7 @@ class Attachment:
             self.failure = error
             self._forget_id()
             self.subscribed = False
-            self.inbox.attachment_failed(self, error)
+            self.consumer.attachment_failed(self, error)
 
     def move(self, connection: Connection, credit: Credit) -> None:
         """The partition is served elsewhere now."""
@@ -399,7 +430,7 @@ class Attachment:
             self._subscribe()
 
     def _forget_id(self) -> None:
-        self.connection.subscribers.pop(self.consumer_id, None)
+        self.connection.receivers.pop(self.consumer_id, None)
 
     def leave(self) -> Call | None:
         """Forget the connection; the call that detaches the consumer there, if there is one."""
@@ -407,7 +438,7 @@ class Attachment:
         self._forget_call()
         self.connection.reporters.pop(self, None)
         self.connection.users.pop(self, None)
-        self.inbox.pump.disarm(self)
+        self.consumer.pump.disarm(self)
         return departure
 
     def _forget_call(self) -> None:

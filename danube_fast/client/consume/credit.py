@@ -9,8 +9,8 @@ All methods are called under the pump's lock.
 
 from __future__ import annotations
 
-from danube_fast.client.limits import CREDIT_PARTS, SMALL_FRAMES_MIN
 from danube_fast.client.link.connection import Connection
+from danube_fast.client.values.limits import CREDIT_PARTS, SMALL_FRAMES_MIN
 from danube_fast.errors import DanubeError
 from danube_fast.frame.view import PLACE_FIELDS
 from danube_fast.net.protocol import ConsumerEvent, Flow

@@ -7,16 +7,15 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from danube_fast.client.consume.attachment import Attachment, Owner
 from danube_fast.client.consume.ranges import Ranges
-from danube_fast.client.message import Message, Received
+from danube_fast.client.values.message import Message, Received
 from danube_fast.frame.layout import Flag
-from danube_fast.frame.view import PLACE_FIELDS, FrameView
+from danube_fast.frame.view import FrameView
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-    from danube_fast.client.consume.attachment import Attachment
 
 __all__ = ["Delivery"]
 
@@ -45,9 +44,10 @@ class Delivery:
         "view",
     )
 
-    def __init__(self, attachment: Attachment, view: FrameView) -> None:
+    def __init__(self, attachment: Attachment, view: FrameView, place: tuple[int, ...]) -> None:
+        """`place`: the fields of the frame as `PLACE_FIELDS` has them."""
         self.attachment = attachment
-        self.number = attachment.frames_received
+        self.number = attachment.frames_received - 1
         """Which of the frames that the consumer was sent on this partition."""
         self.generation = attachment.generation
         """Which subscription of the attachment it came for; acks of an older one are no-ops."""
@@ -55,9 +55,7 @@ class Delivery:
         """What it was taken from; the attachment may have moved when that is given back."""
         self.topic = attachment.topic
         self.view = view
-        flags, self.frame_bytes, self.count, _, self.base_offset, span = PLACE_FIELDS.unpack_from(
-            view.memory, view.offset
-        )
+        flags, self.frame_bytes, self.count, _, self.base_offset, span = place
         self.is_dense = not flags & _SPLIT
         """Offsets rise by one (not split by the broker)."""
         self.is_again = not self.is_dense and view.redelivery_counts() is not None
@@ -68,6 +66,11 @@ class Delivery:
         """Messages whose credit has gone back."""
         self._columns: dict[str, Any] = {}
         self._offsets: npt.NDArray[np.int64] | None = None
+
+    @property
+    def consumer(self) -> Owner:
+        """The consumer that received it."""
+        return self.attachment.consumer
 
     @property
     def producer_name(self) -> str:
@@ -91,7 +94,7 @@ class Delivery:
         return (view.schema_id, view.schema_version) if view.schema_id else None
 
     def give_credit_back(self, taken: int) -> None:
-        """The application has taken the first `taken` messages, or will never take them."""
+        """Give back the credit of the first `taken` messages, which were taken or never will be."""
         before = self.returned
         if taken > before:
             self.returned = taken

@@ -2,48 +2,64 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from danube_fast.checks import check_seconds
-from danube_fast.client.link.pump import Steps
-from danube_fast.errors import DanubeError, Unavailable
+from danube_fast.client.consume.acks import AckQueue
+from danube_fast.client.link.calls import Call
+from danube_fast.client.link.connection import Connection
+from danube_fast.client.link.operations import admin_steps
+from danube_fast.client.link.pump import Pump, Steps, Wait, deadline_after
+from danube_fast.errors import DanubeError, DeadlineExceeded, Unavailable
 
-if TYPE_CHECKING:
-    from danube_fast.client.consume.inbox import Inbox
-
-__all__ = ["ask_cursors_steps", "flush_steps"]
+__all__ = ["answered_steps", "ask_cursors_steps", "flush_steps"]
 
 
-def flush_steps(inbox: Inbox, timeout: float) -> Steps[None]:
+def answered_steps(pump: Pump, calls: list[Call], timeout: float, what: str) -> Steps[None]:
+    """Wait for all replies and raise the first error."""
+    ready = yield Wait(
+        lambda: all(call.done for call in calls), deadline_after(pump.clock, timeout)
+    )
+    for call in calls:
+        if call.done:
+            call.result()
+    if not ready:
+        raise DeadlineExceeded(
+            f"no answer within {timeout:g} s to {what}, look at `danube-fast status`"
+        )
+
+
+def flush_steps(
+    acks: AckQueue, bootstrap: Connection, subscription: str, timeout: float
+) -> Steps[None]:
     """Send queued acks and wait until they are durable. Raises Unavailable for acks that were lost."""
-    inbox.check_acking()
     check_seconds(timeout, "timeout")
-    acks, lock = inbox._acks, inbox.pump.lock
+    pump = bootstrap.pump
     if acks.has_void:
-        yield from ask_cursors_steps(inbox, timeout)
-    with lock:
+        yield from ask_cursors_steps(acks, bootstrap, subscription, timeout)
+    with pump.lock:
         calls = acks.send(durable=True)
     what = "acks; what is not acked is delivered again"
     try:
-        yield from inbox._answered_steps(calls, timeout, what)
+        yield from answered_steps(pump, calls, timeout, what)
     finally:
-        with lock:
+        with pump.lock:
             acks.raise_void()
 
 
-def ask_cursors_steps(inbox: Inbox, timeout: float) -> Steps[None]:
-    """Acks whose session was lost may have arrived: the subscription's cursor tells."""
-    for topic in inbox._acks.topics_in_doubt():
-        arguments = {"topic": topic, "subscription": inbox.subscription}
+def ask_cursors_steps(
+    acks: AckQueue, bootstrap: Connection, subscription: str, timeout: float
+) -> Steps[None]:
+    """Ask for the subscription's cursors: acks whose session was lost may have arrived."""
+    for topic in acks.topics_in_doubt():
+        arguments = {"topic": topic, "subscription": subscription}
         for may_repeat in (True, False):
             try:
-                answer = yield from inbox._core.admin_steps(
-                    "describe_subscription", arguments, timeout
+                answer = yield from admin_steps(
+                    bootstrap, "describe_subscription", arguments, timeout
                 )
             except DanubeError as error:
                 if may_repeat and isinstance(error, Unavailable):
                     continue  # the session that answers may have been lost with the other
                 return  # then they stay in doubt, and the flush says so
-            with inbox.pump.lock:
-                inbox._acks.settle_below(answer["cursors"])
+            with bootstrap.pump.lock:
+                acks.confirm_below(answer["cursors"])
             break

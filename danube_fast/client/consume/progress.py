@@ -1,90 +1,119 @@
 """How far the application is in what a consumer was sent, as the broker wants to know it.
 
-    frame 0 ... frame n | in hand: taken up to an offset | queue        `taken` = (n, that offset)
+    frame 0 ... frame n | current: taken up to an offset | queue        `taken` = (n, that offset)
 
 A heartbeat says it of every partition from which something was taken since the last one, and the command
 that closes a consumer says it, too: so what waited in the queue only does not count as delivered. Messages
 that wait for a handler (`subscribe`) are not taken either.
 
 A redelivered message may be what killed the process that had it, so it is reported before the application has
-it: `receive` hands these out one by one, `receive_batch` those that come for the second time in a batch of
+it: `receive` returns these one by one, `receive_batch` those that come for the second time in a batch of
 their own, and a handler begins when the broker has answered.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from danube_fast.client.consume.acks import AckQueue
+from danube_fast.client.consume.attachment import Attachment
+from danube_fast.client.consume.delivery import Delivery
+from danube_fast.client.consume.frames import Frames
+from danube_fast.client.link.calls import Call, OnLoss, Report
+from danube_fast.client.link.pump import Pump, Steps, Wait, deadline_after
+from danube_fast.client.values.message import Message
+from danube_fast.client.values.options import READER
+from danube_fast.net.protocol import Ping
 
-from danube_fast.client.link.pump import Steps, Wait, deadline_after
-
-if TYPE_CHECKING:
-    from danube_fast.client.consume.attachment import Attachment
-    from danube_fast.client.consume.delivery import Delivery
-    from danube_fast.client.consume.inbox import Inbox
-    from danube_fast.client.link.calls import Call
-    from danube_fast.client.message import Message
-
-__all__ = ["OPTION", "Progress"]
+__all__ = ["Progress"]
 
 ANSWER_SECONDS_MAX = 1.0
-OPTION = {"reports_taken": True}
-"""Of SUBSCRIBE: this client reports."""
 
 
 class Progress:
-    """What the application has taken of one inbox."""
+    """What the application of one consumer has taken."""
 
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
+    def __init__(self, pump: Pump, frames: Frames, acks: AckQueue) -> None:
+        self._pump = pump
+        self._frames = frames
+        self._acks = acks
         self._apart: dict[tuple[Delivery, int], None] = {}
         """Frame and offset of what waits for a handler. Used without the lock: one call of a dictionary
         each."""
-        self.report: Call | None = None
-        """Redelivered messages are handed out when this is answered."""
+        self._reporter = self.report
+        self.call: Call | None = None
+        """Redelivered messages are returned when this report is answered."""
         self.has_handlers = False
-        """What the inbox hands out waits for a handler, and is reported when that begins."""
+        """Messages wait for a handler, and are reported when that begins."""
+
+    # ------------------------------------------------------------ handlers
 
     def wait(self, delivery: Delivery, offset: int) -> None:
-        """A message was taken out of the inbox and waits for a handler."""
+        """Note a message that was taken and waits for a handler."""
         self._apart[delivery, offset] = None
 
     def begin(self, delivery: Delivery, message: Message) -> Steps[None] | None:
-        """A handler takes a message. Returns the steps to run before, which report a redelivered one; else None."""
+        """Note that a handler takes a message. Returns the steps to run before, which report a redelivered one;
+        else None."""
         self._apart.pop((delivery, message.offset), None)
         if not (delivery.is_again and message.redelivery_count):
             return None
         return self._report_steps(delivery)
 
     def _report_steps(self, delivery: Delivery) -> Steps[None]:
-        attachment, report = delivery.attachment, None
-        with self._inbox.pump.lock:
+        attachment, call = delivery.attachment, None
+        with self._pump.lock:
             if delivery.generation == attachment.generation:
-                report = attachment.report_now(with_part=False)
-        yield from self._answered_steps(report)
+                call = self._send(attachment, with_part=False)
+        yield from self._wait_steps(call)
+
+    # ------------------------------------------------------------ reports
+
+    def took(self, delivery: Delivery) -> None:
+        """Report a frame that was begun, or all of which was taken, with the next heartbeat."""
+        attachment = delivery.attachment
+        if delivery.generation == attachment.generation and attachment.connection.takes_reports:
+            attachment.taken_frames = delivery.number + 1
+            attachment.connection.reporters[attachment] = self._reporter
+
+    def report(self, attachment: Attachment) -> Report | None:
+        """Say for a heartbeat how far the application is. None: there is nothing to say."""
+        if not attachment.consumer_id or attachment.consumer.type == READER:
+            return None
+        if self._may_go_on(attachment):
+            attachment.connection.reporters[attachment] = self._reporter
+        return attachment.consumer_id, *self.of(attachment)
 
     def report_part(self, delivery: Delivery) -> None:
-        """Under the lock: report the redelivered messages of this frame that are handed out next."""
+        """Under the lock: report the redelivered messages of this frame that are returned next."""
         if not self.has_handlers:
-            self.report = delivery.attachment.report_now(with_part=True)
+            self.call = self._send(delivery.attachment, with_part=True)
 
     def answered_steps(self) -> Steps[None]:
-        """Wait until the broker has answered the report of what is handed out next, a second at most."""
-        report, self.report = self.report, None
-        return self._answered_steps(report)
+        """Wait until the broker has answered the report of what is returned next, a second at most."""
+        call, self.call = self.call, None
+        return self._wait_steps(call)
 
-    def _answered_steps(self, report: Call | None) -> Steps[None]:
-        if report is not None:
-            deadline_ns = deadline_after(self._inbox.pump.clock, ANSWER_SECONDS_MAX)
-            yield Wait(lambda: report.done, deadline_ns)
+    def _wait_steps(self, call: Call | None) -> Steps[None]:
+        if call is not None:
+            deadline_ns = deadline_after(self._pump.clock, ANSWER_SECONDS_MAX)
+            yield Wait(lambda: call.done, deadline_ns)
+
+    def _send(self, attachment: Attachment, *, with_part: bool) -> Call | None:
+        """Report how far the application is; None if the broker takes no reports."""
+        connection = attachment.connection
+        if not attachment.consumer_id or not connection.is_open or not connection.takes_reports:
+            return None
+        self._acks.send()  # first: what was acked must not fail with what is reported
+        taken = self.of(attachment, with_part=with_part)
+        ping = Ping(connection.next_request(), [(attachment.consumer_id, *taken)])
+        return connection.call(Call(ping, OnLoss.FORGET))
 
     def of(self, attachment: Attachment, *, with_part: bool = False) -> tuple[int, int]:
         """Under the lock: frames of the partition that were taken, and the offset in the next one below which
-        all was. `with_part`: with the part of the frame in hand that the application takes next."""
+        all was. `with_part`: with the part of the current frame that the application takes next."""
         taken = attachment.taken_frames, 0
-        hand = self._inbox.hand
-        in_hand = hand.behind_part if with_part else hand.here
-        if in_hand is not None and in_hand[0].attachment is attachment:
-            delivery, index = in_hand
+        current = self._frames.behind_part if with_part else self._frames.here
+        if current is not None and current[0].attachment is attachment:
+            delivery, index = current
             if delivery.generation == attachment.generation:
                 taken = delivery.number, delivery.offset_list(index, index + 1)[0]
         waiting = [
@@ -94,9 +123,9 @@ class Progress:
         ]
         return min([taken, *waiting])
 
-    def may_go_on(self, attachment: Attachment) -> bool:
-        """Under the lock: whether the application may take more of the partition's frames in hand."""
-        in_hand = self._inbox.hand.here
-        held = [delivery for delivery, _ in list(self._apart)]
-        held += [] if in_hand is None else [in_hand[0]]
-        return any(delivery.attachment is attachment for delivery in held)
+    def _may_go_on(self, attachment: Attachment) -> bool:
+        """Under the lock: whether the application may take more of the partition's frames that it has begun."""
+        current = self._frames.here
+        begun = [delivery for delivery, _ in list(self._apart)]
+        begun += [] if current is None else [current[0]]
+        return any(delivery.attachment is attachment for delivery in begun)

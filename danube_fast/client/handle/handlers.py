@@ -1,24 +1,26 @@
-"""What both kinds of `subscribe` share: options, the words of a failure, what a handler's result means."""
+"""Shared by both kinds of `subscribe`: options, the words of a failure, what a handler's result means."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from danube_fast.checks import check_choice, check_names, check_whole
-from danube_fast.client.arguments import ConsumerArguments
 from danube_fast.client.consume.inbox import Inbox
-from danube_fast.client.limits import PREFETCH_PER_HANDLER
 from danube_fast.client.link.pump import Steps
-from danube_fast.client.message import Message, Received
-from danube_fast.client.options import TYPES
+from danube_fast.client.values.arguments import ConsumerArguments
+from danube_fast.client.values.limits import PREFETCH_PER_HANDLER
+from danube_fast.client.values.message import Message, Received
+from danube_fast.client.values.options import TYPES
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
-__all__ = ["Hand", "checked_concurrency", "prefetch", "reply_of", "still_running"]
+__all__ = ["Completion", "checked_concurrency", "prefetch", "reply_of", "still_running"]
 
 CONCURRENCY_DEFAULT = 8
 CONCURRENCY_MAX = 1024
 QUEUED_PER_HANDLER = 4
 REASON_CHARACTERS_MAX = 200
+CLOSE_SHARE = 0.8
+"""Part of the time to close that handlers get; acks have the rest."""
 _ONE_AT_A_TIME = ("exclusive", "failover")
 
 
@@ -67,33 +69,33 @@ def still_running(messages: list[Message]) -> FailedPrecondition:
     )
 
 
-class Hand:
-    """Holds and answers messages of a consumer from whichever thread."""
+class Completion:
+    """Follows messages of a consumer from their arrival to the ack or nack, in any thread."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
         self._lock = inbox.pump.lock
         inbox.progress.has_handlers = True
 
-    def hold(self, message: Message) -> None:
-        """It waits for a handler, and its ack timeout does not run out until it is let go."""
+    def wait(self, message: Message) -> None:
+        """Keep the ack timeout of a message that waits for a handler from running out."""
         self._inbox.progress.wait(_delivery(message), message.offset)
         with self._lock:
-            self._inbox.holds.add(*_place(message))
+            self._inbox.in_progress.add(*_place(message))
 
     def begin(self, message: Message) -> Steps[None] | None:
-        """A handler takes a message. Returns the steps to run before, or None."""
+        """Note that a handler takes a message. Returns the steps to run before, or None."""
         return self._inbox.progress.begin(_delivery(message), message)
 
-    def let_go(self, message: Message) -> None:
-        """It is nobody's concern any more."""
+    def abandon(self, message: Message) -> None:
+        """Let a message that no handler will take go back to the subscription."""
         with self._lock:
-            self._inbox.holds.remove(*_place(message))
+            self._inbox.in_progress.remove(*_place(message))
 
-    def settle(self, message: Message, reason: str | None) -> None:
-        """Ack it, or give it back with the reason."""
+    def complete(self, message: Message, reason: str | None) -> None:
+        """Ack a message, or nack it with the reason."""
         with self._lock:
-            self._inbox.holds.remove(*_place(message))
+            self._inbox.in_progress.remove(*_place(message))
             # not the consumer's quick way to ack: that one is for one thread alone
             if reason is None:
                 self._inbox._acks.add(message)
@@ -101,7 +103,7 @@ class Hand:
                 self._inbox._acks.give_back(message, -1, reason)
 
     def interrupt(self, error: Exception) -> None:
-        """Whoever receives gets that error now."""
+        """Raise that error in the receive that waits."""
         with self._lock:
             self._inbox.interrupt(error)
 

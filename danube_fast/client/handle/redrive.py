@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from danube_fast.checks import check_whole
+from danube_fast.client.consume.batch import Batch
+from danube_fast.client.consume.consumers import Consumers
 from danube_fast.client.consume.inbox import Inbox
-from danube_fast.client.limits import REQUEST_TIMEOUT_SECONDS
+from danube_fast.client.link.operations import admin_steps
 from danube_fast.client.link.pump import Steps
-from danube_fast.client.message import Batch, Message
-from danube_fast.client.options import ConsumerOptions
-from danube_fast.client.produce.outbox import Outbox
+from danube_fast.client.produce.producers import Producers
+from danube_fast.client.produce.publisher import Publisher
+from danube_fast.client.values.message import Message
+from danube_fast.client.values.options import ConsumerOptions
 from danube_fast.errors import DeadlineExceeded, FailedPrecondition
-
-if TYPE_CHECKING:
-    from danube_fast.client.core import Core
 
 __all__ = ["redrive_steps"]
 
@@ -29,7 +27,8 @@ LETTERS_AT_ONCE = 1000
 
 
 def redrive_steps(
-    core: Core,
+    producers: Producers,
+    consumers: Consumers,
     topic: str,
     subscription: str,
     dead_letter_topic: str | None,
@@ -40,21 +39,23 @@ def redrive_steps(
         check_whole(max_messages, "max_messages", 1)
     if dead_letter_topic is None:
         arguments = {"topic": topic, "subscription": subscription}
-        found = yield from core.admin_steps("describe_subscription", arguments)
+        found = yield from admin_steps(
+            consumers.routes.bootstrap, "describe_subscription", arguments
+        )
         dead_letter_topic = found["failure_policy"].get("dead_letter_topic")
     if not dead_letter_topic:
         raise FailedPrecondition(
             f"subscription {subscription!r} of {topic} has no dead_letter_topic; name the topic of "
             "its dead letters"
         )
-    options = ConsumerOptions(f"redrive-{subscription}", "exclusive", "earliest", core.name)
-    users: list[Inbox | Outbox] = []
+    options = ConsumerOptions(
+        f"redrive-{subscription}", "exclusive", "earliest", consumers.client_name
+    )
+    users: list[Inbox | Publisher] = []
     try:
-        letters = yield from core.consumer_steps(
-            Inbox, [dead_letter_topic], options.checked(), REQUEST_TIMEOUT_SECONDS
-        )
+        letters = yield from consumers.open_steps([dead_letter_topic], options.checked())
         users.append(letters)
-        producer = yield from core.producer_steps(topic)
+        producer = yield from producers.open_steps(topic)
         users.append(producer)
         count = yield from _move_steps(letters, producer, (topic, subscription), max_messages)
         for user in reversed(users):
@@ -62,12 +63,12 @@ def redrive_steps(
         return count
     except BaseException:  # cancelled, too, when nothing may be waited for
         for user in users:
-            core.discard(user)
+            consumers.routes.discard(user)
         raise
 
 
 def _move_steps(
-    letters: Inbox, producer: Outbox, origin: tuple[str, str], max_messages: int | None
+    letters: Inbox, producer: Publisher, origin: tuple[str, str], max_messages: int | None
 ) -> Steps[int]:
     """Letter by letter, until all are read; how many there were."""
     count = quiet = 0
@@ -91,7 +92,7 @@ def _move_steps(
 
 
 def _publish_steps(
-    batch: Batch, letters: Inbox, producer: Outbox, origin: tuple[str, str]
+    batch: Batch, letters: Inbox, producer: Publisher, origin: tuple[str, str]
 ) -> Steps[int]:
     """Durable first, then acked: a letter may come twice, and is never lost."""
     mine = [letter for letter in batch if _origin(letter) == origin]

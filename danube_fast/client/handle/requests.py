@@ -6,28 +6,35 @@ r"""Request and reply over ordinary topics.
       waiting[id] <--- reader at the end of a private topic <--- x-correlation-id
 
 A client makes its reply topic with its first request and deletes it when it is closed. The topic is
-non_reliable (a reply that nobody waits for is worth nothing), its name is drawn at random, and its
+non_reliable (a reply that no call waits for is worth nothing), its name is drawn at random, and its
 reader stands at the end of it before any request goes out. All requests of a client share them.
 
-The reader is an inbox without a queue: whoever reads the sockets settles the requests, so no thread
-waits for replies. A reply whose request was given up finds nobody and is dropped.
+The reader is an inbox without a queue: the thread that reads the sockets completes the requests, so no
+thread waits for replies. A reply whose request was given up is dropped.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from danube_fast.checks import check_seconds
+from danube_fast.client.consume.attachment import Attachment
+from danube_fast.client.consume.consumers import Consumers
 from danube_fast.client.consume.delivery import Delivery
 from danube_fast.client.consume.inbox import Inbox
-from danube_fast.client.limits import CLOSE_TIMEOUT_SECONDS, REPLIERS_MAX, REQUEST_TIMEOUT_SECONDS
+from danube_fast.client.link.operations import admin_steps
 from danube_fast.client.link.pump import Steps, Wait, deadline_after
-from danube_fast.client.message import CORRELATION_ID, REPLY_TOPIC, Message, reply_address
-from danube_fast.client.options import READER, ConsumerOptions
 from danube_fast.client.produce.outgoing import Attributes, Ticket, as_payload, checked_attributes
-from danube_fast.client.produce.producer_cache import ProducerCache
+from danube_fast.client.produce.producers import ProducerCache, Producers
+from danube_fast.client.values.limits import (
+    CLOSE_TIMEOUT_SECONDS,
+    REPLIERS_MAX,
+)
+from danube_fast.client.values.message import CORRELATION_ID, REPLY_TOPIC, Message, reply_address
+from danube_fast.client.values.options import READER, ConsumerOptions
 from danube_fast.errors import (
     AlreadyExists,
     DanubeError,
@@ -38,13 +45,10 @@ from danube_fast.errors import (
     TopicDeleted,
     Unavailable,
 )
+from danube_fast.frame.view import FrameView
 from danube_fast.types import REPLY_TOPICS
 
-if TYPE_CHECKING:
-    from danube_fast.client.consume.attachment import Attachment
-    from danube_fast.client.core import Core
-
-__all__ = ["Desk", "ReplyInbox", "reply_topic_name"]
+__all__ = ["ReplyInbox", "Requests", "reply_topic_name"]
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -56,7 +60,7 @@ _CLOSED = (
 
 
 def reply_topic_name() -> str:
-    """A name for a reply topic that nobody has and nobody guesses."""
+    """Return a name for a reply topic that no client has, and that cannot be guessed."""
     return REPLY_TOPICS + secrets.token_hex(_RANDOM_BYTES)
 
 
@@ -64,8 +68,8 @@ class _Overdue(Exception):
     """The time of a request is up."""
 
 
-class _Asked:
-    """Somebody waits for one reply."""
+class _Request:
+    """A call that waits for one reply."""
 
     __slots__ = ("error", "reply")
 
@@ -74,48 +78,56 @@ class _Asked:
         self.error: DanubeError | None = None
 
     @property
-    def is_settled(self) -> bool:
+    def is_done(self) -> bool:
         return self.reply is not None or self.error is not None
 
 
 class ReplyInbox(Inbox):
-    """The reader of a reply topic: hands each message to whoever waits for it."""
+    """The reader of a reply topic: hands each message to the request that waits for it."""
 
-    def arrived(self, delivery: Delivery) -> None:
-        """Attachment: a frame with replies."""
-        desk = self._core.desk
+    def __init__(self, requests: Requests, *arguments: Any) -> None:
+        self._requests = requests
+        super().__init__(*arguments)
+
+    def arrived(self, attachment: Attachment, view: FrameView, place: tuple[int, ...]) -> None:
+        """Attachment: hand over the replies of a frame."""
+        delivery = Delivery(attachment, view, place)
         for message in delivery.messages(0, delivery.count):
-            desk.replied(message)
+            self._requests.replied(message)
         delivery.give_credit_back(delivery.count)
 
     def damaged(self, error: DanubeError) -> None:
-        """Attachment: a frame that cannot be trusted: its requests find out when their time is up."""
+        """Attachment: drop a frame that cannot be trusted; its requests find out when their time is up."""
         _log.warning("replies were lost: %s", error)
 
     def attachment_failed(self, attachment: Attachment, error: DanubeError) -> None:
-        """Attachment: no reply will come any more."""
+        """Attachment: end the requests, as no reply will come any more."""
         super().attachment_failed(attachment, error)
-        self._core.desk.reader_failed(self, error)
+        self._requests.reader_failed(self, error)
 
     def refuse(self, error: DanubeError) -> None:
-        """Core: nothing works any more."""
+        """End the requests, as the client is closed, or the process was forked."""
         super().refuse(error)
-        self._core.desk.reader_failed(self, FailedPrecondition(_CLOSED))
+        self._requests.reader_failed(self, FailedPrecondition(_CLOSED))
 
 
-class Desk:
+class Requests:
     """Requests and replies of one client."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._repliers = ProducerCache(core, REPLIERS_MAX, creates=False)
+    def __init__(self, producers: Producers, consumers: Consumers, cached: ProducerCache) -> None:
+        """`cached`: the producers that requests are published with."""
+        self._consumers = consumers
+        self._cached = cached
+        self._routes = producers.routes
+        self._pump = producers.routes.pump
+        self._repliers = ProducerCache(producers, REPLIERS_MAX, creates=False)
         """Producers on the reply topics of others."""
-        self._reader: ReplyInbox | None = None
+        self._reader: Inbox | None = None
         self._topic = ""
         self._topics: list[str] = []
         """Every reply topic that this client may have made, to be deleted."""
         self._opening = False
-        self._waiting: dict[str, _Asked] = {}
+        self._waiting: dict[str, _Request] = {}
         self._last_id = 0
 
     # ------------------------------------------------------------ asking
@@ -135,7 +147,7 @@ class Desk:
             raise InvalidArgument(
                 f"{REPLY_TOPIC} and {CORRELATION_ID} are set by request(); leave them out of attributes="
             )
-        deadline_ns = deadline_after(self._core.pump.clock, timeout)
+        deadline_ns = deadline_after(self._pump.clock, timeout)
         try:
             return (yield from _within(self._ask_steps(topic, payload, key, own), deadline_ns))
         except _Overdue:
@@ -153,57 +165,57 @@ class Desk:
         attributes: dict[str, str],
     ) -> Steps[Message]:
         reply_topic = yield from self._ready_steps()
-        producer = yield from self._core.cached.take_steps(topic)
-        asked, ticket = _Asked(), Ticket()
-        with self._core.pump.lock:
+        producer = yield from self._cached.take_steps(topic)
+        request, ticket = _Request(), Ticket()
+        with self._pump.lock:
             self._last_id += 1
             correlation_id = str(self._last_id)
-            self._waiting[correlation_id] = asked
+            self._waiting[correlation_id] = request
             if self._topic != reply_topic:  # it was deleted meanwhile
-                asked.error = _gone(reply_topic)
+                request.error = _gone(reply_topic)
         attributes = {**attributes, REPLY_TOPIC: reply_topic, CORRELATION_ID: correlation_id}
         try:
             fields = producer.checked(payload, key, attributes, None, None, None)
-            if not asked.is_settled:
+            if not request.is_done:
                 yield from producer.send_steps(fields, ticket)
-            yield Wait(lambda: asked.is_settled or ticket.is_refused)
-            if asked.error is not None:
-                raise type(asked.error)(str(asked.error))
-            if asked.reply is None:
+            yield Wait(lambda: request.is_done or ticket.is_refused)
+            if request.error is not None:
+                raise type(request.error)(str(request.error))
+            if request.reply is None:
                 ticket.result()  # raises why the request was not taken
                 raise TypeError("a request was neither replied to nor refused")
-            return asked.reply
+            return request.reply
         finally:
-            with self._core.pump.lock:
+            with self._pump.lock:
                 self._waiting.pop(correlation_id, None)
 
     def replied(self, message: Message) -> None:
-        """Reader, under the lock: a reply came."""
+        """Reader, under the lock: complete the request of a reply that came."""
         correlation_id = message.attributes.get(CORRELATION_ID, "")
-        asked = self._waiting.pop(correlation_id, None)
-        if asked is None:
-            _log.debug("a reply came that nobody waits for: %s", correlation_id)
+        request = self._waiting.pop(correlation_id, None)
+        if request is None:
+            _log.debug("a reply came that no request waits for: %s", correlation_id)
         else:
-            asked.reply = message
+            request.reply = message
 
-    def reader_failed(self, reader: ReplyInbox, error: DanubeError) -> None:
-        """Reader, under the lock: no reply will come. The next request makes another topic."""
+    def reader_failed(self, reader: Inbox, error: DanubeError) -> None:
+        """Reader, under the lock: end all requests, as no reply will come. The next one makes another topic."""
         if self._reader is not reader:
             return
         deleted = isinstance(error, TopicDeleted)
         failure = _gone(self._topic) if deleted else error
         self._reader, self._topic = None, ""
-        for asked in self._waiting.values():
-            asked.error = failure
+        for request in self._waiting.values():
+            request.error = failure
         self._waiting.clear()
-        self._core.pump.notify()
+        self._pump.notify()
 
     # ------------------------------------------------------------ the reply topic
 
     def _ready_steps(self) -> Steps[str]:
-        """The reply topic, with a reader at its end."""
+        """Return the reply topic, with a reader at its end."""
         while True:
-            with self._core.pump.lock:
+            with self._pump.lock:
                 if self._reader is not None:
                     return self._topic
                 if not self._opening:
@@ -212,17 +224,18 @@ class Desk:
             yield Wait(lambda: not self._opening)
         try:
             topic = yield from self._create_steps()
-            options = ConsumerOptions("", READER, "latest", self._core.name).checked()
-            reader = yield from self._core.consumer_steps(
-                ReplyInbox, [topic], options, REQUEST_TIMEOUT_SECONDS
+            name = self._consumers.client_name
+            options = ConsumerOptions("", READER, "latest", name).checked()
+            reader = yield from self._consumers.open_steps(
+                [topic], options, make=functools.partial(ReplyInbox, self)
             )
-            with self._core.pump.lock:
+            with self._pump.lock:
                 self._reader, self._topic = reader, topic
             return topic
         finally:
-            with self._core.pump.lock:
+            with self._pump.lock:
                 self._opening = False
-                self._core.pump.notify()
+                self._pump.notify()
 
     def _create_steps(self) -> Steps[str]:
         """Make a reply topic."""
@@ -230,24 +243,23 @@ class Desk:
             topic = reply_topic_name()
             self._topics.append(topic)  # before it is asked for: the answer may be lost
             try:
-                yield from self._core.admin_steps(
-                    "create_topic", {"topic": topic, "dispatch": "non_reliable"}
-                )
+                arguments = {"topic": topic, "dispatch": "non_reliable"}
+                yield from admin_steps(self._routes.bootstrap, "create_topic", arguments)
                 return topic
             except AlreadyExists:
-                self._topics.remove(topic)  # somebody else's
+                self._topics.remove(topic)  # another client's
 
     def close_steps(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> Steps[None]:
         """Delete what was made, as far as the broker can be reached within `timeout` seconds."""
-        deadline_ns = deadline_after(self._core.pump.clock, timeout)
+        deadline_ns = deadline_after(self._pump.clock, timeout)
+        bootstrap = self._routes.bootstrap
         for topic in self._topics:
-            if not self._core.routes.bootstrap.is_open:
+            if not bootstrap.is_open:
                 _log.debug("the broker cannot be reached; reply topics stay: %s", self._topics)
                 return
             try:
-                yield from _within(
-                    self._core.admin_steps("delete_topic", {"topic": topic}), deadline_ns
-                )
+                deletion = admin_steps(bootstrap, "delete_topic", {"topic": topic})
+                yield from _within(deletion, deadline_ns)
             except (DanubeError, _Overdue) as error:
                 _log.debug("the reply topic %s stays: %s", topic, error)
         self._topics.clear()
@@ -257,7 +269,7 @@ class Desk:
     def reply_steps(
         self, message: Message, payload: bytes | None, attributes: Attributes | None
     ) -> Steps[None]:
-        """Send the reply that a message asks for; nothing, if who asked has gone."""
+        """Send the reply that a message asks for; nothing, if the client that asked has gone."""
         if not isinstance(message, Message):
             raise InvalidArgument(f"a reply is to a Message, not to {message!r:.100}")
         as_payload(payload)
@@ -272,7 +284,7 @@ class Desk:
             producer = yield from self._repliers.take_steps(topic)
             yield from producer.publish_steps(payload, attributes=own)
         except (NotFound, TopicDeleted):
-            _log.debug("who asked for a reply on %s has gone", topic)
+            _log.debug("the client that asked for a reply on %s has gone", topic)
             yield from self._repliers.forget_steps(topic)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 
-from danube_fast.client.message import Message
+from danube_fast.client.values.message import Message
 
 __all__ = ["Turns"]
 

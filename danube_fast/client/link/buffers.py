@@ -14,19 +14,16 @@ ones.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from danube_fast.client.limits import FOREVER_NS
+from danube_fast.client.values.limits import FOREVER_NS
 from danube_fast.errors import DanubeError
 from danube_fast.frame.kernel import address_of
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES, BUNDLE_MAGIC
 
-if TYPE_CHECKING:
-    from danube_fast.client.produce.lane import Lane
-
-__all__ = ["FRAME_AT", "Buffer", "BufferPool", "Sending"]
+__all__ = ["FRAME_AT", "Buffer", "BufferPool", "Buffers", "Sender", "Sending"]
 
 FRAME_AT = BUNDLE_HEADER_BYTES + BUNDLE_ENTRY_BYTES
 _PREFIX = struct.Struct("<IIII")
@@ -73,15 +70,47 @@ class BufferPool:
         return Buffer(byte_count)
 
     def give_back(self, buffer: Buffer) -> None:
-        """Nobody reads that buffer any more."""
+        """Take back a buffer that is not read any more."""
         size = buffer.capacity_bytes
         free = self._free.get(size)
         if free is not None and size * len(free) < _KEPT_BYTES_MAX:
             free.append(buffer)
 
 
+class Buffers:
+    """The pools of one client, by the size of a batch. Under the pump's lock."""
+
+    def __init__(self) -> None:
+        self._pools: dict[int, BufferPool] = {}
+
+    def pool(self, batch_bytes: int) -> BufferPool:
+        """Return the buffers for batches of that size."""
+        pool = self._pools.get(batch_bytes)
+        if pool is None:
+            pool = self._pools[batch_bytes] = BufferPool(batch_bytes)
+        return pool
+
+
+class Sender(Protocol):
+    """A lane, as the link sees it: one producer on one partition."""
+
+    @property
+    def partition_id(self) -> int:
+        """The partition that its frames go to."""
+
+    @property
+    def ack_class(self) -> str:
+        """Frames with the same are acked at the same moment."""
+
+    def push(self) -> bool:
+        """Send the open batch, if there is one, as far as the window allows."""
+
+    def answered(self, sending: Sending, status: int, offset: int, text: str) -> None:
+        """Take the broker's answer to one frame."""
+
+
 class Sending:
-    """A packed frame until it is settled."""
+    """A packed frame until it is acked or given up."""
 
     __slots__ = (
         "base_sequence", "buffer", "callbacks", "deadline_ns", "done", "error",
@@ -89,7 +118,7 @@ class Sending:
     )  # fmt: skip
 
     def __init__(
-        self, lane: Lane, buffer: Buffer, frame_bytes: int, base_sequence: int, message_count: int
+        self, lane: Sender, buffer: Buffer, frame_bytes: int, base_sequence: int, message_count: int
     ) -> None:
         self.lane = lane
         self.buffer = buffer
@@ -99,7 +128,7 @@ class Sending:
         self.publish_time_ns = 0
         self.deadline_ns = FOREVER_NS
         self.request = 0
-        """Request under which it is on its way; 0 = it is not."""
+        """Request under which it is on its way; 0 = not on its way."""
         self.done = False
         self.offset = -1
         self.refusal: DanubeError | None = None
@@ -112,6 +141,6 @@ class Sending:
         return self.buffer.view[FRAME_AT : FRAME_AT + self.frame_bytes]
 
     def on_published(self, request: int, status: int, offset: int, text: str) -> None:
-        """The broker's answer."""
+        """Hand the broker's answer to the lane, unless it is for an earlier request."""
         if request == self.request:
             self.lane.answered(self, status, offset, text)

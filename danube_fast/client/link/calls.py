@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from danube_fast.client.limits import REPAIR_NS, TAKEOVER_NS
+from danube_fast.client.values.limits import REPAIR_NS, TAKEOVER_NS
 from danube_fast.errors import DanubeError, Internal, ResourceExhausted, Unavailable
 
 __all__ = ["RETRYABLE", "Call", "OnLoss", "Report", "Reporter", "asks_again"]
@@ -15,13 +15,8 @@ RETRYABLE = (Unavailable, Internal, ResourceExhausted)
 """What may pass: asked again, with backoff."""
 Report = tuple[int, int, int]
 """Consumer, frames and offset, as PING has them."""
-
-
-class Reporter(Protocol):
-    """What tells the broker with a heartbeat how far an application is."""
-
-    def report(self) -> Report | None:
-        """How far it is; None: there is nothing to say."""
+Reporter = Callable[[Any], Report | None]
+"""Says how far the application is on one attachment; None if there is nothing to say."""
 
 
 def asks_again(error: DanubeError, refused_ns: int, *, was_open: bool) -> bool:

@@ -17,7 +17,12 @@ from __future__ import annotations
 import enum
 from typing import Any, NamedTuple, Protocol
 
-from danube_fast.client.limits import (
+from danube_fast.client.link.bundler import Bundler
+from danube_fast.client.link.calls import Call, OnLoss, Report, Reporter, asks_again
+from danube_fast.client.link.dialer import Dialer
+from danube_fast.client.link.pump import Pump
+from danube_fast.client.link.ring_port import RingPort
+from danube_fast.client.values.limits import (
     BACKOFF_MIN_NS,
     HANDSHAKE_RETRY_NS,
     HANDSHAKE_RETRY_NS_MAX,
@@ -25,11 +30,6 @@ from danube_fast.client.limits import (
     MILLISECOND_NS,
     RINGS_RETRY_NS,
 )
-from danube_fast.client.link.calls import Call, OnLoss, Report, Reporter, asks_again
-from danube_fast.client.link.dialer import Dialer
-from danube_fast.client.link.dock import Dock
-from danube_fast.client.link.pump import Pump
-from danube_fast.client.link.ring_port import RingPort
 from danube_fast.errors import DanubeError, Unavailable, error_from_code
 from danube_fast.net.port import Port
 from danube_fast.net.protocol import (
@@ -89,14 +89,14 @@ class User(Protocol):
         """The connection has failed for good."""
 
 
-class Subscriber(Protocol):
-    """Who gets deliveries: an attachment, or what it left behind."""
+class Receiver(Protocol):
+    """The receiver of deliveries: an attachment, or what it left behind."""
 
     def on_frame(self, buffer: memoryview, start: int, frame_bytes: int) -> None:
-        """A frame arrived."""
+        """Take a frame that arrived."""
 
     def on_event(self, event: ConsumerEvent) -> None:
-        """Something happened to the consumer."""
+        """Take what the broker tells of the consumer."""
 
 
 class Connection:
@@ -116,13 +116,14 @@ class Connection:
         self.failure: DanubeError | None = None
         self.limits: dict[str, int] = {}
         self.users: dict[User, None] = {}
-        self.subscribers: dict[int, Subscriber] = {}
-        self.reporters: dict[Reporter, None] = {}
-        """Asked before the next heartbeat what was taken."""
+        self.receivers: dict[int, Receiver] = {}
+        """By consumer id."""
+        self.reporters: dict[Any, Reporter] = {}
+        """By attachment: asked with the next heartbeat how far the application is."""
         self.takes_reports = False
         self.producer_names: dict[tuple[int, int], str] = {}
         self.calls: dict[int, Call] = {}
-        self.dock = Dock(self)
+        self.bundler = Bundler(self)
         self._identity = identity
         self._session, self._token = 0, b""
         self._request = 0
@@ -260,7 +261,7 @@ class Connection:
         resumed = command.resumed and not first
         if not resumed:
             self.producer_names.clear()
-        self.dock.clear()
+        self.bundler.clear()
         self._arm_heartbeat()
         for call in list(self.calls.values()):
             self.send(call.command)
@@ -283,7 +284,7 @@ class Connection:
         return self.limits.get(name, default)
 
     def _arm_heartbeat(self) -> None:
-        self._quick = bool(self.subscribers or self.dock.on_way or self.calls)
+        self._quick = bool(self.receivers or self.bundler.on_way or self.calls)
         name, default = ("heartbeat_ms", 500) if self._quick else ("heartbeat_idle_ms", 15_000)
         wait_ns = self.limit(name, default) * MILLISECOND_NS
         self.pump.arm(self, self.pump.clock.monotonic_ns() + wait_ns)
@@ -296,7 +297,7 @@ class Connection:
             self.pump.arm(self, self.pump.clock.monotonic_ns() + wait_ns)
 
     def on_time(self, now_ns: int) -> None:
-        """Keeper: the next heartbeat is due, or a HELLO has gone unanswered."""
+        """Timers: the next heartbeat is due, or a HELLO has gone unanswered."""
         if self.state is State.GREETING:
             if now_ns - self._lost_ns > LOOKUP_AFTER_NS:
                 for user in tuple(self.users):
@@ -318,7 +319,8 @@ class Connection:
 
     def _ask_reporters(self) -> list[Report]:
         reporters, self.reporters = self.reporters, {}
-        return [report for each in reporters if (report := each.report()) is not None]
+        asked = [reporter(attachment) for attachment, reporter in reporters.items()]
+        return [report for report in asked if report is not None]
 
     # ------------------------------------------------------------ sending
 
@@ -402,9 +404,9 @@ class Connection:
         elif kind is Welcome:
             self._on_welcome(command)
         elif kind is ConsumerEvent:
-            subscriber = self.subscribers.get(command.consumer_id)
-            if subscriber is not None:
-                subscriber.on_event(command)
+            receiver = self.receivers.get(command.consumer_id)
+            if receiver is not None:
+                receiver.on_event(command)
         elif kind is ProducerNames:
             if len(self.producer_names) > _PRODUCER_NAMES_MAX:
                 self.producer_names.clear()
@@ -414,15 +416,15 @@ class Connection:
             raise TypeError(f"a command of kind {kind.__name__} has no meaning for a client")
 
     def _on_published(self, command: Published) -> None:
-        dock = self.dock
-        gathers = dock.gather()  # acks let open batches go: in as few bundles as may be
+        bundler = self.bundler
+        gathers = bundler.gather()  # acks let open batches go: in as few bundles as may be
         try:
             for request, outcome in command.entries:
-                dock.on_published(request, outcome, command.texts)
-            dock.answered()
+                bundler.on_published(request, outcome, command.texts)
+            bundler.answered()
         finally:
             if gathers:
-                dock.release()
+                bundler.release()
 
     def _on_error(self, command: Error) -> None:
         if command.code == Status.NO_SESSION:
@@ -441,7 +443,7 @@ class Connection:
         if call is not None:
             self._finish(call, None, error_from_code(command.code, command.text))
             return
-        self.dock.on_published(command.request, [command.code, 0], {command.code: command.text})
+        self.bundler.on_published(command.request, [command.code, 0], {command.code: command.text})
 
     def _on_deliver(self, consumer_ids: list[int], bundles: list[Any]) -> None:
         from danube_fast.frame.bundle import bundle_entries
@@ -457,10 +459,10 @@ class Connection:
                 else bundle.buffer
             )
             for _, start, frame_bytes in bundle_entries(buffer):
-                subscriber = self.subscribers.get(consumer_ids[index])
+                receiver = self.receivers.get(consumer_ids[index])
                 index += 1
-                if subscriber is not None:
-                    subscriber.on_frame(buffer, start, frame_bytes)
+                if receiver is not None:
+                    receiver.on_frame(buffer, start, frame_bytes)
 
     # ------------------------------------------------------------ the end
 

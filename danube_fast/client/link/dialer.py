@@ -10,8 +10,8 @@ import enum
 
 import zmq
 
-from danube_fast.client.limits import RINGS_WAIT_NS
 from danube_fast.client.link.ring_port import RingPort
+from danube_fast.client.values.limits import RINGS_WAIT_NS
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, Unavailable
 from danube_fast.net.port import Port

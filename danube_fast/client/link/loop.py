@@ -1,8 +1,8 @@
 """Runs the client's steps in an event loop, without a thread between.
 
 The pump's descriptor stands for all sockets of the client (an epoll of their ZeroMQ descriptors).
-When it becomes readable the loop reads everything and completes the futures of whoever waits for
-what has come true. The keeper's deadlines stay with its thread; what it changes reaches the loop
+When it becomes readable the loop reads everything and completes the futures of operations whose
+condition has come true. Deadlines stay with the timer thread; what it changes reaches the loop
 through `on_progress`.
 """
 
@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from danube_fast.client.core import Core
-from danube_fast.client.limits import FOREVER_NS
-from danube_fast.client.link.pump import Steps, Wait
+from danube_fast.client.link.pump import Pump, Steps, Wait
+from danube_fast.client.values.limits import FOREVER_NS
+from danube_fast.errors import FailedPrecondition
 
 __all__ = ["LoopDriver"]
 
@@ -23,15 +23,19 @@ T = TypeVar("T")
 
 
 class LoopDriver:
-    """Drives the operations of one core in the running event loop."""
+    """Drives the operations of one client in an event loop: what `Pump.run` is for a thread."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._pump = core.pump
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+    def __init__(self, pump: Pump) -> None:
+        self._pump = pump
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
         self._waiters: dict[asyncio.Future[bool], Callable[[], bool]] = {}
         self._checking = False
+
+    def open(self) -> None:
+        """Listen in the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._fd = self._pump.fileno()
         self._loop.add_reader(self._fd, self._readable)
         with self._pump.lock:
@@ -40,35 +44,46 @@ class LoopDriver:
 
     def close(self) -> None:
         """Stop listening; before the pump's descriptors are closed."""
-        self._loop.remove_reader(self._fd)
-        with self._pump.lock:
-            self._pump.on_progress = None
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.remove_reader(self._fd)
+            with self._pump.lock:
+                self._pump.on_progress = None
 
     async def run(self, steps: Steps[T]) -> T:
         """Drive an operation to its end. Cancelling it closes the steps: nothing was taken then."""
-        if self._core.refusal is not None:
+        loop = self._loop
+        if self._pump.refusal is not None or loop is None:
             steps.close()
-            raise self._core.refusal
+            raise self._pump.refusal or FailedPrecondition(
+                "the client is not open; use `await danube_fast.connect_async(...)`"
+            )
         try:
             wait = next(steps)
             while True:
-                wait = steps.send(await self._wait(wait))
+                wait = steps.send(await self._wait(wait, loop))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         finally:
             steps.close()
 
-    async def _wait(self, wait: Wait) -> bool:
+    async def end(self, steps: Steps[None]) -> None:
+        """Drive a close; a client that cannot be used any more has closed everything."""
+        if self._pump.refusal is None:
+            await self.run(steps)
+        steps.close()
+
+    async def _wait(self, wait: Wait, loop: asyncio.AbstractEventLoop) -> bool:
         with self._pump.lock:
             # as everywhere: look at every socket before relying on its descriptor
             if wait.ready() or (self._pump.drain() and wait.ready()):
                 return True
-            future: asyncio.Future[bool] = self._loop.create_future()
+            future: asyncio.Future[bool] = loop.create_future()
             self._waiters[future] = wait.ready
         timer: asyncio.TimerHandle | None = None
         if wait.deadline_ns < FOREVER_NS:
             left_ns = wait.deadline_ns - self._pump.clock.monotonic_ns()
-            timer = self._loop.call_later(max(0.0, left_ns / 1e9), self._expire, future)
+            timer = loop.call_later(max(0.0, left_ns / 1e9), self._expire, future)
         try:
             return await future
         finally:
@@ -88,17 +103,18 @@ class LoopDriver:
             self._pump.drain()
 
     def _progressed(self) -> None:
-        """Under the lock, in whichever thread: states changed."""
-        if self._checking or not (self._waiters or self._pump.callbacks):
+        """Look soon what has come true. Under the lock, in any thread."""
+        loop = self._loop
+        if loop is None or self._checking or not (self._waiters or self._pump.callbacks):
             return
         self._checking = True
         if threading.get_ident() == self._thread:
-            self._loop.call_soon(self._check)
+            loop.call_soon(self._check, loop)
         else:
-            self._loop.call_soon_threadsafe(self._check)
+            loop.call_soon_threadsafe(self._check, loop)
 
-    def _check(self) -> None:
-        """Complete the futures of whoever waits for what is true now; call back."""
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Complete the futures whose condition is true now; call the application back."""
         with self._pump.lock:
             self._checking = False
             for future, ready in list(self._waiters.items()):
@@ -108,4 +124,4 @@ class LoopDriver:
             callbacks = list(self._pump.callbacks)
             self._pump.callbacks.clear()
         for function, arguments in callbacks:
-            self._loop.call_soon(function, *arguments)
+            loop.call_soon(function, *arguments)

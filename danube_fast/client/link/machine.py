@@ -15,7 +15,7 @@ from danube_fast.clock import Clock, SystemClock
 from danube_fast.net.host import host_id
 
 if TYPE_CHECKING:
-    from danube_fast.client.link.keeper import Keeper
+    from danube_fast.client.link.timers import TimerThread
 
 __all__ = ["Machine"]
 
@@ -35,9 +35,9 @@ class Machine:
         """What opens the ports of one connection."""
         return Dialer(self._context, rings, self.clock)
 
-    def start(self, keeper: Keeper) -> None:
+    def start(self, timers: TimerThread) -> None:
         """From now on deadlines are served."""
-        keeper.start()
+        timers.start()
 
     def new_name(self, beginning: str) -> str:
         """A name that nobody else has."""

@@ -4,7 +4,7 @@ A call that must wait becomes the *leader*: it sleeps on the sockets itself, tak
 everything there is and resolves whoever waits. Other threads that must wait are *followers* and
 sleep on a condition; when the leader leaves, one of them takes over.
 
-      caller A (leader)      caller B (follower)     keeper (timers only)
+      caller A (leader)      caller B (follower)     timer thread
            |  poll outside the lock   | condition.wait       | sleeps until the next deadline
            v                          v                      v
       +-------------------------- one lock ---------------------------+
@@ -28,14 +28,15 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Callable, Generator, Iterable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from danube_fast.checks import check_seconds
-from danube_fast.client.limits import FOREVER_NS, SLICE_NS
+from danube_fast.client.values.limits import FOREVER_NS, SLICE_NS
 from danube_fast.clock import Clock, spin
+from danube_fast.errors import DanubeError
 
-__all__ = ["Pump", "Steps", "Timed", "Wait", "deadline_after"]
+__all__ = ["Finished", "Pump", "Steps", "Timed", "Wait", "deadline_after"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ Steps = Generator[Wait, bool, T]
 
 
 class Timed(Protocol):
-    """Something with a deadline that the keeper serves."""
+    """Something with a deadline that the timer thread serves."""
 
     def on_time(self, now_ns: int) -> None:
         """Called under the lock once the armed deadline is over."""
@@ -78,6 +79,17 @@ class Socket(Protocol):
 
     def distrust(self) -> None:
         """Reading was interrupted, perhaps in the middle of a message."""
+
+
+class Finished(Generic[T]):
+    """The outcome of an operation that has ended; awaiting it takes no time."""
+
+    def __init__(self, outcome: T) -> None:
+        self._outcome = outcome
+
+    def __await__(self) -> Generator[None, None, T]:
+        return self._outcome
+        yield
 
 
 def deadline_after(clock: Clock, seconds: float | None) -> int:
@@ -123,9 +135,11 @@ class Pump:
         self._caller = 0
         """Thread that calls the application back just now."""
         self._followers = 0
-        self._keeper_wake: Callable[[], None] = _nothing
-        self._keeper_next_ns = 0
+        self._wake_timers: Callable[[], None] = _nothing
+        self._timers_due_ns = 0
         self.closed = False
+        self.refusal: DanubeError | None = None
+        """Why the client cannot be used any more: closed, or forked."""
         self.spin_ns = 0
         """Who waits looks on for so long before it sleeps."""
 
@@ -201,7 +215,10 @@ class Pump:
             self.on_progress()
 
     def run(self, steps: Steps[T]) -> T:
-        """Drive an operation to its end in the calling thread."""
+        """Drive an operation to its end in the calling thread. Raises what makes the client unusable."""
+        if self.refusal is not None:
+            steps.close()
+            raise self.refusal
         try:
             wait = next(steps)
             while True:
@@ -210,6 +227,16 @@ class Pump:
             return stop.value  # type: ignore[no-any-return]
         finally:
             steps.close()
+
+    def end(self, steps: Steps[None]) -> None:
+        """Drive a close; a client that cannot be used any more has closed everything."""
+        if self.refusal is None:
+            self.run(steps)
+        steps.close()
+
+    def perform(self, steps: Steps[T]) -> Awaitable[T]:
+        """Drive an operation to its end now; its outcome, to be awaited or not."""
+        return Finished(self.run(steps))
 
     def wait(self, ready: Callable[[], bool], deadline_ns: int = FOREVER_NS) -> bool:
         """Block until `ready()`, reading the sockets meanwhile. False when the time is up."""
@@ -331,9 +358,9 @@ class Pump:
         """Under the lock: `timed.on_time` shall be called at that monotonic time."""
         self.armed[timed] = deadline_ns
         heapq.heappush(self._deadlines, (deadline_ns, next(self._order), timed))
-        if deadline_ns < self._keeper_next_ns:
-            self._keeper_next_ns = 0
-            self._keeper_wake()
+        if deadline_ns < self._timers_due_ns:
+            self._timers_due_ns = 0
+            self._wake_timers()
 
     def disarm(self, timed: Timed) -> None:
         """Under the lock: no call any more."""
@@ -354,20 +381,21 @@ class Pump:
             heapq.heappop(heap)
         return heap[0][0] if heap else FOREVER_NS
 
-    def attach_keeper(self, wake: Callable[[], None]) -> None:
-        """The keeper says how it is woken."""
-        self._keeper_wake = wake
+    def attach_timers(self, wake: Callable[[], None]) -> None:
+        """The timer thread says how it is woken."""
+        self._wake_timers = wake
 
-    def keeper_sleeps_until(self, monotonic_ns: int) -> None:
-        """Under the lock: a deadline before that time must wake the keeper; 0 = do not disturb."""
-        self._keeper_next_ns = monotonic_ns
+    def timers_sleep_until(self, monotonic_ns: int) -> None:
+        """Under the lock: a deadline before that time must wake the timer thread; 0 = do not disturb."""
+        self._timers_due_ns = monotonic_ns
 
-    def after_fork(self) -> None:
-        """In a forked child: no other thread exists that could hold the lock or be woken."""
+    def after_fork(self, refusal: DanubeError) -> None:
+        """Refuse everything in a forked child: no other thread exists that could hold the lock or be woken."""
+        self.refusal = refusal
         self.lock._at_fork_reinit()  # type: ignore[attr-defined]
         self.closed = True
         self.armed.clear()
-        self._keeper_wake = _nothing
+        self._wake_timers = _nothing
         self._followers = 0
         self._asleep = self._leading = False
 

@@ -5,10 +5,13 @@
        linger             OPEN_PRODUCER decides where the numbering starts
 
 Sequences are dense, and the broker accepts only the next one. So after any refusal the lane stops
-sending until every frame on its way has been answered, settles what can never succeed, gives the
+sending until every frame on its way has been answered, gives up what can never succeed, gives the
 frames behind it their new numbers, and sends on from there. After a lost session it asks for the
 broker's next sequence first; frames that the broker has already are acked as duplicates at their
 original offsets.
+
+The broker knows a producer by its name alone. So at the end the name may stand for another lane of this
+client, one that took over: then nothing is to be closed.
 
 All methods are called under the pump's lock.
 """
@@ -17,9 +20,14 @@ from __future__ import annotations
 
 import collections
 import enum
-from typing import TYPE_CHECKING
 
-from danube_fast.client.limits import (
+from danube_fast.client.link.buffers import Sending
+from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss, asks_again
+from danube_fast.client.link.connection import Connection
+from danube_fast.client.produce.outgoing import Outgoing
+from danube_fast.client.produce.state import ProducerState
+from danube_fast.client.topics.routes import Partition
+from danube_fast.client.values.limits import (
     BACKOFF_MAX_NS,
     BACKOFF_MIN_NS,
     FOREVER_NS,
@@ -27,12 +35,6 @@ from danube_fast.client.limits import (
     MILLISECOND_NS,
     THROTTLE_MAX_NS,
 )
-from danube_fast.client.link.buffers import Sending
-from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss, asks_again
-from danube_fast.client.link.connection import Connection
-from danube_fast.client.message import MessageId
-from danube_fast.client.produce.closing import close_at_broker, close_when_opened
-from danube_fast.client.produce.outgoing import Outgoing
 from danube_fast.errors import (
     AlreadyExists,
     DanubeError,
@@ -47,10 +49,7 @@ from danube_fast.errors import (
 )
 from danube_fast.frame.kernel import direct
 from danube_fast.frame.stamp import seal
-from danube_fast.net.protocol import OpenProducer, Status
-
-if TYPE_CHECKING:
-    from danube_fast.client.produce.outbox import Outbox
+from danube_fast.net.protocol import CloseProducer, OpenProducer, Status
 
 __all__ = ["Lane"]
 
@@ -75,17 +74,21 @@ class Lane:
 
     __slots__ = (
         "_backoff_ns", "_has_moved", "_opening", "_refused_since_ns", "_retry_due_ns", "_wait_ns", "_was_fenced",
-        "batch", "connection", "failure", "next_sequence", "on_way", "opened", "outbox", "partition_id", "phase",
-        "producer_epoch", "producer_id", "refusal", "topic", "unacked",
+        "ack_class", "batch", "connection", "failure", "is_joining", "next_sequence", "on_way", "opened",
+        "partition_id", "phase", "producer", "producer_epoch", "producer_id", "refusal", "topic", "unacked",
     )  # fmt: skip
 
     def __init__(
-        self, outbox: Outbox, connection: Connection, topic: str, partition_id: int
+        self, producer: ProducerState, partition: Partition, *, is_joining: bool = False
     ) -> None:
-        self.outbox = outbox
+        self.producer = producer
+        self.ack_class = producer.ack_class
+        connection = partition.connection
         self.connection = connection
-        self.topic = topic
-        self.partition_id = partition_id
+        self.topic = partition.topic
+        self.partition_id = partition.partition_id
+        self.is_joining = is_joining
+        """The partition is new: messages go there once all new ones are open."""
         self.phase = Phase.OPENING
         self.opened = False
         self.failure: DanubeError | None = None
@@ -122,7 +125,7 @@ class Lane:
         request = self.connection.next_request()
         self._opening = self.connection.call(
             Call(
-                OpenProducer(request, self.partition_id, self.outbox.name),
+                OpenProducer(request, self.partition_id, self.producer.name),
                 OnLoss.FORGET,
                 self._on_opened,
             )
@@ -149,14 +152,14 @@ class Lane:
         )
         self._backoff_ns, self._refused_since_ns = BACKOFF_MIN_NS, 0
         self._resend()
-        self.outbox.lane_opened()
-        self.outbox.pump.notify()
+        self.producer.changed()
+        self.producer.pump.notify()
 
     def _on_refused(self, error: DanubeError) -> None:
-        now = self.outbox.pump.clock.monotonic_ns()
+        now = self.producer.pump.clock.monotonic_ns()
         self._refused_since_ns = self._refused_since_ns or now
         refused_ns = now - self._refused_since_ns
-        waits = isinstance(error, _RETRYABLE) and self in self.outbox.joining
+        waits = isinstance(error, _RETRYABLE) and self.is_joining
         waits = waits or isinstance(error, DeadlineExceeded)
         if not waits and not asks_again(error, refused_ns, was_open=self.opened):
             self.fail(error)
@@ -164,11 +167,11 @@ class Lane:
         self.refusal = error
         self._retry_later(None)  # nothing may be sent before it is open, on this session
         if isinstance(error, Unavailable):
-            self.outbox.lane_lost(self)
+            self.producer.lost()
 
     def _fenced(self) -> ProducerFenced:
         return ProducerFenced(
-            f"another producer named {self.outbox.name!r} has published to {self.topic}; close this "
+            f"another producer named {self.producer.name!r} has published to {self.topic}; close this "
             "one, or give each producer a name of its own"
         )
 
@@ -200,7 +203,7 @@ class Lane:
             self.opened
             and self.failure is None
             and len(self.unacked) < FRAMES_IN_FLIGHT_MAX
-            and self.outbox.window_open
+            and self.producer.window_open
         )
 
     @property
@@ -211,25 +214,25 @@ class Lane:
 
     def pack(self, outgoing: Outgoing, start: int) -> int:
         """Pack and send one frame from `outgoing` at `start`; index of the first message left."""
-        outbox = self.outbox
-        buffer, frame_bytes, count = outbox.packer.pack(outgoing, start)
+        producer = self.producer
+        buffer, frame_bytes, count = producer.packer.pack(outgoing, start)
         sending = Sending(self, buffer, frame_bytes, self.next_sequence, count)
         self.next_sequence += count
-        clock = outbox.pump.clock
+        clock = producer.pump.clock
         sending.publish_time_ns = clock.wall_ns()
         now = clock.monotonic_ns()
-        sending.deadline_ns = now + outbox.timeout_ns
+        sending.deadline_ns = now + producer.timeout_ns
         self._seal(sending)
         if outgoing.callbacks is not None:
             stop = start + count
             found = [(i - start, call) for i, call in outgoing.callbacks if start <= i < stop]
             sending.callbacks = found or None
         self.unacked.append(sending)
-        outbox.sent(frame_bytes)
+        producer.sent(frame_bytes)
         if self.phase is Phase.FLOWING:
             self._transmit(sending)
-        if self not in outbox.pump.armed:
-            outbox.pump.arm(self, sending.deadline_ns)
+        if self not in producer.pump.armed:
+            producer.pump.arm(self, sending.deadline_ns)
         return start + count
 
     def push(self) -> bool:
@@ -242,7 +245,7 @@ class Lane:
                 packed = self.pack(batch, 0)
             except InvalidArgument as error:
                 # too large with its key and attributes: it must not block those behind it
-                self.outbox.batch_dropped(self, batch.part(0, 1), error)
+                self.producer.batch_dropped(self.topic, self.next_sequence, batch.part(0, 1), error)
                 packed = 1
             if packed == len(batch.payloads):
                 self.batch = Outgoing()
@@ -252,7 +255,7 @@ class Lane:
 
     def _transmit(self, sending: Sending) -> None:
         self.on_way += 1
-        self.connection.dock.send(sending)
+        self.connection.bundler.send(sending)
 
     def _resend(self) -> None:
         """Everything that is not acked goes out (again), in order."""
@@ -268,11 +271,11 @@ class Lane:
     # ------------------------------------------------------------ answers
 
     def answered(self, sending: Sending, status: int, offset: int, text: str) -> None:
-        """The broker's word on one frame."""
+        """Take the broker's answer to one frame."""
         sending.request = 0
         self.on_way -= 1
         if status <= Status.DUPLICATE:
-            self._settle(sending, offset)
+            self._on_acked(sending, offset)
             return
         if status == Status.NOT_OWNER:
             self._has_moved = True
@@ -294,29 +297,29 @@ class Lane:
         if self.phase is Phase.FLOWING:
             self.phase = Phase.PAUSED
         if status == Status.NOT_OWNER:
-            self.outbox.lane_lost(self)
+            self.producer.lost()
         if self.on_way == 0 and self.phase is Phase.PAUSED:
             self._recover()
 
-    def _settle(self, sending: Sending, offset: int) -> None:
+    def _on_acked(self, sending: Sending, offset: int) -> None:
         self.refusal = None
         sending.done, sending.offset = True, offset
         unacked = self.unacked
         while unacked and unacked[0].done:
-            settled = unacked.popleft()
+            acked = unacked.popleft()
             self._backoff_ns = BACKOFF_MIN_NS
-            self.outbox.settled(self, settled)
+            self.producer.completed(self.topic, acked)
         if self.on_way == 0 and self.phase is Phase.PAUSED:
             self._recover()
         elif self.batch.payloads and (not unacked or self.batch.urgent):
             self.push()
 
     def _recover(self) -> None:
-        """Everything sent was answered, and not all of it was taken."""
+        """Go on after a refusal, when everything that was sent has been answered."""
         while self.unacked:
             head = self.unacked[0]
             if head.done:
-                self.outbox.settled(self, self.unacked.popleft())
+                self.producer.completed(self.topic, self.unacked.popleft())
                 continue
             if head.refusal is None or isinstance(head.refusal, _RETRYABLE):
                 break
@@ -331,10 +334,10 @@ class Lane:
             self._retry_later(self.unacked[0].refusal)
         else:
             self._resend()
-        self.outbox.pump.notify()
+        self.producer.pump.notify()
 
     def _retry_later(self, refusal: DanubeError | None) -> None:
-        now = self.outbox.pump.clock.monotonic_ns()
+        now = self.producer.pump.clock.monotonic_ns()
         # out of sequence though nothing before it is missing, or moved: ask where the broker stands
         knows = self.opened and refusal is not None and not isinstance(refusal, NotOwner)
         self.phase = Phase.PAUSED if knows else Phase.OPENING
@@ -346,10 +349,10 @@ class Lane:
 
     def _give_up(self, sending: Sending, error: DanubeError) -> None:
         sending.done, sending.error = True, error
-        self.outbox.settled(self, sending)
+        self.producer.completed(self.topic, sending)
 
     def fail(self, error: DanubeError) -> None:
-        """Nothing of this lane will ever be accepted."""
+        """Give everything up: nothing of this lane will ever be accepted."""
         if self.phase is Phase.FAILED:
             return
         self.phase, self.failure = Phase.FAILED, error
@@ -359,14 +362,14 @@ class Lane:
             self._give_up(sending, error)
         self.unacked.clear()
         dropped, self.batch = self.batch, Outgoing()
-        self.outbox.batch_dropped(self, dropped, error)
-        self.outbox.pump.disarm(self)
-        self.outbox.pump.notify()
+        self.producer.batch_dropped(self.topic, self.next_sequence, dropped, error)
+        self.producer.pump.disarm(self)
+        self.producer.pump.notify()
 
     # ------------------------------------------------------------ sessions
 
     def on_session(self, resumed: bool) -> None:
-        """The session is open again: what was on its way may be lost."""
+        """Send again what was on its way, in the session that is open now."""
         if self.phase is Phase.FAILED:
             return
         self.on_way = 0
@@ -381,15 +384,15 @@ class Lane:
         """Nothing to do: what was not acked is sent again in the next session."""
 
     def on_away(self) -> None:
-        """The worker is gone for long."""
-        self.outbox.lane_lost(self)
+        """Look the topic up again, as the worker is gone for long."""
+        self.producer.lost()
 
     def on_failure(self, error: DanubeError) -> None:
-        """The connection refuses this client."""
+        """Give everything up, as the connection refuses this client."""
         self.fail(error)
 
     def move(self, connection: Connection) -> None:
-        """The partition is served elsewhere now."""
+        """Go on over another connection, where the partition is served now."""
         if connection is self.connection or self.phase is Phase.FAILED:
             return
         self.leave()
@@ -407,26 +410,46 @@ class Lane:
         if self._opening is not None:
             self.connection.abandon(self._opening)
             self._opening = None
-        self.connection.dock.prune()
-        self.connection.dock.forget(self)
+        self.connection.bundler.prune()
+        self.connection.bundler.forget(self)
         self.connection.users.pop(self, None)
 
     def close(self) -> Call | None:
         """Give the producer up at the broker; the call to wait for."""
-        self.outbox.pump.disarm(self)
+        self.producer.pump.disarm(self)
         call = None
         if self.opened and self.failure is None and self.connection.is_open:
-            call = close_at_broker(self, self.producer_id)
+            call = self._close_at_broker(self.producer_id)
         elif self._opening is not None:
-            close_when_opened(self, self._opening)
+            self._opening.on_done = self._close_when_opened
             self._opening = None
         self.leave()
         return call
 
+    def _close_at_broker(self, producer_id: int) -> Call | None:
+        """Close the producer; the call to wait for, None if another lane has the name."""
+        connection = self.connection
+        if any(user is not self and self._is_of_same_name(user) for user in connection.users):
+            return None
+        command = CloseProducer(connection.next_request(), self.partition_id, producer_id)
+        return connection.call(Call(command, OnLoss.FORGET))
+
+    def _is_of_same_name(self, user: object) -> bool:
+        return (
+            isinstance(user, Lane)
+            and user.partition_id == self.partition_id
+            and user.producer.name == self.producer.name
+        )
+
+    def _close_when_opened(self, call: Call) -> None:
+        """Close what an OPEN_PRODUCER has opened that was on its way at the end."""
+        if call.error is None and self.connection.is_open:
+            self._close_at_broker(call.value["producer_id"])
+
     # ------------------------------------------------------------ deadlines
 
     def on_time(self, now_ns: int) -> None:
-        """Keeper: a linger, a retry or a timeout may be due."""
+        """Retry, or give up frames that have waited too long."""
         if self.phase is Phase.FAILED:
             return
         if self.unacked and self.unacked[0].deadline_ns <= now_ns:
@@ -445,7 +468,7 @@ class Lane:
         if self.unacked:
             due_ns = min(due_ns, self.unacked[0].deadline_ns)
         if due_ns < FOREVER_NS:
-            self.outbox.pump.arm(self, max(due_ns, now_ns))
+            self.producer.pump.arm(self, max(due_ns, now_ns))
 
     def _expire(self, now_ns: int) -> None:
         """The oldest frames have waited for longer than the producer's timeout."""
@@ -458,7 +481,7 @@ class Lane:
             self._give_up(
                 sending,
                 kind(
-                    f"no ack from {self.connection.endpoint} within {self.outbox.timeout_ns / 1e9:g} s"
+                    f"no ack from {self.connection.endpoint} within {self.producer.timeout_ns / 1e9:g} s"
                     f"{why}; it may have been stored: publish it again under the same producer name, "
                     "or raise timeout="
                 ),
@@ -467,12 +490,8 @@ class Lane:
         self.on_way = 0
         for sending in self.unacked:
             sending.request = 0
-        self.connection.dock.prune()
+        self.connection.bundler.prune()
         if self.connection.is_open:
             self._open()
         else:
             self.phase = Phase.OPENING
-
-    def message_id(self, sending: Sending, index: int) -> MessageId:
-        """Id of a message of an acked frame."""
-        return MessageId(self.topic, sending.offset + index)

@@ -7,18 +7,19 @@ hot path: one kernel call over the list itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from danube_fast.checks import check_callable, check_seconds, check_time_ns
-from danube_fast.client.limits import (
+from danube_fast.client.link.buffers import FRAME_AT, Buffer, BufferPool
+from danube_fast.client.topics.routes import Topic
+from danube_fast.client.values.limits import (
     BATCH_BYTES_MAX,
     MESSAGE_BYTES_MAX_DEFAULT,
     MESSAGE_OVERHEAD_BYTES,
 )
-from danube_fast.client.link.buffers import FRAME_AT, Buffer, BufferPool
-from danube_fast.client.message import MessageId
+from danube_fast.client.values.message import MessageId
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.frame.codec import compress_frame
@@ -27,9 +28,6 @@ from danube_fast.frame.hash import key_hash
 from danube_fast.frame.layout import FRAME_OVERHEAD_BYTES, Codec
 from danube_fast.frame.pack import pack_columns_into, pack_into
 from danube_fast.types import Dispatch
-
-if TYPE_CHECKING:
-    from danube_fast.client.topics.routes import Topic
 
 __all__ = [
     "Attributes",
@@ -108,22 +106,22 @@ def checked_attributes(value: Any) -> Attributes:
 
 
 class Ticket:
-    """Stands among the callbacks for somebody who waits for one message's ack."""
+    """Stands among the callbacks for a call that waits for one message's ack."""
 
-    __slots__ = ("_error", "_message_id", "settled")
+    __slots__ = ("_error", "_message_id", "done")
 
     def __init__(self) -> None:
-        self.settled = False
+        self.done = False
         self._message_id: MessageId | None = None
         self._error: DanubeError | None = None
 
-    def settle(self, message_id: MessageId | None, error: DanubeError | None) -> None:
-        """The outcome is known. Under the pump's lock."""
-        self._message_id, self._error, self.settled = message_id, error, True
+    def complete(self, message_id: MessageId | None, error: DanubeError | None) -> None:
+        """Note the outcome. Under the pump's lock."""
+        self._message_id, self._error, self.done = message_id, error, True
 
-    def is_settled(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the outcome is known."""
-        return self.settled
+        return self.done
 
     @property
     def is_refused(self) -> bool:
@@ -134,7 +132,11 @@ class Ticket:
         """The id, or the error raised (a fresh one: several may wait for one frame)."""
         if self._message_id is None:
             error = self._error
-            raise type(error)(str(error)) if error is not None else TypeError("not settled")
+            raise (
+                type(error)(str(error))
+                if error is not None
+                else TypeError("the outcome is not known yet")
+            )
         return self._message_id
 
 
@@ -157,7 +159,7 @@ class Outgoing:
         self.plain = True
         """Only payloads."""
         self.urgent = False
-        """Somebody waits for the ack: out with it as soon as the window allows."""
+        """A call waits for the ack: send it as soon as the window allows."""
         self._prepared: Columns | None = None
 
     def append(

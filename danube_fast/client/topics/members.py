@@ -12,32 +12,45 @@ from __future__ import annotations
 
 import collections
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, LOOKUPS_MAX
 from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss
+from danube_fast.client.topics.routes import Routes, Topic
+from danube_fast.client.values.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, LOOKUPS_MAX
+from danube_fast.client.values.options import Position
 from danube_fast.errors import DanubeError, NotFound
 from danube_fast.net.protocol import Lookup
 from danube_fast.types import TopicPattern
 
-if TYPE_CHECKING:
-    from danube_fast.client.consume.roster import Roster
-    from danube_fast.client.core import Core
-    from danube_fast.client.options import Position
-    from danube_fast.client.topics.routes import Topic
-
 __all__ = ["Members"]
+
+
+class Joins(Protocol):
+    """The part of a consumer that topics join and leave."""
+
+    def join(self, route: Topic, position: Position) -> None:
+        """Consume one topic more, from that position on."""
+
+    def part(self, route: Topic) -> None:
+        """Stop consuming a topic, and drop what came of it and is still here."""
+
+    def moved(self) -> None:
+        """Follow topics that were looked up again."""
+
+    def refuse(self, error: DanubeError) -> None:
+        """Raise that error from now on: nothing of the pattern can be had."""
 
 
 class Members:
     """Topics that match one pattern, for one consumer."""
 
-    def __init__(self, core: Core, roster: Roster, pattern: str, position: Position) -> None:
+    def __init__(self, routes: Routes, joins: Joins, pattern: str, position: Position) -> None:
         """`position`: where topics begin that are there already. Raises InvalidArgument."""
         self.pattern = pattern
         self.failure: DanubeError | None = None
-        self._core = core
-        self._roster = roster
+        self._routes = routes
+        self._pump = routes.pump
+        self._joins = joins
         self._position = position
         self._matches = TopicPattern(pattern).matches
         self._known: dict[str, Topic | None] = {}
@@ -51,26 +64,26 @@ class Members:
         self._closed = False
 
     @property
-    def is_settled(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all topics that are known of have joined."""
         return self._is_listed and not self._queue and not self._asked
 
     # ------------------------------------------------------------ what the watcher tells
 
     def on_topics(self, topics: list[str]) -> None:
-        """These are all there are now, of all patterns of the client."""
+        """Join and leave, so that these, as far as they match, are the topics."""
         matching = [topic for topic in topics if self._matches(topic)]
         first, self._is_listed = not self._is_listed, True
         for topic in set(self._known).difference(matching):
             self._leave(topic)
         for topic in matching:
-            # it may have been deleted and made again while nobody listened: look again
+            # it may have been deleted and made again unheard: look again
             self._look_up(topic, self._position if first else "earliest")
         self._go_on()
-        self._core.pump.notify()
+        self._pump.notify()
 
     def on_change(self, change: str, topic: str) -> None:
-        """One was created or deleted."""
+        """Join a topic that was created, or leave one that was deleted, if it matches."""
         if not self._matches(topic):
             return
         if change == "deleted":
@@ -80,23 +93,23 @@ class Members:
             self._go_on()
 
     def refused(self, error: DanubeError) -> None:
-        """The broker does not let this client watch."""
+        """End the consumer if the broker does not let this client watch."""
         if not isinstance(error, RETRYABLE):
             self.failure = error
-            self._roster.refuse(error)
+            self._joins.refuse(error)
 
     # ------------------------------------------------------------ lookups
 
     def _look_up(self, topic: str, position: Position) -> None:
         call = self._asked.pop(topic, None)
         if call is not None:  # its answer may be from before what was told now
-            self._core.routes.bootstrap.abandon(call)
+            self._routes.bootstrap.abandon(call)
         self._known.setdefault(topic, None)
         self._positions.setdefault(topic, position)
         self._queue.append(topic)
 
     def _go_on(self) -> None:
-        bootstrap = self._core.routes.bootstrap
+        bootstrap = self._routes.bootstrap
         while self._queue and len(self._asked) < LOOKUPS_MAX and not self._closed:
             topic = self._queue.popleft()
             if topic in self._asked or topic not in self._known:
@@ -117,39 +130,39 @@ class Members:
             self._leave(topic)
         elif isinstance(call.error, RETRYABLE):
             self._queue.append(topic)
-            self._core.pump.arm(self, self._core.pump.clock.monotonic_ns() + self._backoff_ns)
+            self._pump.arm(self, self._pump.clock.monotonic_ns() + self._backoff_ns)
             self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_MAX_NS)
             return
         elif call.error is not None:
             self.failure = call.error
-            self._roster.refuse(call.error)
+            self._joins.refuse(call.error)
         else:
             self._backoff_ns = BACKOFF_MIN_NS
             self._found(topic, self._positions.pop(topic, "earliest"), call.value)
         self._go_on()
-        if self.is_settled:
-            self._core.pump.notify()
+        if self.is_complete:
+            self._pump.notify()
 
     def _found(self, topic: str, position: Position, answer: dict[str, Any]) -> None:
         try:
-            route = self._core.routes.topic_of(topic, answer)
+            route = self._routes.topic_of(topic, answer)
         except DanubeError as error:
             self.failure = error
-            self._roster.refuse(error)
+            self._joins.refuse(error)
             return
         known = self._known.get(topic)
         if known is not None:
             ids = {partition.partition_id for partition in known.partitions}
             if ids & {partition.partition_id for partition in route.partitions}:
                 known.partitions[:] = route.partitions
-                self._roster.moved()
+                self._joins.moved()
                 return
-            self._roster.part(known)
+            self._joins.part(known)
         self._known[topic] = route
-        self._roster.join(route, position)
+        self._joins.join(route, position)
 
     def on_time(self, now_ns: int) -> None:
-        """Keeper: look up again what could not be found for now."""
+        """Look up again what could not be found for now."""
         self._go_on()
 
     # ------------------------------------------------------------ leaving
@@ -157,23 +170,22 @@ class Members:
     def _leave(self, topic: str) -> None:
         call = self._asked.pop(topic, None)
         if call is not None:
-            self._core.routes.bootstrap.abandon(call)
+            self._routes.bootstrap.abandon(call)
         self._positions.pop(topic, None)
         route = self._known.pop(topic, None)
         if route is not None:
-            self._roster.part(route)
+            self._joins.part(route)
 
     def gone(self, route: Topic) -> None:
-        """Its worker says that the topic was deleted; whether it was one of ours."""
+        """Leave a topic that was deleted, as its worker says."""
         if self._known.get(route.name) is route:
             self._leave(route.name)
 
     def close(self) -> None:
-        """The consumer ends."""
+        """Stop looking topics up."""
         self._closed = True
-        self._core.watcher.remove(self)
-        self._core.pump.disarm(self)
+        self._pump.disarm(self)
         for call in self._asked.values():
-            self._core.routes.bootstrap.abandon(call)
+            self._routes.bootstrap.abandon(call)
         self._asked.clear()
         self._queue.clear()

@@ -10,13 +10,20 @@ All methods are called under the pump's lock.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
-from danube_fast.client.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, MILLISECOND_NS, SECOND_NS
 from danube_fast.client.link.calls import Call, OnLoss
 from danube_fast.client.link.connection import Connection
 from danube_fast.client.link.pump import Steps, Wait
+from danube_fast.client.values.limits import (
+    BACKOFF_MAX_NS,
+    BACKOFF_MIN_NS,
+    MILLISECOND_NS,
+    SECOND_NS,
+)
 from danube_fast.errors import (
+    DanubeError,
     DeadlineExceeded,
     FailedPrecondition,
     NotFound,
@@ -26,16 +33,32 @@ from danube_fast.errors import (
 from danube_fast.net.protocol import Lookup
 from danube_fast.types import parse_topic
 
-if TYPE_CHECKING:
-    from danube_fast.client.core import Core
-
-__all__ = ["Partition", "Routes", "Topic", "made_again"]
+__all__ = ["Partition", "Routes", "Topic", "TopicUser", "made_again"]
 
 _ANSWER_MARGIN_NS = 500 * MILLISECOND_NS
 """A LOOKUP that waits for its topic is given up by the broker this long before the caller."""
 _PART_MARK = "-part-"
-_SETTLED_NS = SECOND_NS
+_STEADY_NS = SECOND_NS
 """What was found so long ago was right: the next search begins without a long wait."""
+
+
+class TopicUser(Protocol):
+    """A producer or a consumer that is open, as the topics see it."""
+
+    def routes(self) -> list[Topic]:
+        """Return what was looked up for it."""
+
+    def moved(self) -> None:
+        """Follow a topic that was looked up again."""
+
+    def topic_gone(self, route: Topic, error: DanubeError) -> None:
+        """Give up a topic that does not exist any more."""
+
+    def close_steps(self, timeout: float) -> Steps[None]:
+        """Close it within `timeout` seconds."""
+
+    def refuse(self, error: DanubeError) -> None:
+        """Raise that error from now on: the client is closed, or its process was forked."""
 
 
 class Partition(NamedTuple):
@@ -51,8 +74,8 @@ class Partition(NamedTuple):
 
 
 def made_again(route: Topic) -> TopicDeleted:
-    """LOOKUP finds other partitions under the name: it is another topic. Nobody else may say so, as a
-    worker that was away when ours was deleted never knew of it."""
+    """Return the error for a topic under whose name LOOKUP finds other partitions. Only LOOKUP may say so: a
+    worker that was away when the first was deleted never knew of it."""
     return TopicDeleted(
         f"{route.name} was deleted and made again meanwhile; open another producer or consumer for "
         "the new one"
@@ -68,7 +91,7 @@ class Topic:
         self.durability: str = answer["durability"]
         self.is_partitioned: bool = answer["partitioned"]
         self.partitions = partitions
-        self.user: weakref.ref[Any] | None = None
+        self.user: weakref.ref[TopicUser] | None = None
         self.refresh: _Refresh | None = None
 
 
@@ -88,16 +111,16 @@ class _Refresh:
         """Look up soon, unless that is under way."""
         if not self.waiting and not self.in_flight:
             self.waiting = True
-            pump = self.routes.core.pump
+            pump = self.routes.pump
             now_ns = pump.clock.monotonic_ns()
-            if self.found_ns and now_ns - self.found_ns > _SETTLED_NS:
+            if self.found_ns and now_ns - self.found_ns > _STEADY_NS:
                 self.backoff_ns = BACKOFF_MIN_NS
             self.found_ns = 0
             pump.arm(self, now_ns + self.backoff_ns)
             self.backoff_ns = min(2 * self.backoff_ns, BACKOFF_MAX_NS)
 
     def on_time(self, now_ns: int) -> None:
-        """Keeper: look up now."""
+        """Timers: look up now."""
         self.waiting, self.in_flight = False, True
         bootstrap = self.routes.bootstrap
         bootstrap.call(
@@ -120,18 +143,31 @@ class _Refresh:
         elif call.error is not None:
             self.start()
         else:
-            self.found_ns = self.routes.core.pump.clock.monotonic_ns()
+            self.found_ns = self.routes.pump.clock.monotonic_ns()
             self.topic.partitions[:] = self.routes.partitions_of(call.value)
             user.moved()
 
 
 class Routes:
-    """Connections of one client, by endpoint."""
+    """Connections of one client, and which of its producers and consumers use them."""
 
-    def __init__(self, core: Core, bootstrap: Connection) -> None:
-        self.core = core
+    def __init__(
+        self,
+        bootstrap: Connection,
+        connect_worker: Callable[[str, bool], Connection],
+        transport: str,
+        host_id: str,
+    ) -> None:
+        """`connect_worker` opens a connection to an endpoint, which may be on this host."""
+        self.pump = bootstrap.pump
         self.bootstrap = bootstrap
         self.workers: dict[str, Connection] = {}
+        """By endpoint."""
+        self.users: dict[TopicUser, None] = {}
+        """Producers and consumers that are open."""
+        self._connect_worker = connect_worker
+        self._transport = transport
+        self._host_id = host_id
 
     def lookup_steps(
         self, topic: str, create: dict[str, Any] | None, wait_ns: int, deadline_ns: int
@@ -139,7 +175,7 @@ class Routes:
         """Find a topic; `create` it with these options, or wait for it, if it is missing. While the
         worker that is to have it is down or busy, ask again."""
         topic = str(parse_topic(topic))
-        clock, backoff_ns = self.core.pump.clock, BACKOFF_MIN_NS
+        clock, backoff_ns = self.pump.clock, BACKOFF_MIN_NS
         while True:
             call = yield from self._ask_steps(topic, create, wait_ns, deadline_ns)
             again_ns = clock.monotonic_ns() + backoff_ns
@@ -149,14 +185,14 @@ class Routes:
             backoff_ns = min(2 * backoff_ns, BACKOFF_MAX_NS)
             wait_ns = wait_ns and deadline_ns - clock.monotonic_ns()
         answer = call.result()
-        with self.core.pump.lock:
+        with self.pump.lock:
             return self.topic_of(topic, answer)
 
     def _ask_steps(
         self, topic: str, create: dict[str, Any] | None, wait_ns: int, deadline_ns: int
     ) -> Steps[Call]:
         """One LOOKUP and its answer."""
-        lock = self.core.pump.lock
+        lock = self.pump.lock
         wait_ms = max(0, wait_ns - _ANSWER_MARGIN_NS) // MILLISECOND_NS if wait_ns else 0
         with lock:
             bootstrap = self.bootstrap
@@ -180,7 +216,7 @@ class Routes:
 
     def topic_of(self, topic: str, answer: dict[str, Any]) -> Topic:
         """What LOOKUP answered. Raises FailedPrecondition for rings on another host."""
-        if self.core.transport == "shm" and answer.get("host_id") != self.core.machine.host_id():
+        if self._transport == "shm" and answer.get("host_id") != self._host_id:
             raise FailedPrecondition(
                 "transport='shm' works on the broker's own host only; use transport='auto', which "
                 "takes shared memory where it can"
@@ -189,14 +225,12 @@ class Routes:
 
     def partitions_of(self, answer: dict[str, Any]) -> list[Partition]:
         """Partitions of a LOOKUP answer, with connections to their workers."""
-        same_host = (
-            answer.get("host_id") == self.core.machine.host_id() and self.core.transport != "tcp"
-        )
+        same_host = answer.get("host_id") == self._host_id and self._transport != "tcp"
         partitions = []
         parent: str = answer["topic"]
         for partition_id, topic, _, tcp, ipc in answer["partitions"]:
             near = same_host and bool(ipc)
-            if self.core.transport == "shm" and not ipc:
+            if self._transport == "shm" and not ipc:
                 raise FailedPrecondition(
                     "transport='shm' is not offered by this broker, which has few file descriptors; "
                     "use transport='auto', or raise its `ulimit -n`"
@@ -210,8 +244,7 @@ class Routes:
     def _worker(self, endpoint: str, same_host: bool) -> Connection:
         connection = self.workers.get(endpoint)
         if connection is None:
-            connection = self.core.connect_worker(endpoint, same_host=same_host)
-            self.workers[endpoint] = connection
+            connection = self.workers[endpoint] = self._connect_worker(endpoint, same_host)
         return connection
 
     def refresh(self, topic: Topic) -> None:
@@ -219,6 +252,17 @@ class Routes:
         if topic.refresh is None:
             topic.refresh = _Refresh(self, topic)
         topic.refresh.start()
+
+    def discard(self, user: TopicUser) -> None:
+        """Close a producer or consumer that did not open, or whose opening was cancelled, without waiting."""
+        with self.pump.lock:
+            steps = user.close_steps(0)
+            try:
+                next(steps)
+            except (StopIteration, DanubeError):
+                pass
+            finally:
+                steps.close()
 
     def close(self) -> None:
         """Say goodbye everywhere."""

@@ -13,60 +13,73 @@ All methods are called under the pump's lock.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from danube_fast.client.limits import (
+from danube_fast.client.link.calls import Call, OnLoss
+from danube_fast.client.topics.routes import Routes, Topic
+from danube_fast.client.values.limits import (
     BACKOFF_MAX_NS,
     BACKOFF_MIN_NS,
     MILLISECOND_NS,
     WATCH_PROBE_NS,
     WATCH_WAIT_NS,
 )
-from danube_fast.client.link.calls import Call, OnLoss
+from danube_fast.errors import DanubeError
 from danube_fast.net.protocol import Ping, Watch
-
-if TYPE_CHECKING:
-    from danube_fast.client.core import Core
-    from danube_fast.client.topics.members import Members
-    from danube_fast.client.topics.routes import Topic
 
 __all__ = ["Watcher"]
 
 _GROWN_KEPT_MAX = 10_000
 
 
+class Listener(Protocol):
+    """The topics that match one pattern, as they come and go."""
+
+    pattern: str
+
+    def on_topics(self, topics: list[str]) -> None:
+        """Take the list of all topics there are now, of all patterns of the client."""
+
+    def on_change(self, change: str, topic: str) -> None:
+        """Take one topic that was created or deleted."""
+
+    def refused(self, error: DanubeError) -> None:
+        """Take the error with which the broker refuses to be watched."""
+
+
 class Watcher:
     """The one WATCH of a client."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._pump = routes.pump
         self._cursor = ""
-        self._members: weakref.WeakSet[Members] = weakref.WeakSet()
+        self._listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
         self._call: Call | None = None
         self._watches = False
         self._backoff_ns = BACKOFF_MIN_NS
         self._grown: dict[str, None] = {}
-        """Topics that grew of late: somebody may have looked them up just before."""
+        """Topics that grew of late: a user may have looked them up just before."""
 
-    # ------------------------------------------------------------ who wants to hear
+    # ------------------------------------------------------------ listeners
 
-    def add(self, members: Members) -> None:
-        """Keep these members up to date; they are told all topics that match first."""
-        self._members.add(members)
+    def add(self, listener: Listener) -> None:
+        """Tell this listener all topics that match, then what changes."""
+        self._listeners.add(listener)
         self._begin_anew()
 
-    def remove(self, members: Members) -> None:
-        """Its consumer is closed."""
-        self._members.discard(members)
+    def remove(self, listener: Listener) -> None:
+        """Tell this listener nothing more."""
+        self._listeners.discard(listener)
 
     def follow(self, route: Topic) -> None:
-        """Somebody uses that topic: hear of its growth."""
+        """Look a partitioned topic up again whenever it grows."""
         if not route.is_partitioned:
             return
         if not self._watches:
             self._begin_anew()
         elif route.name in self._grown:
-            self._core.routes.refresh(route)
+            self._routes.refresh(route)
 
     def _begin_anew(self) -> None:
         self._watches = True
@@ -76,14 +89,14 @@ class Watcher:
     # ------------------------------------------------------------ asking
 
     def _ask(self) -> None:
-        bootstrap = self._core.routes.bootstrap
+        bootstrap = self._routes.bootstrap
         if self._call is not None:
             bootstrap.abandon(self._call)
-        patterns = sorted({members.pattern for members in self._members})
+        patterns = sorted({listener.pattern for listener in self._listeners})
         wait_ms = WATCH_WAIT_NS // MILLISECOND_NS
         command = Watch(bootstrap.next_request(), self._cursor, patterns, wait_ms)
         self._call = Call(command, OnLoss.REPEAT, self._on_answer)
-        self._core.pump.arm(self, self._core.pump.clock.monotonic_ns() + WATCH_PROBE_NS)
+        self._pump.arm(self, self._pump.clock.monotonic_ns() + WATCH_PROBE_NS)
         bootstrap.call(self._call)
 
     def _on_answer(self, call: Call) -> None:
@@ -91,9 +104,9 @@ class Watcher:
             return
         self._call = None
         if call.error is not None:
-            for members in tuple(self._members):
-                members.refused(call.error)
-            self._core.pump.arm(self, self._core.pump.clock.monotonic_ns() + self._backoff_ns)
+            for listener in tuple(self._listeners):
+                listener.refused(call.error)
+            self._pump.arm(self, self._pump.clock.monotonic_ns() + self._backoff_ns)
             self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_MAX_NS)
             return
         self._backoff_ns = BACKOFF_MIN_NS
@@ -101,8 +114,8 @@ class Watcher:
         self._cursor = answer["cursor"]
         self._ask()
         if "topics" in answer:
-            for members in tuple(self._members):
-                members.on_topics(answer["topics"])
+            for listener in tuple(self._listeners):
+                listener.on_topics(answer["topics"])
             self._refresh(None)
         for change, topic in answer.get("changes", ()):
             self._on_change(change, topic)
@@ -115,29 +128,29 @@ class Watcher:
             self._refresh(topic)
             return
         self._grown.pop(topic, None)
-        for members in tuple(self._members):
-            members.on_change(change, topic)
+        for listener in tuple(self._listeners):
+            listener.on_change(change, topic)
 
     def _refresh(self, topic: str | None) -> None:
-        """Look a topic up again for all who use it; None: every topic that may have grown."""
-        for user in tuple(self._core.opened):
+        """Look a topic up again for all its users; None: every topic that may have grown."""
+        for user in tuple(self._routes.users):
             for route in user.routes():
                 if route.is_partitioned and topic in (None, route.name):
-                    self._core.routes.refresh(route)
+                    self._routes.refresh(route)
 
     def on_time(self, now_ns: int) -> None:
-        """Keeper: the answer is late, or it is time to ask again after an error."""
+        """Ask again after an error, or probe the connection if the answer is late."""
         if self._call is None:
             self._ask()
             return
-        self._core.pump.try_drain()  # it may be here, with nobody to read it
-        bootstrap = self._core.routes.bootstrap
+        self._pump.try_drain()  # it may be here, unread
+        bootstrap = self._routes.bootstrap
         if self._call is not None and bootstrap.is_open:
-            # a coordinator that is new says so to whoever speaks to it
+            # a coordinator that is new answers any command with that
             bootstrap.send(Ping(bootstrap.next_request()))
-            self._core.pump.arm(self, now_ns + WATCH_PROBE_NS)
+            self._pump.arm(self, now_ns + WATCH_PROBE_NS)
 
     def close(self) -> None:
-        """The client ends."""
-        self._core.pump.disarm(self)
+        """Stop asking."""
+        self._pump.disarm(self)
         self._call = None

@@ -10,24 +10,21 @@ import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from danube_fast.checks import check_seconds
+from danube_fast.client.aio import AsyncConsumer
 from danube_fast.client.handle.handlers import (
+    CLOSE_SHARE,
     QUEUED_PER_HANDLER,
-    Hand,
+    Completion,
     reason_of,
     reply_of,
     still_running,
 )
-from danube_fast.client.handle.subscriber import CLOSE_SHARE
 from danube_fast.client.handle.turns import Turns
-from danube_fast.client.limits import CLOSE_TIMEOUT_SECONDS
-from danube_fast.client.message import Message
+from danube_fast.client.values.limits import CLOSE_TIMEOUT_SECONDS
+from danube_fast.client.values.message import Message
 from danube_fast.errors import DanubeError, FailedPrecondition
-
-if TYPE_CHECKING:
-    from danube_fast.client.aio import AsyncConsumer
 
 __all__ = ["AsyncSubscriber"]
 
@@ -48,7 +45,7 @@ class AsyncSubscriber:
         self.consumer = consumer
         """The consumer behind it, to look at."""
         self._handler = handler
-        self._hand = Hand(consumer._inbox)
+        self._completion = Completion(consumer._inbox)
         self._turns = Turns(
             by_key=consumer.type == "key_shared", room=QUEUED_PER_HANDLER * concurrency
         )
@@ -75,7 +72,7 @@ class AsyncSubscriber:
             self._stop()
 
     async def _enqueue(self, message: Message) -> None:
-        self._hand.hold(message)
+        self._completion.wait(message)
         async with self._changed:
             self._turns.add(message)
             self._changed.notify_all()
@@ -87,12 +84,12 @@ class AsyncSubscriber:
             raise FailedPrecondition("a subscription needs a running event loop")
         while (message := await self._next()) is not None:
             self._running[task] = message
-            if (steps := self._hand.begin(message)) is not None:
+            if (steps := self._completion.begin(message)) is not None:
                 with contextlib.suppress(DanubeError):  # the client is closed
-                    await self.consumer._core.arun(steps)
+                    await self.consumer._driver.run(steps)
             reason = await self._handle(message)
             try:
-                self._hand.settle(message, reason)
+                self._completion.complete(message, reason)
             except DanubeError:
                 _log.debug("an ack came too late", exc_info=True)
             async with self._changed:
@@ -127,7 +124,7 @@ class AsyncSubscriber:
     def _stop(self) -> None:
         self._stopping = True
         for message in self._turns.clear():
-            self._hand.let_go(message)
+            self._completion.abandon(message)
         self._wake = asyncio.ensure_future(self._notify())
 
     async def _notify(self) -> None:

@@ -1,8 +1,8 @@
-"""The keeper: one background thread per client that serves deadlines and nothing else.
+"""The timer thread: one background thread per client that serves deadlines and nothing else.
 
 Heartbeats, lingering batches, queued acks, repeated lookups, timeouts: each is armed on the pump
-with a deadline. The keeper sleeps until the earliest. A thread of the application that is busy
-keeps its own deadlines (it sends its full batches itself), so when the keeper wakes and finds
+with a deadline. The timer thread sleeps until the earliest. A thread of the application that is busy
+keeps its own deadlines (it sends its full batches itself), so when the timer thread wakes and finds
 nothing due it backs off instead of waking again for every batch.
 
 It never waits for the lock while somebody works under it, and never for a callback.
@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import threading
 
-from danube_fast.client.limits import KEEPER_IDLE_NS, KEEPER_QUIET_NS
 from danube_fast.client.link.pump import Pump
+from danube_fast.client.values.limits import TIMERS_IDLE_NS, TIMERS_QUIET_NS
 
-__all__ = ["Keeper"]
+__all__ = ["TimerThread"]
 
 _MILLISECOND_NS = 1_000_000
 _JOIN_SECONDS = 1.0
 
 
-class Keeper:
+class TimerThread:
     """Thread that calls `on_time` of whatever is armed on a pump."""
 
     def __init__(self, pump: Pump, name: str) -> None:
@@ -30,8 +30,8 @@ class Keeper:
         self._signal = threading.Lock()
         self._signal.acquire()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=f"danube-keeper-{name}", daemon=True)
-        pump.attach_keeper(self._wake)
+        self._thread = threading.Thread(target=self._run, name=f"danube-timers-{name}", daemon=True)
+        pump.attach_timers(self._wake)
 
     def start(self) -> None:
         """Start the thread."""
@@ -82,11 +82,11 @@ class Keeper:
         if self._stopping:
             return 0
         if not pump.armed:
-            pump.keeper_sleeps_until(now + KEEPER_IDLE_NS)
-            return KEEPER_IDLE_NS
+            pump.timers_sleep_until(now + TIMERS_IDLE_NS)
+            return TIMERS_IDLE_NS
         next_ns = pump.next_deadline_ns()
-        if not due and not signalled and next_ns - now < KEEPER_QUIET_NS:
-            pump.keeper_sleeps_until(0)
-            return KEEPER_QUIET_NS
-        pump.keeper_sleeps_until(next_ns)
+        if not due and not signalled and next_ns - now < TIMERS_QUIET_NS:
+            pump.timers_sleep_until(0)
+            return TIMERS_QUIET_NS
+        pump.timers_sleep_until(next_ns)
         return max(0, next_ns - now)

@@ -3,9 +3,9 @@ r"""`client.subscribe`: a handler called for every message, in threads.
     consumer -> receiver (one thread) -> turns -> handlers (`concurrency` threads) -> ack, nack
                                                                                  \-> reply
 
-Handlers never wait for each other but for the order that the subscription keeps (`turns.py`). Whatever
-the receiver took is held (`holds.py`) until it is answered, so no handler is too slow for the ack
-timeout. What was taken and not begun when the end comes goes back to the subscription.
+Handlers never wait for each other but for the order that the subscription keeps (`turns.py`). What
+the receiver took is in progress (`consume/in_progress.py`) until it is acked or nacked, so no handler is
+too slow for the ack timeout. What was taken and not begun when the end comes goes back to the subscription.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from types import TracebackType
 from danube_fast.checks import check_seconds
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.handle.handlers import (
+    CLOSE_SHARE,
     QUEUED_PER_HANDLER,
-    Hand,
+    Completion,
     reason_of,
     reply_of,
     still_running,
 )
 from danube_fast.client.handle.turns import Turns
-from danube_fast.client.limits import CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.link.pump import deadline_after
-from danube_fast.client.message import Message
+from danube_fast.client.values.limits import CLOSE_TIMEOUT_SECONDS
+from danube_fast.client.values.message import Message
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
 
-__all__ = ["CLOSE_SHARE", "Subscriber", "refuse_coroutines"]
+__all__ = ["Subscriber", "refuse_coroutines"]
 
 _log = logging.getLogger(__name__)
-CLOSE_SHARE = 0.8
-"""Part of the time to close that handlers get; acks have the rest."""
 
 
 class _Stopped(Exception):
@@ -64,7 +63,7 @@ class Subscriber:
         self.consumer = consumer
         """The consumer behind it, to look at."""
         self._handler = handler
-        self._hand = Hand(consumer._inbox)
+        self._completion = Completion(consumer._inbox)
         self._clock: Clock = consumer._inbox.pump.clock
         self._turns = Turns(
             by_key=consumer.type == "key_shared", room=QUEUED_PER_HANDLER * concurrency
@@ -104,7 +103,7 @@ class Subscriber:
             self._leave()
 
     def _enqueue(self, message: Message) -> None:
-        self._hand.hold(message)
+        self._completion.wait(message)
         with self._condition:
             self._turns.add(message)
             self._condition.notify()
@@ -114,12 +113,12 @@ class Subscriber:
     def _work(self) -> None:
         try:
             while (message := self._next()) is not None:
-                if (steps := self._hand.begin(message)) is not None:
+                if (steps := self._completion.begin(message)) is not None:
                     with contextlib.suppress(DanubeError):  # the client is closed
-                        self.consumer._core.run(steps)
+                        self.consumer._pump.run(steps)
                 reason = self._handle(message)
                 try:
-                    self._hand.settle(message, reason)
+                    self._completion.complete(message, reason)
                 except DanubeError:
                     _log.debug("an ack came too late", exc_info=True)
                 self._done(message)
@@ -172,7 +171,7 @@ class Subscriber:
             left = self._turns.clear()
             self._condition.notify_all()
         for message in left:
-            self._hand.let_go(message)
+            self._completion.abandon(message)
 
     # ------------------------------------------------------------ the end
 
@@ -211,7 +210,7 @@ class Subscriber:
         check_seconds(timeout, "timeout")
         began_ns = self._clock.monotonic_ns()
         self._stop()
-        self._hand.interrupt(_Stopped())
+        self._completion.interrupt(_Stopped())
         if threading.current_thread() in self._threads:
             self._last_closes = True  # the message in hand is answered first
             return

@@ -12,6 +12,7 @@ __all__ = [
     "ACK_CONFIRM_NS",
     "ACK_DELAY_NS",
     "ACK_RANGES_MAX",
+    "ACK_TICK_NS",
     "ANSWER_TICK_NS",
     "BACKOFF_MAX_NS",
     "BACKOFF_MIN_NS",
@@ -30,7 +31,6 @@ __all__ = [
     "FRAMES_IN_FLIGHT_MAX",
     "HANDSHAKE_RETRY_NS",
     "HANDSHAKE_RETRY_NS_MAX",
-    "KEEPER_QUIET_NS",
     "LINGER_US_DEFAULT",
     "LOOKUPS_MAX",
     "LOOKUP_AFTER_NS",
@@ -45,12 +45,12 @@ __all__ = [
     "RINGS_RETRY_NS",
     "RINGS_WAIT_NS",
     "SEND_TIMEOUT_SECONDS",
-    "SETTLE_TICK_NS",
     "SLICE_NS",
     "SMALL_FRAMES_MIN",
     "SPIN_US_MAX",
     "TAKEOVER_NS",
     "THROTTLE_MAX_NS",
+    "TIMERS_QUIET_NS",
     "WATCH_PROBE_NS",
     "WATCH_WAIT_NS",
     "WINDOW_BYTES_DEFAULT",
@@ -125,9 +125,9 @@ CLIENT_WINDOW_BYTES = 64 * 1024 * 1024
 DRAIN_NS = 200 * 1000
 """A busy sender looks for answers once in this time."""
 ANSWER_TICK_NS = 2 * MILLISECOND_NS
-"""How often the keeper looks for an answer that open batches wait for."""
-SETTLE_TICK_NS = 20 * MILLISECOND_NS
-"""How often the keeper looks for acks when nobody else reads the sockets."""
+"""How often the timer thread looks for an answer that open batches wait for."""
+ACK_TICK_NS = 20 * MILLISECOND_NS
+"""How often the timer thread looks for acks when nobody else reads the sockets."""
 
 # consuming
 PERMITS_BYTES_DEFAULT = 16 * 1024 * 1024
@@ -147,6 +147,6 @@ ACK_RANGES_MAX = 4096
 BATCH_MESSAGES_DEFAULT = 10_000
 
 # the pump
-KEEPER_QUIET_NS = 2 * MILLISECOND_NS
-"""The keeper sleeps at least this long while the application itself keeps every deadline."""
-KEEPER_IDLE_NS = 5 * SECOND_NS
+TIMERS_QUIET_NS = 2 * MILLISECOND_NS
+"""The timer thread sleeps at least this long while the application itself keeps every deadline."""
+TIMERS_IDLE_NS = 5 * SECOND_NS

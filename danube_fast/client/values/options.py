@@ -17,8 +17,8 @@ from danube_fast.checks import (
     check_time_ns,
     check_whole,
 )
-from danube_fast.client.arguments import FailurePolicyFields
-from danube_fast.client.limits import (
+from danube_fast.client.values.arguments import FailurePolicyFields
+from danube_fast.client.values.limits import (
     BATCH_BYTES_DEFAULT,
     BATCH_BYTES_MAX,
     LINGER_US_DEFAULT,

@@ -1,4 +1,4 @@
-"""The roster of a consumer: which partitions it is attached to, and the credit that they share.
+"""The partitions that a consumer is attached to, and the credit that they share.
 
     route (topic) --> partitions --> attachment each, drawing on the credit of its worker
 
@@ -12,67 +12,83 @@ All methods are called under the pump's lock.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from danube_fast.client.consume.attachment import Attachment
+from danube_fast.client.consume.attachment import Attachment, Owner
 from danube_fast.client.consume.credit import Credit
 from danube_fast.client.link.connection import Connection
-from danube_fast.client.options import ConsumerOptions, Position
+from danube_fast.client.link.pump import Steps, Wait
 from danube_fast.client.topics.members import Members
-from danube_fast.client.topics.routes import made_again
-from danube_fast.errors import DanubeError, TopicDeleted
+from danube_fast.client.topics.routes import Partition, Routes, Topic, TopicUser, made_again
+from danube_fast.client.topics.watcher import Watcher
+from danube_fast.client.values.options import ConsumerOptions, Position
+from danube_fast.errors import DanubeError, DeadlineExceeded, TopicDeleted
 from danube_fast.types import Dispatch
 
-if TYPE_CHECKING:
-    from danube_fast.client.consume.inbox import Inbox
-    from danube_fast.client.core import Core
-    from danube_fast.client.topics.routes import Partition, Topic
-
-__all__ = ["Roster"]
+__all__ = ["Partitions"]
 
 
-class Roster:
-    """Attachments of one inbox."""
+class _Consumer(Owner, TopicUser, Protocol):
+    """A consumer, as its partitions and topics see it."""
+
+
+class Partitions:
+    """Attachments of one consumer."""
 
     def __init__(
-        self, inbox: Inbox, core: Core, topics: Sequence[Topic], options: ConsumerOptions
+        self,
+        consumer: _Consumer,
+        routes: Routes,
+        watcher: Watcher,
+        attachments: list[Attachment],
+        topics: Sequence[Topic],
+        options: ConsumerOptions,
     ) -> None:
-        self.attachments = inbox.attachments
+        """`attachments`: the list to keep them in."""
+        self.pump = routes.pump
+        self.attachments = attachments
         self.pattern = options.pattern
         self.routes: list[Topic] = []
-        self._inbox = inbox
-        self._core = core
+        self._consumer = consumer
+        self._routes = routes
+        self._watcher = watcher
         self._options = options
         self._credits: dict[Connection, Credit] = {}
         self._subscribed = 0
-        """As many of the first attachments were subscribed when somebody looked."""
+        """As many of the first attachments were subscribed at the last look."""
+        self.is_resting = False
         self.opened = False
         """The application has the consumer: no call waits that could hear of a further refusal."""
         self.members: Members | None = None
         if options.pattern is not None:
-            self.members = Members(core, self, options.pattern, options.position)
+            self.members = Members(routes, self, options.pattern, options.position)
         connections = {p.connection: None for topic in topics for p in topic.partitions}
         self._divide(connections)
         for topic in topics:
             self._enter(topic, options.position)
 
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics that the consumer receives from now."""
+        return tuple(route.name for route in self.routes)
+
     # ------------------------------------------------------------ coming
 
     def begin(self) -> None:
-        """The consumer is known to its client: hear what happens to its topics."""
+        """Follow what happens to the topics of the consumer, which is known to its client now."""
         for route in self.routes:
-            route.user = weakref.ref(self._inbox)
-            self._core.watcher.follow(route)
+            route.user = weakref.ref(self._consumer)
+            self._watcher.follow(route)
         if self.members is not None:
-            self._core.watcher.add(self.members)
+            self._watcher.add(self.members)
 
     def join(self, route: Topic, position: Position) -> None:
-        """A topic comes to the others."""
-        route.user = weakref.ref(self._inbox)
+        """Attach to the partitions of one topic more."""
+        route.user = weakref.ref(self._consumer)
         self._divide(partition.connection for partition in route.partitions)
         self._enter(route, position)
-        self._core.watcher.follow(route)
+        self._watcher.follow(route)
 
     def _enter(self, route: Topic, position: Position) -> None:
         self.routes.append(route)
@@ -81,16 +97,16 @@ class Roster:
 
     def _attach(self, route: Topic, partition: Partition, position: Position) -> None:
         attachment = Attachment(
-            self._inbox, partition, self._credits[partition.connection], position
+            self._consumer, partition, self._credits[partition.connection], position
         )
         attachment.tracks = route.dispatch != Dispatch.NON_RELIABLE.value
         attachment.route = route
         attachment.is_late = self.opened
         self.attachments.append(attachment)
 
-    def _divide(self, connections: object) -> None:
-        """See to it that there is credit on these connections too, and that all share the window."""
-        new = [c for c in dict.fromkeys(connections) if c not in self._credits]  # type: ignore[call-overload]
+    def _divide(self, connections: Iterable[Connection]) -> None:
+        """Divide the window among these connections, too."""
+        new = [c for c in dict.fromkeys(connections) if c not in self._credits]
         if not new:
             return
         count = len(self._credits) + len(new)
@@ -104,20 +120,20 @@ class Roster:
     # ------------------------------------------------------------ leaving, moving
 
     def part(self, route: Topic) -> None:
-        """A topic leaves: what came of it and is still here is dropped."""
+        """Leave a topic, and drop what came of it and is still here."""
         route.user = None
         if route in self.routes:
             self.routes.remove(route)
         for attachment in [a for a in self.attachments if a.route is route]:
-            self._inbox.restarted(attachment, sought=True)
+            self._consumer.restarted(attachment, sought=True)
             attachment.parted = True
             attachment.leave()
             self.attachments.remove(attachment)
         self._subscribed = 0
-        self._inbox.pump.notify()
+        self.pump.notify()
 
     def moved(self) -> None:
-        """Topics were looked up again: other workers may have partitions, and there may be more."""
+        """Follow topics that were looked up again to other workers, and attach to partitions that are new."""
         for route in list(self.routes):
             mine = {a.partition_id: a for a in self.attachments if a.route is route}
             places = {partition.partition_id: partition for partition in route.partitions}
@@ -133,7 +149,7 @@ class Roster:
                     attachment.move(partition.connection, self._credits[partition.connection])
 
     def gone(self, route: Topic, error: DanubeError) -> None:
-        """A topic does not exist any more."""
+        """Leave a topic that does not exist any more, or fail, if it has no pattern to leave."""
         if self.members is not None:
             self.members.gone(route)
             return
@@ -141,15 +157,15 @@ class Roster:
             attachment.fail(error)
 
     def _replaced(self, route: Topic) -> None:
-        """There is another topic of that name."""
+        """Leave a topic that was deleted and made again, for the new one if a pattern asks for it."""
         self.gone(route, made_again(route))
         if self.members is not None:
             if route in self.routes:
                 self.part(route)
             self.members.on_change("created", route.name)
 
-    def is_quiet(self, attachment: Attachment, error: DanubeError) -> bool:
-        """An attachment failed: whether that is no more than a topic that leaves its pattern."""
+    def has_only_left(self, attachment: Attachment, error: DanubeError) -> bool:
+        """Whether an attachment has failed only because its topic leaves the pattern; leave it then."""
         if self.members is None or not isinstance(error, TopicDeleted):
             return False
         route = attachment.route
@@ -160,21 +176,60 @@ class Roster:
         return True
 
     def lost(self, attachment: Attachment) -> None:
-        """The worker of an attachment does not have its partition: look the topic up again."""
+        """Look a topic up again whose partition the worker of an attachment does not have."""
         if attachment.route is not None:
-            self._core.routes.refresh(attachment.route)
+            self._routes.refresh(attachment.route)
 
     def refuse(self, error: DanubeError) -> None:
-        """Nothing of the pattern can be had."""
-        self._inbox.refuse(error)
-        self._inbox.pump.notify()
+        """End the consumer: nothing of the pattern can be had."""
+        self._consumer.refuse(error)
+        self.pump.notify()
+
+    # ------------------------------------------------------------ resting
+
+    def rest(self) -> None:
+        """Leave every partition until `wake`; what waits goes to other consumers."""
+        for attachment in self.attachments:
+            attachment.rest()
+        self.is_resting = True
+
+    def wake(self) -> None:
+        """Come back from a rest."""
+        if self.is_resting:
+            self.is_resting = False
+            for attachment in self.attachments:
+                attachment.wake()
+
+    def attached_steps(self, deadline_ns: int) -> Steps[None]:
+        """Come back from a rest or a move. Raises what ended the consumer, DeadlineExceeded."""
+        consumer = self._consumer
+
+        def is_attached() -> bool:
+            return consumer.refusal is not None or all(a.subscribed for a in self.attachments)
+
+        with self.pump.lock:
+            self.wake()
+        ready = yield Wait(is_attached, deadline_ns)
+        if consumer.refusal is not None:
+            raise consumer.refusal
+        if not ready:
+            raise DeadlineExceeded(
+                "the consumer is not attached to all its partitions; look at `danube-fast status`"
+            )
 
     # ------------------------------------------------------------ states
 
     @property
-    def is_settled(self) -> bool:
+    def is_connected(self) -> bool:
+        """Whether every partition is subscribed now, or the consumer rests."""
+        return self.is_resting or all(
+            a.subscribed and a.connection.is_open for a in self.attachments
+        )
+
+    @property
+    def is_subscribed(self) -> bool:
         """Whether every partition has accepted the subscription, once: some may rest while others come."""
-        if self.members is not None and not self.members.is_settled:
+        if self.members is not None and not self.members.is_complete:
             return False
         attachments, at = self.attachments, self._subscribed
         while at < len(attachments) and attachments[at].ever_subscribed:
@@ -183,11 +238,12 @@ class Roster:
         return at >= len(attachments)
 
     def close(self) -> None:
-        """Forget credit and topics to come: who still looks one up has nobody to tell, or partitions that
-        moved meanwhile would be attached again."""
+        """Forget credit and topics to come: a lookup that is under way must not attach partitions that moved
+        meanwhile again."""
         for route in self.routes:
             route.user = None
         if self.members is not None:
+            self._watcher.remove(self.members)
             self.members.close()
         for credit in self._credits.values():
             credit.close()

@@ -1,37 +1,26 @@
-"""The outbox: everything of a producer but the way in which its callers wait.
+"""The publisher: everything of a producer but the way in which its callers wait.
 
     send, send_many     into the open batch of a lane; the calling thread packs and sends it when
-                        it is full, the keeper when it has lingered
+                        it is full, the timer thread when it has lingered
     publish             into the open batch too, which goes out at once; a ticket waits for the ack
     flush               waits until everything is acked, raises what was not
 
-Each partition has a lane (`lane.py`). Whatever went wrong in the background is kept and raised by
-the next send, flush or close, naming the first and the last message concerned. `Producer` and
-`AsyncProducer` are faces of this.
+Each partition has a lane (`lane.py`). `Producer` and `AsyncProducer` are faces of this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from danube_fast.checks import check_callable
-from danube_fast.client.limits import (
-    BATCH_MESSAGES_MAX,
-    CLIENT_WINDOW_BYTES,
-    CLOSE_TIMEOUT_SECONDS,
-    MESSAGE_OVERHEAD_BYTES,
-)
-from danube_fast.client.link.buffers import Sending
+from danube_fast.client.link.buffers import Buffers
 from danube_fast.client.link.pump import Steps, Wait, deadline_after
-from danube_fast.client.message import MessageId
-from danube_fast.client.options import ProducerOptions
 from danube_fast.client.produce.lane import Lane
 from danube_fast.client.produce.outgoing import (
     Attributes,
     OnDelivery,
     Outgoing,
-    Packer,
     Ticket,
     as_key,
     as_payload,
@@ -42,7 +31,15 @@ from danube_fast.client.produce.outgoing import (
     due_ns,
     outgoing_list,
 )
-from danube_fast.client.produce.relocation import relocate
+from danube_fast.client.produce.state import ProducerState
+from danube_fast.client.topics.routes import Routes, Topic, made_again
+from danube_fast.client.values.limits import (
+    BATCH_MESSAGES_MAX,
+    CLOSE_TIMEOUT_SECONDS,
+    MESSAGE_OVERHEAD_BYTES,
+)
+from danube_fast.client.values.message import MessageId
+from danube_fast.client.values.options import ProducerOptions
 from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,
@@ -53,60 +50,38 @@ from danube_fast.errors import (
 from danube_fast.frame.hash import key_hash
 from danube_fast.frame.layout import FRAME_OVERHEAD_BYTES
 
-if TYPE_CHECKING:
-    from danube_fast.client.core import Core
-    from danube_fast.client.topics.routes import Topic
-
-__all__ = ["Fields", "Outbox"]
+__all__ = ["Fields", "Publisher"]
 
 Fields = tuple[bytes | None, bytes | None, Attributes | None, int | None, int | None]
 """Payload, key, attributes, event time, deliver-at."""
 _LINGER_CHECK_MASK = 31
 """A busy sender looks at the clock once in so many messages."""
-_ERRORS_MAX = 1000
-"""Distinct errors kept for the next call; they are raised as one."""
 
 
-class Outbox:
-    """Lanes, window and errors of one producer."""
+class Publisher(ProducerState):
+    """Lanes and open batches of one producer."""
 
     __slots__ = (
-        "__weakref__", "_batch_bytes", "_core", "_errors", "_last_id", "_linger_ns", "_lock", "_next_lane", "_only",
-        "_options", "_quick", "_refusal", "_route", "_window_bytes", "ack_class", "acked_messages",
-        "joining", "lanes", "name", "packer", "pump", "timeout_ns", "topic", "unacked_bytes",
+        "__weakref__", "_batch_bytes", "_linger_ns", "_lock", "_next_lane", "_only", "_quick", "joining", "lanes",
+        "topic",
     )  # fmt: skip
 
-    def __init__(self, core: Core, topic: Topic, name: str, options: ProducerOptions) -> None:
-        self.topic: str = topic.name
-        self.ack_class = f"{topic.dispatch} {topic.durability}"
-        """Frames with the same are acked at the same moment."""
-        self.name = name
-        self.pump = core.pump
-        self.timeout_ns = options.timeout_ns
-        self.packer = Packer(core.buffers(options.batch_bytes), options.codec)
-        self.unacked_bytes = 0
-        self._core = core
-        self._route = topic
-        self._options = options
-        self._lock = core.pump.lock
+    def __init__(
+        self, routes: Routes, buffers: Buffers, route: Topic, name: str, options: ProducerOptions
+    ) -> None:
+        super().__init__(routes, buffers, route, name, options)
+        self.topic: str = route.name
+        self._lock = self.pump.lock
         self._batch_bytes = options.batch_bytes - FRAME_OVERHEAD_BYTES
-        self._window_bytes = options.window_bytes
         self._linger_ns = options.linger_ns
-        self._last_id: MessageId | None = None
-        self.acked_messages = 0
-        self._errors: list[tuple[str, str, int, DanubeError]] = []
-        self._refusal: DanubeError | None = None
-        """Set once no further message can be taken: closed, or forked."""
         self._next_lane = 0
-        self.lanes = [
-            Lane(self, partition.connection, partition.topic, partition.partition_id)
-            for partition in topic.partitions
-        ]
         self.joining: list[Lane] = []
         """Lanes to partitions that are new; messages go there once all of them are open."""
+        self.lanes = [Lane(self, partition) for partition in route.partitions]
         self._only = self.lanes[0] if len(self.lanes) == 1 else None
         self._quick: Lane | None = None
-        self._requicken()
+        """The lane that `send_plain` may use without looking further; None = it must not."""
+        self.changed()
 
     # ------------------------------------------------------------ opening
 
@@ -153,24 +128,18 @@ class Outbox:
         finally:
             pump.release()
 
-    def _requicken(self) -> None:
-        """Which lane `send_plain` may use without looking further; None = it must not."""
-        lane = self._only
-        usable = lane is not None and lane.failure is None
-        self._quick = lane if usable and not self._errors and self._refusal is None else None
-
     def _appended(self, lane: Lane, count: int) -> None:
-        """A message was added to the open batch of `lane`: now, or later?"""
-        dock = lane.connection.dock
+        """Send the open batch of `lane`, which got one message more, now or later."""
+        bundler = lane.connection.bundler
         if count == 1:
-            if not lane.unacked and not dock.is_busy:
+            if not lane.unacked and not bundler.is_busy:
                 lane.push()
                 return
             now_ns = self.pump.clock.monotonic_ns()
-            dock.linger(lane, now_ns, self._linger_ns)
-            dock.keep_time(now_ns)
+            bundler.linger(lane, now_ns, self._linger_ns)
+            bundler.keep_time(now_ns)
         elif count & _LINGER_CHECK_MASK == 0:
-            dock.keep_time(self.pump.clock.monotonic_ns())
+            bundler.keep_time(self.pump.clock.monotonic_ns())
 
     def try_send(self, fields: Fields, callback: OnDelivery | Ticket | None) -> Lane | None:
         """Add a checked message to its lane's open batch; that lane if it must be waited for."""
@@ -211,7 +180,7 @@ class Outbox:
         fields = self.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
         ticket = Ticket()
         yield from self.send_steps(fields, ticket)
-        yield Wait(ticket.is_settled)
+        yield Wait(ticket.is_complete)
         return ticket.result()
 
     def _has_room(self, lane: Lane, payload_bytes: int) -> bool:
@@ -376,101 +345,49 @@ class Outbox:
         reasons = [lane.refusal for lane in self.lanes if lane.unacked]
         return next((f" (the broker says: {reason})" for reason in reasons if reason), "")
 
-    # ------------------------------------------------------------ what lanes report
+    # ------------------------------------------------------------ lanes and partitions
 
-    @property
-    def window_open(self) -> bool:
-        """Whether the unacked bytes leave room for one more frame. Who has nothing unacked may always
-        send one: topics that are refused must not stop the others."""
-        own, most = self.unacked_bytes, self._window_bytes
-        return not own or (own < most and self.pump.unacked_bytes < max(CLIENT_WINDOW_BYTES, most))
-
-    def sent(self, frame_bytes: int) -> None:
-        """Lane: a frame was packed."""
-        self.unacked_bytes += frame_bytes
-        self.pump.unacked_bytes += frame_bytes
-
-    def settled(self, lane: Lane, sending: Sending) -> None:
-        """Lane: a frame is acked or given up."""
-        self.unacked_bytes -= sending.frame_bytes
-        self.pump.unacked_bytes -= sending.frame_bytes
-        self.packer.pool.give_back(sending.buffer)
-        error = sending.error
-        if error is None:
-            self._last_id = lane.message_id(sending, sending.message_count - 1)
-            self.acked_messages += sending.message_count
-        told = 0
-        for index, call in sending.callbacks or ():
-            done = None if error is not None else lane.message_id(sending, index)
-            told += self._tell(call, done, error)
-        if error is not None and told < sending.message_count:
-            self._note_error(lane, sending.base_sequence, sending.message_count, error)
-
-    def batch_dropped(self, lane: Lane, batch: Outgoing, error: DanubeError) -> None:
-        """Lane: messages that were never packed are given up."""
-        self._requicken()
-        told = sum(self._tell(call, None, error) for _, call in batch.callbacks or ())
-        if told < len(batch.payloads):
-            self._note_error(lane, lane.next_sequence, len(batch.payloads), error)
-
-    def _tell(self, call: Any, message_id: MessageId | None, error: DanubeError | None) -> int:
-        """Tell who asked for one message; 1 if that is enough."""
-        if type(call) is Ticket:
-            call.settle(message_id, error)
-            return 1
-        self.pump.callbacks.append((call, (message_id, error)))
-        return 0
-
-    def lane_lost(self, lane: Lane) -> None:
-        """Lane: its worker does not have the partition; look the topic up again."""
-        self._core.routes.refresh(self._route)
-
-    def moved(self) -> None:
-        """Routes: the topic was looked up again."""
-        if self._refusal is None:
-            relocate(self, self._route)
-
-    def lane_opened(self) -> None:
-        """Lane: it may be the last one of those that a grown topic needs."""
+    def changed(self) -> None:
+        """Lanes: take lanes into use that a grown topic needs, when all are open; decide how to send."""
         if self.joining and all(lane.opened for lane in self.joining):
+            for joined in self.joining:
+                joined.is_joining = False
             self.lanes += self.joining
             self.joining = []
             self._only = None
-            self._requicken()
+        lane = self._only
+        usable = lane is not None and lane.failure is None
+        self._quick = lane if usable and not self._errors and self._refusal is None else None
+
+    def moved(self) -> None:
+        """Routes: follow partitions to their workers, open lanes to new ones. What is on its way keeps its
+        partition."""
+        if self._refusal is not None:
+            return
+        route = self._route
+        lanes = [*self.lanes, *self.joining]
+        known = list(zip(lanes, route.partitions, strict=False))
+        if any(lane.partition_id != partition.partition_id for lane, partition in known):
+            self.topic_gone(route, made_again(route))
+            return
+        for lane, partition in known:
+            lane.move(partition.connection)
+        for partition in route.partitions[len(lanes) :]:
+            self.joining.append(Lane(self, partition, is_joining=True))
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is open, and none of its lanes has failed."""
+        return self._refusal is None and all(lane.failure is None for lane in self.lanes)
 
     def routes(self) -> list[Topic]:
-        """What was looked up for it."""
+        """Return what was looked up for its topic."""
         return [self._route]
 
     def topic_gone(self, route: Topic, error: DanubeError) -> None:
-        """Routes: the topic does not exist any more."""
+        """Routes: give up a topic that does not exist any more."""
         for lane in (*self.lanes, *self.joining):
             lane.fail(error)
-
-    def _note_error(self, lane: Lane, sequence: int, count: int, error: DanubeError) -> None:
-        first, last = (f"{lane.topic} sequence {n}" for n in (sequence, sequence + count - 1))
-        if self._errors and type(self._errors[-1][3]) is type(error):
-            begin, _, before, kept = self._errors[-1]
-            self._errors[-1] = (begin, last, before + count, kept)
-        elif len(self._errors) < _ERRORS_MAX:
-            self._errors.append((first, last, count, error))
-        self._requicken()
-
-    def _check_usable(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
-
-    def _raise_errors(self) -> None:
-        self._check_usable()
-        if self._errors:
-            first, last, _, error = self._errors[0]
-            count = sum(entry[2] for entry in self._errors)
-            last = self._errors[-1][1]
-            self._errors.clear()
-            self._requicken()
-            raise type(error)(
-                f"{count} messages were not accepted, first {first}, last {last}: {error}"
-            )
 
     # ------------------------------------------------------------ the end
 
@@ -490,11 +407,11 @@ class Outbox:
                 )
                 lanes = (*self.lanes, *self.joining)
                 calls = [call for lane in lanes if (call := lane.close()) is not None]
-                self._core.forget(self)
+                self._routes.users.pop(self, None)
                 self.pump.notify()
         yield Wait(lambda: all(call.done for call in calls), deadline_ns)
 
     def refuse(self, error: DanubeError) -> None:
-        """Core: nothing works any more (closed client, forked process)."""
+        """Take no more messages: the producer or the client is closed, or the process was forked."""
         self._refusal = self._refusal or error
-        self._requicken()
+        self.changed()

@@ -6,46 +6,44 @@ for, and of all of them those published first (or last) are shown.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from danube_fast.checks import check_whole
-from danube_fast.client.arguments import Start
-from danube_fast.client.consume.inbox import Inbox
-from danube_fast.client.limits import REQUEST_TIMEOUT_SECONDS
+from danube_fast.client.consume.consumers import Consumers
+from danube_fast.client.consume.read_range import ReadRange
 from danube_fast.client.link.pump import Steps, deadline_after
-from danube_fast.client.message import Message
-from danube_fast.client.options import READER, ConsumerOptions
-from danube_fast.client.reader import ReadRange
-
-if TYPE_CHECKING:
-    from danube_fast.client.core import Core
+from danube_fast.client.values.arguments import Start
+from danube_fast.client.values.limits import REQUEST_TIMEOUT_SECONDS
+from danube_fast.client.values.message import Message
+from danube_fast.client.values.options import READER, ConsumerOptions
 
 __all__ = ["peek_steps", "tail_steps"]
 
 PERMITS_BYTES = 1 << 20
 
 
-def peek_steps(core: Core, topic: str, count: int, position: Start) -> Steps[list[Message]]:
+def peek_steps(
+    consumers: Consumers, topic: str, count: int, position: Start
+) -> Steps[list[Message]]:
     """The first `count` messages from `position` on, as far as they are there."""
-    found = yield from _look_steps(core, topic, count, position)
+    found = yield from _look_steps(consumers, topic, count, position)
     return found[:count]
 
 
-def tail_steps(core: Core, topic: str, count: int) -> Steps[list[Message]]:
+def tail_steps(consumers: Consumers, topic: str, count: int) -> Steps[list[Message]]:
     """The last `count` messages, oldest first."""
-    found = yield from _look_steps(core, topic, count, {"last": count})
+    found = yield from _look_steps(consumers, topic, count, {"last": count})
     return found[-count:]
 
 
-def _look_steps(core: Core, topic: str, count: int, position: Start) -> Steps[list[Message]]:
+def _look_steps(
+    consumers: Consumers, topic: str, count: int, position: Start
+) -> Steps[list[Message]]:
     check_whole(count, "count", 1)
-    clock = core.pump.clock
+    routes = consumers.routes
+    clock = routes.pump.clock
     deadline_ns = deadline_after(clock, REQUEST_TIMEOUT_SECONDS)
-    yield from core.routes.lookup_steps(
-        topic, None, 0, deadline_ns
-    )  # a missing topic fails at once
-    options = ConsumerOptions("", READER, position, core.name, PERMITS_BYTES).checked()
-    inbox = yield from core.consumer_steps(Inbox, [topic], options, REQUEST_TIMEOUT_SECONDS)
+    yield from routes.lookup_steps(topic, None, 0, deadline_ns)  # a missing topic fails at once
+    options = ConsumerOptions("", READER, position, consumers.client_name, PERMITS_BYTES).checked()
+    inbox = yield from consumers.open_steps([topic], options)
     reader = ReadRange(inbox, "latest")
     by_partition: dict[str, list[Message]] = {a.topic: [] for a in inbox.attachments}
     try:
@@ -58,7 +56,7 @@ def _look_steps(core: Core, topic: str, count: int, position: Start) -> Steps[li
             if all(len(messages) >= count for messages in by_partition.values()):
                 break
     except BaseException:  # cancelled, too, when nothing may be waited for
-        core.discard(inbox)
+        routes.discard(inbox)
         raise
     yield from reader.close_steps()
     found = [message for messages in by_partition.values() for message in messages[:count]]

@@ -1,4 +1,4 @@
-"""The frame in hand: parts of it, and the credit that goes back for them."""
+"""The current frame: parts of it, and the credit that goes back for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from danube_fast.client.consume.credit import Credit
-from danube_fast.client.consume.hand import Hand
+from danube_fast.client.consume.frames import Frames
 
 
 class Frame(SimpleNamespace):
@@ -29,7 +29,7 @@ def credit(window_bytes: int, window_messages: int) -> Credit:
 
 
 def frame(count: int, window: Credit) -> Any:
-    attachment = SimpleNamespace(took=lambda _: None)
+    attachment = SimpleNamespace()
     return Frame(
         count=count, frame_bytes=100 * count, returned=0, credit=window, attachment=attachment
     )
@@ -42,37 +42,37 @@ def frame(count: int, window: Credit) -> Any:
 def test_only_frames_that_are_a_small_part_of_the_window_are_taken_whole(
     window_bytes, window_messages, part
 ):
-    hand = Hand()
-    held = frame(10, credit(window_bytes, window_messages))
-    hand.hold(held, 0)
-    hand.begin_part(1)
-    assert list(hand) == list(range(part)), "in order"
-    assert held.returned == 0
-    hand.return_credit()
-    assert held.returned == part
+    frames = Frames()
+    begun = frame(10, credit(window_bytes, window_messages))
+    frames.open(begun, 0)
+    frames.begin_part(1)
+    assert list(frames) == list(range(part)), "in order"
+    assert begun.returned == 0
+    frames.return_credit()
+    assert begun.returned == part
 
 
 def test_what_is_taken_in_a_batch_is_not_taken_again():
-    hand = Hand()
-    hand.hold(frame(10, credit(1_000, 10)), 0)
-    hand.begin_part(1)
-    hand.skip(2)
-    assert hand.here is not None and hand.here[1] == 2
-    assert list(hand) == [2]
-    hand.skip(7)
-    hand.begin_part(1)
-    assert list(hand) == [7, 8, 9]
-    assert hand.here is None
+    frames = Frames()
+    frames.open(frame(10, credit(1_000, 10)), 0)
+    frames.begin_part(1)
+    frames.skip(2)
+    assert frames.here is not None and frames.here[1] == 2
+    assert list(frames) == [2]
+    frames.skip(7)
+    frames.begin_part(1)
+    assert list(frames) == [7, 8, 9]
+    assert frames.here is None
 
 
 def test_of_a_frame_that_is_void_nothing_more_is_taken_and_its_credit_goes_back():
-    hand = Hand()
-    left, held = hand.left, frame(10, credit(1_000, 10))
-    hand.hold(held, 0)
-    hand.begin_part(1)
-    hand.drop(frame(1, held.credit).attachment)
+    frames = Frames()
+    left, begun = frames.left, frame(10, credit(1_000, 10))
+    frames.open(begun, 0)
+    frames.begin_part(1)
+    frames.drop(frame(1, begun.credit).attachment)
     assert left, "it came through another attachment"
-    hand.drop(held.attachment)
-    assert not left and hand.here is None and held.returned == 10
-    hand.begin_part(1)
-    assert not list(hand)
+    frames.drop(begun.attachment)
+    assert not left and frames.here is None and begun.returned == 10
+    frames.begin_part(1)
+    assert not list(frames)

@@ -1,19 +1,22 @@
-"""The dock of a connection: where frames of many lanes wait to go out together.
+"""Bundles: frames of many lanes that go out together over one connection.
 
     lanes with an open batch --linger over, or an answer came--> frames --> one PUBLISH, one bundle
 
 A batch that lingers while the connection has many bundles unanswered waits for the next answer: the
-more there is to do, the more goes into one bundle, and nobody is asked to choose a linger. Whoever
-sends keeps the time himself; the keeper only steps in for one who stopped sending.
+more there is to do, the more goes into one bundle, and no application has to choose a linger. A thread
+that sends keeps the time itself; the timer thread only steps in when it stops sending.
 
 All methods are called under the pump's lock.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from danube_fast.client.limits import (
+from danube_fast.client.link.buffers import Sender, Sending
+from danube_fast.client.link.pump import Pump
+from danube_fast.client.values.limits import (
+    ACK_TICK_NS,
     ANSWER_TICK_NS,
     BUNDLE_BYTES_MAX,
     BUSY_BUNDLES,
@@ -21,29 +24,38 @@ from danube_fast.client.limits import (
     DRAIN_NS,
     FEW_LANES,
     FOREVER_NS,
-    SETTLE_TICK_NS,
 )
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.net.protocol import Publish, encode
 
-if TYPE_CHECKING:
-    from danube_fast.client.link.buffers import Sending
-    from danube_fast.client.link.connection import Connection
-    from danube_fast.client.produce.lane import Lane
-
-__all__ = ["Dock"]
+__all__ = ["Bundler"]
 
 _GATHERED = -1
 """Request number of a frame that goes out as soon as all are gathered."""
 
 
-class Dock:
+class Channel(Protocol):
+    """The part of a connection that sends bundles."""
+
+    pump: Pump
+
+    def next_request(self) -> int:
+        """Return a request number that was not used before."""
+
+    def beat_soon(self) -> None:
+        """Beat in the quick rhythm from now on."""
+
+    def send_bundle(self, command: bytes, bundle: memoryview) -> None:
+        """Send an encoded PUBLISH and its bundle."""
+
+
+class Bundler:
     """Lanes that wait, frames that are gathered, and bundles that are not answered yet."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Channel) -> None:
         self._connection = connection
         self._pump = connection.pump
-        self._waiting: dict[Lane, None] = {}
+        self._waiting: dict[Sender, None] = {}
         self._due_ns = FOREVER_NS
         self._overdue = False
         """The linger was over while the connection was busy."""
@@ -60,8 +72,8 @@ class Dock:
 
     # ------------------------------------------------------------ lanes that wait
 
-    def linger(self, lane: Lane, now_ns: int, linger_ns: int) -> None:
-        """The open batch of `lane` was begun."""
+    def linger(self, lane: Sender, now_ns: int, linger_ns: int) -> None:
+        """Send the open batch of `lane`, which has just begun, when it has lingered."""
         self._waiting[lane] = None
         if self._overdue:
             return
@@ -72,7 +84,7 @@ class Dock:
             self._pump.arm(self, self._due_ns)
 
     def keep_time(self, now_ns: int) -> None:
-        """A sender is here: look for answers now and then, and send what has lingered."""
+        """Look for answers now and then, and send what has lingered; called by threads that send."""
         if now_ns - self._drained_ns >= DRAIN_NS:
             self._drained_ns = now_ns
             self._pump.try_drain()
@@ -80,12 +92,12 @@ class Dock:
             self._ship_unless_busy(now_ns)
 
     def _wait_for_answer(self, now_ns: int) -> None:
-        """Nothing goes before the next answer; the keeper looks for it if nobody else does."""
+        """Send nothing before the next answer; the timer thread looks for it if no other thread does."""
         self._overdue, self._due_ns = True, FOREVER_NS
         self._pump.arm(self, now_ns + ANSWER_TICK_NS)
 
-    def forget(self, lane: Lane) -> None:
-        """That lane has nothing to do with this connection any more."""
+    def forget(self, lane: Sender) -> None:
+        """Drop a lane that leaves this connection."""
         self._waiting.pop(lane, None)
 
     def _ship_unless_busy(self, now_ns: int) -> None:
@@ -101,30 +113,29 @@ class Dock:
         gathers = self.gather()
         try:
             for lane in waiting:
-                if lane.batch.payloads:
-                    lane.push()
+                lane.push()
         finally:
             if gathers:
                 self.release()
 
     def answered(self) -> None:
-        """Answers were read."""
+        """Send what waited for the answers that were just read."""
         if self._waiting and (self._overdue or not self.on_way) and not self.is_busy:
             self._ship()
 
     def on_time(self, now_ns: int) -> None:
-        """Keeper, which has just read the sockets: a linger may be over, or nothing is on its way any
-        more because the session was lost."""
+        """Send batches whose linger is over, or that waited for an answer of a session that was lost. The
+        sockets have just been read."""
         if self._overdue or now_ns >= self._due_ns:
             self._ship_unless_busy(now_ns)
         if self.on_way:
-            tick_ns = ANSWER_TICK_NS if self._overdue else SETTLE_TICK_NS
+            tick_ns = ANSWER_TICK_NS if self._overdue else ACK_TICK_NS
             self._pump.arm(self, min(self._due_ns, now_ns + tick_ns))
 
     # ------------------------------------------------------------ frames that go out
 
     def gather(self) -> bool:
-        """From now on frames wait for `release`. False if they do so already: then somebody else
+        """Keep frames back until `release`. False if they are kept back already: then another caller
         releases them."""
         if self._gathered is not None:
             return False
@@ -140,7 +151,7 @@ class Dock:
         groups: dict[str, list[Sending]] = {}
         for sending in gathered:
             if sending.request == _GATHERED:  # and not given up since
-                groups.setdefault(sending.lane.outbox.ack_class, []).append(sending)
+                groups.setdefault(sending.lane.ack_class, []).append(sending)
         for group in groups.values():
             self._publish_all(group)
 
@@ -157,7 +168,7 @@ class Dock:
             self._publish(some)
 
     def send(self, sending: Sending) -> None:
-        """A frame goes out, now or with the others that are gathered."""
+        """Send a frame, now or with the others that are gathered."""
         if self._gathered is None:
             self._publish([sending])
         else:
@@ -169,9 +180,7 @@ class Dock:
         request = connection.next_request()
         connection.beat_soon()
         if not self.on_way:
-            self._pump.arm(
-                self, min(self._due_ns, self._pump.clock.monotonic_ns() + SETTLE_TICK_NS)
-            )
+            self._pump.arm(self, min(self._due_ns, self._pump.clock.monotonic_ns() + ACK_TICK_NS))
         self.on_way[request] = sendings
         for sending in sendings:
             sending.request = request
@@ -184,7 +193,7 @@ class Dock:
         connection.send_bundle(encode(Publish(request)), bundle)
 
     def on_published(self, request: int, outcome: list[int], texts: dict[int, str]) -> None:
-        """The broker's word on one PUBLISH: status and offset of each frame."""
+        """Hand each frame of one PUBLISH its answer: status and offset."""
         for index, sending in enumerate(self.on_way.pop(request, ())):
             # a bundle that was refused as a whole has one outcome
             place = 2 * index if len(outcome) > 2 * index else 0
@@ -200,5 +209,5 @@ class Dock:
         }
 
     def clear(self) -> None:
-        """A new session: nothing is on its way."""
+        """Forget what was on its way in the session before."""
         self.on_way.clear()

@@ -1,36 +1,27 @@
-"""What applications hold: MessageId, Message, Batch.
+"""Messages and their ids.
 
 A received message is a view: it keeps the frame it came in and an index, and unpacks keys,
-attributes and times only when somebody asks. Received frames are never overwritten, so messages and
-batches own their bytes for as long as they live.
+attributes and times only when they are asked for. Received frames are never overwritten, so messages
+own their bytes for as long as they live.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from danube_fast.client.consume.delivery import Delivery
-    from danube_fast.client.consume.holds import Processing
-    from danube_fast.client.consume.inbox import Inbox
-
 __all__ = [
     "CORRELATION_ID",
     "REPLY_TOPIC",
-    "Batch",
     "Gap",
     "Message",
     "MessageId",
+    "Processing",
     "Received",
-    "inbox_of",
     "reply_address",
 ]
 
@@ -64,8 +55,51 @@ class Gap(NamedTuple):
     """There were messages; otherwise the offsets were never used."""
 
 
+class Processing:
+    """`with message.processing():`, or `async with`: the message stays with its consumer meanwhile.
+
+    Neither waits for anything. A message whose connection is lost is delivered again all the same.
+    """
+
+    def __init__(
+        self, message: Message, begin: Callable[[], None], end: Callable[[], None]
+    ) -> None:
+        self._message = message
+        self._begin = begin
+        self._end = end
+
+    def __enter__(self) -> Message:
+        self._begin()
+        return self._message
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    async def __aenter__(self) -> Message:
+        return self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()
+
+
+class Receiver(Protocol):
+    """The consumer of a message, as the message sees it."""
+
+    def reply(
+        self, message: Message, payload: bytes | None, attributes: Mapping[str, str] | None
+    ) -> Awaitable[None]:
+        """Send the reply to a message."""
+
+    def processing(self, message: Message) -> Processing:
+        """Keep the ack timeout of a message from running out."""
+
+
 class Source(Protocol):
     """Where a message takes its fields from: a received frame, or what the constructor was given."""
+
+    @property
+    def consumer(self) -> Receiver:
+        """The consumer that received it. Raises FailedPrecondition for what was constructed."""
 
     @property
     def topic(self) -> str:
@@ -112,6 +146,12 @@ class _Fields(NamedTuple):
     schema: tuple[int, int] | None
     values: tuple[bytes | None, dict[str, str], int | None, int, int]
     partition: int | None = None
+
+    @property
+    def consumer(self) -> Receiver:
+        raise FailedPrecondition(
+            "this message was constructed, not received; only a received one can be answered or held"
+        )
 
     def key(self, _index: int) -> bytes | None:
         return self.values[0]
@@ -208,16 +248,13 @@ class _Views:
         Returns when the broker has the reply; who asked may have given up, then it is dropped. It acks
         nothing. FailedPrecondition if the message asks for no reply or was not received.
         """
-        core = inbox_of(self)._core
-        return core.perform(core.desk.reply_steps(as_message(self), payload, attributes))
+        return self._source.consumer.reply(_as_message(self), payload, attributes)
 
     def processing(self) -> Processing:
         """A context manager (`with`, or `async with`): as long as it is open the message's ack timeout does
         not run out, however long that is. It acks nothing. FailedPrecondition for a message of a reader,
         or one that was not received."""
-        from danube_fast.client.consume.holds import Processing
-
-        return Processing(inbox_of(self), as_message(self))
+        return self._source.consumer.processing(_as_message(self))
 
     def _comparable(self) -> tuple[Any, ...]:
         names = ("payload", "offset", *_FIELD_NAMES)
@@ -248,20 +285,8 @@ CORRELATION_ID = "x-correlation-id"
 """Attribute of a request and of its reply."""
 
 
-def as_message(view: _Views) -> Message:
-    """What shows itself so is a message."""
+def _as_message(view: _Views) -> Message:
     return view  # type: ignore[return-value]
-
-
-def inbox_of(view: _Views) -> Inbox:
-    """The consumer that received a message. Raises FailedPrecondition for one that was constructed."""
-    attachment = getattr(view._source, "attachment", None)
-    if attachment is None:
-        raise FailedPrecondition(
-            "this message was constructed, not received; only a received one can be answered or held"
-        )
-    inbox: Inbox = attachment.inbox
-    return inbox
 
 
 def reply_address(message: Message) -> tuple[str, str]:
@@ -348,84 +373,3 @@ else:
         _index: int
         payload: Any
         offset: int
-
-
-class Batch:
-    """Messages received together, in order per partition. Empty when nothing came in time."""
-
-    __slots__ = ("_count", "_pieces")
-
-    def __init__(self, pieces: list[tuple[Delivery, int, int]]) -> None:
-        self._pieces = pieces
-        self._count = sum(stop - start for _, start, stop in pieces)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[Message]:
-        for delivery, start, stop in self._pieces:
-            yield from delivery.messages(start, stop)
-
-    def __getitem__(self, index: int) -> Message:
-        place = index + self._count if index < 0 else index
-        if place < 0:
-            raise IndexError(f"a batch of {self._count} messages has no message {index}")
-        for delivery, start, stop in self._pieces:
-            if place < stop - start:
-                return next(delivery.messages(start + place, start + place + 1))
-            place -= stop - start
-        raise IndexError(f"a batch of {self._count} messages has no message {index}")
-
-    @property
-    def offsets(self) -> npt.NDArray[np.int64]:
-        """Offset of every message, int64."""
-        import numpy as np
-
-        if not self._pieces:
-            return np.empty(0, dtype=np.int64)
-        return np.concatenate(
-            [delivery.offsets()[start:stop] for delivery, start, stop in self._pieces]
-        )
-
-    def payloads(self) -> list[bytes | None]:
-        """Every payload."""
-        payloads: list[bytes | None] = [None] * len(self)
-        at = 0
-        for delivery, start, stop in self._pieces:
-            delivery.view.fill_payloads(payloads, at, start, stop)
-            at += stop - start
-        return payloads
-
-    def keys(self) -> list[bytes | None]:
-        """Every key; None where there is none."""
-        return self._column("keys")
-
-    def attributes(self) -> list[dict[str, str] | None]:
-        """The attributes of every message; None where there are none."""
-        return self._column("attributes")
-
-    def event_times(self) -> list[int | None]:
-        """Event times, nanoseconds since the epoch."""
-        return self._column("event_times")
-
-    def _column(self, name: str) -> list[Any]:
-        if len(self._pieces) == 1:
-            delivery, start, stop = self._pieces[0]
-            return delivery.column(name, start, stop)
-        values: list[Any] = []
-        for delivery, start, stop in self._pieces:
-            values += delivery.column(name, start, stop)
-        return values
-
-    def to_arrow(self) -> Any:
-        """A pyarrow.Table over the received bytes. Needs `danube-fast[arrow]`."""
-        from danube_fast.client.arrow import table
-
-        return table(self._pieces)
-
-    def to_pandas(self) -> Any:
-        """A pandas.DataFrame. Needs `danube-fast[arrow]` and pandas."""
-        return self.to_arrow().to_pandas()
-
-    def __repr__(self) -> str:
-        return f"<Batch of {self._count} messages in {len(self._pieces)} frames>"

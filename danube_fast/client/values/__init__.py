@@ -1,0 +1,1 @@
+"""What is passed around and depends on nothing above: limits, arguments, options, messages."""
