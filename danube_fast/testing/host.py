@@ -89,10 +89,8 @@ class SimulatedWorker(Process):
             self.turn_in(self.stalled_until_ns - clock.now_ns)
             return
         worker = self.worker
-        if self._slept and worker.server.readable() and not worker.is_gathering:
-            worker.serve_first()
-        self._slept = False
-        work = worker.do_work()
+        woken, self._slept = self._slept and worker.server.readable(), False
+        work = worker.do_work(woken=woken)
         self.tap.end_turn()
         pause_ms = 0 if work and not worker.settled else worker.sleep_ms()
         self._turns_in_a_row = 0 if pause_ms else self._turns_in_a_row + 1

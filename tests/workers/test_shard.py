@@ -115,7 +115,7 @@ def served(rig):
     """Whether a worker that is asleep took what woke it."""
     before = rig.worker.intake.frames_in
     if rig.worker.transports.readable():
-        rig.worker.serve_first()
+        rig.worker._serve_first()
     return rig.worker.intake.frames_in > before
 
 

@@ -275,11 +275,11 @@ class ShardWorker:
 
     def run(self) -> None:
         """The loop, until a stop is requested."""
+        woken = False
         while not self.state.boot.stop_requested:
-            if not self.do_work() or self.settled:
-                timeout_ms = self.sleep_ms()
-                if timeout_ms and self._idle.sleep(timeout_ms) and not self.is_gathering:
-                    self.serve_first()
+            work, woken = self.do_work(woken=woken), False
+            if (not work or self.settled) and (timeout_ms := self.sleep_ms()):
+                woken = self._idle.sleep(timeout_ms)
         self.stop()
 
     def sleep_ms(self) -> int:
@@ -296,18 +296,6 @@ class ShardWorker:
     def is_gathering(self) -> bool:
         """Many publish one by one: what the first of them alone would get costs all of them."""
         return any(journal.gathers for journal in self.state.journals)
-
-    def serve_first(self) -> None:
-        """One message, handed on at once: who wakes an idle worker waits for nothing else."""
-        self._begin_turn()
-        if self._receive(1):
-            if [journal for journal in self.state.journals if journal.has_open_group]:
-                self._commit()
-            else:
-                self.dispatcher.show_memory_entries()
-            if self.state.ready:
-                self.dispatcher.dispatch()
-            self.delivery.flush()
 
     def stop(self) -> None:
         """Orderly end: everything written is synced, a clean snapshot says so."""
@@ -327,9 +315,11 @@ class ShardWorker:
 
     # ------------------------------------------------------------ one turn
 
-    def do_work(self) -> int:
-        """One bounded turn; the number of things done."""
+    def do_work(self, *, woken: bool = False) -> int:
+        """One bounded turn; the number of things done. `woken`: a client ended the worker's sleep."""
         self._begin_turn()
+        if woken and not self.is_gathering:
+            self._serve_first()
         work = self.state.boot.mailbox.do_work(self.state.now_ns)
         work += self._complete()
         alone = not work
@@ -351,6 +341,17 @@ class ShardWorker:
             self.consumers.close_session(self.delivery.gone.pop(0), Parting.DIED)
         self.settled = alone and self.transports.drained
         return work
+
+    def _serve_first(self) -> None:
+        """Hand one message on before all else: what wakes an idle worker waits for nothing."""
+        if self._receive(1):
+            if [journal for journal in self.state.journals if journal.has_open_group]:
+                self._commit()
+            else:
+                self.dispatcher.show_memory_entries()
+            if self.state.ready:
+                self.dispatcher.dispatch()
+            self.delivery.flush()
 
     def _begin_turn(self) -> None:
         self.state.begin_turn()
