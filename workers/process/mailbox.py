@@ -359,9 +359,10 @@ class Mailbox:
         if self._asleep:
             self._asleep = False
             self._bell.cancel_sleep()
-            if not self.silent:
-                self._bell.drain()
-            self.silent = False
+            silent, self.silent = self.silent, False
+            if silent and now_ns < self.next_deadline_ns():
+                return 0  # a peer that pushes rings, and so does one that restarts
+            self._bell.drain()
         if looks:
             self._look_ns = now_ns + LOOK_NS
         done = 0
@@ -391,11 +392,12 @@ class Mailbox:
     def prepare_sleep(self) -> bool:
         """Announce sleep. False (and no announcement) if there is something to do already."""
         self._bell.prepare_sleep()
-        if self._ended or any(link.inbound.readable for link in self._links.values()):
+        self._asleep = not self._ended
+        for link in self._links.values():
+            self._asleep = self._asleep and not link.inbound.readable
+        if not self._asleep:
             self._bell.cancel_sleep()
-            return False
-        self._asleep = True
-        return True
+        return self._asleep
 
     def _look(self, link: Link) -> None:
         """Notice that a peer was restarted, or is down while calls to it are open."""

@@ -38,9 +38,14 @@ class Upkeep:
     def idle_poll_ms(self) -> int:
         """How long the worker may sleep when no client or process asks for anything."""
         state = self._state
-        busy = state.moved_cursors or any(job.is_busy for job in self._may_be_busy)
-        if busy or any(not journal.marked or journal.snapshot for journal in state.journals):
+        if state.moved_cursors:
             return TIMER_POLL_MS
+        for journal in state.journals:
+            if not journal.marked or journal.snapshot:
+                return TIMER_POLL_MS
+        for job in self._may_be_busy:
+            if job.is_busy:
+                return TIMER_POLL_MS
         rest_ms = REST_POLL_MS if self._sessions.rest else IDLE_POLL_MS
         due_ms = (state.catalog.timers.next_ns - state.now_ns) // MS + 1
         return max(TIMER_POLL_MS, min(rest_ms, self._lookahead.wake_ms(due_ms)))

@@ -286,8 +286,9 @@ class ShardWorker:
         """How long to sleep, unless somebody has something to say; 0: there is more to do."""
         if self.state.ready or self.intake.answered or self.lookahead.is_busy:
             return 0
-        if any(journal.gathers and journal.waits for journal in self.state.journals):
-            return GATHERING_POLL_MS
+        for journal in self.state.journals:
+            if journal.gathers and journal.waits:
+                return GATHERING_POLL_MS
         if self.delivery.waiting or self.intake.held:
             return BUSY_POLL_MS
         return self.upkeep.idle_poll_ms

@@ -142,7 +142,7 @@ class DeadLetters(Job):
     @property
     def is_busy(self) -> bool:
         """Whether letters wait."""
-        return any(target.letters for target in self._targets.values())
+        return bool(self._targets) and any(each.letters for each in self._targets.values())
 
     def do_work(self, now_ns: int) -> None:
         """Publish what can be published."""

@@ -82,7 +82,7 @@ class Arrivals(Job):
     @property
     def is_busy(self) -> bool:
         """Something is to be done in the next turns."""
-        return any(arrival.waits for arrival in self._arriving.values())
+        return bool(self._arriving) and any(each.waits for each in self._arriving.values())
 
     def needed_position(self, slot: int) -> int | None:
         """What lies behind it in that log is not to be trimmed; None: anything may be."""
