@@ -26,6 +26,7 @@ from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.processes import HEAR_SECONDS, Broker, hear_all
 from danube_fast.bench.rig import Rig, blank
 from danube_fast.bench.streams import FLUSH_SECONDS, open_client, open_consumer, open_payloads
+from danube_fast.clock import SECOND_NS
 from danube_fast.errors import DanubeError, DeadlineExceeded
 
 __all__ = ["Outage", "due_times", "figures_of", "publish_delayed", "run_delayed", "take_delayed"]
@@ -42,7 +43,6 @@ SILENCE_SECONDS = 20.0
 RECEIVE_SECONDS = 0.5
 ACK_DURABLE_NS = 2_000_000_000
 """An ack that was given so long before a kill is on disk."""
-SECOND_NS = 1_000_000_000
 NEVER_NS = 1 << 62
 Times = NDArray[np.int64]
 

@@ -9,7 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-__all__ = ["Clock", "SystemClock", "spin"]
+__all__ = ["MICROSECOND_NS", "MILLISECOND_NS", "SECOND_NS", "Clock", "SystemClock", "spin"]
+
+MICROSECOND_NS = 1_000
+MILLISECOND_NS = 1_000_000
+SECOND_NS = 1_000_000_000
 
 T = TypeVar("T")
 

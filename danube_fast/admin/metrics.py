@@ -22,6 +22,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from danube_fast.admin.view import BrokerView, SubscriptionRow, TopicRow, TopicTable
+from danube_fast.clock import SECOND_NS
 from danube_fast.ring.counters import HISTOGRAM_BUCKETS, Counter, CounterKind, Histogram
 from danube_fast.version import VERSION
 
@@ -32,7 +33,6 @@ PREFIX = "danube_fast"
 OTHER = "other"
 """Label of all topics, or subscriptions, without one of their own; no topic has this name."""
 MICROSECONDS_PER_SECOND = 1_000_000
-NS_PER_SECOND = 1_000_000_000
 
 _HISTOGRAM_HELP = {
     Histogram.ACK: "from the first frame of a group to the ack of each publish in it",
@@ -108,7 +108,7 @@ class _Collector(Collector):
                     limit = (1 << place) / MICROSECONDS_PER_SECOND
                     is_last = place == HISTOGRAM_BUCKETS - 1
                     buckets.append(("+Inf" if is_last else str(limit), count))
-                total = words[HISTOGRAM_BUCKETS] / NS_PER_SECOND
+                total = words[HISTOGRAM_BUCKETS] / SECOND_NS
                 family.add_metric([view.name(process)], buckets, total)
             yield family
 

@@ -6,15 +6,13 @@ import enum
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from danube_fast.clock import Clock
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS, Clock
 from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import Counter, CounterBlock
 from danube_fast.roles import COORDINATOR, Processes
 
 __all__ = ["BrokerView", "Room", "SubscriptionRow", "TopicRow", "TopicTable"]
 
-MILLISECOND_NS = 1_000_000
-NS_PER_SECOND = 1_000_000_000
 BEAT_AGE_HEALTHY_MS_MAX = 5_000
 
 
@@ -86,7 +84,7 @@ class BrokerView:
     @property
     def wall_seconds(self) -> float:
         """Unix time."""
-        return self._clock.wall_ns() / NS_PER_SECOND
+        return self._clock.wall_ns() / SECOND_NS
 
     @property
     def process_count(self) -> int:

@@ -17,9 +17,10 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from danube_fast.clock import SECOND_NS
+
 __all__ = ["RULES", "Balancer", "Move", "Rules", "Share", "Strategy"]
 
-SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS
 PARTITION_PAUSES = 10
 """A partition that moved rests for so many times the pause after a move."""

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from danube_fast.clock import Clock
+from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from danube_fast.metadata.store import (
     CHANGES_MAX,
@@ -32,7 +32,6 @@ PENDING_EVENTS_MAX = 100_000
 """Events that wait for one watcher's `take`; enough for every topic of a host to change twice."""
 
 _Events = list[Event]  # LocalStore has a method `list`, which hides the type inside the class
-_NS_PER_SECOND = 1_000_000_000
 _RAISED_KEY = "/revision/raised"
 
 
@@ -239,7 +238,7 @@ class LocalStore(abc.ABC):
         with self.lock:
             self._enter()
             self._last_lease_id += 1
-            ttl_ns = int(ttl_seconds * _NS_PER_SECOND)
+            ttl_ns = int(ttl_seconds * SECOND_NS)
             lease = LocalLease(
                 self, self._last_lease_id, ttl_ns, self._clock.monotonic_ns() + ttl_ns
             )

@@ -10,6 +10,7 @@ import hmac
 from collections.abc import Callable
 from typing import Any
 
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import ResourceExhausted
 
 __all__ = ["Session", "Sessions"]
@@ -60,8 +61,8 @@ class Sessions:
         self._by_number: dict[int, Session] = {}
         self._next_number = 1
         self._sessions_max = sessions_max
-        self._timeout_ns = session_timeout_ms * 1_000_000
-        self._idle_timeout_ns = heartbeat_idle_ms * 1_000_000 * IDLE_BEATS_MISSED_MAX
+        self._timeout_ns = session_timeout_ms * MILLISECOND_NS
+        self._idle_timeout_ns = heartbeat_idle_ms * MILLISECOND_NS * IDLE_BEATS_MISSED_MAX
         self._new_token = new_token
 
     def __len__(self) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 
+from danube_fast.clock import SECOND_NS
 from danube_fast.errors import ResourceExhausted
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.ring.atomics import compare_exchange, load_acquire, store_release
@@ -31,7 +32,6 @@ __all__ = ["BURST_NS", "Bucket", "BucketTable"]
 PROBES_MAX = 4096
 BURST_NS = 250_000_000
 """So much of a second's worth may be taken at once: who comes late for its share loses nothing."""
-SECOND_NS = 1_000_000_000
 
 
 @kernel("void(int64,int64,int64,int64)")

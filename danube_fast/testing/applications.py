@@ -16,6 +16,7 @@ from danube_fast.client.link.pump import Steps
 from danube_fast.client.produce.publisher import Publisher
 from danube_fast.client.values.message import MessageId
 from danube_fast.client.values.options import ConsumerOptions
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,
@@ -28,7 +29,6 @@ from danube_fast.testing.model import Model
 from danube_fast.testing.producer import KEYS
 from danube_fast.testing.publishing_model import Violation, due_of
 from danube_fast.testing.shipped import Application, ShippedClient
-from danube_fast.testing.virtual_clock import MS
 
 __all__ = ["publisher", "receiver"]
 
@@ -84,7 +84,7 @@ def publisher(
                 client.errors.append(str(error))
                 if not client.is_alive:  # it was closed in the middle of something
                     return
-                yield from client.sleep_steps(200 * MS)
+                yield from client.sleep_steps(200 * MILLISECOND_NS)
 
     return application
 
@@ -99,7 +99,7 @@ def _publish(
             made += 1
             payload = b"%s:%d" % (client.name.encode(), client.host.next_number())
             if delays_ms and draw.random() < 0.4:
-                due_ns = client.host.clock.wall_ns() + draw.randrange(delays_ms) * MS
+                due_ns = client.host.clock.wall_ns() + draw.randrange(delays_ms) * MILLISECOND_NS
                 payload += b"@%d:" % due_ns
             payload += bytes(draw.choice((0, 0, 30, 2000)))
             key = draw.choice(KEYS)
@@ -119,13 +119,13 @@ def _publish(
                 raise
         if draw.random() < 0.05:
             yield from producer.flush_steps(PATIENCE_SECONDS)
-        yield from client.sleep_steps(draw.randrange(1 * MS, 60 * MS))
+        yield from client.sleep_steps(draw.randrange(1 * MILLISECOND_NS, 60 * MILLISECOND_NS))
     yield from producer.flush_steps(PATIENCE_SECONDS)
     if reports.waiting:
         raise Violation(f"{client.name}: flushed, and {len(reports.waiting)} were not reported")
     client.is_done = True
     while True:
-        yield from client.sleep_steps(1000 * MS)
+        yield from client.sleep_steps(1000 * MILLISECOND_NS)
 
 
 def _publish_one(
@@ -167,7 +167,7 @@ def receiver(
                 client.errors.append(f"{type(error).__name__}: {error}")
                 if not client.is_alive:
                     return
-                yield from client.sleep_steps(300 * MS)
+                yield from client.sleep_steps(300 * MILLISECOND_NS)
 
     return application
 
@@ -206,7 +206,7 @@ def _receive(client: ShippedClient, consumer: Consumer, inbox: Inbox, model: Mod
                 if not client.is_alive:
                     return
         if draw.random() < 0.5:
-            yield from client.sleep_steps(draw.randrange(1 * MS, 80 * MS))
+            yield from client.sleep_steps(draw.randrange(1 * MILLISECOND_NS, 80 * MILLISECOND_NS))
 
 
 def _ack(client: ShippedClient, consumer: Consumer, messages: list[Any], model: Model) -> None:

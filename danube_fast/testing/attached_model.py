@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from danube_fast.testing.virtual_clock import MS
+from danube_fast.clock import MILLISECOND_NS
 
 __all__ = ["Attached", "Counted", "Credit", "Held", "Known", "Policy"]
 
@@ -34,7 +34,7 @@ class Policy:
         delay_ms = self.base_redelivery_delay_ms
         if self.backoff_strategy == "exponential":
             delay_ms <<= max(0, failures - 1)
-        return min(delay_ms, self.max_redelivery_delay_ms) * MS
+        return min(delay_ms, self.max_redelivery_delay_ms) * MILLISECOND_NS
 
 
 @dataclass

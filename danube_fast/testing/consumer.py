@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import FailedPrecondition
 from danube_fast.frame.bundle import bundle_entries
 from danube_fast.frame.view import FrameView
@@ -19,7 +20,6 @@ from danube_fast.net import protocol as p
 from danube_fast.testing.host import SimulatedHost, SimulatedWorker
 from danube_fast.testing.loopback import Network
 from danube_fast.testing.peer import Peer
-from danube_fast.testing.virtual_clock import MS
 
 __all__ = ["TEMPERS", "ScriptedConsumer"]
 
@@ -56,7 +56,7 @@ class ScriptedConsumer(Peer):
 
     def begin(self) -> None:
         """What a process does first."""
-        self.later(self.draw.randrange(100 * MS), self._step)
+        self.later(self.draw.randrange(100 * MILLISECOND_NS), self._step)
 
     def forget(self) -> None:
         """What was in the memory of the process is gone."""
@@ -102,7 +102,7 @@ class ScriptedConsumer(Peer):
                 self._ids.pop(consumer_id, None)
                 self.in_hand.pop(consumer_id, None)
                 pause_ms = 300 if answer.code == FailedPrecondition.code else 100
-                self.later(pause_ms * MS, lambda: self._subscribe(partition_id))
+                self.later(pause_ms * MILLISECOND_NS, lambda: self._subscribe(partition_id))
 
         self.ask(
             p.Subscribe(
@@ -118,7 +118,7 @@ class ScriptedConsumer(Peer):
             partition_id = self._ids.pop(command.consumer_id, None)
             self.in_hand.pop(command.consumer_id, None)
             if partition_id is not None:
-                self.later(200 * MS, lambda: self._subscribe(partition_id))
+                self.later(200 * MILLISECOND_NS, lambda: self._subscribe(partition_id))
 
     def on_deliver(self, command: p.Deliver, bundles: list[bytes]) -> None:
         """Messages came."""
@@ -139,7 +139,7 @@ class ScriptedConsumer(Peer):
     # ------------------------------------------------------------ steps
 
     def _step(self) -> None:
-        self.later(self.draw.randrange(3 * MS, 80 * MS), self._step)
+        self.later(self.draw.randrange(3 * MILLISECOND_NS, 80 * MILLISECOND_NS), self._step)
         if not self.is_open:
             return
         if self._taken and self.temper != "silent":
@@ -229,7 +229,7 @@ class ScriptedConsumer(Peer):
         self.in_hand.pop(consumer_id, None)
         taken = self._taken_until.get(consumer_id, (0, 0)) if self.reports else None
         self.ask(p.CloseConsumer(self.next_request(), consumer_id, taken), lambda answer: None)
-        pause_ns = self.draw.randrange(1 * MS, 1500 * MS)
+        pause_ns = self.draw.randrange(1 * MILLISECOND_NS, 1500 * MILLISECOND_NS)
         self.later(pause_ns, lambda: self._subscribe(partition_id))
 
     def _leave_or_seek(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.ring.control import ProcessState, ProcessStatus
 from danube_fast.roles import Owner, Processes
 from danube_fast.testing.loopback import LoopbackServer, Tap
 from danube_fast.testing.process import Machine, Process, SimulatedEnvironment
-from danube_fast.testing.virtual_clock import MS
 from danube_fast.workers.coordinator.coordinator import Coordinator
 
 __all__ = ["SimulatedCoordinator"]
@@ -91,7 +91,7 @@ class SimulatedCoordinator(Process):
         if coordinator.do_work():
             self.wake()
         else:
-            self.turn_in(max(1, coordinator.sleep_ms()) * MS)
+            self.turn_in(max(1, coordinator.sleep_ms()) * MILLISECOND_NS)
             if not self.mailbox.prepare_sleep():
                 self.wake()
 

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from danube_fast.testing.virtual_clock import MS, SECOND, US, Schedule, Trace
+from danube_fast.clock import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS
+from danube_fast.testing.virtual_clock import Schedule, Trace
 from danube_fast.wal.background import Background, Job, Sync
 from danube_fast.wal.layout import INDEX_NAME, SEGMENT_SUFFIX
 
@@ -181,8 +182,10 @@ class SimulatedDisk(Background):
         """How long the next sync takes."""
         late = self.slow_until_ns - self.schedule.clock.now_ns
         if late > 0:
-            return self._draw.randrange(1 * MS, min(late, 3 * SECOND) + 2 * MS)
-        return self._draw.randrange(60 * US, 400 * US)
+            return self._draw.randrange(
+                1 * MILLISECOND_NS, min(late, 3 * SECOND_NS) + 2 * MILLISECOND_NS
+            )
+        return self._draw.randrange(60 * MICROSECOND_NS, 400 * MICROSECOND_NS)
 
     def fails(self) -> bool:
         """Whether the sync that ends now fails."""

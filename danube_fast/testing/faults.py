@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import DanubeError
 from danube_fast.testing.consumer import ScriptedConsumer
 from danube_fast.testing.host import SimulatedHost
@@ -13,11 +14,10 @@ from danube_fast.testing.peer import Peer
 from danube_fast.testing.producer import ScriptedProducer
 from danube_fast.testing.scenario import Scenario
 from danube_fast.testing.shipped import ShippedClient
-from danube_fast.testing.virtual_clock import MS, SECOND
 
 __all__ = ["Faults"]
 
-DOWN_NS_MAX = 700 * MS
+DOWN_NS_MAX = 700 * MILLISECOND_NS
 
 
 class Faults:
@@ -49,7 +49,7 @@ class Faults:
         self._host.disk.slow_until_ns = self._host.disk.failures_due = 0
         self._network.slow_until_ns = 0
         self._host.start()
-        self._schedule.call(1 * SECOND, self._restart_refusing)
+        self._schedule.call(1 * SECOND_NS, self._restart_refusing)
         for peer in self._peers:
             if not peer.is_alive:
                 peer.start()
@@ -70,7 +70,7 @@ class Faults:
         self._host.start()
 
     def _start_later(self) -> None:
-        delay_ns = self._draw.randrange(5 * MS, DOWN_NS_MAX)
+        delay_ns = self._draw.randrange(5 * MILLISECOND_NS, DOWN_NS_MAX)
         self._schedule.call(delay_ns, self._host.start)
 
     # ------------------------------------------------------------ workers
@@ -88,7 +88,9 @@ class Faults:
     def stall_worker(self) -> None:
         """SIGSTOP for a while."""
         worker = self._draw.choice(self._host.workers)
-        worker.stalled_until_ns = self._clock.now_ns + self._draw.randrange(100 * MS, 1500 * MS)
+        worker.stalled_until_ns = self._clock.now_ns + self._draw.randrange(
+            100 * MILLISECOND_NS, 1500 * MILLISECOND_NS
+        )
 
     def kill_coordinator(self) -> None:
         """The coordinator is away for a while."""
@@ -104,7 +106,8 @@ class Faults:
         """The host goes down while syncs take long."""
         self.slow_disk()
         self._schedule.call(
-            self._draw.randrange(5 * MS, 100 * MS), lambda: self.happen("cut_power")
+            self._draw.randrange(5 * MILLISECOND_NS, 100 * MILLISECOND_NS),
+            lambda: self.happen("cut_power"),
         )
 
     def crowd_memory(self) -> None:
@@ -139,17 +142,17 @@ class Faults:
 
     def slow_disk(self) -> None:
         """Syncs take long for a while."""
-        until_ns = self._clock.now_ns + self._draw.randrange(50 * MS, 1 * SECOND)
+        until_ns = self._clock.now_ns + self._draw.randrange(50 * MILLISECOND_NS, 1 * SECOND_NS)
         self._host.disk.slow_until_ns = until_ns
 
     def slow_network(self) -> None:
         """Messages take long for a while."""
-        until_ns = self._clock.now_ns + self._draw.randrange(100 * MS, 1 * SECOND)
+        until_ns = self._clock.now_ns + self._draw.randrange(100 * MILLISECOND_NS, 1 * SECOND_NS)
         self._network.slow_until_ns = until_ns
 
     def move_wall_clock(self) -> None:
         """Somebody sets the clock."""
-        by_ns = self._draw.randrange(-3600 * SECOND, 3600 * SECOND)
+        by_ns = self._draw.randrange(-3600 * SECOND_NS, 3600 * SECOND_NS)
         if self._scenario.delays_ms:
             by_ns = abs(by_ns)  # or else what is due would not be, for an hour
         self._clock.wall_at_zero_ns += by_ns
@@ -167,12 +170,12 @@ class Faults:
             if not peer.is_alive:
                 peer.start()
 
-        self._schedule.call(self._draw.randrange(10 * MS, 1500 * MS), start)
+        self._schedule.call(self._draw.randrange(10 * MILLISECOND_NS, 1500 * MILLISECOND_NS), start)
 
     def stop_client(self) -> None:
         """SIGSTOP for a while: alive, and silent."""
         peer = self._draw.choice(self._peers)
-        peer.stop(self._draw.randrange(50 * MS, 2 * SECOND))
+        peer.stop(self._draw.randrange(50 * MILLISECOND_NS, 2 * SECOND_NS))
 
     def lose_connection(self) -> None:
         """One connection ends."""
@@ -189,4 +192,6 @@ class Faults:
             first.partition_ids, 20,
         )  # fmt: skip
         twin.start()
-        self._schedule.call(self._draw.randrange(50 * MS, 800 * MS), twin.kill)
+        self._schedule.call(
+            self._draw.randrange(50 * MILLISECOND_NS, 800 * MILLISECOND_NS), twin.kill
+        )

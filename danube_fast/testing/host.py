@@ -17,12 +17,13 @@ from typing import Any
 
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import TopicOptions
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.config import Settings
 from danube_fast.roles import COORDINATOR
 from danube_fast.testing.coordinator import SimulatedCoordinator
 from danube_fast.testing.loopback import LoopbackServer, Tap
 from danube_fast.testing.process import Machine, Process, SimulatedEnvironment
-from danube_fast.testing.virtual_clock import MS, Schedule, Trace
+from danube_fast.testing.virtual_clock import Schedule, Trace
 from danube_fast.workers.shard.worker import ShardWorker
 
 __all__ = ["SimulatedHost", "SimulatedWorker"]
@@ -98,7 +99,7 @@ class SimulatedWorker(Process):
             raise RuntimeError(f"worker {self.index} spins without an end")
         if pause_ms:
             self._slept = True
-            self.turn_in(pause_ms * MS)
+            self.turn_in(pause_ms * MILLISECOND_NS)
             if worker.server.readable() or self.mailbox.prepare_sleep() is False:
                 self.wake()
         else:

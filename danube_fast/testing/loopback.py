@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from danube_fast.clock import MICROSECOND_NS, MILLISECOND_NS
 from danube_fast.frame.kernel import address_of
 from danube_fast.net.server import PeerGone, WouldBlock
-from danube_fast.testing.virtual_clock import MS, US, Schedule
+from danube_fast.testing.virtual_clock import Schedule
 
 __all__ = ["LoopbackBell", "LoopbackRing", "LoopbackServer", "Network", "Tap", "Wire"]
 
@@ -55,8 +56,8 @@ class Network:
     def delay_ns(self) -> int:
         """How long the next message is on its way."""
         if self.slow_until_ns > self.schedule.clock.now_ns:
-            return self.draw.randrange(1 * MS, 300 * MS)
-        return self.draw.randrange(20 * US, 400 * US)
+            return self.draw.randrange(1 * MILLISECOND_NS, 300 * MILLISECOND_NS)
+        return self.draw.randrange(20 * MICROSECOND_NS, 400 * MICROSECOND_NS)
 
     def connect(self, server: LoopbackServer, client: Callable[[list[bytes]], None]) -> Wire:
         """A new connection; `client` is called with each message that comes back."""

@@ -6,11 +6,12 @@ It uses nothing of the engine: the wire format, sets and dictionaries. See `publ
 
 from __future__ import annotations
 
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.config import Settings
 from danube_fast.testing.attached_model import Attached
 from danube_fast.testing.publishing_model import PartitionModel, Violation
 from danube_fast.testing.subscription_model import SubscriptionModel
-from danube_fast.testing.virtual_clock import MS, Trace, VirtualClock
+from danube_fast.testing.virtual_clock import Trace, VirtualClock
 
 __all__ = ["Model"]
 
@@ -20,8 +21,8 @@ class Model:
 
     def __init__(self, clock: VirtualClock, trace: Trace, settings: Settings) -> None:
         self.clock = clock
-        self.silence_ns = settings.session_timeout_ms * MS
-        self.idle_silence_ns = 3 * settings.heartbeat_idle_ms * MS
+        self.silence_ns = settings.session_timeout_ms * MILLISECOND_NS
+        self.idle_silence_ns = 3 * settings.heartbeat_idle_ms * MILLISECOND_NS
         self.trace = trace
         self.partitions: dict[int, PartitionModel] = {}
         self.subscriptions: dict[tuple[int, str], SubscriptionModel] = {}

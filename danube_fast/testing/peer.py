@@ -10,14 +10,15 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.net import protocol as p
 from danube_fast.testing.host import SimulatedHost, SimulatedWorker
 from danube_fast.testing.loopback import Network, Wire
-from danube_fast.testing.virtual_clock import MS, Schedule
+from danube_fast.testing.virtual_clock import Schedule
 
 __all__ = ["Peer"]
 
-RETRY_NS = 100 * MS
+RETRY_NS = 100 * MILLISECOND_NS
 
 
 class Peer:
@@ -34,8 +35,8 @@ class Peer:
         self.draw = draw
         self.schedule: Schedule = host.schedule
         self.clock = host.clock
-        self._beat_ns = host.settings.heartbeat_ms * MS
-        self._silence_ns = host.settings.session_timeout_ms * MS
+        self._beat_ns = host.settings.heartbeat_ms * MILLISECOND_NS
+        self._silence_ns = host.settings.session_timeout_ms * MILLISECOND_NS
         self.is_alive = False
         self.is_open = False
         """There is a session."""

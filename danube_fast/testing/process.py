@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from danube_fast.clock import Clock
+from danube_fast.clock import MICROSECOND_NS, Clock
 from danube_fast.config import Settings
 from danube_fast.metadata.memory import MemoryStore
 from danube_fast.metadata.store import MetadataStore
 from danube_fast.testing.disk import SimulatedDisk
 from danube_fast.testing.loopback import LoopbackBell, LoopbackRing, LoopbackServer, Tap
-from danube_fast.testing.virtual_clock import US, Schedule, Trace
+from danube_fast.testing.virtual_clock import Schedule, Trace
 from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.process.log_marks import LogMark
 from danube_fast.workers.process.mailbox import Link, Mailbox
@@ -137,7 +137,7 @@ class Process:
 
     def wake(self) -> None:
         """Something happened: a turn comes soon."""
-        self.turn_in(self.host.draw.randrange(5 * US, 60 * US))
+        self.turn_in(self.host.draw.randrange(5 * MICROSECOND_NS, 60 * MICROSECOND_NS))
 
     def turn_in(self, delay_ns: int) -> None:
         """A turn comes so much later, unless one comes before."""

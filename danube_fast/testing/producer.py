@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.net import protocol as p
@@ -13,7 +14,6 @@ from danube_fast.testing.host import SimulatedHost, SimulatedWorker
 from danube_fast.testing.loopback import Network
 from danube_fast.testing.peer import Peer
 from danube_fast.testing.publishing_model import PROBE, Violation, due_of
-from danube_fast.testing.virtual_clock import MS
 
 __all__ = ["ScriptedProducer"]
 
@@ -67,7 +67,7 @@ class ScriptedProducer(Peer):
     def begin(self) -> None:
         """What a process does first."""
         self.lanes = [_Lane(each, self.name) for each in self.partition_ids]
-        self.later(self.draw.randrange(50 * MS), self._step)
+        self.later(self.draw.randrange(50 * MILLISECOND_NS), self._step)
 
     def forget(self) -> None:
         """What was in the memory of the process is gone."""
@@ -98,7 +98,7 @@ class ScriptedProducer(Peer):
         def done(answer: Any) -> None:
             lane.is_opening = False
             if isinstance(answer, p.Error):
-                self.later(200 * MS, lambda: self._open(lane))
+                self.later(200 * MILLISECOND_NS, lambda: self._open(lane))
                 return
             lane.opened = answer.value
             lane.posted = 0
@@ -118,7 +118,7 @@ class ScriptedProducer(Peer):
     # ------------------------------------------------------------ steps
 
     def _step(self) -> None:
-        self.later(self.draw.randrange(2 * MS, 60 * MS), self._step)
+        self.later(self.draw.randrange(2 * MILLISECOND_NS, 60 * MILLISECOND_NS), self._step)
         if self.is_open:
             self._publish()
 
@@ -130,7 +130,9 @@ class ScriptedProducer(Peer):
             number = self.host.next_number()
             text = b"%s:%d:%d:" % (self.name.encode(), lane.partition_id, number)
             if self.delays_ms and self.draw.random() < self.delays_share:
-                text += b"@%d:" % (self.clock.wall_ns() + self.draw.randrange(self.delays_ms) * MS)
+                text += b"@%d:" % (
+                    self.clock.wall_ns() + self.draw.randrange(self.delays_ms) * MILLISECOND_NS
+                )
             messages.append((text + bytes(size), self.draw.choice(KEYS)))
         return messages
 
@@ -202,10 +204,10 @@ class ScriptedProducer(Peer):
             raise Violation(f"{self.name}: what was sent lately is too old to be known")
         if status in (p.Status.FENCED, p.Status.NOT_OWNER):
             lane.opened = None
-            self.later(100 * MS, lambda: self._open(lane))
+            self.later(100 * MILLISECOND_NS, lambda: self._open(lane))
         if status == p.Status.OUT_OF_SEQUENCE and lane.unacked and messages is lane.unacked[0]:
             lane.opened = None  # nothing before it is missing: it is not open
-            self.later(100 * MS, lambda: self._open(lane))
+            self.later(100 * MILLISECOND_NS, lambda: self._open(lane))
         lane.posted = 0  # from the first that is not acked on, again
 
     # ------------------------------------------------------------ tricks

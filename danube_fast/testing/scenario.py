@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from danube_fast.broker.subscription import delays
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.config import Settings
 from danube_fast.testing.consumer import TEMPERS
-from danube_fast.testing.virtual_clock import MS
 from danube_fast.workers.shard.deliver import dispatcher, lookahead
 
 __all__ = ["FAULTS", "Bounds", "Scenario", "SubscriptionPlan", "TopicShape"]
@@ -106,7 +106,7 @@ class Scenario:
         self.has_shipped = draw.random() < 0.5
         """Some clients are the shipped one."""
         self.messages_max = draw.randrange(60, 300)
-        self.chaos_ns = draw.randrange(1500, 4000) * MS
+        self.chaos_ns = draw.randrange(1500, 4000) * MILLISECOND_NS
         self.has_moves = draw.random() < self.moves_share
         """Partitions move between workers; all clients are the shipped one, which follows them."""
         if self.has_moves:

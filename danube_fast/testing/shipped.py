@@ -21,14 +21,15 @@ from danube_fast.client.link.dialer import Rings
 from danube_fast.client.link.pump import Steps, Wait
 from danube_fast.client.link.timers import TimerThread
 from danube_fast.client.values.limits import FOREVER_NS
+from danube_fast.clock import MICROSECOND_NS, MILLISECOND_NS
 from danube_fast.errors import DanubeError
 from danube_fast.testing.host import SimulatedHost
 from danube_fast.testing.loopback import LoopbackServer, Network, Wire
-from danube_fast.testing.virtual_clock import MS, US, VirtualClock
+from danube_fast.testing.virtual_clock import VirtualClock
 
 __all__ = ["LoopbackPort", "ShippedClient"]
 
-LINGER_NS = 20 * MS
+LINGER_NS = 20 * MILLISECOND_NS
 """What a closing port has sent still arrives."""
 URL = "danube://bootstrap:1"
 
@@ -236,7 +237,7 @@ class ShippedClient:
 
     def stir(self) -> None:
         """Something happened: look at it soon."""
-        self._turn_at(self.clock.now_ns + 5 * US)
+        self._turn_at(self.clock.now_ns + 5 * MICROSECOND_NS)
 
     def _turn_at(self, due_ns: int) -> None:
         if not self.is_alive or 0 <= self._due_ns <= due_ns:

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.testing.applications import publisher, receiver
 from danube_fast.testing.auditor import Auditor
 from danube_fast.testing.consumer import ScriptedConsumer
@@ -34,16 +35,16 @@ from danube_fast.testing.producer import ScriptedProducer
 from danube_fast.testing.publishing_model import Violation
 from danube_fast.testing.scenario import DEAD_LETTERS, Bounds, Scenario
 from danube_fast.testing.shipped import Application, ShippedClient
-from danube_fast.testing.virtual_clock import MS, SECOND, Schedule, Trace, VirtualClock
+from danube_fast.testing.virtual_clock import Schedule, Trace, VirtualClock
 from danube_fast.testing.worker_tap import WorkerTap
 
 __all__ = ["Outcome", "Simulation", "run_seed"]
 
 STEPS = 8
 """Faults in one run, at most."""
-CALM_NS = 40 * SECOND
+CALM_NS = 40 * SECOND_NS
 """When nothing fails any more, everything that is owed arrives within this time."""
-AUDIT_NS = 10 * SECOND
+AUDIT_NS = 10 * SECOND_NS
 """So long it may take to read everything."""
 FAST_FOLDER = Path("/dev/shm")  # noqa: S108 - files of one run, in a folder of its own
 
@@ -205,7 +206,7 @@ class Simulation:
             self.scenario.bounds.set()
         self.host.start()
         for peer in self.peers:
-            self.schedule.call(self.scenario.draw.randrange(300 * MS), peer.start)
+            self.schedule.call(self.scenario.draw.randrange(300 * MILLISECOND_NS), peer.start)
         for due_ns, fault in self.scenario.faults:
             self.schedule.call(due_ns, lambda fault=fault: self.faults.happen(fault))  # type: ignore[misc]
         self.schedule.run(self.scenario.chaos_ns)
@@ -220,7 +221,7 @@ class Simulation:
                 if isinstance(peer, ScriptedProducer | ShippedClient) and not peer.is_done
             ]
             raise Violation(
-                f"{CALM_NS // SECOND} s after the last fault: {'; '.join(self.model.owed())}"
+                f"{CALM_NS // SECOND_NS} s after the last fault: {'; '.join(self.model.owed())}"
                 + (f"; not acked: {', '.join(open_frames)}" if open_frames else "")
             )
         self._audit()

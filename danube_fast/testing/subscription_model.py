@@ -14,19 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.testing.attached_model import Attached, Counted, Held, Known, Policy
 from danube_fast.testing.publishing_model import Violation
-from danube_fast.testing.virtual_clock import MS, VirtualClock
+from danube_fast.testing.virtual_clock import VirtualClock
 
 __all__ = ["SubscriptionModel"]
 
-ATTEMPTS_MAX = 255
-"""More deliveries are not counted."""
+ATTEMPTS_MAX = 255  # more deliveries are not counted
 ORDERED = ("exclusive", "failover")
 GROUPS = ("shared", "key_shared")
-GOODBYE_SURE_NS = 500 * MS
+GOODBYE_SURE_NS = 500 * MILLISECOND_NS
 """So long after a consumer was sent away for a move its acks count for certain."""
-TIMEOUT_SOON_NS = 2000 * MS
+TIMEOUT_SOON_NS = 2000 * MILLISECOND_NS
 DOUBTFUL_MAX = 10_000
 
 
@@ -196,7 +196,7 @@ class SubscriptionModel:
         self.doubtful.discard(offset)
         self.settled.discard(offset)
         known.not_before_ns = 0
-        timeout_ns = self.policy.ack_timeout_ms * MS or (1 << 62)
+        timeout_ns = self.policy.ack_timeout_ms * MILLISECOND_NS or (1 << 62)
         self.held[offset] = Held(consumer, now_ns + timeout_ns, consumer.frames - 1)
         consumer.counted = None  # it lived, and holds more now
 
@@ -210,9 +210,9 @@ class SubscriptionModel:
             raise self._fault(offset, "was acked and came again")
         early_ns = self.due[offset] - self.clock.wall_ns()
         if early_ns > 0:
-            raise self._fault(offset, f"came {early_ns / MS:.3f} ms before it was due")
+            raise self._fault(offset, f"came {early_ns / MILLISECOND_NS:.3f} ms before it was due")
         if now_ns < known.not_before_ns:
-            early_ms = (known.not_before_ns - now_ns) / MS
+            early_ms = (known.not_before_ns - now_ns) / MILLISECOND_NS
             raise self._fault(offset, f"came again {early_ms:.3f} ms before its delay was over")
         if known.failures_min > self.policy.max_redelivery_count:
             raise self._fault(offset, f"failed {known.failures_min} times and came again")
@@ -375,7 +375,7 @@ class SubscriptionModel:
                 self._failed(offset, certainly=False)
                 continue
             self._failed(offset, certainly=True)
-            wait_ns = delay_ms * MS
+            wait_ns = delay_ms * MILLISECOND_NS
             if delay_ms < 0:
                 wait_ns = self.policy.delay_min_ns(known.failures_min)
             known.not_before_ns = self.clock.now_ns + wait_ns
@@ -409,10 +409,10 @@ class SubscriptionModel:
 
     def extend(self, consumer: Attached, low: int, high: int, wait_ms: int) -> None:
         """EXTEND was read."""
+        wait_ns = (wait_ms or self.policy.ack_timeout_ms) * MILLISECOND_NS
         for offset in self._held_by(consumer, low, high):
-            held = self.held[offset]
-            if held.deadline_ns > self.clock.now_ns:
-                held.deadline_ns = self.clock.now_ns + (wait_ms or self.policy.ack_timeout_ms) * MS
+            if (held := self.held[offset]).deadline_ns > self.clock.now_ns:
+                held.deadline_ns = self.clock.now_ns + wait_ns
 
     def overdue(self) -> None:
         """What is held for too long, or by a consumer that may be dead, may have failed by now."""

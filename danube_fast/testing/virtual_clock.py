@@ -12,14 +12,12 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["MS", "SECOND", "US", "Schedule", "Trace", "VirtualClock"]
+from danube_fast.clock import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS
 
-US = 1_000
-MS = 1_000_000
-SECOND = 1_000_000_000
-"""Nanoseconds."""
-START_NS = 1_000 * SECOND
-WALL_AT_ZERO_NS = 1_800_000_000 * SECOND
+__all__ = ["MICROSECOND_NS", "MILLISECOND_NS", "SECOND_NS", "Schedule", "Trace", "VirtualClock"]
+
+START_NS = 1_000 * SECOND_NS
+WALL_AT_ZERO_NS = 1_800_000_000 * SECOND_NS
 LINES_KEPT = 400
 
 
@@ -99,6 +97,6 @@ class Schedule:
             if until is not None and due_ns >= asks_ns:
                 if until():
                     return True
-                asks_ns = due_ns + 100 * MS
+                asks_ns = due_ns + 100 * MILLISECOND_NS
         self.clock.now_ns = end_ns
         return until is not None and until()

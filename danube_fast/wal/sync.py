@@ -25,6 +25,7 @@ import time
 
 import numpy as np
 
+from danube_fast.clock import MICROSECOND_NS, SECOND_NS
 from danube_fast.errors import Internal
 from danube_fast.frame.kernel import direct, external, kernel
 from danube_fast.frame.memory import load_i32, load_i64, store_u64
@@ -58,8 +59,6 @@ _fdatasync = external("fdatasync", "int32(int64)")
 _errno_location = external("__errno_location", "int64()")
 _clock_gettime = external("clock_gettime", "int32(int64,int64)")
 _CLOCK_MONOTONIC = time.CLOCK_MONOTONIC
-_SECOND_NS = 1_000_000_000
-_MICROSECOND_NS = 1_000
 
 
 @kernel("int64(int64)")
@@ -76,13 +75,13 @@ def _fdatasync_once(fd: int) -> int:
 def _clock_ns(scratch: int) -> int:
     """The monotonic clock; `scratch` is overwritten."""
     _clock_gettime(_CLOCK_MONOTONIC, scratch)
-    return load_i64(scratch) * _SECOND_NS + load_i64(scratch + _WORD_BYTES)
+    return load_i64(scratch) * SECOND_NS + load_i64(scratch + _WORD_BYTES)
 
 
 @kernel("void(int64,int64)")
 def _note_time(memory: int, took_ns: int) -> None:
     """Enter one sync into the histogram: the bucket is the number of bits of its microseconds."""
-    left = took_ns // _MICROSECOND_NS
+    left = took_ns // MICROSECOND_NS
     bucket = 0
     while left > 0 and bucket < _TIMES_WORDS - 2:
         left >>= 1

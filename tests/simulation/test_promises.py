@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.frame.bundle import bundle_entries
 from danube_fast.frame.view import FrameView
 from danube_fast.net import protocol as p
 from danube_fast.testing.consumer import ScriptedConsumer
 from danube_fast.testing.scenario import Scenario, SubscriptionPlan, TopicShape
 from danube_fast.testing.simulation import Simulation
-from danube_fast.testing.virtual_clock import MS, SECOND
 
-PROMOTION_NS = 3 * SECOND
+PROMOTION_NS = 3 * SECOND_NS
 
 
 class Plain(Scenario):
@@ -86,15 +86,15 @@ def test_36_messages_over_3_shared_consumers_are_12_each(simulated, seed):
     consumers = consumers_of(simulation)
     for consumer in consumers:
         consumer.start()
-    simulation.schedule.run(1 * SECOND)
+    simulation.schedule.run(1 * SECOND_NS)
     producer = simulation.peers[0]
     producer.is_calm = True  # begins nothing of its own
     producer.start()
-    simulation.schedule.run(1 * SECOND)
+    simulation.schedule.run(1 * SECOND_NS)
     lane = producer.lanes[0]
     for number in range(36):
         lane.unacked.append([(b"message %d" % number, None)])
-        simulation.schedule.run(200 * MS)
+        simulation.schedule.run(200 * MILLISECOND_NS)
     counts = Counter(len(consumer.seen) for consumer in consumers)
     assert counts == {12: 3}
     everything = sorted(offset for consumer in consumers for _, offset in consumer.seen)
@@ -107,16 +107,16 @@ def test_a_standby_takes_over_within_3_seconds(simulated, seed, end):
     simulation = simulated(Plain(seed, "failover", 3))
     for peer in simulation.peers:
         peer.start()
-        simulation.schedule.run(100 * MS)
-    simulation.schedule.run(1 * SECOND + random.Random(seed).randrange(1000) * MS)
+        simulation.schedule.run(100 * MILLISECOND_NS)
+    simulation.schedule.run(1 * SECOND_NS + random.Random(seed).randrange(1000) * MILLISECOND_NS)
     consumers = consumers_of(simulation)
     (active,) = [consumer for consumer in consumers if consumer.seen]
     ended_ns = simulation.clock.now_ns
     if end == "kill":
         active.kill()
     else:
-        active.stop(60 * SECOND)
-    simulation.schedule.run(4 * SECOND)
+        active.stop(60 * SECOND_NS)
+    simulation.schedule.run(4 * SECOND_NS)
     others = [consumer for consumer in consumers if consumer is not active and consumer.seen]
     assert len(others) == 1, "one standby, and only one, is promoted"
     offsets = [offset for _, offset in others[0].seen]

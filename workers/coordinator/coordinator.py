@@ -24,7 +24,7 @@ from danube_fast.broker import admin
 from danube_fast.broker import messages as m
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
-from danube_fast.clock import Clock
+from danube_fast.clock import MILLISECOND_NS, Clock
 from danube_fast.errors import DanubeError, NotFound
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
@@ -60,7 +60,6 @@ IDLE_POLL_MS = 1000
 BUSY_POLL_MS = 2
 PLACE_WAIT_MS = 5_000
 """How long a LOOKUP that names no time waits for a worker that is down."""
-MILLISECOND_NS = 1_000_000
 
 
 class Coordinator:

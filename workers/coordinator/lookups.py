@@ -14,6 +14,7 @@ from typing import Any
 from danube_fast.broker import messages as m
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicOptions, TopicRecord
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError, NotFound, ResourceExhausted
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
@@ -26,7 +27,6 @@ from danube_fast.workers.process.mailbox import NEVER_NS, Request
 
 __all__ = ["Lookups"]
 
-MILLISECOND_NS = 1_000_000
 PLACE_WAIT_MS = 5_000
 """How long a LOOKUP that names no time waits for a worker that is down."""
 WAIT_MS_MAX = 600_000

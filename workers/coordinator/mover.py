@@ -23,7 +23,7 @@ import msgspec
 from danube_fast.broker import messages as m
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord
-from danube_fast.clock import Clock
+from danube_fast.clock import MILLISECOND_NS, Clock
 from danube_fast.errors import DanubeError, FailedPrecondition, Unavailable
 from danube_fast.workers.coordinator.placement import Placement, Workers, assignment
 from danube_fast.workers.process.mailbox import Mailbox, Reply
@@ -157,7 +157,7 @@ class Mover:
         partition_id = move.record.partition_id
 
         def closed(frozen: m.Frozen) -> None:
-            move.frozen_ns += frozen.goodbye_ms * 1_000_000  # publishing went on
+            move.frozen_ns += frozen.goodbye_ms * MILLISECOND_NS  # publishing went on
             message = m.FinishMove(partition_id, frozen)
             self._call(
                 move, move.target, message, lambda _: self._decide(move, frozen), FINISH_TIMEOUT_MS
@@ -180,8 +180,8 @@ class Mover:
         def placed(error: DanubeError | None) -> None:
             # it has moved in any case: a worker that went away just now takes it up when it is back
             now_ns, number = self._workers.clock.monotonic_ns(), self._workers.processes.number
-            milliseconds = (now_ns - move.began_ns) // 1_000_000
-            paused_ms = (now_ns - move.frozen_ns) // 1_000_000
+            milliseconds = (now_ns - move.began_ns) // MILLISECOND_NS
+            paused_ms = (now_ns - move.frozen_ns) // MILLISECOND_NS
             _log.info(
                 "partition %d of %s moved from worker %d to worker %d in %d ms (publishers waited %d ms)",
                 moved.index, moved.topic, number(move.source), number(move.target), milliseconds, paused_ms,

@@ -14,7 +14,7 @@ from danube_fast.broker import messages as m
 from danube_fast.broker.balance import RULES, Balancer, Move, Share, Strategy
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord
-from danube_fast.clock import Clock
+from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.config import Settings
 from danube_fast.errors import DanubeError
 from danube_fast.roles import Processes
@@ -23,8 +23,6 @@ from danube_fast.workers.process.mailbox import Mailbox, Request
 __all__ = ["Rebalancer"]
 
 _log = logging.getLogger(__name__)
-
-SECOND_NS = 1_000_000_000
 
 
 class Hands(Protocol):

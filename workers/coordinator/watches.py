@@ -13,7 +13,7 @@ from typing import Any
 
 from danube_fast.broker.topics.changes import Change
 from danube_fast.broker.topics.directory import TopicDirectory
-from danube_fast.clock import Clock
+from danube_fast.clock import MILLISECOND_NS, Clock
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
@@ -26,7 +26,6 @@ __all__ = ["Watches"]
 
 WAIT_MS_MAX = 600_000
 PATTERNS_MAX = 256
-MILLISECOND_NS = 1_000_000
 
 
 class _Watch:

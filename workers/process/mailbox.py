@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from danube_fast.broker.messages import OPERATIONS, Message
-from danube_fast.clock import Clock
+from danube_fast.clock import MILLISECOND_NS, Clock
 from danube_fast.countdown import Done
 from danube_fast.errors import (
     DanubeError,
@@ -305,7 +305,7 @@ class Mailbox:
         link = self._links[peer]
         request = self._next_request
         self._next_request += 1
-        deadline_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
+        deadline_ns = self._clock.monotonic_ns() + timeout_ms * MILLISECOND_NS
         call = Call(peer, type(message), deadline_ns, on_reply)
         if self._peers.is_down(peer):
             self._ended.append((call, Reply(error=_down(peer))))

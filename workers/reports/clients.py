@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from danube_fast.broker.admission.layout import ProducerWord
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.net.session import Session
 from danube_fast.workers.shard.state import ShardState
 
@@ -18,7 +19,6 @@ ITEMS_MAX = 100
 """Producers and consumers that are named, of each connection; the counts are of all."""
 PAGE_ITEMS_MAX = 2000
 """What a page holds at most, connections and what is named of each, whatever was asked for."""
-MILLISECONDS = 1_000_000
 _ROUTED = 0  # see transports.py
 
 Items = dict[int, list[dict[str, Any]]]
@@ -51,7 +51,7 @@ def _row(
         "client": session.client_name,
         "principal": session.principal,
         "transport": "zmq" if session.identity[0] == _ROUTED else "shm",
-        "silent_ms": max(0, now_ns - session.last_seen_ns) // MILLISECONDS,
+        "silent_ms": max(0, now_ns - session.last_seen_ns) // MILLISECOND_NS,
         "producer_count": len(producers),
         "consumer_count": len(consumers),
         "producers": producers[:ITEMS_MAX],

@@ -13,6 +13,7 @@ import threading
 
 from danube_fast.broker import messages as m
 from danube_fast.broker.partition import Partition
+from danube_fast.clock import SECOND_NS
 from danube_fast.roles import COORDINATOR
 from danube_fast.workers.shard.deliver.delivery import Delivery
 from danube_fast.workers.shard.job import Job
@@ -21,7 +22,6 @@ from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["LoadReports"]
 
-SECOND_NS = 1_000_000_000
 MESSAGE_WEIGHT_BYTES = 100
 """A message costs as much as so many bytes, about."""
 REPORTED_MAX = 64

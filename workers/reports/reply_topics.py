@@ -11,6 +11,7 @@ from danube_fast.broker import admin
 from danube_fast.broker import messages as m
 from danube_fast.broker.admin.registry import AdminContext
 from danube_fast.broker.admin.topics import delete_topic
+from danube_fast.clock import SECOND_NS
 from danube_fast.errors import DanubeError
 from danube_fast.roles import COORDINATOR
 from danube_fast.types import REPLY_TOPICS
@@ -22,7 +23,6 @@ __all__ = ["ReplyTopicExpiry", "ReplyTopics"]
 
 _log = logging.getLogger(__name__)
 
-SECOND_NS = 1_000_000_000
 LOOK_NS_MAX = 30 * SECOND_NS
 TOLD_MAX = 100
 """Topics at once; the others are told next time."""

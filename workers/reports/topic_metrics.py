@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from danube_fast.admin.view import SubscriptionRow, TopicRow, TopicTable
 from danube_fast.broker import messages as m
-from danube_fast.clock import Clock
+from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.ring.counters import Counter
 from danube_fast.roles import COORDINATOR
 from danube_fast.workers.process.mailbox import Mailbox, Request
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TopicMetrics", "TopicReports"]
 
-SECOND_NS = 1_000_000_000
 REPORT_NS = 5 * SECOND_NS
 WANTED_NS = 120 * SECOND_NS
 """So long after a scrape the next one is expected; a report that is older is not shown."""

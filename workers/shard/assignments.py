@@ -8,6 +8,7 @@ import msgspec
 
 from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.countdown import Countdown, Done
 from danube_fast.errors import DanubeError, DataLoss, TopicDeleted, Unavailable
 from danube_fast.roles import COORDINATOR
@@ -27,9 +28,8 @@ __all__ = ["Assignments"]
 
 _log = logging.getLogger(__name__)
 
-MS = 1_000_000
 TIMEOUT_MS = 10_000
-AGAIN_NS = 250 * MS
+AGAIN_NS = 250 * MILLISECOND_NS
 
 
 class Assignments(Job):

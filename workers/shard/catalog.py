@@ -21,6 +21,7 @@ from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import SubscriptionKind
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.broker.subscription.timers import Timers
+from danube_fast.clock import SECOND_NS
 from danube_fast.frame.layout import CONTROL_PARTITION_ID, Flag
 from danube_fast.frame.view import FrameView
 from danube_fast.types import Durability
@@ -312,7 +313,7 @@ class Catalog:
             start = reserved if skip and reserved != INT64_MAX else 0
             if older_since_ns:
                 told_ns = max(int(row[PartitionWord.APPEND_TIME_NS]), last.wall_ns if last else 0)
-                seconds = max(older_since_ns - told_ns, 0) // 1_000_000_000
+                seconds = max(older_since_ns - told_ns, 0) // SECOND_NS
                 leap = LOST_OFFSETS + seconds * LOST_OFFSETS_PER_SECOND
                 start = max(start, int(row[PartitionWord.NEXT_OFFSET])) + leap
             if start > row[PartitionWord.NEXT_OFFSET]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from danube_fast.broker.subscription.consumer import Parting
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.workers.shard.assignments import Assignments
 from danube_fast.workers.shard.deliver.consumers import Consumers
 from danube_fast.workers.shard.job import Job
@@ -11,9 +12,8 @@ from danube_fast.workers.shard.transports import Transports
 
 __all__ = ["SessionChecks"]
 
-MS = 1_000_000
-INTERVAL_NS = 250 * MS
-BACKLOG_NS_MAX = 5000 * MS
+INTERVAL_NS = 250 * MILLISECOND_NS
+BACKLOG_NS_MAX = 5000 * MILLISECOND_NS
 """For so long a worker that cannot keep up takes silent sessions for living ones."""
 
 
@@ -45,7 +45,7 @@ class SessionChecks(Job):
             self._consumers.close_session(session, Parting.DIED)
         silent = now_ns >= self._next_silent_ns
         if silent:
-            self._next_silent_ns = now_ns + state.settings.handshake_timeout_ms * MS
+            self._next_silent_ns = now_ns + state.settings.handshake_timeout_ms * MILLISECOND_NS
         self._transports.look_after(silent=silent)
         self.rest = not self._assignments.is_missing and not any(
             session.holds for session in state.sessions

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.workers.shard.deliver.lookahead import Lookahead
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.session_checks import SessionChecks
@@ -14,11 +15,10 @@ from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Upkeep"]
 
-MS = 1_000_000
 IDLE_POLL_MS = 250
 REST_POLL_MS = 1000
 TIMER_POLL_MS = 10
-TICK_NS = 10 * MS
+TICK_NS = 10 * MILLISECOND_NS
 
 
 class Upkeep:
@@ -47,7 +47,7 @@ class Upkeep:
             if job.is_busy:
                 return TIMER_POLL_MS
         rest_ms = REST_POLL_MS if self._sessions.rest else IDLE_POLL_MS
-        due_ms = (state.catalog.timers.next_ns - state.now_ns) // MS + 1
+        due_ms = (state.catalog.timers.next_ns - state.now_ns) // MILLISECOND_NS + 1
         return max(TIMER_POLL_MS, min(rest_ms, self._lookahead.wake_ms(due_ms)))
 
     def do_work(self, now_ns: int) -> None:

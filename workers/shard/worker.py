@@ -21,6 +21,7 @@ from danube_fast.broker.subscription.consumer import (
     UNREPORTED_MESSAGES,
     Parting,
 )
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol as p
 from danube_fast.net.allocation import keep_freed_memory
@@ -83,7 +84,7 @@ _log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN_MAX = 256
 BUSY_POLL_MS = 2
-GATHERING_POLL_MS = SIBLINGS_WAIT_NS // 1_000_000
+GATHERING_POLL_MS = SIBLINGS_WAIT_NS // MILLISECOND_NS
 
 
 class ShardWorker:

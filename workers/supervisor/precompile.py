@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable
 
 from danube_fast.children import child_environment
-from danube_fast.clock import Clock
+from danube_fast.clock import MILLISECOND_NS, Clock
 from danube_fast.errors import Internal
 from danube_fast.frame.image import Progress, build_command, is_built
 
@@ -55,7 +55,7 @@ def _follow(
     poller.register(stop_fd, select.POLLIN)
     poller.register(child.stdout, select.POLLIN)
     while True:
-        waited_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
+        waited_ms = (clock.monotonic_ns() - began_ns) // MILLISECOND_NS
         ready = dict(poller.poll(max(COMPILE_TIMEOUT_MS - waited_ms, 0)))
         if stop_fd in ready:
             return False

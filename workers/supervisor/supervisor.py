@@ -27,7 +27,7 @@ from typing import TextIO
 
 import msgspec
 
-from danube_fast.clock import Clock, SystemClock
+from danube_fast.clock import MILLISECOND_NS, Clock, SystemClock
 from danube_fast.config import Settings
 from danube_fast.descriptors import (
     DESCRIPTORS_NEEDED,
@@ -61,7 +61,6 @@ QUICK_DEATH_NS = 10_000_000_000
 BACKOFF_DOUBLINGS_MAX = 6
 STOP_SHARE_OF_WORKERS = 0.7
 """Part of the stop time that workers get before SIGKILL; the coordinator has the rest."""
-MILLISECOND_NS = 1_000_000
 
 
 class _Child:

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from danube_fast.checks import in_our_words, parse_amount, unit_of
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import InvalidArgument
 from danube_fast.types import parse_topic
 
 __all__ = ["Backoff", "FailurePolicy", "Poison", "parse_policy"]
 
-MS = 1_000_000
 REDELIVERIES_MAX = 254
 """Failures of a message are counted in a byte."""
 MS_MAX = 7 * 24 * 3600 * 1000
@@ -66,12 +66,12 @@ class FailurePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         if self.backoff_strategy is Backoff.EXPONENTIAL:
             delay_ms *= 2.0 ** min(max(failures, 1) - 1, 60)
         delay_ms *= 1 + JITTER * draw
-        return int(min(delay_ms, self.max_redelivery_delay_ms) * MS)
+        return int(min(delay_ms, self.max_redelivery_delay_ms) * MILLISECOND_NS)
 
     @property
     def ack_timeout_ns(self) -> int:
         """The ack timeout; 0 if there is none."""
-        return self.ack_timeout_ms * MS
+        return self.ack_timeout_ms * MILLISECOND_NS
 
 
 def parse_policy(values: Mapping[str, Any], before: FailurePolicy | None = None) -> FailurePolicy:

@@ -10,6 +10,7 @@ from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Consumer, Flow, SubscriptionKind
 from danube_fast.broker.subscription.policy import FailurePolicy, parse_policy
 from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.countdown import Done
 from danube_fast.errors import (
     DanubeError,
@@ -35,7 +36,7 @@ __all__ = ["ConsumerCommands"]
 
 FLOWS_MAX = 65_536
 FILTERS_MAX = 64
-EXTENSION_NS_MAX = 7 * 24 * 3600 * 1_000_000_000
+EXTENSION_NS_MAX = 7 * 24 * 3600 * SECOND_NS
 SOUGHT = "another consumer moved the subscription by a seek; subscribe again"
 
 
@@ -259,7 +260,7 @@ class ConsumerCommands:
             self._cursors.flush(range(len(self._state.journals)), answer)
 
     def _nack(self, session: Session, command: p.Nack) -> None:
-        delay_ns = command.delay_ms * 1_000_000 if command.delay_ms >= 0 else None
+        delay_ns = command.delay_ms * MILLISECOND_NS if command.delay_ms >= 0 else None
         for consumer_id, pairs in command.entries:
             consumer = session.consumers.get(consumer_id)
             if consumer is None:
@@ -274,7 +275,7 @@ class ConsumerCommands:
             if consumer is None:
                 continue
             sub = consumer.subscription
-            wait_ns = command.milliseconds * 1_000_000 or sub.policy.ack_timeout_ns
+            wait_ns = command.milliseconds * MILLISECOND_NS or sub.policy.ack_timeout_ns
             sub.extend(consumer, pairs, self._state.now_ns + min(max(0, wait_ns), EXTENSION_NS_MAX))
 
     def _seek(self, session: Session, command: p.Seek) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Gap, Stored
 from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError
 from danube_fast.wal.index import Run
 from danube_fast.workers.shard.read.frames import frames_of
@@ -27,14 +28,13 @@ __all__ = ["Lookahead"]
 
 _log = logging.getLogger(__name__)
 
-MS = 1_000_000
-AHEAD_NS = 1000 * MS
+AHEAD_NS = 1000 * MILLISECOND_NS
 """Longer than a slow disk takes for a frame."""
-CUT_AHEAD_NS = 30_000 * MS
-KEPT_NS = 10_000 * MS
+CUT_AHEAD_NS = 30_000 * MILLISECOND_NS
+KEPT_NS = 10_000 * MILLISECOND_NS
 """So long what is cut out waits for a consumer that is not there."""
-INTERVAL_NS = 100 * MS
-AGAIN_NS = 10 * MS
+INTERVAL_NS = 100 * MILLISECOND_NS
+AGAIN_NS = 10 * MILLISECOND_NS
 """A frame that was not in the page cache is tried again after this time."""
 FRAMES_AT_ONCE = 8
 STEPS_PER_TURN = 32
@@ -80,8 +80,8 @@ class Lookahead:
     def wake_ms(self, due_ms: int) -> int:
         """When a worker wants to wake up that has something to do in `due_ms`."""
         if self._wanted:
-            return AGAIN_NS // MS
-        lead_ms = AHEAD_NS // MS
+            return AGAIN_NS // MILLISECOND_NS
+        lead_ms = AHEAD_NS // MILLISECOND_NS
         return due_ms - lead_ms if due_ms > lead_ms else due_ms
 
     def look_at(self, *partitions: Partition) -> None:

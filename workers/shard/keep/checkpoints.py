@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from danube_fast.broker import records as r
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.state import ShardState
@@ -12,8 +13,6 @@ from danube_fast.workers.shard.state import ShardState
 __all__ = ["Checkpoints"]
 
 _log = logging.getLogger(__name__)
-
-MS = 1_000_000
 
 
 class Checkpoints(Job):
@@ -32,7 +31,7 @@ class Checkpoints(Job):
         """After a while of idleness, sync what is written and leave a marker that says so: then
         damage to the last group can be told from a torn one."""
         journal, log = self._state.journals[slot], self._state.logs[slot]
-        idle_ns = self._state.settings.idle_marker_ms * MS
+        idle_ns = self._state.settings.idle_marker_ms * MILLISECOND_NS
         if journal.marked or journal.busy or now_ns - journal.last_write_ns < idle_ns:
             return
         if log.synced_position < log.written_position:

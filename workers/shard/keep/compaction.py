@@ -20,6 +20,7 @@ from danube_fast.broker.admission.layout import INT64_MAX
 from danube_fast.broker.compaction import NewestOffsets, tombstones
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Stored
+from danube_fast.clock import SECOND_NS
 from danube_fast.errors import DataLoss
 from danube_fast.frame.view import FrameView
 from danube_fast.wal.index import Run
@@ -32,7 +33,6 @@ __all__ = ["Compaction"]
 
 LOOK_BYTES = 1 << 18
 """Frames of so many bytes are looked up at a time."""
-SECOND_NS = 1_000_000_000
 FAR = 1 << 62
 
 

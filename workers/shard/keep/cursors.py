@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.countdown import Countdown, Done
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Cursors"]
 
-MS = 1_000_000
-INTERVAL_NS = 10 * MS
+INTERVAL_NS = 10 * MILLISECOND_NS
 """Cursors are written at most this often."""
 EACH_NS = 100_000
-INTERVAL_NS_MAX = 60 * MS
+INTERVAL_NS_MAX = 60 * MILLISECOND_NS
 """An ack is durable after 100 ms at the latest: 10 in the client, these, and a sync."""
 
 

@@ -18,6 +18,7 @@ from danube_fast.broker.admission.layout import PartitionWord, ProducerWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Parting, SubscriptionKind
 from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import ResourceExhausted
 from danube_fast.net.protocol import Pong, encode
 from danube_fast.net.session import Session
@@ -28,7 +29,6 @@ from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Limits"]
 
-_MS = 1_000_000
 NO_RATES = (0, 0)
 _PROBE = encode(Pong(0))
 """Answers no request: sent to learn whether a connection is still there."""
@@ -100,7 +100,7 @@ class Limits:
         """After how long a throttled publisher should send again."""
         rate = partition.rate
         wait_ns = 0 if rate is None else rate.wait_ns(self._state.now_ns)
-        return 1 + wait_ns // _MS
+        return 1 + wait_ns // MILLISECOND_NS
 
     def let_in_again(self, now_ns: int) -> None:
         """Open what was closed for a rate that is not used up any more."""

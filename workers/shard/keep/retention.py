@@ -12,6 +12,7 @@ from danube_fast.broker.admission.gate import Cause
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.sizes import Sizes
 from danube_fast.broker.topics.policy import BacklogPolicy, RetentionPolicy
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import NotFound
 from danube_fast.wal.index import Run
 from danube_fast.wal.log import Log
@@ -24,14 +25,12 @@ from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Retention"]
 
-MS = 1_000_000
-SECOND_NS = 1000 * MS
-POLICE_NS = 100 * MS
+POLICE_NS = 100 * MILLISECOND_NS
 """Ages and sizes are looked at so often."""
-AGE_STEP_NS_MAX = 100 * MS
+AGE_STEP_NS_MAX = 100 * MILLISECOND_NS
 AGE_STEPS = 200
 """Whatever the time to live: its messages' ages are known to so small a part of it."""
-COUNT_NS_MAX = 5 * MS
+COUNT_NS_MAX = 5 * MILLISECOND_NS
 """Of each tick, for counting what a partition keeps."""
 COUNT_BYTES = 1 << 18
 """Frames of so many bytes are looked up at a time."""
@@ -98,10 +97,12 @@ class Retention(Job):
 
     def expire_old(self, partition: Partition) -> None:
         """Messages above their time to live count as acked, before anybody gets them."""
-        state, ttl_ns = self._state, partition.policy.message_ttl_ms * MS
+        state, ttl_ns = self._state, partition.policy.message_ttl_ms * MILLISECOND_NS
         if not ttl_ns or state.now_ns < partition.old_at_ns or not partition.subscriptions:
             return
-        partition.old_at_ns = state.now_ns + min(max(ttl_ns // AGE_STEPS, MS), AGE_STEP_NS_MAX)
+        partition.old_at_ns = state.now_ns + min(
+            max(ttl_ns // AGE_STEPS, MILLISECOND_NS), AGE_STEP_NS_MAX
+        )
         if any(sub.cursor < partition.visible for sub in partition.subscriptions.values()):
             until = self._older_than(partition, ttl_ns)
             self._expire(partition, until, "these messages were older than message_ttl_ms")

@@ -9,14 +9,13 @@ from __future__ import annotations
 from danube_fast.broker.admission.layout import INT64_MAX
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.topics.policy import RetentionPolicy
+from danube_fast.clock import SECOND_NS
 from danube_fast.workers.shard.keep.checkpoints import Checkpoints
 from danube_fast.workers.shard.keep.retention import Retention
 from danube_fast.workers.shard.read.places import breaks_left, first_run, lowest_position
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Segments"]
-
-SECOND_NS = 1_000_000_000
 
 
 class Segments:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.keep.retention import Retention
 from danube_fast.workers.shard.publish.intake import Intake
 
 __all__ = ["TouchedPartitions"]
 
-MS = 1_000_000
-INTERVAL_NS = 250 * MS
+INTERVAL_NS = 250 * MILLISECOND_NS
 
 
 class TouchedPartitions(Job):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from danube_fast.broker.admission.gate import Cause
 from danube_fast.broker.partition import Partition
+from danube_fast.clock import SECOND_NS
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.reports.quota import WorkerQuota
 from danube_fast.workers.shard.job import Job
@@ -13,7 +14,6 @@ from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Trimming"]
 
-SECOND_NS = 1_000_000_000
 TICK_NS = SECOND_NS
 LEFT_NS = 60 * SECOND_NS
 """For so long a log is trimmed as far as it goes after a partition was removed, purged or compacted, by

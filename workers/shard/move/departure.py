@@ -18,6 +18,7 @@ from danube_fast.broker import records as r
 from danube_fast.broker.admission.layout import PartitionWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Consumer, Parting
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError, NotOwner, Unavailable
 from danube_fast.workers.process.mailbox import Request
 from danube_fast.workers.shard.deliver.consumers import Consumers
@@ -36,7 +37,6 @@ PIECE_BYTES = 384 * 1024
 GOODBYE_NS = 1_000_000_000
 """For so long last acks of a consumer that was sent away are waited for, unless it says that it has left.
 Twice a heartbeat: a client whose application is busy reads what it was sent with the next."""
-MS = 1_000_000
 
 
 class _Goodbye:
@@ -172,7 +172,9 @@ class Departures(Job):
         elif partition.is_changing:
             request.fail(Unavailable(f"{partition.topic} is being changed just now; try again"))
         else:
-            self._close(request, partition, (self._state.now_ns - goodbye.began_ns) // MS)
+            self._close(
+                request, partition, (self._state.now_ns - goodbye.began_ns) // MILLISECOND_NS
+            )
 
     def _close(
         self, request: Request[m.FreezePartition], partition: Partition, goodbye_ms: int

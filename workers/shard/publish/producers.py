@@ -11,6 +11,7 @@ import xxhash
 from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.layout import INT64_MAX, ProducerWord
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol as p
 from danube_fast.net.session import Session
@@ -22,12 +23,11 @@ from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["NAME_BYTES_MAX", "Opened", "Producers"]
 
-MS = 1_000_000
 NAME_BYTES_MAX = 256
 PRODUCER_ID_MAX = (1 << 63) - 1
 """Producer ids stay positive as int64, for every language and every kernel."""
-COUNT_NS = 1000 * MS
-EXPIRY_NS = 60_000 * MS
+COUNT_NS = 1000 * MILLISECOND_NS
+EXPIRY_NS = 60_000 * MILLISECOND_NS
 
 Opened = Callable[[m.Opened | None, DanubeError | None], None]
 """Called with what the producer begins with, or with what prevented it."""
@@ -123,7 +123,7 @@ class Producers(Job):
         producers = tables.producers[: tables.producer_count]
         used = producers[:, ProducerWord.LAST_USED_NS]
         live = producers[:, ProducerWord.PARTITION_ID] != 0
-        oldest_ns = state.steady_wall_ns - settings.producer_expiry_seconds * 1000 * MS
+        oldest_ns = state.steady_wall_ns - settings.producer_expiry_seconds * 1000 * MILLISECOND_NS
         gone = set(np.flatnonzero(live & (used < oldest_ns)).tolist())
         excess = int(np.count_nonzero(live)) - len(gone) - settings.producers_max
         if excess > 0:

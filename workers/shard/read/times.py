@@ -7,14 +7,13 @@ from bisect import bisect_left
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Gap, Stored
 from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.clock import SECOND_NS
 from danube_fast.frame.view import FrameView
 from danube_fast.wal.log import Log
 from danube_fast.workers.shard.read.places import first_run
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["lag_seconds", "offset_at"]
-
-NS_PER_SECOND = 1_000_000_000
 
 
 def _append_time_ns(stored: Stored) -> int:
@@ -60,4 +59,4 @@ def lag_seconds(state: ShardState, partition: Partition, sub: Subscription) -> f
         time_ns = run.append_time_ns if run is not None else 0
     if not time_ns:
         return 0.0
-    return max(0.0, (state.now_wall_ns - time_ns) / NS_PER_SECOND)
+    return max(0.0, (state.now_wall_ns - time_ns) / SECOND_NS)
