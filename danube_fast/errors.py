@@ -20,6 +20,7 @@ Codes are those of gRPC where gRPC has one. Each message says what to do next.
 
 from __future__ import annotations
 
+import enum
 import json
 from typing import ClassVar
 
@@ -36,6 +37,7 @@ __all__ = [
     "PermissionDenied",
     "ProducerFenced",
     "ResourceExhausted",
+    "Status",
     "TopicDeleted",
     "Unavailable",
     "error_from_code",
@@ -125,6 +127,27 @@ class DataLoss(DanubeError):
     """Bytes that were there are gone or damaged."""
 
     code = 15
+
+
+class Status(enum.IntEnum):
+    """Outcome of one frame of a PUBLISH. The codes of errors are outcomes too."""
+
+    OK = 0
+    """Accepted; the offset is that of the frame's first message."""
+    DUPLICATE = 1
+    """Accepted before; the offset is the original one."""
+    OUT_OF_SEQUENCE = 32
+    """An earlier frame of this producer is missing; send from that one on again."""
+    NO_SESSION = 33
+    """The broker does not know this connection; say HELLO first."""
+    FENCED = ProducerFenced.code
+    """A newer producer of the same name took over."""
+    TOPIC_DELETED = TopicDeleted.code
+    """The topic was deleted."""
+    NOT_OWNER = NotOwner.code
+    """This worker does not own the partition; look the topic up again."""
+    THROTTLED = 37
+    """The topic's publish rate is used up: send again, from this frame on, in `offset` milliseconds."""
 
 
 def _tree(root: type[DanubeError]) -> list[type[DanubeError]]:

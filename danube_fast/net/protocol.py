@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from danube_fast.errors import Status
+
 __all__ = [
     "PROTOCOL_VERSION",
     "Ack",
@@ -50,27 +52,6 @@ __all__ = [
 ]
 
 PROTOCOL_VERSION = 1
-
-
-class Status(enum.IntEnum):
-    """Outcome of one frame of a PUBLISH. Codes of `errors.py` appear here too."""
-
-    OK = 0
-    """Accepted; the offset is that of the frame's first message."""
-    DUPLICATE = 1
-    """Accepted before; the offset is the original one."""
-    OUT_OF_SEQUENCE = 32
-    """An earlier frame of this producer is missing; send from that one on again."""
-    NO_SESSION = 33
-    """The broker does not know this connection; say HELLO first."""
-    FENCED = 34
-    """A newer producer of the same name took over."""
-    TOPIC_DELETED = 35
-    """The topic was deleted."""
-    NOT_OWNER = 36
-    """This worker does not own the partition; look the topic up again."""
-    THROTTLED = 37
-    """The topic's publish rate is used up: send again, from this frame on, in `offset` milliseconds."""
 
 
 class EventKind(enum.StrEnum):

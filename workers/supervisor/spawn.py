@@ -24,7 +24,7 @@ from collections.abc import Callable
 import msgspec
 
 from danube_fast.children import child_environment, module_command
-from danube_fast.config import Settings
+from danube_fast.config import PORT_MAX, Settings, split_address
 from danube_fast.descriptors import IPC_DESCRIPTORS_MIN, descriptor_limit
 from danube_fast.errors import DataLoss, InvalidArgument, Unavailable
 from danube_fast.net.host import host_id
@@ -41,7 +41,6 @@ __all__ = ["Addresses", "Shared"]
 
 STANDARD_ERROR = 2
 ALL_INTERFACES = ("0.0.0.0", "::", "*")  # noqa: S104 - recognised, not bound
-PORT_MAX = 65535
 ADMIN_BACKLOG = 128
 MODULES = {
     Role.COORDINATOR: "danube_fast.workers.coordinator.coordinator",
@@ -107,15 +106,6 @@ class Addresses:
     def admin_url(self) -> str:
         """Where the admin port is."""
         return f"http://{_bracketed(_reachable(self.admin_host))}:{self.admin_port}"
-
-
-def split_address(text: str, option: str) -> tuple[str, int]:
-    """HOST:PORT in its halves. Raises InvalidArgument that names the option."""
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isdecimal() or int(port) > PORT_MAX:
-        raise InvalidArgument(f"{option} {text!r} is not HOST:PORT, such as 127.0.0.1:6650")
-    return host, int(port)
 
 
 def is_loopback(host: str) -> bool:

@@ -27,6 +27,7 @@ from danube_fast.broker.admission.layout import (
     StateWord,
     WindowWord,
 )
+from danube_fast.errors import AlreadyExists, InvalidArgument, Status
 from danube_fast.frame.bundle import read_bundle
 from danube_fast.frame.check import check_frame
 from danube_fast.frame.kernel import kernel
@@ -53,17 +54,16 @@ from danube_fast.frame.unpack_kernels import find_buffer
 
 __all__ = ["NEED_RESERVATION", "NOT_ADMITTED_YET", "admit", "find_producer", "insert_producer"]
 
-# Statuses of a result row: those of net.protocol.Status and errors.py, and two of our own that
-# never leave the worker.
-STATUS_OK = 0
-STATUS_DUPLICATE = 1
-STATUS_INVALID = 3
-STATUS_TOO_OLD = 6
-STATUS_OUT_OF_SEQUENCE = 32
-STATUS_FENCED = 34
-STATUS_TOPIC_DELETED = 35
-STATUS_NOT_OWNER = 36
-STATUS_THROTTLED = 37
+# Statuses of a result row, as kernels want them; the last two never leave the worker.
+STATUS_OK = int(Status.OK)
+STATUS_DUPLICATE = int(Status.DUPLICATE)
+STATUS_INVALID = InvalidArgument.code
+STATUS_TOO_OLD = AlreadyExists.code
+STATUS_OUT_OF_SEQUENCE = int(Status.OUT_OF_SEQUENCE)
+STATUS_FENCED = int(Status.FENCED)
+STATUS_TOPIC_DELETED = int(Status.TOPIC_DELETED)
+STATUS_NOT_OWNER = int(Status.NOT_OWNER)
+STATUS_THROTTLED = int(Status.THROTTLED)
 NEED_RESERVATION = 100
 """The partition has no reserved offsets left: reserve more and admit the rest again."""
 NOT_ADMITTED_YET = 101
