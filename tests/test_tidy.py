@@ -255,6 +255,75 @@ def test_no_modules_import_each_other() -> None:
         pytest.fail(" -> ".join(fault.args[1]))
 
 
+OWNERS = ("Tail", "Partition", "Returns", "Subscription")
+"""Classes whose attributes nothing assigns but the files that define them."""
+OWN = (
+    "danube_fast/broker/partition.py",
+    "danube_fast/broker/tail.py",
+    "danube_fast/broker/subscription/",
+)
+
+
+def assigned_by_itself(kind: ast.ClassDef) -> set[str]:
+    """Attributes that a class gives its objects."""
+    return {
+        node.attr
+        for node in ast.walk(kind)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    } | {
+        node.target.id
+        for node in kind.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+def owners_in(tree: ast.AST) -> set[str]:
+    """What parameters are called that take a Partition or a Subscription."""
+    return {
+        node.arg
+        for node in ast.walk(tree)
+        if isinstance(node, ast.arg)
+        and isinstance(node.annotation, ast.Name)
+        and node.annotation.id in OWNERS
+    }
+
+
+def test_partitions_and_subscriptions_are_assigned_by_their_own_files_alone() -> None:
+    """Whoever wants something of them calls what names it (`partition.begin_move()`)."""
+    trees = {
+        name: tree
+        for name, tree in parsed(product_files())
+        if name.startswith(("workers/", "danube_fast/broker/", "danube_fast/testing/"))
+    }
+    owned: set[str] = set()
+    others: set[str] = set()
+    for name, tree in trees.items():
+        for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+            if kind.name in OWNERS:
+                owned |= assigned_by_itself(kind)
+            elif not name.startswith("danube_fast/testing/"):  # its models know nothing of these
+                others |= assigned_by_itself(kind)
+    assert {"visible", "safe_until", "poisoned", "recorded"} <= owned - others
+    called = {"partition", "sub"}.union(*map(owners_in, trees.values()))
+    faults = []
+    for name, tree in trees.items():
+        if name.startswith(OWN):
+            continue
+        knows = not name.startswith("danube_fast/testing/")
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Load):
+                continue
+            path = ast.unparse(node.value).replace("._", ".").split(".")
+            if path == ["self"] or path == ["cls"]:
+                continue
+            if node.attr in owned - others or (knows and called & set(path)):
+                faults.append(f"{name}:{node.lineno} {ast.unparse(node)}")
+    assert not faults, "\n".join(faults)
+
+
 @pytest.mark.parametrize(
     ("whole", "places"),
     [

@@ -9,8 +9,10 @@ for consumers that are nearly up to date; older ones come from the log through `
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import insort
 from collections.abc import Callable
+
+from msgspec import structs
 
 from danube_fast.broker.admission.rates import Rate
 from danube_fast.broker.records import (
@@ -28,6 +30,7 @@ from danube_fast.broker.subscription.consumer import Deliver, Gap, Stored, Subsc
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.subscription.subscription import Foresee, Subscription
 from danube_fast.broker.subscription.timers import Timers
+from danube_fast.broker.tail import Tail
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
 from danube_fast.types import Dispatch, Durability
 
@@ -36,20 +39,19 @@ __all__ = ["Partition", "ReadLog"]
 ReadLog = Callable[["Partition", int], "list[Stored] | Gap | None"]
 """Frames of a partition from an offset on, read from the log; a gap; or None if nothing is there."""
 
-_COMPACT_AT = 256
+RESERVE_BLOCK_MAX = 1 << 32
 
 
-class Partition:
+class Partition(Tail):
     """State of one partition."""
 
     # Python keeps more than 30 attributes in a dict of each object: a cache miss for every one of them, among thousands
     __slots__ = (
-        "__weakref__", "_head", "_tail", "_tail_bases", "_timers", "_turn", "assigned", "breaks", "byte_count", "compacted",
-        "first_offset", "keeps_memory", "last_moved_ns", "last_offset", "log_slot", "logged", "message_count",
-        "moving", "moving_epoch", "old_at_ns", "partition_id", "policy", "producer_names", "purged_until", "rate",
-        "readers", "refusals", "reliable", "replayed_end", "reserve_block", "reserving_until", "resumes_until_ns",
-        "safe_until", "sizes", "sizes_base", "slot", "strict", "strict_end", "subscriptions", "switching",
-        "tail_bytes", "topic", "unsure_until", "visible",
+        "_timers", "_turn", "assigned", "breaks", "compacted", "keeps_memory", "last_moved_ns", "last_offset",
+        "log_slot", "moving", "moving_epoch", "old_at_ns", "partition_id", "policy", "producer_names",
+        "purged_until", "rate", "readers", "refusals", "reliable", "replayed_end", "reserve_block",
+        "reserving_until", "resumes_until_ns", "safe_until", "sizes", "sizes_base", "slot", "strict",
+        "strict_end", "subscriptions", "switching", "topic", "unsure_until",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +61,7 @@ class Partition:
         slot: int,
         timers: Timers[Subscription] | None = None,
     ) -> None:
+        super().__init__(assigned.first_offset)
         self.assign(assigned)
         self.rate: Rate | None = None
         """How fast it may be published to; None: as fast as it is."""
@@ -67,8 +70,6 @@ class Partition:
         self.topic = assigned.topic
         self.log_slot = log_slot
         self.slot = slot
-        self.visible = 0
-        self.first_offset = assigned.first_offset
         self.purged_until = 0
         """Nobody reads what is below, whatever the log still has of it."""
         self.subscriptions: dict[str, Subscription] = {}
@@ -106,13 +107,7 @@ class Partition:
         """Offsets at which positions in the log fall: what is below was written again."""
         self.replayed_end = 0
         """What the log said at the start of this partition ends here."""
-        self._tail: list[Stored] = []
-        self._tail_bases: list[int] = []
-        self._head = 0
-        self.tail_bytes = 0
         self._turn = 0
-        self.message_count = 0
-        self.byte_count = 0
 
     @property
     def refusal(self) -> str:
@@ -151,62 +146,52 @@ class Partition:
         """Note that this log has the partition."""
         self.moving = Moving.NO
 
-    # ------------------------------------------------------------ tail
+    def begin_switch(self) -> None:
+        """Begin a change of the durability."""
+        self.switching += 1
 
-    def append(self, stored: Stored) -> None:
-        """A frame became visible."""
-        self._tail.append(stored)
-        self._tail_bases.append(stored.base_offset)
-        self.tail_bytes += stored.frame_bytes
-        self.visible = stored.end_offset
-        self.message_count += stored.message_count
-        self.byte_count += stored.frame_bytes
+    def end_switch(self) -> None:
+        """End one, whatever came of it."""
+        self.switching -= 1
 
-    def evict(self) -> int:
-        """Drop the oldest frame of the tail; returns its bytes."""
-        stored = self._tail[self._head]
-        self._tail[self._head] = None  # type: ignore[call-overload]
-        self._head += 1
-        self.tail_bytes -= stored.frame_bytes
-        if not self.logged:
-            self.first_offset = max(self.first_offset, stored.end_offset)
-        if self._head >= _COMPACT_AT and 2 * self._head >= len(self._tail):
-            del self._tail[: self._head]
-            del self._tail_bases[: self._head]
-            self._head = 0
-        return stored.frame_bytes
+    def resume_until(self, at_ns: int) -> None:
+        """Let consumers go on until then where they were on the worker that the partition came from."""
+        self.resumes_until_ns = at_ns
 
-    @property
-    def tail_count(self) -> int:
-        """Frames in the tail."""
-        return len(self._tail) - self._head
+    def set_rate(self, rate: Rate | None) -> None:
+        """Bound how fast it may be published to; None: do not."""
+        self.rate = rate
 
-    def tail_frames(self) -> list[Stored]:
-        """Frames in the tail, oldest first."""
-        return self._tail[self._head :]
+    # ------------------------------------------------------------ offsets
 
-    def oldest_in_tail(self) -> Stored | None:
-        """The frame that `evict` would drop."""
-        return self._tail[self._head] if self._head < len(self._tail) else None
+    def skip_to(self, next_offset: int) -> None:
+        """Give out no offset below: some of them may have been used, and lost."""
+        self.unsure_until = next_offset
 
-    def _in_tail(self, offset: int) -> Stored | Gap | None:
-        """The frame of the tail that holds `offset`, a gap before one, or None: older or newer."""
-        tail = self._tail
-        if self._head >= len(tail):
-            return None
-        place = bisect_right(self._tail_bases, offset, self._head) - 1
-        if place < self._head:
-            return None
-        stored = tail[place]
-        if offset < stored.end_offset:
-            return stored
-        if place + 1 < len(tail):
-            return Gap(tail[place + 1].base_offset, "offsets were never used")
-        return None
+    def next_reservation(self, next_offset: int) -> int:
+        """Ask for a block of offsets, twice as large as the last one; where it ends."""
+        until = next_offset + self.reserve_block
+        self.reserving_until = max(self.reserving_until, until)
+        self.reserve_block = min(2 * self.reserve_block, RESERVE_BLOCK_MAX)
+        return until
+
+    def note_reserved(self, until: int) -> None:
+        """Note that the offsets below are reserved durably."""
+        self.safe_until = max(self.safe_until, until)
+
+    def restore_reserved(self, until: int) -> None:
+        """Set the end of the offsets that are reserved durably, as a record says."""
+        self.safe_until = until
+
+    def await_sync(self, end_offset: int) -> None:
+        """Show no frame below before it is synced."""
+        self.strict_end = end_offset
+
+    # ------------------------------------------------------------ frames
 
     def frame_at(self, read_log: ReadLog, offset: int) -> Stored | Gap | None:
         """The frame that holds a visible offset, for nobody's subscription."""
-        found = self._in_tail(offset)
+        found = self.find_in_tail(offset)
         if found is not None:
             return found
         read = read_log(self, offset)
@@ -222,7 +207,7 @@ class Partition:
             return Gap(self.purged_until, "these messages were purged", lost=True)
         if subscription.foreseen and (cut := subscription.foreseen.take(offset)) is not None:
             return cut
-        found = self._in_tail(offset)
+        found = self.find_in_tail(offset)
         ahead = subscription.ahead
         if found is not None:
             if ahead:
@@ -253,6 +238,29 @@ class Partition:
         return read
 
     # ------------------------------------------------------------ written again
+
+    def note_replayed(self, until: int) -> None:
+        """Note up to where the log was read at the start."""
+        self.replayed_end = max(self.replayed_end, until)
+
+    def replay(self, start: int, end: int) -> bool:
+        """Note a frame that the log has, at the start. False: it is a copy that was written again."""
+        is_new = start >= self.replayed_end
+        self.note_replayed(end)
+        if not is_new:
+            self.written_again(start, end)
+        return is_new
+
+    def note_compacted(self, record: Compacted) -> None:
+        """Take over what a compaction left; its sizes have to be counted anew."""
+        self.compacted = structs.replace(record, breaks=None)
+        if record.breaks is not None:
+            self.breaks = record.breaks
+        self.sizes = None
+
+    def keep_breaks(self, breaks: list[int]) -> None:
+        """Forget all other breaks: the log has been trimmed."""
+        self.breaks = breaks
 
     def written_again(self, start: int, end: int) -> None:
         """[start, end) stands behind all else of the log now, under its old offsets."""
@@ -312,6 +320,13 @@ class Partition:
             gone.start_over(gone.cursor)
             self._timers.forget(gone)
         return gone
+
+    def forget_clients(self) -> None:
+        """The partition is gone: forget its subscriptions, readers and producers."""
+        for name in list(self.subscriptions):
+            self.forget_subscription(name)
+        self.readers = []
+        self.producer_names = {}
 
     def purge(self, until: int, *, restoring: bool = False) -> None:
         """Everything below `until` is gone, for all subscriptions. `restoring`: a record says so."""
@@ -393,6 +408,28 @@ class Partition:
         """First offset that some named subscription still needs; `visible` if there is none."""
         cursors = [sub.cursor for sub in self.subscriptions.values() if sub.tracks]
         return min(cursors, default=self.visible)
+
+    def watch_lag(self, now_ns: int) -> tuple[int, int]:
+        """How far the last subscription is behind, as `lag`, and for how long it has not moved, ns."""
+        behind, offset = self.lag()
+        if offset != self.last_offset:
+            self.last_offset, self.last_moved_ns = offset, now_ns
+        return behind, now_ns - self.last_moved_ns
+
+    # ------------------------------------------------------------ sizes and ages
+
+    def know_sizes(self, sizes: Sizes, total: int) -> None:
+        """Keep where its bytes lie, `total` of them up to now."""
+        self.sizes_base = total - self.byte_count
+        self.sizes = sizes
+
+    def forget_sizes(self) -> None:
+        """Keep them no more."""
+        self.sizes = None
+
+    def check_ages_at(self, at_ns: int) -> None:
+        """Look at its messages' ages then, and not before."""
+        self.old_at_ns = at_ns
 
     # ------------------------------------------------------------ records
 

@@ -136,8 +136,8 @@ MUTANTS: dict[str, Mutant] = {
         "        return STATUS_OK\n",
     ),
     "offsets_reused_after_a_loss": Mutant(
-        "row[PartitionWord.NEXT_OFFSET] = partition.unsure_until = start",
-        "partition.unsure_until = start",
+        "                row[PartitionWord.NEXT_OFFSET] = start\n",
+        "",
     ),
     "permits_do_not_bound_a_frame_that_just_came": Mutant(
         "if self.kind is SubscriptionKind.SHARED and not flow.covers(stored):",

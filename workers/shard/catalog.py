@@ -66,7 +66,6 @@ class Catalog:
         if partition is None:
             slot = self.tables.add_partition(assigned.partition_id, log_slot, Mode.CLOSED)
             partition = Partition(assigned, log_slot, slot, self.timers)
-            partition.visible = assigned.first_offset
             self.tables.partitions[slot, PartitionWord.NEXT_OFFSET] = assigned.first_offset
             self.by_id[assigned.partition_id] = partition
             self.by_slot[slot] = partition
@@ -75,7 +74,7 @@ class Catalog:
         row = self.tables.partitions[partition.slot]
         if not partition.strict and row[PartitionWord.RESERVED_UNTIL] == INT64_MAX:
             row[PartitionWord.RESERVED_UNTIL] = row[PartitionWord.NEXT_OFFSET]
-            partition.safe_until = int(row[PartitionWord.NEXT_OFFSET])
+            partition.restore_reserved(int(row[PartitionWord.NEXT_OFFSET]))
         return partition
 
     def remove(self, partition_id: int, *, moved: bool = False) -> Partition | None:
@@ -89,10 +88,7 @@ class Catalog:
         if moved:
             self.tables.unlist_partition(partition_id)
         self.tables.remove_producers_of(partition_id)
-        for name in list(partition.subscriptions):
-            partition.forget_subscription(name)
-        partition.readers = []
-        partition.producer_names = {}
+        partition.forget_clients()
         return partition
 
     def begin_move(self, partition: Partition, moving: r.Moving, owner_epoch: int) -> None:
@@ -141,7 +137,8 @@ class Catalog:
         if isinstance(record, r.PartitionRemoved):
             self.remove(record.partition_id, moved=record.moved)
         elif isinstance(record, r.Reserved):
-            row[PartitionWord.RESERVED_UNTIL] = partition.safe_until = record.until
+            row[PartitionWord.RESERVED_UNTIL] = record.until
+            partition.restore_reserved(record.until)
         elif isinstance(record, r.PartitionState):
             # After a failed sync such a record stands behind frames that it does not know of.
             for word, value in (
@@ -149,14 +146,13 @@ class Catalog:
                 (PartitionWord.APPEND_TIME_NS, record.append_time_ns),
             ):
                 row[word] = max(int(row[word]), value)
-            row[PartitionWord.RESERVED_UNTIL] = partition.safe_until = record.reserved_until
-            partition.first_offset = record.first_offset
+            row[PartitionWord.RESERVED_UNTIL] = record.reserved_until
+            partition.restore_reserved(record.reserved_until)
+            partition.begin_at(record.first_offset)
             if partition.moving:  # its frames stand in this log before anything is said of it
-                partition.replayed_end = max(partition.replayed_end, record.next_offset)
+                partition.note_replayed(record.next_offset)
         elif isinstance(record, r.Compacted):
-            partition.compacted = msgspec.structs.replace(record, breaks=None)
-            if record.breaks is not None:
-                partition.breaks = record.breaks
+            partition.note_compacted(record)
         elif isinstance(record, r.Purged):
             partition.purge(record.until, restoring=True)
         elif isinstance(record, r.ProducerOpened):
@@ -213,7 +209,7 @@ class Catalog:
             if existing is None:
                 return
             if isinstance(record, r.PolicySet):
-                existing.policy = record.policy
+                existing.set_policy(record.policy)
             elif isinstance(record, r.Untold):
                 existing.untold.restore(record)
             elif isinstance(record, r.Attempts):
@@ -253,10 +249,7 @@ class Catalog:
             int(row[PartitionWord.APPEND_TIME_NS]), fields["append_time_ns"]
         )
         end = fields["base_offset"] + fields["offset_span"]
-        is_known = fields["base_offset"] < partition.replayed_end
-        partition.replayed_end = max(partition.replayed_end, end)
-        if is_known:
-            partition.written_again(fields["base_offset"], end)
+        if not partition.replay(fields["base_offset"], end):
             return
         slot = self.tables.find_producer(fields["partition_id"], fields["producer_id"])
         if slot < 0:
@@ -273,7 +266,7 @@ class Catalog:
         for catalog in (self, *self.others.values()):
             for partition in catalog.of_log(log_slot):
                 row = catalog.tables.partitions[partition.slot]
-                partition.replayed_end = int(row[PartitionWord.NEXT_OFFSET])
+                partition.note_replayed(int(row[PartitionWord.NEXT_OFFSET]))
 
     def epoch_started(
         self, epoch: int, wall_ns: int, boot_id: str, *, clean: bool = False
@@ -317,12 +310,14 @@ class Catalog:
                 leap = LOST_OFFSETS + seconds * LOST_OFFSETS_PER_SECOND
                 start = max(start, int(row[PartitionWord.NEXT_OFFSET])) + leap
             if start > row[PartitionWord.NEXT_OFFSET]:
-                row[PartitionWord.NEXT_OFFSET] = partition.unsure_until = start
-                row[PartitionWord.RESERVED_UNTIL] = partition.safe_until = max(reserved, start)
+                row[PartitionWord.NEXT_OFFSET] = start
+                row[PartitionWord.RESERVED_UNTIL] = max(reserved, start)
+                partition.skip_to(start)
+                partition.restore_reserved(max(reserved, start))
                 skipped.append(self.state_of(partition))
-            partition.visible = int(row[PartitionWord.NEXT_OFFSET])
+            partition.show_until(int(row[PartitionWord.NEXT_OFFSET]))
             if not partition.logged:
-                partition.first_offset = partition.visible
+                partition.begin_at(partition.visible)
             for sub in partition.subscriptions.values():
                 if not sub.tracks:
                     sub.start_over(partition.visible)

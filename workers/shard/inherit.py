@@ -29,19 +29,18 @@ def inherit(state: ShardState, entry: Assignment, countdown: Countdown) -> None:
         if name in partition.subscriptions:
             continue
         sub, _ = partition.subscribe(name, SubscriptionKind(birth.type), "earliest")
-        sub.recorded = False
         policy = birth.failure_policy
         number = partition.partition_id
         journal.record(r.SubscriptionCreated(number, name, sub.kind.value, sub.cursor))
         if policy != FailurePolicy():
-            sub.policy = policy
+            sub.set_policy(policy)
             journal.record(r.PolicySet(number, name, policy))
 
     def recorded(error: DanubeError | None) -> None:
         for birth in births:
             sub = partition.subscriptions.get(birth.subscription)
-            if sub is not None:
-                sub.recorded = sub.recorded or error is None
+            if sub is not None and error is None:
+                sub.note_recorded()
         done(error)
 
     journal.when_durable(recorded)

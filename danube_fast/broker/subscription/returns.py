@@ -48,7 +48,7 @@ class Returns:
 
     __slots__ = (
         "__weakref__", "_delayed", "_extended_ns", "_rested_until_ns", "_timers", "armed_ns", "by_message", "consumers",
-        "counted_until", "dead_letter_count", "delays", "dropped_count", "expired_count", "foreseen", "kind", "ledger", "lost_count",
+        "counted_until", "dead_letter_count", "delays", "dropped_count", "expired_count", "foreseen", "idle_since_ns", "kind", "ledger", "lost_count", "lost_counted",
         "name", "next_offset", "partition_id", "poisoned", "policy", "rate", "redelivered_count", "router",
         "tracks", "turn", "untold",
     )  # fmt: skip
@@ -80,11 +80,14 @@ class Returns:
         """How fast messages may go out; None: as fast as they are taken."""
         self.consumers: list[Consumer] = []
         self.turn = 0
+        self.idle_since_ns = 0
+        """When its last consumer left, monotonic; 0: not known yet, or there are some."""
         self.poisoned: list[Poisoned] = []
         """Effects: what is to become dead letters; `dead_letter_done` says that it did."""
         self.armed_ns = NEVER
         self.redelivered_count = 0
-        self.lost_count = 0
+        self.lost_count = self.lost_counted = 0
+        """Messages that it did not get, and how many of them `take_lost` has told."""
         self.expired_count = 0
         """Messages that were too old or too many before they were acked."""
         self.dropped_count = 0
@@ -163,6 +166,11 @@ class Returns:
         self.lost_count += count
         return Gap(until, reason, lost=True, start=start) if count else None
 
+    def take_lost(self) -> int:
+        """What was lost since the last call."""
+        lost, self.lost_counted = self.lost_count - self.lost_counted, self.lost_count
+        return lost
+
     # ------------------------------------------------------------ failures
 
     def nack(
@@ -213,10 +221,19 @@ class Returns:
         elif self.policy.poison_policy is Poison.DEAD_LETTER:
             self.poisoned.append(poisoned)
 
+    def take_poisoned(self) -> list[Poisoned]:
+        """What is to become dead letters."""
+        poisoned, self.poisoned = self.poisoned, []
+        return poisoned
+
     def dead_letter_done(self, start: int, end: int) -> None:
         """Blocked messages are in the dead-letter topic, durably."""
         for low, high in runs_of(self.ledger.select(start, start, end, BLOCKED), start):
             self.dead_letter_count += self.settle(low, high)
+
+    def set_rate(self, rate: Rate | None) -> None:
+        """Bound how fast messages go out; None: do not."""
+        self.rate = rate
 
     def set_policy(self, policy: FailurePolicy) -> None:
         """Another failure policy, from now on; what is blocked gets another chance."""
@@ -288,6 +305,18 @@ class Returns:
                 self.pass_turn(consumer)  # let another one try
         failed = self.ledger.fail_row(row, self.policy.max_redelivery_count)
         self._failed(failed, None, now_ns, "the ack timeout went by")
+
+    def idle_ns(self, now_ns: int) -> int:
+        """How long there has been no consumer, as far as it was asked without a break."""
+        if self.consumers:
+            self.idle_since_ns = 0
+            return 0
+        self.idle_since_ns = self.idle_since_ns or now_ns
+        return now_ns - self.idle_since_ns
+
+    def forget_idle(self) -> None:
+        """Begin anew with `idle_ns`."""
+        self.idle_since_ns = 0
 
     def pass_turn(self, consumer: Consumer) -> None:
         """It is the turn of who stands behind `consumer`."""

@@ -53,8 +53,8 @@ class Subscription(Returns):
     """State of one subscription on one partition."""
 
     __slots__ = (
-        "_free_slots", "_sought", "ahead", "idle_since_ns", "looked_count", "looked_until",
-        "looks_ahead", "lost_counted", "recorded", "start_count",
+        "_free_slots", "_sought", "ahead", "looked_count", "looked_until",
+        "looks_ahead", "recorded", "start_count",
     )  # fmt: skip
 
     def __init__(
@@ -71,12 +71,8 @@ class Subscription(Returns):
         super().__init__(partition_id, name, kind, cursor, tracks=tracks, timers=timers)
         self.ahead: list[Stored] = []
         """Frames read from the log and not yet delivered; filled by the worker's fetch."""
-        self.recorded = True
+        self.recorded = kind is SubscriptionKind.READER
         """Its creation is durable."""
-        self.lost_counted = 0
-        """The same as far as the worker's counter has it."""
-        self.idle_since_ns = 0
-        """When its last consumer left, monotonic; 0: not known yet, or there are some."""
         self.looks_ahead = False
         """Restored from a log: which of its messages are delayed, and until when, is not known yet."""
         self.looked_until = self.looked_count = 0
@@ -157,6 +153,10 @@ class Subscription(Returns):
 
     # ------------------------------------------------------------ records
 
+    def note_recorded(self) -> None:
+        """Note that its creation is durable."""
+        self.recorded = True
+
     @property
     def cursor_dirty(self) -> bool:
         """Something was acked or sought since the last `cursor_records`."""
@@ -181,6 +181,7 @@ class Subscription(Returns):
 
     def restore(self, cursor: int, acked: list[int]) -> None:
         """Set what a cursor record says."""
+        self.recorded = True
         self.start_over(cursor)
         self.restore_acked(acked)
 

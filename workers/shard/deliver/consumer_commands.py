@@ -144,21 +144,21 @@ class ConsumerCommands:
         answer = self._answer(session, command.request, subscribed)
 
         def recorded(error: DanubeError | None) -> None:
-            sub.recorded = sub.recorded or error is None
-            if error is not None and session.consumers.get(command.consumer_id) is consumer:
+            if error is None:
+                sub.note_recorded()
+            elif session.consumers.get(command.consumer_id) is consumer:
                 self._consumers.detach(session, consumer)
             answer(error)
 
         journal = self._state.journals[partition.log_slot]
         if created:
-            sub.recorded = False
             record = r.SubscriptionCreated(
                 partition.partition_id, sub.name, sub.kind.value, sub.cursor
             )
             if policy == sub.policy:
                 journal.record(record, recorded)
             else:
-                sub.policy = policy
+                sub.set_policy(policy)
                 journal.record(record)
                 checked = self._letters_checked(partition, sub, recorded)
                 journal.record(r.PolicySet(partition.partition_id, sub.name, policy), checked)

@@ -113,9 +113,8 @@ class DeadLetters(Job):
 
     def take(self, sub: Subscription) -> None:
         """Publish what a subscription has poisoned."""
-        poisoned, sub.poisoned = sub.poisoned, []
         target = self._targets.setdefault(sub.policy.dead_letter_topic, _Target())
-        for start, end, failures, reason in poisoned:
+        for start, end, failures, reason in sub.take_poisoned():
             target.letters += [
                 _Letter(sub, offset, failures, reason, sub.policy) for offset in range(start, end)
             ]

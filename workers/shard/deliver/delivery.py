@@ -90,8 +90,7 @@ class Delivery:
     def count_lost(self, partition: Partition, sub: Subscription) -> None:
         """A subscription has met a gap."""
         if not partition.reliable:
-            self.lost += sub.lost_count - sub.lost_counted
-            sub.lost_counted = sub.lost_count
+            self.lost += sub.take_lost()
 
     def result(self, session: Session, request: int, value: Any = None) -> None:
         """Answer a request."""

@@ -204,11 +204,11 @@ class Compaction:
         yield from job.settle()
         job.check(partition)
         job.log.note_rewritten(partition.partition_id)
-        partition.compacted = r.Compacted(
+        record = r.Compacted(
             partition.partition_id, end, max(stale, before.stale_position), left, tombstone_ns
         )
-        partition.sizes = None
-        self._state.journals[job.slot].record(partition.compacted)
+        partition.note_compacted(record)
+        self._state.journals[job.slot].record(record)
         self.after_pass(partition)
 
 

@@ -49,7 +49,7 @@ class Limits:
         row = self._state.tables.partitions[partition.slot]
         row[PartitionWord.MESSAGE_BYTES_MAX] = policy.message_bytes_max
         rates = policy.publish_messages_per_second, policy.publish_bytes_per_second
-        partition.rate = self._bucket(partition.rate, rates, partition)
+        partition.set_rate(self._bucket(partition.rate, rates, partition))
         if partition.partition_id in self._throttled:
             self._let_in(partition, self._state.now_ns)
         for sub in partition.subscriptions.values():
@@ -68,7 +68,7 @@ class Limits:
         rates = policy.dispatch_messages_per_second, policy.dispatch_bytes_per_second
         if sub.kind is SubscriptionKind.READER:
             rates = NO_RATES
-        sub.rate = self._bucket(sub.rate, rates, partition, sub.name or "\n")
+        sub.set_rate(self._bucket(sub.rate, rates, partition, sub.name or "\n"))
 
     def _bucket(
         self, before: Any, rates: tuple[int, int], partition: Partition, subscription: str = ""

@@ -52,13 +52,13 @@ class Retention(Job):
     # ------------------------------------------------------------ policies
 
     def _apply(self, partition: Partition) -> None:
-        partition.old_at_ns = 0
+        partition.check_ages_at(0)
         if partition.policy.bounds_storage:
             self._policed[partition.partition_id] = partition
         else:
             self._policed.pop(partition.partition_id, None)
             self._countings.pop(partition.partition_id, None)
-            partition.sizes = None
+            partition.forget_sizes()
             for cause in (Cause.BACKLOG, Cause.STORAGE):
                 self._state.gate.open(partition, cause)
 
@@ -100,9 +100,8 @@ class Retention(Job):
         state, ttl_ns = self._state, partition.policy.message_ttl_ms * MILLISECOND_NS
         if not ttl_ns or state.now_ns < partition.old_at_ns or not partition.subscriptions:
             return
-        partition.old_at_ns = state.now_ns + min(
-            max(ttl_ns // AGE_STEPS, MILLISECOND_NS), AGE_STEP_NS_MAX
-        )
+        interval_ns = min(max(ttl_ns // AGE_STEPS, MILLISECOND_NS), AGE_STEP_NS_MAX)
+        partition.check_ages_at(state.now_ns + interval_ns)
         if any(sub.cursor < partition.visible for sub in partition.subscriptions.values()):
             until = self._older_than(partition, ttl_ns)
             self._expire(partition, until, "these messages were older than message_ttl_ms")
@@ -121,7 +120,7 @@ class Retention(Job):
         until = self.retained_from(partition)
         if until <= partition.first_offset:
             return
-        partition.first_offset = until
+        partition.trim(until)
         self._expire(partition, until, "the topic's retention is over")
         oldest = partition.oldest_in_tail()
         while partition.keeps_memory and oldest is not None and oldest.end_offset <= until:
@@ -142,11 +141,9 @@ class Retention(Job):
         """Those that were left by everybody for too long are deleted."""
         limit = partition.policy.subscription_expiry_seconds
         for name, sub in list(partition.subscriptions.items()):
-            if sub.consumers or not limit:
-                sub.idle_since_ns = 0
-            elif not sub.idle_since_ns:
-                sub.idle_since_ns = now_ns
-            elif now_ns - sub.idle_since_ns >= limit * SECOND_NS:
+            if not limit:
+                sub.forget_idle()
+            elif sub.idle_ns(now_ns) >= limit * SECOND_NS:
                 cause = NotFound(f"subscription {name!r} was left for {limit} s and is deleted")
                 self._subscriptions.drop(partition, sub, cause)
 
@@ -193,8 +190,7 @@ class Retention(Job):
             if stored.base_offset >= known.end:
                 total += stored.frame_bytes
                 known.note(stored.end_offset, total)
-        partition.sizes_base = total - partition.byte_count
-        partition.sizes = known
+        partition.know_sizes(known, total)
 
     def size_of(self, partition: Partition) -> int:
         """Bytes that a policed partition keeps."""

@@ -98,9 +98,9 @@ class Segments:
             if partition.logged:
                 run = first_run(log, partition, partition.first_offset)
                 first = run.base_offset if run is not None else partition.visible
-                partition.first_offset = max(partition.first_offset, first)
+                partition.trim(first)
                 if partition.breaks:
-                    partition.breaks = breaks_left(log, partition)
+                    partition.keep_breaks(breaks_left(log, partition))
 
     def find_first_offsets(self, slot: int) -> None:
         """At the start: what was trimmed is known to the log, not to the last snapshot."""
@@ -111,5 +111,5 @@ class Segments:
                 if partition.breaks or partition.compacted.until:
                     log.note_rewritten(partition.partition_id)
                 run = first_run(log, partition, first)
-                partition.first_offset = run.base_offset if run is not None else partition.visible
-                partition.first_offset = max(partition.first_offset, first)
+                found = run.base_offset if run is not None else partition.visible
+                partition.begin_at(max(found, first))

@@ -255,8 +255,7 @@ class Arrivals(Job):
         )
         records = [moving, *r.decode_snapshot(bytes(arrival.state))]
         partition = self._ownership.enter(records, arrival.slot, arrival.frames)
-        partition.message_count = frozen.message_count
-        partition.byte_count = frozen.byte_count
+        partition.restore_counts(frozen.message_count, frozen.byte_count)
 
         def recorded(error: DanubeError | None) -> None:
             current = self._arriving.get(arrival.partition_id) is arrival

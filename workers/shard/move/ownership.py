@@ -92,7 +92,7 @@ class Ownership:
         self._state.journals[partition.log_slot].record(record)
         self._intake.reserve_offsets(partition, urgent=True)
         if arrived:
-            partition.resumes_until_ns = self._state.now_ns + RESUME_NS
+            partition.resume_until(self._state.now_ns + RESUME_NS)
             self._lookahead.look_at(partition)
             _log.info("%s arrived", partition.topic)
         self._state.mark_ready(partition)
@@ -130,10 +130,10 @@ class Ownership:
             partition.append(stored)
             if not partition.keeps_memory:
                 self._tails.count(partition, stored)
-        partition.visible = int(row[PartitionWord.NEXT_OFFSET])
+        partition.show_until(int(row[PartitionWord.NEXT_OFFSET]))
         if partition.logged:
             run = self._state.logs[slot].find(partition.partition_id, partition.first_offset)
-            partition.first_offset = run.base_offset if run is not None else partition.visible
+            partition.begin_at(run.base_offset if run is not None else partition.visible)
         self._state.apply_policy(partition)
         # who publishes here without having noticed the move opens again, and is not taken for a ghost
         producers = self._state.tables.producers

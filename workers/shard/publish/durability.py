@@ -42,7 +42,7 @@ class DurabilityChanges:
 
     def begin(self, partition: Partition, assigned: r.PartitionAssigned, done: Done) -> None:
         """Give a partition its new settings; `done` when they are in force, or with what prevented it."""
-        partition.switching += 1
+        partition.begin_switch()
         text = f"the durability of {partition.topic} is being changed to {assigned.durability}; send again"
         self._state.gate.close(partition, Cause.DURABILITY, text)
         journal = self._state.journals[partition.log_slot]
@@ -50,7 +50,7 @@ class DurabilityChanges:
         journal.record(assigned)
 
         def recorded(error: DanubeError | None) -> None:
-            partition.switching -= 1
+            partition.end_switch()
             journal.changing -= 1
             if self._state.partition(partition.partition_id) is partition:
                 error = error or self._switch(partition, assigned)
@@ -75,7 +75,7 @@ class DurabilityChanges:
         journal.record(partition.assigned)
         journal.record(state)
         if not partition.strict:
-            partition.safe_until = min(partition.safe_until, state.next_offset)
+            partition.restore_reserved(min(partition.safe_until, state.next_offset))
 
     def _standing(self, partition: Partition, assigned: r.PartitionAssigned) -> r.PartitionState:
         """Where the partition stands: replay must not fall back behind offsets that no log has."""

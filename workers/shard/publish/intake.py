@@ -40,7 +40,6 @@ __all__ = ["Intake"]
 
 _admit = direct(admission.admit)
 
-RESERVE_BLOCK_MAX = 1 << 32
 PARTITION_ID_BYTES = 4
 BUNDLE_SHARE_MIN = 4
 """A frame that stays in memory for long is copied if it is less than this part of its bundle."""
@@ -307,7 +306,7 @@ class Intake:
             group.written_entries.append((partition, stored))
             waiting = group.on_written
         else:
-            partition.strict_end = stored.end_offset
+            partition.await_sync(stored.end_offset)
             group.synced_entries.append((partition, stored))
             group.needs_sync = True
             waiting = group.on_synced
@@ -334,11 +333,8 @@ class Intake:
 
     def _is_followed(self, partition: Partition) -> bool:
         """Whether the last of the consumers is behind and moving, and nothing was lost to it yet."""
-        behind, offset = partition.lag()
-        if offset != partition.last_offset:
-            partition.last_offset, partition.last_moved_ns = offset, self._now_ns
-        moving = self._now_ns - partition.last_moved_ns < STILL_NS
-        return moving and LAG_BYTES_MAX < behind < self.lag_bytes_hopeless
+        behind, still_ns = partition.watch_lag(self._now_ns)
+        return still_ns < STILL_NS and LAG_BYTES_MAX < behind < self.lag_bytes_hopeless
 
     def answer(self, group: Group, publications: list[Publication]) -> None:
         """A group was written, or synced: some have waited for that."""
@@ -436,11 +432,9 @@ class Intake:
         otherwise when it is durable. False if the partition needs none.
         """
         words = self.tables.partitions[partition.slot]
-        until = int(words[PartitionWord.NEXT_OFFSET]) + partition.reserve_block
         if int(words[PartitionWord.RESERVED_UNTIL]) == INT64_MAX:
             return False
-        partition.reserving_until = max(partition.reserving_until, until)
-        partition.reserve_block = min(2 * partition.reserve_block, RESERVE_BLOCK_MAX)
+        until = partition.next_reservation(int(words[PartitionWord.NEXT_OFFSET]))
         journal = self.journals[partition.log_slot]
 
         def use(error: Any = None) -> None:
@@ -448,7 +442,7 @@ class Intake:
                 journal.wait_again(use)
                 return
             allow()
-            partition.safe_until = max(partition.safe_until, until)
+            partition.note_reserved(until)
             self._show_safe(partition)
 
         def allow() -> None:
