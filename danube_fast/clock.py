@@ -41,7 +41,7 @@ class SystemClock:
 
 
 def spin(clock: Clock, duration_ns: int, look: Callable[[], T]) -> T | None:
-    """What `look` finds within so long, without giving up the core; else what it said last, or None."""
+    """Call `look` until it finds something, for so long at most, without giving up the core; its last result."""
     found: T | None = None
     if duration_ns:
         end_ns = clock.monotonic_ns() + duration_ns

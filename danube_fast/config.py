@@ -121,7 +121,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     producer_expiry_seconds: Annotated[int, Meta(ge=1, le=100 * YEAR_SECONDS)] = 7 * 24 * 3600
     """A producer that was not used for so long is forgotten."""
     reply_topic_expiry_seconds: Annotated[int, Meta(ge=1, le=100 * YEAR_SECONDS)] = 600
-    """A reply topic that nobody has read for so long is deleted: its client was killed."""
+    """A reply topic that was not read for so long is deleted: its client was killed."""
     compaction_keys_max: Annotated[int, Meta(ge=1, le=100_000_000)] = 1_000_000
     """Keys that one pass over a compacted topic remembers, about 100 bytes each and the key."""
     compaction_tombstone_seconds: Annotated[int, Meta(ge=0, le=100 * YEAR_SECONDS)] = 24 * 3600

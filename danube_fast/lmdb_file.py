@@ -4,12 +4,12 @@ LMDB has no checksums and believes its pages: one flipped byte can end the proce
 file that ends too early under its map) or give a wrong answer. So a file that was closed, or left by
 a kill, is walked once before it is opened:
 
-    meta page 0 or 1, the newer --> free list    every page in it is used by nobody
+    meta page 0 or 1, the newer --> free list    no page in it is used elsewhere
                                `--> main --> named databases --> branch pages --> leaf pages
 
 Every page is where its number says, is used once, holds nodes that end inside it and keys in order,
-and the counts that LMDB keeps are right. What values hold is the affair of whoever wrote them.
-One process at a time has such a file open, so nobody writes to it meanwhile.
+and the counts that LMDB keeps are right. What values hold is the affair of their writers.
+One process at a time has such a file open, so it does not change meanwhile.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class _Walker:
             self._fail(0, f"a tree has {found} pages and entries where {told} are told")
         for database in inner:
             if database.flags or database.pad:
-                self._fail(0, "a named database has flags that nobody gave it")
+                self._fail(0, "a named database has flags that it was not given")
             self._tree(database)
 
     def _page(

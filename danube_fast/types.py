@@ -51,7 +51,7 @@ class Durability(enum.StrEnum):
 
 
 class Permission(enum.StrEnum):
-    """What a principal may be allowed to do, on a topic, a namespace or the cluster."""
+    """A right of a principal, on a topic, a namespace or the cluster."""
 
     LOOKUP = "lookup"
     PRODUCE = "produce"

@@ -1,4 +1,4 @@
-"""What a broker counts, in the text format of Prometheus.
+"""The counters of a broker in the text format of Prometheus.
 
 Every `Counter` becomes `danube_fast_<name>` and every `Histogram` `danube_fast_<name>_seconds`, with the
 label `process`; topics and subscriptions have labels of their own, as many as `metrics_topics_max` says,

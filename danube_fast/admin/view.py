@@ -1,4 +1,4 @@
-"""What the shared memory of a broker tells: processes, liveness, counters. Read by any thread."""
+"""The shared memory of a broker as values: processes, liveness, counters. Any thread may read it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SubscriptionRow(enum.IntEnum):
 
 
 class TopicTable(NamedTuple):
-    """What is known of topics and subscriptions; the empty name has the sum of all that have no row."""
+    """Values of topics and subscriptions; the empty name has the sum of all that have no row."""
 
     topics: dict[str, list[int]]
     subscriptions: dict[tuple[str, str], list[int]]

@@ -60,7 +60,7 @@ RULES = {
 
 
 class Share(NamedTuple):
-    """What one partition has of its worker's load."""
+    """One partition's part of its worker's load."""
 
     load: float
     byte_count: int
@@ -99,7 +99,7 @@ class Balancer:
         self._moves: collections.deque[int] = collections.deque()
 
     def report(self, worker: int, load: float, shares: Mapping[int, Share], now_ns: int) -> None:
-        """What a worker did lately, and what its partitions had of it. The average forgets with the
+        """Take in what a worker did lately, and what its partitions had of it. The average forgets with the
         time that an imbalance must last."""
         state = self._workers.setdefault(worker, _Worker())
         passed_ns = min(now_ns - state.reported_ns, self.rules.lasts_ns)
@@ -116,7 +116,7 @@ class Balancer:
         state.shares = averaged
 
     def forget(self, worker: int) -> None:
-        """It was restarted: nothing is known of it."""
+        """Forget the load of a worker: it was restarted."""
         self._workers.pop(worker, None)
 
     def load_of(self, worker: int, now_ns: int) -> float:

@@ -3,7 +3,7 @@
 offsets      0    1    2    3    4    5          the key's newest message stays, and what has no key
 keys         a    b    -    a    c    b
 stay                   x    x    x    x          a tombstone (null payload) stays as any other,
-                                                 until nobody can be behind it any more
+                                                 until no consumer can be behind it any more
 """
 
 from __future__ import annotations

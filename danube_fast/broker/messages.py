@@ -1,11 +1,11 @@
-"""What the processes of one broker say to each other: every operation, its arguments, its answer.
+"""The messages between the processes of one broker: every operation, its arguments, its answer.
 
     coordinator -- Assign, FreezePartition, SkipMessages ... --> worker
                 <-- FindAssignments, LogUsage ... ------------
     worker ------- ReadPartition, PublishBundle ... ---------> worker
 
-A field is an argument. `answer` is the type of what is answered; None: that it is done; a message without anybody
-who waits for an answer says so in its docstring. The mailbox carries them (`workers/process/mailbox.py`).
+A field is an argument. `answer` is the type of what is answered; None: that it is done; a notice, which has no
+answer, says so in its docstring. The mailbox carries them (`workers/process/mailbox.py`).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Unassign(Message, frozen=True):
 
 
 class Assignments(msgspec.Struct, frozen=True):
-    """What lives in some logs."""
+    """All partitions of some logs."""
 
     partitions: list[Assignment]
     revision: int = 0
@@ -249,7 +249,7 @@ class DropCopy(Message, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """What an opened producer begins with."""
+    """The state that an opened producer begins with."""
 
     producer_id: int
     producer_epoch: int
@@ -368,14 +368,14 @@ class CommitCursor(NamedTuple):
 
 
 class LogUsage(Message, frozen=True):
-    """What a worker's logs take, and how far each has come. A notice."""
+    """Bytes of a worker's logs, and how far each has come. A notice."""
 
     bytes: int
     logs: list[CommitCursor]
 
 
 class LogAllowance(Message, frozen=True):
-    """What a worker's logs may take. A notice."""
+    """The bytes that a worker's logs may take. A notice."""
 
     bytes: int
 

@@ -71,7 +71,7 @@ class Partition(Tail):
         self.log_slot = log_slot
         self.slot = slot
         self.purged_until = 0
-        """Nobody reads what is below, whatever the log still has of it."""
+        """No read goes below, whatever the log still has of it."""
         self.subscriptions: dict[str, Subscription] = {}
         self.readers: list[Subscription] = []
         self.producer_names: dict[int, str] = {}
@@ -81,7 +81,7 @@ class Partition(Tail):
         self.reserving_until = 0
         """The same of what is recorded, durably or not yet."""
         self.unsure_until = 0
-        """Nobody knows which offsets below were used and lost, and which were never used."""
+        """It is not known which offsets below were used and lost, and which were never used."""
         self.strict_end = 0
         """End of the newest frame that becomes visible only when it is synced."""
         self.switching = 0
@@ -89,7 +89,7 @@ class Partition(Tail):
         self.refusals: dict[int, str] = {}
         """Why publishes are refused just now, by cause; written by `admission.gate`."""
         self.sizes: Sizes | None = None
-        """Where its bytes lie, if somebody must know."""
+        """Where its bytes lie, if a policy needs that."""
         self.sizes_base = 0
         """What `sizes` counts before `byte_count` began."""
         self.old_at_ns = 0
@@ -129,7 +129,7 @@ class Partition(Tail):
         self.logged = self.reliable and assigned.durability != Durability.MEMORY.value
         """Messages are written to the log."""
         self.strict = self.logged and assigned.durability != Durability.OS.value
-        """A message is in the log durably before anybody sees it."""
+        """A message is in the log durably before a consumer sees it."""
         self.keeps_memory = self.reliable and not self.logged
         """Unacked messages live in memory only and must not be evicted."""
 
@@ -190,7 +190,7 @@ class Partition(Tail):
     # ------------------------------------------------------------ frames
 
     def frame_at(self, read_log: ReadLog, offset: int) -> Stored | Gap | None:
-        """The frame that holds a visible offset, for nobody's subscription."""
+        """The frame that holds a visible offset, for no subscription."""
         found = self.find_in_tail(offset)
         if found is not None:
             return found
@@ -434,7 +434,7 @@ class Partition(Tail):
     # ------------------------------------------------------------ records
 
     def cursor_records(self) -> list[Cursor | Acked | Untold]:
-        """What changed in the cursors since the last call."""
+        """Records of what changed in the cursors since the last call."""
         return [record for sub in self.subscriptions.values() for record in sub.cursor_records()]
 
     def subscription_records(self) -> list[SubscriptionCreated | Cursor | PolicySet | Untold]:

@@ -178,7 +178,7 @@ class Purged(_Record, tag=20, frozen=True):
 
 
 class Compacted(_Record, tag=22, frozen=True):
-    """What was written again of a partition, under its old offsets.
+    """The messages of a partition that were written again, under their old offsets.
 
     Below `until` no two messages have one key, but for copies that stand below `stale_position` in the
     log; `left_bytes` is what a pass left of them. `tombstone_ns`: time of the newest tombstone among
@@ -194,7 +194,7 @@ class Compacted(_Record, tag=22, frozen=True):
 
 
 class Untold(_Record, tag=23, frozen=True):
-    """What a subscription lost while it had no consumer, [start, end, reason, lost] each, and no consumer
+    """All gaps that a subscription met while it had no consumer, [start, end, reason, lost] each, and no consumer
     was told yet; nothing else."""
 
     partition_id: int

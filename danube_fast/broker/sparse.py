@@ -3,7 +3,7 @@
     frame      base_offset 100, span 6      m0 m1 m2 m3 m4 m5       row = offset - base_offset
     sparse     base_offset 100, span 6         m1       m4          columns have 2 entries, not 6
 
-Whoever hands messages out speaks of rows; only here rows become places in a frame's columns. IO-free.
+Dispatch speaks of rows; only here rows become places in a frame's columns. IO-free.
 """
 
 from __future__ import annotations

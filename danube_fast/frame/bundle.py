@@ -5,7 +5,7 @@
     ...     frames back to back, each a multiple of 8 bytes
 
 The directory tells whose frame it is and where it ends, so that one kernel can walk a bundle. It is
-the sender's word: whoever reads a bundle also compares each entry with what `check_frame` says.
+the sender's word: a reader of a bundle also compares each entry with what `check_frame` says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a caller hands over for packing, brought into the form that the packers read.
+"""Brings what a caller hands over for packing into the form that the packers read.
 
 Payloads and keys stay the caller's lists: the packers read the `bytes` objects where they are.
 Attributes are flattened into two lists of UTF-8 bytes with running totals of pairs; times become

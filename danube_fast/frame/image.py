@@ -124,7 +124,7 @@ def _folder() -> Path:
             status = folder.stat()
         except OSError:
             continue
-        # what lies there is run: nobody else may have put it there
+        # what lies there is run: no other user may have put it there
         if (
             status.st_uid == os.geteuid()
             and not status.st_mode & 0o022
@@ -162,7 +162,7 @@ def is_built(path: Path | None = None) -> bool:
 
 
 def build_command(folder: str = "") -> list[str]:
-    """What builds the image, in a child: it writes "done/total what" lines and ends with 0."""
+    """The command that builds the image, in a child: it writes "done/total what" lines and ends with 0."""
     only = [folder] if folder else []
     return module_command("danube_fast.frame.image_builder", str(image_path(folder)), *only)
 

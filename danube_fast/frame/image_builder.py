@@ -160,7 +160,7 @@ def _link(entries: list[Declared]) -> tuple[Any, list[str]]:
         part = llvm.parse_assembly(compiled.library.get_llvm_str())
         for function in part.functions:
             if "cpython" in function.name or "cfunc" in function.name:
-                function.linkage = "internal"  # wrappers that need Numba; nobody calls them
+                function.linkage = "internal"  # wrappers that need Numba, and are not called
         module.link_in(part)
         signature, core = compiled.signature, compiled.fndesc.llvm_func_name
         if entry.name == _TABLE:
@@ -227,14 +227,16 @@ def _build(path: Path, folders: Sequence[str]) -> None:
 
 def main() -> int:
     """Build the image at the path given unless it is there; one builder at a time."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))  # nobody waits for it then
+    ctypes.CDLL(None).prctl(
+        _PR_SET_PDEATHSIG, int(signal.SIGKILL)
+    )  # its parent waits for it no more
     path = Path(sys.argv[1])
     try:
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not image.is_built(path):
                 _build(path, sys.argv[2:] or image.KERNEL_HOMES)
-    except Exception as error:  # one line for whoever started the broker, not a traceback
+    except Exception as error:  # one line for the operator, not a traceback
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         print(f"{text}; is the installation of danube-fast and Numba whole?", file=sys.stderr)
         return 1

@@ -12,7 +12,7 @@ in a shared-memory ring, stand in the write-ahead log and in a history object.
       +--------+--------+--------+--------+--------+--------+--------+-------+
   128 | body: buffer directory, then the buffers, each padded with zeros to 8 bytes |
 
-The client half is written by whoever packs the frame and is covered, with the body, by
+The client half is written by the packer of the frame and is covered, with the body, by
 `body_crc32c`. The broker half is stamped by the partition's owner; `header_crc32c` covers bytes
 0 to 123. All integers are little-endian. A frame is always a multiple of 8 bytes long.
 

@@ -1,4 +1,4 @@
-"""Who writes which half of a header, and the two checksums.
+"""Writes the broker's half of a header, and the two checksums.
 
 `seal` is the client's last act on a frame, `stamp` the broker's. Both write in place.
 

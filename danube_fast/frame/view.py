@@ -3,7 +3,7 @@
 A `FrameView` is a few words over a buffer: header fields are read when asked for, the body is opened
 (checked, decompressed) at the first use of a column. What was not accepted by `check_body` is never
 followed, so no content of a frame can make a reader leave the buffer. The buffer must not change
-while the view is in use: whoever reads memory that others write copies first.
+while the view is in use: copy memory that others write before reading it.
 
     view = FrameView(buffer)     128 bytes must be there
     view.check()                 both that it is a frame and that its crc is right
@@ -151,7 +151,7 @@ class FrameView:
     message_count = _Field("I", AT_MESSAGE_COUNT, "messages in this frame")
     raw_body_bytes = _Field("I", AT_RAW_BODY_BYTES, "body before compression, bytes")
     body_crc32c = _Field("I", AT_BODY_CRC32C, "crc of client half and body")
-    producer_id = _Field("Q", AT_PRODUCER_ID, "who published, 0 if nobody is named")
+    producer_id = _Field("Q", AT_PRODUCER_ID, "who published, 0 if not named")
     base_sequence = _Field("Q", AT_BASE_SEQUENCE, "sequence of the first message")
     publish_time_ns = _Field("q", AT_PUBLISH_TIME_NS, "producer's wall clock, nanoseconds")
     producer_epoch = _Field("I", AT_PRODUCER_EPOCH, "epoch of the producer")

@@ -1,4 +1,4 @@
-"""What the broker knows about topics, subscriptions and owners, and where it keeps that."""
+"""The broker's metadata: topics, subscriptions and owners, and the stores that keep them."""
 
 from danube_fast.metadata.lmdb_store import LmdbStore
 from danube_fast.metadata.memory import MemoryStore

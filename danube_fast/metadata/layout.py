@@ -1,4 +1,4 @@
-"""What stands in the LMDB home of metadata, byte by byte.
+"""The layout of metadata in LMDB, byte by byte.
 
 directory/
   lock        flock held by the one process that has the store open
@@ -76,7 +76,7 @@ def unguard(key: bytes, stored: bytes | memoryview | None) -> bytes | None:
 
 
 def encode_entry(key: bytes, revision: int, flags: int, value: bytes) -> bytes:
-    """What stands under a key."""
+    """Encode the value that stands under a key."""
     header = ENTRY_HEADER.pack(revision, flags)
     return header + CRC.pack(crc32c(key + header + value)) + value
 

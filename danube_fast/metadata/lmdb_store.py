@@ -315,7 +315,7 @@ class LmdbStore(LocalStore):
         if size > MAP_BYTES_MAX:
             raise ResourceExhausted(
                 f"the metadata in {self._directory} fills {MAP_BYTES_MAX} bytes; delete topics or "
-                "subscriptions that nobody uses"
+                "subscriptions that are not used"
             )
         self._environment.set_mapsize(size)
 

@@ -3,7 +3,7 @@
     put/cas/delete --> lock --> end due leases --> _write(changes) --> watchers
                                                    durable here        told only after that
 
-A lease lives in this process: when a durable store is opened again, nobody can hold one of its leases,
+A lease lives in this process: when a durable store is opened again, no process can hold one of its leases,
 so the home drops the keys that stood under them.
 """
 
@@ -53,7 +53,7 @@ class LocalWatch:
         self._lost = False
 
     def take(self) -> list[Event]:
-        """What happened since the last call, in revision order."""
+        """Take the events since the last call, in revision order."""
         with self._store.lock:
             self._store.end_due_leases()
             if self._lost:

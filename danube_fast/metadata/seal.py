@@ -45,7 +45,7 @@ class Seal(NamedTuple):
 
     @classmethod
     def new(cls) -> Seal:
-        """That of a store which is still to be made."""
+        """Make the seal of a store which is still to be made."""
         return cls(secrets.token_bytes(IDENTITY_BYTES), 0)
 
     def encode(self) -> bytes:

@@ -1,4 +1,4 @@
-"""What every metadata store can do: small values under path-like keys, with revisions, watches, leases.
+"""The interface of every metadata store: small values under path-like keys, with revisions, watches, leases.
 
 Metadata is what the broker knows about topics, subscriptions and owners: read often, written seldom,
 never on the path of a message. One Protocol has several homes (memory, LMDB, a cluster's etcd); one
@@ -67,11 +67,11 @@ class Watch(Protocol):
 
     @property
     def initial(self) -> list[tuple[str, Entry]]:
-        """What stood under the prefix at that moment, in key order: nothing falls between both."""
+        """All entries under the prefix at that moment, in key order: nothing falls between both."""
         ...
 
     def take(self) -> list[Event]:
-        """What happened since the last call, in revision order; never waits.
+        """Take the events since the last call, in revision order; never waits.
 
         Raises ResourceExhausted once if more piled up than the store keeps: watch anew and start
         from its `initial`.

@@ -3,7 +3,7 @@
 A command is one msgpack array `[op, field, ...]` in a ZeroMQ part of its own. PUBLISH and DELIVER
 carry bundles (see `frame/layout.py`) in the parts behind it. A client speaks DEALER, the broker
 ROUTER. A command with a `request` is answered by exactly one reply with the same number, in any
-order; `request` 0 in a reply means that nobody asked.
+order; `request` 0 in a reply means that it answers no request.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PROTOCOL_VERSION = 1
 
 
 class EventKind(enum.StrEnum):
-    """What a CONSUMER_EVENT tells."""
+    """Kinds of CONSUMER_EVENT."""
 
     CLOSED = "closed"
     """The consumer is gone; `code` and `text` say why."""

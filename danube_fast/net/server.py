@@ -1,7 +1,7 @@
 """The broker's ROUTER socket: bind, drain, send without ever blocking.
 
 Identities are chosen by the server: ZeroMQ gives a peer that names none a 5-byte identity that
-begins with a zero byte, and a peer cannot claim such a name. Anybody who brings his own is ignored.
+begins with a zero byte, and a peer cannot claim such a name. A peer that brings its own is ignored.
 Written and read by the worker's loop only.
 """
 

@@ -1,6 +1,6 @@
 """Sessions: who is connected, under which identity, and when they were last heard. IO-free.
 
-A session is opened by HELLO and lives until BYE or silence. Whoever shows its token on another
+A session is opened by HELLO and lives until BYE or silence. A client that shows its token on another
 connection replaces it: the old session is closed at once, so that what it held is free.
 """
 

@@ -1,6 +1,6 @@
 """Token buckets in shared memory: a rate that all workers of a broker draw on together.
 
-    row   key u64 | messages paid until ns | bytes paid until ns      32 bytes, 0 = nobody's
+    row   key u64 | messages paid until ns | bytes paid until ns      32 bytes, 0 = free
 
 A bucket is one number, the time until which what was taken is paid for (the "theoretical arrival
 time" of the generic cell rate algorithm, ITU-T I.371): taking n at a rate of r moves it by n / r

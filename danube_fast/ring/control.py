@@ -48,7 +48,7 @@ class ProcessState(enum.IntEnum):
 
 
 class ProcessStatus(NamedTuple):
-    """What one status word says."""
+    """One status word, taken apart."""
 
     state: ProcessState
     epoch: int

@@ -22,7 +22,7 @@ signals again; if it is slow and the consumer sleeps anew meanwhile, the exchang
 sleep keeps its word. No order of deaths loses a wake-up, and one sleep costs one signal (two when
 two producers ring in the same instant).
 
-Still, poll with a timeout: a producer that dies between tail and ring() rings nobody.
+Still, poll with a timeout: a producer that dies between tail and ring() does not ring.
 """
 
 from __future__ import annotations

@@ -57,14 +57,14 @@ def address_beside(ipc_endpoint: str) -> bytes:
 
 
 def dial(ipc_endpoint: str) -> socket.socket | None:
-    """A socket on its way to the worker; None if nobody offers rings there just now."""
+    """A socket on its way to the worker; None if no worker offers rings there just now."""
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    except OSError:  # no descriptor is left; whoever opens a socket instead says so
+    except OSError:  # no descriptor is left; opening a socket instead will say so
         return None
     try:
         sock.connect(address_beside(ipc_endpoint))
-    except OSError:  # nobody listens, or too many knock
+    except OSError:  # no listener, or too many connect at once
         sock.close()
         return None
     return sock
@@ -111,7 +111,7 @@ class Gate:
         self, ipc_endpoint: str, *, ring_bytes: int, links_max: int, message_bytes_max: int,
         huge: bool = False,
     ) -> None:  # fmt: skip
-        """Listen beside `ipc_endpoint`, and refuse everybody if `ring_bytes` is 0.
+        """Listen beside `ipc_endpoint`, and refuse all clients if `ring_bytes` is 0.
 
         `huge`: rings of a huge page or more ask for such pages. Raises Unavailable if the address is
         taken.
@@ -131,7 +131,7 @@ class Gate:
         self._silent: dict[bytes, bool] = {}
         """Links that have never sent a message, and whether that was so at the last look."""
         self.gone: list[tuple[bytes, bool]] = []
-        """Identities of links that are closed, until somebody empties this."""
+        """Identities of links that are closed, until the owner empties this."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             self._listener.bind(address_beside(ipc_endpoint))
@@ -155,7 +155,7 @@ class Gate:
 
     @property
     def awake(self) -> bool:
-        """Whether `receive` has to look again before anybody sleeps."""
+        """Whether `receive` has to look again before the process sleeps."""
         return bool(self._awake)
 
     # ------------------------------------------------------------ links

@@ -93,7 +93,7 @@ RECORD_LENGTH_MASK = (1 << RECORD_KIND_SHIFT) - 1
 
 
 class RecordKind(enum.IntEnum):
-    """What a record is."""
+    """Kinds of record."""
 
     DATA = 0
     PAD = 1

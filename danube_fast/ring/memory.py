@@ -122,7 +122,7 @@ def create_eventfd() -> int:
 
 
 def signal_eventfd(fd: int) -> None:
-    """Wake whoever polls `fd`, asleep or not. One that is full already is awake already."""
+    """Wake the process that polls `fd`, asleep or not. One that is full already is awake already."""
     try:
         os.eventfd_write(fd, 1)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What to do with a ring when one side, or both, died: pure functions over the ring's bytes.
+"""Repairs a ring when one side, or both, died: pure functions over the ring's bytes.
 
     head           whole records           tail      a record in progress
      |--- data ---|--- data ---|--- data ---|/////////- - - - -|
@@ -11,7 +11,7 @@ Neither needs more than to forget what the dead side had cached.
 
 Bytes that cannot be (a peer that scribbled, not one that died) are told apart by walking from head
 to tail. `plan_producer` and `plan_consumer` refuse them, because the living side may hold the same
-positions; `plan_stopped`, for a ring that nobody uses, keeps the whole records and cuts the rest.
+positions; `plan_stopped`, for a ring without users, keeps the whole records and cuts the rest.
 
 A plan is a tuple of (byte offset, word) stores; `apply_plan` makes them. The caller is the only
 writer of those words: the dead process has been reaped, its successor has not attached.
@@ -34,7 +34,7 @@ Plan = tuple[tuple[int, int], ...]
 
 
 class RingImage(NamedTuple):
-    """What the bytes of a ring say."""
+    """The positions and records that a ring's bytes show."""
 
     capacity_bytes: int
     head: int
@@ -122,7 +122,7 @@ def plan_consumer(memory: Buffer) -> Plan:
 
 
 def plan_stopped(memory: Buffer) -> Plan:
-    """When nobody uses the ring: keep its whole records, cut what cannot be.
+    """Keep the whole records of a ring that is not in use, and cut what cannot be.
 
     Positions that cannot be make the ring empty. Raises DataLoss if it is no ring at all.
     """

@@ -9,7 +9,7 @@ One process (and in it one thread at a time) pushes, one pops; either may die at
 replaced by one that attaches to the same memory. What was published is whole; a record that was
 being written is not there; one that was popped but whose release was not reached is there again.
 
-Nobody trusts the peer: every position and length read from the memory is checked against a capacity
+The peer is not trusted: every position and length read from the memory is checked against a capacity
 kept outside it, so a peer that scribbles gets DataLoss for its own ring and nothing else. A length
 is read once, and what is handed out is a copy.
 

@@ -45,7 +45,7 @@ class _Reports:
         self._model = model
         self._expected = expected
         self.waiting: dict[bytes, int] = {}
-        """Payloads that nobody has reported yet."""
+        """Payloads that were not reported yet."""
         self._last: dict[str, int] = {}
 
     def told(self, payload: bytes, message_id: MessageId | None, error: Any) -> None:

@@ -39,7 +39,7 @@ class Policy:
 
 @dataclass
 class Credit:
-    """What a flow was granted, less what was sent on it. The worker may have known less when it handed
+    """The grants of a flow, less what was sent on it. The worker may have known less when it handed
     something out, never more."""
 
     byte_count: int = 0
@@ -52,7 +52,7 @@ class Credit:
 
 
 class Counted(NamedTuple):
-    """What the end of a consumer makes of the messages that it holds."""
+    """The messages that count as delivered at the end of the consumer which holds them."""
 
     surely: set[int]
     """Delivered once more."""
@@ -110,7 +110,7 @@ class Attached:
         return ""
 
     def count_end(self, mine: dict[int, Held], parting: str, now_ns: int) -> Counted:
-        """What counts as delivered of the messages that it holds when it goes: what its application had taken,
+        """Tell what counts as delivered of the messages that it holds when it goes: what its application had taken,
         and at its death some more. One whose time was over may not have been held any more, which makes room
         for another. A death is remembered, as it is seen bit by bit: what is said after it comes too late."""
         if not self.reports:
@@ -142,7 +142,7 @@ class Held:
 
 @dataclass
 class Known:
-    """What is known of one message in this subscription, in this life of its worker."""
+    """The history of one message in this subscription, in this life of its worker."""
 
     deliveries_min: int = 0
     deliveries_max: int = 0

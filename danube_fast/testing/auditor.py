@@ -1,5 +1,5 @@
 """Reads everything that is there at the end, after one more crash: whatever a publisher was told to be
-accepted must be in its partition, once, in order, or trimmed because nobody needs it any more."""
+accepted must be in its partition, once, in order, or trimmed because no subscription needs it any more."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Auditor(Peer):
         return True
 
     def missing(self) -> str:
-        """What was accepted and is not there, as a text."""
+        """Name what was accepted and is not there."""
         texts = []
         for partition in self._partitions:
             first, end = self._bounds.get(partition.partition_id, (0, 0))

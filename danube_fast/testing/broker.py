@@ -43,7 +43,7 @@ START_SECONDS = 180.0
 STOP_SECONDS = 15.0
 """It stops within 10 s."""
 STARTS_MAX = 5
-"""Somebody else may take a port between our look and the start."""
+"""Another process may take a port between our look and the start."""
 PORTS = range(20_000, 32_000, 16)
 """First ports of rows."""
 WORKERS_MAX = 14
@@ -245,7 +245,7 @@ class Broker:
 
     @property
     def log(self) -> str:
-        """What it wrote to its log."""
+        """The text of its log."""
         try:
             return (self._folder / "broker.log").read_text(errors="replace")
         except OSError:

@@ -55,11 +55,11 @@ class ScriptedConsumer(Peer):
         self._place: str | int = "earliest"
 
     def begin(self) -> None:
-        """What a process does first."""
+        """Begin as a process does."""
         self.later(self.draw.randrange(100 * MILLISECOND_NS), self._step)
 
     def forget(self) -> None:
-        """What was in the memory of the process is gone."""
+        """Lose what was in the memory of the process."""
         self.in_hand.clear()
         self._ids.clear()
         self._frames.clear()
@@ -68,7 +68,7 @@ class ScriptedConsumer(Peer):
     on_lost = forget
 
     def taken(self) -> list[tuple[int, int, int]]:
-        """What a heartbeat reports."""
+        """Report with a heartbeat how far the application is."""
         return [(each, *place) for each, place in self._taken_until.items() if each in self._ids]
 
     def _take(self) -> None:

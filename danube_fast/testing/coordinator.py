@@ -43,7 +43,7 @@ class SimulatedCoordinator(Process):
 
     @property
     def server(self) -> LoopbackServer | None:
-        """The door that clients come to first; None while it is down."""
+        """The server that clients connect to first; None while it is down."""
         if self.coordinator is None or not self.is_up:
             return None
         server: Any = self.coordinator.connections.server

@@ -34,7 +34,7 @@ class _Done:
     """A job that ended as soon as it was begun."""
 
     def is_alive(self) -> bool:
-        """It has ended."""
+        """Whether it runs: it has ended."""
         return False
 
     def join(self, timeout: float | None = None) -> None:
@@ -136,7 +136,7 @@ class SimulatedSync:
         self._fault = None
 
     def stop(self) -> bool:
-        """End; what is under way is nobody's business any more."""
+        """End; what is under way does not matter any more."""
         self._queue, self._under_way = [], []
         self._turn += 1
         return True
@@ -154,7 +154,7 @@ class SimulatedDisk(Background):
         self.durable: dict[int, bytes] = {}
         """Files by inode, as a power cut would leave them."""
         self.wake: Callable[[], None] = lambda: None
-        """Whoever opens logs next hears of their syncs here."""
+        """The process that opens logs next hears of their syncs here."""
         self.slow_until_ns = 0
         self.failures_due = 0
         """So many of the next syncs fail."""
@@ -174,7 +174,7 @@ class SimulatedDisk(Background):
         return _Done()
 
     def pause(self, stop: threading.Event, seconds: float) -> None:
-        """There is nobody to give way to."""
+        """Give way to no other thread: there is none."""
 
     # ------------------------------------------------------------ syncs
 
@@ -211,7 +211,7 @@ class SimulatedDisk(Background):
         return sorted(self.directory.glob(f"log-*/*{SEGMENT_SUFFIX}"))
 
     def settle(self, log_directory: Path) -> None:
-        """Whoever opened this log has synced all of it."""
+        """Take all of a log as synced: its opener has seen to that."""
         for path in sorted(log_directory.glob(f"*{SEGMENT_SUFFIX}")):
             self.durable[path.stat().st_ino] = path.read_bytes()
 
@@ -233,7 +233,7 @@ class SimulatedDisk(Background):
             living[inode] = content.tobytes()
         self.durable = living
         for index in self.directory.glob(f"log-*/{INDEX_NAME}"):
-            shutil.rmtree(index)  # nobody would believe it after another boot
+            shutil.rmtree(index)  # it is not believed after another boot
 
     def _torn(
         self,

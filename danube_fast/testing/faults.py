@@ -1,4 +1,4 @@
-"""What befalls a simulated broker and its clients. Each fault is one method, named in `scenario.FAULTS`."""
+"""Faults of a simulated broker and its clients. Each is one method, named in `scenario.FAULTS`."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Faults:
         self._network.slow_until_ns = until_ns
 
     def move_wall_clock(self) -> None:
-        """Somebody sets the clock."""
+        """An operator sets the clock."""
         by_ns = self._draw.randrange(-3600 * SECOND_NS, 3600 * SECOND_NS)
         if self._scenario.delays_ms:
             by_ns = abs(by_ns)  # or else what is due would not be, for an hour

@@ -49,7 +49,7 @@ class SimulatedWorker(Process):
 
     @property
     def server(self) -> LoopbackServer:
-        """The door that clients come to. Only while it is up."""
+        """The server that clients connect to. Only while it is up."""
         server: LoopbackServer = self.worker.server
         return server
 
@@ -198,7 +198,7 @@ class SimulatedHost(Machine):
         return self.workers[self.process_of(partition_id) - 1]
 
     def server_at(self, endpoint: str) -> LoopbackServer | None:
-        """The door at a ZeroMQ endpoint; None if nobody is there."""
+        """The server at a ZeroMQ endpoint; None if none listens there."""
         place, _, port = endpoint.removeprefix("tcp://").partition(":")
         if place == "bootstrap":
             return self.coordinator.server

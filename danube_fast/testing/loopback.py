@@ -29,7 +29,7 @@ RECORDS_MAX = 64
 
 
 class Tap:
-    """Hears everything that passes a door, in its owner's order. This one does not listen."""
+    """Hears everything that a server reads and sends, in its owner's order. This one does not listen."""
 
     def received(self, wire: Wire, head: bytes, parts: list[Any]) -> None:
         """The owner took a command."""
@@ -133,7 +133,7 @@ class Wire:
             self._client(self._unread.popleft())
 
     def cut(self, *, silently: bool = False) -> None:
-        """The connection ends; `silently`: nobody tells the worker, who sends into the void."""
+        """The connection ends; `silently`: the worker is not told and sends into the void."""
         self.is_cut = True
         self._unread.clear()
         if not silently:
@@ -150,7 +150,7 @@ class Room(bytearray):
 
 
 class LoopbackServer:
-    """A worker's door."""
+    """The server of a process."""
 
     def __init__(self, tap: Tap, wake: Callable[[], None], event_fd: int) -> None:
         self.wires: dict[bytes, Wire] = {}
@@ -171,7 +171,7 @@ class LoopbackServer:
         return bool(self._inbox)
 
     def fileno(self) -> int:
-        """A descriptor that nobody sleeps on."""
+        """A descriptor that no process sleeps on."""
         return self._event_fd
 
     def bind(self, host: str, port: int, ipc_endpoint: str) -> int:
@@ -251,14 +251,14 @@ class LoopbackBell:
         self._event_fd = event_fd
 
     def prepare_sleep(self) -> None:
-        """Nobody sleeps."""
+        """Do nothing: no process sleeps."""
 
     def cancel_sleep(self) -> None:
-        """Nobody sleeps."""
+        """Do nothing: no process sleeps."""
 
     def drain(self) -> None:
         """There are no signals."""
 
     def fileno(self) -> int:
-        """A descriptor that nobody sleeps on."""
+        """A descriptor that no process sleeps on."""
         return self._event_fd

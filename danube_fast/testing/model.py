@@ -63,7 +63,7 @@ class Model:
                 sub.moved()
 
     def lost_power(self) -> None:
-        """What was not synced is lost."""
+        """Allow what was not synced to be lost."""
         for partition in self.partitions.values():
             if partition.durability == "os":
                 partition.may_have_lost()
@@ -71,7 +71,7 @@ class Model:
     # ------------------------------------------------------------ what is owed
 
     def owed(self) -> list[str]:
-        """What subscriptions still have to get, as texts."""
+        """Name what subscriptions still have to get."""
         found, unread = [], self.letters_unread
         for sub in self.subscriptions.values():
             sub.overdue()

@@ -64,7 +64,7 @@ class Peer:
         self.begin()
 
     def begin(self) -> None:
-        """What a process does first."""
+        """Begin as a process does."""
 
     def kill(self) -> None:
         """SIGKILL: whatever it had in mind is gone."""
@@ -76,7 +76,7 @@ class Peer:
         self.forget()
 
     def forget(self) -> None:
-        """What was in the memory of the process is gone."""
+        """Lose what was in the memory of the process."""
 
     def stop(self, duration_ns: int) -> None:
         """SIGSTOP for so long."""
@@ -208,7 +208,7 @@ class Peer:
     # ------------------------------------------------------------ what a client does with it
 
     def taken(self) -> list[tuple[int, int, int]]:
-        """What a heartbeat reports."""
+        """Report with a heartbeat how far the application is."""
         return []
 
     def on_open(self) -> None:

@@ -2,7 +2,7 @@
 
     danube_broker     a Broker for the whole run, started when the first test asks for it
     danube_namespace  a namespace of the test's own, such as "/test-1f0c9a"; deleted with its topics afterwards
-    danube_topic      a name in that namespace; whoever publishes to it first creates the topic
+    danube_topic      a name in that namespace; the first publish creates the topic
 
 Nothing else is imported until a test uses one of them.
 """

@@ -23,7 +23,7 @@ __all__ = ["Machine", "Process", "SimulatedEnvironment"]
 
 
 class Machine:
-    """What the processes of one simulated host share: clock, disk, rings, metadata."""
+    """The common ground of the processes of one simulated host: clock, disk, rings, metadata."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class SimulatedEnvironment(Environment):
         return self._process.host.draw.randbytes(16)
 
     def make_server(self, context: Any, settings: Settings) -> Any:
-        """A door on the loopback network."""
+        """Make a server on the loopback network."""
         return LoopbackServer(self._tap, self._process.wake, self._process.host.event_fd)
 
     def make_store(
@@ -95,7 +95,7 @@ class SimulatedEnvironment(Environment):
         return self._process.host.store.revision
 
     def read_marks(self, data_dir: Path) -> dict[int, LogMark]:
-        """What was noted of the logs, durably."""
+        """Read the marks of the logs."""
         return dict(self._process.host.log_marks)
 
     def write_marks(self, data_dir: Path, marks: Mapping[int, LogMark]) -> bool:
@@ -104,7 +104,7 @@ class SimulatedEnvironment(Environment):
         return True
 
     def finish_marks(self) -> None:
-        """It is noted."""
+        """Wait for nothing: marks are durable at once."""
 
 
 class Process:

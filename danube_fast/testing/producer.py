@@ -65,12 +65,12 @@ class ScriptedProducer(Peer):
     """How many of them."""
 
     def begin(self) -> None:
-        """What a process does first."""
+        """Begin as a process does."""
         self.lanes = [_Lane(each, self.name) for each in self.partition_ids]
         self.later(self.draw.randrange(50 * MILLISECOND_NS), self._step)
 
     def forget(self) -> None:
-        """What was in the memory of the process is gone."""
+        """Lose what was in the memory of the process."""
         self.lanes = []
 
     @property
@@ -105,7 +105,7 @@ class ScriptedProducer(Peer):
             lane.ends.clear()
             expected, epoch = answer.value["next_sequence"], answer.value["producer_epoch"]
             if lane.epoch and epoch != lane.epoch + 1:
-                lane.unacked.clear()  # somebody else used the name: what became of these, who knows
+                lane.unacked.clear()  # another session used the name: what became of these is not known
             lane.epoch = epoch
             if not lane.unacked or expected < lane.first:  # what was acked may be lost, too
                 lane.first = expected

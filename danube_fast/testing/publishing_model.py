@@ -1,4 +1,4 @@
-"""What may and must be true of the messages of one partition. Independent of the engine.
+"""The promises about the messages of one partition. Independent of the engine.
 
 Each message carries in its payload who it is, so that a message that was mixed up with another, came
 twice, or was never sent can be told. An offset stands for one message for ever; a message that was
@@ -75,7 +75,7 @@ class PartitionModel:
     fenced: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Producer -> the session that opened it last: worker and number."""
     epochs: dict[int, list[int]] = field(default_factory=dict)
-    """Producer -> the epochs that anybody was told, in the order in which that was."""
+    """Producer -> the epochs that clients were told, in that order."""
 
     def _fault(self, text: str) -> Violation:
         return Violation(f"partition {self.partition_id}: {text}")
@@ -83,7 +83,7 @@ class PartitionModel:
     def open(
         self, producer_id: int, epoch: int, session: tuple[int, int], known: list[int]
     ) -> None:
-        """A producer is open; whoever opened it before is fenced. `known`: the epochs of it that somebody had
+        """A producer is open; sessions that opened it before are fenced. `known`: the epochs of it that a client had
         been told when this was asked for. What was asked at two workers at once is answered
         in either order, as one of them passes it on."""
         epochs = self.epochs.setdefault(producer_id, [])
@@ -151,7 +151,7 @@ class PartitionModel:
             self.doubtful.discard(name)
 
     def may_have_lost(self) -> None:
-        """All that was accepted may be gone, also what nobody was told of: a duplicate of that may be
+        """All that was accepted may be gone, also what no client was told of: a duplicate of that may be
         nowhere."""
         self.doubtful.update(self.by_name, self.tried)
         self.accepted.clear()

@@ -1,4 +1,4 @@
-"""What a seed stands for: which workers, topics, subscriptions and clients there are, and what befalls
+"""A seed as a scenario: which workers, topics, subscriptions and clients there are, and what befalls
 them when."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Bounds(NamedTuple):
         )  # fmt: skip
 
     def set(self) -> None:
-        """They hold from now on, for every worker of this process."""
+        """Put them in force for every worker of this process."""
         dispatcher.READ_BYTES_PER_TURN, dispatcher.READ_AHEAD_BYTES = (
             self.read_bytes,
             self.ahead_bytes,
@@ -194,7 +194,7 @@ class Scenario:
         count = draw.choice((1, 2)) if kind == "exclusive" else draw.choice((1, 2, 3, 3))
         tempers = [draw.choice(TEMPERS) for _ in range(count)]
         if kind != "shared":
-            # nobody else gets what a silent one holds
+            # no other consumer gets what a silent one holds
             tempers = ["good" if temper == "silent" else temper for temper in tempers]
         elif "silent" in tempers:
             tempers[0] = "good"

@@ -35,7 +35,7 @@ URL = "danube://bootstrap:1"
 
 
 class LoopbackPort:
-    """What a connection needs of a socket."""
+    """The part of a socket that a connection needs."""
 
     has_room = True
 
@@ -55,7 +55,7 @@ class LoopbackPort:
         self._client.stir()
 
     def fileno(self) -> int:
-        """A descriptor that nobody sleeps on."""
+        """A descriptor that no process sleeps on."""
         return self._fd
 
     def readable(self) -> bool:
@@ -99,7 +99,7 @@ class _Dialer:
         self._client = client
 
     def open(self, endpoint: str) -> LoopbackPort:
-        """A port; to nobody, if nobody is there."""
+        """A port; connected to nothing if no server listens there."""
         port = LoopbackPort(self._client, self._client.host.server_at(endpoint))
         self._client.ports.append(port)
         return port
@@ -136,7 +136,7 @@ class _Machine:
         return "elsewhere"
 
     def process_id(self) -> int:
-        """Everybody's."""
+        """The process id that all simulated clients share."""
         return 1
 
 

@@ -1,4 +1,4 @@
-r"""What may and must happen with each message of one subscription. Independent of the engine: sets of
+r"""The promises about each message of one subscription. Independent of the engine: sets of
 offsets and plain rules, fed with what passes the worker.
 
     not delivered -> held by one -> acked -> acked durably        must not come again, from then on
@@ -53,7 +53,7 @@ class SubscriptionModel:
     tap: object = None
     """Of the worker that has it."""
     poisoned: set[int] = field(default_factory=set)
-    """Failed too often, or perhaps: nobody is owed these; dead letters are."""
+    """Failed too often, or perhaps: no consumer is owed these; dead letters are."""
     held: dict[int, Held] = field(default_factory=dict)
     known: dict[int, Known] = field(default_factory=dict)
     keys: dict[int, bytes | None] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class SubscriptionModel:
                 raise Violation(f"{self.label}: {other.name} and {consumer.name} at once")
 
     def detach(self, consumer: Attached, parting: str = "closed") -> None:
-        """It is gone: what it held is free. `parting`: closed, lost (its client goes on), died."""
+        """Free what a consumer held: it is gone. `parting`: closed, lost (its client goes on), died."""
         if consumer.is_gone:
             return
         if parting != "died" and self.may_be_dead(consumer):
@@ -287,7 +287,7 @@ class SubscriptionModel:
         if known is None or known.is_out_of_turn or not self.is_owed(offset):
             return True
         if offset in self.poisoned or not self.wants(self.keys.get(offset)):
-            return True  # it waits for its dead letter, for good, or for nobody
+            return True  # it waits for its dead letter, for good, or for none
         held = self.held.get(offset)
         if held is None:
             return False
@@ -415,7 +415,7 @@ class SubscriptionModel:
                 held.deadline_ns = self.clock.now_ns + wait_ns
 
     def overdue(self) -> None:
-        """What is held for too long, or by a consumer that may be dead, may have failed by now."""
+        """Allow what is held for too long, or by a consumer that may be dead, to have failed by now."""
         for offset, held in self.held.items():
             is_over = held.deadline_ns <= self.clock.now_ns or self._may_fail_by_death(offset, held)
             if is_over and self.known[offset].failures_max >= self.policy.max_redelivery_count:
@@ -455,7 +455,7 @@ class SubscriptionModel:
     # ------------------------------------------------------------ the worker's death
 
     def worker_died(self) -> None:
-        """What was only in memory is gone."""
+        """Forget what was only in the worker's memory."""
         self.overdue()
         for consumer in list(self.consumers):
             consumer.is_gone = True

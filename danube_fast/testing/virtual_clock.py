@@ -39,7 +39,7 @@ class VirtualClock:
 
 
 class Trace:
-    """What happened, as a hash; the last lines are kept to be read."""
+    """The events of a run as a hash; the last lines are kept to be read."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock

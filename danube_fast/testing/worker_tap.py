@@ -72,7 +72,7 @@ class _Flush(list[tuple[SubscriptionModel, list[int], tuple[int, int] | None]]):
 
 
 class WorkerTap(Tap):
-    """What one worker reads and sends, told to the model."""
+    """Tells the model what one worker reads and sends."""
 
     def __init__(self, model: Model, index: int) -> None:
         self.model = model
@@ -91,7 +91,7 @@ class WorkerTap(Tap):
 
     def died(self, partition_ids: set[int]) -> None:
         """The worker is gone, and all that only it knew: of its partitions, and of subscriptions that were
-        here before their partition moved and have nobody there yet."""
+        here before their partition moved and have no consumer there yet."""
         model = self.model
         for (partition_id, _), sub in model.subscriptions.items():
             if partition_id in partition_ids or sub.tap is self:
@@ -256,7 +256,9 @@ class WorkerTap(Tap):
             elif isinstance(command, p.Deliver):
                 self._not_sent(session, command, parts)
             else:
-                self._answered(identity, command, parts)  # it was done, though nobody hears of it
+                self._answered(
+                    identity, command, parts
+                )  # it was done, though no client hears of it
             return
         session.is_lagging = True
         for sub, _ in session.consumers.values():

@@ -1,4 +1,4 @@
-"""What a log does beside its worker's loop: syncs, and jobs that take their time.
+"""Background work of a log, beside its worker's loop: syncs, and jobs that take their time.
 
 The shipped `Background` has a sync thread for each log and a thread for each job. A simulation passes
 another one, whose syncs and jobs end when its seed says so.
@@ -16,7 +16,7 @@ __all__ = ["Background", "Job", "Sync"]
 
 
 class Sync(Protocol):
-    """What a log needs of its sync thread; see `SyncThread` for what each does."""
+    """A sync thread as its log sees it; see `SyncThread` for what each does."""
 
     @property
     def synced_position(self) -> int:

@@ -66,7 +66,7 @@ class SnapshotReport(msgspec.Struct, frozen=True):
 
 
 class LogReport(msgspec.Struct, frozen=True):
-    """What is in a log's folder."""
+    """The contents of a log's folder."""
 
     directory: str
     log_id: int | None
@@ -79,7 +79,7 @@ class LogReport(msgspec.Struct, frozen=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """What every byte of a log said.
+    """The result of reading every byte of a log.
 
     `cut`: where the log ends. `synced_position`: known to have been durable. `faults`: damage below
     that, in order. `torn`: what stands at the cut, None if nothing does. `repaired`: the faults were

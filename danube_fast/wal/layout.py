@@ -1,4 +1,4 @@
-"""What stands on disk in the folder of one log, byte for byte, and who writes it.
+"""The files of one log, byte for byte, and who writes them.
 
     <data>/logs/<i>/
       lock                          flock of the one process that has the log open; holds its pid
@@ -141,7 +141,7 @@ def pad_bytes(byte_count: int) -> int:
 
 
 def group_bytes(byte_count: int) -> int:
-    """What a group of `byte_count` bytes of frames takes in the log with its PAD frame, bytes."""
+    """Bytes of the log that a group of `byte_count` bytes of frames takes with its PAD frame."""
     return byte_count + pad_bytes(byte_count)
 
 

@@ -166,7 +166,7 @@ class Log:
 
     @property
     def epoch(self) -> int:
-        """What frames must be stamped with now. Rises after a failed write or sync.
+        """The epoch that frames must be stamped with now. Rises after a failed write or sync.
 
         Before `begin_epoch` it is the highest that replay has seen: the next one is one higher.
         """
@@ -218,7 +218,7 @@ class Log:
 
     @property
     def losses(self) -> list[Loss]:
-        """What an operator accepted to lose (`wal verify --accept-loss`), oldest first."""
+        """The losses that an operator accepted (`wal verify --accept-loss`), oldest first."""
         return read_losses(self.directory / LOSSES_NAME)
 
     # -- writing -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a log still holds after its process ended, however it ended.
+"""Recovery: finds what a log still holds after its process ended, however it ended.
 
     snapshot position          cut                       end of the newest segment
          |---- frames, strict ----|???????????????????????????|

@@ -65,7 +65,7 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 def read_losses(path: Path) -> list[Loss]:
-    """What was accepted as lost so far."""
+    """Read what was accepted as lost so far."""
     if not path.exists():
         return []
     return [msgspec.json.decode(line, type=Loss) for line in path.read_bytes().splitlines() if line]

@@ -47,7 +47,7 @@ _RUN_SPAN, _RUN_SIZE = _RUN_AT["offset_span"], _RUN_AT["byte_count"]
 
 
 class WrittenGroup(NamedTuple):
-    """What one gathering write puts into the file."""
+    """The bytes that one gathering write puts into the file."""
 
     position: int
     buffers: list[Any]

@@ -16,7 +16,7 @@ written in it never waits for the file system to note its new end.
 The file recycled last is taken first: its pages are most likely in the page cache still, so that writing
 costs a copy and no fresh pages. Files of zeros, which were never there, wait behind all of those.
 
-A file that nobody needs gets a temporary name at once and is removed in the background: to remove 128 MiB
+A file that is not needed any more gets a temporary name at once and is removed in the background: to remove 128 MiB
 out of the page cache takes tens of milliseconds, and a log that was read to its end has many of them.
 
 The pool belongs to the worker's loop; the thread that makes spares only adds to one deque and takes from
@@ -180,7 +180,7 @@ class SparePool:
             self.refill()
 
     def _remove_doomed(self) -> None:
-        """Remove files that nobody needs. Raises OSError."""
+        """Remove files that are not needed. Raises OSError."""
         while self._doomed:
             try:
                 path = self._doomed.popleft()
@@ -258,7 +258,7 @@ class SparePool:
         return True
 
     def stop(self) -> None:
-        """End the background work; a half-made file is removed, and so is what nobody needs."""
+        """End the background work; a half-made file is removed, and so is what is not needed."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_STOP_WAIT_SECONDS)

@@ -168,7 +168,7 @@ def read_at(segment: Segment, position: int, byte_count: int) -> bytearray:
 
 
 class Evidence(NamedTuple):
-    """What valid headers of this log say that stand behind the place where a walk stopped."""
+    """The word of valid headers of this log behind the place where a walk stopped."""
 
     synced: int
     epoch: int

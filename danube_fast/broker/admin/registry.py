@@ -35,11 +35,11 @@ class Answer:
         self._ended = False
 
     def done(self, value: Any = None) -> None:
-        """It succeeded."""
+        """Answer with a result."""
         self._end(value, None)
 
     def fail(self, error: DanubeError) -> None:
-        """It failed."""
+        """Answer with an error."""
         self._end(None, error)
 
     def _end(self, value: Any, error: DanubeError | None) -> None:
@@ -49,7 +49,7 @@ class Answer:
 
 
 class AdminContext(Protocol):
-    """What operations stand on; the coordinator provides it."""
+    """The state and the helpers of operations; the coordinator provides them."""
 
     topics: TopicDirectory
     clock: Clock
@@ -86,7 +86,7 @@ class AdminContext(Protocol):
         ...
 
     def forget(self, partitions: list[PartitionRecord]) -> None:
-        """Partitions that are gone: hand them to nobody any more."""
+        """Hand out these partitions no more: they are gone."""
         ...
 
     def move(

@@ -136,7 +136,7 @@ def skip_messages(
     subscription: str,
     count: int | None = None,
 ) -> None:
-    """Count the next `count` messages of each partition, from the cursor on, as acked, whoever holds
+    """Count the next `count` messages of each partition, from the cursor on, as acked, even those that a consumer holds
     them; without a count all that are there. Answers how many that were, and the cursors."""
     if count is not None and count < 1:
         raise InvalidArgument(f"{count} messages cannot be skipped; skip 1 or more")

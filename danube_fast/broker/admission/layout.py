@@ -32,7 +32,7 @@ SESSION_ARRIVED = -(1 << 40)
 
 
 class Mode(enum.IntEnum):
-    """What a partition's frames go through."""
+    """The way that a partition's frames take."""
 
     CLOSED = 0
     """Refuses with the partition's `refusal` status."""

@@ -1,4 +1,4 @@
-"""What a state machine asks of a rate limit; the buckets themselves lie in shared memory (ring/)."""
+"""A rate limit as state machines use it; the buckets themselves lie in shared memory (ring/)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The admission tables as numpy arrays: made, grown and edited here, between kernel calls.
 
 Row access by name goes through the enums of `layout.py`. Growing an array moves it, so the state
-block is refreshed whenever that happens; nobody else may keep an address across a call.
+block is refreshed whenever that happens; no other code may keep an address across a call.
 """
 
 from __future__ import annotations
@@ -189,6 +189,6 @@ class AdmissionTables:
         _undo(self.address, int(self.results.ctypes.data) + index * RESULT_WORDS * WORD_BYTES)
 
     def set_log(self, slot: int, *, log_id: int, position: int, epoch: int, synced: int) -> None:
-        """What the kernel stamps and where the next frame goes."""
+        """Set what the kernel stamps, and where the next frame goes."""
         # for every bundle: assigning to an array costs four times as much
         _LOG_ROW.pack_into(self.logs.data, slot * _LOG_ROW.size, log_id, position, epoch, synced)

@@ -148,7 +148,7 @@ def hold(head: int, base: int, rows: int, count: int, slot: int, time_ns: int, f
 
 @kernel("int64(int64,int64,int64,int64,int64)")
 def rehold(head: int, low: int, high: int, slot: int, deadline_ns: int) -> int:
-    """What `slot` holds of a range becomes deliveries with a deadline of their own, one for each frame that
+    """Make what `slot` holds of a range deliveries with a deadline of their own, one for each frame that
     it came in. Where to go on: `high`, or less when rows ran out; or NEED_ROWS at once."""
     row, mine, frame = -1, 0, 0
     for offset in range(low, high):
@@ -452,7 +452,7 @@ def _add_run(runs: int, count: int, offset: int, failures: int, blocked: int) ->
 def take_back(
     head: int, low: int, high: int, slot: int, row: int, failures_max: int, runs: int
 ) -> int:
-    """What the delivery `row`, or if that is negative `slot`, holds of a range has failed: it is
+    """Let what the delivery `row`, or if that is negative `slot`, holds of a range fail: it is
     DELAYED from now on, or BLOCKED if it failed more often than `failures_max`. Writes runs (int64)
     of low, high, failures, 1 if blocked; how many. There is room for one a message."""
     count = 0

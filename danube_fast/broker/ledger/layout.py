@@ -20,7 +20,7 @@ BUCKET_SHIFT = 14
 BUCKETS = 1 << BUCKET_SHIFT
 NOBODY = 0xFFFF
 STAYS = 0xFFFE
-"""In place of a slot: nobody takes the message, or it stays where it is."""
+"""In place of a slot: no consumer takes the message, or it stays where it is."""
 PAGE_SHIFT = 11
 PAGE_MESSAGES = 1 << PAGE_SHIFT
 UNTOUCHED = 0
@@ -41,7 +41,7 @@ NEED_PAGES = -3
 
 
 class State(enum.IntEnum):
-    """What is the case with a message that nobody holds."""
+    """States of a message that no consumer holds."""
 
     FRESH = 0
     """Never handed out."""
@@ -52,7 +52,7 @@ class State(enum.IntEnum):
     DELAYED = 3
     """Handed out again when its time has come."""
     BLOCKED = 4
-    """Given back too often: stays until somebody decides."""
+    """Given back too often: stays until the failure policy or a seek decides."""
     SETTLED_NEW = 5
     """Settled, and no record says so yet."""
     HELD = 8
@@ -114,7 +114,7 @@ class BucketWord(enum.IntEnum):
 
 
 class RouteWord(enum.IntEnum):
-    """What is asked of the kernels that route: addresses unless said."""
+    """Arguments of the kernels that route: addresses unless said."""
 
     BASE = 0
     """Offset of the frame's first message."""
@@ -146,7 +146,7 @@ class PageWord(enum.IntEnum):
     SETTLED = 0
     """Messages in the page that are settled, recorded or not."""
     SETTLED_NEW = 1
-    """Those of them that may be SETTLED_NEW; 0: none is, and nobody has to look."""
+    """Those of them that may be SETTLED_NEW; 0: none is, and there is no need to look."""
     WAITING = 2
     """Messages in the page that wait."""
 

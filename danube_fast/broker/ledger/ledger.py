@@ -2,7 +2,7 @@ r"""The ledger of a subscription: what is the case with each message that is not
 `next_offset`. IO-free; kernels do what is done message by message.
 
     FRESH -> HELD -> SETTLED            handed out, acked
-              |  \-> DELAYED | BLOCKED  given back: waits for its time, or for somebody's decision
+              |  \-> DELAYED | BLOCKED  given back: waits for its time, or for a decision
               v             |
              WAITING <------+ -> HELD   its holder is gone, or the time has come
 
@@ -163,7 +163,7 @@ class Ledger:
 
     @property
     def held(self) -> int:
-        """Messages that somebody holds."""
+        """Messages that consumers hold."""
         return self.words[_HELD]
 
     @property
@@ -284,7 +284,7 @@ class Ledger:
         return self.call(_hold, low, high, base, address_of(rows), len(rows), slot, time_ns, frame)
 
     def extend(self, low: int, high: int, slot: int, deadline_ns: int) -> None:
-        """What `slot` holds of a range has a deadline of its own from now on."""
+        """Give what `slot` holds of a range a deadline of its own."""
         low, high = max(low, self.cursor), min(high, self.next_offset)
         while low < high:
             low = self.call(_rehold, low, high, low, high, slot, deadline_ns)
@@ -297,7 +297,7 @@ class Ledger:
         return rows[: _select(self.address, base, low, high, state, address_of(rows))]
 
     def rewind(self) -> int:
-        """What waits is fresh again. The first of it, or `next_offset` if nothing waits."""
+        """Make what waits fresh again. The first of it, or `next_offset` if nothing waits."""
         return int(_rewind(self.address))
 
     def first_fresh(self, low: int, high: int) -> int:
@@ -341,7 +341,7 @@ class Ledger:
         _settle(self.address, address_of(ranges), len(ranges) // 2, slot)
 
     def settle(self, low: int, high: int) -> int:
-        """Settle all of [low, high), whoever holds it. How much of it was not settled."""
+        """Settle all of [low, high), held or not. How much of it was not settled."""
         words = self.words
         low = max(low, words[_CURSOR])
         before = words[HeadWord.EVER_SETTLED]
@@ -379,7 +379,7 @@ class Ledger:
         _give_back(self.address, slot, len(self._rows), *taken)
 
     def fail_taken(self, slot: int, taken: Taken, failures_max: int) -> list[Failed]:
-        """What `slot` holds and its application has taken has failed, as in `fail`."""
+        """Let what `slot` holds and its application has taken fail, as in `fail`."""
         runs: list[Failed] = []
         for row, frame in self._rows_of(slot, 0, taken.frames):
             low, high = self._rows[row, RowWord.START : RowWord.END + 1].tolist()
@@ -413,11 +413,11 @@ class Ledger:
         return ((int(row), int(self._rows[row, RowWord.FRAME])) for row in order)
 
     def wake(self, low: int, high: int, state: State = State.DELAYED) -> int:
-        """What is in that state in [low, high) waits from now on; how much that is."""
+        """Let what is in that state in [low, high) wait for delivery; how much that is."""
         return int(_wake(self.address, low, high, state))
 
     def fail(self, slot: int, pairs: list[int], failures_max: int) -> list[Failed]:
-        """What `slot` holds of flat [start, end) pairs has failed: DELAYED, or BLOCKED if it failed more
+        """Let what `slot` holds of flat [start, end) pairs fail: DELAYED, or BLOCKED if it failed more
         than `failures_max` times."""
         runs: list[Failed] = []
         for at in range(0, len(pairs) - 1, 2):

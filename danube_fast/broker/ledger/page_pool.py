@@ -29,7 +29,7 @@ class PagePool:
 
     @property
     def free_count(self) -> int:
-        """Pages that nobody uses."""
+        """Pages that are free."""
         return int(self._head[0])
 
     @property

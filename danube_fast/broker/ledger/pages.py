@@ -1,4 +1,4 @@
-"""What the kernels of a ledger have in common: words, pages, rows, and a message that leaves one.
+"""The common ground of a ledger's kernels: words, pages, rows, and a message that leaves one.
 
 All take the address of the head first. A kernel that needs more rows, table or pages says so before
 it has changed anything.

@@ -1,4 +1,4 @@
-"""What subscriptions and their worker speak of: frames, gaps, consumers and their credit. IO-free."""
+"""The values that subscriptions and their worker exchange: frames, gaps, consumers and their credit. IO-free."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Parting(enum.Enum):
 
 
 class SubscriptionKind(enum.StrEnum):
-    """What a subscription does with several consumers."""
+    """How a subscription divides its messages among consumers."""
 
     EXCLUSIVE = "exclusive"
     """There is only one."""
@@ -117,9 +117,9 @@ class Gap(NamedTuple):
     reason: str
     lost: bool = False
     start: int = 0
-    """From here on, for whoever met it."""
+    """From here on, for the reader that met it."""
     is_silent: bool = False
-    """Newer messages have taken their place: nobody needs to be told."""
+    """Newer messages have taken their place: no consumer needs to be told."""
 
 
 class Flow:
@@ -135,7 +135,7 @@ class Flow:
         self.paused = False
         """The session does not take what was sent already."""
         self.ran_out = False
-        """Credit was used up since the last grant: somebody may wait for more."""
+        """Credit was used up since the last grant: a subscription may wait for more."""
         self.users: dict[Consumer, None] = {}
         """Who was served longest ago comes first."""
 

@@ -113,7 +113,7 @@ def postpone(head: int, heap: int, size: int, base: int, rows: int, count: int, 
 
 @kernel("int64(int64,int64,int64,int64,int64)")
 def wake_due(head: int, heap: int, size: int, now_ns: int, count_max: int) -> int:
-    """Those whose time has come wait for delivery from now on; the new size of the heap."""
+    """Let the messages whose time has come wait for delivery; the new size of the heap."""
     for _ in range(count_max):
         if size == 0 or load_i64(heap) > now_ns:
             break
@@ -201,7 +201,7 @@ class Delays:
         return [offset for offset in offsets.tolist() if offset >= 0]
 
     def wake(self, now_ns: int) -> int:
-        """Those that are due wait for delivery from now on; how many left."""
+        """Let the messages that are due wait for delivery; how many left."""
         before = self._size
         heap = int(self._heap.ctypes.data)
         self._size = int(_wake_due(self._ledger.address, heap, before, now_ns, WAKE_MAX))

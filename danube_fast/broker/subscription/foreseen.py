@@ -98,7 +98,7 @@ class Foreseen:
         self.byte_count += len(frame)
 
     def prune(self) -> None:
-        """Let go of what nobody waits for any more."""
+        """Let go of frames whose messages are not waited for any more."""
         for offset in list(self._frames):
             if self._ledger.state_of(offset)[0] not in (State.DELAYED, State.WAITING):
                 self.take(offset)

@@ -1,4 +1,4 @@
-"""What happens with messages that are given back: how late they come again, how often, and then what."""
+"""The failure policy: how late messages that are given back come again, how often, and what becomes of them then."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Backoff(enum.StrEnum):
 
 
 class Poison(enum.StrEnum):
-    """What becomes of a message that failed too often."""
+    """The end of a message that failed too often."""
 
     BLOCK = "block"
-    """It stays unacked and is not delivered, until somebody decides."""
+    """It stays unacked and is not delivered, until the policy changes or a seek passes it."""
     DROP = "drop"
     """It counts as acked."""
     DEAD_LETTER = "dead_letter"
@@ -55,7 +55,7 @@ class FailurePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """`exponential`: the pause doubles from failure to failure. `fixed`: it does not. Up to a fifth is added, so that
     messages that failed together do not come together."""
     poison_policy: Poison = Poison.BLOCK
-    """`block`: poison stays unacked until the policy changes or somebody seeks. `drop`: it counts as acked.
+    """`block`: poison stays unacked until the policy changes or a seek passes it. `drop`: it counts as acked.
     `dead_letter`: it goes to `dead_letter_topic`, then counts as acked."""
     dead_letter_topic: str = ""
     """A reliable topic other than the subscription's. It is made if it is missing."""

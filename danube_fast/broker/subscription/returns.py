@@ -1,4 +1,4 @@
-"""What comes back to a subscription, and when: nacks, ack timeouts, backoff, delayed messages.
+"""Redelivery: what comes back to a subscription, and when. Nacks, ack timeouts, backoff, delayed messages.
 
 The half of a subscription's state machine that deals with time; `subscription.py` has the other,
 who gets what. IO-free like that one.
@@ -40,7 +40,7 @@ GAP_AT_ONCE = 1 << 16
 GOLDEN = 2654435761
 """Spreads the jitter of messages that lie side by side."""
 TIMER_STEP_NS = 20_000_000
-"""Deadlines are looked at together that lie so close: nobody minds, and it saves turns."""
+"""Deadlines are looked at together that lie so close: it saves turns."""
 
 
 class Returns:
@@ -115,7 +115,7 @@ class Returns:
         return self.ledger.cursor
 
     def settle(self, start: int, end: int) -> int:
-        """[start, end) needs no delivery any more, whoever holds it; how much of it did."""
+        """Settle [start, end), held or not: it needs no delivery any more. How much of it did."""
         settled = self.ledger.settle(start, end)
         self.next_offset = max(self.next_offset, self.ledger.cursor)
         return settled
@@ -148,7 +148,7 @@ class Returns:
     # ------------------------------------------------------------ losses
 
     def pass_waiting(self, at: int, gap: Gap) -> None:
-        """What waits from `at` on lies in a gap: it is never delivered."""
+        """Pass over what waits from `at` on, as it lies in a gap and is never delivered."""
         while at < min(gap.end, self.ledger.next_offset):
             end = min(gap.end, self.ledger.next_offset, at + GAP_AT_ONCE)
             for low, high in runs_of(self.ledger.select(at, at, end, WAITING), at):
@@ -167,7 +167,7 @@ class Returns:
         return Gap(until, reason, lost=True, start=start) if count else None
 
     def take_lost(self) -> int:
-        """What was lost since the last call."""
+        """Count the messages that were lost since the last call."""
         lost, self.lost_counted = self.lost_count - self.lost_counted, self.lost_count
         return lost
 
@@ -183,7 +183,7 @@ class Returns:
             self._failed(failed, delay_ns, now_ns, reason)
 
     def take_from(self, consumer: Consumer, parting: Parting) -> None:
-        """What a consumer holds waits for redelivery, before anything newer. What its application had taken
+        """Let what a consumer holds wait for redelivery, before anything newer. What its application had taken
         counts as delivered; if the consumer died, what it had reported failed, too, and may have failed too
         often."""
         ledger, slot, taken = self.ledger, consumer.slot, consumer.taken
@@ -222,7 +222,7 @@ class Returns:
             self.poisoned.append(poisoned)
 
     def take_poisoned(self) -> list[Poisoned]:
-        """What is to become dead letters."""
+        """Hand over the messages that are to become dead letters."""
         poisoned, self.poisoned = self.poisoned, []
         return poisoned
 
@@ -319,7 +319,7 @@ class Returns:
         self.idle_since_ns = 0
 
     def pass_turn(self, consumer: Consumer) -> None:
-        """It is the turn of who stands behind `consumer`."""
+        """Give the turn to the consumer behind `consumer`."""
         if len(self.consumers) > 1 and self.kind is SubscriptionKind.SHARED:
             self.turn = (self.consumers.index(consumer) + 1) % len(self.consumers)
 

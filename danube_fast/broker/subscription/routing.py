@@ -1,9 +1,9 @@
-"""Who gets the messages of a key: consistent hashing over the consumers of a key_shared subscription.
+"""The route of a key to its consumer: consistent hashing over the consumers of a key_shared subscription.
 
     key hash -> bucket (16,384 of them) -> owner, by 100 points of each consumer on a ring
 
 A bucket's messages are with one consumer at a time: while one holds some, another owner has to wait;
-behind a message that waits all others of its bucket wait, so the order of a key is kept whoever
+behind a message that waits all others of its bucket wait, so the order of a key is kept, whichever consumer
 comes, goes or has no credit. A message without a key goes to any bucket. With filters a message has
 a mask that says which sets of filters take its key, and each mask has owners of its own. IO-free.
 """
@@ -78,10 +78,10 @@ class Router:
         self._columns: tuple[Any, Any] = (None, None)
         self._skipped: Rows | None = None
         self.skipped_count = 0
-        """Messages whose key nobody took."""
+        """Messages whose key no consumer took."""
 
     def restart(self) -> None:
-        """The ledger starts over: nobody holds anything."""
+        """Begin anew with the ledger: no consumer holds anything."""
         self._buckets[:] = 0
 
     @property
@@ -273,7 +273,7 @@ class Router:
         self._ledger.call(_note_routes, low, high, int(self._job.ctypes.data))
 
     def take_skipped(self, base: int) -> list[tuple[int, int]]:
-        """Ranges of the last frame whose keys nobody takes."""
+        """Ranges of the last frame whose keys no consumer takes."""
         skipped, self._skipped = self._skipped, None
         if skipped is None:
             return []

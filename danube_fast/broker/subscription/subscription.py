@@ -141,7 +141,7 @@ class Subscription(Returns):
             self._sought = offset
 
     def start_over(self, offset: int) -> None:
-        """Nobody needs anything below, and nothing above was handed out; no record says so."""
+        """Count all below as acked and nothing above as handed out; no record says so."""
         self.start_count += 1
         self.ledger.restart(offset)
         if self.router is not None:
@@ -164,7 +164,7 @@ class Subscription(Returns):
         return self.tracks and is_dirty
 
     def cursor_records(self) -> list[Cursor | Acked | Untold]:
-        """What changed since the last call: however much is acked above the cursor, a record only
+        """Records of what changed since the last call: however much is acked above the cursor, a record only
         holds what is new."""
         records: list[Cursor | Acked | Untold] = []
         if not self.tracks:

@@ -1,4 +1,4 @@
-"""What is to be done at a time: one entry for each subscription that waits for one. IO-free."""
+"""A heap of due times: one entry for each subscription that waits for one. IO-free."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["NEVER", "Timed", "Timers"]
 
 NEVER = 1 << 62
 WALL_STEP_NS = 20_000_000
-"""By so much the wall clock may run ahead of the monotonic one before everybody looks again at what is due."""
+"""By so much the wall clock may run ahead of the monotonic one before all owners look again at what is due."""
 FORGOTTEN_MAX = 64
-"""So many owners may be kept that nobody else knows: some megabytes, where a heap has thousands."""
+"""So many owners may be kept that were forgotten elsewhere: some megabytes, where a heap has thousands."""
 
 
 class Timed(Protocol):
@@ -39,7 +39,7 @@ class Timers(Generic[Owner]):
     @property
     def wall_ahead_ns(self) -> int:
         """The wall clock less the monotonic one, by which everything here goes. When it is set forward, or
-        the machine was suspended, everybody is called: what has a wall-clock time is due earlier."""
+        the machine was suspended, all owners are called: what has a wall-clock time is due earlier."""
         return self._wall_ahead_ns
 
     @wall_ahead_ns.setter
@@ -74,7 +74,7 @@ class Timers(Generic[Owner]):
 
     @property
     def next_ns(self) -> int:
-        """When somebody may have to be called; NEVER if nobody has."""
+        """When an owner may have to be called; NEVER if none has."""
         return self._heap[0][0] if self._heap else NEVER
 
     def soon(self, until_ns: int) -> list[Owner]:

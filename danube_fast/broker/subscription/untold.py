@@ -1,4 +1,4 @@
-"""What a subscription lost while it had no consumer, for the first one that comes back. IO-free."""
+"""The gaps that a subscription met while it had no consumer, for the first one that comes back. IO-free."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Untold:
         return gaps
 
     def record(self, partition_id: int, name: str) -> Record:
-        """What it is now."""
+        """Make the record of the gaps as they are now."""
         return Record(
             partition_id, name, [(gap.start, gap.end, gap.reason, gap.lost) for gap in self._gaps]
         )

@@ -1,7 +1,7 @@
-"""What changed among the topics of late, so that who watches them need not ask for all again. IO-free.
+"""Recent changes among the topics, so that watchers need not ask for all again. IO-free.
 
 A cursor is text that only this object understands: which life of the coordinator, and how many
-changes there were. Whoever comes with a cursor of another life, or of too long ago, begins anew.
+changes there were. A watcher with a cursor of another life, or of too long ago, begins anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHANGES_KEPT_MAX = 20_000
 
 
 class Change(enum.StrEnum):
-    """What became of a topic."""
+    """Kinds of change of a topic."""
 
     CREATED = "created"
     DELETED = "deleted"
@@ -37,7 +37,7 @@ class TopicChanges:
         """Changes in this life."""
 
     def note(self, change: Change, topic: str) -> None:
-        """It is durable."""
+        """Note a change that is durable."""
         self._kept.append((change, topic))
         self.count += 1
 

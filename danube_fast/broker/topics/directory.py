@@ -7,7 +7,7 @@
 
 The metadata store holds the truth and this its copy in memory; the coordinator is the only writer.
 A commit may take milliseconds, so new topics are collected: `create` checks and enters them here,
-`commit` makes all of them durable with as few transactions as may be, and only then may anybody be
+`commit` makes all of them durable with as few transactions as may be, and only then may a client be
 told. Ids are taken in blocks, are never used twice, and number incarnations as well as partitions.
 A partition without a topic is a deleted one, whether its topic was deleted or a kill came between
 two writes: only what is recorded as deleted may a worker ever drop.
@@ -88,7 +88,7 @@ class TopicDirectory:
         self._ids = Ids(store)
         self._new: dict[str, TopicRecord] = {}
         self.changes = TopicChanges()
-        """What became durable of late, for whoever watches."""
+        """What became durable of late, for watchers."""
         self.growing: dict[str, list[PartitionRecord]] = {}
         """Topics that are about to get more partitions; nothing else about them changes meanwhile."""
         self.inherited: dict[int, list[Inherited]] = {}
@@ -209,7 +209,7 @@ class TopicDirectory:
     # ---------------------------------------------------------------- topics
 
     def create(self, name: str, options: TopicOptions, now_ns: int) -> TopicRecord:
-        """Enter a new topic; `commit` makes it durable, and nobody may be told before.
+        """Enter a new topic; `commit` makes it durable, and no client may be told before.
 
         Raises InvalidArgument, AlreadyExists, or NotFound (the namespace).
         """
@@ -275,7 +275,7 @@ class TopicDirectory:
             or not replace(self._store, key, msgspec.json.encode(changed), entry.revision)
         ):
             raise FailedPrecondition(
-                f"{record.topic} was changed by somebody else just now; try again"
+                f"{record.topic} was changed by another request just now; try again"
             )
         self._topics[record.topic] = changed
         return changed
@@ -283,7 +283,7 @@ class TopicDirectory:
     # ---------------------------------------------------------------- policies
 
     def policy_of(self, record: TopicRecord) -> TopicPolicy:
-        """What is in force for a topic: its own values over those of its namespace."""
+        """The values in force for a topic: its own over those of its namespace."""
         return effective(self.namespaces.values(parse_topic(record.topic).namespace), record.policy)
 
     def set_policy(self, name: str, values: Mapping[str, Any]) -> TopicRecord:
@@ -334,7 +334,7 @@ class TopicDirectory:
         return dropped
 
     def check_options(self, record: TopicRecord, options: TopicOptions) -> None:
-        """Whether an existing topic is what somebody would have created.
+        """Whether an existing topic is what a request would have created.
 
         Raises FailedPrecondition for another dispatch or number of partitions; the topic's own
         durability holds whatever was asked.
@@ -346,7 +346,7 @@ class TopicDirectory:
             )
         count = len(record.partition_ids) if record.partitioned else 0
         asked = options.partitions
-        # fewer are what it had before somebody gave it more
+        # fewer are what it had before it was given more
         if asked is not None and (asked > count or (asked == 0) != (count == 0)):
             raise FailedPrecondition(
                 f"{record.topic} has {count} partitions and you asked for {asked}; "
@@ -394,7 +394,7 @@ class TopicDirectory:
                 )
 
     def require_settled(self, name: str) -> TopicRecord:
-        """A topic that nobody is just creating or giving partitions to. Raises FailedPrecondition."""
+        """A topic that is not being created or given partitions. Raises FailedPrecondition."""
         record = self.require(name)
         if name in self._new or name in self.growing:
             what = "created" if name in self._new else "given more partitions"
@@ -425,7 +425,7 @@ class TopicDirectory:
             return [self._undo(record, error) for record in batch]
         if len(batch) > 1:  # one of them exists; the others need not suffer
             return [failure for record in batch for failure in self._commit_batch([record])]
-        text = f"topic {batch[0].topic} was created by somebody else just now; use it"
+        text = f"topic {batch[0].topic} was created by another request just now; use it"
         return [self._undo(batch[0], AlreadyExists(text))]
 
     @staticmethod
@@ -439,7 +439,7 @@ class TopicDirectory:
         return new
 
     def _write(self, batch: list[TopicRecord]) -> bool:
-        """Record new topics; False if somebody else made one of them. Raises what the store does.
+        """Record new topics; False if another client made one of them. Raises what the store does.
 
         The last transaction holds the topics themselves, so they exist all at once.
         """

@@ -1,4 +1,4 @@
-"""Numbers that nobody had before, not even before a crash: of partitions and of incarnations."""
+"""Numbers that were never used before, not even before a crash: of partitions and of incarnations."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ class Ids:
             raise FailedPrecondition("all partition ids were used; take a new data directory")
         revision = entry.revision if entry is not None else 0
         if self._store.cas("/ids/next", str(first + count).encode(), revision) is None:
-            raise FailedPrecondition("somebody else took ids just now; try again")
+            raise FailedPrecondition("another process took ids just now; try again")
         self._next_id, self._reserved_id = first, first + count

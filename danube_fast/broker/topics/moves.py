@@ -31,7 +31,11 @@ def move_partition(
     before, after = msgspec.json.encode(record), msgspec.json.encode(moved)
     entry = store.get(key)
     if entry is None or entry.value != before:
-        raise FailedPrecondition(f"{record.topic} was changed by somebody else just now; try again")
+        raise FailedPrecondition(
+            f"{record.topic} was changed by another request just now; try again"
+        )
     if not replace(store, key, after, entry.revision):
-        raise FailedPrecondition(f"{record.topic} was changed by somebody else just now; try again")
+        raise FailedPrecondition(
+            f"{record.topic} was changed by another request just now; try again"
+        )
     return moved

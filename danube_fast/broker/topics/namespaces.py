@@ -64,7 +64,7 @@ class Namespaces:
         del self._records[namespace]
 
     def values(self, namespace: str) -> dict[str, Any]:
-        """What a namespace sets for its topics."""
+        """The values that a namespace sets for its topics."""
         record = self._records.get(namespace)
         return record.policy if record is not None else {}
 

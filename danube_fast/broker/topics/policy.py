@@ -1,4 +1,4 @@
-"""What is allowed and kept of a topic: retention, time to live, quotas, limits, rates.
+"""The policy of a topic, what is allowed and kept: retention, time to live, quotas, limits, rates.
 
 A namespace sets values for all its topics, a topic sets its own over them, and what neither sets is
 the default: no limit. Values can be changed at any time. All of them are of one topic: a rate is
@@ -37,7 +37,7 @@ class RetentionPolicy(enum.StrEnum):
 
 
 class BacklogPolicy(enum.StrEnum):
-    """What happens when unacked messages take more than `backlog_bytes_max`."""
+    """The remedy when unacked messages take more than `backlog_bytes_max`."""
 
     REFUSE = "refuse"
     """Producers are refused until consumers have caught up."""
@@ -56,7 +56,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     retention_bytes: int = 0
     """So much of each partition stays, the newest. The smaller of the two bounds counts."""
     message_ttl_ms: int = 0
-    """Messages older than this that nobody has acked count as acked."""
+    """Messages older than this count as acked."""
     backlog_bytes_max: int = 0
     """Unacked bytes of a partition."""
     backlog_policy: BacklogPolicy = BacklogPolicy.REFUSE
@@ -88,7 +88,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @property
     def bounds_storage(self) -> bool:
-        """Somebody must look at ages and sizes."""
+        """Whether ages and sizes have to be looked at."""
         return bool(
             self.retention_policy is not RetentionPolicy.UNTIL_ACKED
             or self.retention_seconds
@@ -139,7 +139,7 @@ def merge_values(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
 
 
 def effective(namespace: Mapping[str, Any], topic: Mapping[str, Any]) -> TopicPolicy:
-    """What is in force for a topic. Raises InvalidArgument if the values do not go together."""
+    """The policy in force for a topic. Raises InvalidArgument if the values do not go together."""
     policy = msgspec.convert({**namespace, **topic}, TopicPolicy)
     bounded = policy.retention_seconds or policy.retention_bytes
     if policy.retention_policy is RetentionPolicy.UNTIL_EXPIRED and not bounded:

@@ -1,4 +1,4 @@
-"""What is recorded of a topic, a partition, a namespace; and what may be asked of a new topic.
+"""Records of topics, partitions and namespaces in the metadata; and what may be asked of a new topic.
 
 Records are JSON in the metadata store: small, seldom written, and readable by a person who looks
 for a fault. A field may be added with a default; a reader ignores fields that it does not know.
@@ -81,7 +81,7 @@ class NamespaceRecord(msgspec.Struct, frozen=True):
 
 
 class TopicOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What whoever creates a topic may choose. None: the default, or whatever the topic has."""
+    """The choices of a topic's creator. None: the default, or what the topic has already."""
 
     dispatch: str | None = None
     durability: str | None = None

@@ -1,4 +1,4 @@
-"""What the topic directory needs of a metadata store, so that it knows none."""
+"""The topic directory's view of a metadata store, so that it knows none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Store", "StoredEntry", "replace"]
 
 
 class StoredEntry(Protocol):
-    """What a store gives back for a key."""
+    """A store's answer for a key."""
 
     @property
     def value(self) -> bytes:
@@ -25,7 +25,7 @@ class StoredEntry(Protocol):
 
 
 class Store(Protocol):
-    """What is needed of a metadata store (`danube_fast.metadata.store.MetadataStore`)."""
+    """The part of a metadata store that is needed (`danube_fast.metadata.store.MetadataStore`)."""
 
     def get(self, key: str) -> StoredEntry | None:
         """The entry of a key."""
