@@ -1,58 +1,123 @@
-"""`client.admin`: every administrative operation as a method. The operations live in the broker."""
+# mypy: disable-error-code="empty-body"
+"""`client.admin`: every administrative operation as a method. The operations live in the broker.
+
+A method under `_operation` only declares its parameters: it runs the operation of its name in the broker's
+registry (`broker/admin`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from danube_fast.checks import check_text
 from danube_fast.client.consume.consumers import Consumers
 from danube_fast.client.consume.peek import peek_steps, tail_steps
 from danube_fast.client.handle.redrive import redrive_steps
+from danube_fast.client.link.faces import Run, twin
 from danube_fast.client.link.loop import LoopDriver
 from danube_fast.client.link.operations import admin_steps
 from danube_fast.client.link.pump import Steps
 from danube_fast.client.produce.producers import Producers
 from danube_fast.client.values.arguments import Start
+from danube_fast.client.values.limits import REQUEST_TIMEOUT_SECONDS
 from danube_fast.client.values.message import Message
 
 __all__ = ["AdminClient", "AsyncAdmin"]
 
 TOPICS_PER_PAGE = 5000
 """Half of what a broker answers at most, so that a full page is never a cut one."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class AdminClient:
-    """Administrative operations of a broker. Answers are what the broker says: dicts and lists."""
+def _operation(
+    declared: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[Any, P], T]:
+    """Make a method that runs the operation of its name with the arguments of its declaration."""
+    parameters = inspect.signature(declared)
 
-    def __init__(self, producers: Producers, consumers: Consumers) -> None:
+    @functools.wraps(declared)
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        given = parameters.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        _, *arguments = given.arguments.items()
+        return self._run(self._steps(declared.__name__, dict(arguments)))  # type: ignore[no-any-return]
+
+    return method
+
+
+class _AdminView:
+    """Shared by both kinds of `admin`."""
+
+    def __init__(self, producers: Producers, consumers: Consumers, run: Any) -> None:
         self._producers = producers
         self._consumers = consumers
-        self._routes = consumers.routes
+        self._run: Run = run
 
-    def steps(self, operation: str, **arguments: Any) -> Steps[Any]:
-        """Any operation as steps; arguments that are None are left to the broker's defaults."""
+    def _steps(self, operation: str, arguments: dict[str, Any]) -> Steps[Any]:
+        """Run an operation; arguments that are None are left to the broker's defaults."""
         check_text(operation, "operation")
         given = {name: value for name, value in arguments.items() if value is not None}
-        return admin_steps(self._routes.bootstrap, operation, given)
+        timeout = given.pop("timeout", REQUEST_TIMEOUT_SECONDS)
+        return admin_steps(self._consumers.routes.bootstrap, operation, given, timeout)
 
-    def drive(self, steps: Steps[Any]) -> Any:
-        """Carry steps out; a client of another kind does it in its own way."""
-        return self._routes.pump.run(steps)
+    def _topics_steps(
+        self, namespace: str | None, pattern: str | None
+    ) -> Steps[list[dict[str, Any]]]:
+        """Ask for page after page: the broker lists so many topics at once at most."""
+        found: list[dict[str, Any]] = []
+        page: list[dict[str, Any]] | None = None
+        while page is None or len(page) == TOPICS_PER_PAGE:
+            after = found[-1]["topic"] if found else None
+            page = yield from self._steps(
+                "list_topics",
+                {
+                    "namespace": namespace,
+                    "pattern": pattern,
+                    "limit": TOPICS_PER_PAGE,
+                    "after": after,
+                },
+            )
+            found += page
+        return found
 
-    def call(self, operation: str, **arguments: Any) -> Any:
-        """Any operation by name, also one that this client does not know yet."""
-        return self.drive(self.steps(operation, **arguments))
+    def _clients_steps(self, limit: int | None) -> Steps[list[dict[str, Any]]]:
+        rows: list[dict[str, Any]] = []
+        after: str | None = ""
+        while after is not None and (limit is None or len(rows) < limit):
+            left = None if limit is None else limit - len(rows)
+            page = yield from self._steps("list_clients", {"after": after, "limit": left})
+            rows += page["clients"]
+            after = page["after"] or None
+        return rows
+
+
+class AdminClient(_AdminView):
+    """Administrative operations of a broker. Answers are what the broker says: dicts and lists.
+
+    Every method raises InvalidArgument for what cannot be, and Unavailable or DeadlineExceeded when the broker
+    does not answer: then look whether the operation took place before you repeat it.
+    """
+
+    def __init__(self, producers: Producers, consumers: Consumers) -> None:
+        super().__init__(producers, consumers, consumers.routes.pump.run)
+
+    def call(self, /, operation: str, **arguments: Any) -> Any:
+        """Run any operation by name, also one that this client does not know yet. NotFound."""
+        return self._run(self._steps(operation, arguments))
+
+    # ------------------------------------------------------------ messages
 
     def peek(self, topic: str, count: int = 10, position: Start = "earliest") -> list[Message]:
-        """The first `count` messages from a position on; no subscription is needed. NotFound."""
-        messages: list[Message] = self.drive(peek_steps(self._consumers, topic, count, position))
-        return messages
+        """Return the first `count` messages from a position on; no subscription is needed. NotFound."""
+        return self._run(peek_steps(self._consumers, topic, count, position))
 
     def tail(self, topic: str, count: int = 10) -> list[Message]:
-        """The last `count` messages, oldest first; no subscription is needed. NotFound."""
-        messages: list[Message] = self.drive(tail_steps(self._consumers, topic, count))
-        return messages
+        """Return the last `count` messages, oldest first; no subscription is needed. NotFound."""
+        return self._run(tail_steps(self._consumers, topic, count))
 
     def redrive(
         self,
@@ -66,10 +131,11 @@ class AdminClient:
 
         They go to every subscription of the topic, without the attributes that made them dead letters.
         The place in the dead-letter topic is kept under the subscription `redrive-SUBSCRIPTION`, so each
-        letter is redriven once. Raises NotFound, FailedPrecondition if no topic of dead letters is
+        letter is redriven once. `dead_letter_topic`: that of the failure policy, unless given;
+        `max_messages`: so many at most. Raises NotFound, FailedPrecondition if no topic of dead letters is
         known, and DeadlineExceeded if letters do not come.
         """
-        count: int = self.drive(
+        return self._run(
             redrive_steps(
                 self._producers,
                 self._consumers,
@@ -79,22 +145,20 @@ class AdminClient:
                 max_messages,
             )
         )
-        return count
 
+    @_operation
     def purge_topic(self, topic: str) -> dict[str, Any]:
         """Drop everything published so far, for all subscriptions. NotFound, Unavailable."""
-        answer: dict[str, Any] = self.call("purge_topic", topic=topic)
-        return answer
 
+    @_operation
     def skip_messages(
         self, topic: str, subscription: str, count: int | None = None
     ) -> dict[str, Any]:
         """Count the next `count` messages of each partition as acked; None: all. NotFound."""
-        answer: dict[str, Any] = self.call(
-            "skip_messages", topic=topic, subscription=subscription, count=count
-        )
-        return answer
 
+    # ------------------------------------------------------------ topics
+
+    @_operation
     def create_topic(
         self,
         topic: str,
@@ -103,87 +167,46 @@ class AdminClient:
         durability: str | None = None,
         partitions: int | None = None,
     ) -> dict[str, Any]:
-        """Create a topic; its description. AlreadyExists if there is one of that name."""
-        answer: dict[str, Any] = self.call(
-            "create_topic",
-            topic=topic,
-            dispatch=dispatch,
-            durability=durability,
-            partitions=partitions,
-        )
-        return answer
+        """Create a topic; its description. `dispatch`: "reliable" (the default) or "non_reliable"; `durability`:
+        "memory", "os" or "fsync" (the default, if reliable); `partitions`: none by default. AlreadyExists if
+        there is one of that name."""
 
+    @_operation
     def delete_topic(self, topic: str) -> dict[str, Any]:
-        """Delete a topic with its messages and subscriptions; its clients get TopicDeleted."""
-        answer: dict[str, Any] = self.call("delete_topic", topic=topic)
-        return answer
+        """Delete a topic with its messages and subscriptions; its clients get TopicDeleted. NotFound."""
 
     def list_topics(
         self, namespace: str | None = None, *, pattern: str | None = None
     ) -> list[dict[str, Any]]:
-        """Topics of a namespace, or matching a glob such as `/iot/dev-*`; all without either."""
-        answer: list[dict[str, Any]] = self.drive(self._topics_steps(namespace, pattern))
-        return answer
+        """List topics of a namespace, or matching a glob such as `/iot/dev-*`; all without either."""
+        return self._run(self._topics_steps(namespace, pattern))
 
-    def _topics_steps(
-        self, namespace: str | None, pattern: str | None
-    ) -> Steps[list[dict[str, Any]]]:
-        """Ask for page after page: the broker lists so many topics at once at most."""
-        found: list[dict[str, Any]] = []
-        while True:
-            page = yield from self.steps(
-                "list_topics", namespace=namespace, pattern=pattern, limit=TOPICS_PER_PAGE,
-                after=found[-1]["topic"] if found else None,
-            )  # fmt: skip
-            found += page
-            if len(page) < TOPICS_PER_PAGE:
-                return found
-
+    @_operation
     def describe_topic(self, topic: str) -> dict[str, Any]:
-        """Settings of a topic and where its partitions live. NotFound."""
-        answer: dict[str, Any] = self.call("describe_topic", topic=topic)
-        return answer
+        """Return settings of a topic and where its partitions live. NotFound."""
 
+    @_operation
     def topic_stats(self, topic: str) -> dict[str, Any]:
-        """Offsets, counts and subscriptions of a topic. NotFound, Unavailable."""
-        answer: dict[str, Any] = self.call("topic_stats", topic=topic)
-        return answer
+        """Return offsets, counts and subscriptions of a topic. NotFound, Unavailable."""
 
+    @_operation
     def set_topic(
         self, topic: str, *, durability: str | None = None, partitions: int | None = None
     ) -> dict[str, Any]:
-        """Change a topic's durability, give it more partitions; in force when this returns."""
-        answer: dict[str, Any] = self.call(
-            "set_topic", topic=topic, durability=durability, partitions=partitions
-        )
-        return answer
+        """Change a topic's durability, give it more partitions; in force when this returns. NotFound,
+        FailedPrecondition."""
 
+    @_operation
     def topic_policy(self, topic: str, *, with_sources: bool = False) -> dict[str, Any]:
-        """The values of its policy that are in force for a topic, defaults too; `with_sources` as {"values",
+        """Return the values of its policy that are in force for a topic, defaults too; `with_sources` as {"values",
         "sources"}, which say of each whether the topic sets it, its namespace, or nothing does. NotFound."""
-        given = {"with_sources": True} if with_sources else {}
-        answer: dict[str, Any] = self.call("topic_policy", topic=topic, **given)
-        return answer
 
+    @_operation
     def set_topic_policy(self, topic: str, values: dict[str, Any]) -> dict[str, Any]:
         """Change values of a topic's policy, in force when this returns; None goes back to what the
         namespace says. The values in force. NotFound, InvalidArgument."""
-        answer: dict[str, Any] = self.call("set_topic_policy", topic=topic, values=values)
-        return answer
 
-    def namespace_policy(self, namespace: str) -> dict[str, Any]:
-        """The values that a namespace sets for its topics. NotFound."""
-        answer: dict[str, Any] = self.call("namespace_policy", namespace=namespace)
-        return answer
-
-    def set_namespace_policy(self, namespace: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Change values for all topics of a namespace that set none of their own, in force when this
-        returns; None goes back to the default. What it sets. NotFound, InvalidArgument."""
-        answer: dict[str, Any] = self.call(
-            "set_namespace_policy", namespace=namespace, values=values
-        )
-        return answer
-
+    @_operation
     def move_topic(
         self, topic: str, worker: int, *, partition: int | None = None, timeout: float = 600.0
     ) -> dict[str, Any]:
@@ -192,94 +215,89 @@ class AdminClient:
 
         A move that takes longer than `timeout` seconds goes on all the same.
         """
-        arguments: dict[str, Any] = {"topic": topic, "worker": worker}
-        if partition is not None:
-            arguments["partition"] = partition
-        answer: dict[str, Any] = self.drive(
-            admin_steps(self._routes.bootstrap, "move_topic", arguments, timeout)
-        )
-        return answer
 
+    # ------------------------------------------------------------ subscriptions
+
+    @_operation
     def list_subscriptions(self, topic: str) -> list[dict[str, Any]]:
-        """Subscriptions of a topic: type, lag, what is unacked, who consumes."""
-        answer: list[dict[str, Any]] = self.call("list_subscriptions", topic=topic)
-        return answer
+        """List subscriptions of a topic: type, lag, what is unacked, which consumers there are. NotFound."""
 
+    @_operation
     def describe_subscription(self, topic: str, subscription: str) -> dict[str, Any]:
-        """Lag, unacked messages, who holds them, and why nothing moves. NotFound."""
-        answer: dict[str, Any] = self.call(
-            "describe_subscription", topic=topic, subscription=subscription
-        )
-        return answer
+        """Return lag, unacked messages, which consumers have them, and why nothing moves. NotFound."""
 
+    @_operation
     def delete_subscription(self, topic: str, subscription: str) -> Any:
-        """Remove a subscription and its cursor."""
-        return self.call("delete_subscription", topic=topic, subscription=subscription)
+        """Remove a subscription and its cursor; its consumers are closed. NotFound."""
 
+    @_operation
     def set_failure_policy(
         self, topic: str, subscription: str, values: dict[str, Any]
     ) -> dict[str, Any]:
         """Change fields of a subscription's failure policy; the policy. NotFound, InvalidArgument."""
-        answer: dict[str, Any] = self.call(
-            "set_failure_policy", topic=topic, subscription=subscription, values=values
-        )
-        return answer
 
+    # ------------------------------------------------------------ namespaces, broker
+
+    @_operation
     def create_namespace(self, namespace: str) -> Any:
         """Create a namespace. AlreadyExists."""
-        return self.call("create_namespace", namespace=namespace)
 
+    @_operation
     def delete_namespace(self, namespace: str) -> Any:
-        """Delete an empty namespace. FailedPrecondition if it is not."""
-        return self.call("delete_namespace", namespace=namespace)
+        """Delete an empty namespace. NotFound, FailedPrecondition if it is not empty."""
 
+    @_operation
     def list_namespaces(self) -> list[Any]:
-        """Every namespace."""
-        answer: list[Any] = self.call("list_namespaces")
-        return answer
+        """List every namespace, with the number of its topics."""
+
+    @_operation
+    def namespace_policy(self, namespace: str) -> dict[str, Any]:
+        """Return the values that a namespace sets for its topics. NotFound."""
+
+    @_operation
+    def set_namespace_policy(self, namespace: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Change values for all topics of a namespace that set none of their own, in force when this
+        returns; None goes back to the default. The values that it sets. NotFound, InvalidArgument."""
 
     def list_clients(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Connections to the coordinator and to each worker, at most `limit`, with the producers and
+        """List connections to the coordinator and to each worker, at most `limit`, with the producers and
         consumers that are open on each. Unavailable while a worker is down."""
-        answer: list[dict[str, Any]] = self.drive(self._clients_steps(limit))
-        return answer
+        return self._run(self._clients_steps(limit))
 
-    def _clients_steps(self, limit: int | None) -> Steps[list[dict[str, Any]]]:
-        rows: list[dict[str, Any]] = []
-        after = ""
-        while limit is None or len(rows) < limit:
-            left = None if limit is None else limit - len(rows)
-            page = yield from self.steps("list_clients", after=after, limit=left)
-            rows += page["clients"]
-            after = page["after"]
-            if not after:
-                break
-        return rows
-
+    @_operation
     def cluster_status(self) -> dict[str, Any]:
-        """Processes, logs, counters."""
-        answer: dict[str, Any] = self.call("cluster_status")
-        return answer
+        """Return processes, logs, counters."""
 
 
-class AsyncAdmin:
-    """Every method of AdminClient, to be awaited."""
+class AsyncAdmin(_AdminView):
+    """Administrative operations of a broker. The methods are those of AdminClient, to be awaited."""
 
     def __init__(self, producers: Producers, consumers: Consumers, driver: LoopDriver) -> None:
-        self._parts = producers, consumers
-        self._driver = driver
+        super().__init__(producers, consumers, driver.run)
 
-    async def call(self, operation: str, **arguments: Any) -> Any:
-        """Any operation by name."""
-        return await self._driver.run(AdminClient(*self._parts).steps(operation, **arguments))
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        if name.startswith("_") or not hasattr(AdminClient, name):
-            raise AttributeError(f"there is no administrative operation {name!r}")
-        driver = self._driver
-
-        class Recorder(AdminClient):
-            def drive(self, steps: Steps[Any]) -> Any:
-                return driver.run(steps)
-
-        return cast("Callable[..., Awaitable[Any]]", getattr(Recorder(*self._parts), name))
+    call = twin(AdminClient.call)
+    peek = twin(AdminClient.peek)
+    tail = twin(AdminClient.tail)
+    redrive = twin(AdminClient.redrive)
+    purge_topic = twin(AdminClient.purge_topic)
+    skip_messages = twin(AdminClient.skip_messages)
+    create_topic = twin(AdminClient.create_topic)
+    delete_topic = twin(AdminClient.delete_topic)
+    list_topics = twin(AdminClient.list_topics)
+    describe_topic = twin(AdminClient.describe_topic)
+    topic_stats = twin(AdminClient.topic_stats)
+    set_topic = twin(AdminClient.set_topic)
+    topic_policy = twin(AdminClient.topic_policy)
+    set_topic_policy = twin(AdminClient.set_topic_policy)
+    move_topic = twin(AdminClient.move_topic)
+    list_subscriptions = twin(AdminClient.list_subscriptions)
+    describe_subscription = twin(AdminClient.describe_subscription)
+    delete_subscription = twin(AdminClient.delete_subscription)
+    set_failure_policy = twin(AdminClient.set_failure_policy)
+    create_namespace = twin(AdminClient.create_namespace)
+    delete_namespace = twin(AdminClient.delete_namespace)
+    list_namespaces = twin(AdminClient.list_namespaces)
+    namespace_policy = twin(AdminClient.namespace_policy)
+    set_namespace_policy = twin(AdminClient.set_namespace_policy)
+    list_clients = twin(AdminClient.list_clients)
+    cluster_status = twin(AdminClient.cluster_status)

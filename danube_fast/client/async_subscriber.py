@@ -22,6 +22,7 @@ from danube_fast.client.handle.handlers import (
     still_running,
 )
 from danube_fast.client.handle.turns import Turns
+from danube_fast.client.link.faces import AsyncClosing
 from danube_fast.client.values.limits import CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.values.message import Message
 from danube_fast.errors import DanubeError, FailedPrecondition
@@ -31,7 +32,7 @@ __all__ = ["AsyncSubscriber"]
 _log = logging.getLogger(__name__)
 
 
-class AsyncSubscriber:
+class AsyncSubscriber(AsyncClosing):
     """A running subscription. Made by `client.subscribe()`; close it, or use `async with`."""
 
     def __init__(
@@ -86,7 +87,7 @@ class AsyncSubscriber:
             self._running[task] = message
             if (steps := self._completion.begin(message)) is not None:
                 with contextlib.suppress(DanubeError):  # the client is closed
-                    await self.consumer._driver.run(steps)
+                    await self.consumer._run(steps)
             reason = await self._handle(message)
             try:
                 self._completion.complete(message, reason)
@@ -179,13 +180,3 @@ class AsyncSubscriber:
         if self.error is not None and not self._told:
             self._told = True
             raise self.error
-
-    async def __aenter__(self) -> AsyncSubscriber:
-        return self
-
-    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            await self.close()
-        except DanubeError:
-            if kind is None:
-                raise  # otherwise the application's own error matters more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from danube_fast.checks import check_callable, check_choice, check_text
 from danube_fast.client.admin_client import AdminClient
@@ -12,7 +12,8 @@ from danube_fast.client.consume.read_range import checked_stop
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
 from danube_fast.client.handle.handlers import checked_concurrency, prefetch
-from danube_fast.client.link.pump import deadline_after
+from danube_fast.client.link.faces import Closing, Run
+from danube_fast.client.link.pump import Steps, deadline_after, seconds_until
 from danube_fast.client.produce.outgoing import Attributes
 from danube_fast.client.producer import Producer
 from danube_fast.client.reader import Reader
@@ -40,7 +41,9 @@ from danube_fast.client.values.options import READER, TYPES, ConsumerOptions, su
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.types import TopicPattern, parse_topic
 
-__all__ = ["Client", "consumer_request", "reader_request"]
+__all__ = ["Client"]
+
+F = TypeVar("F")
 
 
 def topic_list(topic: str | Sequence[str] | None) -> list[str]:
@@ -67,50 +70,7 @@ def topics_of(topic: str | Sequence[str] | None, pattern: str | None) -> list[st
     return []
 
 
-def reader_request(
-    client_name: str,
-    topic: str | Sequence[str] | None,
-    start: Start,
-    permits_bytes: int,
-    pattern: str | None,
-) -> tuple[list[str], ConsumerOptions]:
-    """Topics and checked options of `reader()`. Raises InvalidArgument."""
-    topics = topics_of(topic, pattern)
-    options = ConsumerOptions("", READER, start, client_name, permits_bytes, pattern=pattern)
-    return topics, options.checked()
-
-
-def consumer_request(
-    client_name: str,
-    topic: str | Sequence[str] | None,
-    *,
-    subscription: str,
-    type: str,  # noqa: A002 - its name in the documentation
-    initial_position: Start,
-    name: str | None,
-    pattern: str | None,
-    permits_bytes: int,
-    permits_messages: int,
-    key_filters: Sequence[str] | None,
-    failure_policy: FailurePolicyFields | None,
-) -> tuple[list[str], ConsumerOptions]:
-    """Topics and checked options of `consumer()`. Raises InvalidArgument, FailedPrecondition."""
-    check_choice(type, "type", TYPES)
-    topics = topics_of(topic, pattern)
-    options = ConsumerOptions(
-        subscription=subscription,
-        type=type,
-        position=initial_position,
-        name=client_name if name is None else name,
-        permits_bytes=permits_bytes,
-        permits_messages=permits_messages,
-        options=subscribe_options(key_filters, failure_policy),
-        pattern=pattern,
-    )
-    return topics, options.checked()
-
-
-class Client:
+class Client(Closing):
     """A connection to a broker. Made by `danube_fast.connect()`; thread-safe."""
 
     def __init__(
@@ -128,8 +88,9 @@ class Client:
             url, name=name, token=token, tls=tls, transport=transport, spin_us=spin_us
         )
         self._pump = self._core.pump
+        self._run: Run = self._pump.run
         try:
-            self._pump.run(self._core.open_steps(timeout))
+            self._run(self._core.open_steps(timeout))
         except BaseException:
             self._core.shut()
             raise
@@ -141,6 +102,10 @@ class Client:
     def name(self) -> str:
         """Name of this client, as the broker shows it."""
         return self._core.name
+
+    def _open(self, steps: Steps[Any], face: Callable[..., F], *arguments: Any) -> F:
+        """Open a resource and show it to the application."""
+        return face(self._run(steps), *arguments)
 
     def producer(
         self,
@@ -160,23 +125,21 @@ class Client:
         `compression` (None, "lz4", "zstd"). A name makes republishing exact across restarts of this
         program; the same name in a second live producer fences the first.
         """
-        publisher = self._pump.run(
-            self._core.producers.open_steps(
-                topic,
-                name=name,
-                dispatch=dispatch,
-                durability=durability,
-                partitions=partitions,
-                **options,
-            )
+        steps = self._core.producers.open_steps(
+            topic,
+            name=name,
+            dispatch=dispatch,
+            durability=durability,
+            partitions=partitions,
+            **options,
         )
-        return Producer(publisher)
+        return self._open(steps, Producer)
 
     def publish(
         self, topic: str, payload: bytes | None, **fields: Unpack[PublishArguments]
     ) -> MessageId:
         """Publish one message through a cached producer and wait for its ack; its id."""
-        return self._pump.run(self._core.publish_steps(topic, payload, fields))
+        return self._run(self._core.publish_steps(topic, payload, fields))
 
     def consumer(
         self,
@@ -205,21 +168,20 @@ class Client:
         of a group leave more to the others. `key_filters`, globs such as "pay*", say
         which keys a key_shared consumer takes.
         """
-        topics, options = consumer_request(
-            self.name,
-            topic,
+        check_choice(type, "type", TYPES)
+        topics = topics_of(topic, pattern)
+        options = ConsumerOptions(
             subscription=subscription,
             type=type,
-            initial_position=initial_position,
-            name=name,
-            pattern=pattern,
+            position=initial_position,
+            name=self.name if name is None else name,
             permits_bytes=permits_bytes,
             permits_messages=permits_messages,
-            key_filters=key_filters,
-            failure_policy=failure_policy,
+            options=subscribe_options(key_filters, failure_policy),
+            pattern=pattern,
         )
-        inbox = self._pump.run(self._core.consumers.open_steps(topics, options, timeout))
-        return Consumer(inbox)
+        steps = self._core.consumers.open_steps(topics, options.checked(), timeout)
+        return self._open(steps, Consumer)
 
     def reader(
         self,
@@ -234,9 +196,10 @@ class Client:
         """Read a topic, several, or those that match `pattern`, from `start` to before `stop` ("latest":
         the end as of now; None: read on for ever, and topics that are made later too)."""
         end = checked_stop(stop)
-        topics, options = reader_request(self.name, topic, start, permits_bytes, pattern)
-        inbox = self._pump.run(self._core.consumers.open_steps(topics, options, timeout))
-        return Reader(inbox, end)
+        topics = topics_of(topic, pattern)
+        options = ConsumerOptions("", READER, start, self.name, permits_bytes, pattern=pattern)
+        steps = self._core.consumers.open_steps(topics, options.checked(), timeout)
+        return self._open(steps, Reader, end)
 
     def request(
         self,
@@ -252,7 +215,7 @@ class Client:
         Replies come over a topic of this client's own, made with the first request and deleted by
         `close()`. DeadlineExceeded if no reply came: the request may have been handled all the same.
         """
-        return self._pump.run(
+        return self._run(
             self._core.requests.request_steps(topic, payload, timeout, key, attributes)
         )
 
@@ -263,7 +226,7 @@ class Client:
 
         It acks nothing. FailedPrecondition if the message asks for no reply.
         """
-        self._pump.run(self._core.requests.reply_steps(message, payload, attributes))
+        return self._run(self._core.requests.reply_steps(message, payload, attributes))
 
     def subscribe(
         self,
@@ -305,28 +268,15 @@ class Client:
         first: DanubeError | None = None
         for subscriber in list(self._subscribers):  # what their handlers did is acked
             try:
-                subscriber.close(max(0.0, (deadline_ns - clock.monotonic_ns()) / 1e9))
+                subscriber.close(seconds_until(clock, deadline_ns))
             except DanubeError as error:
                 first = first or error
         try:
-            left = max(0.0, (deadline_ns - clock.monotonic_ns()) / 1e9)
-            self._pump.run(self._core.close_users_steps(left))
+            self._run(self._core.close_users_steps(seconds_until(clock, deadline_ns)))
         finally:
             self._core.shut()
         if first is not None:
             raise first
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            self.close()
-            return
-        try:
-            self.close()
-        except DanubeError:
-            pass  # the application's own error matters more
 
     def __repr__(self) -> str:
         return f"<Client {self._core.name!r} of {self._core.url}>"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from danube_fast.client.consume.acks import delay_ms
 from danube_fast.client.consume.batch import Batch
 from danube_fast.client.consume.inbox import Inbox
+from danube_fast.client.link.faces import Closing, Run
 from danube_fast.client.values.arguments import Start
 from danube_fast.client.values.limits import (
     BATCH_MESSAGES_DEFAULT,
@@ -15,7 +17,7 @@ from danube_fast.client.values.limits import (
     REQUEST_TIMEOUT_SECONDS,
 )
 from danube_fast.client.values.message import Gap, Message, MessageId, Received
-from danube_fast.errors import DanubeError, FailedPrecondition
+from danube_fast.errors import FailedPrecondition
 
 __all__ = ["Consumer", "ConsumerView", "refuse_cumulative"]
 
@@ -33,10 +35,12 @@ def refuse_cumulative(inbox: Inbox) -> None:
 class ConsumerView:
     """What both kinds of consumer show of their inbox."""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: Inbox, run: Any, end: Any) -> None:
+        """`run` and `end` drive steps, as those of `Pump` and of `LoopDriver`."""
+        self._run: Run = run
+        self._end: Run = end
         self._inbox = inbox
         self._left = inbox.frames.left
-        self._pump = inbox.pump
         self._lock = inbox.pump.lock
         self._acks = inbox._acks
 
@@ -86,8 +90,11 @@ class ConsumerView:
         return f"<{type(self).__name__} {inbox.subscription!r} ({inbox.type}) on {topics}: {inbox.state}>"
 
 
-class Consumer(ConsumerView):
+class Consumer(ConsumerView, Closing):
     """Receives from the partitions of one or several topics. Made by `client.consumer()`."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        super().__init__(inbox, inbox.pump.run, inbox.pump.end)
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None when `timeout` seconds are over. Without timeout: wait.
@@ -100,7 +107,7 @@ class Consumer(ConsumerView):
                 return left.pop()
             except IndexError:
                 pass  # another thread has closed us just now
-        return self._pump.run(self._inbox.receive_steps(timeout))
+        return self._run(self._inbox.receive_steps(timeout))
 
     def receive_batch(
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
@@ -109,7 +116,7 @@ class Consumer(ConsumerView):
 
         An empty Batch when the time is up.
         """
-        return self._pump.run(self._inbox.receive_batch_steps(max_messages, timeout))
+        return self._run(self._inbox.receive_batch_steps(max_messages, timeout))
 
     def __iter__(self) -> Iterator[Message]:
         """Messages for ever; ends when the consumer is closed."""
@@ -117,7 +124,7 @@ class Consumer(ConsumerView):
         while not inbox._closed:
             yield from inbox.frames
             if not inbox._closed:
-                self._pump.run(inbox.next_steps(None))
+                self._run(inbox.next_steps(None))
 
     def ack(self, what: Message | MessageId | Batch | Iterable[Message]) -> None:
         """Done with a message, a batch, or a list of messages. Queued; see `flush_acks`."""
@@ -162,28 +169,18 @@ class Consumer(ConsumerView):
 
     def flush_acks(self, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:
         """Send queued acks and wait until they are durable."""
-        self._pump.run(self._inbox.flush_acks_steps(timeout))
+        return self._run(self._inbox.flush_acks_steps(timeout))
 
     def seek(self, position: Start, timeout: float = REQUEST_TIMEOUT_SECONDS) -> None:
         """Move the subscription in every partition: to "earliest", "latest", an offset, a datetime, an
         RFC 3339 time or a time ago such as "-10m"."""
-        self._pump.run(self._inbox.seek_steps(position, timeout))
+        return self._run(self._inbox.seek_steps(position, timeout))
 
     def lag(self) -> int:
         """Messages of this subscription that are not acked, as the broker counts them."""
-        return self._pump.run(self._inbox.lag_steps())
+        return self._run(self._inbox.lag_steps())
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Flush acks and detach; within `timeout` seconds. Raises Unavailable, closed all the same, when
         acks were lost with a connection, not sent or not answered by then: it names their messages."""
-        self._pump.end(self._inbox.close_steps(timeout))
-
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            self.close()
-        except DanubeError:
-            if kind is None:
-                raise  # otherwise the application's own error matters more
+        return self._end(self._inbox.close_steps(timeout))

@@ -15,7 +15,7 @@ from danube_fast.client.handle.requests import Requests
 from danube_fast.client.link.connection import Connection, Identity
 from danube_fast.client.link.dialer import Rings
 from danube_fast.client.link.machine import Machine
-from danube_fast.client.link.pump import Pump, Steps, Wait, deadline_after
+from danube_fast.client.link.pump import Pump, Steps, Wait, deadline_after, seconds_until
 from danube_fast.client.link.timers import TimerThread
 from danube_fast.client.link.url import parse_url
 from danube_fast.client.produce.outgoing import as_payload
@@ -141,13 +141,11 @@ class Core:
         deadline_ns = deadline_after(self.pump.clock, timeout)
         first: DanubeError | None = None
         for user in list(self.routes.users):
-            left = max(0.0, (deadline_ns - self.pump.clock.monotonic_ns()) / 1e9)
             try:
-                yield from user.close_steps(left)
+                yield from user.close_steps(seconds_until(self.pump.clock, deadline_ns))
             except DanubeError as error:
                 first = first or error
-        left = max(0.0, (deadline_ns - self.pump.clock.monotonic_ns()) / 1e9)
-        yield from self.requests.close_steps(left)
+        yield from self.requests.close_steps(seconds_until(self.pump.clock, deadline_ns))
         if first is not None:
             raise first
 

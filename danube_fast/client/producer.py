@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from danube_fast.client.link.faces import Closing, Run
 from danube_fast.client.produce.outgoing import Attributes, OnDelivery
 from danube_fast.client.produce.publisher import Publisher
 from danube_fast.client.values.arguments import Moment
 from danube_fast.client.values.limits import CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.values.message import MessageId
-from danube_fast.errors import DanubeError
 
 __all__ = ["Producer", "ProducerView"]
 
@@ -18,10 +19,13 @@ class ProducerView:
     """What both kinds of producer show of their publisher."""
 
     # what every message needs lies in the object itself: among a thousand producers each step is a cache miss
-    __slots__ = ("__dict__", "__weakref__", "_publisher")
+    __slots__ = ("__dict__", "__weakref__", "_end", "_publisher", "_run")
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: Publisher, run: Any, end: Any) -> None:
+        """`run` and `end` drive steps, as those of `Pump` and of `LoopDriver`."""
         self._publisher = publisher
+        self._run: Run = run
+        self._end: Run = end
 
     @property
     def topic(self) -> str:
@@ -46,14 +50,13 @@ class ProducerView:
         )
 
 
-class Producer(ProducerView):
+class Producer(ProducerView, Closing):
     """Publishes to one topic. Made by `client.producer()`."""
 
-    __slots__ = ("_pump",)
+    __slots__ = ()
 
     def __init__(self, publisher: Publisher) -> None:
-        super().__init__(publisher)
-        self._pump = publisher.pump
+        super().__init__(publisher, publisher.pump.run, publisher.pump.end)
 
     def send(
         self,
@@ -87,7 +90,7 @@ class Producer(ProducerView):
         publisher = self._publisher
         fields = publisher.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
         if publisher.try_send(fields, on_delivery) is not None:
-            self._pump.run(publisher.send_steps(fields, on_delivery))
+            self._run(publisher.send_steps(fields, on_delivery))
 
     def send_many(
         self,
@@ -104,7 +107,7 @@ class Producer(ProducerView):
         Blocks while the window is full. If it raises ResourceExhausted, the text says how many
         messages were taken. The list may be changed as soon as the call has returned.
         """
-        self._pump.run(
+        return self._run(
             self._publisher.send_many_steps(
                 payloads, keys, attributes, event_times, deliver_at, on_delivery
             )
@@ -121,7 +124,7 @@ class Producer(ProducerView):
         deliver_after: float | None = None,
     ) -> MessageId:
         """Publish one message at once and wait for its ack; its id. Never lingers."""
-        return self._pump.run(
+        return self._run(
             self._publisher.publish_steps(
                 payload, key, attributes, event_time, deliver_at, deliver_after
             )
@@ -133,20 +136,8 @@ class Producer(ProducerView):
         Raises the error of messages that were not accepted, naming the first and the last, and
         DeadlineExceeded when `timeout` (seconds; default: the producer's own) is over.
         """
-        return self._pump.run(self._publisher.flush_steps(timeout))
+        return self._run(self._publisher.flush_steps(timeout))
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Flush and close, within `timeout` seconds. Raises what was not accepted or acked."""
-        self._pump.end(self._publisher.close_steps(timeout))
-
-    def __enter__(self) -> Producer:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            self.close()
-            return
-        try:
-            self.close()
-        except DanubeError:
-            pass  # the application's own error matters more
+        return self._end(self._publisher.close_steps(timeout))

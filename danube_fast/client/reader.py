@@ -9,6 +9,7 @@ from typing import Any
 from danube_fast.client.consume.batch import Batch
 from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consume.read_range import ReadRange
+from danube_fast.client.link.faces import Closing, Run
 from danube_fast.client.values.limits import BATCH_MESSAGES_DEFAULT, CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.values.message import Gap, Message
 
@@ -18,9 +19,17 @@ __all__ = ["Reader", "ReaderView"]
 class ReaderView:
     """What both kinds of reader show of their range."""
 
-    def __init__(self, inbox: Inbox, stop: int | str | None) -> None:
+    def __init__(
+        self,
+        inbox: Inbox,
+        stop: int | str | None,
+        run: Any,
+        end: Any,
+    ) -> None:
+        """`run` and `end` drive steps, as those of `Pump` and of `LoopDriver`."""
+        self._run: Run = run
+        self._end: Run = end
         self._inbox = inbox
-        self._pump = inbox.pump
         self._range = ReadRange(inbox, stop)
 
     @property
@@ -43,14 +52,17 @@ class ReaderView:
         self._inbox.on_gap = callback
 
 
-class Reader(ReaderView):
+class Reader(ReaderView, Closing):
     """Reads a range of a topic. Made by `client.reader()`; iterate over it once."""
+
+    def __init__(self, inbox: Inbox, stop: int | str | None) -> None:
+        super().__init__(inbox, stop, inbox.pump.run, inbox.pump.end)
 
     def receive_batch(
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
     ) -> Batch:
         """The next messages of the range; empty at its end or when `timeout` seconds are over."""
-        return self._pump.run(self._range.batch_steps(max_messages, timeout))
+        return self._run(self._range.batch_steps(max_messages, timeout))
 
     def batches(self, max_messages: int = BATCH_MESSAGES_DEFAULT) -> Iterator[Batch]:
         """The whole range in batches."""
@@ -65,7 +77,7 @@ class Reader(ReaderView):
     def to_arrow(self) -> Any:
         """The whole range as a pyarrow.Table. Needs `danube-fast[arrow]`; all of it is in memory."""
         self._range.must_end()
-        return self._pump.run(self._range.all_steps()).to_arrow()
+        return self._run(self._range.all_steps()).to_arrow()
 
     def to_pandas(self) -> Any:
         """The whole range as a pandas.DataFrame. Needs `danube-fast[arrow]` and pandas."""
@@ -73,10 +85,4 @@ class Reader(ReaderView):
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Detach; returns within `timeout` seconds."""
-        self._pump.end(self._inbox.close_steps(timeout))
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return self._end(self._inbox.close_steps(timeout))

@@ -15,7 +15,6 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
-from types import TracebackType
 
 from danube_fast.checks import check_seconds
 from danube_fast.client.consumer import Consumer
@@ -28,6 +27,7 @@ from danube_fast.client.handle.handlers import (
     still_running,
 )
 from danube_fast.client.handle.turns import Turns
+from danube_fast.client.link.faces import Closing
 from danube_fast.client.link.pump import deadline_after
 from danube_fast.client.values.limits import CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.values.message import Message
@@ -52,7 +52,7 @@ def refuse_coroutines(handler: Callable[[Message], object]) -> None:
         )
 
 
-class Subscriber:
+class Subscriber(Closing):
     """A running subscription. Made by `client.subscribe()`; close it, or use it as a context manager."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Subscriber:
             while (message := self._next()) is not None:
                 if (steps := self._completion.begin(message)) is not None:
                     with contextlib.suppress(DanubeError):  # the client is closed
-                        self.consumer._pump.run(steps)
+                        self.consumer._run(steps)
                 reason = self._handle(message)
                 try:
                     self._completion.complete(message, reason)
@@ -228,18 +228,3 @@ class Subscriber:
         if self.error is not None and not self._told:
             self._told = True
             raise self.error
-
-    def __enter__(self) -> Subscriber:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except DanubeError:
-            if kind is None:
-                raise  # otherwise the application's own error matters more

@@ -26,14 +26,13 @@ from danube_fast.client.consume.partitions import Partitions
 from danube_fast.client.consume.progress import Progress
 from danube_fast.client.consume.seeks import seek_steps
 from danube_fast.client.link.operations import admin_steps
-from danube_fast.client.link.pump import Steps, Wait, deadline_after
+from danube_fast.client.link.pump import Steps, Wait, deadline_after, seconds_until
 from danube_fast.client.topics.routes import Routes, Topic
 from danube_fast.client.topics.watcher import Watcher
 from danube_fast.client.values.limits import (
     BATCH_MESSAGES_DEFAULT,
     CLOSE_TIMEOUT_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
-    SECOND_NS,
 )
 from danube_fast.client.values.message import Gap, Message, Processing
 from danube_fast.client.values.options import READER, ConsumerOptions
@@ -427,8 +426,7 @@ class Inbox:
         yield Wait(is_over, deadline_ns)
         bootstrap = self._routes.bootstrap
         if self._acks.has_void and bootstrap.is_open:
-            left_ns = deadline_ns - self.pump.clock.monotonic_ns()
-            left = max(0.0, left_ns / SECOND_NS)
+            left = seconds_until(self.pump.clock, deadline_ns)
             yield from ask_cursors_steps(self._acks, bootstrap, self.subscription, left)
         if unsent := self._acks.unsent(covered):
             raise acks_unsent(unsent)

@@ -14,7 +14,7 @@ from danube_fast.checks import check_whole
 from danube_fast.client.consume.attachment import Attachment
 from danube_fast.client.consume.batch import Batch, Piece
 from danube_fast.client.consume.inbox import Inbox
-from danube_fast.client.link.pump import Steps, deadline_after
+from danube_fast.client.link.pump import Steps, deadline_after, seconds_until
 from danube_fast.client.values.limits import BATCH_MESSAGES_DEFAULT, CLOSE_TIMEOUT_SECONDS
 from danube_fast.errors import InvalidArgument
 
@@ -78,7 +78,7 @@ class ReadRange:
         while not self.is_finished:
             seconds = _POLL_SECONDS
             if deadline_ns is not None:
-                seconds = min(seconds, max(0.0, (deadline_ns - clock.monotonic_ns()) / 1e9))
+                seconds = min(seconds, seconds_until(clock, deadline_ns))
             batch = yield from self._inbox.receive_batch_steps(max_messages, seconds)
             pieces = [piece for piece in map(self._cut, batch._pieces) if piece is not None]
             if pieces:

@@ -36,7 +36,7 @@ from danube_fast.client.values.limits import FOREVER_NS, SLICE_NS
 from danube_fast.clock import Clock, spin
 from danube_fast.errors import DanubeError
 
-__all__ = ["Finished", "Pump", "Steps", "Timed", "Wait", "deadline_after"]
+__all__ = ["Finished", "Pump", "Steps", "Timed", "Wait", "deadline_after", "seconds_until"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -97,6 +97,11 @@ def deadline_after(clock: Clock, seconds: float | None) -> int:
     if seconds is None:
         return FOREVER_NS
     return clock.monotonic_ns() + int(check_seconds(seconds, "timeout") * 1e9)
+
+
+def seconds_until(clock: Clock, deadline_ns: int) -> float:
+    """Seconds until a monotonic deadline; 0 when it is over."""
+    return max(0.0, (deadline_ns - clock.monotonic_ns()) / 1e9)
 
 
 def _nothing() -> None:
