@@ -357,6 +357,29 @@ def test_the_admission_word_of_a_partition_has_one_writer() -> None:
     assert writers == {"gate.py", "tables.py"}
 
 
+VAGUE = re.compile(
+    r"\b(somebody|nobody|whoever|anybody|everybody|door|dock|roster|keeper|sleeper|foresight)s?\b",
+    re.IGNORECASE,
+)
+
+
+def test_the_client_and_the_command_line_speak_plainly() -> None:
+    """A docstring begins with the duty; the actor has a name; no words of our own where the field has one."""
+    faults = []
+    for path in product_files():
+        name = str(path.relative_to(ROOT))
+        if not name.startswith(("danube_fast/client/", "danube_fast/cli/")):
+            continue
+        text = path.read_text()
+        faults += [f"{name}: {match[0]}" for match in VAGUE.finditer(text)]
+        for node in ast.walk(ast.parse(text)):
+            kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
+            first = (ast.get_docstring(node) or "-").split()[0] if isinstance(node, kinds) else "-"
+            if first in ("It", "They", "What", "Who"):
+                faults.append(f"{name}: a docstring begins with {first}")
+    assert not faults, "\n".join(faults)
+
+
 def test_no_file_holds_words_that_do_not_belong() -> None:
     faults = []
     for path in tracked_files():

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from danube_fast.cli.options import OutputForm, OutputOption, example
+from danube_fast.cli.options import OutputForm, OutputOption, command
 from danube_fast.cli.output import note, print_result
 
-__all__ = ["bench", "register"]
+__all__ = ["bench"]
 
 PlotOption = Annotated[
     Path | None, typer.Option(metavar="FILE.svg", help="Bars of the rates as an SVG.")
@@ -50,19 +50,13 @@ class DurabilityChoice(enum.StrEnum):
     NON_RELIABLE = "non_reliable"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog=example(
-            "danube-fast bench throughput --durability os --messages 5000000",
-            "danube-fast bench latency --rate 1000 --seconds 10 --output json",
-            "danube-fast bench --check --plot floors.svg",
-            "danube-fast bench --peers all --runs 5",
-            "danube-fast bench latency --transport shm --sweep spin_us=0,50,200 --runs 5",
-        )
-    )(bench)
-
-
+@command(
+    "danube-fast bench throughput --durability os --messages 5000000",
+    "danube-fast bench latency --rate 1000 --seconds 10 --output json",
+    "danube-fast bench --check --plot floors.svg",
+    "danube-fast bench --peers all --runs 5",
+    "danube-fast bench latency --transport shm --sweep spin_us=0,50,200 --runs 5",
+)
 def bench(
     workloads: Annotated[
         list[str] | None,

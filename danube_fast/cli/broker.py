@@ -77,7 +77,7 @@ def _try(host: str, port: int) -> None:
 
 
 def connect(url: str, transport: Transport = "auto") -> Any:
-    """A client of the broker at `url`; a context manager. Raises Unavailable, InvalidArgument."""
+    """Return a client of the broker at `url`; a context manager. Raises Unavailable, InvalidArgument."""
     _try_all(url)
     # Imported here: it loads the kernels, and `--help` must not wait for them.
     import danube_fast

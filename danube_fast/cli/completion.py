@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from danube_fast.cli.options import example
+from danube_fast.cli.options import command
 from danube_fast.cli.output import write
 
-__all__ = ["COMPLETE_VARIABLE", "answer_shell", "register"]
+__all__ = ["COMPLETE_VARIABLE", "answer_shell"]
 
 COMPLETE_VARIABLE = "_DANUBE_FAST_COMPLETE"
 
@@ -25,13 +25,7 @@ class Shell(enum.StrEnum):
     FISH = "fish"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog=example('eval "$(danube-fast completion bash)"    # or put that line into ~/.bashrc')
-    )(completion)
-
-
+@command('eval "$(danube-fast completion bash)"    # or put that line into ~/.bashrc')
 def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.")]) -> None:
     """Print what makes a shell complete danube-fast's commands and options."""
     script = _shell_support().get_completion_script(

@@ -19,22 +19,21 @@ from danube_fast.cli.options import (
     TransportName,
     TransportOption,
     UrlOption,
-    example,
+    command,
     seconds_of,
 )
-from danube_fast.cli.output import Progress, note, write
+from danube_fast.cli.output import NS_PER_SECOND, Progress, counted, note, write
 from danube_fast.cli.records import LINE_END, formatter, json_line
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DanubeError, InvalidArgument
 
-__all__ = ["FormatOption", "consume", "position_of", "register", "warn_of_gaps", "writer"]
+__all__ = ["FormatOption", "consume", "position_of", "warn_of_gaps", "writer"]
 
 BATCH_MESSAGES = 10_000
 POLL_SECONDS = 0.2
 """A signal that comes while it waits for messages is acted on after so long at most."""
 INTERRUPTED_SECONDS = 2.0
-"""Who pressed Ctrl-C waits so long to hear which acks arrived."""
-NS_PER_SECOND = 1_000_000_000
+"""How long Ctrl-C waits to tell which acks arrived."""
 
 
 class TypeName(enum.StrEnum):
@@ -75,17 +74,11 @@ FiltersOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog=example(
-            "danube-fast consume /default/flights --subscription billing --from earliest --max 10",
-            "danube-fast consume /default/flights --subscription audit -F '%o %k %s'",
-            "danube-fast consume --pattern '/iot/dev-*' --subscription all -F '%t %s'",
-        )
-    )(consume)
-
-
+@command(
+    "danube-fast consume /default/flights --subscription billing --from earliest --max 10",
+    "danube-fast consume /default/flights --subscription audit -F '%o %k %s'",
+    "danube-fast consume --pattern '/iot/dev-*' --subscription all -F '%t %s'",
+)
 def consume(
     *,
     topic: Annotated[
@@ -175,7 +168,7 @@ def _consume_from(consumer: Any, printed: _Printed, pump: Callable[[Interrupts],
 
 
 class _Printed:
-    """What was printed of a subscription, and what became of its acks."""
+    """Messages of a subscription that were printed, and what became of their acks."""
 
     def __init__(self, where: str, *, acknowledge: bool) -> None:
         self.messages = 0
@@ -183,8 +176,7 @@ class _Printed:
         self._where = where
 
     def as_text(self) -> str:
-        plural = "" if self.messages == 1 else "s"
-        return f"{self.messages:,} message{plural} from {self._where}"
+        return f"{counted(self.messages, 'message')} from {self._where}"
 
     def flushed(self, consumer: Any, seconds: float) -> str:
         """Wait a while for the acks of what was printed; what became of them."""
@@ -198,7 +190,7 @@ class _Printed:
 
 
 def position_of(text: str) -> str | int:
-    """What `--from` says, checked. Raises InvalidArgument."""
+    """Return the position that `--from` says. Raises InvalidArgument."""
     from danube_fast.client.values.options import checked_position
 
     position = int(text) if text.isascii() and text.isdecimal() else text
@@ -207,7 +199,7 @@ def position_of(text: str) -> str | int:
 
 
 def writer(output: OutputForm, template: str | None) -> Callable[[Any], bytes]:
-    """What turns a batch into bytes; the plain form never looks at single messages."""
+    """Return what turns a batch into bytes; the plain form never looks at single messages."""
     if output is OutputForm.JSON:
         return lambda batch: b"".join(map(json_line, batch))
     if template is None:

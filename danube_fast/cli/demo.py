@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from danube_fast.cli.options import OutputForm, OutputOption, example
+from danube_fast.cli.options import OutputForm, OutputOption, command
 from danube_fast.cli.output import print_result
 
-__all__ = ["demo", "register"]
+__all__ = ["demo"]
 
 FLIGHT_COUNT = 336_776
 MESSAGES_MIN = 3_000
@@ -17,11 +17,7 @@ MESSAGES_MIN = 3_000
 RATE_DEFAULT = 60_000.0
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=example("danube-fast demo", "danube-fast demo --output json"))(demo)
-
-
+@command("danube-fast demo", "danube-fast demo --output json")
 def demo(
     messages: Annotated[
         int,

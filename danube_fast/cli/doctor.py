@@ -15,29 +15,22 @@ from danube_fast.cli.options import (
     DataDirOption,
     OutputForm,
     OutputOption,
-    example,
+    command,
 )
 from danube_fast.cli.output import print_result
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DanubeError
 
-__all__ = ["doctor", "register"]
+__all__ = ["doctor"]
 
 ROUND_TRIPS = 5
 ROUND_TRIP_SLOW_MS = 50.0
 _MARKS = {Verdict.OK: "ok", Verdict.WARNING: "warning", Verdict.FAILURE: "FAILURE"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog=example(
-            "danube-fast doctor --data-dir /srv/danube",
-            "danube-fast doctor --url danube://127.0.0.1:6650",
-        )
-    )(doctor)
-
-
+@command(
+    "danube-fast doctor --data-dir /srv/danube", "danube-fast doctor --url danube://127.0.0.1:6650"
+)
 def doctor(
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Look at this running broker instead.")
@@ -72,7 +65,7 @@ def _lines(findings: list[Finding]) -> list[str]:
 
 
 def _examine_broker(url: str) -> list[Finding]:
-    """What a broker says of itself, and how quickly."""
+    """Ask a broker about itself, and time its answers."""
     clock = SystemClock()
     times_ms = []
     with connect(url) as client:

@@ -1,4 +1,4 @@
-"""What becomes of errors: an exit code, and one sentence on stderr, or with `-o json` one JSON object.
+"""Errors of commands: an exit code, and one sentence on stderr, or with `-o json` one JSON object.
 
 Exit codes: 0 done, 1 anything else, 2 usage, 3 not found, 4 refused by the broker, 5 unreachable,
 130 Ctrl-C, 141 stdout closed, 143 SIGTERM.

@@ -1,4 +1,4 @@
-"""What `doctor` looks at on this host: one function per question, each with its advice.
+"""Checks of `doctor` on this host: one function per question, each with its advice.
 
 Everything is read from /proc and /sys below `root`, so that a test can show them another machine.
 """

@@ -23,7 +23,7 @@ class Interrupts:
         self._is_held = self._is_waiting = False
 
     def on_signal(self, number: int, frame: object) -> None:
-        """The handler of the signals."""
+        """Raise for a signal, or keep it back under `held`."""
         if number == signal.SIGTERM:
             _received.append(number)
         if self._is_held and not self._is_waiting:

@@ -57,8 +57,11 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for _module in (serve, produce, consume, status, doctor, demo, bench, completion):
-    _module.register(app)
+for _command in (
+    serve.serve, produce.produce, consume.consume, status.status, doctor.doctor, demo.demo,
+    bench.bench, completion.completion,
+):  # fmt: skip
+    app.command(epilog=_command.epilog)(_command)  # type: ignore[union-attr]
 for _module in (topic_messages, subscriptions, clients, namespaces, wal, config):
     app.add_typer(_module.app)
 

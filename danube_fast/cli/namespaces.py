@@ -59,7 +59,7 @@ def policy(
     if found:
         print_policy(output, found, dict.fromkeys(found, "namespace"))
     else:
-        print_result(output, found, f"{namespace} sets nothing: defaults hold")
+        print_result(output, found, f"{namespace} sets nothing: the defaults are in force")
 
 
 @app.command(

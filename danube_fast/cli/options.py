@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -16,7 +17,6 @@ __all__ = [
     "DEFAULT_URL",
     "ConfigOption",
     "DataDirOption",
-    "DispatchName",
     "DurabilityName",
     "OutputForm",
     "OutputOption",
@@ -28,26 +28,21 @@ __all__ = [
     "UrlOption",
     "YesOption",
     "amount",
+    "command",
     "example",
     "policy_values",
     "seconds_of",
 ]
 
+F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_URL = "danube://127.0.0.1:6650"
 
 
 class OutputForm(enum.StrEnum):
-    """What a command prints: text for people, JSON for programs."""
+    """Forms of output: text for people, JSON for programs."""
 
     TEXT = "text"
     JSON = "json"
-
-
-class DispatchName(enum.StrEnum):
-    """Dispatch modes a topic can be created with."""
-
-    RELIABLE = "reliable"
-    NON_RELIABLE = "non_reliable"
 
 
 class DurabilityName(enum.StrEnum):
@@ -111,7 +106,7 @@ def policy_values(words: list[str]) -> dict[str, str]:
 
 
 def amount(name: str, text: str | None) -> int | None:
-    """What an option says in the unit of `name`: a number, or such as 10s. Raises InvalidArgument."""
+    """Return the value of an option in the unit of `name`: a number, or such as 10s. Raises InvalidArgument."""
     if text is None:
         return None
     value = parse_amount(name, text)
@@ -141,6 +136,16 @@ def seconds_of(option: str, text: str | None) -> float | None:
     return seconds
 
 
+def command(*lines: str) -> Callable[[F], F]:
+    """Mark a function as a command of `danube-fast` itself, with what a person would type."""
+
+    def mark(function: F) -> F:
+        function.epilog = example(*lines)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
 def example(*lines: str) -> str:
-    """The end of a command's help: what a person would type."""
+    """Return the end of a command's help: what a person would type."""
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)

@@ -17,9 +17,11 @@ from danube_fast.cli.options import OutputForm
 from danube_fast.clock import SystemClock
 
 __all__ = [
+    "NS_PER_SECOND",
     "Progress",
     "StdoutClosed",
     "bytes_text",
+    "counted",
     "duration_text",
     "exact_text",
     "note",
@@ -41,7 +43,7 @@ _UNIT_STEP = 1024
 
 
 class StdoutClosed(Exception):
-    """Whoever read our output has gone, as `head` does; the command ends without a word."""
+    """Raised when the reader of stdout has gone, as `head` does; the command ends without a word."""
 
 
 def write(content: bytes) -> None:
@@ -60,7 +62,7 @@ def write(content: bytes) -> None:
 
 
 def _stdout_name() -> str:
-    """What stdout is: its file, where there is one."""
+    """Return the file that stdout is, where it is one."""
     try:
         name = os.readlink("/proc/self/fd/1")
     except OSError:
@@ -69,7 +71,7 @@ def _stdout_name() -> str:
 
 
 def note(text: str) -> None:
-    """A remark for the person at the terminal."""
+    """Print a remark for the person at the terminal."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -97,7 +99,7 @@ class Progress:
 
 
 def print_result(form: OutputForm, value: Any, text: str | None = None) -> None:
-    """`value` as one JSON line, or as text: the one given, or laid out from the value."""
+    """Print `value` as one JSON line, or as text: the one given, or laid out from the value."""
     if form is OutputForm.JSON:
         write(msgspec.json.encode(value) + b"\n")
     else:
@@ -127,8 +129,13 @@ def time_text(time_ns: int) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
 
 
+def counted(count: int, what: str) -> str:
+    """Write a number of things as people say it."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def bytes_text(byte_count: float) -> str:
-    """A number of bytes as people say it."""
+    """Write a number of bytes as people say it."""
     size = float(byte_count)
     for unit in _BYTE_UNITS:
         if size < _UNIT_STEP or unit == _BYTE_UNITS[-1]:
@@ -164,7 +171,7 @@ def _number(name: str, value: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A time as people say it."""
+    """Write a time as people say it."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms" if seconds else "0 s"
     if seconds < SECONDS_PER_MINUTE:
@@ -196,7 +203,7 @@ def print_policy(form: OutputForm, values: Mapping[str, Any], sources: Mapping[s
 
 
 def exact_text(name: str, value: Any) -> str:
-    """A setting as it may be written: with its unit if it has one, and not rounded."""
+    """Write a setting as it may be written: with its unit if it has one, and not rounded."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):

@@ -20,7 +20,6 @@ from danube_fast.cli.broker import connect
 from danube_fast.cli.interrupts import terminable
 from danube_fast.cli.options import (
     DEFAULT_URL,
-    DispatchName,
     DurabilityName,
     OutputForm,
     OutputOption,
@@ -28,19 +27,26 @@ from danube_fast.cli.options import (
     TransportName,
     TransportOption,
     UrlOption,
-    example,
+    command,
     seconds_of,
 )
-from danube_fast.cli.output import Progress, bytes_text, note, print_result
+from danube_fast.cli.output import (
+    NS_PER_SECOND,
+    Progress,
+    bytes_text,
+    counted,
+    note,
+    print_result,
+)
 from danube_fast.cli.records import LINE_END, Record, parse_records
 from danube_fast.clock import Clock, SystemClock
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound
+from danube_fast.types import Dispatch
 
-__all__ = ["produce", "register"]
+__all__ = ["produce"]
 
 BATCH_MESSAGES = 4096
 """Messages handed to the client at once; a pipe is handed on line by line."""
-NS_PER_SECOND = 1_000_000_000
 FLUSH_SECONDS = 60
 
 
@@ -52,18 +58,12 @@ class InputForm(enum.StrEnum):
     RAW = "raw"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog=example(
-            "danube-fast produce /default/hello -m 'hello, world' --key greeting",
-            "danube-fast produce /default/log --file app.log --durability os",
-            "danube-fast produce /default/reminders -m 'stand up' --deliver-after 10min",
-            "tail -f events.jsonl | danube-fast produce /default/events --file - --key-field id",
-        )
-    )(produce)
-
-
+@command(
+    "danube-fast produce /default/hello -m 'hello, world' --key greeting",
+    "danube-fast produce /default/log --file app.log --durability os",
+    "danube-fast produce /default/reminders -m 'stand up' --deliver-after 10min",
+    "tail -f events.jsonl | danube-fast produce /default/events --file - --key-field id",
+)
 def produce(
     topic: TopicArgument,
     message: Annotated[
@@ -91,7 +91,7 @@ def produce(
         list[str] | None, typer.Option(metavar="K=V", help="Attribute of every message.")
     ] = None,
     dispatch: Annotated[
-        DispatchName | None, typer.Option(help="For a new topic (default reliable).")
+        Dispatch | None, typer.Option(help="For a new topic (default reliable).")
     ] = None,
     durability: Annotated[
         DurabilityName | None, typer.Option(help="For a new topic (default fsync).")
@@ -237,7 +237,7 @@ def _is_regular(file: IO[bytes]) -> bool:
 
 
 class _Summary:
-    """What was sent, and how long it took until it was acknowledged."""
+    """Counts of what was sent, and the time until it was acknowledged."""
 
     def __init__(self, clock: Clock, topic: str, progress: Progress) -> None:
         self.topic = topic
@@ -257,12 +257,12 @@ class _Summary:
         self._progress.show(f"{self.messages:,} messages, {bytes_text(self.byte_count)}")
 
     def begin(self, message_id: Any) -> None:
-        """The first message is acknowledged."""
+        """Note the id of the first message, which is acknowledged."""
         self.first_offset = message_id.offset
         self.is_partitioned = message_id.topic != self.topic
 
     def so_far(self, producer: Any) -> str:
-        """What was acknowledged until now."""
+        """Say what was acknowledged until now."""
         acked = producer.acked_messages
         if acked == self.messages:
             return f"the {acked:,} messages before it were published and acknowledged"
@@ -286,9 +286,8 @@ class _Summary:
     def as_text(self, topic: str) -> str:
         if not self.messages:
             return "nothing to send"
-        plural = "" if self.messages == 1 else "s"
         return (
-            f"{self.messages:,} message{plural} ({bytes_text(self.byte_count)}) to {topic} in "
+            f"{counted(self.messages, 'message')} ({bytes_text(self.byte_count)}) to {topic} in "
             f"{self._seconds:.3f} s, offsets {self.first_offset} to {self._last_offset}"
         )
 

@@ -35,7 +35,7 @@ class Record(NamedTuple):
 
 
 class _JsonRecord(msgspec.Struct):
-    """What a line of `--input json` may hold; other fields, those of a received message, are let be."""
+    """Fields of a line of `--input json`; others, those of a received message, are ignored."""
 
     payload: str | None = None
     payload_base64: str | None = None
@@ -58,7 +58,7 @@ def parse_records(
     delimiter: str | None = None,
     attributes: dict[str, str] | None = None,
 ) -> Iterator[Record]:
-    """A record for each line. Raises InvalidArgument that names the line that is not right."""
+    """Return a record for each line. Raises InvalidArgument that names the line that is not right."""
     fixed = None if key is None else key.encode()
     mark = None if delimiter is None else delimiter.encode()
     for number, line in enumerate(lines, 1):
@@ -125,7 +125,7 @@ def _field(line: bytes, name: str, number: int) -> bytes:
 
 
 def topic_of(message: Any) -> str:
-    """The topic that a message belongs to; only the broker knows whether its name is a partition's."""
+    """Return the topic that a message belongs to; only the broker knows whether its name is a partition's."""
     name: str = message.topic
     return name if message.partition is None else name.removesuffix(f"-part-{message.partition}")
 
@@ -138,7 +138,7 @@ def _text_or_base64(into: dict[str, Any], name: str, value: bytes | None) -> Non
 
 
 def json_line(message: Any) -> bytes:
-    """A received message as one line of JSON."""
+    """Write a received message as one line of JSON."""
     fields: dict[str, Any] = {"topic": message.topic, "offset": message.offset}
     if message.partition is not None:
         fields["partition"] = message.partition
@@ -168,7 +168,7 @@ _FIELDS: dict[str, Callable[[Any], bytes]] = {
 
 
 def formatter(template: str) -> Callable[[Any], bytes]:
-    r"""What writes a message by `template`: %t topic, %p partition, %o offset, %k key, %s payload,
+    r"""Return a function that writes a message by `template`: %t topic, %p partition, %o offset, %k key, %s payload,
     %h attributes, %T publish time, %% a percent sign; \n, \t, \r, \0, \\. A line end follows.
 
     Raises InvalidArgument for anything else behind a '%' or a backslash.

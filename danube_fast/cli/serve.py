@@ -12,20 +12,14 @@ from danube_fast.cli.options import (
     DataDirOption,
     OutputForm,
     OutputOption,
-    example,
+    command,
 )
 from danube_fast.cli.output import note
 
-__all__ = ["register", "serve"]
+__all__ = ["serve"]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog=example("danube-fast serve --workers 4 --data-dir /srv/danube --listen 0.0.0.0:6650")
-    )(serve)
-
-
+@command("danube-fast serve --workers 4 --data-dir /srv/danube --listen 0.0.0.0:6650")
 def serve(
     workers: Annotated[
         int | None, typer.Option(help="Worker processes; about one per core to spare.")

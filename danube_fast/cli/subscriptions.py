@@ -20,7 +20,7 @@ from danube_fast.cli.options import (
     amount,
     example,
 )
-from danube_fast.cli.output import print_result, print_table, refuse_without_yes
+from danube_fast.cli.output import counted, print_result, print_table, refuse_without_yes
 from danube_fast.errors import AlreadyExists, InvalidArgument
 
 __all__ = ["app", "without_details"]
@@ -40,7 +40,7 @@ _DETAILS = {
 
 
 def without_details(subscription: dict[str, Any]) -> dict[str, Any]:
-    """A subscription as one row of a table: how many consumers, no cursor per partition."""
+    """Return a subscription as one row of a table: how many consumers, no cursor per partition."""
     row = {n: v for n, v in subscription.items() if n not in _DETAILS}
     return {**row, "consumers": len(subscription["consumers"])}
 
@@ -63,7 +63,7 @@ def describe(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
-    """Show a subscription's lag, who holds what, and why nothing moves if nothing does."""
+    """Show a subscription's lag, what each consumer has unacked, and why nothing moves if nothing does."""
     found = operation(url, "describe_subscription", topic=topic, subscription=subscription)
     print_result(output, found)
 
@@ -182,7 +182,7 @@ def skip(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
-    """Count the next messages of a subscription as acknowledged, whoever holds them."""
+    """Count the next messages of a subscription as acknowledged, delivered or not."""
     if (count is None) != everything:
         raise InvalidArgument("say how many messages to skip, or --all; not both")
     what = "all messages" if count is None else f"the next {count:,} messages of each partition"
@@ -272,5 +272,5 @@ def redrive_letters(
         count = client.admin.redrive(
             topic, subscription, dead_letter_topic=dead_letter_topic, max_messages=max_messages
         )
-    text = f"{count:,} dead letter{'' if count == 1 else 's'} published to {topic}"
+    text = f"{counted(count, 'dead letter')} published to {topic}"
     print_result(output, {"topic": topic, "redriven": count}, text)

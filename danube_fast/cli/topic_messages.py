@@ -33,7 +33,7 @@ CountOption = Annotated[
 
 
 def _writer(output: OutputForm, template: str | None) -> Any:
-    """What turns messages into bytes. Raises InvalidArgument."""
+    """Return what turns messages into bytes. Raises InvalidArgument."""
     if output is OutputForm.JSON and template is not None:
         raise InvalidArgument("--output json has a form of its own; leave -F out")
     return writer(output, template or SHOWN)

@@ -9,7 +9,6 @@ import typer
 from danube_fast.cli.broker import operation
 from danube_fast.cli.options import (
     DEFAULT_URL,
-    DispatchName,
     DurabilityName,
     OutputForm,
     OutputOption,
@@ -23,6 +22,7 @@ from danube_fast.cli.options import (
 from danube_fast.cli.output import print_policy, print_result, print_table, refuse_without_yes
 from danube_fast.cli.subscriptions import without_details
 from danube_fast.errors import InvalidArgument
+from danube_fast.types import Dispatch
 
 __all__ = ["app"]
 
@@ -45,8 +45,8 @@ _PARTITION_TOTALS = ("messages_in", "bytes_in", "producers", "readers")
 def create(
     topic: TopicArgument,
     dispatch: Annotated[
-        DispatchName, typer.Option(help="How messages are treated; never changes.")
-    ] = DispatchName.RELIABLE,
+        Dispatch, typer.Option(help="How messages are treated; never changes.")
+    ] = Dispatch.RELIABLE,
     durability: Annotated[
         DurabilityName | None,
         typer.Option(help="When a publish is acknowledged (default fsync, if reliable)."),

@@ -1,4 +1,4 @@
-"""`danube-fast wal`: looks into logs from outside; no broker is needed."""
+"""`danube-fast wal`: looks into logs on disk; no broker is needed."""
 
 from __future__ import annotations
 

@@ -78,14 +78,14 @@ class AsyncConsumer(ConsumerView, AsyncClosing):
         super().__init__(inbox, driver.run, driver.end)
 
     async def receive(self, timeout: float | None = None) -> Message | None:  # noqa: ASYNC109
-        """The next message; None when `timeout` seconds are over."""
+        """Return the next message; None when `timeout` seconds are over."""
         for message in self._inbox.frames:
             return message
         found: Message | None = await self._run(self._inbox.receive_steps(timeout))
         return found
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages for ever; ends when the consumer is closed."""
+        """Return messages for ever; ends when the consumer is closed."""
         inbox = self._inbox
         while not inbox._closed:
             for message in inbox.frames:
@@ -94,7 +94,7 @@ class AsyncConsumer(ConsumerView, AsyncClosing):
                 await self._run(inbox.next_steps(None))
 
     async def ack(self, what: Message | MessageId | Batch | Iterable[Message]) -> None:
-        """Done with a message, a batch, or a list of messages. Queued; see `flush_acks`."""
+        """Ack a message, its id, a batch, or a list of messages."""
         with self._lock:
             if type(what) is Received:
                 self._acks.add_one(what)
@@ -126,7 +126,7 @@ class AsyncReader(ReaderView, AsyncClosing):
     close = twin(Reader.close)
 
     async def batches(self, max_messages: int = BATCH_MESSAGES_DEFAULT) -> AsyncIterator[Batch]:
-        """The whole range in batches."""
+        """Return the whole range in batches."""
         while batch := await self.receive_batch(max_messages):
             yield batch
 
@@ -137,12 +137,12 @@ class AsyncReader(ReaderView, AsyncClosing):
         await self.close()
 
     async def to_arrow(self) -> Any:
-        """The whole range as a pyarrow.Table."""
+        """Return the whole range as a pyarrow.Table."""
         self._range.must_end()
         return (await self._run(self._range.all_steps())).to_arrow()
 
     async def to_pandas(self) -> Any:
-        """The whole range as a pandas.DataFrame."""
+        """Return the whole range as a pandas.DataFrame."""
         return (await self.to_arrow()).to_pandas()
 
     batches.__doc__ = Reader.batches.__doc__

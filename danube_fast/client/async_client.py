@@ -40,7 +40,11 @@ _TWINS: dict[Any, Any] = {
 
 
 class AsyncClient(AsyncClosing):
-    """A connection to a broker for one event loop. Made by `danube_fast.connect_async()`."""
+    """A connection to a broker for one event loop. Made by `danube_fast.connect_async()`.
+
+    The methods are those of Client, to be awaited; what opens a producer, consumer, reader or subscription may be
+    entered with `async with`, too.
+    """
 
     def __init__(
         self,
@@ -97,7 +101,14 @@ class AsyncClient(AsyncClosing):
         concurrency: int | None = None,
         **options: Unpack[ConsumerArguments],
     ) -> AsyncSubscriber:
-        """Await `handler` for every message in `concurrency` tasks, see Client.subscribe."""
+        """Await `handler` for every message: ack when it returns, nack with its reason when it raises.
+
+        `concurrency`: how many tasks run the handler, which may be a plain function, too. Everything else is as
+        for `Client.subscribe`.
+
+            async with client.subscribe("/default/flights", "billing", handle) as subscriber:
+                await subscriber.wait()
+        """
         check_callable(handler, "handler")
         count = checked_concurrency(type, concurrency)
         consumer = await self.consumer(
@@ -108,8 +119,7 @@ class AsyncClient(AsyncClosing):
         return subscriber
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
-        """Close subscriptions, producers (flushing them), consumers and connections within `timeout`
-        seconds. Raises the first error, when everything is closed."""
+        """Close everything within `timeout` seconds, as `Client.close` does."""
         if self._core.pump.refusal is not None:
             return
         clock = self._core.pump.clock

@@ -42,7 +42,7 @@ class AsyncSubscriber(AsyncClosing):
         concurrency: int,
     ) -> None:
         self.error: DanubeError | None = None
-        """What ended the subscription, if not `close()`."""
+        """The error that ended the subscription; None if it runs, or `close()` ended it."""
         self.consumer = consumer
         """The consumer behind it, to look at."""
         self._handler = handler
@@ -137,7 +137,8 @@ class AsyncSubscriber(AsyncClosing):
     async def wait(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109
         """Wait until the subscription has ended; False when `timeout` seconds are over before.
 
-        It ends by `close()`, or by an error (TopicDeleted, ...), which is raised here.
+        Ends by `close()`, or by an error (TopicDeleted, ...), which is raised here. Raises FailedPrecondition in a
+        handler, which cannot wait for its own end.
         """
         if asyncio.current_task() in self._tasks:
             raise FailedPrecondition("a handler cannot wait for its own end; return from it")
@@ -152,9 +153,9 @@ class AsyncSubscriber(AsyncClosing):
     async def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
         """Receive no more, let running handlers finish, ack what they did; within `timeout` seconds.
 
-        FailedPrecondition if handlers were still running then: they are cancelled, and their messages
-        come again. Raises what ended the subscription if nobody has heard of it yet. A handler may call
-        it: then it returns at once, and the end comes when the handlers have returned.
+        Raises FailedPrecondition if handlers were still running then: they are cancelled, and their messages come
+        again. Raises what ended the subscription if `wait()` has not raised it. A handler may call it: then it
+        returns at once, and the end comes when the handlers have returned.
         """
         check_seconds(timeout, "timeout")
         loop = asyncio.get_running_loop()

@@ -47,7 +47,7 @@ F = TypeVar("F")
 
 
 def topic_list(topic: str | Sequence[str] | None) -> list[str]:
-    """One topic or several. Raises InvalidArgument if there is none, or one twice."""
+    """Return one topic or several as a list. Raises InvalidArgument if there is none, or one twice."""
     if topic is not None and not isinstance(topic, str | list | tuple | set | frozenset):
         raise InvalidArgument(f"{topic!r:.100} names no topics; give a topic, or a list of them")
     topics = [
@@ -61,7 +61,7 @@ def topic_list(topic: str | Sequence[str] | None) -> list[str]:
 
 
 def topics_of(topic: str | Sequence[str] | None, pattern: str | None) -> list[str]:
-    """The topics that are named; none with a pattern. Raises InvalidArgument."""
+    """Return the topics that are named; none with a pattern. Raises InvalidArgument."""
     if pattern is None:
         return topic_list(topic)
     if topic:
@@ -119,11 +119,19 @@ class Client(Closing):
     ) -> Producer:
         """Open a producer; a missing topic is created (reliable, fsync) unless the broker forbids.
 
-        `dispatch`, `durability` and `partitions` must be those of an existing topic
-        (FailedPrecondition). Options: `linger_us` (200), `batch_bytes_max` (1 MiB), `window_bytes_max`
-        (bytes unacked at most), `timeout` (seconds until an unacked message is an error, 30),
-        `compression` (None, "lz4", "zstd"). A name makes republishing exact across restarts of this
-        program; the same name in a second live producer fences the first.
+        `name`: makes republishing exact across restarts of this program; the same name in a second live producer
+        fences the first. `dispatch`, `durability` and `partitions` are for a new topic, and must be those of an
+        existing one. Options: `linger_us` (microseconds, 200), `batch_bytes_max` (1 MiB), `window_bytes_max`
+        (bytes unacked at most, 16 MiB), `timeout` (seconds until an unacked message is an error, 30),
+        `compression` (None, "lz4", "zstd").
+
+            with client.producer("/default/flights", name="loader") as producer:
+                for line in lines:
+                    producer.send(line)
+
+        Raises NotFound for a missing namespace, or a missing topic where the broker creates none;
+        FailedPrecondition for settings that are not the topic's; ResourceExhausted at a limit of producers;
+        Unavailable or DeadlineExceeded when the broker or the worker does not answer; InvalidArgument.
         """
         steps = self._core.producers.open_steps(
             topic,
@@ -138,7 +146,14 @@ class Client(Closing):
     def publish(
         self, topic: str, payload: bytes | None, **fields: Unpack[PublishArguments]
     ) -> MessageId:
-        """Publish one message through a cached producer and wait for its ack; its id."""
+        """Publish one message through a cached producer and wait for its ack; its id.
+
+        For topics that change with every message. Fields: those of `Producer.publish`.
+
+            client.publish("/iot/dev-17", b"21.5", key="temperature")
+
+        Raises what `producer()` and `Producer.publish` raise.
+        """
         return self._run(self._core.publish_steps(topic, payload, fields))
 
     def consumer(
@@ -158,15 +173,23 @@ class Client(Closing):
     ) -> Consumer:
         """Subscribe to a topic, a list of topics, or all topics that match `pattern`.
 
-        A pattern is a glob over the topics of a namespace, such as "/iot/dev-*". Topics that appear
-        later join from their first message, deleted ones leave; none need be there yet.
+        `pattern`: a glob over the topics of a namespace, such as "/iot/dev-*"; topics that appear later join from
+        their first message, deleted ones leave, and none need be there yet. `subscription`: the cursor that
+        remembers what is acked. `type`: exclusive, shared, failover or key_shared. `initial_position` ("latest",
+        "earliest", an offset, a datetime, an RFC 3339 time, or a time ago such as "-10m") and `failure_policy`
+        (fields as in tuning.md, "Failure policy") count when the subscription is new. `name`: of the consumer, as
+        the broker shows it. `timeout`: seconds to wait for a missing topic. `permits_bytes` and `permits_messages`
+        bound what the broker sends ahead: with few, slow consumers of a group leave more to the others.
+        `key_filters`: globs such as "pay*", which say which keys a key_shared consumer takes.
 
-        `type` is exclusive, shared, failover or key_shared; `initial_position` ("latest", "earliest",
-        an offset, a datetime, an RFC 3339 time, or a time ago such as "-10m") and `failure_policy` (fields as in tuning.md, "Failure policy") count when the
-        subscription is new. Waits up to `timeout` seconds for a missing topic, then NotFound.
-        `permits_bytes` and `permits_messages` bound what the broker sends ahead: with few, slow consumers
-        of a group leave more to the others. `key_filters`, globs such as "pay*", say
-        which keys a key_shared consumer takes.
+            with client.consumer("/default/flights", subscription="billing", type="shared") as consumer:
+                for message in consumer:
+                    handle(message.payload)
+                    consumer.ack(message)
+
+        Raises NotFound when a topic is missing after `timeout`; FailedPrecondition for another type than the
+        subscription has, or an exclusive one that is taken; ResourceExhausted at a limit of consumers;
+        DeadlineExceeded when a worker does not answer; InvalidArgument.
         """
         check_choice(type, "type", TYPES)
         topics = topics_of(topic, pattern)
@@ -193,8 +216,18 @@ class Client(Closing):
         timeout: float = REQUEST_TIMEOUT_SECONDS,
         permits_bytes: int = PERMITS_BYTES_DEFAULT,
     ) -> Reader:
-        """Read a topic, several, or those that match `pattern`, from `start` to before `stop` ("latest":
-        the end as of now; None: read on for ever, and topics that are made later too)."""
+        """Read a topic, several, or those that match `pattern`, without a subscription.
+
+        `start`: a position as in `consumer()`, or {"last": n} messages. `stop`: where the range ends, the offset
+        not included; "latest": the end as of now; None: read on for ever, and topics that are made later too.
+        `timeout`: seconds to wait for a missing topic. `permits_bytes` bounds what the broker sends ahead.
+
+            for message in client.reader("/default/flights", start="-10m"):
+                print(message.offset, message.payload)
+
+        Raises NotFound when a topic is missing after `timeout`, DeadlineExceeded when a worker does not answer,
+        InvalidArgument.
+        """
         end = checked_stop(stop)
         topics = topics_of(topic, pattern)
         options = ConsumerOptions("", READER, start, self.name, permits_bytes, pattern=pattern)
@@ -210,10 +243,11 @@ class Client(Closing):
         key: bytes | str | None = None,
         attributes: Attributes | None = None,
     ) -> Message:
-        """Publish a request and wait up to `timeout` seconds for the reply of whoever consumes the topic.
+        """Publish a request and wait up to `timeout` seconds for the reply of a consumer of the topic.
 
-        Replies come over a topic of this client's own, made with the first request and deleted by
-        `close()`. DeadlineExceeded if no reply came: the request may have been handled all the same.
+        `key` and `attributes` are those of the request. Replies come over a topic of this client's own, made with
+        the first request and deleted by `close()`. Raises DeadlineExceeded if no reply came (the request may have
+        been handled all the same), and what `publish()` raises.
         """
         return self._run(
             self._core.requests.request_steps(topic, payload, timeout, key, attributes)
@@ -222,9 +256,10 @@ class Client(Closing):
     def reply(
         self, message: Message, payload: bytes | None, attributes: Attributes | None = None
     ) -> None:
-        """Reply to a message that asks for it (`message.reply_topic`); nothing if who asked has gone.
+        """Reply to a message that asks for it (`message.reply_topic`); nothing if the client that asked has gone.
 
-        It acks nothing. FailedPrecondition if the message asks for no reply.
+        Acks nothing. `attributes` are those of the reply. Raises FailedPrecondition if the message asks for no
+        reply.
         """
         return self._run(self._core.requests.reply_steps(message, payload, attributes))
 
@@ -240,11 +275,18 @@ class Client(Closing):
     ) -> Subscriber:
         """Call `handler` for every message: ack when it returns, nack with its reason when it raises.
 
-        It runs in `concurrency` threads at a time: 8 by default for shared and key_shared, which keeps the
-        order of each key; exclusive and failover keep the order of all, so there it is always 1
-        (InvalidArgument for more). While it runs the ack timeout of its message does not run out.
-        Bytes that it returns are the reply to a message that asks for one. Other options as for
-        `consumer()`, but few messages are sent ahead. Close what is returned to stop, or `wait()`.
+        `topic`, `subscription`, `type`: as for `consumer()`; a `pattern=` takes None as topic. `concurrency`: how
+        many threads run the handler; 8 by default for shared and key_shared, which keeps the order of each key;
+        exclusive and failover keep the order of all, so there it is always 1. While the handler runs, the ack
+        timeout of its message does not run out. Bytes that it returns are the reply to a message that asks for
+        one. Other options as for `consumer()`, but few messages are sent ahead. Close what is returned to stop, or
+        `wait()`.
+
+            with client.subscribe("/default/flights", "billing", handle, concurrency=4) as subscriber:
+                subscriber.wait()
+
+        Raises InvalidArgument for a coroutine function, or a `concurrency` that would break the order, and what
+        `consumer()` raises.
         """
         check_callable(handler, "handler")
         refuse_coroutines(handler)

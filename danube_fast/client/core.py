@@ -91,7 +91,7 @@ class Core:
         )
         self.consumers = Consumers(self.routes, self.watcher, self.name, self._reply)
         self.cached = ProducerCache(self.producers, PRODUCERS_CACHED_MAX)
-        """What `client.publish` uses."""
+        """Producers of `client.publish`."""
         self.requests = Requests(self.producers, self.consumers, self.cached)
         self.machine.start(self._timers)
         _cores.add(self)
@@ -128,7 +128,7 @@ class Core:
     def publish_steps(
         self, topic: str, payload: bytes | None, fields: PublishArguments
     ) -> Steps[MessageId]:
-        """`client.publish` as steps."""
+        """Publish one message through a cached producer and wait for its ack."""
         check_names(fields, PublishArguments.__annotations__, "publish()")
         as_payload(payload)
         producer = yield from self.cached.take_steps(str(parse_topic(topic)))

@@ -33,11 +33,17 @@ def connect(
 ) -> Client:
     """Connect to a broker, e.g. `danube://127.0.0.1:6650` (or $DANUBE_URL).
 
-    `transport`: "auto" takes shared memory on the broker's own host and ZeroMQ elsewhere, "shm" and
-    "zmq" insist. Who waits looks on for `spin_us` microseconds before it sleeps (tuning.md).
-    `token` and `tls` are refused until the broker asks for them.
-    Several hosts are tried in turn: `danube://h1:6650,h2:6650`. Raises Unavailable when none answers
-    within `timeout` seconds. Use it as a context manager, or call `close()`.
+    `url`: several hosts are tried in turn, `danube://h1:6650,h2:6650`; `name`: of this client, as the broker shows
+    it; `transport`: "auto" takes shared memory on the broker's own host and ZeroMQ elsewhere, "shm" and "zmq"
+    insist; `spin_us`: how many microseconds a waiting thread looks on before it sleeps (tuning.md); `timeout`:
+    seconds to wait for the broker. `token` and `tls` are refused until the broker asks for them. Use the client
+    as a context manager, or call `close()`.
+
+        with danube_fast.connect() as client:
+            client.publish("/default/hello", b"hello, world")
+
+    Raises Unavailable when no broker answers in time, InvalidArgument for a malformed url, FailedPrecondition for
+    `token` or `tls`.
     """
     from danube_fast.client.client import Client
 
@@ -58,7 +64,11 @@ async def connect_async(
     spin_us: int = 0,
     timeout: float = 10.0,  # noqa: ASYNC109 - the same signature as connect()
 ) -> AsyncClient:
-    """`connect` for an event loop: `async with danube_fast.connect_async(...) as client`, or await it."""
+    """Connect to a broker from an event loop; parameters and errors are those of `connect`.
+
+    async with danube_fast.connect_async() as client:
+        await client.publish("/default/hello", b"hello, world")
+    """
     from danube_fast.client.async_client import AsyncClient
 
     client = AsyncClient(

@@ -16,7 +16,7 @@ __all__ = ["Producer", "ProducerView"]
 
 
 class ProducerView:
-    """What both kinds of producer show of their publisher."""
+    """Shared by both kinds of producer."""
 
     # what every message needs lies in the object itself: among a thousand producers each step is a cache miss
     __slots__ = ("__dict__", "__weakref__", "_end", "_publisher", "_run")
@@ -71,11 +71,15 @@ class Producer(ProducerView, Closing):
     ) -> None:
         """Queue one message; it goes out in a batch.
 
-        Blocks while the window is full, at most for the producer's timeout (ResourceExhausted).
-        Raises what went wrong with earlier messages. `event_time` and `deliver_at` are nanoseconds
-        since the epoch or datetimes, `deliver_after` is in seconds. `on_delivery(message_id, error)`
-        is called once, in the order of the acks, before `flush` returns, from whichever thread of
-        this client reads the ack.
+        `payload`: None deletes the key; `key`: messages of one key keep their order and share a partition;
+        `attributes`: text by name; `event_time` and `deliver_at`: nanoseconds since the epoch, or datetimes;
+        `deliver_after`: seconds; `on_delivery(message_id, error)`: called once, in the order of the acks, before
+        `flush` returns, from any thread of this client that reads the ack.
+
+            producer.send(b"payload", key="UA", attributes={"a": "1"})
+
+        Blocks while the window is full. Raises ResourceExhausted when that lasts for the producer's timeout,
+        InvalidArgument for a message that cannot be sent, and what went wrong with earlier messages.
         """
         if (
             key is None
@@ -104,8 +108,13 @@ class Producer(ProducerView, Closing):
     ) -> None:
         """Queue many messages, packed straight from the list (fastest from a `list[bytes]`).
 
-        Blocks while the window is full. If it raises ResourceExhausted, the text says how many
-        messages were taken. The list may be changed as soon as the call has returned.
+        `keys`, `attributes`, `event_times` and `deliver_at` have one entry for each payload; `on_delivery` is
+        called for each message, as by `send`. The lists may be changed as soon as the call has returned.
+
+            producer.send_many([b"a", b"b"], keys=["UA", "AA"])
+
+        Blocks while the window is full. Raises ResourceExhausted, whose text says how many messages were taken,
+        and otherwise what `send` raises.
         """
         return self._run(
             self._publisher.send_many_steps(
@@ -123,7 +132,11 @@ class Producer(ProducerView, Closing):
         deliver_at: Moment | None = None,
         deliver_after: float | None = None,
     ) -> MessageId:
-        """Publish one message at once and wait for its ack; its id. Never lingers."""
+        """Publish one message at once and wait for its ack; its id. Never lingers.
+
+        The fields are those of `send`. Raises ProducerFenced, TopicDeleted, DeadlineExceeded after the producer's
+        timeout (the message may have been stored), and what `send` raises.
+        """
         return self._run(
             self._publisher.publish_steps(
                 payload, key, attributes, event_time, deliver_at, deliver_after
@@ -133,11 +146,11 @@ class Producer(ProducerView, Closing):
     def flush(self, timeout: float | None = None) -> MessageId | None:
         """Wait until everything sent is acked; id of the last message acked, None if there is none.
 
-        Raises the error of messages that were not accepted, naming the first and the last, and
-        DeadlineExceeded when `timeout` (seconds; default: the producer's own) is over.
+        `timeout`: seconds; the producer's own by default. Raises the error of messages that were not accepted,
+        naming the first and the last, and DeadlineExceeded when the time is up.
         """
         return self._run(self._publisher.flush_steps(timeout))
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
-        """Flush and close, within `timeout` seconds. Raises what was not accepted or acked."""
+        """Flush and close, within `timeout` seconds. Raises what was not accepted or acked; closed all the same."""
         return self._end(self._publisher.close_steps(timeout))

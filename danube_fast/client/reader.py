@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from danube_fast.client.consume.batch import Batch
 from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consume.read_range import ReadRange
-from danube_fast.client.link.faces import Closing, Run
+from danube_fast.client.consumer import InboxView
+from danube_fast.client.link.faces import Closing
 from danube_fast.client.values.limits import BATCH_MESSAGES_DEFAULT, CLOSE_TIMEOUT_SECONDS
-from danube_fast.client.values.message import Gap, Message
+from danube_fast.client.values.message import Message
 
 __all__ = ["Reader", "ReaderView"]
 
 
-class ReaderView:
-    """What both kinds of reader show of their range."""
+class ReaderView(InboxView):
+    """Shared by both kinds of reader."""
 
-    def __init__(
-        self,
-        inbox: Inbox,
-        stop: int | str | None,
-        run: Any,
-        end: Any,
-    ) -> None:
-        """`run` and `end` drive steps, as those of `Pump` and of `LoopDriver`."""
-        self._run: Run = run
-        self._end: Run = end
-        self._inbox = inbox
+    def __init__(self, inbox: Inbox, stop: int | str | None, run: Any, end: Any) -> None:
+        super().__init__(inbox, run, end)
         self._range = ReadRange(inbox, stop)
 
     @property
     def is_finished(self) -> bool:
         """Whether every partition has reached its stop."""
         return self._range.is_finished
-
-    @property
-    def gaps(self) -> collections.deque[Gap]:
-        """The latest ranges that the broker said will never come."""
-        return self._inbox.gaps
-
-    @property
-    def on_gap(self) -> Callable[[Gap], object] | None:
-        """Called with every such range, by whichever thread serves the client then."""
-        return self._inbox.on_gap
-
-    @on_gap.setter
-    def on_gap(self, callback: Callable[[Gap], object] | None) -> None:
-        self._inbox.on_gap = callback
 
 
 class Reader(ReaderView, Closing):
@@ -61,11 +38,12 @@ class Reader(ReaderView, Closing):
     def receive_batch(
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
     ) -> Batch:
-        """The next messages of the range; empty at its end or when `timeout` seconds are over."""
+        """Return the next messages of the range, at most `max_messages`; an empty Batch at its end, or when `timeout`
+        seconds are over. Raises TopicDeleted, DataLoss for a damaged frame."""
         return self._run(self._range.batch_steps(max_messages, timeout))
 
     def batches(self, max_messages: int = BATCH_MESSAGES_DEFAULT) -> Iterator[Batch]:
-        """The whole range in batches."""
+        """Return the whole range in batches of at most `max_messages`."""
         while batch := self.receive_batch(max_messages):
             yield batch
 
@@ -75,12 +53,14 @@ class Reader(ReaderView, Closing):
         self.close()
 
     def to_arrow(self) -> Any:
-        """The whole range as a pyarrow.Table. Needs `danube-fast[arrow]`; all of it is in memory."""
+        """Return the whole range as a pyarrow.Table. Needs `danube-fast[arrow]`; all of it is in memory. Raises
+        InvalidArgument for a range without an end."""
         self._range.must_end()
         return self._run(self._range.all_steps()).to_arrow()
 
     def to_pandas(self) -> Any:
-        """The whole range as a pandas.DataFrame. Needs `danube-fast[arrow]` and pandas."""
+        """Return the whole range as a pandas.DataFrame. Needs `danube-fast[arrow]` and pandas. Raises what `to_arrow`
+        raises."""
         return self.to_arrow().to_pandas()
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:

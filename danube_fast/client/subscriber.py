@@ -59,7 +59,7 @@ class Subscriber(Closing):
         self, consumer: Consumer, handler: Callable[[Message], object], concurrency: int
     ) -> None:
         self.error: DanubeError | None = None
-        """What ended the subscription, if not `close()`."""
+        """The error that ended the subscription; None if it runs, or `close()` ended it."""
         self.consumer = consumer
         """The consumer behind it, to look at."""
         self._handler = handler
@@ -76,7 +76,7 @@ class Subscriber(Closing):
         self._alive = concurrency + 1
         self._told = False
         self._last_closes = False
-        """A handler called `close`: whoever ends last does it."""
+        """A handler called `close`: the thread that ends last does it."""
         names = [f"danube-handler-{i}" for i in range(concurrency)]
         self._threads = [threading.Thread(target=self._work, name=n, daemon=True) for n in names]
         receiver = threading.Thread(target=self._receive, name="danube-receiver", daemon=True)
@@ -178,7 +178,8 @@ class Subscriber(Closing):
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the subscription has ended; False when `timeout` seconds are over before.
 
-        It ends by `close()`, or by an error (TopicDeleted, ...), which is raised here.
+        Ends by `close()`, or by an error (TopicDeleted, ...), which is raised here. Raises FailedPrecondition in a
+        handler, which cannot wait for its own end.
         """
         if threading.current_thread() in self._threads:
             raise FailedPrecondition("a handler cannot wait for its own end; return from it")
@@ -203,9 +204,9 @@ class Subscriber(Closing):
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Receive no more, let running handlers finish, ack what they did; within `timeout` seconds.
 
-        FailedPrecondition if handlers were still running then: their messages come again. Raises what
-        ended the subscription if nobody has heard of it yet. A handler may call it: then it returns at
-        once, and the end comes when the handlers have returned.
+        Raises FailedPrecondition if handlers were still running then: their messages come again. Raises what
+        ended the subscription if `wait()` has not raised it. A handler may call it: then it returns at once, and
+        the end comes when the handlers have returned.
         """
         check_seconds(timeout, "timeout")
         began_ns = self._clock.monotonic_ns()

@@ -54,7 +54,7 @@ def _never_received(topic: str, offset: int) -> InvalidArgument:
 
 
 def acks_unsent(unsent: dict[str, list[int]]) -> Unavailable:
-    """What `close` says of acks that did not arrive in time, by topic as [start, end) pairs."""
+    """Return the error of acks that did not arrive before `close` was over, by topic as [start, end) pairs."""
     places = [
         f"{topic} {', '.join(f'{a} to {b - 1}' for a, b in list(zip(r[::2], r[1::2], strict=True))[:5])}"
         + (" and others" if len(r) > 10 else "")
@@ -67,7 +67,7 @@ def acks_unsent(unsent: dict[str, list[int]]) -> Unavailable:
 
 
 def delay_ms(seconds: float | None) -> int:
-    """A delay as NACK has it; None leaves it to the failure policy. Raises InvalidArgument."""
+    """Return a delay as NACK has it; None leaves it to the failure policy. Raises InvalidArgument."""
     return -1 if seconds is None else max(0, int(check_seconds(seconds, "delay") * 1000))
 
 
@@ -94,11 +94,11 @@ class AckQueue:
         self._sent: dict[Attachment, Ranges[int]] = {}
         """Sent, and no answered ACK behind them yet."""
         self._confirming: dict[Call, dict[Attachment, Ranges[int]]] = {}
-        """What each ACK on its way that will be answered covers."""
+        """Acks that each ACK on its way covers, where that will be answered."""
         self._void: dict[Attachment, list[int]] = {}
         """Lost with their session, or acked when that was gone, and not acked again since."""
         self._lost: dict[Attachment, list[int]] = {}
-        """What was lost with its session: `close` tells of that part of what is void."""
+        """Lost with their session: `close` tells of that part of what is void."""
 
     def add_one(self, message: Received) -> None:
         """Ack one message. If it follows the last one, `Consumer.ack` does not even come here: it only

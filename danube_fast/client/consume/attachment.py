@@ -132,7 +132,7 @@ class Attachment:
         self.parted = False
         """Its topic has left the pattern: nothing comes any more."""
         self.route: Topic | None = None
-        """What was looked up to find it."""
+        """The topic that was looked up to find it."""
         self.position = position
         self.generation = 0
         self.sought_generation = 0
@@ -153,7 +153,7 @@ class Attachment:
         self.subscribed = False
         self.ever_subscribed = False
         self.is_late = False
-        """It joined a consumer that was open already."""
+        """True: its consumer was open already when it joined."""
         self.first_offset = 0
         self.end_offset = 0
         self.start_offset = 0
@@ -329,7 +329,7 @@ class Attachment:
     # ------------------------------------------------------------ acks
 
     def take_pending(self) -> Ranges[int]:
-        """The ranges that wait, merged."""
+        """Return the ranges that wait, merged, and forget them."""
         pending, self.pending = self.pending, no_ranges()
         return merged_ranges(pending)
 
@@ -343,7 +343,7 @@ class Attachment:
         return self.connection.call(Call(command, on_done=self._on_sought))
 
     def _on_sought(self, call: Call) -> None:
-        """What was delivered before the seek does not count any more."""
+        """Drop what was delivered before a seek, or go on if that was refused."""
         self.seeks -= 1
         if call.error is None:
             self.consumer.restarted(self, sought=True)
@@ -353,7 +353,7 @@ class Attachment:
     # ------------------------------------------------------------ sessions
 
     def on_session(self, resumed: bool) -> None:
-        """The session is open again: frames on their way are lost, so start over."""
+        """Subscribe again, as the frames on their way are lost with the session before."""
         if self.failure is not None or self._is_resting:
             return
         if resumed and self.consumer_id:
@@ -362,7 +362,7 @@ class Attachment:
         self._subscribe()
 
     def on_lost(self) -> None:
-        """What waits may be given to another consumer at any time, so it does not count any more."""
+        """Drop what waits: it may be given to another consumer at any time."""
         if self.tracks and self.consumer.type != READER and self.failure is None:
             self._forget_id()
             self.subscribed = False
@@ -387,7 +387,7 @@ class Attachment:
         loss; the call that ends it. Its SUBSCRIBE may be on the way yet."""
         connection, consumer_id = self.connection, self.consumer_id
         self.subscribed = False
-        self.consumer_id = 0  # on another connection the number is somebody else's
+        self.consumer_id = 0  # on another connection the number is that of another consumer
         if not consumer_id:
             return None
         connection.receivers[consumer_id] = Departed(self.credit, self.flow_id)
@@ -404,15 +404,15 @@ class Attachment:
         return CloseConsumer(connection.next_request(), consumer_id, taken)
 
     def on_away(self) -> None:
-        """The worker is gone for long."""
+        """Look the topic up again, as the worker is gone for long."""
         self.consumer.attachment_lost(self)
 
     def on_failure(self, error: DanubeError) -> None:
-        """The connection refuses this client."""
+        """Fail, as the connection refuses this client."""
         self.fail(error)
 
     def fail(self, error: DanubeError) -> None:
-        """Nothing will come any more."""
+        """Receive nothing more, and tell the consumer why."""
         if self.failure is None:
             self.failure = error
             self._forget_id()
@@ -420,7 +420,7 @@ class Attachment:
             self.consumer.attachment_failed(self, error)
 
     def move(self, connection: Connection, credit: Credit) -> None:
-        """The partition is served elsewhere now."""
+        """Go on over another connection, where the partition is served now."""
         if connection is self.connection or self.failure is not None:
             return
         self.leave()
@@ -447,7 +447,7 @@ class Attachment:
             self._call = None
 
     def close(self) -> Call | None:
-        """Detach at the broker; the call to wait for, if somebody may hear it now."""
+        """Detach at the broker; the call to wait for, if the broker may hear it now."""
         is_open = self.connection.is_open
         call = self.leave()
         self.generation += 1

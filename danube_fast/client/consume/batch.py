@@ -56,7 +56,7 @@ class Batch:
         )
 
     def payloads(self) -> list[bytes | None]:
-        """Every payload."""
+        """Return every payload; None of a message without one."""
         payloads: list[bytes | None] = [None] * len(self)
         at = 0
         for delivery, start, stop in self._pieces:
@@ -65,15 +65,15 @@ class Batch:
         return payloads
 
     def keys(self) -> list[bytes | None]:
-        """Every key; None where there is none."""
+        """Return every key; None where there is none."""
         return self._column("keys")
 
     def attributes(self) -> list[dict[str, str] | None]:
-        """The attributes of every message; None where there are none."""
+        """Return the attributes of every message; None where there are none."""
         return self._column("attributes")
 
     def event_times(self) -> list[int | None]:
-        """Event times, nanoseconds since the epoch."""
+        """Return event times, nanoseconds since the epoch; None where there is none."""
         return self._column("event_times")
 
     def _column(self, name: str) -> list[Any]:
@@ -86,11 +86,11 @@ class Batch:
         return values
 
     def to_arrow(self) -> Any:
-        """A pyarrow.Table over the received bytes. Needs `danube-fast[arrow]`."""
+        """Return a pyarrow.Table over the received bytes. Needs `danube-fast[arrow]`."""
         return _table(self._pieces)
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame. Needs `danube-fast[arrow]` and pandas."""
+        """Return a pandas.DataFrame. Needs `danube-fast[arrow]` and pandas."""
         return self.to_arrow().to_pandas()
 
     def __repr__(self) -> str:

@@ -35,28 +35,28 @@ class Credit:
         self.on_session(resumed=False)
 
     def on_session(self, resumed: bool) -> None:
-        """A new flow for a new session; attachments subscribe with it next."""
+        """Start a new flow for a new session; attachments subscribe with it next."""
         self.flow_id = self.connection.next_request()
         self._taken_bytes = self._taken_messages = 0
         self._granted = False
 
     def on_lost(self) -> None:
-        """Nothing to do: the next session begins with a new flow."""
+        """Do nothing: the next session begins with a new flow."""
 
     def on_away(self) -> None:
-        """Nothing to do: attachments look for their partitions."""
+        """Do nothing: attachments look for their partitions."""
 
     def on_failure(self, error: DanubeError) -> None:
-        """Nothing to do: attachments tell the consumer."""
+        """Do nothing: attachments tell the consumer."""
 
     def grant(self) -> None:
-        """The full window, once, behind the first subscription that draws on it."""
+        """Grant the full window, once, behind the first subscription that draws on it."""
         if not self._granted:
             self._granted = True
             self.connection.send(Flow(self.flow_id, self._window_bytes, self._window_messages))
 
     def take(self, frame_bytes: int, message_count: int, flow_id: int) -> None:
-        """The application has taken a frame that came under `flow_id`."""
+        """Count a frame that came under `flow_id` as taken, and give credit back in steps."""
         if flow_id != self.flow_id:
             return
         self._taken_bytes += frame_bytes
@@ -70,7 +70,7 @@ class Credit:
             self._taken_messages -= given_messages
 
     def part_of(self, frame_bytes: int, message_count: int) -> int:
-        """How many messages of a frame the application takes before credit goes back for them: all of a frame that
+        """Return how many messages of a frame the application takes before credit goes back for them: all of a frame that
         is a small part of the window, else a quarter, since it may be all that was granted."""
         is_small = (
             frame_bytes * SMALL_FRAMES_MIN <= self._window_bytes
@@ -79,7 +79,7 @@ class Credit:
         return message_count if is_small else -(-message_count // CREDIT_PARTS)
 
     def resize(self, window_bytes: int, window_messages: int) -> None:
-        """Another window: the difference is granted, or kept back, with what is taken next."""
+        """Change the window: the difference is granted, or kept back, with what is taken next."""
         if self._granted:
             self._taken_bytes += window_bytes - self._window_bytes
             self._taken_messages += window_messages - self._window_messages
@@ -93,17 +93,17 @@ class Credit:
 
 
 class Departed:
-    """In the place of an attachment that has left, until the broker has said so: what was on its way
-    is given to others, and its credit goes back."""
+    """Stands in for an attachment that has left, until the broker has said so: what was on its way goes to
+    others, and its credit goes back."""
 
     def __init__(self, credit: Credit, flow_id: int) -> None:
         self._credit = credit
         self._flow_id = flow_id
 
     def on_frame(self, buffer: memoryview, start: int, frame_bytes: int) -> None:
-        """A frame that nobody wants any more."""
+        """Give the credit of a frame back that came too late."""
         count = PLACE_FIELDS.unpack_from(buffer, start)[2]
         self._credit.take(frame_bytes, count, self._flow_id)
 
     def on_event(self, event: ConsumerEvent) -> None:
-        """Nothing that concerns anybody."""
+        """Ignore events of a consumer that has left."""

@@ -52,7 +52,7 @@ class Delivery:
         self.generation = attachment.generation
         """Which subscription of the attachment it came for; acks of an older one are no-ops."""
         self.credit, self.flow_id = attachment.credit, attachment.flow_id
-        """What it was taken from; the attachment may have moved when that is given back."""
+        """The credit it was taken from; the attachment may have moved when that is given back."""
         self.topic = attachment.topic
         self.view = view
         flags, self.frame_bytes, self.count, _, self.base_offset, span = place
@@ -105,13 +105,13 @@ class Delivery:
     # ------------------------------------------------------------ columns
 
     def offsets(self) -> npt.NDArray[np.int64]:
-        """Offset of every message, int64."""
+        """Return the offset of every message, int64."""
         if self._offsets is None:
             self._offsets = self.view.offsets().astype("int64", copy=False)
         return self._offsets
 
     def offset_list(self, start: int, stop: int) -> range | list[int]:
-        """Offsets of messages `start` to `stop`."""
+        """Return the offsets of messages `start` to `stop`."""
         if self.is_dense:
             base = self.base_offset
             return range(base + start, base + stop)
@@ -119,7 +119,7 @@ class Delivery:
         return offsets
 
     def column(self, name: str, start: int, stop: int) -> list[Any]:
-        """A slice of the column that `FrameView` calls `name`."""
+        """Return a slice of the column that `FrameView` calls `name`."""
         read: Callable[[int, int], list[Any] | None] = getattr(self.view, name)
         values = read(start, stop)
         return [None] * (stop - start) if values is None else values
@@ -150,7 +150,7 @@ class Delivery:
         return int(self._whole("sequences")[index])
 
     def redelivery_count(self, index: int) -> int:
-        """How often a message was delivered before."""
+        """Return how often a message was delivered before."""
         counts = self.view.redelivery_counts()
         return 0 if counts is None else int(counts[index])
 
@@ -168,13 +168,13 @@ class Delivery:
     # ------------------------------------------------------------ messages
 
     def messages(self, start: int, stop: int) -> Iterator[Message]:
-        """Messages `start` to `stop` of the frame."""
+        """Make messages `start` to `stop` of the frame."""
         payloads = self.view.payloads(start, stop)
         offsets = self.offset_list(start, stop)
         return map(Received, itertools.repeat(self), range(start, stop), payloads, offsets)
 
     def ranges(self, start: int, stop: int) -> Ranges[int]:
-        """Offsets of messages `start` to `stop` as flat [start, end) pairs."""
+        """Return the offsets of messages `start` to `stop` as flat [start, end) pairs."""
         if self.is_dense:
             base = self.base_offset
             return array("q", (base + start, base + stop))

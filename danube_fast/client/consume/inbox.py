@@ -129,7 +129,7 @@ class Inbox:
     # ------------------------------------------------------------ receiving
 
     def receive_steps(self, timeout: float | None = None) -> Steps[Message | None]:
-        """The next message; None when the time is up."""
+        """Return the next message; None when the time is up."""
         while (message := self.frames.take()) is None:
             if not (yield from self.next_steps(timeout)):
                 return None
@@ -154,7 +154,7 @@ class Inbox:
     def receive_batch_steps(
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
     ) -> Steps[Batch]:
-        """What is there; waits only for the first message."""
+        """Return the messages that are there; wait only for the first."""
         max_messages = check_whole(max_messages, "max_messages", 1)
         deadline_ns = deadline_after(self.pump.clock, timeout)
         while True:
@@ -374,7 +374,7 @@ class Inbox:
         yield from seek_steps(self.partitions, self._acks, position, timeout)
 
     def lag_steps(self) -> Steps[int]:
-        """Messages that are not acked, as the broker counts them."""
+        """Return how many messages are not acked, as the broker counts them."""
         self.check_acking()
         lag = 0
         for topic in self.topics:

@@ -23,13 +23,13 @@ PERMITS_BYTES = 1 << 20
 def peek_steps(
     consumers: Consumers, topic: str, count: int, position: Start
 ) -> Steps[list[Message]]:
-    """The first `count` messages from `position` on, as far as they are there."""
+    """Return the first `count` messages from `position` on, as far as they are there."""
     found = yield from _look_steps(consumers, topic, count, position)
     return found[:count]
 
 
 def tail_steps(consumers: Consumers, topic: str, count: int) -> Steps[list[Message]]:
-    """The last `count` messages, oldest first."""
+    """Return the last `count` messages, oldest first."""
     found = yield from _look_steps(consumers, topic, count, {"last": count})
     return found[-count:]
 

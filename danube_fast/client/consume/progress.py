@@ -29,7 +29,7 @@ ANSWER_SECONDS_MAX = 1.0
 
 
 class Progress:
-    """What the application of one consumer has taken."""
+    """Follows what the application of one consumer has taken."""
 
     def __init__(self, pump: Pump, frames: Frames, acks: AckQueue) -> None:
         self._pump = pump
@@ -108,7 +108,7 @@ class Progress:
         return connection.call(Call(ping, OnLoss.FORGET))
 
     def of(self, attachment: Attachment, *, with_part: bool = False) -> tuple[int, int]:
-        """Under the lock: frames of the partition that were taken, and the offset in the next one below which
+        """Under the lock: return the frames of the partition that were taken, and the offset in the next one below which
         all was. `with_part`: with the part of the current frame that the application takes next."""
         taken = attachment.taken_frames, 0
         current = self._frames.behind_part if with_part else self._frames.here

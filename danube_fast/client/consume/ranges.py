@@ -16,17 +16,17 @@ FEW = 32
 
 
 def no_ranges() -> Ranges[int]:
-    """The empty set."""
+    """Return the empty set."""
     return array("q")
 
 
 def to_wire(ranges: Ranges[int]) -> Wire:
-    """As ACK has them: many as the bytes that they are."""
+    """Return ranges as ACK has them: many as the bytes that they are."""
     return ranges.tolist() if len(ranges) <= FEW else ranges.tobytes()
 
 
 def merged_ranges(ranges: Ranges[int]) -> Ranges[int]:
-    """The same offsets, sorted, overlapping and touching ranges joined."""
+    """Return the same offsets, sorted, overlapping and touching ranges joined."""
     if len(ranges) <= FEW:
         return ranges if len(ranges) == 2 else array("q", merged(ranges.tolist()))
     import numpy as np
@@ -44,7 +44,7 @@ def merged_ranges(ranges: Ranges[int]) -> Ranges[int]:
 
 
 def merged(pairs: list[int]) -> list[int]:
-    """The same offsets, sorted, overlapping and touching ranges joined."""
+    """Return the same offsets, sorted, overlapping and touching ranges joined."""
     if all(map(operator.lt, pairs, itertools.islice(pairs, 1, None))):
         return pairs  # so they come, and there may be thousands
     out: list[int] = []

@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.5
 
 
 def checked_stop(stop: Any) -> int | str | None:
-    """The stop: "latest", an offset (not included), or None for never. Raises InvalidArgument."""
+    """Return the stop: "latest", an offset (not included), or None for never. Raises InvalidArgument."""
     if stop is None or stop == "latest" or (type(stop) is int and stop >= 0):
         return stop  # type: ignore[no-any-return]
     raise InvalidArgument(
@@ -71,7 +71,7 @@ class ReadRange:
     def batch_steps(
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None
     ) -> Steps[Batch]:
-        """The next messages of the range; an empty Batch at its end or when the time is up."""
+        """Return the next messages of the range; an empty Batch at its end or when the time is up."""
         clock = self._inbox.pump.clock
         max_messages = check_whole(max_messages, "max_messages", 1)
         deadline_ns = None if timeout is None else deadline_after(clock, timeout)
@@ -88,7 +88,7 @@ class ReadRange:
         return Batch([])
 
     def _cut(self, piece: Piece) -> Piece | None:
-        """The part of a frame that lies in the range."""
+        """Return the part of a frame that lies in the range."""
         delivery, start, stop = piece
         attachment = delivery.attachment
         if attachment not in self._stops:
@@ -104,7 +104,7 @@ class ReadRange:
         return (delivery, start, stop) if start < stop else None
 
     def _admit(self, attachment: Attachment) -> None:
-        """A partition that is new: what is in it came after `latest`."""
+        """Read a partition that is new: everything in it came after `latest`."""
         self._done[attachment] = 0
         if self._stop is None:
             self._stops[attachment] = STOP_NEVER
@@ -112,7 +112,7 @@ class ReadRange:
             self._stops[attachment] = self._stop if isinstance(self._stop, int) else 0
 
     def all_steps(self) -> Steps[Batch]:
-        """Everything up to the stop, as one Batch."""
+        """Return everything up to the stop, as one Batch."""
         pieces: list[Piece] = []
         while True:
             batch = yield from self.batch_steps()

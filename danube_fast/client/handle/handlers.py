@@ -25,7 +25,7 @@ _ONE_AT_A_TIME = ("exclusive", "failover")
 
 
 def checked_concurrency(type_name: str, concurrency: int | None) -> int:
-    """How many handlers run beside each other. Raises InvalidArgument."""
+    """Return how many handlers run beside each other. Raises InvalidArgument."""
     check_choice(type_name, "type", TYPES)
     in_order = type_name in _ONE_AT_A_TIME
     if concurrency is None:
@@ -40,7 +40,7 @@ def checked_concurrency(type_name: str, concurrency: int | None) -> int:
 
 
 def prefetch(options: ConsumerArguments, concurrency: int) -> dict[str, Any]:
-    """Options of the consumer behind a subscription: what is queued here was sent ahead, too.
+    """Return options of the consumer behind a subscription: what is queued here was sent ahead, too.
     Raises InvalidArgument."""
     check_names(options, ConsumerArguments.__annotations__, "subscribe()")
     messages = (PREFETCH_PER_HANDLER - QUEUED_PER_HANDLER) * concurrency
@@ -48,19 +48,19 @@ def prefetch(options: ConsumerArguments, concurrency: int) -> dict[str, Any]:
 
 
 def reply_of(message: Message, result: object) -> bytes | None:
-    """What a handler returned, if the message asks for a reply and that is one."""
+    """Return the result of a handler, if the message asks for a reply and that is one."""
     if isinstance(result, bytes | bytearray | memoryview) and message.reply_topic is not None:
         return bytes(result)
     return None
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a handler failed, as it stands in a dead letter."""
+    """Return why a handler failed, as it stands in a dead letter."""
     return f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX]
 
 
 def still_running(messages: list[Message]) -> FailedPrecondition:
-    """Handlers did not end in time."""
+    """Return the error of handlers that did not end in time."""
     names = ", ".join(str(message.message_id) for message in messages[:3])
     more = ", ..." if len(messages) > 3 else ""
     return FailedPrecondition(

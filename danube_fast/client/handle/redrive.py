@@ -21,7 +21,7 @@ _OURS = (
     "x-original-topic-offset", "x-delivery-attempt", "x-failure-reason", "x-poison-policy",
 )  # fmt: skip
 QUIET_SECONDS = 0.5
-"""Nothing has come for so long: see whether that was all."""
+"""After so long without a letter, see whether that was all."""
 QUIETS_MAX = 60
 LETTERS_AT_ONCE = 1000
 
@@ -34,7 +34,7 @@ def redrive_steps(
     dead_letter_topic: str | None,
     max_messages: int | None,
 ) -> Steps[int]:
-    """`admin.redrive` as steps."""
+    """Publish the dead letters of a subscription to its topic again; how many there were."""
     if max_messages is not None:
         check_whole(max_messages, "max_messages", 1)
     if dead_letter_topic is None:

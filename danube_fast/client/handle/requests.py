@@ -65,7 +65,7 @@ def reply_topic_name() -> str:
 
 
 class _Overdue(Exception):
-    """The time of a request is up."""
+    """Raised when the time of a request is up."""
 
 
 class _Request:
@@ -152,7 +152,7 @@ class Requests:
             return (yield from _within(self._ask_steps(topic, payload, key, own), deadline_ns))
         except _Overdue:
             raise DeadlineExceeded(
-                f"no reply to a request on {topic} within {timeout:g} s. Is somebody subscribed who replies "
+                f"no reply to a request on {topic} within {timeout:g} s. Is a consumer subscribed that replies "
                 "(`danube-fast subscriptions list`)? The request may still be answered, and then the "
                 "reply is dropped: ask again if that does no harm, with a longer timeout= if it takes time"
             ) from None

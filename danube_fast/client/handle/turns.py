@@ -1,4 +1,4 @@
-r"""Which of the messages that came may be handled next, while others are being handled. Waits for nothing.
+r"""Says which of the messages that came may be handled next, while others are being handled. Waits for nothing.
 
     add -> free -----------------> take -> done
         \ behind its key, while a message of the key is being handled
@@ -17,7 +17,7 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """Messages of one subscription on their way to its handlers. Whoever uses it guards it."""
+    """Messages of one subscription on their way to its handlers. The subscriber guards it with a lock."""
 
     def __init__(self, *, by_key: bool, room: int) -> None:
         self._by_key = by_key
@@ -33,7 +33,7 @@ class Turns:
         return self._waiting >= self._room
 
     def add(self, message: Message) -> None:
-        """A message came."""
+        """Add a message that came."""
         self._waiting += 1
         key = message.key if self._by_key else None
         if key is None:
@@ -45,14 +45,14 @@ class Turns:
             self._free.append(message)
 
     def take(self) -> Message | None:
-        """A message to be handled now; None if there is none."""
+        """Return a message to be handled now; None if there is none."""
         if not self._free:
             return None
         self._waiting -= 1
         return self._free.popleft()
 
     def done(self, message: Message) -> None:
-        """It was handled, for better or worse."""
+        """Let the next message of the key follow, as this one was handled."""
         key = message.key if self._by_key else None
         if key is None:
             return
@@ -63,7 +63,7 @@ class Turns:
             del self._behind[key]
 
     def clear(self) -> list[Message]:
-        """Everything that waits, which nobody will take any more."""
+        """Return everything that waits, and forget it."""
         left = [*self._free, *(message for behind in self._behind.values() for message in behind)]
         self._free.clear()
         self._behind.clear()

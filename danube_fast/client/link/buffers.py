@@ -63,7 +63,7 @@ class BufferPool:
         }
 
     def take(self, byte_count: int) -> Buffer:
-        """A buffer for a frame of that many bytes, or more."""
+        """Return a buffer for a frame of that many bytes, or more."""
         for size, free in self._free.items():
             if byte_count <= size:
                 return free.pop() if free else Buffer(size)
@@ -137,7 +137,7 @@ class Sending:
         self.callbacks: list[tuple[int, Any]] | None = None
 
     def frame(self) -> memoryview:
-        """The packed frame."""
+        """Return the packed frame."""
         return self.buffer.view[FRAME_AT : FRAME_AT + self.frame_bytes]
 
     def on_published(self, request: int, status: int, offset: int, text: str) -> None:

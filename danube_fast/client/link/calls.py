@@ -12,7 +12,7 @@ from danube_fast.errors import DanubeError, Internal, ResourceExhausted, Unavail
 __all__ = ["RETRYABLE", "Call", "OnLoss", "Report", "Reporter", "asks_again"]
 
 RETRYABLE = (Unavailable, Internal, ResourceExhausted)
-"""What may pass: asked again, with backoff."""
+"""Errors that may pass: asked again, with backoff."""
 Report = tuple[int, int, int]
 """Consumer, frames and offset, as PING has them."""
 Reporter = Callable[[Any], Report | None]
@@ -32,14 +32,14 @@ def asks_again(error: DanubeError, refused_ns: int, *, was_open: bool) -> bool:
 
 
 class OnLoss(enum.Enum):
-    """What becomes of a request whose session was lost before the answer came."""
+    """The end of a request whose session was lost before the answer came."""
 
     REPEAT = 1
     """Asked again: asking twice does no harm."""
     FAIL = 2
     """Fails with Unavailable: it may have been carried out."""
     FORGET = 3
-    """Ends without a word: whoever asked starts over with the new session, or wanted an end."""
+    """Ends without a word: the caller starts over with the new session, or wanted an end."""
 
 
 class Call:
@@ -62,7 +62,7 @@ class Call:
         self.error: DanubeError | None = None
 
     def finish(self, value: Any, error: DanubeError | None) -> None:
-        """Settle it, once."""
+        """Note the outcome, once, and tell the caller."""
         if self.done:
             return
         self.done, self.value, self.error = True, value, error
@@ -70,7 +70,7 @@ class Call:
             self.on_done(self)
 
     def result(self) -> Any:
-        """The reply's value, or raise its error."""
+        """Return the reply's value, or raise its error."""
         if self.error is not None:
             raise self.error
         return self.value

@@ -56,7 +56,7 @@ _PRODUCER_NAMES_MAX = 100_000
 
 
 class Identity(NamedTuple):
-    """What a client says about itself in HELLO."""
+    """Fields of HELLO that describe the client."""
 
     name: str
     auth: dict[str, Any]
@@ -77,16 +77,16 @@ class User(Protocol):
     """A lane or an attachment: something with state at the other end of a connection."""
 
     def on_session(self, resumed: bool) -> None:
-        """The session is open (again); start over."""
+        """Start over: the session is open (again)."""
 
     def on_lost(self) -> None:
-        """The session is in doubt; `on_session` comes when that is settled."""
+        """Stop: the session is in doubt, and `on_session` follows when there is one again."""
 
     def on_away(self) -> None:
-        """The broker has been silent for long; it may have moved."""
+        """Look for the partition elsewhere: the broker has been silent for long."""
 
     def on_failure(self, error: DanubeError) -> None:
-        """The connection has failed for good."""
+        """Give up: the connection has failed for good."""
 
 
 class Receiver(Protocol):
@@ -149,7 +149,7 @@ class Connection:
             self.pump.add(self)
 
     def fileno(self) -> int:
-        """The port's descriptor; ZeroMQ's is edge-triggered."""
+        """Return the port's descriptor; ZeroMQ's is edge-triggered."""
         return self._fd
 
     def readable(self) -> bool:
@@ -167,14 +167,14 @@ class Connection:
         return self._port is None or self._port.has_room
 
     def distrust(self) -> None:
-        """A message may have been read and not handled: begin anew, so that nothing of it is lost."""
+        """Begin anew, so that nothing is lost of a message that was read and perhaps not handled."""
         if self.state is State.OPEN:
             self._lost_ns = self.pump.clock.monotonic_ns()
         if self.state in (State.OPEN, State.GREETING):
             self._renew()
 
     def _renew(self) -> None:
-        """A fresh port: nothing stale in its queue, no waiting for ZeroMQ to reconnect."""
+        """Open a fresh port: nothing stale in its queue, no waiting for ZeroMQ to reconnect."""
         was_asked = self._port is not None
         self._drop_port(0)
         if self.state is State.GREETING and was_asked:
@@ -191,7 +191,7 @@ class Connection:
             port.close(linger_ms)
 
     def _on_rings_lost(self, port: RingPort) -> None:
-        """The worker ended, or has no rings for this client."""
+        """Go on without rings: the worker ended, or has none for this client."""
         self._drop_port(0)
         was_open = self.state is State.OPEN
         if was_open:
@@ -234,7 +234,7 @@ class Connection:
         self.pump.arm(self, self.pump.clock.monotonic_ns() + self._patience_ns)
 
     def _drop_calls(self) -> None:
-        """What was on its way may be lost, and this endpoint may never come back."""
+        """End calls that were on their way: they may be lost, and this endpoint may never come back."""
         for call in list(self.calls.values()):
             if call.on_loss is OnLoss.FAIL:
                 self._finish(call, None, _unknown_outcome(self.endpoint))
@@ -243,7 +243,7 @@ class Connection:
                 self._finish(call, None, None)
 
     def _lose(self) -> None:
-        """The broker does not know us any more (or seems gone): greet again."""
+        """Greet again: the broker does not know this client any more, or seems gone."""
         if self.state is State.OPEN:
             self._lost_ns = self.pump.clock.monotonic_ns()
             self._greet()
@@ -269,7 +269,7 @@ class Connection:
             user.on_session(resumed)
 
     def _fail(self, error: DanubeError) -> None:
-        """The broker refuses us for good (wrong protocol version, not authorized, ...)."""
+        """End: the broker refuses this client for good (wrong protocol version, not authorized, ...)."""
         self.state, self.failure = State.FAILED, error
         self.pump.disarm(self)
         for call in list(self.calls.values()):
@@ -280,7 +280,7 @@ class Connection:
     # ------------------------------------------------------------ heartbeats
 
     def limit(self, name: str, default: int) -> int:
-        """A limit of WELCOME."""
+        """Return a limit of WELCOME."""
         return self.limits.get(name, default)
 
     def _arm_heartbeat(self) -> None:
@@ -290,14 +290,14 @@ class Connection:
         self.pump.arm(self, self.pump.clock.monotonic_ns() + wait_ns)
 
     def beat_soon(self) -> None:
-        """Something began that the broker watches: beat in the quick rhythm from now on."""
+        """Beat in the quick rhythm from now on: something began that the broker watches."""
         if not self._quick and self.state is State.OPEN:
             self._quick = True
             wait_ns = self.limit("heartbeat_ms", 500) * MILLISECOND_NS
             self.pump.arm(self, self.pump.clock.monotonic_ns() + wait_ns)
 
     def on_time(self, now_ns: int) -> None:
-        """Timers: the next heartbeat is due, or a HELLO has gone unanswered."""
+        """Send the next heartbeat, or repeat a HELLO that has gone unanswered."""
         if self.state is State.GREETING:
             if now_ns - self._lost_ns > LOOKUP_AFTER_NS:
                 for user in tuple(self.users):
@@ -325,7 +325,7 @@ class Connection:
     # ------------------------------------------------------------ sending
 
     def next_request(self) -> int:
-        """A request number that was not used before on this connection."""
+        """Return a request number that was not used before on this connection."""
         self._request += 1
         return self._request
 
@@ -349,11 +349,11 @@ class Connection:
         self.calls[call.request] = call
         if self.state is State.OPEN:
             self.send(call.command)
-            self.beat_soon()  # or who asks a process that dies hears of it late
+            self.beat_soon()  # or a caller of a process that dies hears of it late
         return call
 
     def abandon(self, call: Call) -> None:
-        """Nobody waits for that reply any more."""
+        """Forget a request whose reply is not wanted any more."""
         self.calls.pop(call.request, None)
 
     def _finish(self, call: Call, value: Any, error: DanubeError | None) -> None:
@@ -363,7 +363,7 @@ class Connection:
     # ------------------------------------------------------------ receiving
 
     def drain(self, lazily: bool = False) -> int:
-        """Read until nothing is left (credit and windows bound it). How many commands there were.
+        """Read until nothing is left (credit and windows bound it); how many commands there were.
 
         `lazily`: rings that gave something are not armed yet; the pump calls again for that.
         """
@@ -384,7 +384,7 @@ class Connection:
         if isinstance(port, RingPort) and port is self._port and port.lost is not None:
             self._on_rings_lost(port)
             count += 1
-        return count + (self.has_room and not had_room)  # somebody may wait for that
+        return count + (self.has_room and not had_room)  # a call may wait for that
 
     def _handle(self, head: memoryview | bytes, port: Port | RingPort) -> None:
         command = decode_server_command(head)
@@ -467,7 +467,7 @@ class Connection:
     # ------------------------------------------------------------ the end
 
     def say_bye(self) -> None:
-        """End the session at the broker; nobody waits for the answer."""
+        """End the session at the broker, without waiting for the answer."""
         if self.state is State.OPEN:
             self.send(Bye(self.next_request()))
 
@@ -483,7 +483,7 @@ class Connection:
         self._drop_port(_BYE_LINGER_MS)
 
     def after_fork(self) -> None:
-        """In a forked child: the worker shall see the end of the parent."""
+        """Let the worker see the end of the parent, in a forked child."""
         if isinstance(self._port, RingPort):
             self._port.close(0)
 

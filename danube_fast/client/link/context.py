@@ -21,7 +21,7 @@ _shared: dict[int, Context] = {}
 
 
 def take_context() -> Context:
-    """The context of this process. Give it back with `release_context`."""
+    """Return the context of this process. Give it back with `release_context`."""
     with _lock:
         context = _shared.get(os.getpid())
         if context is None:
@@ -32,7 +32,8 @@ def take_context() -> Context:
 
 
 def release_context(context: Context) -> None:
-    """A client has closed its sockets. The last one waits until all is sent, as far as sockets linger."""
+    """Give the context back, when all sockets of a client are closed. The last one waits until all is sent, as far
+    as sockets linger."""
     with _lock:
         _users[context] -= 1
         if _users[context]:

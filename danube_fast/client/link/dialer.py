@@ -1,7 +1,7 @@
 """How a connection gets its port: rings where they may be, a ZeroMQ socket otherwise.
 
-Who had rings waits a while for new ones when the worker ends, as it is about to come back; who never
-had them goes to ZeroMQ at once.
+A connection that had rings waits a while for new ones when the worker ends, as it is about to come back; one
+that never had them goes to ZeroMQ at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Dialer:
         """Until then only rings will do."""
 
     def open(self, endpoint: str) -> Port | RingPort | None:
-        """A port; None while rings are not to be had and nothing else will do.
+        """Open a port; None while rings are not to be had and nothing else will do.
 
         Raises Unavailable for an endpoint that makes no sense, or without descriptors.
         """
@@ -55,7 +55,7 @@ class Dialer:
         return self._open_socket(endpoint)
 
     def lost(self, port: RingPort, *, was_open: bool) -> DanubeError | None:
-        """Rings ended or were refused: why there is no hope; None if `open` may be tried again."""
+        """Note that rings ended or were refused; why there is no hope, None if `open` may be tried again."""
         if was_open:
             self._wait_until_ns = self._clock.monotonic_ns() + RINGS_WAIT_NS
         if port.refused:

@@ -1,4 +1,4 @@
-"""What a client has from the machine it runs on: time, sockets, a thread, names.
+"""The machine that a client runs on: time, sockets, a thread, names.
 
 A simulation passes a `Machine` of its own; everything else of the client is the same there.
 """
@@ -28,25 +28,25 @@ class Machine:
         self._context = take_context()
 
     def close(self) -> None:
-        """All sockets are closed."""
+        """Give the context back, when all sockets are closed."""
         release_context(self._context)
 
     def make_dialer(self, rings: Rings) -> Dialer:
-        """What opens the ports of one connection."""
+        """Return what opens the ports of one connection."""
         return Dialer(self._context, rings, self.clock)
 
     def start(self, timers: TimerThread) -> None:
-        """From now on deadlines are served."""
+        """Serve deadlines from now on."""
         timers.start()
 
     def new_name(self, beginning: str) -> str:
-        """A name that nobody else has."""
+        """Return a name that no other client has."""
         return f"{beginning}-{secrets.token_hex(4)}"
 
     def host_id(self) -> str:
-        """The same for all processes of one host."""
+        """Return an id that is the same for all processes of one host."""
         return host_id()
 
     def process_id(self) -> int:
-        """The process that the client lives in."""
+        """Return the id of the client's process."""
         return os.getpid()

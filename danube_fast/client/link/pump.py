@@ -1,7 +1,7 @@
 """The pump: how calling threads share the sockets of one client without a thread between.
 
 A call that must wait becomes the *leader*: it sleeps on the sockets itself, takes the lock, reads
-everything there is and resolves whoever waits. Other threads that must wait are *followers* and
+everything there is and resolves the waits. Other threads that must wait are *followers* and
 sleep on a condition; when the leader leaves, one of them takes over.
 
       caller A (leader)      caller B (follower)     timer thread
@@ -12,8 +12,8 @@ sleep on a condition; when the leader leaves, one of them takes over.
       +----------------------------------------------------------------+
 
 ZeroMQ's file descriptor is edge-triggered by commands: any send or receive may swallow the edge.
-So nobody sleeps on it before a look, under the lock, at every socket that was used since it was read,
-and whoever sends while a leader sleeps wakes it if something has come in (`after_send`).
+So no thread sleeps on it before a look, under the lock, at every socket that was used since it was read,
+and a thread that sends while a leader sleeps wakes it if something has come in (`after_send`).
 
 Operations that wait are written once, as generators of `Wait` (`Steps`). `run` drives them for
 threads; `aio.py` drives the same generators for an event loop.
@@ -57,14 +57,14 @@ class Timed(Protocol):
     """Something with a deadline that the timer thread serves."""
 
     def on_time(self, now_ns: int) -> None:
-        """Called under the lock once the armed deadline is over."""
+        """Serve the armed deadline, which is over. Under the lock."""
 
 
 class Socket(Protocol):
-    """What the pump needs of a connection."""
+    """A connection, as the pump sees it."""
 
     def fileno(self) -> int:
-        """The descriptor to sleep on."""
+        """Return the descriptor to sleep on."""
 
     def drain(self, lazily: bool = False) -> int:
         """Read what is there; how many messages that was. `lazily`: it may call `stir` instead of
@@ -105,7 +105,7 @@ def seconds_until(clock: Clock, deadline_ns: int) -> float:
 
 
 def _nothing() -> None:
-    """What is called where nobody listens."""
+    """Do nothing, where no listener is set."""
 
 
 class Pump:
@@ -131,7 +131,7 @@ class Pump:
         self._sockets: list[Socket] = []
         self._by_fd: dict[int, Socket] = {}
         self._stirred: dict[Socket, None] = {}
-        """Sockets that were used since they were read, or that woke the sleeper."""
+        """Sockets that were used since they were read, or that woke the leader."""
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -146,12 +146,12 @@ class Pump:
         self.refusal: DanubeError | None = None
         """Why the client cannot be used any more: closed, or forked."""
         self.spin_ns = 0
-        """Who waits looks on for so long before it sleeps."""
+        """How long a waiting thread looks on before it sleeps."""
 
     # ------------------------------------------------------------ sockets
 
     def fileno(self) -> int:
-        """One descriptor that is readable when any socket may be (for event loops)."""
+        """Return one descriptor that is readable when any socket may be (for event loops)."""
         return self._epoll.fileno()
 
     def add(self, connection: Socket) -> None:
@@ -176,7 +176,7 @@ class Pump:
         return self._drain(tuple(self._sockets))
 
     def stir(self, connection: Socket) -> None:
-        """Under the lock: look at that connection again before anybody sleeps."""
+        """Under the lock: look at that connection again before a thread sleeps."""
         self._stirred[connection] = None
 
     def _drain(self, connections: Iterable[Socket], lazily: bool = False) -> int:
@@ -187,7 +187,7 @@ class Pump:
             for connection in connections:
                 if connection in self._sockets:  # reading another may have closed it
                     count += connection.drain(lazily)
-        except BaseException:  # an interrupt: nobody knows what was read
+        except BaseException:  # an interrupt: it is unknown what was read
             if connection is not None:
                 connection.distrust()
             self._stirred = dict.fromkeys(self._sockets)
@@ -197,10 +197,10 @@ class Pump:
         return count
 
     def after_send(self, connection: Socket) -> None:
-        """Under the lock, behind a send: it may have swallowed the edge that a sleeper needs.
+        """Under the lock, behind a send: wake a leader whose edge the send may have swallowed.
 
-        The sleeper is woken instead of reading here, so that no handler runs inside another. Rings
-        lose no edge: who has read them to the end is signalled.
+        The leader is woken instead of reading here, so that no handler runs inside another. Rings
+        lose no edge: a reader that has come to their end is signalled.
         """
         if connection.has_rings:
             return
@@ -211,7 +211,7 @@ class Pump:
     # ------------------------------------------------------------ waiting
 
     def notify(self) -> None:
-        """Under the lock: states changed, whoever waits should look."""
+        """Under the lock: let every waiting thread look, as states changed."""
         if self._followers:
             self._condition.notify_all()
         if self._asleep:
@@ -306,7 +306,7 @@ class Pump:
                 self._stirred[self._by_fd[fd]] = None
 
     def _own_again(self) -> None:
-        """Hold the lock again, wherever an interrupt struck; it is raised once the lock is held."""
+        """Take the lock again, wherever an interrupt struck; it is raised once the lock is taken."""
         interrupt: KeyboardInterrupt | None = None
         while not self.lock._is_owned():  # type: ignore[attr-defined]
             try:
@@ -321,7 +321,7 @@ class Pump:
         try:
             os.eventfd_read(self._wake_fd)
         except OSError:
-            pass  # nobody signalled, or the pump was closed
+            pass  # no signal was given, or the pump was closed
 
     def try_drain(self) -> None:
         """Under the lock: read the sockets unless a leader does so anyway."""
@@ -352,7 +352,7 @@ class Pump:
             self.notify()
 
     def is_called_back(self) -> bool:
-        """Under the lock: no callback is left, or the calling thread is inside one."""
+        """Under the lock: whether no callback is left, or the calling thread is inside one."""
         if self.on_progress is not None or self._caller == threading.get_ident():
             return True
         return not self.callbacks and not self._caller
@@ -360,7 +360,7 @@ class Pump:
     # ------------------------------------------------------------ deadlines
 
     def arm(self, timed: Timed, deadline_ns: int) -> None:
-        """Under the lock: `timed.on_time` shall be called at that monotonic time."""
+        """Under the lock: call `timed.on_time` at that monotonic time."""
         self.armed[timed] = deadline_ns
         heapq.heappush(self._deadlines, (deadline_ns, next(self._order), timed))
         if deadline_ns < self._timers_due_ns:
@@ -368,11 +368,11 @@ class Pump:
             self._wake_timers()
 
     def disarm(self, timed: Timed) -> None:
-        """Under the lock: no call any more."""
+        """Under the lock: do not call any more."""
         self.armed.pop(timed, None)
 
     def take_due(self, now_ns: int) -> list[tuple[Timed, int]]:
-        """Under the lock: what is due, with its deadline; `armed` still has it."""
+        """Under the lock: return what is due, with its deadline; `armed` still has it."""
         due: list[tuple[Timed, int]] = []
         while self.next_deadline_ns() <= now_ns:
             deadline_ns, _, timed = heapq.heappop(self._deadlines)
@@ -380,18 +380,18 @@ class Pump:
         return due
 
     def next_deadline_ns(self) -> int:
-        """Under the lock: when the next one is due."""
+        """Under the lock: return when the next one is due."""
         heap = self._deadlines
         while heap and self.armed.get(heap[0][2]) != heap[0][0]:
             heapq.heappop(heap)
         return heap[0][0] if heap else FOREVER_NS
 
     def attach_timers(self, wake: Callable[[], None]) -> None:
-        """The timer thread says how it is woken."""
+        """Call `wake` when a deadline is armed that is earlier than all others."""
         self._wake_timers = wake
 
     def timers_sleep_until(self, monotonic_ns: int) -> None:
-        """Under the lock: a deadline before that time must wake the timer thread; 0 = do not disturb."""
+        """Under the lock: wake the timer thread for a deadline before that time; 0 = do not disturb."""
         self._timers_due_ns = monotonic_ns
 
     def after_fork(self, refusal: DanubeError) -> None:

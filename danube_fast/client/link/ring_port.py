@@ -3,7 +3,7 @@
     dial --> waits for its rings --> open --> lost (the worker ended, or refused)
 
 What is sent before the rings are there, or while they are full, waits in a queue: windows and credit
-bound it. The socket is readable only for who has found the ring empty, so every `receive_head` that
+bound it. The socket is readable only for a reader that has found the ring empty, so every `receive_head` that
 finds nothing arms it.
 """
 
@@ -45,7 +45,7 @@ class RingPort:
         return None if sock is None else cls(sock)
 
     def fileno(self) -> int:
-        """The descriptor to sleep on, once `receive_head` has found nothing."""
+        """Return the descriptor to sleep on, once `receive_head` has found nothing."""
         return self._socket.fileno()
 
     @property
@@ -65,7 +65,7 @@ class RingPort:
     # ------------------------------------------------------------ in
 
     def receive_head(self) -> bytes | None:
-        """The first part of the next message, if there is one."""
+        """Return the first part of the next message, if there is one."""
         if self.lost is not None:
             return None
         try:
@@ -97,7 +97,7 @@ class RingPort:
                 return None
 
     def receive_rest(self) -> list[memoryview]:
-        """The parts behind the head."""
+        """Return the parts behind the head."""
         rest, self._rest = self._rest, []
         self.more = False
         return [memoryview(part) for part in rest]
@@ -121,7 +121,8 @@ class RingPort:
             self._lose(error)
 
     def _lose(self, error: DanubeError) -> None:
-        """Nothing comes or goes any more. Without its traceback, which would keep us, and the rings."""
+        """Note that nothing comes or goes any more. Without its traceback, which would keep this object, and the
+        rings."""
         self.lost = error.with_traceback(None)
 
     def _send_queued(self, duplex: Duplex) -> None:

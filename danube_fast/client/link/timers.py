@@ -5,7 +5,7 @@ with a deadline. The timer thread sleeps until the earliest. A thread of the app
 keeps its own deadlines (it sends its full batches itself), so when the timer thread wakes and finds
 nothing due it backs off instead of waking again for every batch.
 
-It never waits for the lock while somebody works under it, and never for a callback.
+It never waits for the lock while another thread works under it, and never for a callback.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from __future__ import annotations
 import threading
 
 from danube_fast.client.link.pump import Pump
-from danube_fast.client.values.limits import TIMERS_IDLE_NS, TIMERS_QUIET_NS
+from danube_fast.client.values.limits import MILLISECOND_NS, TIMERS_IDLE_NS, TIMERS_QUIET_NS
 
 __all__ = ["TimerThread"]
 
-_MILLISECOND_NS = 1_000_000
 _JOIN_SECONDS = 1.0
 
 
 class TimerThread:
-    """Thread that calls `on_time` of whatever is armed on a pump."""
+    """Thread that calls `on_time` of everything that is armed on a pump."""
 
     def __init__(self, pump: Pump, name: str) -> None:
         self._pump = pump
@@ -57,7 +56,7 @@ class TimerThread:
             if self._stopping:
                 return
             if not self._pump.lock.acquire(blocking=False):
-                sleep_ns = _MILLISECOND_NS
+                sleep_ns = MILLISECOND_NS
                 continue
             try:
                 sleep_ns = self.serve(signalled)
@@ -65,7 +64,7 @@ class TimerThread:
                 self._pump.lock.release()
 
     def serve(self, signalled: bool) -> int:
-        """Under the lock: call what is due; how long to sleep now, nanoseconds."""
+        """Under the lock: call what is due; return how long to sleep now, in nanoseconds."""
         pump = self._pump
         now = pump.clock.monotonic_ns()
         if pump.next_deadline_ns() <= now or not pump.armed:

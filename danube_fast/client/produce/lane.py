@@ -58,7 +58,7 @@ _RETRYABLE = (*RETRYABLE, DeadlineExceeded)
 
 
 class Phase(enum.Enum):
-    """What a lane may do."""
+    """The phases of a lane, which say what it may do."""
 
     OPENING = 1
     """Waits for the broker's next sequence; nothing can be packed the first time."""
@@ -97,14 +97,14 @@ class Lane:
         self.on_way = 0
         """Frames sent and not answered."""
         self.refusal: DanubeError | None = None
-        """What the broker said last, if it has taken nothing since: frames behind a refused one are
+        """The last refusal, if the broker has taken nothing since: frames behind a refused one are
         refused for their sequence, which explains nothing."""
         self.next_sequence = 0
         self.producer_id = 0
         self.producer_epoch = 0
         self._retry_due_ns = FOREVER_NS
         self._wait_ns = 0
-        """What the broker said to wait before sending again."""
+        """The time that the broker said to wait before sending again."""
         self._backoff_ns = BACKOFF_MIN_NS
         self._refused_since_ns = 0
         self._opening: Call | None = None
@@ -209,7 +209,7 @@ class Lane:
     @property
     def can_pour(self) -> bool:
         """Whether one more frame of many can go on its way at once. What finds the rings full is copied
-        once more, to wait for room, so whoever has much to send waits instead."""
+        once more, to wait for room, so a call that has much to send waits instead."""
         return self.can_pack and self.connection.has_room
 
     def pack(self, outgoing: Outgoing, start: int) -> int:
@@ -381,7 +381,7 @@ class Lane:
             self._open()
 
     def on_lost(self) -> None:
-        """Nothing to do: what was not acked is sent again in the next session."""
+        """Do nothing: what was not acked is sent again in the next session."""
 
     def on_away(self) -> None:
         """Look the topic up again, as the worker is gone for long."""

@@ -52,7 +52,7 @@ _ATTRIBUTE_OVERHEAD_BYTES = 16
 
 
 def as_payload(value: Any) -> bytes | None:
-    """Bytes as they are, other buffers copied. Raises InvalidArgument."""
+    """Return bytes as they are, other buffers copied. Raises InvalidArgument."""
     if type(value) is bytes or value is None:
         return value
     if isinstance(value, bytes | bytearray | memoryview):
@@ -63,7 +63,7 @@ def as_payload(value: Any) -> bytes | None:
 
 
 def as_key(value: Any) -> bytes | None:
-    """A key as bytes; text becomes UTF-8. Raises InvalidArgument."""
+    """Return a key as bytes; text becomes UTF-8. Raises InvalidArgument."""
     if type(value) is bytes or value is None:
         return value
     if isinstance(value, str):
@@ -82,7 +82,7 @@ def as_time_ns(value: Any, what: str) -> int | None:
 
 
 def due_ns(deliver_at: Any, deliver_after: Any, clock: Clock) -> int:
-    """When a message is due: at a time, or so many seconds from now. Raises InvalidArgument."""
+    """Return when a message is due: at a time, or so many seconds from now. Raises InvalidArgument."""
     if deliver_after is None:
         return check_time_ns(deliver_at, "deliver_at", low=0)
     if deliver_at is not None:
@@ -91,7 +91,7 @@ def due_ns(deliver_at: Any, deliver_after: Any, clock: Clock) -> int:
 
 
 def checked_attributes(value: Any) -> Attributes:
-    """A mapping of text to text, copied. Raises InvalidArgument."""
+    """Return a mapping of text to text, copied. Raises InvalidArgument."""
     if isinstance(value, Mapping):
         copy = dict(value)
         if all(type(k) is str and type(v) is str for k, v in copy.items()):
@@ -129,7 +129,7 @@ class Ticket:
         return self._error is not None
 
     def result(self) -> MessageId:
-        """The id, or the error raised (a fresh one: several may wait for one frame)."""
+        """Return the id, or raise the error (a fresh one: several may wait for one frame)."""
         if self._message_id is None:
             error = self._error
             raise (
@@ -141,7 +141,7 @@ class Ticket:
 
 
 class Outgoing:
-    """Parallel columns of messages; a column nobody used is None."""
+    """Parallel columns of messages; a column that is not used is None."""
 
     __slots__ = (
         "_prepared", "attributes", "byte_count", "callbacks", "deliver_at", "event_times", "keys",
@@ -171,7 +171,7 @@ class Outgoing:
         deliver_at: int | None,
         callback: OnDelivery | Ticket | None,
     ) -> None:
-        """One message more; its fields were checked."""
+        """Add one message, whose fields were checked."""
         payloads = self.payloads
         count = len(payloads)
         size = MESSAGE_OVERHEAD_BYTES + (len(payload) if payload else 0)
@@ -196,7 +196,7 @@ class Outgoing:
         self.byte_count += size
 
     def prepared(self) -> Columns:
-        """The form that the packers read."""
+        """Return the form that the packers read."""
         if self._prepared is None:
             self._prepared = Columns(
                 self.payloads,
@@ -208,7 +208,7 @@ class Outgoing:
         return self._prepared
 
     def part(self, start: int, stop: int | None = None) -> Outgoing:
-        """Messages `start` to `stop` on their own."""
+        """Return messages `start` to `stop` on their own."""
         out = Outgoing(self.payloads[start:stop])
         out.keys = self.keys and self.keys[start:stop]
         out.attributes = self.attributes and self.attributes[start:stop]
@@ -288,7 +288,7 @@ class Packer:
         )
 
     def pack(self, outgoing: Outgoing, start: int) -> tuple[Buffer, int, int]:
-        """One frame from index `start`: (buffer, frame_bytes, message_count), not sealed yet.
+        """Pack one frame from index `start`: (buffer, frame_bytes, message_count), not sealed yet.
 
         Raises InvalidArgument for a message that cannot be packed or is too large.
         """

@@ -106,7 +106,7 @@ class Publisher(ProducerState):
     # ------------------------------------------------------------ sending
 
     def send_plain(self, payload: Any) -> bool:
-        """`send` of a payload alone, if that needs neither a wait nor a decision."""
+        """Send a payload alone, if that needs neither a wait nor a decision; whether it was sent."""
         pump = self.pump
         pump.acquire()
         try:
@@ -162,7 +162,7 @@ class Publisher(ProducerState):
             return None
 
     def send_steps(self, fields: Fields, callback: OnDelivery | Ticket | None) -> Steps[None]:
-        """`send` of a checked message that may have to wait for the window."""
+        """Send a checked message, which may have to wait for the window."""
         deadline_ns = self.pump.clock.monotonic_ns() + self.timeout_ns
         while (lane := self.try_send(fields, callback)) is not None:
             yield from self._room(lane, deadline_ns)
@@ -176,7 +176,7 @@ class Publisher(ProducerState):
         deliver_at: Any = None,
         deliver_after: float | None = None,
     ) -> Steps[MessageId]:
-        """One message at once, and its ack."""
+        """Send one message at once, and wait for its ack."""
         fields = self.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
         ticket = Ticket()
         yield from self.send_steps(fields, ticket)
@@ -229,7 +229,7 @@ class Publisher(ProducerState):
         deliver_at: Any,
         deliver_after: Any,
     ) -> Fields:
-        """The fields of one message in the form in which they are packed. InvalidArgument."""
+        """Return the fields of one message in the form in which they are packed. InvalidArgument."""
         data = as_payload(payload)
         limit = self.packer.message_bytes_max
         if data is not None and len(data) > limit:
@@ -266,7 +266,7 @@ class Publisher(ProducerState):
         deliver_at: Sequence[Any] | None,
         on_delivery: OnDelivery | None,
     ) -> Steps[None]:
-        """Whole lists, packed where they lie."""
+        """Send whole lists, packed where they lie."""
         outgoing = outgoing_list(payloads, keys, attributes, event_times, deliver_at, on_delivery)
         if outgoing.deliver_at:
             check_delays(self._route)

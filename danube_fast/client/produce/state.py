@@ -1,4 +1,4 @@
-"""What the lanes of one producer share: its name and options, the window, errors for the next call.
+"""State that the lanes of one producer share: its name and options, the window, errors for the next call.
 
 A lane reports here what was sent, acked or given up. What went wrong is kept and raised by the next
 send, flush or close, naming the first and the last message concerned.

@@ -39,7 +39,7 @@ _ANSWER_MARGIN_NS = 500 * MILLISECOND_NS
 """A LOOKUP that waits for its topic is given up by the broker this long before the caller."""
 _PART_MARK = "-part-"
 _STEADY_NS = SECOND_NS
-"""What was found so long ago was right: the next search begins without a long wait."""
+"""A place that was found so long ago was right: the next search begins without a long wait."""
 
 
 class TopicUser(Protocol):
@@ -83,7 +83,7 @@ def made_again(route: Topic) -> TopicDeleted:
 
 
 class Topic:
-    """What LOOKUP said of one topic, for one producer or consumer."""
+    """One topic as LOOKUP described it, for one producer or consumer."""
 
     def __init__(self, name: str, answer: dict[str, Any], partitions: list[Partition]) -> None:
         self.name = name
@@ -120,7 +120,7 @@ class _Refresh:
             self.backoff_ns = min(2 * self.backoff_ns, BACKOFF_MAX_NS)
 
     def on_time(self, now_ns: int) -> None:
-        """Timers: look up now."""
+        """Look up now."""
         self.waiting, self.in_flight = False, True
         bootstrap = self.routes.bootstrap
         bootstrap.call(
@@ -132,7 +132,7 @@ class _Refresh:
         )
 
     def on_answer(self, call: Call) -> None:
-        """The broker's word on where the topic is."""
+        """Follow the topic to where the broker says it is, or give it up."""
         self.in_flight = False
         user = self.topic.user() if self.topic.user is not None else None
         if user is None:
@@ -191,7 +191,7 @@ class Routes:
     def _ask_steps(
         self, topic: str, create: dict[str, Any] | None, wait_ns: int, deadline_ns: int
     ) -> Steps[Call]:
-        """One LOOKUP and its answer."""
+        """Send one LOOKUP and wait for its answer."""
         lock = self.pump.lock
         wait_ms = max(0, wait_ns - _ANSWER_MARGIN_NS) // MILLISECOND_NS if wait_ns else 0
         with lock:
@@ -215,7 +215,7 @@ class Routes:
         return call
 
     def topic_of(self, topic: str, answer: dict[str, Any]) -> Topic:
-        """What LOOKUP answered. Raises FailedPrecondition for rings on another host."""
+        """Make a topic of the answer to LOOKUP. Raises FailedPrecondition for rings on another host."""
         if self._transport == "shm" and answer.get("host_id") != self._host_id:
             raise FailedPrecondition(
                 "transport='shm' works on the broker's own host only; use transport='auto', which "
@@ -224,7 +224,7 @@ class Routes:
         return Topic(topic, answer, self.partitions_of(answer))
 
     def partitions_of(self, answer: dict[str, Any]) -> list[Partition]:
-        """Partitions of a LOOKUP answer, with connections to their workers."""
+        """Return the partitions of a LOOKUP answer, with connections to their workers."""
         same_host = answer.get("host_id") == self._host_id and self._transport != "tcp"
         partitions = []
         parent: str = answer["topic"]
@@ -236,7 +236,7 @@ class Routes:
                     "use transport='auto', or raise its `ulimit -n`"
                 )
             connection = self._worker(ipc if near else tcp, near)
-            # only the broker knows whether "-part-" is a mark or part of somebody's name
+            # only the broker knows whether "-part-" is a mark or part of a name
             number = None if topic == parent else int(topic[len(parent) + len(_PART_MARK) :])
             partitions.append(Partition(partition_id, topic, connection, parent, number))
         return partitions
@@ -248,7 +248,7 @@ class Routes:
         return connection
 
     def refresh(self, topic: Topic) -> None:
-        """Something went wrong there: look the topic up again."""
+        """Look a topic up again, as something went wrong with its worker."""
         if topic.refresh is None:
             topic.refresh = _Refresh(self, topic)
         topic.refresh.start()

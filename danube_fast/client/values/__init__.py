@@ -1,1 +1,1 @@
-"""What is passed around and depends on nothing above: limits, arguments, options, messages."""
+"""Values that are passed around and depend on nothing above: limits, arguments, options, messages."""

@@ -36,15 +36,22 @@ Moment = int | dt.datetime
 
 
 class FailurePolicyFields(TypedDict, total=False):
-    """Failure policy of a subscription; fields and defaults as in tuning.md. Times in milliseconds."""
+    """Failure policy of a subscription; defaults as in tuning.md. Times in milliseconds."""
 
     max_redelivery_count: int
+    """Failures after which a message comes again; one more, and it is poison."""
     ack_timeout_ms: int
+    """An ack that takes longer is a failure. 0: never."""
     base_redelivery_delay_ms: int
+    """Pause before the first redelivery."""
     max_redelivery_delay_ms: int
+    """The longest pause."""
     backoff_strategy: Literal["fixed", "exponential"]
+    """Whether the pause doubles from failure to failure."""
     poison_policy: Literal["block", "drop", "dead_letter"]
+    """Whether poison stays unacked, counts as acked, or goes to `dead_letter_topic` first."""
     dead_letter_topic: str
+    """A reliable topic other than the subscription's, made if it is missing."""
 
 
 class ProducerArguments(TypedDict, total=False):
@@ -53,23 +60,30 @@ class ProducerArguments(TypedDict, total=False):
     linger_us: int
     """How long a batch stays open while something is unacked, in microseconds (200)."""
     batch_bytes_max: int
-    """Size of a batch (1 MiB)."""
+    """Size of a batch in bytes (1 MiB)."""
     window_bytes_max: int
-    """How many bytes may be unacked."""
+    """How many bytes may be unacked (16 MiB)."""
     timeout: float
     """Seconds until an unacked message is an error (30)."""
     compression: Compression | None
+    """Of batches (none)."""
     schema: None
+    """Refused until schemas are served."""
 
 
 class PublishArguments(TypedDict, total=False):
     """Fields of a message beside its payload."""
 
     key: bytes | str | None
+    """Messages of one key keep their order and share a partition."""
     attributes: Mapping[str, str] | None
+    """Text by name."""
     event_time: Moment | None
+    """When it happened."""
     deliver_at: Moment | None
+    """Consumers get it then."""
     deliver_after: float | None
+    """Consumers get it so many seconds later."""
 
 
 class ConsumerArguments(TypedDict, total=False):

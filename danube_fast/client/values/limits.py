@@ -8,54 +8,6 @@ from __future__ import annotations
 
 from danube_fast.frame.layout import FRAME_BYTES_CAP
 
-__all__ = [
-    "ACK_CONFIRM_NS",
-    "ACK_DELAY_NS",
-    "ACK_RANGES_MAX",
-    "ACK_TICK_NS",
-    "ANSWER_TICK_NS",
-    "BACKOFF_MAX_NS",
-    "BACKOFF_MIN_NS",
-    "BATCH_BYTES_DEFAULT",
-    "BATCH_BYTES_MAX",
-    "BATCH_MESSAGES_MAX",
-    "BUNDLE_BYTES_MAX",
-    "BUSY_BUNDLES",
-    "BUSY_BUNDLES_OF_FEW",
-    "CLIENT_WINDOW_BYTES",
-    "CLOSE_TIMEOUT_SECONDS",
-    "CONNECT_TIMEOUT_SECONDS",
-    "CREDIT_PARTS",
-    "DRAIN_NS",
-    "FEW_LANES",
-    "FRAMES_IN_FLIGHT_MAX",
-    "HANDSHAKE_RETRY_NS",
-    "HANDSHAKE_RETRY_NS_MAX",
-    "LINGER_US_DEFAULT",
-    "LOOKUPS_MAX",
-    "LOOKUP_AFTER_NS",
-    "MESSAGE_BYTES_MAX_DEFAULT",
-    "PERMITS_BYTES_DEFAULT",
-    "PERMITS_MESSAGES_DEFAULT",
-    "PREFETCH_PER_HANDLER",
-    "PRODUCERS_CACHED_MAX",
-    "REPAIR_NS",
-    "REPLIERS_MAX",
-    "REQUEST_TIMEOUT_SECONDS",
-    "RINGS_RETRY_NS",
-    "RINGS_WAIT_NS",
-    "SEND_TIMEOUT_SECONDS",
-    "SLICE_NS",
-    "SMALL_FRAMES_MIN",
-    "SPIN_US_MAX",
-    "TAKEOVER_NS",
-    "THROTTLE_MAX_NS",
-    "TIMERS_QUIET_NS",
-    "WATCH_PROBE_NS",
-    "WATCH_WAIT_NS",
-    "WINDOW_BYTES_DEFAULT",
-]
-
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000_000_000
 FOREVER_NS = 1 << 62
@@ -77,7 +29,7 @@ HANDSHAKE_RETRY_NS_MAX = 4 * SECOND_NS
 LOOKUP_AFTER_NS = 1 * SECOND_NS
 """A worker that stayed away this long may have moved: its topics are looked up again."""
 TAKEOVER_NS = 5 * SECOND_NS
-"""How long who reconnects may be refused by a limit, or by what may be its own old session."""
+"""How long a reconnecting client may be refused by a limit, or by what may be its own old session."""
 REPAIR_NS = 500 * MILLISECOND_NS
 """How long a first open asks again that a failed sync undid: the log goes on in a new segment."""
 THROTTLE_MAX_NS = 1 * SECOND_NS
@@ -102,7 +54,7 @@ BATCH_BYTES_DEFAULT = BATCH_BYTES_MAX = FRAME_BYTES_CAP
 BATCH_MESSAGES_MAX = 65_536
 """Bounds the Python objects that wait in an open batch of tiny messages."""
 MESSAGE_OVERHEAD_BYTES = 8
-"""What one message costs in a frame beside its payload, for the estimate of an open batch."""
+"""Bytes of one message in a frame beside its payload, for the estimate of an open batch."""
 LINGER_US_DEFAULT = 200
 WINDOW_BYTES_DEFAULT = 16 * 1024 * 1024
 FRAMES_IN_FLIGHT_MAX = 64
@@ -127,7 +79,7 @@ DRAIN_NS = 200 * 1000
 ANSWER_TICK_NS = 2 * MILLISECOND_NS
 """How often the timer thread looks for an answer that open batches wait for."""
 ACK_TICK_NS = 20 * MILLISECOND_NS
-"""How often the timer thread looks for acks when nobody else reads the sockets."""
+"""How often the timer thread looks for acks when no other thread reads the sockets."""
 
 # consuming
 PERMITS_BYTES_DEFAULT = 16 * 1024 * 1024

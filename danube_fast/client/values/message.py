@@ -37,7 +37,7 @@ class MessageId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """The id that a text names. Raises InvalidArgument."""
+        """Return the id that a text names. Raises InvalidArgument."""
         topic, separator, offset = str(text).rpartition("@")
         if not separator or not topic.startswith("/") or not offset.isdecimal():
             raise InvalidArgument(f"{text!r} is not a message id; write /namespace/topic@offset")
@@ -134,7 +134,7 @@ class Source(Protocol):
         """Sequence of a message."""
 
     def redelivery_count(self, index: int) -> int:
-        """How often a message was delivered before."""
+        """Return how often a message was delivered before."""
 
 
 class _Fields(NamedTuple):
@@ -150,7 +150,7 @@ class _Fields(NamedTuple):
     @property
     def consumer(self) -> Receiver:
         raise FailedPrecondition(
-            "this message was constructed, not received; only a received one can be answered or held"
+            "this message was constructed, not received; only a received one can be answered or kept"
         )
 
     def key(self, _index: int) -> bytes | None:
@@ -170,7 +170,7 @@ class _Fields(NamedTuple):
 
 
 class _Views:
-    """What a message shows of itself, wherever its fields are."""
+    """Properties and methods of a message, wherever its fields are."""
 
     __slots__ = ()
 
@@ -207,12 +207,12 @@ class _Views:
 
     @property
     def publish_time(self) -> int:
-        """When the producer packed the message's frame, nanoseconds since the epoch."""
+        """Time at which the producer packed the message's frame, nanoseconds since the epoch."""
         return self._source.publish_time
 
     @property
     def event_time(self) -> int | None:
-        """When it happened, as the producer says; nanoseconds since the epoch."""
+        """Time of the event, as the producer says; nanoseconds since the epoch. None if it says none."""
         return self._source.event_time(self._index)
 
     @property
@@ -227,7 +227,7 @@ class _Views:
 
     @property
     def redelivery_count(self) -> int:
-        """How often it was delivered before."""
+        """Number of times that it was delivered before."""
         return self._source.redelivery_count(self._index)
 
     @property
@@ -237,7 +237,7 @@ class _Views:
 
     @property
     def reply_topic(self) -> str | None:
-        """Where a reply is asked for; None if none is."""
+        """Topic of the reply that is asked for; None if none is."""
         return self.attributes.get(REPLY_TOPIC)
 
     def reply(
@@ -245,15 +245,21 @@ class _Views:
     ) -> Awaitable[None]:
         """Reply to a message that came by `client.request`; to be awaited if the client is asynchronous.
 
-        Returns when the broker has the reply; who asked may have given up, then it is dropped. It acks
-        nothing. FailedPrecondition if the message asks for no reply or was not received.
+        `attributes` are those of the reply. Returns when the broker has the reply; the client that asked may have
+        given up, then it is dropped. Acks nothing. Raises FailedPrecondition if the message asks for no reply or
+        was not received.
         """
         return self._source.consumer.reply(_as_message(self), payload, attributes)
 
     def processing(self) -> Processing:
-        """A context manager (`with`, or `async with`): as long as it is open the message's ack timeout does
-        not run out, however long that is. It acks nothing. FailedPrecondition for a message of a reader,
-        or one that was not received."""
+        """Return a context manager (`with`, or `async with`): as long as it is open the message's ack timeout does not
+        run out, however long that is. Acks nothing. Raises FailedPrecondition for a message of a reader, or one
+        that was not received.
+
+            with message.processing():
+                convert(message.payload)
+            consumer.ack(message)
+        """
         return self._source.consumer.processing(_as_message(self))
 
     def _comparable(self) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import datetime as dt
 import numbers
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from danube_fast.checks import (
     check_choice,
@@ -17,7 +17,7 @@ from danube_fast.checks import (
     check_time_ns,
     check_whole,
 )
-from danube_fast.client.values.arguments import FailurePolicyFields
+from danube_fast.client.values.arguments import FailurePolicyFields, SubscriptionType
 from danube_fast.client.values.limits import (
     BATCH_BYTES_DEFAULT,
     BATCH_BYTES_MAX,
@@ -44,7 +44,7 @@ __all__ = [
 
 READER = "reader"
 """Subscription type of readers: no cursor, no acks."""
-TYPES = ("exclusive", "shared", "failover", "key_shared")
+TYPES = get_args(SubscriptionType)
 _CODECS = {None: Codec.NONE, "none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 _BATCH_BYTES_MIN = 4096
 _POSITION_MAX = (1 << 62) - 1
@@ -94,7 +94,7 @@ class ProducerOptions:
 
 
 def checked_settings(dispatch: Any, durability: Any, partitions: Any) -> dict[str, Any]:
-    """The settings of a topic that were given. Raises InvalidArgument."""
+    """Return the settings of a topic that were given. Raises InvalidArgument."""
     if dispatch is not None:
         check_choice(dispatch, "dispatch", [mode.value for mode in Dispatch])
     if durability is not None:
@@ -137,7 +137,7 @@ class ConsumerOptions(NamedTuple):
 def subscribe_options(
     key_filters: Sequence[str] | None, failure_policy: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What SUBSCRIBE has in `options`. Raises InvalidArgument."""
+    """Return the `options` of SUBSCRIBE. Raises InvalidArgument."""
     options: dict[str, Any] = {}
     if key_filters is not None:
         if not isinstance(key_filters, list | tuple | set | frozenset):
@@ -161,7 +161,7 @@ def subscribe_options(
 
 
 def checked_position(position: Any) -> Position:
-    """A position as SUBSCRIBE and SEEK have it. Raises InvalidArgument."""
+    """Return a position as SUBSCRIBE and SEEK have it. Raises InvalidArgument."""
     given = position
     if isinstance(position, str):
         if position in ("earliest", "latest"):
@@ -192,7 +192,7 @@ def _whole_ns(span: dt.timedelta) -> int:
 
 
 def parse_time(text: str) -> dt.datetime | dt.timedelta | None:
-    """'-10m' as a timedelta of ten minutes, an RFC 3339 time as a datetime; None for anything else."""
+    """Return '-10m' as a timedelta of ten minutes, an RFC 3339 time as a datetime; None for anything else."""
     ago = _AGO.fullmatch(text)
     if ago:
         return dt.timedelta(**{_UNITS[ago[2]]: int(ago[1])})
