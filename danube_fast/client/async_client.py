@@ -23,11 +23,9 @@ from danube_fast.client.reader import Reader
 from danube_fast.client.values.arguments import (
     ConsumerArguments,
     SubscriptionType,
-    Transport,
 )
 from danube_fast.client.values.limits import (
     CLOSE_TIMEOUT_SECONDS,
-    CONNECT_TIMEOUT_SECONDS,
 )
 from danube_fast.client.values.message import Message
 from danube_fast.errors import DanubeError
@@ -46,26 +44,16 @@ class AsyncClient(AsyncClosing):
     entered with `async with`, too.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        name: str | None = None,
-        token: str | None = None,
-        tls: Any = None,
-        transport: Transport = "auto",
-        spin_us: int = 0,
-    ) -> None:
-        self._core = Core(
-            url, name=name, token=token, tls=tls, transport=transport, spin_us=spin_us
-        )
+    def __init__(self, url: str, **options: Any) -> None:
+        """`options`: those of `connect_async()`."""
+        self._core = Core(url, **options)
         self._driver = LoopDriver(self._core.pump)
         self._run = self._core.perform = self._driver.run
         self._subscribers: weakref.WeakSet[AsyncSubscriber] = weakref.WeakSet()
         self.admin = AsyncAdmin(self._core.producers, self._core.consumers, self._driver)
         """Administrative operations."""
 
-    async def open(self, timeout: float = CONNECT_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109
+    async def open(self, timeout: float) -> None:  # noqa: ASYNC109
         """Connect, within `timeout` seconds; `connect_async` does it. Raises Unavailable."""
         self._driver.open()
         try:

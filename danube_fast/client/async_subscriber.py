@@ -13,15 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from danube_fast.checks import check_seconds
 from danube_fast.client.aio import AsyncConsumer
-from danube_fast.client.handle.handlers import (
-    CLOSE_SHARE,
-    QUEUED_PER_HANDLER,
-    Completion,
-    reason_of,
-    reply_of,
-    still_running,
-)
-from danube_fast.client.handle.turns import Turns
+from danube_fast.client.handle.handlers import CLOSE_SHARE, Handling, reason_of, reply_of
 from danube_fast.client.link.faces import AsyncClosing
 from danube_fast.client.values.limits import CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.values.message import Message
@@ -32,7 +24,7 @@ __all__ = ["AsyncSubscriber"]
 _log = logging.getLogger(__name__)
 
 
-class AsyncSubscriber(AsyncClosing):
+class AsyncSubscriber(Handling, AsyncClosing):
     """A running subscription. Made by `client.subscribe()`; close it, or use `async with`."""
 
     def __init__(
@@ -41,19 +33,12 @@ class AsyncSubscriber(AsyncClosing):
         handler: Callable[[Message], Awaitable[object] | object],
         concurrency: int,
     ) -> None:
-        self.error: DanubeError | None = None
-        """The error that ended the subscription; None if it runs, or `close()` ended it."""
+        super().__init__(consumer._inbox, concurrency)
         self.consumer = consumer
         """The consumer behind it, to look at."""
         self._handler = handler
-        self._completion = Completion(consumer._inbox)
-        self._turns = Turns(
-            by_key=consumer.type == "key_shared", room=QUEUED_PER_HANDLER * concurrency
-        )
         self._changed = asyncio.Condition()
-        self._stopping = False
         self._running: dict[asyncio.Task[None], Message] = {}
-        self._told = False
         self._receiver = asyncio.ensure_future(self._receive())
         self._tasks = [asyncio.ensure_future(self._work()) for _ in range(concurrency)]
 
@@ -66,9 +51,7 @@ class AsyncSubscriber(AsyncClosing):
                 if message is not None:
                     await self._enqueue(message)
         except DanubeError as error:
-            if not self._stopping:
-                self.error = error
-                _log.warning("a subscription ended: %s", error)
+            self._failed(error)
         finally:
             self._stop()
 
@@ -176,8 +159,4 @@ class AsyncSubscriber(AsyncClosing):
         except DanubeError:
             if not running:
                 raise
-        if running:
-            raise still_running(running)
-        if self.error is not None and not self._told:
-            self._told = True
-            raise self.error
+        self._raise_end(running)

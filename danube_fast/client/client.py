@@ -27,11 +27,9 @@ from danube_fast.client.values.arguments import (
     PublishArguments,
     Start,
     SubscriptionType,
-    Transport,
 )
 from danube_fast.client.values.limits import (
     CLOSE_TIMEOUT_SECONDS,
-    CONNECT_TIMEOUT_SECONDS,
     PERMITS_BYTES_DEFAULT,
     PERMITS_MESSAGES_DEFAULT,
     REQUEST_TIMEOUT_SECONDS,
@@ -73,20 +71,9 @@ def topics_of(topic: str | Sequence[str] | None, pattern: str | None) -> list[st
 class Client(Closing):
     """A connection to a broker. Made by `danube_fast.connect()`; thread-safe."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        name: str | None = None,
-        token: str | None = None,
-        tls: Any = None,
-        transport: Transport = "auto",
-        spin_us: int = 0,
-        timeout: float = CONNECT_TIMEOUT_SECONDS,
-    ) -> None:
-        self._core = Core(
-            url, name=name, token=token, tls=tls, transport=transport, spin_us=spin_us
-        )
+    def __init__(self, url: str, timeout: float, **options: Any) -> None:
+        """`options`: those of `connect()`."""
+        self._core = Core(url, **options)
         self._pump = self._core.pump
         self._run: Run = self._pump.run
         try:

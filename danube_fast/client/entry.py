@@ -64,10 +64,12 @@ async def connect_async(
     spin_us: int = 0,
     timeout: float = 10.0,  # noqa: ASYNC109 - the same signature as connect()
 ) -> AsyncClient:
-    """Connect to a broker from an event loop; parameters and errors are those of `connect`.
+    """Connect to a broker from an event loop.
 
-    async with danube_fast.connect_async() as client:
-        await client.publish("/default/hello", b"hello, world")
+        async with danube_fast.connect_async() as client:
+            await client.publish("/default/hello", b"hello, world")
+
+    Parameters and errors are those of `connect`.
     """
     from danube_fast.client.async_client import AsyncClient
 

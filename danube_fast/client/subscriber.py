@@ -18,15 +18,7 @@ from collections.abc import Callable
 
 from danube_fast.checks import check_seconds
 from danube_fast.client.consumer import Consumer
-from danube_fast.client.handle.handlers import (
-    CLOSE_SHARE,
-    QUEUED_PER_HANDLER,
-    Completion,
-    reason_of,
-    reply_of,
-    still_running,
-)
-from danube_fast.client.handle.turns import Turns
+from danube_fast.client.handle.handlers import CLOSE_SHARE, Handling, reason_of, reply_of
 from danube_fast.client.link.faces import Closing
 from danube_fast.client.link.pump import deadline_after
 from danube_fast.client.values.limits import CLOSE_TIMEOUT_SECONDS
@@ -52,29 +44,22 @@ def refuse_coroutines(handler: Callable[[Message], object]) -> None:
         )
 
 
-class Subscriber(Closing):
+class Subscriber(Handling, Closing):
     """A running subscription. Made by `client.subscribe()`; close it, or use it as a context manager."""
 
     def __init__(
         self, consumer: Consumer, handler: Callable[[Message], object], concurrency: int
     ) -> None:
-        self.error: DanubeError | None = None
-        """The error that ended the subscription; None if it runs, or `close()` ended it."""
+        super().__init__(consumer._inbox, concurrency)
         self.consumer = consumer
         """The consumer behind it, to look at."""
         self._handler = handler
-        self._completion = Completion(consumer._inbox)
         self._clock: Clock = consumer._inbox.pump.clock
-        self._turns = Turns(
-            by_key=consumer.type == "key_shared", room=QUEUED_PER_HANDLER * concurrency
-        )
         self._condition = threading.Condition()
         """Guards the turns and what follows."""
-        self._stopping = False
         self._running: dict[int, Message] = {}
         """By thread: what is being handled."""
         self._alive = concurrency + 1
-        self._told = False
         self._last_closes = False
         """A handler called `close`: the thread that ends last does it."""
         names = [f"danube-handler-{i}" for i in range(concurrency)]
@@ -95,9 +80,7 @@ class Subscriber(Closing):
         except _Stopped:
             pass
         except DanubeError as error:
-            if not self._stopping:
-                self.error = error
-                _log.warning("a subscription ended: %s", error)
+            self._failed(error)
         finally:
             self._stop()
             self._leave()
@@ -224,8 +207,4 @@ class Subscriber(Closing):
         except DanubeError:
             if not running:
                 raise  # otherwise its messages come again with those in hand
-        if running:
-            raise still_running(running)
-        if self.error is not None and not self._told:
-            self._told = True
-            raise self.error
+        self._raise_end(running)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from danube_fast.checks import check_choice, check_names, check_whole
 from danube_fast.client.consume.inbox import Inbox
+from danube_fast.client.handle.turns import Turns
 from danube_fast.client.link.pump import Steps
 from danube_fast.client.values.arguments import ConsumerArguments
 from danube_fast.client.values.limits import PREFETCH_PER_HANDLER
 from danube_fast.client.values.message import Message, Received
 from danube_fast.client.values.options import TYPES
-from danube_fast.errors import FailedPrecondition, InvalidArgument
+from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
 
-__all__ = ["Completion", "checked_concurrency", "prefetch", "reply_of", "still_running"]
+__all__ = ["CLOSE_SHARE", "Handling", "checked_concurrency", "prefetch", "reason_of", "reply_of"]
 
+_log = logging.getLogger(__name__)
 CONCURRENCY_DEFAULT = 8
 CONCURRENCY_MAX = 1024
 QUEUED_PER_HANDLER = 4
@@ -106,6 +109,34 @@ class Completion:
         """Raise that error in the receive that waits."""
         with self._lock:
             self._inbox.interrupt(error)
+
+
+class Handling:
+    """State of a running subscription, whichever way its handlers run."""
+
+    def __init__(self, inbox: Inbox, concurrency: int) -> None:
+        self.error: DanubeError | None = None
+        """The error that ended the subscription; None if it runs, or `close()` ended it."""
+        self._completion = Completion(inbox)
+        self._turns = Turns(
+            by_key=inbox.type == "key_shared", room=QUEUED_PER_HANDLER * concurrency
+        )
+        self._stopping = False
+        self._told = False
+
+    def _failed(self, error: DanubeError) -> None:
+        """Note what ends the subscription, unless it was to stop."""
+        if not self._stopping:
+            self.error = error
+            _log.warning("a subscription ended: %s", error)
+
+    def _raise_end(self, running: list[Message]) -> None:
+        """Raise what `close` has to tell: handlers that are running, or an error that was not raised yet."""
+        if running:
+            raise still_running(running)
+        if self.error is not None and not self._told:
+            self._told = True
+            raise self.error
 
 
 def _delivery(message: Message) -> Any:
