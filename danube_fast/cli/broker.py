@@ -6,13 +6,27 @@ listens and a server that is no broker are told apart at once.
 
 from __future__ import annotations
 
+import inspect
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from danube_fast.cli.options import (
+    DEFAULT_URL,
+    OutputForm,
+    OutputOption,
+    UrlOption,
+    command,
+    example,
+)
+from danube_fast.cli.output import print_result, print_table
 
 if TYPE_CHECKING:
     from danube_fast.client.values.arguments import Transport
 
-__all__ = ["connect", "operation"]
+__all__ = ["Ask", "asking", "connect"]
 
 CLIENT_NAME = "danube-fast"
 CONNECT_SECONDS = 5.0
@@ -85,7 +99,51 @@ def connect(url: str, transport: Transport = "auto") -> Any:
     return danube_fast.connect(url, name=CLIENT_NAME, timeout=CONNECT_SECONDS, transport=transport)
 
 
-def operation(url: str, name: str, **arguments: Any) -> Any:
-    """Run an administrative operation by name; returns its answer."""
-    with connect(url) as client:
-        return getattr(client.admin, name)(**arguments)
+class Ask(NamedTuple):
+    """The broker that a command asks, and the form in which it prints the answer."""
+
+    url: str
+    form: OutputForm
+
+    def connect(self) -> Any:
+        """Return a client of the broker; a context manager."""
+        return connect(self.url)
+
+    def __call__(self, name: str, **arguments: Any) -> Any:
+        """Run an administrative operation by name; its answer."""
+        with connect(self.url) as client:
+            return getattr(client.admin, name)(**arguments)
+
+    def show(self, value: Any, text: str | None = None) -> None:
+        """Print an answer as `print_result` does."""
+        print_result(self.form, value, text)
+
+    def table(self, rows: Sequence[Mapping[str, Any]], empty: str) -> None:
+        """Print rows as `print_table` does."""
+        print_table(self.form, rows, empty)
+
+
+def asking(
+    app: typer.Typer | None, *lines: str, name: str | None = None, **settings: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Enter a function as a command that has --url and --output too, and gets an `Ask` of them first. `lines`: what
+    a person would type; `app` None: it is entered elsewhere."""
+
+    def enter(function: Callable[..., None]) -> Callable[..., None]:
+        def run(*, url: str, output: OutputForm, **arguments: Any) -> None:
+            function(Ask(url, output), **arguments)
+
+        found = inspect.signature(function, eval_str=True)
+        own = [each.replace(kind=each.KEYWORD_ONLY) for each in found.parameters.values()]
+        common = inspect.signature(_common, eval_str=True).parameters.values()
+        run.__signature__ = found.replace(parameters=[*own[1:], *common])  # type: ignore[attr-defined]
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        if app is not None:
+            app.command(name, epilog=example(*lines), **settings)(run)
+        return command(*lines)(run)
+
+    return enter
+
+
+def _common(*, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT) -> None:
+    """The options of every command that asks a broker."""

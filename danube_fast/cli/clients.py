@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from danube_fast.cli.broker import operation
-from danube_fast.cli.options import DEFAULT_URL, OutputForm, OutputOption, UrlOption, example
-from danube_fast.cli.output import print_table
+from danube_fast.cli.broker import Ask, asking
+from danube_fast.cli.options import OutputForm, example
 
 __all__ = ["app"]
 
@@ -27,22 +26,21 @@ def _group() -> None:
     """See who is connected."""
 
 
-@app.command("list", epilog=example("danube-fast clients list", "danube-fast clients list -o json"))
+@asking(app, "danube-fast clients list", "danube-fast clients list -o json", name="list")
 def list_clients(
+    ask: Ask,
     most: Annotated[
         int | None, typer.Option("--max", min=1, metavar="N", help="At most so many connections.")
     ] = None,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """List connections, with the producers and consumers on each.
 
     A client has a connection to the coordinator, and one to each worker that it uses. JSON names each
     producer and consumer, 100 of each at most.
     """
-    rows = operation(url, "list_clients", limit=most)
-    shown = rows if output is OutputForm.JSON else [_line(row) for row in rows]
-    print_table(output, shown, "no connections")
+    rows = ask("list_clients", limit=most)
+    shown = rows if ask.form is OutputForm.JSON else [_line(row) for row in rows]
+    ask.table(shown, "no connections")
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:

@@ -6,18 +6,9 @@ from typing import Annotated
 
 import typer
 
-from danube_fast.cli.broker import operation
-from danube_fast.cli.options import (
-    DEFAULT_URL,
-    OutputForm,
-    OutputOption,
-    PolicyArgument,
-    UrlOption,
-    YesOption,
-    example,
-    policy_values,
-)
-from danube_fast.cli.output import print_policy, print_result, print_table, refuse_without_yes
+from danube_fast.cli.broker import Ask, asking
+from danube_fast.cli.options import PolicyArgument, YesOption, example, policy_values
+from danube_fast.cli.output import print_policy, refuse_without_yes
 
 __all__ = ["app"]
 
@@ -31,65 +22,44 @@ app = typer.Typer(
 NamespaceArgument = Annotated[str, typer.Argument(metavar="NAMESPACE", help="Its name.")]
 
 
-@app.command(epilog=example("danube-fast namespaces create iot"))
-def create(
-    namespace: NamespaceArgument,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
-) -> None:
+@asking(app, "danube-fast namespaces create iot")
+def create(ask: Ask, namespace: NamespaceArgument) -> None:
     """Create a namespace."""
-    made = operation(url, "create_namespace", namespace=namespace)
-    print_result(output, made, f"created namespace {namespace}")
+    made = ask("create_namespace", namespace=namespace)
+    ask.show(made, f"created namespace {namespace}")
 
 
-@app.command("list", epilog=example("danube-fast namespaces list"))
-def list_namespaces(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT) -> None:
+@asking(app, "danube-fast namespaces list", name="list")
+def list_namespaces(ask: Ask) -> None:
     """List all namespaces."""
-    print_table(output, operation(url, "list_namespaces"), "no namespaces")
+    ask.table(ask("list_namespaces"), "no namespaces")
 
 
-@app.command(epilog=example("danube-fast namespaces policy iot"))
-def policy(
-    namespace: NamespaceArgument,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
-) -> None:
+@asking(app, "danube-fast namespaces policy iot")
+def policy(ask: Ask, namespace: NamespaceArgument) -> None:
     """Show what a namespace sets for its topics."""
-    found = operation(url, "namespace_policy", namespace=namespace)
+    found = ask("namespace_policy", namespace=namespace)
     if found:
-        print_policy(output, found, dict.fromkeys(found, "namespace"))
+        print_policy(ask.form, found, dict.fromkeys(found, "namespace"))
     else:
-        print_result(output, found, f"{namespace} sets nothing: the defaults are in force")
+        ask.show(found, f"{namespace} sets nothing: the defaults are in force")
 
 
-@app.command(
-    "set-policy",
-    epilog=example(
-        "danube-fast namespaces set-policy iot retention_policy=until_expired retention_seconds=3600",
-        "danube-fast namespaces set-policy iot publish_messages_per_second=1000",
-    ),
+@asking(
+    app,
+    "danube-fast namespaces set-policy iot retention_policy=until_expired retention_seconds=3600",
+    "danube-fast namespaces set-policy iot publish_messages_per_second=1000",
+    name="set-policy",
 )
-def set_policy(
-    namespace: NamespaceArgument,
-    values: PolicyArgument,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
-) -> None:
+def set_policy(ask: Ask, namespace: NamespaceArgument, values: PolicyArgument) -> None:
     """Change what is kept and allowed of the topics of a namespace that set nothing else."""
-    changed = operation(
-        url, "set_namespace_policy", namespace=namespace, values=policy_values(values)
-    )
-    print_result(output, changed, f"{namespace}: {' '.join(values)}")
+    changed = ask("set_namespace_policy", namespace=namespace, values=policy_values(values))
+    ask.show(changed, f"{namespace}: {' '.join(values)}")
 
 
-@app.command(epilog=example("danube-fast namespaces delete iot --yes"))
-def delete(
-    namespace: NamespaceArgument,
-    yes: YesOption = False,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
-) -> None:
+@asking(app, "danube-fast namespaces delete iot --yes")
+def delete(ask: Ask, namespace: NamespaceArgument, yes: YesOption = False) -> None:
     """Delete a namespace, which must be empty."""
     refuse_without_yes(yes, f"deletes the namespace {namespace}")
-    gone = operation(url, "delete_namespace", namespace=namespace)
-    print_result(output, gone, f"deleted namespace {namespace}")
+    gone = ask("delete_namespace", namespace=namespace)
+    ask.show(gone, f"deleted namespace {namespace}")

@@ -7,20 +7,17 @@ from typing import Annotated, Any
 import typer
 
 from danube_fast.broker.subscription.policy import Backoff, Poison
-from danube_fast.cli.broker import connect, operation
+from danube_fast.cli.broker import Ask, asking
 from danube_fast.cli.consume import TypeName, position_of
 from danube_fast.cli.options import (
-    DEFAULT_URL,
     OutputForm,
-    OutputOption,
     SubscriptionName,
     TopicArgument,
-    UrlOption,
     YesOption,
     amount,
     example,
 )
-from danube_fast.cli.output import counted, print_result, print_table, refuse_without_yes
+from danube_fast.cli.output import counted, refuse_without_yes
 from danube_fast.errors import AlreadyExists, InvalidArgument
 
 __all__ = ["app", "without_details"]
@@ -45,35 +42,27 @@ def without_details(subscription: dict[str, Any]) -> dict[str, Any]:
     return {**row, "consumers": len(subscription["consumers"])}
 
 
-@app.command("list", epilog=example("danube-fast subscriptions list /default/flights"))
-def list_subscriptions(
-    topic: TopicArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT
-) -> None:
+@asking(app, "danube-fast subscriptions list /default/flights", name="list")
+def list_subscriptions(ask: Ask, topic: TopicArgument) -> None:
     """List a topic's subscriptions with their lag."""
-    rows = operation(url, "list_subscriptions", topic=topic)
-    if output is OutputForm.TEXT:
+    rows = ask("list_subscriptions", topic=topic)
+    if ask.form is OutputForm.TEXT:
         rows = [without_details(row) for row in rows]
-    print_table(output, rows, f"{topic} has no subscriptions")
+    ask.table(rows, f"{topic} has no subscriptions")
 
 
-@app.command(epilog=example("danube-fast subscriptions describe /default/flights billing"))
-def describe(
-    topic: TopicArgument,
-    subscription: SubscriptionName,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
-) -> None:
+@asking(app, "danube-fast subscriptions describe /default/flights billing")
+def describe(ask: Ask, topic: TopicArgument, subscription: SubscriptionName) -> None:
     """Show a subscription's lag, what each consumer has unacked, and why nothing moves if nothing does."""
-    found = operation(url, "describe_subscription", topic=topic, subscription=subscription)
-    print_result(output, found)
+    found = ask("describe_subscription", topic=topic, subscription=subscription)
+    ask.show(found)
 
 
-@app.command(
-    epilog=example(
-        "danube-fast subscriptions create /default/flights billing --type shared --from earliest"
-    )
+@asking(
+    app, "danube-fast subscriptions create /default/flights billing --type shared --from earliest"
 )
 def create(
+    ask: Ask,
     topic: TopicArgument,
     subscription: SubscriptionName,
     type_name: Annotated[
@@ -83,36 +72,32 @@ def create(
         str,
         typer.Option("--from", metavar="latest|earliest|OFFSET|TIME|-10m", help="Where it begins."),
     ] = "latest",
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Create a subscription: from then on messages are kept for it, though nothing consumes yet."""
     position = position_of(start)
-    with connect(url) as client:
+    with ask.connect() as client:
         for known in client.admin.list_subscriptions(topic=topic):
             if known["subscription"] == subscription:
                 raise AlreadyExists(f"{topic} has a subscription {subscription} already; use it")
         _attach(client, topic, subscription, type_name.value, initial_position=position)
         made = client.admin.describe_subscription(topic=topic, subscription=subscription)
-    print_result(output, made, f"created {subscription} of {topic}")
+    ask.show(made, f"created {subscription} of {topic}")
 
 
-@app.command(
+@asking(
+    app,
+    "danube-fast subscriptions seek /default/flights billing earliest --yes",
+    "danube-fast subscriptions seek /default/flights billing 2026-01-31T12:00:00Z --yes",
     context_settings={"ignore_unknown_options": True},  # such as -10m
-    epilog=example(
-        "danube-fast subscriptions seek /default/flights billing earliest --yes",
-        "danube-fast subscriptions seek /default/flights billing 2026-01-31T12:00:00Z --yes",
-    ),
 )
 def seek(
+    ask: Ask,
     topic: TopicArgument,
     subscription: SubscriptionName,
     position: Annotated[
         str, typer.Argument(metavar="latest|earliest|OFFSET|TIME|AGO", help="Where it goes on.")
     ],
     yes: YesOption = False,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Move a subscription in every partition; what lies behind the place comes, or comes again.
 
@@ -121,11 +106,11 @@ def seek(
     ago = f"-{position}" if position[-1:] in "smhd" and position[:-1].isdecimal() else position
     place = position_of(ago)
     refuse_without_yes(yes, f"moves {subscription} of {topic} to {position}, for all its consumers")
-    with connect(url) as client:
+    with ask.connect() as client:
         known = client.admin.describe_subscription(topic=topic, subscription=subscription)
         _attach(client, topic, subscription, known["type"], seek_to=place)
         moved = client.admin.describe_subscription(topic=topic, subscription=subscription)
-    print_result(output, moved, f"moved {subscription} of {topic} to {position}")
+    ask.show(moved, f"moved {subscription} of {topic} to {position}")
 
 
 def _attach(
@@ -149,27 +134,23 @@ def _attach(
             consumer.seek(seek_to)
 
 
-@app.command(epilog=example("danube-fast subscriptions delete /default/flights billing --yes"))
+@asking(app, "danube-fast subscriptions delete /default/flights billing --yes")
 def delete(
-    topic: TopicArgument,
-    subscription: SubscriptionName,
-    yes: YesOption = False,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
+    ask: Ask, topic: TopicArgument, subscription: SubscriptionName, yes: YesOption = False
 ) -> None:
     """Delete a subscription; its place in the topic is lost and its consumers are closed."""
     refuse_without_yes(yes, f"deletes the subscription {subscription} of {topic} with its cursor")
-    gone = operation(url, "delete_subscription", topic=topic, subscription=subscription)
-    print_result(output, gone, f"deleted {subscription} of {topic}")
+    gone = ask("delete_subscription", topic=topic, subscription=subscription)
+    ask.show(gone, f"deleted {subscription} of {topic}")
 
 
-@app.command(
-    epilog=example(
-        "danube-fast subscriptions skip /default/flights billing 1 --yes",
-        "danube-fast subscriptions skip /default/flights billing --all --yes",
-    )
+@asking(
+    app,
+    "danube-fast subscriptions skip /default/flights billing 1 --yes",
+    "danube-fast subscriptions skip /default/flights billing --all --yes",
 )
 def skip(
+    ask: Ask,
     topic: TopicArgument,
     subscription: SubscriptionName,
     count: Annotated[
@@ -179,8 +160,6 @@ def skip(
         bool, typer.Option("--all", help="In place of N: all that is there now.")
     ] = False,
     yes: YesOption = False,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Count the next messages of a subscription as acknowledged, delivered or not."""
     if (count is None) != everything:
@@ -188,19 +167,19 @@ def skip(
     what = "all messages" if count is None else f"the next {count:,} messages of each partition"
     refuse_without_yes(yes, f"counts {what} of {subscription} on {topic} as acknowledged")
     arguments: dict[str, Any] = {} if count is None else {"count": count}
-    gone = operation(url, "skip_messages", topic=topic, subscription=subscription, **arguments)
+    gone = ask("skip_messages", topic=topic, subscription=subscription, **arguments)
     text = f"skipped {gone.get('skipped', 0):,} messages of {subscription} on {topic}"
-    print_result(output, gone, text)
+    ask.show(gone, text)
 
 
-@app.command(
-    "set-failure-policy",
-    epilog=example(
-        "danube-fast subscriptions set-failure-policy /default/flights billing "
-        "--poison-policy dead_letter --dead-letter-topic /default/billing-dead",
-    ),
+@asking(
+    app,
+    "danube-fast subscriptions set-failure-policy /default/flights billing "
+    "--poison-policy dead_letter --dead-letter-topic /default/billing-dead",
+    name="set-failure-policy",
 )
 def set_failure_policy(
+    ask: Ask,
     topic: TopicArgument,
     subscription: SubscriptionName,
     max_redelivery_count: Annotated[
@@ -225,8 +204,6 @@ def set_failure_policy(
     dead_letter_topic: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Where dead letters go.")
     ] = None,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Change what happens with messages that fail; options that are left out stay as they are."""
     given = {
@@ -241,16 +218,13 @@ def set_failure_policy(
     values = {name: value for name, value in given.items() if value is not None}
     if not values:
         raise InvalidArgument("nothing to change; name an option, see --help")
-    policy = operation(
-        url, "set_failure_policy", topic=topic, subscription=subscription, values=values
-    )
-    print_result(output, policy)
+    policy = ask("set_failure_policy", topic=topic, subscription=subscription, values=values)
+    ask.show(policy)
 
 
-@app.command(
-    "redrive", epilog=example("danube-fast subscriptions redrive /default/flights billing --yes")
-)
+@asking(app, "danube-fast subscriptions redrive /default/flights billing --yes", name="redrive")
 def redrive_letters(
+    ask: Ask,
     topic: TopicArgument,
     subscription: SubscriptionName,
     dead_letter_topic: Annotated[
@@ -261,16 +235,14 @@ def redrive_letters(
         int | None, typer.Option("--max", min=1, metavar="N", help="At most so many.")
     ] = None,
     yes: YesOption = False,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Publish a subscription's dead letters to its topic again, once each."""
     refuse_without_yes(
         yes, f"publishes the dead letters of {subscription} to {topic}, for all its subscriptions"
     )
-    with connect(url) as client:
+    with ask.connect() as client:
         count = client.admin.redrive(
             topic, subscription, dead_letter_topic=dead_letter_topic, max_messages=max_messages
         )
     text = f"{counted(count, 'dead letter')} published to {topic}"
-    print_result(output, {"topic": topic, "redriven": count}, text)
+    ask.show({"topic": topic, "redriven": count}, text)

@@ -6,18 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from danube_fast.cli.broker import connect, operation
+from danube_fast.cli.broker import Ask, asking
 from danube_fast.cli.consume import FormatOption, position_of, warn_of_gaps, writer
 from danube_fast.cli.options import (
-    DEFAULT_URL,
     OutputForm,
-    OutputOption,
     TopicArgument,
-    UrlOption,
     YesOption,
-    example,
 )
-from danube_fast.cli.output import print_result, refuse_without_yes, write
+from danube_fast.cli.output import refuse_without_yes, write
 from danube_fast.cli.topics import app
 from danube_fast.errors import InvalidArgument
 
@@ -39,13 +35,13 @@ def _writer(output: OutputForm, template: str | None) -> Any:
     return writer(output, template or SHOWN)
 
 
-@app.command(
-    epilog=example(
-        "danube-fast topics peek /default/flights -n 3",
-        "danube-fast topics peek /default/flights --from 100 -F '%T %s'",
-    )
+@asking(
+    app,
+    "danube-fast topics peek /default/flights -n 3",
+    "danube-fast topics peek /default/flights --from 100 -F '%T %s'",
 )
 def peek(
+    ask: Ask,
     topic: TopicArgument,
     count: CountOption = 10,
     start: Annotated[
@@ -55,27 +51,24 @@ def peek(
         ),
     ] = "earliest",
     template: FormatOption = None,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Show messages from a position on; no subscription moves, and none is made."""
-    position, write_batch = position_of(start), _writer(output, template)
-    with connect(url) as client:
+    position, write_batch = position_of(start), _writer(ask.form, template)
+    with ask.connect() as client:
         write(write_batch(client.admin.peek(topic=topic, count=count, position=position)))
 
 
-@app.command(epilog=example("danube-fast topics tail /default/flights -n 3 --follow"))
+@asking(app, "danube-fast topics tail /default/flights -n 3 --follow")
 def tail(
+    ask: Ask,
     topic: TopicArgument,
     count: CountOption = 10,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as messages come.")] = False,
     template: FormatOption = None,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Show the last messages; no subscription moves, and none is made."""
-    write_batch = _writer(output, template)
-    with connect(url) as client:
+    write_batch = _writer(ask.form, template)
+    with ask.connect() as client:
         if not follow:
             write(write_batch(client.admin.tail(topic=topic, count=count)))
             return
@@ -88,14 +81,9 @@ def tail(
                     write(write_batch(batch))
 
 
-@app.command(epilog=example("danube-fast topics purge /default/flights --yes"))
-def purge(
-    topic: TopicArgument,
-    yes: YesOption = False,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
-) -> None:
+@asking(app, "danube-fast topics purge /default/flights --yes")
+def purge(ask: Ask, topic: TopicArgument, yes: YesOption = False) -> None:
     """Drop everything published so far, for all subscriptions; they stay, and go on behind it."""
     refuse_without_yes(yes, f"drops all messages of {topic}, read or not, for all subscriptions")
-    gone = operation(url, "purge_topic", topic=topic)
-    print_result(output, gone, f"purged {topic}: {gone.get('purged', 0):,} messages")
+    gone = ask("purge_topic", topic=topic)
+    ask.show(gone, f"purged {topic}: {gone.get('purged', 0):,} messages")

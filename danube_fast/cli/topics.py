@@ -6,20 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from danube_fast.cli.broker import operation
+from danube_fast.cli.broker import Ask, asking
 from danube_fast.cli.options import (
-    DEFAULT_URL,
     DurabilityName,
     OutputForm,
-    OutputOption,
     PolicyArgument,
     TopicArgument,
-    UrlOption,
     YesOption,
     example,
     policy_values,
 )
-from danube_fast.cli.output import print_policy, print_result, print_table, refuse_without_yes
+from danube_fast.cli.output import print_policy, refuse_without_yes
 from danube_fast.cli.subscriptions import without_details
 from danube_fast.errors import InvalidArgument
 from danube_fast.types import Dispatch
@@ -36,13 +33,13 @@ app = typer.Typer(
 _PARTITION_TOTALS = ("messages_in", "bytes_in", "producers", "readers")
 
 
-@app.command(
-    epilog=example(
-        "danube-fast topics create /default/flights --partitions 4",
-        "danube-fast topics create /default/ticks --dispatch non_reliable",
-    )
+@asking(
+    app,
+    "danube-fast topics create /default/flights --partitions 4",
+    "danube-fast topics create /default/ticks --dispatch non_reliable",
 )
 def create(
+    ask: Ask,
     topic: TopicArgument,
     dispatch: Annotated[
         Dispatch, typer.Option(help="How messages are treated; never changes.")
@@ -54,56 +51,48 @@ def create(
     partitions: Annotated[
         int, typer.Option(min=0, help="How many partitions; 0: not partitioned.")
     ] = 0,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Create a topic."""
-    made = operation(
-        url,
+    made = ask(
         "create_topic",
         topic=topic,
         dispatch=dispatch.value,
         durability=durability and durability.value,
         partitions=partitions,
     )
-    print_result(output, made, f"created {topic}")
+    ask.show(made, f"created {topic}")
 
 
-@app.command("list", epilog=example("danube-fast topics list --pattern '/iot/dev-*'"))
+@asking(app, "danube-fast topics list --pattern '/iot/dev-*'", name="list")
 def list_topics(
+    ask: Ask,
     namespace: Annotated[str, typer.Option(help="Only those of this namespace.")] = "",
     pattern: Annotated[str, typer.Option(help="Only names that match this glob.")] = "",
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """List topics by name."""
-    rows = operation(url, "list_topics", namespace=namespace, pattern=pattern)
-    print_table(output, rows, "no topics")
+    rows = ask("list_topics", namespace=namespace, pattern=pattern)
+    ask.table(rows, "no topics")
 
 
-@app.command(epilog=example("danube-fast topics describe /default/flights"))
-def describe(
-    topic: TopicArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT
-) -> None:
+@asking(app, "danube-fast topics describe /default/flights")
+def describe(ask: Ask, topic: TopicArgument) -> None:
     """Show a topic's settings and where each partition lives."""
-    found = operation(url, "describe_topic", topic=topic)
-    if output is OutputForm.TEXT:  # where a partition was in former times is for programs
+    found = ask("describe_topic", topic=topic)
+    if ask.form is OutputForm.TEXT:  # where a partition was in former times is for programs
         hidden = ("extents",)
         placement = [
             {name: value for name, value in entry.items() if name not in hidden}
             for entry in found.get("placement", [])
         ]
         found = {**found, "placement": placement} if "placement" in found else found
-    print_result(output, found)
+    ask.show(found)
 
 
-@app.command(epilog=example("danube-fast topics stats /default/flights --output json"))
-def stats(
-    topic: TopicArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT
-) -> None:
+@asking(app, "danube-fast topics stats /default/flights --output json")
+def stats(ask: Ask, topic: TopicArgument) -> None:
     """Show a topic's offsets, counts and subscriptions."""
-    found = operation(url, "topic_stats", topic=topic)
-    print_result(output, found if output is OutputForm.JSON else _for_people(found))
+    found = ask("topic_stats", topic=topic)
+    ask.show(found if ask.form is OutputForm.JSON else _for_people(found))
 
 
 def _for_people(stats: dict[str, Any]) -> dict[str, Any]:
@@ -120,14 +109,14 @@ def _for_people(stats: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@app.command(
-    "set",
-    epilog=example(
-        "danube-fast topics set /default/flights --durability os",
-        "danube-fast topics set /default/flights --partitions 8",
-    ),
+@asking(
+    app,
+    "danube-fast topics set /default/flights --durability os",
+    "danube-fast topics set /default/flights --partitions 8",
+    name="set",
 )
 def set_topic(
+    ask: Ask,
     topic: TopicArgument,
     durability: Annotated[
         DurabilityName | None, typer.Option(help="When a publish is acknowledged.")
@@ -135,8 +124,6 @@ def set_topic(
     partitions: Annotated[
         int | None, typer.Option(min=1, help="More partitions; there are never fewer again.")
     ] = None,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Change a topic's durability, or give it more partitions, from now on."""
     values: dict[str, Any] = {}
@@ -149,68 +136,53 @@ def set_topic(
         words.append(f"has {partitions} partitions")
     if not values:
         raise InvalidArgument("nothing to change; name an option, see --help")
-    changed = operation(url, "set_topic", topic=topic, **values)
-    print_result(output, changed, f"{topic} now {' and '.join(words)}")
+    changed = ask("set_topic", topic=topic, **values)
+    ask.show(changed, f"{topic} now {' and '.join(words)}")
 
 
-@app.command(epilog=example("danube-fast topics policy /default/flights"))
-def policy(
-    topic: TopicArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT
-) -> None:
+@asking(app, "danube-fast topics policy /default/flights")
+def policy(ask: Ask, topic: TopicArgument) -> None:
     """Show what is kept and allowed of a topic, by the names that `set-policy` takes."""
-    if output is OutputForm.JSON:
-        print_result(output, operation(url, "topic_policy", topic=topic))
+    if ask.form is OutputForm.JSON:
+        ask.show(ask("topic_policy", topic=topic))
         return
-    found = operation(url, "topic_policy", topic=topic, with_sources=True)
-    print_policy(output, found["values"], found["sources"])
+    found = ask("topic_policy", topic=topic, with_sources=True)
+    print_policy(ask.form, found["values"], found["sources"])
 
 
-@app.command(
-    "set-policy",
-    epilog=example(
-        "danube-fast topics set-policy /default/flights message_ttl_ms=60000 producers_max=8",
-        "danube-fast topics set-policy /default/flights message_ttl_ms=default",
-    ),
+@asking(
+    app,
+    "danube-fast topics set-policy /default/flights message_ttl_ms=60000 producers_max=8",
+    "danube-fast topics set-policy /default/flights message_ttl_ms=default",
+    name="set-policy",
 )
-def set_policy(
-    topic: TopicArgument,
-    values: PolicyArgument,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
-) -> None:
+def set_policy(ask: Ask, topic: TopicArgument, values: PolicyArgument) -> None:
     """Change what is kept and allowed of a topic: retention, TTL, quotas, limits, rates."""
-    changed = operation(url, "set_topic_policy", topic=topic, values=policy_values(values))
-    print_result(output, changed, f"{topic}: {' '.join(values)}")
+    changed = ask("set_topic_policy", topic=topic, values=policy_values(values))
+    ask.show(changed, f"{topic}: {' '.join(values)}")
 
 
-@app.command(
-    epilog=example(
-        "danube-fast topics move /default/flights --worker 1",
-        "danube-fast topics move /default/flights --partition 2 --worker 0",
-    )
+@asking(
+    app,
+    "danube-fast topics move /default/flights --worker 1",
+    "danube-fast topics move /default/flights --partition 2 --worker 0",
 )
 def move(
+    ask: Ask,
     topic: TopicArgument,
     worker: Annotated[int, typer.Option(min=0, help="The worker that gets it, from 0.")],
     partition: Annotated[
         int | None, typer.Option(min=0, help="Only this partition, from 0; default: all.")
     ] = None,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Move a topic to another worker while it is used."""
-    moved = operation(url, "move_topic", topic=topic, worker=worker, partition=partition)
+    moved = ask("move_topic", topic=topic, worker=worker, partition=partition)
     count = len(moved.get("moved", []))
-    print_result(output, moved, f"moved {topic} to worker {worker} ({count} partitions)")
+    ask.show(moved, f"moved {topic} to worker {worker} ({count} partitions)")
 
 
-@app.command(epilog=example("danube-fast topics delete /default/flights --yes"))
-def delete(
-    topic: TopicArgument,
-    yes: YesOption = False,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputForm.TEXT,
-) -> None:
+@asking(app, "danube-fast topics delete /default/flights --yes")
+def delete(ask: Ask, topic: TopicArgument, yes: YesOption = False) -> None:
     """Delete a topic with its messages and subscriptions."""
     refuse_without_yes(yes, f"deletes {topic} with all its messages and subscriptions")
-    print_result(output, operation(url, "delete_topic", topic=topic), f"deleted {topic}")
+    ask.show(ask("delete_topic", topic=topic), f"deleted {topic}")

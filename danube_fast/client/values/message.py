@@ -82,7 +82,7 @@ class Processing:
         self.__exit__()
 
 
-class Receiver(Protocol):
+class MessageConsumer(Protocol):
     """The consumer of a message, as the message sees it."""
 
     def reply(
@@ -98,7 +98,7 @@ class Source(Protocol):
     """Where a message takes its fields from: a received frame, or what the constructor was given."""
 
     @property
-    def consumer(self) -> Receiver:
+    def consumer(self) -> MessageConsumer:
         """The consumer that received it. Raises FailedPrecondition for what was constructed."""
 
     @property
@@ -148,7 +148,7 @@ class _Fields(NamedTuple):
     partition: int | None = None
 
     @property
-    def consumer(self) -> Receiver:
+    def consumer(self) -> MessageConsumer:
         raise FailedPrecondition(
             "this message was constructed, not received; only a received one can be answered or kept"
         )
