@@ -18,7 +18,7 @@ __all__ = ["Bar", "bars", "write_bars"]
 
 WIDTH = 800
 LABEL_WIDTH = 290
-LETTER_WIDTH = 6.6
+LETTER_WIDTH = 7.0
 VALUE_WIDTH = 120
 ROW_HEIGHT = 24
 BAR_HEIGHT = 16

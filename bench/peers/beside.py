@@ -39,6 +39,8 @@ TAKES = frozenset({"transport", "durability", "message_bytes", "messages", "seco
 DURABILITIES = (NON_RELIABLE, "memory", "os", "fsync")
 SECONDS = 5.0
 """How long a row takes, unless told; rates differ a thousandfold, so a number of messages will not do."""
+WARM_UP_SHARE = 5
+"""Before a server is measured it gets a run of so small a part."""
 
 Run = Callable[[Plan], Figures]
 
@@ -141,13 +143,20 @@ class _Rounds:
     def _try(self, index: int, entrant: _Entrant, when: str) -> None:
         try:
             with entrant.open() as run:
-                for plan in entrant.plans:
-                    figures = run(self._sized((index, plan.workload), run, plan))
+                for place, plan in enumerate(entrant.plans):
+                    sized_plan = self._sized((index, plan.workload), run, plan)
+                    if not place:
+                        self._warm_up(run, sized_plan)
+                    figures = run(sized_plan)
                     self._runs.setdefault((index, plan.workload), []).append(figures)
                     self._note(report.progress(f"{when}{entrant.what}, {plan.workload}", figures))
         except (DanubeError, OSError, subprocess.SubprocessError) as error:
             self.failed[index] = f"{entrant.what}: {error}"
             self._note(f"FAILED {self.failed[index]}")
+
+    def _warm_up(self, run: Run, plan: Plan) -> None:
+        """A short run that does not count: a server that has just started is slower, most of all one in Java."""
+        run(msgspec.structs.replace(plan, messages=max(1, plan.messages // WARM_UP_SHARE)))
 
     def _sized(self, key: tuple[int, str], run: Run, plan: Plan) -> Plan:
         """As many messages as take the wanted time: found out in the first round."""

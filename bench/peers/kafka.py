@@ -300,7 +300,7 @@ class Kafka(_Protocol):
             file = data / "server.properties"
             file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
             java = [find_program(JAVA) or JAVA[0], *JAVA_OPTIONS, "-cp", f"{_kafka_jars()}/*"]
-            words = ["format", "--cluster-id", _cluster_id(), "--config", str(file)]
+            words = ["format", f"--cluster-id={_cluster_id()}", "--config", str(file)]
             _format([*java, STORAGE_CLASS, *words])
             return [*java, SERVER_CLASS, str(file)]
 

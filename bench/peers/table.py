@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ OWN_DURABILITY = {
     "fsync": "fsync: fdatasync before each ack, shared by a group",
 }
 """Our own durabilities in the words of the table."""
+LABEL_LETTERS_MAX = 60
 LANES = {"shm": "shared memory", "zmq": "ipc"}
 
 
@@ -70,8 +72,11 @@ def _durability(f: Figures) -> str:
 
 def label(row: Row) -> str:
     """System and durability, shortened for a picture."""
-    words = row.durability.split(": ")[0] if row.system.startswith(OWN) else row.durability
-    return f"{row.system}, {', '.join(words.split(' (')[0].split(', ')[:2])}"
+    if row.system.startswith(OWN):
+        level = next(key for key, words in OWN_DURABILITY.items() if words == row.durability)
+        return f"{row.system}, {level}"
+    words = f"{row.system}, {', '.join(row.durability.split(' (')[0].split(', ')[:2])}"
+    return textwrap.shorten(words, LABEL_LETTERS_MAX, placeholder=" ...")
 
 
 def markdown(rows: Sequence[Row], note: str, found: Sequence[Figures]) -> str:
@@ -93,7 +98,18 @@ def markdown(rows: Sequence[Row], note: str, found: Sequence[Figures]) -> str:
         f"{note} Messages of {', '.join(f'{size:,}' for size in sizes)} B, one producer and one consumer "
         f"process. {'; '.join(versions)}."
     )
-    return "\n".join([note_text(text), "", *lines])
+    return "\n".join([note_text(text), "", *lines, "", note_text(_faults_text(found))])
+
+
+def _faults_text(found: Sequence[Figures]) -> str:
+    """What did not arrive as it was sent, of all rows."""
+    faults = [
+        f"{_named(f)} ({_durability(f)}), {f.workload}: {f.lost or 0:,} lost, "
+        f"{f.duplicated or 0:,} doubled, {f.corrupted or 0:,} changed of {f.messages or 0:,}"
+        for f in found
+        if f.lost or f.duplicated or f.corrupted
+    ]
+    return "; ".join(faults) + "." if faults else "Nothing was lost, doubled or changed."
 
 
 def print_rows(console: Console, found: Sequence[Figures], absent: Mapping[str, str]) -> None:

@@ -37,8 +37,9 @@ words = sys.argv[sys.argv.index("-cp") + 1 :]
 assert words[0].endswith("/libs/*") and "-Xmx1G" in sys.argv, sys.argv
 settings = dict(line.split("=", 1) for line in open(words[-1]).read().splitlines())
 if words[1] == "kafka.tools.StorageTool":
-    assert words[2:4] == ["format", "--cluster-id"] and words[5] == "--config", words
-    assert len(words[4]) == 22
+    assert words[2] == "format" and words[4] == "--config", words
+    name, _, cluster = words[3].partition("=")  # its first letter may be a dash
+    assert name == "--cluster-id" and len(cluster) == 22
     sys.exit(os.mkdir(settings["log.dirs"]))
 assert words[1] == "kafka.Kafka" and os.path.isdir(settings["log.dirs"]), "not formatted"
 listen(re.match("PLAINTEXT://127.0.0.1:([0-9]+),", settings["listeners"])[1])

@@ -23,8 +23,8 @@ def entrant(name: str, heard: list[str], rates: list[float], fails_in: int = 0) 
     left = list(rates)
 
     def run(plan: Plan) -> Figures:
-        if plan.messages == 1000 and not heard.count(f"sized {name}"):
-            heard.append(f"sized {name}")
+        if plan.messages in (1000, 1, 400):
+            heard.append(f"{'sized' if plan.messages == 1000 else 'warm'} {name}")
             return Figures(workload=plan.workload, messages_per_s=100.0)
         heard.append(f"{name} {plan.messages}")
         return Figures(system=name, workload=plan.workload, messages_per_s=left.pop(0), lost=0)
@@ -44,7 +44,9 @@ def test_everybody_runs_once_in_each_round_with_as_many_messages() -> None:
     heard: list[str] = []
     entrants = [entrant(name, heard, rates) for name, rates in RATES.items()]
     found = _Rounds(entrants, beside.Choices([], {"seconds": 20.0}), lambda _: None).measure(3)
-    first = ["open a", "sized a", "a 2000", "close a", "open b", "sized b", "b 2000", "close b"]
+    first = []
+    for name in RATES:
+        first += [f"open {name}", f"sized {name}", f"warm {name}", f"{name} 2000", f"close {name}"]
     rest = [words for words in first if not words.startswith("sized")]
     assert heard == first + rest * 2
     assert [(f.system, f.messages_per_s) for f in found] == [("a", 30.0), ("b", 2000.0)]
@@ -90,11 +92,18 @@ def test_a_row_of_the_page_has_rate_and_latency_of_one_system() -> None:
         "danube-fast, shared memory, fsync", "kafka acks=all, acked",
     ]  # fmt: skip
     table = markdown(rows, "Today.", FOUND).splitlines()
-    assert "| 5.00 M | 4.00 M to 6.00 M | - | - |" in table[-3]
-    assert table[-1] == (
+    assert "| 5.00 M | 4.00 M to 6.00 M | - | - |" in table[-5]
+    assert table[-1] == "Nothing was lost, doubled or changed."
+    assert table[-3] == (
         "| kafka acks=all | acked (by one), flush | lists | 200 k | - | 2,000 | 9,000 |"
     )
     assert "kafka 4, client 2" in table[0] + table[1]
+
+
+def test_what_was_lost_stands_below_the_table() -> None:
+    lossy = figures("throughput", messages_per_s=5e6, messages=1000, lost=7)
+    text = markdown(joined([lossy]), "Today.", [lossy]).replace("\n", " ")
+    assert "throughput: 7 lost, 0 doubled, 0 changed of 1,000." in text
 
 
 def test_table_and_picture_of_a_page_have_the_same_rows(tmp_path: Path) -> None:
