@@ -20,6 +20,8 @@ from wrapping import WIDTH, too_wide, wrapped
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NAME = re.compile(r"`([\w.]+/[\w./]*)`")
+DRAWN = re.compile(r"(?<![\w/.<-])[a-z_]+/[a-z_]+(?![\w/.])")
+"""Names in drawings."""
 ARCHITECTURE, API, TUNING = (
     ROOT / name for name in ("docs/architecture.md", "docs/api.md", "tuning.md")
 )
@@ -84,7 +86,9 @@ def unknown_names() -> Iterator[str]:
         for path in (ROOT / folder).rglob("*")
         if "__pycache__" not in path.parts
     }
-    for name in NAME.findall(ARCHITECTURE.read_text()):
+    text = ARCHITECTURE.read_text()
+    drawings = re.findall(r"```text\n(.*?)```", text, flags=re.DOTALL)
+    for name in [*NAME.findall(text), *DRAWN.findall("".join(drawings))]:
         end = "/" + name.strip("/").removesuffix(".py")
         if not any(f"/{path}".endswith(end) for path in tree):
             yield f"{name_of(ARCHITECTURE)}: {name} is not in the tree"
