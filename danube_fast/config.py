@@ -131,7 +131,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tail_bytes_max: Annotated[int, Meta(ge=0, le=TIB)] = 64 * MIB
     """Recent frames that a worker keeps in memory for consumers near the tail."""
     memory_topic_bytes_max: Annotated[int, Meta(ge=64 * KIB, le=TIB)] = 256 * MIB
-    """Unacked bytes of a topic with durability `memory`. Above it publishes are refused."""
+    """Unacked bytes of each partition of a topic with durability `memory`. Above it publishes to it are refused."""
     delivery_bytes_max: Annotated[int, Meta(ge=4 * KIB, le=GIB)] = 1 * MIB
     """Most that goes to a client in one DELIVER, unless one frame alone is larger."""
 

@@ -10,8 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from danube_fast import errors
+from danube_fast.net import protocol
 from tests.workers.broker import Broker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,3 +101,31 @@ def test_prose_is_wrapped_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> N
         assert kept in done
     assert len([line for line in done.splitlines() if line.startswith("- ")]) == 1
     assert len(list(wrapping.too_wide(done))) == 3, "heading and code, which nobody can wrap"
+
+
+def test_the_page_of_the_protocol_has_every_command_field_and_code() -> None:
+    text = (ROOT / "docs/protocol.md").read_text()
+    said = {
+        int(op): (name, fields)
+        for op, name, fields in re.findall(
+            r"^\| (\d+) \| ([A-Z_]+) \| ([^|]*) \|", text, re.MULTILINE
+        )
+    }
+    kinds = [kind for kind in vars(protocol).values() if isinstance(kind, type)]
+    commands = [
+        kind for kind in kinds if issubclass(kind, msgspec.Struct) and kind.__name__[0] != "_"
+    ]
+    for kind in commands:
+        name, fields = said.pop(kind.__struct_config__.tag)
+        assert name.replace("_", "") == kind.__name__.upper()
+        places = [fields.find(field.name) for field in msgspec.structs.fields(kind)]
+        assert -1 not in places and places == sorted(places), (name, fields)
+    assert not said and len(commands) > 20
+    section = (
+        text.partition("## 4 Publishing")[2].partition("## 5 ")[0]
+        + text.partition("## 8 Errors")[2]
+    )
+    codes = {int(status) for status in protocol.Status} | set(errors._BY_CODE)
+    assert [
+        code for code in sorted(codes - {0, 1, 2}) if not re.search(rf"\b{code}\b", section)
+    ] == []
