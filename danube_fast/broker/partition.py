@@ -26,7 +26,16 @@ from danube_fast.broker.records import (
     Untold,
 )
 from danube_fast.broker.sizes import Sizes
-from danube_fast.broker.subscription.consumer import Deliver, Gap, Stored, SubscriptionKind
+from danube_fast.broker.subscription.consumer import (
+    PENDING,
+    Deliver,
+    Gap,
+    Pending,
+    Read,
+    Ready,
+    Stored,
+    SubscriptionKind,
+)
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.subscription.subscription import Foresee, Subscription
 from danube_fast.broker.subscription.timers import Timers
@@ -36,8 +45,8 @@ from danube_fast.types import Dispatch, Durability
 
 __all__ = ["Partition", "ReadLog"]
 
-ReadLog = Callable[["Partition", int], "list[Stored] | Gap | None"]
-"""Frames of a partition from an offset on, read from the log; a gap; or None if nothing is there."""
+ReadLog = Callable[["Partition", int], Read]
+"""Frames of a partition from an offset on, read from the log; a gap; or that they are still to come."""
 
 RESERVE_BLOCK_MAX = 1 << 32
 
@@ -189,19 +198,17 @@ class Partition(Tail):
 
     # ------------------------------------------------------------ frames
 
-    def frame_at(self, read_log: ReadLog, offset: int) -> Stored | Gap | None:
+    def frame_at(self, read_log: ReadLog, offset: int) -> Stored | Gap | Pending:
         """The frame that holds a visible offset, for no subscription."""
         found = self.find_in_tail(offset)
         if found is not None:
             return found
         read = read_log(self, offset)
-        if not isinstance(read, list):
-            return read
-        return read[0] if read[0].base_offset <= offset else Gap(read[0].base_offset, "never used")
+        return _first(read.frames, offset) if isinstance(read, Ready) else read
 
     def fetch(
         self, read_log: ReadLog, subscription: Subscription, offset: int
-    ) -> Stored | Gap | None:
+    ) -> Stored | Gap | Pending:
         """The frame that holds `offset` for a subscription; see `subscription.Fetch`."""
         if offset < self.purged_until:
             return Gap(self.purged_until, "these messages were purged", lost=True)
@@ -224,17 +231,20 @@ class Partition(Tail):
                 end = oldest.base_offset
             if self.reliable:  # the topic may have been written to the log in former times
                 read = read_log(self, offset)
-                if read is None or (isinstance(read, list) and read[0].base_offset <= offset):
-                    subscription.ahead = read or []
-                    return subscription.ahead[0] if read else None
-                end = min(end, read[0].base_offset if isinstance(read, list) else read.end)
+                if read is PENDING:
+                    return read
+                first = _first(read.frames, offset) if isinstance(read, Ready) else read
+                if isinstance(read, Ready) and isinstance(first, Stored):
+                    subscription.ahead = read.frames
+                    return first
+                if isinstance(first, Gap):
+                    end = min(end, first.end)
             reason = "the messages were kept in memory only and are gone"
             return Gap(end, reason, lost=end > self.unsure_until)
         read = read_log(self, offset)
-        if isinstance(read, list):
-            subscription.ahead = read
-            first = read[0]
-            return first if first.base_offset <= offset else Gap(first.base_offset, "never used")
+        if isinstance(read, Ready):
+            subscription.ahead = read.frames
+            return _first(read.frames, offset)
         return read
 
     # ------------------------------------------------------------ written again
@@ -360,12 +370,12 @@ class Partition(Tail):
         """
         met: list[tuple[Subscription, Gap | DanubeError]] = []
 
-        def fetch(subscription: Subscription, offset: int) -> Stored | Gap | None:
+        def fetch(subscription: Subscription, offset: int) -> Stored | Gap | Pending:
             try:
                 return self.fetch(read_log, subscription, offset)
             except DanubeError as error:
                 met.append((subscription, error))
-                return None
+                return PENDING
 
         waiting = [sub for sub in self.all_subscriptions() if sub.consumers]
         if len(waiting) > 1:
@@ -380,7 +390,7 @@ class Partition(Tail):
         """Let subscriptions without consumers learn when their delayed messages are due, some frames of
         one of them. False: that was all. Raises DataLoss for a log that cannot be read."""
 
-        def fetch(subscription: Subscription, offset: int) -> Stored | Gap | None:
+        def fetch(subscription: Subscription, offset: int) -> Stored | Gap | Pending:
             return self.fetch(read_log, subscription, offset)
 
         subs = self.subscriptions.values()
@@ -451,3 +461,9 @@ class Partition(Tail):
             if sub.untold:
                 records.append(sub.untold.record(self.partition_id, sub.name))
         return records
+
+
+def _first(frames: list[Stored], offset: int) -> Stored | Gap:
+    """The first of some frames, or the gap before it."""
+    first = frames[0]
+    return first if first.base_offset <= offset else Gap(first.base_offset, "never used")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -362,8 +362,14 @@ class Log:
         return self._reader.read_run(run, self._read_end())
 
     def read_cached(self, run: Run) -> bytearray | None:
-        """`read_run` if it need not wait for the disk; None: it had to, and the system begins to read."""
+        """`read_run` if it need not wait for the disk, else None."""
         return self._reader.read_cached(run, self._read_end())
+
+    def prefetch(self, run: Run, byte_count: int) -> Callable[[], None]:
+        """What brings a run, and what follows it, into the page cache: so many bytes, as far as there are. Call it
+        once, in another thread."""
+        end = min(run.position + max(run.byte_count, byte_count), self._read_end())
+        return self._reader.prefetch(run.position, end - run.position)
 
     def _read_end(self) -> int:
         return self.written_position if self._ready else self._recovery.cut or 0

@@ -7,9 +7,10 @@ checked frame by frame before anyone trusts it, and a fault names the file and t
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from danube_fast.wal.writer import signed
 
 __all__ = ["LogReader"]
 
+_FETCH_BYTES = 1 << 20
 _OPEN_MAX = 64  # descriptors of closed segments that are kept; a log may have thousands of segments
 
 _call_check = direct(check_run)
@@ -116,8 +118,8 @@ class LogReader:
         return data
 
     def read_cached(self, run: Run, end_position: int) -> bytearray | None:
-        """`read_run` if that need not wait for the disk; if it had to, None, and the system begins to read.
-        Raises InvalidArgument beyond `end_position`, DataLoss."""
+        """`read_run` if that need not wait for the disk, else None. Raises InvalidArgument beyond
+        `end_position`, DataLoss."""
         self._check_bounds(run.position, run.byte_count, end_position)
         data = bytearray(run.byte_count)
         view = memoryview(data)
@@ -126,12 +128,19 @@ class LogReader:
                 fd, place = self._open(segment), segment.file_offset(start)
                 part = view[start - run.position : end - run.position]
                 if not _is_cached(fd, place, part):
-                    os.posix_fadvise(fd, place, len(part), os.POSIX_FADV_WILLNEED)
                     return None
         except OSError:
             return None  # who has to have it says what is wrong
         self._check(run, data)
         return data
+
+    def prefetch(self, position: int, byte_count: int) -> Callable[[], None]:
+        """What brings bytes of the log into the page cache; to be called once, in another thread."""
+        parts = [
+            (os.dup(self._open(segment)), segment.file_offset(start), end - start)
+            for segment, start, end in self._parts(position, byte_count)
+        ]
+        return lambda: _fetch(parts)
 
     def _check(self, run: Run, data: bytearray) -> None:
         code = _call_check(
@@ -148,6 +157,16 @@ class LogReader:
                 f"{segment.path} is damaged at position {position}: {describe_scan(code)}; "
                 "run `danube-fast wal verify`"
             )
+
+
+def _fetch(parts: list[tuple[int, int, int]]) -> None:
+    """Read ranges, each of a descriptor that is closed then: what cannot be read is told to the one that has to
+    have it."""
+    for fd, place, byte_count in parts:
+        with contextlib.suppress(OSError):
+            for at in range(place, place + byte_count, _FETCH_BYTES):
+                os.preadv(fd, [bytearray(min(_FETCH_BYTES, place + byte_count - at))], at)
+        os.close(fd)
 
 
 def _is_cached(fd: int, place: int, view: memoryview) -> bool:

@@ -149,7 +149,7 @@ class Topic:
         self.acked: set[int] = set()
         self.got: dict[int, int] = {}
 
-    def fetch(self, _: Subscription, offset: int) -> Stored | Gap | None:
+    def fetch(self, _: Subscription, offset: int) -> Stored | Gap:
         for stored in self.frames:
             if stored.end_offset > offset:
                 if stored.base_offset <= offset:

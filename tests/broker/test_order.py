@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from danube_fast.broker.ledger.layout import State
 from danube_fast.broker.subscription import delays, subscription
-from danube_fast.broker.subscription.consumer import Consumer, Flow, Gap, Stored, SubscriptionKind
+from danube_fast.broker.subscription.consumer import (
+    PENDING,
+    Consumer,
+    Flow,
+    Gap,
+    Pending,
+    Stored,
+    SubscriptionKind,
+)
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.broker.subscription.timers import Timers
@@ -109,16 +117,16 @@ class Broker:
         self.sub.detach(consumer)
         del self.hands[consumer]
 
-    def fetch(self, sub: Subscription, offset: int) -> Stored | Gap | None:
+    def fetch(self, sub: Subscription, offset: int) -> Stored | Gap | Pending:
         if offset in self.gone:
             return Gap(self.gone.stop, "trimmed", lost=True)
         if (cut := sub.foreseen.take(offset)) is not None:
             return cut
         if offset < self.tail:
             if self.reads >= self.reads_max:
-                return None
+                return PENDING
             self.reads += 1
-        return next((f for f in self.frames if f.base_offset <= offset < f.end_offset), None)
+        return next((f for f in self.frames if f.base_offset <= offset < f.end_offset), PENDING)
 
     def dispatch(self) -> list[int]:
         """One turn; the offsets that it handed out."""

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from danube_fast.broker.ledger.layout import State
 from danube_fast.broker.subscription.consumer import (
+    PENDING,
     Consumer,
     Deliver,
     Flow,
     Gap,
+    Pending,
     Stored,
     SubscriptionKind,
 )
@@ -36,13 +38,13 @@ class Topic:
         self.frames.append(frame)
         self.end += size
 
-    def fetch(self, subscription: Subscription, offset: int) -> Stored | Gap | None:
+    def fetch(self, subscription: Subscription, offset: int) -> Stored | Gap | Pending:
         for frame in self.frames:
             if frame.base_offset <= offset < frame.end_offset:
                 return frame
             if frame.base_offset > offset:
                 return Gap(frame.base_offset, "missing")
-        return None
+        return PENDING
 
 
 def consumer_of(sub: Subscription, number: int, *, credit: int = 1 << 40) -> Consumer:
@@ -296,7 +298,7 @@ def test_lost_messages_are_counted_and_unused_offsets_are_not():
     topic = Topic(10, 10)
     topic.frames[0].base_offset = 4
 
-    def lossy(subscription: Subscription, offset: int) -> Stored | Gap | None:
+    def lossy(subscription: Subscription, offset: int) -> Stored | Gap | Pending:
         if offset < 2:
             return Gap(2, "gone", lost=True)
         return topic.fetch(subscription, offset)

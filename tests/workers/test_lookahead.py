@@ -214,7 +214,8 @@ def test_a_log_that_cannot_be_read_is_left_to_the_consumers(
     rig.stop()
     rig = start()
     with monkeypatch.context() as broken:
-        broken.setattr(rig.worker.state.logs[0], "read_run", unreadable)
+        for read in ("read_run", "read_cached"):
+            broken.setattr(rig.worker.state.logs[0], read, unreadable)
         looked(rig)
     assert subscription(rig).looked_until == 0
     client = rig.client()

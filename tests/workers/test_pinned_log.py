@@ -118,7 +118,8 @@ def test_the_limit_holds_when_what_is_needed_cannot_be_read(start, monkeypatch):
     def unreadable(run: Run) -> bytearray:
         raise DataLoss("it is damaged")
 
-    monkeypatch.setattr(rig.worker.state.logs[0], "read_run", unreadable)
+    for read in ("read_run", "read_cached"):
+        monkeypatch.setattr(rig.worker.state.logs[0], read, unreadable)
     status = i = 0
     while status == 0:
         status, _ = client.publish((1, client.frame(opened, i, [b"%6000d" % i])))

@@ -24,7 +24,8 @@ def test_a_time_to_live_asks_the_index_and_not_the_disk(start, monkeypatch):
     for i in range(3):
         assert client.publish((1, client.frame(opened, i * 10, [b"x"] * 10))) == [0, i * 10]
         later(rig, 4)
-    monkeypatch.setattr(rig.worker.state.logs[0], "read_run", unreadable)
+    for read in ("read_run", "read_cached"):
+        monkeypatch.setattr(rig.worker.state.logs[0], read, unreadable)
     later(rig, 0.2)
     assert subscription(rig)["expired"] == 10
     later(rig, 4)

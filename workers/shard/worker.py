@@ -132,7 +132,7 @@ class ShardWorker:
         self.consumers = Consumers(state, self.delivery)
         self.tails = Tails(settings.tail_bytes_max)
         state.removal_listeners += [self.intake.forget, self.tails.empty]
-        self.reader = LogReader(state)
+        self.reader = LogReader(state, self._environment.background)
 
     def _compose_keeping(self) -> None:
         """What is kept, for whom, and for how long."""

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from danube_fast.frame.split import Cut
 
 __all__ = [
+    "PENDING",
     "UNREPORTED_MESSAGES",
     "Consumer",
     "Deliver",
     "Flow",
     "Gap",
     "Parting",
+    "Pending",
     "Poisoned",
+    "Read",
+    "Ready",
     "Stored",
     "SubscriptionKind",
 ]
@@ -120,6 +124,25 @@ class Gap(NamedTuple):
     """From here on, for the reader that met it."""
     is_silent: bool = False
     """Newer messages have taken their place: no consumer needs to be told."""
+
+
+class Pending(enum.Enum):
+    """Nothing is there yet: the partition's turn comes again when there is."""
+
+    PENDING = "pending"
+
+
+PENDING = Pending.PENDING
+
+
+class Ready(NamedTuple):
+    """Frames that a read has found, oldest first; the first holds the offset or stands behind it."""
+
+    frames: list[Stored]
+
+
+Read = Ready | Gap | Pending
+"""What a read of a partition's log answers, at once."""
 
 
 class Flow:

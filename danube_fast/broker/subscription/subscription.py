@@ -20,10 +20,12 @@ from danube_fast.broker.ledger.ledger import Rows, runs_of
 from danube_fast.broker.records import Acked, Cursor, Untold
 from danube_fast.broker.sparse import existing
 from danube_fast.broker.subscription.consumer import (
+    PENDING,
     Consumer,
     Deliver,
     Gap,
     Parting,
+    Pending,
     Stored,
     SubscriptionKind,
 )
@@ -38,8 +40,8 @@ FRESH, WAITING = State.FRESH, State.WAITING
 LOOK_AHEAD_MAX = 1 << 22
 """Messages that are looked at for consumers who are not there; each takes up to 22 bytes."""
 
-Fetch = Callable[["Subscription", int], "Stored | Gap | None"]
-"""The frame that holds an offset, a gap there, or None if it is not visible yet."""
+Fetch = Callable[["Subscription", int], "Stored | Gap | Pending"]
+"""The frame that holds an offset, a gap there, or PENDING: it is not here yet, and comes."""
 Foresee = Callable[["Subscription", Stored], object]
 """Called with a frame whose delayed messages were put aside."""
 
@@ -237,7 +239,7 @@ class Subscription(Returns):
                 return False
             if (at := find()) is None:
                 break
-            if (found := fetch(self, at)) is None:
+            if (found := fetch(self, at)) is PENDING:
                 return self.kind not in _IN_ORDER  # the router keeps what is fresh behind its key
             if isinstance(found, Gap):
                 gaps.append(found._replace(start=at))
@@ -283,7 +285,7 @@ class Subscription(Returns):
             if not self._find_fresh(visible):
                 return
             found = fetch(self, self.next_offset)
-            if found is None:
+            if found is PENDING:
                 return
             if isinstance(found, Gap):
                 gaps.append(found._replace(start=self.next_offset))
@@ -331,18 +333,23 @@ class Subscription(Returns):
         for _ in range(frames_max):
             if not self.looks_ahead:
                 return False
-            if not self._put_aside(visible, fetch, foresee):
+            found = self._put_aside(visible, fetch, foresee)
+            if found is PENDING:
+                break
+            if not found:
                 self.looks_ahead = False
                 self.ahead = []
         return self.looks_ahead
 
-    def _put_aside(self, visible: int, fetch: Fetch, foresee: Foresee) -> bool:
+    def _put_aside(self, visible: int, fetch: Fetch, foresee: Foresee) -> bool | Pending:
         """The delayed messages of the next frame; the others stay fresh, where they are. False: none, and
         what comes next is for consumers."""
         if self.consumers or self.looked_count > LOOK_AHEAD_MAX:
             return False
         at = self.ledger.first_fresh(max(self.next_offset, self.looked_until), visible)
         found = fetch(self, at) if at < visible else None
+        if found is PENDING:
+            return found
         if not isinstance(found, Stored) or not found.is_delayed:
             return False
         rows = self.ledger.select(found.base_offset, at, found.end_offset, FRESH)

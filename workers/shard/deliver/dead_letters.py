@@ -17,7 +17,7 @@ from typing import NamedTuple
 from danube_fast.broker import messages as m
 from danube_fast.broker.ledger.layout import State
 from danube_fast.broker.sparse import place_of
-from danube_fast.broker.subscription.consumer import Stored
+from danube_fast.broker.subscription.consumer import Gap, Stored
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.errors import DanubeError, FailedPrecondition, Internal, InvalidArgument
@@ -236,13 +236,13 @@ class DeadLetters(Job):
                 )  # it came again meanwhile and failed: see what becomes of the first
                 continue
             try:
-                found = partition.frame_at(self._reader.read_some, letter.offset)
+                found = partition.frame_at(self._reader.read_now, letter.offset)
             except DanubeError as error:
                 _log.error("a dead letter of %s cannot be read: %s", partition.topic, error)
                 continue
             if isinstance(found, Stored) and place_of(found, letter.offset) >= 0:
                 self._publish(target, letter, found)
-            elif found is not None:  # gone from the log meanwhile
+            elif isinstance(found, Gap):  # gone from the log meanwhile
                 self._settle(letter)
         target.letters += repeated
 

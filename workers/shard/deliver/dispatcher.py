@@ -7,7 +7,7 @@ ready partitions -> dispatch: from the tail, or from the log, which is read for 
 from __future__ import annotations
 
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription.consumer import Deliver, Gap, Stored
+from danube_fast.broker.subscription.consumer import PENDING, Deliver, Gap, Read, Stored
 from danube_fast.broker.subscription.fairness import dispatch_fairly
 from danube_fast.workers.shard.deliver.delivery import Delivery
 from danube_fast.workers.shard.deliver.gaps import Gaps
@@ -70,6 +70,8 @@ class Dispatcher:
     def dispatch(self) -> int:
         """Hand out what can be handed out; 1 if some wait for their turn to read the log."""
         state = self._state
+        if self._reader.fetches:
+            self._reader.collect()
         if state.ready:
             ready, state.ready = state.ready, {}
             self._read_until = self._reader.bytes_read + READ_BYTES_PER_TURN
@@ -97,10 +99,10 @@ class Dispatcher:
         state.ready = {**first, **unread, **state.ready}
         return 1
 
-    def _read_log(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
-        """Frames behind the tail; None, and the partition's turn comes again, when enough was read."""
+    def _read_log(self, partition: Partition, offset: int) -> Read:
+        """Frames behind the tail; PENDING, and the partition's turn comes again, when enough was read."""
         if self._reader.bytes_read >= self._read_until:
             self._unread[partition.partition_id] = partition
-            return None
+            return PENDING
         self._reading.add(partition.partition_id)
         return self._reader.read(partition, offset, READ_AHEAD_BYTES)

@@ -14,7 +14,7 @@ import logging
 from typing import NamedTuple
 
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription.consumer import Gap, Stored
+from danube_fast.broker.subscription.consumer import PENDING, Read, Stored
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError
@@ -68,6 +68,8 @@ class Lookahead:
         cut out, wall clock."""
         self._holders: dict[Subscription, tuple[Partition, int]] = {}
         """Who has something cut out, and since when."""
+        self._is_fetching = False
+        """The next backlog is on its way from the disk."""
         self._cut_bytes = 0
         self._lookups_left = 0
         self._next_ns = self._again_ns = 0
@@ -75,7 +77,8 @@ class Lookahead:
     @property
     def is_busy(self) -> bool:
         """There is more to look at, without any waiting."""
-        return bool(self._backlogs or (self._wanted and self._again_ns <= self._state.now_ns))
+        backlogs = self._backlogs and not self._is_fetching
+        return bool(backlogs or (self._wanted and self._again_ns <= self._state.now_ns))
 
     def wake_ms(self, due_ms: int) -> int:
         """When a worker wants to wake up that has something to do in `due_ms`."""
@@ -92,7 +95,8 @@ class Lookahead:
 
     def do_work(self, now_ns: int) -> None:
         """A slice of what is to be done."""
-        if self._backlogs:
+        if self._backlogs and not (self._is_fetching and self._reader.fetches):
+            self._is_fetching = False
             self._look()
         while self._wanted and self._wanted[0].until_ns <= now_ns:
             self._wanted.popleft()
@@ -111,7 +115,7 @@ class Lookahead:
         more = known and not partition.moving
         try:
             for _ in range(STEPS_PER_TURN):
-                if not more or self._reader.bytes_read >= stop:
+                if not more or self._is_fetching or self._reader.bytes_read >= stop:
                     break
                 more = partition.look_ahead(self._read_log, FRAMES_AT_ONCE, self._foresee_next)
         except DanubeError as error:
@@ -120,8 +124,10 @@ class Lookahead:
         if not more:
             self._backlogs.popleft()
 
-    def _read_log(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
-        return self._reader.read(partition, offset, READ_BYTES)
+    def _read_log(self, partition: Partition, offset: int) -> Read:
+        read = self._reader.read(partition, offset, READ_BYTES)
+        self._is_fetching = read is PENDING
+        return read
 
     def _foresee_next(self, sub: Subscription, stored: Stored) -> int:
         """What is overdue, or nearly: the backlog is gone through fast, as consumers are on their way."""
@@ -202,7 +208,7 @@ class Lookahead:
         if not self._has(partition, sub):
             return
         try:
-            data = state.logs[partition.log_slot].read_cached(run)
+            data = self._reader.read_run(partition, run)
             if data is None:
                 self._wanted.append(wanted)
                 self._again_ns = state.now_ns + AGAIN_NS // len(self._wanted)

@@ -15,7 +15,7 @@ from danube_fast.broker import records as r
 from danube_fast.broker.ledger.ledger import runs_of
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.sparse import existing
-from danube_fast.broker.subscription.consumer import Gap
+from danube_fast.broker.subscription.consumer import PENDING, Gap
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.countdown import Countdown
 from danube_fast.errors import DanubeError, Unavailable
@@ -192,8 +192,8 @@ class Positions(Job):
         if count is None:
             walk.skip(sub.settle(at, end), is_last=True)
             return
-        found = partition.frame_at(self._reader.read_some, at) if at < end else None
-        if found is None:
+        found = partition.frame_at(self._reader.read_now, at) if at < end else PENDING
+        if found is PENDING:
             walk.is_over = True
             return
         if isinstance(found, Gap):  # nobody would have got these

@@ -17,7 +17,7 @@ from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.layout import PartitionWord
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription.consumer import Consumer, Parting
+from danube_fast.broker.subscription.consumer import Consumer, Gap, Parting, Ready
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError, NotOwner, Unavailable
 from danube_fast.workers.process.mailbox import Request
@@ -106,12 +106,10 @@ class Departures(Job):
         oldest = partition.oldest_in_tail()
         kept_until = partition.visible if oldest is None else oldest.base_offset
         if partition.reliable and (partition.logged or offset < kept_until):
-            found = self._reader.read(partition, offset, PIECE_BYTES)
-            frames = found if isinstance(found, list) else []
-            gap_end = found.end if found is not None and not isinstance(found, list) else 0
-            if not frames and gap_end:
-                found = self._reader.read(partition, gap_end, PIECE_BYTES)
-                frames = found if isinstance(found, list) else []
+            found = self._reader.read_now(partition, offset, PIECE_BYTES)
+            if isinstance(found, Gap):
+                found = self._reader.read_now(partition, found.end, PIECE_BYTES)
+            frames = found.frames if isinstance(found, Ready) else []
             if frames or partition.logged:
                 return True, [(stored.memory, stored.end_offset) for stored in frames]
         some: list[tuple[Any, int]] = []

@@ -1,37 +1,115 @@
-"""Reads of partitions behind their tail: for consumers, delayed messages, moves and administrators."""
+"""Reads of partitions behind their tail, which never wait for the disk.
+
+    read --> in the page cache: Ready, or a Gap
+         --> not there: Pending; a thread reads it --> the partition is marked ready, and asks again
+
+Each log has one such thread at a time. Partitions that wait for it have their turns one after the other.
+"""
 
 from __future__ import annotations
 
+import os
+
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription.consumer import Gap, Stored
+from danube_fast.broker.subscription.consumer import PENDING, Read, Ready, Stored
+from danube_fast.wal.background import Background, Job
+from danube_fast.wal.index import Run
 from danube_fast.workers.shard.read.frames import frames_of
 from danube_fast.workers.shard.read.places import gap_in_log, live_runs
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["LogReader"]
 
+PREFETCH_BYTES = 4 << 20
+"""What a thread reads at once."""
+
+
+class _Fetch:
+    """What a thread reads of one log, and who waits for it."""
+
+    __slots__ = ("job", "owner", "position", "waiting")
+
+    def __init__(self, job: Job, owner: Partition, position: int) -> None:
+        self.job, self.owner, self.position = job, owner, position
+        self.waiting: dict[int, Partition] = {}
+
 
 class LogReader:
     """Reads the logs of one worker, and counts the bytes."""
 
-    def __init__(self, state: ShardState) -> None:
-        self._state = state
+    def __init__(self, state: ShardState, background: Background) -> None:
+        self._state, self._background = state, background
         self.bytes_read = 0
+        self.fetches: dict[int, _Fetch] = {}
+        """By slot of the log."""
+        self._fetched: dict[int, int] = {}
+        """Position of the newest fetch that ended, by slot: what is not cached even now is waited for."""
 
-    def read(self, partition: Partition, offset: int, byte_limit: int) -> list[Stored] | Gap | None:
-        """Frames of a partition from `offset` on, about `byte_limit` bytes; or the gap there."""
+    def read(self, partition: Partition, offset: int, byte_limit: int) -> Read:
+        """Frames of a partition from `offset` on, about `byte_limit` bytes; the gap there; or PENDING, and the
+        partition is marked ready when they have come. Raises DataLoss."""
+        return self._read(partition, offset, byte_limit, waits=False)
+
+    def read_now(self, partition: Partition, offset: int, byte_limit: int = 1) -> Read:
+        """The same for those who cannot come again: waits for the disk. PENDING: nothing is visible there."""
+        return self._read(partition, offset, byte_limit, waits=True)
+
+    def _read(self, partition: Partition, offset: int, byte_limit: int, *, waits: bool) -> Read:
         log = self._state.logs[partition.log_slot]
         runs = live_runs(log, partition, offset, byte_limit)
         if not runs or runs[0].base_offset > offset:
             end = runs[0].base_offset if runs else partition.visible
-            return gap_in_log(partition, offset, end) if offset < end else None
+            return gap_in_log(partition, offset, end) if offset < end else PENDING
         frames: list[Stored] = []
         for run in runs:
-            data = log.read_run(run)
+            data = log.read_run(run) if waits else self._run(partition, run)
+            if data is None:
+                break
             self.bytes_read += len(data)
             frames.extend(frames_of(partition.partition_id, data))
-        return [frame for frame in frames if offset < frame.end_offset <= partition.visible] or None
+        found = [frame for frame in frames if offset < frame.end_offset <= partition.visible]
+        return Ready(found) if found else PENDING
 
-    def read_some(self, partition: Partition, offset: int) -> list[Stored] | Gap | None:
-        """The frame that holds an offset, and maybe more."""
-        return self.read(partition, offset, 1)
+    def _run(self, partition: Partition, run: Run) -> bytearray | None:
+        """`read_run`, but what was fetched in vain is waited for: there is too little memory, or the disk fails."""
+        slot = partition.log_slot
+        data = self.read_run(partition, run)
+        if data is None and self._fetched.get(slot) == run.position:
+            data = self._state.logs[slot].read_run(run)
+        return data
+
+    def read_run(self, partition: Partition, run: Run) -> bytearray | None:
+        """The frames of a run; None if they are not in the page cache: then they are fetched. Raises DataLoss."""
+        slot = partition.log_slot
+        log = self._state.logs[slot]
+        data = log.read_cached(run)
+        if data is not None:
+            return data
+        fetch = self.fetches.get(slot)
+        if fetch is None:
+            wake_fd, work = self._state.boot.mailbox.fileno(), log.prefetch(run, PREFETCH_BYTES)
+
+            def fetch_and_wake() -> None:
+                work()
+                os.eventfd_write(wake_fd, 1)
+
+            job = self._background.start("log-fetch", fetch_and_wake)
+            if not job.is_alive():
+                self._fetched[slot] = run.position
+                return log.read_cached(run)
+            fetch = self.fetches[slot] = _Fetch(job, partition, run.position)
+        fetch.waiting[partition.partition_id] = partition
+        return None
+
+    def collect(self) -> None:
+        """Let partitions whose frames have come read them: the one that they were fetched for goes last, as it may
+        want more."""
+        for slot, fetch in list(self.fetches.items()):
+            if fetch.job.is_alive():
+                continue
+            del self.fetches[slot]
+            self._fetched[slot] = fetch.position
+            fetch.waiting.pop(fetch.owner.partition_id, None)
+            for partition in (*fetch.waiting.values(), fetch.owner):
+                if self._state.partition(partition.partition_id) is partition:
+                    self._state.mark_ready(partition)

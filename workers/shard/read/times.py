@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from danube_fast.broker.partition import Partition
-from danube_fast.broker.subscription.consumer import Gap, Stored
+from danube_fast.broker.subscription.consumer import PENDING, Gap, Stored
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.clock import SECOND_NS
 from danube_fast.frame.view import FrameView
@@ -48,9 +48,9 @@ def lag_seconds(state: ShardState, partition: Partition, sub: Subscription) -> f
     offset = sub.cursor if sub.by_message else sub.next_offset
     if offset >= partition.visible:
         return 0.0
-    found = partition.frame_at(lambda _partition, _offset: None, offset)
+    found = partition.frame_at(lambda _partition, _offset: PENDING, offset)
     if isinstance(found, Gap):
-        found = partition.frame_at(lambda _partition, _offset: None, found.end)
+        found = partition.frame_at(lambda _partition, _offset: PENDING, found.end)
     time_ns = 0
     if isinstance(found, Stored):
         time_ns = _append_time_ns(found)

@@ -1,0 +1,171 @@
+"""Reads behind the tail wait for no disk: what is not in the page cache is fetched by a thread meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from danube_fast.broker import messages as m
+from danube_fast.broker.subscription.consumer import PENDING
+from danube_fast.wal.index import Run
+from tests.workers.shard_rig import RawClient, Rig
+
+FRAMES = 40
+SECONDS = 60
+
+
+class Disk:
+    """A log whose pages come when `let_go` says so; nothing that is asked of it may wait before."""
+
+    def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log = rig.worker.state.logs[0]
+        self.cached: set[int] = set()
+        """Positions of runs that are in the page cache."""
+        self.fetched: list[int] = []
+        self.waited = 0
+        """Reads that would have waited for the disk."""
+        self._goes = threading.Event()
+        read_cached, prefetch, read_run = self.log.read_cached, self.log.prefetch, self.log.read_run
+
+        def cached(run: Run) -> bytearray | None:
+            return read_cached(run) if run.position in self.cached else None
+
+        def fetch(run: Run, byte_count: int) -> Callable[[], None]:
+            work = prefetch(run, byte_count)
+            self.fetched.append(run.position)
+
+            def slowly() -> None:
+                assert self._goes.wait(SECONDS)
+                work()
+                self.cached.add(run.position)
+
+            return slowly
+
+        def waits(run: Run) -> bytearray:
+            self.waited += 1
+            return read_run(run)
+
+        monkeypatch.setattr(self.log, "read_cached", cached)
+        monkeypatch.setattr(self.log, "prefetch", fetch)
+        monkeypatch.setattr(self.log, "read_run", waits)
+
+    def let_go(self) -> None:
+        """Let all that is under way, and what comes, end."""
+        self._goes.set()
+
+
+def filled(rig: Rig, *partition_ids: int) -> RawClient:
+    """Partitions with a backlog that stands in the log alone."""
+    client = rig.client()
+    for partition_id in partition_ids:
+        rig.assign(partition_id, durability="os")
+        opened = client.open_producer(partition_id)
+        for number in range(FRAMES):
+            frame = client.frame(opened, number, [b"%5000d" % number])
+            assert client.publish((partition_id, frame)) == [0, number]
+    return client
+
+
+def turns(rig: Rig, count: int = 20) -> None:
+    for _ in range(count):
+        rig.worker.do_work()
+
+
+def test_a_slow_disk_holds_up_who_waits_for_it_and_no_one_else(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = rigs(tail_bytes_max=0)
+    client = filled(rig, 1)
+    disk = Disk(rig, monkeypatch)
+    client.subscribe(1)
+    rig.turn(lambda: disk.fetched, "a fetch")
+    turns(rig)
+    client.pump()
+    assert not client.delivered and len(disk.fetched) == 1, "one thread reads"
+    other = rig.client()
+    opened = other.open_producer(1)
+    for number in range(5):
+        assert other.publish((1, other.frame(opened, FRAMES + number, [b"x"])))[0] == 0
+    assert not rig.worker.state.ready, "the worker may sleep meanwhile"
+    disk.let_go()
+    got = [offset for offset, _ in client.receive(FRAMES + 5)]
+    assert got == list(range(FRAMES + 5))
+    assert disk.waited == 0
+
+
+def test_partitions_of_a_log_are_fetched_by_turns(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with a long backlog does not keep the others waiting until it is read to its end."""
+    rig = rigs(tail_bytes_max=0)
+    filled(rig, 1, 2, 3)
+    disk = Disk(rig, monkeypatch)
+    reader = rig.client()
+    for partition_id in (1, 2, 3):
+        reader.subscribe(partition_id, consumer_id=partition_id)
+    disk.let_go()
+    first: dict[int, int] = {}
+
+    def all_began() -> bool:
+        turns(rig, 1)
+        reader.pump()
+        for place, (consumer_id, _) in enumerate(reader.delivered):
+            first.setdefault(consumer_id, place)
+        return len(first) == 3
+
+    rig.turn(all_began, "something of each")
+    assert max(first.values()) < FRAMES, first
+    rig.turn(lambda: reader.pump() or len(reader.delivered) >= 3 * FRAMES, "all of them")
+
+
+def test_pages_that_go_again_at_once_are_waited_for(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With too little memory a fetch may be in vain: the consumer gets on all the same."""
+    rig = rigs(tail_bytes_max=0)
+    client = filled(rig, 1)
+    log = rig.worker.state.logs[0]
+    monkeypatch.setattr(log, "read_cached", lambda run: None)
+    client.subscribe(1)
+    assert [offset for offset, _ in client.receive(FRAMES)] == list(range(FRAMES))
+
+
+def test_a_disk_that_fails_is_told_by_the_read_behind_the_fetch(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = rigs(tail_bytes_max=0)
+    client = filled(rig, 1)
+    preadv = os.preadv
+
+    def broken(fd: int, buffers: Any, place: int, flags: int = 0) -> int:
+        if flags & os.RWF_NOWAIT:
+            raise BlockingIOError
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "preadv", broken)
+        client.subscribe(1)
+        rig.turn(lambda: client.pump() or client.events, "word of the fault")
+    assert preadv is os.preadv
+    assert "Input/output error" in str(client.events[0])
+
+
+def test_a_partition_that_is_deleted_while_it_waits_is_forgotten(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = rigs(tail_bytes_max=0)
+    client = filled(rig, 1)
+    disk = Disk(rig, monkeypatch)
+    client.subscribe(1)
+    reader = rig.worker.reader
+    rig.turn(lambda: reader.fetches, "a fetch")
+    partition = rig.worker.state.catalog.by_id[1]
+    assert reader.read(partition, 0, 1) is PENDING
+    rig.operation(m.Unassign([1]))
+    disk.let_go()
+    rig.turn(lambda: not reader.fetches, "the end of the fetch")
+    assert not rig.worker.state.ready
