@@ -36,7 +36,7 @@ def prose(docstring: str | None) -> str:
     paragraphs = []
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(docstring or "")):
         if paragraph.startswith("    "):
-            paragraphs.append(f"```text\n{textwrap.dedent(paragraph)}\n```")
+            paragraphs.append(f"```python\n{textwrap.dedent(paragraph)}\n```")
             continue
         parts = " ".join(paragraph.split()).split("`")
         parts[::2] = [re.sub(r"([*<])", r"\\\1", part) for part in parts[::2]]

@@ -25,8 +25,9 @@ DRAWN = re.compile(r"(?<![\w/.<-])[a-z_]+/[a-z_]+(?![\w/.])")
 ARCHITECTURE, API, TUNING = (
     ROOT / name for name in ("docs/architecture.md", "docs/api.md", "tuning.md")
 )
+VAGUE = re.compile(r"\b(somebody|nobody|whoever|anybody|everybody)\b", re.IGNORECASE)
 LEFT_ALONE = ("docs/status.md", "docs/decisions")
-"""Pages whose lines are as wide as they like, as yet."""
+"""Pages whose lines are as wide as they like, and whose words are their own, as yet."""
 MADE: dict[Path, Callable[[str], str]] = {
     API: lambda text: api_page.page(),
     TUNING: setting_tables.filled,
@@ -78,6 +79,13 @@ def wide_lines(page: Path) -> Iterator[str]:
             yield f"{name_of(page)}:{number} is wider than {WIDTH}; `./run docs --write` wraps it"
 
 
+def vague_words(page: Path) -> Iterator[str]:
+    """One sentence for each word that hides who acts."""
+    if not name_of(page).startswith(LEFT_ALONE):
+        for match in VAGUE.finditer(page.read_text()):
+            yield f"{name_of(page)}: {match[0]!r} hides who acts: a client, a worker, a subscription"
+
+
 def unknown_names() -> Iterator[str]:
     """One sentence for each `folder/file` of architecture.md that is not in the tree."""
     tree = {
@@ -123,7 +131,7 @@ def main() -> int:
         )
         if "--quiet" not in sys.argv:
             print(f"{name_of(page):50} {heading[2:]}")
-        faults += [*broken_links(page), *wide_lines(page)]
+        faults += [*broken_links(page), *wide_lines(page), *vague_words(page)]
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0

@@ -5,7 +5,7 @@
     start()     a server, or nothing            open_sender(options)     connected
 
 A file in this folder holds one system: an `Adapter`, its `Sender` and its `Receiver`. Clients of other
-systems are imported inside functions, so that whoever lacks them can still look at this list.
+systems are imported inside functions, so that a program without them can still look at this list.
 
 Everything that is counted or timed is in roles.py and is the same for all.
 """

@@ -77,7 +77,7 @@ def _plans(choices: Choices) -> list[Plan]:
 
 
 def _ours(rig: Rig, plans: Sequence[Plan], choices: Choices) -> Iterator[_Entrant]:
-    """danube-fast itself, over each transport, in each durability that somebody may be compared with."""
+    """danube-fast itself, over each transport, in each durability that another system may have."""
 
     def once(plan: Plan) -> Figures:
         rig.broker().rest()

@@ -193,7 +193,7 @@ class Danube(Adapter):
         return None if has_module("danube") else "no Python client; pip install danube-client"
 
     def version(self) -> str:
-        """Of danube-client: the broker tells its own to nobody."""
+        """Of danube-client: the broker does not tell its own."""
         return f"danube-client {importlib.metadata.version('danube-client')}"
 
     def start(self, folder: Path, variant: Variant) -> Server | None:
