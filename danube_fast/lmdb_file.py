@@ -336,7 +336,7 @@ class _Walker:
 
 
 def check_lmdb_file(path: Path) -> None:
-    """Nothing if the file is missing, empty or sound. Raises DataLoss that names it and the byte."""
+    """Check a file, which may be missing or empty. Raises DataLoss that names it and the byte."""
     with path.open("rb") if path.exists() else open("/dev/null", "rb") as file:
         size = path.stat().st_size if path.exists() else 0
         if not size:

@@ -168,8 +168,8 @@ class Balancer:
             best = rank if best is None else min(best, rank)
         return None if best is None else Move(best[2], source, target)
 
-    def settle(self, move: Move, now_ns: int) -> None:
-        """The move was made: the averages follow at once."""
+    def note_moved(self, move: Move, now_ns: int) -> None:
+        """Move the load of a partition that was moved: the averages follow at once."""
         source = self._workers.setdefault(move.source, _Worker())
         target = self._workers.setdefault(move.target, _Worker())
         share = source.shares.pop(move.partition_id, Share(0.0, 0))
@@ -179,7 +179,7 @@ class Balancer:
         target.reported_ns = max(target.reported_ns, now_ns)
 
     def tried(self, move: Move, now_ns: int) -> None:
-        """The move was begun: whatever comes of it, nothing else moves for a while, this partition
+        """Note that a move was begun: whatever comes of it, nothing else moves for a while, this partition
         for longer, and it counts for the hour."""
         self._rests_until_ns = now_ns + self.rules.lasts_ns
         self._uneven_since_ns = None

@@ -37,7 +37,7 @@ from danube_fast.broker.subscription.consumer import (
     SubscriptionKind,
 )
 from danube_fast.broker.subscription.policy import FailurePolicy
-from danube_fast.broker.subscription.subscription import Foresee, Subscription
+from danube_fast.broker.subscription.subscription import OnDelayed, Subscription
 from danube_fast.broker.subscription.timers import Timers
 from danube_fast.broker.tail import Tail
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
@@ -212,7 +212,7 @@ class Partition(Tail):
         """The frame that holds `offset` for a subscription; see `subscription.Fetch`."""
         if offset < self.purged_until:
             return Gap(self.purged_until, "these messages were purged", lost=True)
-        if subscription.foreseen and (cut := subscription.foreseen.take(offset)) is not None:
+        if subscription.prefetched and (cut := subscription.prefetched.take(offset)) is not None:
             return cut
         found = self.find_in_tail(offset)
         ahead = subscription.ahead
@@ -273,7 +273,7 @@ class Partition(Tail):
         self.breaks = breaks
 
     def written_again(self, start: int, end: int) -> None:
-        """[start, end) stands behind all else of the log now, under its old offsets."""
+        """Note that [start, end) stands behind all else of the log now, under its old offsets."""
         self.breaks = [at for at in self.breaks if at < start or at > end]
         insort(self.breaks, end)
 
@@ -324,7 +324,7 @@ class Partition(Tail):
         return created, True
 
     def forget_subscription(self, name: str) -> Subscription | None:
-        """The subscription is gone; nothing of it is kept."""
+        """Keep nothing of a subscription that is gone."""
         gone = self.subscriptions.pop(name, None)
         if gone is not None:
             gone.start_over(gone.cursor)
@@ -332,14 +332,14 @@ class Partition(Tail):
         return gone
 
     def forget_clients(self) -> None:
-        """The partition is gone: forget its subscriptions, readers and producers."""
+        """Forget its subscriptions, readers and producers: the partition is gone."""
         for name in list(self.subscriptions):
             self.forget_subscription(name)
         self.readers = []
         self.producer_names = {}
 
     def purge(self, until: int, *, restoring: bool = False) -> None:
-        """Everything below `until` is gone, for all subscriptions. `restoring`: a record says so."""
+        """Drop everything below `until`, for all subscriptions. `restoring`: a record says so."""
         self.purged_until = max(self.purged_until, until)
         self.first_offset = max(self.first_offset, until)
         for sub in self.subscriptions.values():
@@ -386,7 +386,7 @@ class Partition(Tail):
                 met.append((subscription, gap))
         return met
 
-    def look_ahead(self, read_log: ReadLog, frames_max: int, foresee: Foresee) -> bool:
+    def look_ahead(self, read_log: ReadLog, frames_max: int, on_delayed: OnDelayed) -> bool:
         """Let subscriptions without consumers learn when their delayed messages are due, some frames of
         one of them. False: that was all. Raises DataLoss for a log that cannot be read."""
 
@@ -394,7 +394,7 @@ class Partition(Tail):
             return self.fetch(read_log, subscription, offset)
 
         subs = self.subscriptions.values()
-        return any(sub.look_ahead(self.visible, fetch, frames_max, foresee) for sub in subs)
+        return any(sub.look_ahead(self.visible, fetch, frames_max, on_delayed) for sub in subs)
 
     def pass_on(self, stored: Stored, now_ns: int, effects: list[Deliver]) -> bool:
         """Hand the newest frame to the only subscription, if that waits for nothing else.

@@ -28,7 +28,7 @@ class Sizes:
         return self._offsets[-1]
 
     def note(self, offset: int, byte_count: int) -> None:
-        """Everything below `offset` took `byte_count` bytes; both only grow."""
+        """Note that everything below `offset` took `byte_count` bytes; both only grow."""
         if offset <= self._offsets[-1]:
             return
         self._offsets.append(offset)

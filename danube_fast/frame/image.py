@@ -179,7 +179,7 @@ class Progress:
             print(f"danube-fast: {COMPILING_TEXT}", file=sys.stderr, flush=True)
 
     def show(self, line: str) -> None:
-        """A "done/total what" line of the builder."""
+        """Show a "done/total what" line of the builder."""
         done, _, total = line.partition(" ")[0].partition("/")
         if self._bar and done.isdecimal() and total.isdecimal() and int(total):
             filled = _BAR_CHARACTERS * int(done) // int(total)
@@ -278,7 +278,7 @@ class Image:
         return _new_builtin(ctypes.addressof(method), None, None)  # type: ignore[no-any-return]
 
     def set_crc_entry(self, address: int) -> None:
-        """From now on crc32c is computed by the C function at `address`."""
+        """Let the C function at `address` compute crc32c."""
         word = self._engine.get_global_value_address(CRC_ENTRY)
         ctypes.c_void_p.from_address(word).value = address
 

@@ -138,7 +138,7 @@ def _times_size(count: int, nulls: int) -> int:
 
 @kernel("void(int64,int64,int64)")
 def write_header(address: int, frame_bytes: int, count: int) -> None:
-    """A fresh header: everything zero but what packing knows."""
+    """Write a fresh header: everything zero but what packing knows."""
     memory_zero(address, HEADER_BYTES)
     store_u32(address + AT_MAGIC, FRAME_MAGIC)
     store_u8(address + AT_VERSION, FRAME_VERSION)

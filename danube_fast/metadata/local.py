@@ -260,14 +260,14 @@ class LocalStore(abc.ABC):
     # ------------------------------------------------------------ for leases and watches
 
     def renew(self, lease: LocalLease) -> None:
-        """A lease's time starts anew. Raises NotFound if it had run out."""
+        """Let a lease's time start anew. Raises NotFound if it had run out."""
         with self.lock:
             self._enter()
             self._require(lease)
             lease.deadline_ns = self._clock.monotonic_ns() + lease.ttl_ns
 
     def end_lease(self, lease: LocalLease) -> None:
-        """A lease ends; its keys vanish in key order."""
+        """End a lease; its keys vanish in key order."""
         with self.lock:
             if self._closed or lease.lease_id not in self._leases:
                 return
@@ -289,7 +289,7 @@ class LocalStore(abc.ABC):
             self.end_lease(lease)
 
     def forget_watch(self, watch: LocalWatch) -> None:
-        """A watch gets no more events. Call under the lock."""
+        """Give a watch no more events. Call under the lock."""
         if watch in self._watches:
             self._watches.remove(watch)
 

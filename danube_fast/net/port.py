@@ -295,7 +295,7 @@ class Port:
         self.send(parts[-1])
 
     def send_more(self, data: Any) -> None:
-        """The same with a part to follow."""
+        """Send with a part to follow."""
         self.send(data, SEND_MORE)
 
     def close(self, linger_ms: int) -> None:

@@ -128,7 +128,7 @@ class Bucket:
         return self._messages_rate, self._bytes_rate
 
     def forgive(self) -> None:
-        """Nothing is owed any more."""
+        """Cancel what is owed."""
         _forgive_direct(self._row)
 
     def wait_ns(self, now_ns: int) -> int:
@@ -143,6 +143,6 @@ class Bucket:
         return int(_room_direct(self._row + AT_BUCKET_MESSAGES, now_ns, self._messages_rate))
 
     def take(self, now_ns: int, messages: int, byte_count: int) -> None:
-        """So much is sent."""
+        """Charge the bucket."""
         _pay_direct(self._row + AT_BUCKET_MESSAGES, now_ns, messages, self._messages_rate)
         _pay_direct(self._row + AT_BUCKET_BYTES, now_ns, byte_count, self._bytes_rate)

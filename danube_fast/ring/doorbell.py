@@ -48,7 +48,7 @@ _COUNT_FROM_WORD = AT_SLEEP_COUNT - AT_SLEEPING
 
 @kernel("int64(int64)")
 def _prepare_sleep(word: int) -> int:
-    """Number this sleep and say that it begins. Its fence pairs with the one in _sleeper."""
+    """Number this sleep and say that it begins. Its fence pairs with the one in _sleep_to_end."""
     number = load_relaxed(word + _COUNT_FROM_WORD) + 1
     store_relaxed(word + _COUNT_FROM_WORD, number)
     store_seq_cst(word, number)
@@ -64,7 +64,7 @@ def _cancel_sleep(word: int) -> int:
 
 
 @kernel("int64(int64)")
-def _sleeper(word: int) -> int:
+def _sleep_to_end(word: int) -> int:
     """Number of the sleep to end, 0 = awake. Its fence pairs with the one in _prepare_sleep."""
     fence()
     return load_relaxed(word)
@@ -78,7 +78,7 @@ def _clear(word: int, number: int) -> int:
 
 _prepare = direct(_prepare_sleep)
 _cancel = direct(_cancel_sleep)
-_look = direct(_sleeper)
+_look = direct(_sleep_to_end)
 _forget = direct(_clear)
 
 

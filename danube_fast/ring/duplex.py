@@ -251,7 +251,7 @@ class Duplex:
             self._own_bell.ring_always()
 
     def arm(self) -> bool:
-        """From now on the peer signals what it sends. False if there is something already."""
+        """Ask the peer to signal what it sends. False if there is something already."""
         self._own_bell.prepare_sleep()
         if self._in.readable:
             self._own_bell.cancel_sleep()

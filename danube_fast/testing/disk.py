@@ -210,7 +210,7 @@ class SimulatedDisk(Background):
     def _segments(self) -> list[Path]:
         return sorted(self.directory.glob(f"log-*/*{SEGMENT_SUFFIX}"))
 
-    def settle(self, log_directory: Path) -> None:
+    def note_synced(self, log_directory: Path) -> None:
         """Take all of a log as synced: its opener has seen to that."""
         for path in sorted(log_directory.glob(f"*{SEGMENT_SUFFIX}")):
             self.durable[path.stat().st_ino] = path.read_bytes()

@@ -79,7 +79,7 @@ class SimulatedWorker(Process):
         self.is_up = True
         self.worker.start()
         for log in self.worker.state.logs:
-            host.disk.settle(log.directory)
+            host.disk.note_synced(log.directory)
         host.trace.note(f"worker {self.index}: started, epoch {self.epoch}")
         self.wake()
 

@@ -214,7 +214,7 @@ class Simulation:
         self.faults.heal()
         for peer in self.peers:
             peer.is_calm = True
-        if not self.schedule.run(CALM_NS, self._is_settled):
+        if not self.schedule.run(CALM_NS, self._is_finished):
             open_frames = [
                 peer.name
                 for peer in self.peers
@@ -247,7 +247,7 @@ class Simulation:
         ]
         return Auditor(self.host, self.network, worker, random.Random(self.scenario.seed), mine)
 
-    def _is_settled(self) -> bool:
+    def _is_finished(self) -> bool:
         done = all(
             peer.is_done
             for peer in self.peers

@@ -89,5 +89,5 @@ class Background:
         return thread
 
     def pause(self, stop: threading.Event, seconds: float) -> None:
-        """A job rests, unless it is told to stop."""
+        """Let a job rest, unless it is told to stop."""
         stop.wait(seconds)

@@ -90,7 +90,7 @@ class RunTable:
             self._flush_all(end)
 
     def finish_replay(self, cut: int) -> None:
-        """The log ends at `cut`. Raises DataLoss if the index knows of more: that was durable."""
+        """Take note that the log ends at `cut`. Raises DataLoss if the index knows of more: that was durable."""
         known = self._index.indexed_position
         if known > cut:
             raise DataLoss(
@@ -112,7 +112,7 @@ class RunTable:
         self._tail.add(runs)
 
     def work(self, synced_position: int, *, idle: bool = False) -> int:
-        """A slice of what is due: index writes behind the sync, removals behind the trim.
+        """Do a slice of what is due: index writes behind the sync, removals behind the trim.
 
         Returns how many entries were moved. `idle`: do not wait for a full batch.
         """
@@ -157,7 +157,7 @@ class RunTable:
         self._tail.drop_partition(partition_id)
 
     def purge_partition(self, partition_id: int) -> bool:
-        """A slice of forgetting what is left of a partition that comes back; True when it is done."""
+        """Do a slice of forgetting what is left of a partition that comes back; True when it is done."""
         self._tail.drop_partition(partition_id)
         return self._index.purge(partition_id, _SWEEP_ENTRIES_MAX)
 

@@ -41,7 +41,7 @@ from danube_fast.wal.index import Run, Runs
 from danube_fast.wal.layout import GROUP_ALIGNMENT, LOSSES_NAME, SnapshotHeader
 from danube_fast.wal.lock import LogLock
 from danube_fast.wal.reader import LogReader
-from danube_fast.wal.recovery import Recovery, settle
+from danube_fast.wal.recovery import Recovery, end_at_cut
 from danube_fast.wal.repair import Loss, read_losses
 from danube_fast.wal.segment import Chain, usable_segments
 from danube_fast.wal.snapshot import SnapshotStore, list_snapshots
@@ -146,7 +146,7 @@ class Log:
         cut = self._recovery.cut
         if cut is None or self._ready:
             raise FailedPrecondition("exhaust log.replay() first, and begin one epoch only")
-        settle(self._chain, self._spares, self._recovery, self._clock.wall_ns())
+        end_at_cut(self._chain, self._spares, self._recovery, self._clock.wall_ns())
         self._sync.start(cut)
         self._appender.start(cut, self._recovery.epoch + 1)
         self._ready = True
@@ -445,7 +445,7 @@ class Log:
         self._runs.drop_partition(partition_id)
 
     def purge_partition(self, partition_id: int) -> bool:
-        """A slice of forgetting all of a partition that is about to come back; True when done."""
+        """Do a slice of forgetting all of a partition that is about to come back; True when done."""
         return self._runs.purge_partition(partition_id)
 
     # -- closing -----------------------------------------------------------------------------
@@ -459,7 +459,7 @@ class Log:
         ready, self._ready = self._ready, False
         error = None
         try:
-            error = self._settle_end(state) if ready else None
+            error = self._save_last(state) if ready else None
         finally:
             self._spares.stop()
             self._sync.stop()
@@ -475,7 +475,7 @@ class Log:
         self._ready = False
         self.close()
 
-    def _settle_end(self, state: bytes | None) -> DanubeError | None:
+    def _save_last(self, state: bytes | None) -> DanubeError | None:
         """The last sync and the last snapshot."""
         self._snapshots.cancel()
         try:

@@ -29,7 +29,7 @@ from danube_fast.wal.spares import SparePool
 from danube_fast.wal.trims import trimmed_position
 from danube_fast.wal.walk import Evidence, ReplayBlock, Walk, collect_evidence
 
-__all__ = ["Corruption", "Recovery", "settle"]
+__all__ = ["Corruption", "Recovery", "end_at_cut"]
 
 
 class Corruption(NamedTuple):
@@ -153,7 +153,7 @@ class Recovery:
         self.cut = walk.position
 
 
-def settle(chain: Chain, spares: SparePool, recovery: Recovery, wall_ns: int) -> None:
+def end_at_cut(chain: Chain, spares: SparePool, recovery: Recovery, wall_ns: int) -> None:
     """Make the log end at the cut: segments behind it leave, the rest is made whole and durable.
 
     What replay found may only be in the page cache (its writer was killed before it synced), so

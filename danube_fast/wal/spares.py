@@ -158,7 +158,7 @@ class SparePool:
             return self.allocate(size), size
 
     def put_back(self, path: Path) -> None:
-        """A file that was taken and could not be used after all."""
+        """Put back a file that was taken and could not be used after all."""
         size = path.stat().st_size
         if path == self.reserve_path:
             return
@@ -195,7 +195,7 @@ class SparePool:
         return self.directory / f"{SPARE_PREFIX}{number}{suffix}"
 
     def allocate(self, byte_count: int) -> Path:
-        """A file that is allocated at once and not written. Raises OSError."""
+        """Allocate a file at once, without writing it. Raises OSError."""
         path = self._new_path(TEMPORARY_SUFFIX)
         fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         try:

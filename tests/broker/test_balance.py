@@ -55,7 +55,7 @@ class World:
         if move is not None:
             assert self.place[move.partition_id] == move.source
             self.balancer.tried(move, self.now_ns)
-            self.balancer.settle(move, self.now_ns)
+            self.balancer.note_moved(move, self.now_ns)
             self.place[move.partition_id] = move.target
             self.moves.append((self.now_ns, move))
 

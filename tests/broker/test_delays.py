@@ -15,8 +15,8 @@ from danube_fast.broker.ledger.ledger import Ledger
 from danube_fast.broker.ledger.page_pool import PAGES
 from danube_fast.broker.subscription.consumer import Consumer, Flow, Stored, SubscriptionKind
 from danube_fast.broker.subscription.delays import Delays
-from danube_fast.broker.subscription.foreseen import CUTS_MAX
 from danube_fast.broker.subscription.policy import FailurePolicy
+from danube_fast.broker.subscription.prefetched import CUTS_MAX
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.broker.subscription.timers import NEVER, Timers
 from danube_fast.frame.kernel import address_of, direct
@@ -68,17 +68,17 @@ class Delayed:
         self.end = end
 
     def fetch(self, sub: Subscription, offset: int) -> Stored | None:
-        if (cut := sub.foreseen.take(offset)) is not None:
+        if (cut := sub.prefetched.take(offset)) is not None:
             self.cut.append(offset)
             return cut
         return next((f for f in self.frames if f.base_offset <= offset < f.end_offset), None)
 
-    def look_ahead(self, frames: int, foresees: bool = False) -> bool:
-        def foresee(sub: Subscription, stored: Stored) -> None:
-            if foresees:
-                sub.foreseen.foresee(stored, 0, WALL + self.now_ns + 20 * MS)
+    def look_ahead(self, frames: int, prefetches: bool = False) -> bool:
+        def on_delayed(sub: Subscription, stored: Stored) -> None:
+            if prefetches:
+                sub.prefetched.prefetch(stored, 0, WALL + self.now_ns + 20 * MS)
 
-        return self.sub.look_ahead(self.end, self.fetch, frames, foresee)
+        return self.sub.look_ahead(self.end, self.fetch, frames, on_delayed)
 
     def dispatch(self) -> list[int]:
         """Hand out what can be; its offsets."""
@@ -371,7 +371,7 @@ def test_nobody_looks_ahead_for_a_consumer_that_is_there() -> None:
 def test_looking_ahead_changes_nothing_of_what_is_delivered_and_when(seed: int) -> None:
     """Twice the same backlog, some of it acked, with and without a look ahead: every message that is
     not acked comes once, at the later of its time and the moment at which its consumers came."""
-    for looks, foresees in ((False, False), (True, False), (True, True)):
+    for looks, prefetches in ((False, False), (True, False), (True, True)):
         draw = random.Random(seed)
         topic = Delayed(draw.choice(KINDS))
         due: list[int] = []
@@ -382,7 +382,7 @@ def test_looking_ahead_changes_nothing_of_what_is_delivered_and_when(seed: int) 
         acked = [offset for offset in range(topic.end) if draw.random() < 0.3]
         topic.sub.restore(0, [bound for offset in acked for bound in (offset, offset + 1)])
         frames = draw.randrange(1, 4)
-        while looks and topic.look_ahead(frames, foresees):
+        while looks and topic.look_ahead(frames, prefetches):
             pass
         came_ns = draw.randrange(30) * MS
         topic.until(came_ns)
@@ -395,7 +395,7 @@ def test_looking_ahead_changes_nothing_of_what_is_delivered_and_when(seed: int) 
             (offset, max(due[offset], came_ns))
             for offset in range(topic.end)
             if offset not in acked
-        ], (seed, looks, foresees)
+        ], (seed, looks, prefetches)
 
 
 @settings(deadline=None, max_examples=100)
@@ -415,16 +415,16 @@ def test_what_is_cut_out_goes_out_without_its_frame_and_only_once() -> None:
     topic.join()
     topic.add([SECOND, None, 2 * SECOND, 3 * SECOND, 9 * SECOND])
     assert topic.dispatch() == [1]
-    until = topic.sub.foreseen.foresee(topic.frames[0], WALL, WALL + 5 * SECOND)
+    until = topic.sub.prefetched.prefetch(topic.frames[0], WALL, WALL + 5 * SECOND)
     assert until == WALL + 5 * SECOND
-    assert len(topic.sub.foreseen) == 3
-    assert 4 not in topic.sub.foreseen
+    assert len(topic.sub.prefetched) == 3
+    assert 4 not in topic.sub.prefetched
     topic.sub.settle(3, 4)
     topic.until(10 * SECOND)
     assert [offset for _, _, offset in topic.got] == [1, 0, 2, 4]
     assert topic.cut == [0, 2]
-    topic.sub.foreseen.prune()
-    assert (len(topic.sub.foreseen), topic.sub.foreseen.byte_count) == (0, 0)
+    topic.sub.prefetched.prune()
+    assert (len(topic.sub.prefetched), topic.sub.prefetched.byte_count) == (0, 0)
 
 
 def test_what_was_cut_out_and_given_back_counts_its_deliveries() -> None:
@@ -432,14 +432,14 @@ def test_what_was_cut_out_and_given_back_counts_its_deliveries() -> None:
     consumer = topic.join()
     topic.add([SECOND, 20 * SECOND])
     topic.dispatch()
-    topic.sub.foreseen.foresee(topic.frames[0], WALL, WALL + 5 * SECOND)
+    topic.sub.prefetched.prefetch(topic.frames[0], WALL, WALL + 5 * SECOND)
     topic.until(SECOND)
     topic.sub.nack(consumer, [0, 1], 0, topic.now_ns, "no")
     assert topic.dispatch() == [0], "now out of its frame"
     assert topic.cut == [0]
-    topic.sub.foreseen.foresee(topic.frames[0], WALL, WALL + 30 * SECOND)
+    topic.sub.prefetched.prefetch(topic.frames[0], WALL, WALL + 30 * SECOND)
     topic.sub.seek(0)
-    assert not len(topic.sub.foreseen)
+    assert not len(topic.sub.prefetched)
 
 
 def test_many_that_are_due_together_stay_in_their_frame() -> None:
@@ -447,13 +447,15 @@ def test_many_that_are_due_together_stay_in_their_frame() -> None:
     topic.join()
     topic.add([SECOND] * 100 + [(2 + i) * SECOND for i in range(100)])
     topic.dispatch()
-    foreseen = topic.sub.foreseen
-    assert foreseen.foresee(topic.frames[0], WALL + 2 * SECOND, WALL + PLENTY) == WALL + 2 * SECOND
-    assert not len(foreseen)
+    prefetched = topic.sub.prefetched
+    assert (
+        prefetched.prefetch(topic.frames[0], WALL + 2 * SECOND, WALL + PLENTY) == WALL + 2 * SECOND
+    )
+    assert not len(prefetched)
     topic.until(SECOND)
     assert len(topic.got) == 100
-    until = foreseen.foresee(topic.frames[0], WALL + 2 * SECOND, WALL + 1000 * SECOND)
-    assert len(foreseen) == CUTS_MAX
+    until = prefetched.prefetch(topic.frames[0], WALL + 2 * SECOND, WALL + 1000 * SECOND)
+    assert len(prefetched) == CUTS_MAX
     assert until == WALL + (2 + CUTS_MAX) * SECOND
     topic.until(1000 * SECOND)
     assert len(topic.got) == 200
@@ -469,9 +471,9 @@ def test_what_compaction_took_out_of_a_frame_cannot_be_cut_out() -> None:
     left = split_frame(FrameView(whole.memory), np.array([0], np.int32))
     sparse = Stored(1, 0, 3, 1, len(left), 7, left, 0, is_delayed=True, is_sparse=True)
     topic.frames = [sparse]
-    assert topic.sub.foreseen.foresee(sparse, WALL, WALL + 5 * SECOND) == WALL + 5 * SECOND
-    assert 0 in topic.sub.foreseen
-    assert len(topic.sub.foreseen) == 1
+    assert topic.sub.prefetched.prefetch(sparse, WALL, WALL + 5 * SECOND) == WALL + 5 * SECOND
+    assert 0 in topic.sub.prefetched
+    assert len(topic.sub.prefetched) == 1
     topic.until(10 * SECOND)
     assert [offset for _, _, offset in topic.got] == [0]
     assert (topic.sub.ledger.delayed, topic.sub.ledger.waiting) == (0, 0)

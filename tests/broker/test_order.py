@@ -120,7 +120,7 @@ class Broker:
     def fetch(self, sub: Subscription, offset: int) -> Stored | Gap | Pending:
         if offset in self.gone:
             return Gap(self.gone.stop, "trimmed", lost=True)
-        if (cut := sub.foreseen.take(offset)) is not None:
+        if (cut := sub.prefetched.take(offset)) is not None:
             return cut
         if offset < self.tail:
             if self.reads >= self.reads_max:
@@ -160,11 +160,11 @@ class Broker:
             assert is_settled or other in self.hands[consumer], f"{offset} overtook {other}"
 
     def look_ahead(self, frames: int) -> bool:
-        def foresee(sub: Subscription, stored: Stored) -> None:
-            sub.foreseen.foresee(stored, 0, WALL + self.now_ns + 20 * MS)
+        def on_delayed(sub: Subscription, stored: Stored) -> None:
+            sub.prefetched.prefetch(stored, 0, WALL + self.now_ns + 20 * MS)
 
         self.reads = 0
-        return self.sub.look_ahead(self.end, self.fetch, frames, foresee)
+        return self.sub.look_ahead(self.end, self.fetch, frames, on_delayed)
 
     def tick(self) -> None:
         """What the worker does every few milliseconds."""

@@ -86,7 +86,7 @@ RELEASE_STORE = {"x86_64": r"movq", "aarch64": r"stlr"}
     ("module", "name", "wanted"),
     [
         pytest.param(doorbell, "_prepare_sleep", (SEQ_CST_STORE, FULL_FENCE), id="prepare_sleep"),
-        pytest.param(doorbell, "_sleeper", (FULL_FENCE,), id="ring"),
+        pytest.param(doorbell, "_sleep_to_end", (FULL_FENCE,), id="ring"),
         pytest.param(doorbell, "_clear", (EXCHANGE,), id="clear"),
         pytest.param(spsc_kernel, "_publish", (RELEASE_STORE,), id="publish"),
         pytest.param(spsc_kernel, "_release_to", (RELEASE_STORE,), id="release"),

@@ -127,11 +127,11 @@ def test_what_stands_in_the_log_is_cut_out_before_it_is_due(
     monkeypatch.setattr(log, "read_cached", read_if)
     for _ in range(9):
         later(rig, 10)
-    assert not len(sub.foreseen), "nothing is due soon"
+    assert not len(sub.prefetched), "nothing is due soon"
     later(rig, (due - rig.worker.state.clock.wall_ns()) / SECOND - 0.5)
     wanted = FRAMES * (PER_FRAME - 1)
     if cached:
-        rig.turn(lambda: len(sub.foreseen) == wanted, "the cutting")
+        rig.turn(lambda: len(sub.prefetched) == wanted, "the cutting")
     else:
         rig.turn(lambda: len(set(asked)) == FRAMES, "the asking")
     later(rig, 1)
@@ -151,16 +151,16 @@ def test_cuts_have_a_bound_and_what_nobody_waits_for_is_let_go(
     rig = start()
     looked(rig)
     sub = subscription(rig)
-    assert 2000 <= sub.foreseen.byte_count < 3000
+    assert 2000 <= sub.prefetched.byte_count < 3000
     if attended:
         rig.client().subscribe(1, "s", kind="shared", credit=0)
         sub.settle(0, 200)
         later(rig, 0.2)
     else:
         later(rig, 5)
-        assert len(sub.foreseen)
+        assert len(sub.prefetched)
         later(rig, 6)
-    assert (len(sub.foreseen), sub.foreseen.byte_count) == (0, 0)
+    assert (len(sub.prefetched), sub.prefetched.byte_count) == (0, 0)
 
 
 def test_looking_for_frames_takes_a_bounded_part_of_a_turn(

@@ -55,7 +55,7 @@ def test_new_partitions_are_part_of_the_topic_only_when_it_says_so() -> None:
     for change in (
         lambda: topics.delete(WIDE),
         lambda: topics.set_durability(WIDE, "os"),
-        lambda: topics.require_settled(WIDE),
+        lambda: topics.require_stable(WIDE),
     ):
         with pytest.raises(FailedPrecondition, match="just being given more partitions"):
             change()
@@ -96,7 +96,7 @@ def test_a_store_that_fails() -> None:
     with pytest.raises(Internal, match="disk is full"):
         topics.begin_growth(record, 3)
     store.refuses = False
-    assert topics.require_settled(WIDE) == record
+    assert topics.require_stable(WIDE) == record
     assert topics.partition_count == 1
     topics.begin_growth(record, 3)
     assert len(topics.finish_growth(record).partition_ids) == 3

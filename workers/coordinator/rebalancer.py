@@ -114,7 +114,7 @@ class Rebalancer:
             self._is_moving = False
             if error is None:
                 self.move_count += 1
-                balancer.settle(move, self._hands.clock.monotonic_ns())
+                balancer.note_moved(move, self._hands.clock.monotonic_ns())
 
         number = self._processes.number
         _log.info(

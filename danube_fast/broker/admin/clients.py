@@ -19,7 +19,7 @@ CLIENTS_LISTED_MAX = 1000
 def list_clients(
     context: AdminContext, answer: Answer, *, after: str = "", limit: int = CLIENTS_LISTED_MAX
 ) -> None:
-    """Connections, with the producers and consumers on each: the coordinator's, then each worker's.
+    """List connections, with the producers and consumers on each: the coordinator's, then each worker's.
 
     At most `limit` of them, those behind the place `after`; fewer if much is open on them. Answers
     {"clients": [...], "after": the place to go on from, empty at the end}. A client that uses several

@@ -24,7 +24,7 @@ def delete_namespace(context: AdminContext, answer: Answer, *, namespace: str) -
 
 @operation(Permission.LOOKUP)
 def list_namespaces(context: AdminContext, answer: Answer) -> None:
-    """All namespaces and how many topics each has."""
+    """List all namespaces and how many topics each has."""
     answer.done(
         [
             {"namespace": name, "topics": len(context.topics.topics(name))}

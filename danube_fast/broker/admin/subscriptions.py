@@ -39,7 +39,7 @@ def _with_subscriptions(
 
 @operation(Permission.LOOKUP, "topic")
 def list_subscriptions(context: AdminContext, answer: Answer, *, topic: str) -> None:
-    """The subscriptions of a topic: type, lag, what is unacked, who consumes."""
+    """List the subscriptions of a topic: type, lag, what is unacked, who consumes."""
     _with_subscriptions(context, answer, topic, answer.done)
 
 
@@ -47,7 +47,7 @@ def list_subscriptions(context: AdminContext, answer: Answer, *, topic: str) -> 
 def describe_subscription(
     context: AdminContext, answer: Answer, *, topic: str, subscription: str
 ) -> None:
-    """One subscription: lag, unacked messages and who holds them, and why nothing moves."""
+    """Describe one subscription: lag, unacked messages and who holds them, and why nothing moves."""
 
     def found(subs: list[dict[str, Any]]) -> None:
         for sub in subs:
@@ -86,7 +86,7 @@ def delete_subscription(
     context: AdminContext, answer: Answer, *, topic: str, subscription: str
 ) -> None:
     """Delete a subscription on all partitions of a topic; its consumers are closed."""
-    record = context.topics.require_settled(parse_topic(topic))
+    record = context.topics.require_stable(parse_topic(topic))
 
     def told(values: list[Any], errors: list[DanubeError]) -> None:
         if errors:
@@ -107,7 +107,7 @@ def set_failure_policy(
     context: AdminContext, answer: Answer, *, topic: str, subscription: str, values: dict[str, Any]
 ) -> None:
     """Change fields of a subscription's failure policy, from now on; answers the policy."""
-    record = context.topics.require_settled(parse_topic(topic))
+    record = context.topics.require_stable(parse_topic(topic))
     policy = parse_policy(values)
     if policy.dead_letter_topic:
         context.topics.check_takes_letters(policy.dead_letter_topic)
@@ -140,7 +140,7 @@ def skip_messages(
     them; without a count all that are there. Answers how many that were, and the cursors."""
     if count is not None and count < 1:
         raise InvalidArgument(f"{count} messages cannot be skipped; skip 1 or more")
-    record = context.topics.require_settled(parse_topic(topic))
+    record = context.topics.require_stable(parse_topic(topic))
     partitions = context.topics.partitions(record)
     names = {part.partition_id: record.partition_topic(part.index) for part in partitions}
 

@@ -102,7 +102,7 @@ def list_topics(
 
 @operation(Permission.LOOKUP, "topic")
 def describe_topic(context: AdminContext, answer: Answer, *, topic: str) -> None:
-    """A topic's settings and where each of its partitions lives."""
+    """Describe a topic: its settings and where each of its partitions lives."""
     record = context.topics.require(topic)
     answer.done(
         {
@@ -197,7 +197,7 @@ def set_topic(
     The number of partitions never shrinks. All subscriptions have the new ones from their first
     message on; messages of a key may go to another partition than before.
     """
-    record = context.topics.require_settled(parse_topic(topic))
+    record = context.topics.require_stable(parse_topic(topic))
     if durability is None and partitions is None:
         raise InvalidArgument("nothing to change; name a durability, or a number of partitions")
 
@@ -224,7 +224,7 @@ def set_topic(
             answer.done(topic_summary(record))
         else:
             try:
-                context.grow(context.topics.require_settled(topic), partitions, grown)
+                context.grow(context.topics.require_stable(topic), partitions, grown)
             except DanubeError as failure:
                 answer.fail(failure)
 
@@ -235,7 +235,7 @@ def set_topic(
 def purge_topic(context: AdminContext, answer: Answer, *, topic: str) -> None:
     """Drop everything published so far, for all subscriptions: they go on behind it, and its space comes
     back. Answers how many messages that were, and where each partition begins now."""
-    record = context.topics.require_settled(parse_topic(topic))
+    record = context.topics.require_stable(parse_topic(topic))
     partitions = context.topics.partitions(record)
     names = {part.partition_id: record.partition_topic(part.index) for part in partitions}
 

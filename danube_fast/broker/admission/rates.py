@@ -19,5 +19,5 @@ class Rate(Protocol):
         ...
 
     def take(self, now_ns: int, messages: int, byte_count: int) -> None:
-        """So much goes."""
+        """Charge the bucket."""
         ...

@@ -99,7 +99,7 @@ class AdmissionTables:
         return slot
 
     def unlist_partition(self, partition_id: int) -> None:
-        """The partition is elsewhere: frames for it get NOT_OWNER."""
+        """Answer frames for a partition with NOT_OWNER: it is elsewhere."""
         self.slot_of[partition_id] = -1
 
     def remove_producers_of(self, partition_id: int) -> None:

@@ -382,7 +382,7 @@ def wake(head: int, low: int, high: int, state: int) -> int:
 
 @kernel("int64(int64)")
 def rewind(head: int) -> int:
-    """Everything that waits is fresh again; the first of it, or what comes next if nothing waits."""
+    """Make everything that waits fresh again; the first of it, or what comes next if nothing waits."""
     offset, end = load_i64(head + H_CURSOR), load_i64(head + H_NEXT)
     first = end
     while offset < end and load_i64(head + H_WAITING):
@@ -418,7 +418,7 @@ def _give_back_row(head: int, number: int, taken: int) -> None:
 
 @kernel("void(int64,int64,int64,int64,int64)")
 def give_back(head: int, slot: int, row_count: int, frames: int, offset: int) -> None:
-    """All that `slot` holds waits from now on. Its first `frames` frames, and what lies below `offset` in
+    """Let all that `slot` holds wait. Its first `frames` frames, and what lies below `offset` in
     the next one, were delivered once more; the rest was never taken out of its queue."""
     for number in range(row_count):
         row = load_i64(head + H_ROWS) + ROW_BYTES * number

@@ -137,12 +137,12 @@ class Ledger:
             self._pool.take_back(used)
 
     def move_to(self, offset: int) -> None:
-        """All below `offset` is settled, of a ledger that nothing is held in."""
+        """Settle all below `offset`, in a ledger that nothing is held in."""
         words = self.words
         words[_CURSOR] = words[_NEXT] = words[HeadWord.RECORDED] = offset
 
     def close(self) -> None:
-        """Nothing of it is needed any more."""
+        """Give all its pages back."""
         self.restart(self.cursor)
 
     # ------------------------------------------------------------ what is the case
@@ -274,12 +274,12 @@ class Ledger:
     # ------------------------------------------------------------ hand out
 
     def hold(self, low: int, high: int, slot: int, time_ns: int, frame: int = 0) -> int:
-        """All of [low, high) is held by `slot` from now on, in its frame number `frame`. The row of the
+        """Let `slot` hold all of [low, high), in its frame number `frame`. The row of the
         delivery."""
         return self.call(_hold, low, high, low, 0, high - low, slot, time_ns, frame)
 
     def hold_rows(self, base: int, rows: Rows, slot: int, time_ns: int, frame: int = 0) -> int:
-        """Messages base + rows (rising) are held by `slot` from now on. The row of the delivery."""
+        """Let `slot` hold messages base + rows (rising). The row of the delivery."""
         low, high = base + int(rows[0]), base + int(rows[-1]) + 1
         return self.call(_hold, low, high, base, address_of(rows), len(rows), slot, time_ns, frame)
 
@@ -375,7 +375,7 @@ class Ledger:
     # ------------------------------------------------------------ give back
 
     def give_back(self, slot: int, taken: Taken = EVERYTHING) -> None:
-        """All that `slot` holds waits from now on; what its application has taken, once more delivered."""
+        """Let all that `slot` holds wait; what its application has taken, once more delivered."""
         _give_back(self.address, slot, len(self._rows), *taken)
 
     def fail_taken(self, slot: int, taken: Taken, failures_max: int) -> list[Failed]:
@@ -425,7 +425,7 @@ class Ledger:
         return runs
 
     def fail_row(self, row: int, failures_max: int) -> list[Failed]:
-        """All that is held of one delivery has failed."""
+        """Let all that is held of one delivery fail."""
         low, high = self._rows[row, RowWord.START : RowWord.END + 1].tolist()
         return self._fail(low, high, -1, row, failures_max)
 

@@ -158,7 +158,7 @@ def open_row(head: int, low: int, high: int, slot: int, time_ns: int, frame: int
 
 @kernel("void(int64,int64)")
 def close_row(head: int, index: int) -> None:
-    """Nothing of that delivery is held any more."""
+    """Free the row of a delivery of which nothing is held any more."""
     rows = load_i64(head + H_ROWS)
     row = rows + ROW_BYTES * index
     if load_i64(row + R_TIME_NS) >= 0:
@@ -178,7 +178,7 @@ def close_row(head: int, index: int) -> None:
 
 @kernel("void(int64,int64,int64)")
 def leave(head: int, page: int, index: int) -> None:
-    """A message of a page is held no more; the caller sets its state and counts."""
+    """Release a message of a page from its holder; the caller sets its state and counts."""
     number = load_u32(page + AT_STATES + 4 * index) - HELD
     row = load_i64(head + H_ROWS) + ROW_BYTES * number
     left = load_i64(row + R_LEFT) - 1
@@ -197,7 +197,7 @@ def leave(head: int, page: int, index: int) -> None:
 
 @kernel("void(int64,int64,int64,int64)")
 def count_waiting(head: int, page: int, index: int, amount: int) -> None:
-    """A message begins (1) or ends (-1) to wait."""
+    """Count a message that begins (1) or ends (-1) to wait."""
     add(head + H_WAITING, amount)
     add(page + P_WAITING, amount)
     buckets = load_i64(head + H_BUCKETS)

@@ -182,7 +182,7 @@ class Flow:
         self.message_credit = min(self.message_credit + max(0, message_count), CREDIT_MAX)
 
     def take(self, byte_count: int, message_count: int) -> None:
-        """So much is sent."""
+        """Charge the credit."""
         self.message_credit -= message_count
         self.byte_credit -= byte_count
         if self.byte_credit <= 0 or self.message_credit <= 0:

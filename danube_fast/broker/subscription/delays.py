@@ -169,7 +169,7 @@ class Delays:
         return self._size
 
     def clear(self) -> None:
-        """The ledger starts over."""
+        """Forget all: the ledger starts over."""
         self._heap = np.zeros((0, 2), np.int64)
         self._size = 0
 

@@ -26,8 +26,8 @@ from danube_fast.broker.subscription.consumer import (
     SubscriptionKind,
 )
 from danube_fast.broker.subscription.delays import Delays
-from danube_fast.broker.subscription.foreseen import Foreseen, due_times
 from danube_fast.broker.subscription.policy import FailurePolicy, Poison
+from danube_fast.broker.subscription.prefetched import Prefetched, due_times
 from danube_fast.broker.subscription.routing import Router
 from danube_fast.broker.subscription.timers import NEVER, Timers
 from danube_fast.broker.subscription.untold import Untold
@@ -47,10 +47,36 @@ class Returns:
     """Base of `Subscription`: its ledger, and what its messages wait for."""
 
     __slots__ = (
-        "__weakref__", "_delayed", "_extended_ns", "_rested_until_ns", "_timers", "armed_ns", "by_message", "consumers",
-        "counted_until", "dead_letter_count", "delays", "dropped_count", "expired_count", "foreseen", "idle_since_ns", "kind", "ledger", "lost_count", "lost_counted",
-        "name", "next_offset", "partition_id", "poisoned", "policy", "rate", "redelivered_count", "router",
-        "tracks", "turn", "untold",
+        "__weakref__",
+        "_delayed",
+        "_extended_ns",
+        "_rested_until_ns",
+        "_timers",
+        "armed_ns",
+        "by_message",
+        "consumers",
+        "counted_until",
+        "dead_letter_count",
+        "delays",
+        "dropped_count",
+        "expired_count",
+        "idle_since_ns",
+        "kind",
+        "ledger",
+        "lost_count",
+        "lost_counted",
+        "name",
+        "next_offset",
+        "partition_id",
+        "poisoned",
+        "policy",
+        "prefetched",
+        "rate",
+        "redelivered_count",
+        "router",
+        "tracks",
+        "turn",
+        "untold",
     )  # fmt: skip
 
     def __init__(
@@ -97,7 +123,7 @@ class Returns:
         """Messages whose deliver-at time has not come."""
         self.untold = Untold()
         """What it lost while it had no consumer."""
-        self.foreseen = Foreseen(self.ledger)
+        self.prefetched = Prefetched(self.ledger)
         """Some of them, ready to go out."""
         self._timers = timers or Timers()
         self._delayed: list[tuple[int, int, int]] = []
@@ -121,12 +147,12 @@ class Returns:
         return settled
 
     def forget_returns(self) -> None:
-        """The ledger starts over: nothing comes back."""
+        """Let nothing come back: the ledger starts over."""
         self._delayed.clear()
         self._extended_ns = NEVER
         self.poisoned.clear()
         self.delays.clear()
-        self.foreseen.clear()
+        self.prefetched.clear()
         self.counted_until = 0
 
     def all_attempts(self) -> list[int]:
@@ -236,7 +262,7 @@ class Returns:
         self.rate = rate
 
     def set_policy(self, policy: FailurePolicy) -> None:
-        """Another failure policy, from now on; what is blocked gets another chance."""
+        """Put another failure policy in force; what is blocked gets another chance."""
         self.policy = policy
         self.poisoned.clear()
         if self.ledger.blocked:
@@ -255,7 +281,7 @@ class Returns:
     # ------------------------------------------------------------ time
 
     def extend(self, consumer: Consumer, pairs: list[int], until_ns: int) -> None:
-        """The consumer keeps what it holds of these pairs until then, or whatever the timeout is."""
+        """Let the consumer keep what it holds of these pairs until then, whatever the timeout is."""
         if consumer.slot < 0:
             return
         for at in range(0, len(pairs) - 1, 2):
@@ -357,6 +383,6 @@ class Returns:
         return wait_ns > 0
 
     def rest(self, now_ns: int, wait_ns: int) -> None:
-        """The rate is used up for so long; a burst makes up for looking again a little late."""
+        """Hand out nothing for so long, as the rate is used up; a burst makes up for looking again a little late."""
         self._rested_until_ns = now_ns + max(wait_ns, TIMER_STEP_NS)
         self.arm()

@@ -183,7 +183,7 @@ class Router:
     # ------------------------------------------------------------ passes
 
     def begin_pass(self, consumers: Sequence[Consumer]) -> None:
-        """A dispatch begins: who may take how many messages."""
+        """Begin a dispatch: note how many messages each consumer may take."""
         words = self._ledger.words
         if words[HeadWord.UNBLOCKED] or any(c.flow.willing for c in self._starved):
             words[HeadWord.UNBLOCKED] = 0
@@ -235,7 +235,7 @@ class Router:
         return parts
 
     def keep_waiting(self, consumer: Consumer, base: int, rows: Rows) -> None:
-        """The consumer has no credit for these of its messages."""
+        """Let these messages wait: their consumer has no credit for them."""
         _keep_waiting(self._ledger.address, base, address_of(rows), len(rows))
         self._starve(consumer)
 
@@ -267,7 +267,7 @@ class Router:
         self._columns = hashes, masks  # kernels know only where they lie
 
     def note(self, stored: Stored, rows: Rows) -> None:
-        """Messages of a frame are put aside; where they go is decided when they wait."""
+        """Note the keys of messages that are put aside; where they go is decided when they wait."""
         self._prepare(stored, rows, waiting=False)
         low, high = stored.base_offset + int(rows[0]), stored.base_offset + int(rows[-1]) + 1
         self._ledger.call(_note_routes, low, high, int(self._job.ctypes.data))

@@ -141,7 +141,7 @@ def route(head: int, job: int) -> int:
 
 @kernel("void(int64,int64,int64,int64)")
 def keep_waiting(head: int, base: int, rows: int, count: int) -> None:
-    """Messages base + rows[i] (int32) that were routed, and whose consumer cannot take them now, wait."""
+    """Let messages base + rows[i] (int32) wait that were routed and whose consumer cannot take them now."""
     for i in range(count):
         offset = base + load_i32(rows + 4 * i)
         page, index = page_of(head, offset), offset & PAGE_MASK

@@ -34,7 +34,7 @@ from danube_fast.broker.subscription.returns import Returns
 from danube_fast.broker.subscription.timers import NEVER, Timers
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
-__all__ = ["Fetch", "Foresee", "Subscription"]
+__all__ = ["Fetch", "OnDelayed", "Subscription"]
 
 FRESH, WAITING = State.FRESH, State.WAITING
 LOOK_AHEAD_MAX = 1 << 22
@@ -42,7 +42,7 @@ LOOK_AHEAD_MAX = 1 << 22
 
 Fetch = Callable[["Subscription", int], "Stored | Gap | Pending"]
 """The frame that holds an offset, a gap there, or PENDING: it is not here yet, and comes."""
-Foresee = Callable[["Subscription", Stored], object]
+OnDelayed = Callable[["Subscription", Stored], object]
 """Called with a frame whose delayed messages were put aside."""
 
 _ONE_CONSUMER = (SubscriptionKind.EXCLUSIVE, SubscriptionKind.READER)
@@ -327,13 +327,15 @@ class Subscription(Returns):
         self.next_offset = end
         return self._there(found, rows)
 
-    def look_ahead(self, visible: int, fetch: Fetch, frames_max: int, foresee: Foresee) -> bool:
+    def look_ahead(
+        self, visible: int, fetch: Fetch, frames_max: int, on_delayed: OnDelayed
+    ) -> bool:
         """Put the delayed messages at the beginning of the backlog aside, before a consumer is attached, so
         that none waits for that later; some frames of it. False: that was all."""
         for _ in range(frames_max):
             if not self.looks_ahead:
                 return False
-            found = self._put_aside(visible, fetch, foresee)
+            found = self._put_aside(visible, fetch, on_delayed)
             if found is PENDING:
                 break
             if not found:
@@ -341,7 +343,7 @@ class Subscription(Returns):
                 self.ahead = []
         return self.looks_ahead
 
-    def _put_aside(self, visible: int, fetch: Fetch, foresee: Foresee) -> bool | Pending:
+    def _put_aside(self, visible: int, fetch: Fetch, on_delayed: OnDelayed) -> bool | Pending:
         """The delayed messages of the next frame; the others stay fresh, where they are. False: none, and
         what comes next is for consumers."""
         if self.consumers or self.looked_count > LOOK_AHEAD_MAX:
@@ -357,7 +359,7 @@ class Subscription(Returns):
             return False  # a frame that cannot be read: its consumer is told
         self.looked_until = found.end_offset
         self.looked_count += len(rows)
-        foresee(self, found)
+        on_delayed(self, found)
         return True
 
     def _there(self, found: Stored, rows: Rows) -> Rows:

@@ -25,7 +25,7 @@ class Untold:
         return bool(self._gaps)
 
     def add(self, gap: Gap) -> None:
-        """A gap was met. One that goes on where the last one ends, for the same reason, makes that longer."""
+        """Add a gap that was met. One that goes on where the last one ends, for the same reason, makes that longer."""
         self.is_dirty = True
         gaps = self._gaps
         if gaps and gaps[-1].start <= gap.start <= gaps[-1].end and _is_alike(gaps[-1], gap):
@@ -39,7 +39,7 @@ class Untold:
             gaps[:2] = [second._replace(start=low, end=high, lost=is_lost)]
 
     def take(self) -> list[Gap]:
-        """All of them, which a consumer is told now."""
+        """Take all gaps out, to tell them to a consumer."""
         gaps, self._gaps = self._gaps, []
         self.is_dirty = self.is_dirty or bool(gaps)
         return gaps

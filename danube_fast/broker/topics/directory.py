@@ -244,7 +244,7 @@ class TopicDirectory:
 
     def delete(self, name: str) -> tuple[TopicRecord, list[PartitionRecord]]:
         """Remove a topic; returns what it was. Raises NotFound, or what the store raises."""
-        record = self.require_settled(name)
+        record = self.require_stable(name)
         self._store.delete(_topic_key(name))
         partitions = self._forget(record)
         self._deleted.update((partition.partition_id, partition) for partition in partitions)
@@ -257,7 +257,7 @@ class TopicDirectory:
         Raises NotFound, InvalidArgument, FailedPrecondition for a non_reliable topic.
         """
         wanted = parse_durability(durability)
-        record = self.require_settled(name)
+        record = self.require_stable(name)
         if record.dispatch != Dispatch.RELIABLE:
             raise FailedPrecondition(
                 f"{name} is {record.dispatch}; only a reliable topic has a durability"
@@ -288,7 +288,7 @@ class TopicDirectory:
 
     def set_policy(self, name: str, values: Mapping[str, Any]) -> TopicRecord:
         """Change some values of a topic's policy. Raises NotFound, InvalidArgument, FailedPrecondition."""
-        record = self.require_settled(name)
+        record = self.require_stable(name)
         merged = merge_values(record.policy, values)
         if merged.get("compaction") and record.dispatch != Dispatch.RELIABLE.value:
             raise FailedPrecondition(
@@ -316,7 +316,7 @@ class TopicDirectory:
         return partitions
 
     def finish_growth(self, record: TopicRecord) -> TopicRecord:
-        """The new partitions are part of the topic from now on; the changed topic."""
+        """Make the new partitions part of the topic; the changed topic."""
         partitions = self.growing[record.topic]
         ids = [partition.partition_id for partition in partitions]
         changed = self._replace(record, partition_ids=[*record.partition_ids, *ids])
@@ -325,7 +325,7 @@ class TopicDirectory:
         return changed
 
     def end_growth(self, record: TopicRecord) -> list[PartitionRecord]:
-        """The topic may change again; new partitions that are not part of it are to be dropped."""
+        """Let the topic change again; new partitions that are not part of it are to be dropped."""
         dropped = self.growing.pop(record.topic, [])
         for partition in dropped:
             del self._partitions[partition.partition_id]
@@ -393,8 +393,8 @@ class TopicDirectory:
                     "choose another name, or delete that topic"
                 )
 
-    def require_settled(self, name: str) -> TopicRecord:
-        """A topic that is not being created or given partitions. Raises FailedPrecondition."""
+    def require_stable(self, name: str) -> TopicRecord:
+        """Find a topic that is not being created or given partitions. Raises FailedPrecondition."""
         record = self.require(name)
         if name in self._new or name in self.growing:
             what = "created" if name in self._new else "given more partitions"

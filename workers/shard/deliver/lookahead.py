@@ -117,7 +117,7 @@ class Lookahead:
             for _ in range(STEPS_PER_TURN):
                 if not more or self._is_fetching or self._reader.bytes_read >= stop:
                     break
-                more = partition.look_ahead(self._read_log, FRAMES_AT_ONCE, self._foresee_next)
+                more = partition.look_ahead(self._read_log, FRAMES_AT_ONCE, self._prefetch_next)
         except DanubeError as error:
             _log.warning("%s cannot be looked at: %s", partition.topic, error)
             more = False
@@ -129,18 +129,18 @@ class Lookahead:
         self._is_fetching = read is PENDING
         return read
 
-    def _foresee_next(self, sub: Subscription, stored: Stored) -> int:
+    def _prefetch_next(self, sub: Subscription, stored: Stored) -> int:
         """What is overdue, or nearly: the backlog is gone through fast, as consumers are on their way."""
-        return self._foresee(sub, stored, AHEAD_NS)
+        return self._prefetch(sub, stored, AHEAD_NS)
 
-    def _foresee(self, sub: Subscription, stored: Stored, ahead_ns: int = CUT_AHEAD_NS) -> int:
+    def _prefetch(self, sub: Subscription, stored: Stored, ahead_ns: int = CUT_AHEAD_NS) -> int:
         """Cut out what is due soon; before which time nothing is left to be cut out of it."""
-        now_ns, foreseen = self._state.now_wall_ns, sub.foreseen
+        now_ns, prefetched = self._state.now_wall_ns, sub.prefetched
         if self._cut_bytes >= CUT_BYTES_MAX:
             return now_ns + AHEAD_NS
-        before = foreseen.byte_count
-        done_ns = foreseen.foresee(stored, now_ns + AHEAD_NS, now_ns + ahead_ns)
-        self._cut_bytes += foreseen.byte_count - before
+        before = prefetched.byte_count
+        done_ns = prefetched.prefetch(stored, now_ns + AHEAD_NS, now_ns + ahead_ns)
+        self._cut_bytes += prefetched.byte_count - before
         partition = self._state.catalog.by_id[sub.partition_id]
         self._holders.setdefault(sub, (partition, self._state.now_ns))
         return done_ns
@@ -167,12 +167,12 @@ class Lookahead:
         for sub, (partition, since_ns) in list(self._holders.items()):
             is_waited_for = sub.consumers or now_ns - since_ns < KEPT_NS
             if not is_waited_for or not self._has(partition, sub):
-                sub.foreseen.clear()
+                sub.prefetched.clear()
             elif is_full:
-                sub.foreseen.prune()
-            if not sub.foreseen:
+                sub.prefetched.prune()
+            if not sub.prefetched:
                 del self._holders[sub]
-        self._cut_bytes = sum(sub.foreseen.byte_count for sub in self._holders)
+        self._cut_bytes = sum(sub.prefetched.byte_count for sub in self._holders)
 
     def _has(self, partition: Partition, sub: Subscription) -> bool:
         """They are still there."""
@@ -184,7 +184,7 @@ class Lookahead:
         log, wall_ns = self._state.logs[partition.log_slot], self._state.now_wall_ns
         end = 0
         for offset in offsets:
-            if offset < end or offset in sub.foreseen:
+            if offset < end or offset in sub.prefetched:
                 continue
             if oldest is not None and offset >= oldest.base_offset:
                 break  # it is in memory
@@ -215,7 +215,7 @@ class Lookahead:
                 return
             frames = [each for each in frames_of(partition.partition_id, data) if each.is_delayed]
             if frames:
-                done_ns = min(self._foresee(sub, stored) for stored in frames)
+                done_ns = min(self._prefetch(sub, stored) for stored in frames)
                 self._done[partition.partition_id, sub.name, run.base_offset] = done_ns
         except DanubeError as error:
             _log.warning("%s cannot be looked at: %s", partition.topic, error)

@@ -20,7 +20,7 @@ from danube_fast.errors import DataLoss
 from danube_fast.frame.split import split_frame
 from danube_fast.frame.view import FrameView
 
-__all__ = ["CUTS_MAX", "Foreseen", "due_times"]
+__all__ = ["CUTS_MAX", "Prefetched", "due_times"]
 
 CUTS_MAX = 64
 """Messages taken out of a frame at once, at most. If more of them become due within a moment, they are
@@ -37,7 +37,7 @@ def due_times(stored: Stored) -> NDArray[np.int64] | None:
     return None if times is None else by_row(stored, view, times)
 
 
-class Foreseen:
+class Prefetched:
     """Frames of one message each, by offset."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -52,18 +52,18 @@ class Foreseen:
         return offset in self._frames
 
     def take(self, offset: int) -> Stored | None:
-        """The message, which is here no more; None if it is not."""
+        """Take the message at an offset out; None if it is not here."""
         frame = self._frames.pop(offset, None)
         if frame is not None:
             self.byte_count -= frame.frame_bytes
         return frame
 
     def clear(self) -> None:
-        """The ledger starts over."""
+        """Forget all: the ledger starts over."""
         self._frames.clear()
         self.byte_count = 0
 
-    def foresee(self, stored: Stored, soon_ns: int, until_ns: int) -> int:
+    def prefetch(self, stored: Stored, soon_ns: int, until_ns: int) -> int:
         """Take out the delayed messages that are due before `until_ns` (since 1970), the first CUTS_MAX of
         them; none if so many are due before `soon_ns`. Before which time all of them are taken care of."""
         times = due_times(stored)
