@@ -131,7 +131,7 @@ _call_key = direct(take_key)
 
 
 class _Database(NamedTuple):
-    """What LMDB keeps of one tree."""
+    """LMDB's record of one tree."""
 
     pad: int
     flags: int

@@ -20,7 +20,7 @@ COORDINATOR = 0
 
 
 class Role(enum.StrEnum):
-    """What a process does."""
+    """The task of a process."""
 
     COORDINATOR = "coordinator"
     WORKER = "worker"

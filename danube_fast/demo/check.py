@@ -24,7 +24,7 @@ NS_PER_SECOND = 1e9
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done to one worker."""
+    """The kill of one worker."""
 
     worker: int
     pid: int
@@ -43,7 +43,7 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """What one subscription got."""
+    """The messages that one subscription got."""
 
     name: str
     type: str
@@ -172,16 +172,16 @@ def _silence(first: Records, kill: Kill | None) -> tuple[float | None, npt.NDArr
     A consumer may still hold messages that left the worker before its death, so the end of the
     longest silence that ends after the kill counts, not the first message received after it.
     """
-    nobody = np.zeros(len(first), bool)
+    unaffected = np.zeros(len(first), bool)
     if kill is None:
-        return None, nobody
+        return None, unaffected
     concerned = np.isin(first["partition"], kill.partitions)
     times_ns = np.sort(first["receive_ns"][concerned])
     times_ns = np.concatenate(
         (times_ns[times_ns <= kill.kill_ns][-1:], times_ns[times_ns > kill.kill_ns])
     )
     if not len(times_ns) or times_ns[-1] <= kill.kill_ns:
-        return None, nobody
+        return None, unaffected
     gaps_ns = np.diff(times_ns, prepend=min(times_ns[0], kill.kill_ns))
     back_ns = int(times_ns[np.argmax(gaps_ns)])
     held_up = concerned & (first["receive_ns"] > kill.kill_ns) & (first["publish_ns"] < back_ns)

@@ -30,7 +30,7 @@ READ_BYTES = 1 << 16
 LINE_BYTES_MAX = 1 << 24
 TAIL_LINES = 12
 STOP_SECONDS = 15.0
-"""`serve` stops within 10 s; whoever is still there then is killed."""
+"""`serve` stops within 10 s; what is still there then is killed."""
 
 
 class Child:

@@ -48,7 +48,7 @@ BATCH_MESSAGES_MAX = 10_000
 
 
 class _Orders:
-    """What the demo has told us."""
+    """The orders of the demo."""
 
     def __init__(self) -> None:
         self.go = threading.Event()

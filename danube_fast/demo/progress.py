@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: bars on a terminal, a plain line a second elsewhere."""
+"""The display of a running demo: bars on a terminal, a plain line a second elsewhere."""
 
 from __future__ import annotations
 

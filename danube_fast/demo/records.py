@@ -1,4 +1,4 @@
-"""What a consumer of the demo writes down about every message, and what the demo reads afterwards.
+"""Records of every message that a consumer of the demo writes down, and that the demo reads afterwards.
 
 Each consumer writes one file of RECORDs in the order of receiving; the demo judges from these files
 alone, so that nothing it shows is a claim of the broker about itself.

@@ -40,7 +40,7 @@ LAG_TIMEOUT_SECONDS = 5.0
 
 
 class Options(NamedTuple):
-    """What the command line may change."""
+    """The options of the command line."""
 
     messages: int = dataset.FLIGHT_COUNT
     messages_per_s: float = 60_000.0
@@ -159,7 +159,7 @@ class _Demo:
         self._view.say(f"killed worker {worker} (pid {pid}) with SIGKILL", "bold red")
 
     def _unacked(self, client: danube_fast.Client) -> dict[str, int]:
-        """What the broker counts as not acked, by subscription, given a moment to settle."""
+        """Count what the broker has as not acked, by subscription, given a moment to come to rest."""
         lags: dict[str, int] = {}
         deadline_ns = self._clock.monotonic_ns() + int(LAG_TIMEOUT_SECONDS * 1e9)
         while self._clock.monotonic_ns() < deadline_ns:

@@ -1,4 +1,4 @@
-"""The stage of the demo: the broker and everybody who talks to it, started, listened to, told to stop.
+"""The stage of the demo: the broker and all that talk to it, started, listened to, told to stop.
 
 Consumers report which offsets they have, so the demo knows by itself when a subscription is complete.
 Every wait has a bound and an end that says what was missing.
@@ -114,7 +114,7 @@ class Stage:
     # ------------------------------------------------------------ listening
 
     def listen(self) -> None:
-        """Take in what everybody says, for a moment. Raises Internal when one cannot go on."""
+        """Take in what all members say, for a moment. Raises Internal when one cannot go on."""
         for child, stream, line in self.crew.listen(LISTEN_SECONDS):
             if stream == "end":
                 self._ended(child)
@@ -162,7 +162,7 @@ class Stage:
             )
 
     def _of_the_broker(self, child: Child) -> str:
-        """What the broker said last, for failures of others."""
+        """Quote what the broker said last, for failures of others."""
         if self.broker is None or child is self.broker:
             return ""
         return f"; the broker's last words: {self.broker.last_words()}"

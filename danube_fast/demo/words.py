@@ -1,4 +1,4 @@
-"""What the demo and its members say to each other: JSON, one object a line.
+"""The messages between the demo and its members: JSON, one object a line.
 
 demo --argv---> member     its Task
 demo --stdin--> member     "go", then "stop"
@@ -70,7 +70,7 @@ class Done(msgspec.Struct, frozen=True, tag_field="word", tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag_field="word", tag="failed"):
-    """It could not go on."""
+    """A member could not go on."""
 
     text: str
 

@@ -103,7 +103,7 @@ def _installed(package: str) -> str:
 
 
 def _processor() -> bytes:
-    """What the code generator looks at: the first processor's model and features."""
+    """Read what the code generator looks at: the first processor's model and features."""
     try:
         with open("/proc/cpuinfo", "rb") as file:
             lines = file.read(_CPU_BYTES).split(b"\n\n", 1)[0].splitlines()

@@ -106,7 +106,7 @@ def _buffers(columns: Columns, start: int, stop: int) -> _Buffers:
 
 
 def _message_bytes(columns: Columns, index: int) -> int:
-    """What message `index` adds to a frame, at the most: bounds the search in `plain_pack`."""
+    """Bound what message `index` adds to a frame, for the search in `plain_pack`."""
     size = OFFSET_BYTES + len(columns.payloads[index] or b"")
     if columns.keys is not None:
         size += OFFSET_BYTES + HASH_BYTES + len(columns.keys[index] or b"")

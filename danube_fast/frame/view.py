@@ -262,7 +262,7 @@ class FrameView:
         return np.frombuffer(self.body_memory(), dtype=dtype, count=count, offset=place)
 
     def _window(self, start: int, stop: int | None) -> tuple[int, int]:
-        """What a slice would make of start and stop."""
+        """Bound start and stop as a slice would."""
         first, last, _ = slice(start, stop).indices(self.message_count)
         return first, max(first, last)
 

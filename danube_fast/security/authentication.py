@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection: HELLO carries claims, an Authenticator makes a principal of them."""
+"""Authentication: who is at the other end of a connection. HELLO carries claims, an Authenticator makes a principal of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The one question every command asks before it does anything: may this principal do that here?
 
-Until roles and bindings exist everybody may do everything; the question is asked all the same, so
+Until roles and bindings exist all clients may do everything; the question is asked all the same, so
 that no command has to be found and changed on the day they do.
 """
 

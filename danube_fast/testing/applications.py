@@ -39,7 +39,7 @@ EXPECTED = (Unavailable, DeadlineExceeded, ResourceExhausted, Internal)
 
 
 class _Reports:
-    """What a publisher was told of each message."""
+    """The answers that a publisher got for each message."""
 
     def __init__(self, model: Model, expected: tuple[type[DanubeError], ...]) -> None:
         self._model = model

@@ -16,7 +16,7 @@ __all__ = ["SimulatedCoordinator"]
 
 
 class _Control:
-    """What the coordinator reads of the control block."""
+    """The control block as the coordinator reads it."""
 
     def __init__(self, host: Machine) -> None:
         self._host = host

@@ -242,7 +242,7 @@ class SimulatedDisk(Background):
         low: int,
         high: int,
     ) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        """What is left of bytes [low, high) that were written and not synced."""
+        """Draw what is left of bytes [low, high) that were written and not synced."""
         if self._draw.random() < 0.3:
             return before
         if self._draw.random() < 0.7:

@@ -381,7 +381,7 @@ class SubscriptionModel:
             known.not_before_ns = self.clock.now_ns + wait_ns
 
     def _failed(self, offset: int, *, certainly: bool) -> None:
-        """It was nacked, or its time went by, or its consumer died."""
+        """Note a failure: a nack, an ack timeout, or the death of the consumer."""
         known = self.known[offset]
         known.deliveries_max += 1
         known.deliveries_min += certainly
@@ -487,7 +487,7 @@ class SubscriptionModel:
         )
 
     def _is_excused(self, offset: int) -> bool:
-        """It failed too often, and what the policy says was done with it."""
+        """Whether it failed too often, and what the policy says was done with it."""
         if self.policy.poison_policy == "dead_letter":
             return offset in self.letters
         is_unseen = offset not in self.known and self.unseen_ends > self.policy.max_redelivery_count

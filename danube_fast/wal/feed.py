@@ -230,7 +230,7 @@ class RunTable:
         return found
 
     def _looked_up(self, look: Callable[[], _Found]) -> _Found:
-        """What `look` finds in the index, which is built anew if it is damaged."""
+        """Ask `look` for what is in the index, which is built anew if it is damaged."""
         if self._lost is not None:
             raise self._lost
         try:

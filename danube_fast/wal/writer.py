@@ -104,7 +104,7 @@ def write_all(
 
 
 def _rest(chunk: Sequence[Any], done: int) -> list[memoryview]:
-    """What is left of `chunk` after its first `done` bytes."""
+    """Cut off the first `done` bytes of `chunk`."""
     rest: list[memoryview] = []
     for buffer in chunk:
         view = memoryview(buffer).cast("B")

@@ -207,7 +207,7 @@ def original_offset(state: int, slot: int, base_sequence: int) -> int:
 
 @kernel("int64(int64,int64,int64,int64,int64)")
 def _find_sender(state: int, frame: int, partition_row: int, session: int, result: int) -> int:
-    """Who sent the frame, and is it his turn: fills producer, sequence and, for a duplicate, the
+    """Find the sender of a frame, and whether it is its turn: fills producer, sequence and, for a duplicate, the
     offset into `result`; returns a status."""
     partition_id = load_i64(partition_row + _P_ID)
     slot = find_producer(state, partition_id, load_i64(frame + AT_PRODUCER_ID))

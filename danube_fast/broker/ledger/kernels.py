@@ -398,7 +398,7 @@ def rewind(head: int) -> int:
 
 @kernel("void(int64,int64,int64)")
 def _give_back_row(head: int, number: int, taken: int) -> None:
-    """What is held of one delivery waits from now on; below offset `taken` it was delivered once more."""
+    """Let what is held of one delivery wait; below offset `taken` it was delivered once more."""
     row = load_i64(head + H_ROWS) + ROW_BYTES * number
     low, high = load_i64(row + R_START), load_i64(row + R_END)
     store_u64(head + H_FIRST_WAITING, min(low, load_i64(head + H_FIRST_WAITING)))

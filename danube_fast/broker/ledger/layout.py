@@ -18,7 +18,7 @@ import enum
 WORD_BYTES = 8
 BUCKET_SHIFT = 14
 BUCKETS = 1 << BUCKET_SHIFT
-NOBODY = 0xFFFF
+NO_SLOT = 0xFFFF
 STAYS = 0xFFFE
 """In place of a slot: no consumer takes the message, or it stays where it is."""
 PAGE_SHIFT = 11

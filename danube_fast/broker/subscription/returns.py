@@ -241,7 +241,7 @@ class Returns:
         self.arm()
 
     def _poison(self, poisoned: Poisoned) -> None:
-        """They are BLOCKED; do what the policy says with them."""
+        """Do what the policy says with messages that are BLOCKED."""
         if self.policy.poison_policy is Poison.DROP:
             self.dropped_count += self.settle(poisoned.start, poisoned.end)
         elif self.policy.poison_policy is Poison.DEAD_LETTER:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from danube_fast.broker.ledger.layout import (
     BUCKETS,
-    NOBODY,
+    NO_SLOT,
     BucketWord,
     HeadWord,
     RouteWord,
@@ -147,7 +147,7 @@ class Router:
 
     def _owners(self, mask: int) -> NDArray[np.uint16]:
         """Slot by bucket: that of the first point at or behind the bucket whose consumer takes it."""
-        table = np.full(BUCKETS, NOBODY, np.uint16)
+        table = np.full(BUCKETS, NO_SLOT, np.uint16)
         takers = {filters for bit, filters in enumerate(self._filters) if mask >> bit & 1}
         if self._ring is None:
             return table
@@ -230,7 +230,7 @@ class Router:
             if self._allowance[consumer.slot] <= 0:
                 self._starve(consumer)
         is_all = bounds[-1] == len(rows)
-        skipped = rows[:0] if is_all else rows[self._slots[: len(rows)] == NOBODY]
+        skipped = rows[:0] if is_all else rows[self._slots[: len(rows)] == NO_SLOT]
         self._skipped = skipped if len(skipped) else None
         return parts
 

@@ -27,7 +27,7 @@ from danube_fast.broker.ledger.layout import (
     J_ROWS,
     J_SLOTS,
     J_TABLES,
-    NOBODY,
+    NO_SLOT,
     P_WAITING,
     PAGE_MASK,
     PAGE_SHIFT,
@@ -55,15 +55,15 @@ _SPREAD = -7046029254386353131
 
 @kernel("int64(int64,int64,int64)")
 def _owner_of(head: int, job: int, route: int) -> int:
-    """The slot that a message of this route goes to now, STAYS or NOBODY; marks where it stays."""
+    """The slot that a message of this route goes to now, STAYS or NO_SLOT; marks where it stays."""
     bucket = load_i64(head + H_BUCKETS) + BUCKET_BYTES * (route & (BUCKETS - 1))
     number = route >> BUCKET_SHIFT
     if number >= load_i64(job + J_TABLES):
         return STAYS  # of a table that is gone: it waits until it is looked at again
     table = load_i64(load_i64(job + J_OWNERS) + WORD_BYTES * number)
     owner = load_u16(table + 2 * (route & (BUCKETS - 1)))
-    if owner == NOBODY:
-        return NOBODY
+    if owner == NO_SLOT:
+        return NO_SLOT
     stays = 1 if load_i64(bucket + B_MARK) == load_i64(job + J_PASS) else 0
     if load_i64(bucket + B_HELD) and load_i64(bucket + B_HOLDER) != owner:
         stays = 1
@@ -108,7 +108,7 @@ def _fresh_route(job: int, row: int, offset: int) -> int:
 
 @kernel("int64(int64,int64)")
 def route(head: int, job: int) -> int:
-    """Write a slot (u16) for each row of the job, STAYS or NOBODY. What stays, waits. 0 or NEED_..."""
+    """Write a slot (u16) for each row of the job, STAYS or NO_SLOT. What stays, waits. 0 or NEED_..."""
     base, rows, count = load_i64(job + J_BASE), load_i64(job + J_ROWS), load_i64(job + J_COUNT)
     end = base + load_i32(rows + 4 * (count - 1)) + 1
     code = prepare(head, base + load_i32(rows), end)

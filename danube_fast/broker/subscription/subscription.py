@@ -228,7 +228,7 @@ class Subscription(Returns):
     def _hand_out_waiting(
         self, fetch: Fetch, now_ns: int, effects: list[Deliver], gaps: list[Gap]
     ) -> bool:
-        """What waits goes before what is fresh. False: nothing fresh may go out now."""
+        """Hand out what waits, before what is fresh. False: nothing fresh may go out now."""
         ledger, router = self.ledger, self.router
         find: Callable[[], int | None] = ledger.first_waiting
         if router is not None:

@@ -69,7 +69,7 @@ def _partition_key(partition_id: int) -> str:
 
 
 def _change(partition: PartitionRecord) -> tuple[str, bytes | None]:
-    """What is to be written for a partition."""
+    """Make the change that writes a partition."""
     return _partition_key(partition.partition_id), msgspec.json.encode(partition)
 
 
@@ -411,7 +411,7 @@ class TopicDirectory:
         return partitions
 
     def _changes(self, record: TopicRecord) -> list[tuple[str, bytes | None]]:
-        """What is to be written for a new topic, itself last."""
+        """Make the changes that write a new topic, itself last."""
         changes = list(map(_change, self.partitions(record)))
         return [*changes, (_topic_key(record.topic), msgspec.json.encode(record))]
 
