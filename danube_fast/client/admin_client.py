@@ -15,8 +15,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from danube_fast.checks import check_text
 from danube_fast.client.consume.consumers import Consumers
 from danube_fast.client.consume.peek import peek_steps, tail_steps
+from danube_fast.client.faces import Run, twin
 from danube_fast.client.handle.redrive import redrive_steps
-from danube_fast.client.link.faces import Run, twin
 from danube_fast.client.link.loop import LoopDriver
 from danube_fast.client.link.operations import admin_steps
 from danube_fast.client.link.pump import Steps

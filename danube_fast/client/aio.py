@@ -13,7 +13,7 @@ from typing import Any
 from danube_fast.client.consume.batch import Batch
 from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consumer import Consumer, ConsumerView
-from danube_fast.client.link.faces import AsyncClosing, at_once, twin
+from danube_fast.client.faces import AsyncClosing, at_once, twin
 from danube_fast.client.link.loop import LoopDriver
 from danube_fast.client.produce.outgoing import Attributes, OnDelivery
 from danube_fast.client.produce.publisher import Publisher

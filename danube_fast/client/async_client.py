@@ -14,8 +14,8 @@ from danube_fast.client.async_subscriber import AsyncSubscriber
 from danube_fast.client.client import Client
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
+from danube_fast.client.faces import AsyncClosing, opening, opens, twin
 from danube_fast.client.handle.handlers import checked_concurrency, prefetch
-from danube_fast.client.link.faces import AsyncClosing, opening, opens, twin
 from danube_fast.client.link.loop import LoopDriver
 from danube_fast.client.link.pump import Steps, deadline_after, seconds_until
 from danube_fast.client.producer import Producer

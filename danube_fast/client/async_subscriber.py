@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 
 from danube_fast.checks import check_seconds
 from danube_fast.client.aio import AsyncConsumer
+from danube_fast.client.faces import AsyncClosing
 from danube_fast.client.handle.handlers import CLOSE_SHARE, Handling, reason_of, reply_of
-from danube_fast.client.link.faces import AsyncClosing
 from danube_fast.client.values.limits import CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.values.message import Message
 from danube_fast.errors import DanubeError, FailedPrecondition

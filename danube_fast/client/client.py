@@ -11,8 +11,8 @@ from danube_fast.client.admin_client import AdminClient
 from danube_fast.client.consume.read_range import checked_stop
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
+from danube_fast.client.faces import Closing, Run
 from danube_fast.client.handle.handlers import checked_concurrency, prefetch
-from danube_fast.client.link.faces import Closing, Run
 from danube_fast.client.link.pump import Steps, deadline_after, seconds_until
 from danube_fast.client.produce.outgoing import Attributes
 from danube_fast.client.producer import Producer

@@ -10,7 +10,7 @@ from danube_fast.client.consume.acks import delay_ms
 from danube_fast.client.consume.batch import Batch
 from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consume.leases import GROUPS
-from danube_fast.client.link.faces import Closing, Run
+from danube_fast.client.faces import Closing, Run
 from danube_fast.client.values.arguments import Start
 from danube_fast.client.values.limits import (
     BATCH_MESSAGES_DEFAULT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from danube_fast.client.link.faces import opens
+from danube_fast.client.faces import opens
 
 if TYPE_CHECKING:
     from danube_fast.client.async_client import AsyncClient

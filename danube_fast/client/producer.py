@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from danube_fast.client.link.faces import Closing, Run
+from danube_fast.client.faces import Closing, Run
 from danube_fast.client.produce.outgoing import Attributes, OnDelivery
 from danube_fast.client.produce.publisher import Publisher
 from danube_fast.client.values.arguments import Moment

@@ -9,7 +9,7 @@ from danube_fast.client.consume.batch import Batch
 from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consume.read_range import ReadRange
 from danube_fast.client.consumer import InboxView
-from danube_fast.client.link.faces import Closing
+from danube_fast.client.faces import Closing
 from danube_fast.client.values.limits import BATCH_MESSAGES_DEFAULT, CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.values.message import Message
 

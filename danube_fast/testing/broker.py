@@ -34,7 +34,7 @@ from danube_fast.errors import DeadlineExceeded, FailedPrecondition, Internal, U
 if TYPE_CHECKING:
     from danube_fast.client.async_client import AsyncClient
     from danube_fast.client.client import Client
-    from danube_fast.client.link.faces import Opening
+    from danube_fast.client.faces import Opening
 
 __all__ = ["Broker"]
 
