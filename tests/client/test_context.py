@@ -69,18 +69,18 @@ def test_an_interrupt_while_reading_leaves_nothing_unread(broker: Any) -> None:
                     raise KeyboardInterrupt
                 return 0
 
-            def distrust(self) -> None:
-                self.distrusted = True
+            def reset(self) -> None:
+                self.was_reset = True
 
         other: Any = Interrupted()
         with pump.lock:
             pump._sockets.append(other)
-            pump._stirred[other] = None
+            pump._unread[other] = None
         with pytest.raises(KeyboardInterrupt):
             pump.wait(lambda: False, pump.clock.monotonic_ns() + 1_000_000_000)
         assert not pump.wait(lambda: False, pump.clock.monotonic_ns() + 1)
         assert other.reads == 2
-        assert other.distrusted
+        assert other.was_reset
         with pump.lock:
             pump._sockets.remove(other)
         assert producer.publish(b"y").offset == 1

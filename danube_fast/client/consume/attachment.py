@@ -107,7 +107,7 @@ class Attachment:
     # Python keeps more than 30 attributes in a dict of each object: a cache miss for every one of them, among thousands
     __slots__ = (
         "_backoff_ns", "_call", "_is_resting", "_refused_since_ns", "connection", "consumer", "consumer_id", "credit",
-        "end_offset", "ever_subscribed", "failure", "first_offset", "flow_id", "frames_received", "generation",
+        "end_offset", "ever_subscribed", "failure", "flow_id", "frames_received", "generation",
         "is_late", "lowest", "next_offset", "number", "parent", "parted", "partition_id", "pending",
         "position", "route", "seeks", "sought_generation", "start_offset", "subscribed", "taken_frames", "topic",
         "tracks",
@@ -154,7 +154,6 @@ class Attachment:
         self.ever_subscribed = False
         self.is_late = False
         """True: its consumer was open already when it joined."""
-        self.first_offset = 0
         self.end_offset = 0
         self.start_offset = 0
         """Where the first subscription began."""
@@ -224,7 +223,6 @@ class Attachment:
             )
             self.next_offset = max(self.next_offset, got)
         if not self.ever_subscribed:
-            self.first_offset = call.value["first_offset"]
             self.end_offset = call.value["end_offset"]
             self.start_offset = call.value["next_offset"]
             # frames may have come before: a new subscription is answered when it is durable
@@ -239,12 +237,12 @@ class Attachment:
         now = self.consumer.pump.clock.monotonic_ns()
         self._refused_since_ns = self._refused_since_ns or now
         refused_ns = now - self._refused_since_ns
-        own_ghost = (
+        own_old_session = (
             type(error) is FailedPrecondition and self.ever_subscribed and refused_ns < TAKEOVER_NS
         )
         # no call that could hear of it has asked for one that joins an open consumer
         waits = self.is_late and not self.ever_subscribed and isinstance(error, RETRYABLE)
-        if waits or own_ghost or asks_again(error, refused_ns, was_open=self.ever_subscribed):
+        if waits or own_old_session or asks_again(error, refused_ns, was_open=self.ever_subscribed):
             if isinstance(error, Unavailable):
                 self.consumer.attachment_lost(self)
             self.consumer.pump.arm(self, now + self._backoff_ns)
@@ -358,7 +356,7 @@ class Attachment:
             return
         if resumed and self.consumer_id:
             # the broker still counts them as delivered to the old id: it must give them back
-            self.connection.call(Call(self._goodbye(self.consumer_id), OnLoss.REPEAT))
+            self.connection.call(Call(self._close_command(self.consumer_id), OnLoss.REPEAT))
         self._subscribe()
 
     def on_lost(self) -> None:
@@ -395,9 +393,9 @@ class Attachment:
         def ended(call: Call) -> None:
             connection.receivers.pop(consumer_id, None)
 
-        return connection.call(Call(self._goodbye(consumer_id), OnLoss.REPEAT, ended))
+        return connection.call(Call(self._close_command(consumer_id), OnLoss.REPEAT, ended))
 
-    def _goodbye(self, consumer_id: int) -> CloseConsumer:
+    def _close_command(self, consumer_id: int) -> CloseConsumer:
         """Return what ends the consumer at the broker, with what its application has taken."""
         connection = self.connection
         taken = self.consumer.taken(self) if connection.takes_reports else None

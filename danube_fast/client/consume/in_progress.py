@@ -23,7 +23,7 @@ __all__ = ["InProgress"]
 
 TICK_NS_MAX = 1 * SECOND_NS
 TICKS_PER_TIMEOUT = 3
-PATIENCE_NS = 30 * SECOND_NS
+EXTENSION_NS = 30 * SECOND_NS
 """How far a deadline is moved where the subscription has no ack timeout: it may get one meanwhile."""
 
 
@@ -67,13 +67,13 @@ class InProgress:
 
     @property
     def _tick_ns(self) -> int:
-        return min((self.timeout_ns or PATIENCE_NS) // TICKS_PER_TIMEOUT, TICK_NS_MAX)
+        return min((self.timeout_ns or EXTENSION_NS) // TICKS_PER_TIMEOUT, TICK_NS_MAX)
 
     def extend(self, attachment: Attachment, offsets: list[int]) -> None:
         """Move the deadline of these messages now."""
         if offsets and attachment.tracks and attachment.connection.is_open:
             pairs = merged([bound for offset in offsets for bound in (offset, offset + 1)])
-            milliseconds = max(1, (self.timeout_ns or PATIENCE_NS) // MILLISECOND_NS)
+            milliseconds = max(1, (self.timeout_ns or EXTENSION_NS) // MILLISECOND_NS)
             attachment.connection.send(Extend([(attachment.consumer_id, pairs)], milliseconds))
 
     def on_time(self, now_ns: int) -> None:

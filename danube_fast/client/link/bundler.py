@@ -89,7 +89,7 @@ class Bundler:
             self._drained_ns = now_ns
             self._pump.try_drain()
         if now_ns >= self._due_ns:
-            self._ship_unless_busy(now_ns)
+            self._send_waiting_unless_busy(now_ns)
 
     def _wait_for_answer(self, now_ns: int) -> None:
         """Send nothing before the next answer; the timer thread looks for it if no other thread does."""
@@ -100,13 +100,13 @@ class Bundler:
         """Drop a lane that leaves this connection."""
         self._waiting.pop(lane, None)
 
-    def _ship_unless_busy(self, now_ns: int) -> None:
+    def _send_waiting_unless_busy(self, now_ns: int) -> None:
         if self.is_busy:
             self._wait_for_answer(now_ns)
         else:
-            self._ship()
+            self._send_waiting()
 
-    def _ship(self) -> None:
+    def _send_waiting(self) -> None:
         """Send every open batch that waits."""
         waiting, self._waiting = self._waiting, {}
         self._due_ns, self._overdue = FOREVER_NS, False
@@ -121,13 +121,13 @@ class Bundler:
     def answered(self) -> None:
         """Send what waited for the answers that were just read."""
         if self._waiting and (self._overdue or not self.on_way) and not self.is_busy:
-            self._ship()
+            self._send_waiting()
 
     def on_time(self, now_ns: int) -> None:
         """Send batches whose linger is over, or that waited for an answer of a session that was lost. The
         sockets have just been read."""
         if self._overdue or now_ns >= self._due_ns:
-            self._ship_unless_busy(now_ns)
+            self._send_waiting_unless_busy(now_ns)
         if self.on_way:
             tick_ns = ANSWER_TICK_NS if self._overdue else ACK_TICK_NS
             self._pump.arm(self, min(self._due_ns, now_ns + tick_ns))

@@ -1,6 +1,6 @@
 """One connection: a DEALER socket, or rings, to one endpoint of the broker, and the session on it.
 
-    GREETING --WELCOME--> OPEN --NO_SESSION or silence--> GREETING ...       FAILED and CLOSED end it
+    HANDSHAKE --WELCOME--> OPEN --NO_SESSION or silence--> HANDSHAKE ...       FAILED and CLOSED end it
 
 The session outlives the socket: after a lost connection HELLO carries the old session and token.
 WELCOME says whether the broker still knew it. Either way everything that was on its way may be
@@ -67,7 +67,7 @@ class Identity(NamedTuple):
 class State(enum.Enum):
     """Where a connection stands."""
 
-    GREETING = 1
+    HANDSHAKE = 1
     OPEN = 2
     FAILED = 3
     CLOSED = 4
@@ -112,7 +112,7 @@ class Connection:
         self.pump = pump
         self.endpoint = endpoints[0]
         self._endpoints = endpoints
-        self.state = State.GREETING
+        self.state = State.HANDSHAKE
         self.failure: DanubeError | None = None
         self.limits: dict[str, int] = {}
         self.users: dict[User, None] = {}
@@ -130,14 +130,14 @@ class Connection:
         self._hello = 0
         self._opened = False
         self._quick = False
-        self._patience_ns = HANDSHAKE_RETRY_NS
+        self._retry_ns = HANDSHAKE_RETRY_NS
         self._heard_ns = pump.clock.monotonic_ns()
         self._pinged_ns = 0
         self._lost_ns = self._heard_ns
         self._dialer = dialer
         self._port: Port | RingPort | None = None
         self._connect()
-        self._greet()
+        self._handshake()
 
     # ------------------------------------------------------------ socket
 
@@ -166,23 +166,23 @@ class Connection:
         """Whether the next message would go out at once, as far as is known."""
         return self._port is None or self._port.has_room
 
-    def distrust(self) -> None:
+    def reset(self) -> None:
         """Begin anew, so that nothing is lost of a message that was read and perhaps not handled."""
         if self.state is State.OPEN:
             self._lost_ns = self.pump.clock.monotonic_ns()
-        if self.state in (State.OPEN, State.GREETING):
+        if self.state in (State.OPEN, State.HANDSHAKE):
             self._renew()
 
     def _renew(self) -> None:
         """Open a fresh port: nothing stale in its queue, no waiting for ZeroMQ to reconnect."""
         was_asked = self._port is not None
         self._drop_port(0)
-        if self.state is State.GREETING and was_asked:
-            self._patience_ns = min(2 * self._patience_ns, HANDSHAKE_RETRY_NS_MAX)
+        if self.state is State.HANDSHAKE and was_asked:
+            self._retry_ns = min(2 * self._retry_ns, HANDSHAKE_RETRY_NS_MAX)
             place = self._endpoints.index(self.endpoint) + 1
             self.endpoint = self._endpoints[place % len(self._endpoints)]
         self._connect()
-        self._greet()
+        self._handshake()
 
     def _drop_port(self, linger_ms: int) -> None:
         port, self._port = self._port, None
@@ -196,12 +196,12 @@ class Connection:
         was_open = self.state is State.OPEN
         if was_open:
             self._lost_ns = self.pump.clock.monotonic_ns()
-        hopeless = self._dialer.lost(port, was_open=was_open)
-        if hopeless is not None:
-            self._fail(hopeless)
+        failure = self._dialer.lost(port, was_open=was_open)
+        if failure is not None:
+            self._fail(failure)
             return
         self._connect()
-        self._greet()
+        self._handshake()
 
     # ------------------------------------------------------------ session
 
@@ -210,8 +210,8 @@ class Connection:
         """Whether commands may be sent now."""
         return self.state is State.OPEN
 
-    def _greet(self) -> None:
-        was_open, self.state = self.state is State.OPEN, State.GREETING
+    def _handshake(self) -> None:
+        was_open, self.state = self.state is State.OPEN, State.HANDSHAKE
         if was_open:
             self._drop_calls()
             for user in tuple(self.users):
@@ -231,7 +231,7 @@ class Connection:
             self._token,
         )
         self.send(hello)
-        self.pump.arm(self, self.pump.clock.monotonic_ns() + self._patience_ns)
+        self.pump.arm(self, self.pump.clock.monotonic_ns() + self._retry_ns)
 
     def _drop_calls(self) -> None:
         """End calls that were on their way: they may be lost, and this endpoint may never come back."""
@@ -243,20 +243,20 @@ class Connection:
                 self._finish(call, None, None)
 
     def _lose(self) -> None:
-        """Greet again: the broker does not know this client any more, or seems gone."""
+        """Repeat the handshake: the broker does not know this client any more, or seems gone."""
         if self.state is State.OPEN:
             self._lost_ns = self.pump.clock.monotonic_ns()
-            self._greet()
+            self._handshake()
 
     def _on_welcome(self, command: Welcome) -> None:
-        if command.request != self._hello or self.state is not State.GREETING:
+        if command.request != self._hello or self.state is not State.HANDSHAKE:
             return
         self.state = State.OPEN
         self._session, self._token = command.session, command.token
         self.limits = command.limits
         self.takes_reports = "unreported_messages" in self.limits
         self._pinged_ns = 0
-        self._patience_ns = HANDSHAKE_RETRY_NS
+        self._retry_ns = HANDSHAKE_RETRY_NS
         first, self._opened = not self._opened, True
         resumed = command.resumed and not first
         if not resumed:
@@ -298,7 +298,7 @@ class Connection:
 
     def on_time(self, now_ns: int) -> None:
         """Send the next heartbeat, or repeat a HELLO that has gone unanswered."""
-        if self.state is State.GREETING:
+        if self.state is State.HANDSHAKE:
             if now_ns - self._lost_ns > LOOKUP_AFTER_NS:
                 for user in tuple(self.users):
                     user.on_away()
@@ -372,7 +372,7 @@ class Connection:
         count = 0
         while port is not None and port is self._port:
             if lazily and count and self.has_rings and not port.readable():
-                self.pump.stir(self)
+                self.pump.look_again(self)
                 break
             head = port.receive_head()
             if head is None:
@@ -430,7 +430,7 @@ class Connection:
         if command.code == Status.NO_SESSION:
             self._lose()
             return
-        if command.request == self._hello and self.state is State.GREETING:
+        if command.request == self._hello and self.state is State.HANDSHAKE:
             error = error_from_code(command.code, command.text)
             now_ns = self.pump.clock.monotonic_ns()
             refused_ns = now_ns - self._lost_ns

@@ -67,7 +67,7 @@ class Socket(Protocol):
         """Return the descriptor to sleep on."""
 
     def drain(self, lazily: bool = False) -> int:
-        """Read what is there; how many messages that was. `lazily`: it may call `stir` instead of
+        """Read what is there; how many messages that was. `lazily`: it may call `look_again` instead of
         making sure that nothing comes behind them."""
 
     def readable(self) -> bool:
@@ -77,7 +77,7 @@ class Socket(Protocol):
     def has_rings(self) -> bool:
         """Whether its descriptor is raised again for whatever comes after a look."""
 
-    def distrust(self) -> None:
+    def reset(self) -> None:
         """Reading was interrupted, perhaps in the middle of a message."""
 
 
@@ -130,7 +130,7 @@ class Pump:
         self._condition = threading.Condition(self.lock)
         self._sockets: list[Socket] = []
         self._by_fd: dict[int, Socket] = {}
-        self._stirred: dict[Socket, None] = {}
+        self._unread: dict[Socket, None] = {}
         """Sockets that were used since they were read, or that woke the leader."""
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -162,7 +162,7 @@ class Pump:
 
     def remove(self, connection: Socket) -> None:
         """Forget a connection, before its socket is closed. Under the lock."""
-        self._stirred.pop(connection, None)
+        self._unread.pop(connection, None)
         if connection in self._sockets:
             self._sockets.remove(connection)
             self._by_fd.pop(connection.fileno(), None)
@@ -175,12 +175,12 @@ class Pump:
         """Read every socket. Under the lock. How many messages were read."""
         return self._drain(tuple(self._sockets))
 
-    def stir(self, connection: Socket) -> None:
+    def look_again(self, connection: Socket) -> None:
         """Under the lock: look at that connection again before a thread sleeps."""
-        self._stirred[connection] = None
+        self._unread[connection] = None
 
     def _drain(self, connections: Iterable[Socket], lazily: bool = False) -> int:
-        self._stirred = {}
+        self._unread = {}
         count = 0
         connection: Socket | None = None
         try:
@@ -189,8 +189,8 @@ class Pump:
                     count += connection.drain(lazily)
         except BaseException:  # an interrupt: it is unknown what was read
             if connection is not None:
-                connection.distrust()
-            self._stirred = dict.fromkeys(self._sockets)
+                connection.reset()
+            self._unread = dict.fromkeys(self._sockets)
             raise
         if count:
             self.notify()
@@ -204,7 +204,7 @@ class Pump:
         """
         if connection.has_rings:
             return
-        self._stirred[connection] = None
+        self._unread[connection] = None
         if (self._asleep or self.on_progress is not None) and connection.readable():
             os.eventfd_write(self._wake_fd, 1)
 
@@ -277,10 +277,10 @@ class Pump:
         """Read and sleep until `ready()`, callbacks are due, or the time is up (then True)."""
         while True:
             # of all others the descriptor would tell: only use of a socket swallows its edge
-            self._drain(self._stirred, lazily=True)
+            self._drain(self._unread, lazily=True)
             if (self.callbacks and not self._caller) or ready():
                 return False
-            if self._stirred:
+            if self._unread:
                 continue
             left_ns = deadline_ns - self.clock.monotonic_ns()
             if left_ns <= 0 or self.closed:
@@ -303,7 +303,7 @@ class Pump:
             if fd == self._wake_fd:
                 self.clear_wake()
             elif fd in self._by_fd:
-                self._stirred[self._by_fd[fd]] = None
+                self._unread[self._by_fd[fd]] = None
 
     def _own_again(self) -> None:
         """Take the lock again, wherever an interrupt struck; it is raised once the lock is taken."""

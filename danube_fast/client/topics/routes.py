@@ -265,7 +265,7 @@ class Routes:
                 steps.close()
 
     def close(self) -> None:
-        """Say goodbye everywhere."""
+        """End the session on every connection, and close it."""
         for connection in (*self.workers.values(), self.bootstrap):
             connection.say_bye()
             connection.close()
