@@ -19,7 +19,16 @@ Piece = tuple[Delivery, int, int]
 
 
 class Batch:
-    """Messages received together, in order per partition. Empty when nothing came in time."""
+    """Messages received together, in order per partition. Empty when nothing came in time.
+
+    Has a length, may be iterated over and indexed, and keeps its bytes for as long as it lives.
+
+        batch = consumer.receive_batch(timeout=1)
+        total = sum(len(payload or b"") for payload in batch.payloads())
+        consumer.ack(batch)
+
+    The columns (payloads, keys, ...) are read much faster than message by message.
+    """
 
     __slots__ = ("_count", "_pieces")
 

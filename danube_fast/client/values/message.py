@@ -27,10 +27,12 @@ __all__ = [
 
 
 class MessageId(NamedTuple):
-    """Identity of a message: partition topic and offset; as text `/default/flights-part-0@123`."""
+    """Identity of a message; as text `/default/flights-part-0@123`."""
 
     topic: str
+    """The partition's topic."""
     offset: int
+    """Number of the message in its partition."""
 
     def __str__(self) -> str:
         return f"{self.topic}@{self.offset}"
@@ -45,14 +47,18 @@ class MessageId(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Offsets that will never be delivered, both ends included."""
+    """Offsets that will never be delivered."""
 
     topic: str
+    """The partition's topic."""
     first: int
+    """The first of the offsets."""
     last: int
+    """The last of them."""
     reason: str
+    """Why they will not come."""
     lost: bool = False
-    """There were messages; otherwise the offsets were never used."""
+    """Whether there were messages; otherwise the offsets were never used."""
 
 
 class Processing:
@@ -328,7 +334,9 @@ class _MessageKind(type):
 class Message(_Views, metaclass=_MessageKind):
     """One message. Times are nanoseconds since the epoch, UTC; what is not there is None.
 
-    `payload` None is a tombstone: its key is to be forgotten.
+    `payload`: its bytes; None is a tombstone, whose key is to be forgotten. `offset`: its number in the partition;
+    numbers rise by one, and are never used again. Applications construct messages in tests; a constructed one is
+    acked by its topic and offset, and cannot be replied to.
     """
 
     __slots__ = ("_index", "_source", "offset", "payload")
