@@ -14,7 +14,6 @@ import typer
 
 from danube_fast.cli import (
     bench,
-    clients,
     completion,
     config,
     consume,
@@ -62,7 +61,7 @@ for _command in (
     bench.bench, completion.completion,
 ):  # fmt: skip
     app.command(epilog=_command.epilog)(_command)  # type: ignore[union-attr]
-for _module in (topic_messages, subscriptions, clients, namespaces, wal, config):
+for _module in (topic_messages, subscriptions, status, namespaces, wal, config):
     app.add_typer(_module.app)
 
 

@@ -11,6 +11,7 @@ import typer
 
 from danube_fast.checks import check_seconds, parse_amount
 from danube_fast.cli.names import complete_subscriptions, complete_topics
+from danube_fast.client.link.url import DEFAULT_URL
 from danube_fast.errors import InvalidArgument
 
 __all__ = [
@@ -35,7 +36,6 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
-DEFAULT_URL = "danube://127.0.0.1:6650"
 
 
 class OutputForm(enum.StrEnum):
