@@ -366,8 +366,8 @@ class Log:
         return self._reader.read_cached(run, self._read_end())
 
     def prefetch(self, run: Run, byte_count: int) -> Callable[[], None]:
-        """What brings a run, and what follows it, into the page cache: so many bytes, as far as there are. Call it
-        once, in another thread."""
+        """Return work that brings a run, and what follows it, into the page cache: `byte_count` bytes, as far as
+        there are. Call it once, in another thread."""
         end = min(run.position + max(run.byte_count, byte_count), self._read_end())
         return self._reader.prefetch(run.position, end - run.position)
 

@@ -135,7 +135,7 @@ class LogReader:
         return data
 
     def prefetch(self, position: int, byte_count: int) -> Callable[[], None]:
-        """What brings bytes of the log into the page cache; to be called once, in another thread."""
+        """Return work that brings bytes of the log into the page cache; call it once, in another thread."""
         parts = [
             (os.dup(self._open(segment)), segment.file_offset(start), end - start)
             for segment, start, end in self._parts(position, byte_count)
