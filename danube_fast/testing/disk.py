@@ -28,6 +28,8 @@ from danube_fast.wal.layout import INDEX_NAME, SEGMENT_SUFFIX
 __all__ = ["SimulatedDisk", "SimulatedSync"]
 
 SECTOR_BYTES = 512
+PAGES_MISSING = 0.2
+"""Share of the reads behind the tail whose pages are not in the page cache."""
 
 
 class _Done:
@@ -172,6 +174,25 @@ class SimulatedDisk(Background):
         """Do it at once."""
         work()
         return _Done()
+
+    def make_fetch(self, wake_fd: int) -> Callable[[Callable[[], None]], None]:
+        """Work that ends when the seed says so."""
+        wake = self.wake
+
+        def start(work: Callable[[], None]) -> None:
+            def end() -> None:
+                work()
+                wake()
+
+            self.schedule.call(self.delay_ns(), end)
+
+        return start
+
+    def read_cached(self, fd: int, view: memoryview, place: int) -> bool:
+        """Find some pages missing, as the seed says."""
+        if self._draw.random() < PAGES_MISSING:
+            return False
+        return os.preadv(fd, [view], place) == len(view)
 
     def pause(self, stop: threading.Event, seconds: float) -> None:
         """Give way to no other thread: there is none."""

@@ -6,6 +6,8 @@ another one, whose syncs and jobs end when its seed says so.
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -87,6 +89,29 @@ class Background:
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
         return thread
+
+    def make_fetch(self, wake_fd: int) -> Callable[[Callable[[], None]], None]:
+        """Return what does work beside the loop and then writes to the eventfd `wake_fd`."""
+
+        def start(work: Callable[[], None]) -> None:
+            def fetch() -> None:
+                work()
+                os.eventfd_write(wake_fd, 1)
+
+            self.start("log-fetch", fetch)
+
+        return start
+
+    def read_cached(self, fd: int, view: memoryview, place: int) -> bool:
+        """Read into `view` what is in the page cache; whether that was all. Raises OSError."""
+        try:
+            return os.preadv(fd, [view], place, os.RWF_NOWAIT) == len(view)
+        except BlockingIOError:
+            return False
+        except OSError as fault:
+            if fault.errno != errno.EOPNOTSUPP:
+                raise
+            return os.preadv(fd, [view], place) == len(view)  # tmpfs, which never waits, and others
 
     def pause(self, stop: threading.Event, seconds: float) -> None:
         """Let a job rest, unless it is told to stop."""

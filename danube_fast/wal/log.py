@@ -90,7 +90,7 @@ class Log:
         self._appender = Appender(
             directory, log_id, self._chain, self._spares, self._sync, clock.wall_ns
         )
-        self._reader = LogReader(self._chain, log_id)
+        self._reader = LogReader(self._chain, log_id, background)
         self._runs = RunTable(directory, log_id, settings, clock, self._chain)
 
     @classmethod

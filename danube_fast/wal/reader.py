@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import os
 from collections.abc import Callable, Iterator
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from danube_fast.errors import DataLoss, InvalidArgument
 from danube_fast.frame.kernel import address_of, direct
+from danube_fast.wal.background import Background
 from danube_fast.wal.index import Run
 from danube_fast.wal.scan import (
     STATE_LOG_ID,
@@ -38,8 +38,8 @@ _call_check = direct(check_run)
 class LogReader:
     """Reads a chain. `keep_open_from` guards descriptors that a sync may still use."""
 
-    def __init__(self, chain: Chain, log_id: int) -> None:
-        self._chain = chain
+    def __init__(self, chain: Chain, log_id: int, background: Background) -> None:
+        self._chain, self._background = chain, background
         self._state = np.zeros(STATE_WORDS, dtype=np.int64)
         self._state[STATE_LOG_ID] = signed(log_id)
         self._recent: collections.OrderedDict[int, Segment] = collections.OrderedDict()
@@ -127,7 +127,7 @@ class LogReader:
             for segment, start, end in self._parts(run.position, run.byte_count):
                 fd, place = self._open(segment), segment.file_offset(start)
                 part = view[start - run.position : end - run.position]
-                if not _is_cached(fd, place, part):
+                if not self._background.read_cached(fd, part, place):
                     return None
         except OSError:
             return None  # who has to have it says what is wrong
@@ -167,17 +167,3 @@ def _fetch(parts: list[tuple[int, int, int]]) -> None:
             for at in range(place, place + byte_count, _FETCH_BYTES):
                 os.preadv(fd, [bytearray(min(_FETCH_BYTES, place + byte_count - at))], at)
         os.close(fd)
-
-
-def _is_cached(fd: int, place: int, view: memoryview) -> bool:
-    """Read into `view` what is in the page cache; whether that was all. Raises OSError."""
-    try:
-        return os.preadv(fd, [view], place, os.RWF_NOWAIT) == len(view)
-    except BlockingIOError:
-        return False
-    except OSError as fault:
-        if fault.errno != errno.EOPNOTSUPP:
-            raise
-        return os.preadv(fd, [view], place) == len(
-            view
-        )  # tmpfs, which never waits, and some others

@@ -8,11 +8,9 @@ Each log has one such thread at a time. Partitions that wait for it have their t
 
 from __future__ import annotations
 
-import os
-
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import PENDING, Read, Ready, Stored
-from danube_fast.wal.background import Background, Job
+from danube_fast.wal.background import Background
 from danube_fast.wal.index import Run
 from danube_fast.workers.shard.read.frames import frames_of
 from danube_fast.workers.shard.read.places import gap_in_log, live_runs
@@ -27,10 +25,12 @@ PREFETCH_BYTES = 4 << 20
 class _Fetch:
     """What a thread reads of one log, and who waits for it."""
 
-    __slots__ = ("job", "owner", "position", "waiting")
+    __slots__ = ("is_over", "owner", "position", "waiting")
 
-    def __init__(self, job: Job, owner: Partition, position: int) -> None:
-        self.job, self.owner, self.position = job, owner, position
+    def __init__(self, owner: Partition, position: int) -> None:
+        self.owner, self.position = owner, position
+        self.is_over = False
+        """Set by the thread, before it wakes the loop."""
         self.waiting: dict[int, Partition] = {}
 
 
@@ -38,7 +38,8 @@ class LogReader:
     """Reads the logs of one worker, and counts the bytes."""
 
     def __init__(self, state: ShardState, background: Background) -> None:
-        self._state, self._background = state, background
+        self._state = state
+        self._start = background.make_fetch(state.boot.mailbox.fileno())
         self.bytes_read = 0
         self.fetches: dict[int, _Fetch] = {}
         """By slot of the log."""
@@ -87,17 +88,14 @@ class LogReader:
             return data
         fetch = self.fetches.get(slot)
         if fetch is None:
-            wake_fd, work = self._state.boot.mailbox.fileno(), log.prefetch(run, PREFETCH_BYTES)
+            fetch, work = _Fetch(partition, run.position), log.prefetch(run, PREFETCH_BYTES)
 
-            def fetch_and_wake() -> None:
+            def read(fetch: _Fetch = fetch) -> None:
                 work()
-                os.eventfd_write(wake_fd, 1)
+                fetch.is_over = True
 
-            job = self._background.start("log-fetch", fetch_and_wake)
-            if not job.is_alive():
-                self._fetched[slot] = run.position
-                return log.read_cached(run)
-            fetch = self.fetches[slot] = _Fetch(job, partition, run.position)
+            self._start(read)
+            self.fetches[slot] = fetch
         fetch.waiting[partition.partition_id] = partition
         return None
 
@@ -105,7 +103,7 @@ class LogReader:
         """Let partitions whose frames have come read them: the one that they were fetched for goes last, as it may
         want more."""
         for slot, fetch in list(self.fetches.items()):
-            if fetch.job.is_alive():
+            if not fetch.is_over:
                 continue
             del self.fetches[slot]
             self._fetched[slot] = fetch.position
