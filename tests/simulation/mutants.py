@@ -34,6 +34,14 @@ class Mutant(NamedTuple):
 
 
 MUTANTS: dict[str, Mutant] = {
+    "pages_come_for_the_one_that_asked_first": Mutant(
+        "for partition in (*fetch.waiting.values(), fetch.owner):",
+        "for partition in (fetch.owner,):",
+    ),
+    "pages_that_come_tell_no_one": Mutant(
+        "                fetch.is_over = True\n",
+        "                pass\n",
+    ),
     "ack_before_sync": Mutant(
         "            waiting = group.on_synced\n",
         "            waiting = group.on_written\n",
