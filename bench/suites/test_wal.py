@@ -16,8 +16,9 @@ import pytest
 
 from danube_fast.clock import SystemClock
 from danube_fast.config import Settings
-from danube_fast.wal import RUN_DTYPE, Log
 from danube_fast.wal.index import Index
+from danube_fast.wal.layout import RUN_DTYPE
+from danube_fast.wal.log import Log
 from tests.wal.rig import (
     LOG_ID,
     MIB,

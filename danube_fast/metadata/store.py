@@ -2,8 +2,7 @@
 
 Metadata is what the broker knows about topics, subscriptions and owners: read often, written seldom,
 never on the path of a message. One Protocol has several homes (memory, LMDB, a cluster's etcd); one
-conformance suite, tests/metadata/conformance.py, runs over each. A plug-in offers a home of its own
-through the entry-point group named by `ENTRY_POINT_GROUP`.
+conformance suite, tests/metadata/conformance.py, runs over each.
 
 Keys look like `/topics/default/flights`: they begin with '/', and no segment is empty. A prefix ends
 in '/', so that `/topics/default/a/` can never match `/topics/default/ab`.
@@ -22,7 +21,6 @@ from danube_fast.errors import InvalidArgument
 
 __all__ = [
     "CHANGES_MAX",
-    "ENTRY_POINT_GROUP",
     "KEY_BYTES_MAX",
     "VALUE_BYTES_MAX",
     "Entry",
@@ -34,8 +32,6 @@ __all__ = [
     "check_prefix",
     "check_value",
 ]
-
-ENTRY_POINT_GROUP = "danube_fast.metadata_stores"
 
 KEY_BYTES_MAX = 480
 """Longest key, UTF-8 bytes. LMDB allows 511; two name segments of 128 and a path fit easily."""

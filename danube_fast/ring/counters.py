@@ -16,7 +16,7 @@ import os
 
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.ring import layout
-from danube_fast.ring.memory import address_of_memory, create_memfd, map_fd, words_of
+from danube_fast.ring.memory import create_memfd, map_fd, words_of
 
 __all__ = [
     "HISTOGRAM_BUCKETS",
@@ -116,7 +116,7 @@ class CounterBlock:
     `fd` is the memfd to hand on with `pass_fds`. `close` unmaps and closes it.
     """
 
-    __slots__ = ("_address", "_map", "_start", "_words", "fd", "process_count")
+    __slots__ = ("_map", "_start", "_words", "fd", "process_count")
 
     def __init__(self, fd: int, process: int | None = None) -> None:
         """Map the block in `fd`; owns `fd` from here. Raises FailedPrecondition if it is none."""
@@ -131,7 +131,6 @@ class CounterBlock:
                 f"descriptor {fd} holds no counter block of version {layout.COUNTER_VERSION}; all "
                 "processes of a broker must run the same danube-fast"
             )
-        self._address = address_of_memory(self._map)
         self.fd = fd
         self.process_count = count
         self._start = len(self._words) if process is None else self._slot(process)
@@ -184,10 +183,6 @@ class CounterBlock:
         """Set all counters of this process to 0: a new life starts."""
         for index in range(_SLOT_WORDS):
             self._words[self._start + index] = 0
-
-    def address(self, counter: Counter) -> int:
-        """Address of a counter of this process, for kernels. Valid until `close`."""
-        return self._address + (self._start + counter) * _WORD
 
     # ------------------------------------------------------------ read by anyone
 

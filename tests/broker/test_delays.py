@@ -235,7 +235,7 @@ def test_the_heap_wakes_exactly_those_that_are_due(dues: list[int], seed: int) -
             assert ledger.state_of(offset)[0] is expected
     assert delays.first_ns == NEVER
     assert (ledger.delayed, ledger.waiting) == (0, len(dues))
-    ledger.close()
+    ledger.restart(ledger.cursor)
 
 
 def test_acked_ahead_of_its_time_it_never_comes() -> None:
@@ -407,7 +407,7 @@ def test_which_are_due_between_two_times(dues: list[int], low: int, high: int) -
         delays.postpone(0, np.arange(len(dues), dtype=np.int32), np.array(dues, np.int64))
     wanted = [offset for offset, due in enumerate(dues) if low <= due < high]
     assert delays.due_between(low, high) == wanted
-    ledger.close()
+    ledger.restart(ledger.cursor)
 
 
 def test_what_is_cut_out_goes_out_without_its_frame_and_only_once() -> None:

@@ -18,9 +18,9 @@ from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.clock import SystemClock
 from danube_fast.config import Settings
 from danube_fast.frame.layout import HEADER_BYTES, HEADER_DTYPE, Flag
-from danube_fast.metadata import LmdbStore
-from danube_fast.wal import Log
+from danube_fast.metadata.lmdb_store import LmdbStore
 from danube_fast.wal.layout import GROUP_ALIGNMENT, SEGMENT_HEADER_BYTES
+from danube_fast.wal.log import Log
 from danube_fast.wal.segment import Chain, list_segments
 from danube_fast.wal.walk import Walk, read_at
 from danube_fast.workers.shard.catalog import Catalog

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from danube_fast.errors import DataLoss
-from danube_fast.wal import RUN_DTYPE, Log
 from danube_fast.wal.index import _checks, mix
+from danube_fast.wal.layout import RUN_DTYPE
+from danube_fast.wal.log import Log
 from tests.wal.rig import (
     SETTINGS,
     abandon,

@@ -16,7 +16,7 @@ import pytest
 
 from danube_fast.clock import SystemClock
 from danube_fast.config import Settings
-from danube_fast.wal import Log
+from danube_fast.wal.log import Log
 from tests.crash.rig import SMALL, Server
 
 SOURCE = Path(__file__).with_name("clock.c")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from danube_fast.errors import DataLoss
-from danube_fast.wal import Log
 from danube_fast.wal.inspect import verify_log
+from danube_fast.wal.log import Log
 from danube_fast.wal.trims import trimmed_position
 from tests.damage.test_index import SMALL
 from tests.wal.rig import data_rows, open_log, put, segments, start_log, wait_synced, wait_until

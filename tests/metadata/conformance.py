@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danube_fast.errors import FailedPrecondition, InvalidArgument, NotFound
-from danube_fast.metadata import Entry, Event, MetadataStore
+from danube_fast.metadata.store import Entry, Event, MetadataStore
 
 NS = 1_000_000_000
 

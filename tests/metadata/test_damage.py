@@ -13,7 +13,8 @@ import pytest
 from danube_fast import lmdb_file
 from danube_fast.errors import DataLoss, FailedPrecondition
 from danube_fast.lmdb_file import check_lmdb_file
-from danube_fast.metadata import LmdbStore, layout
+from danube_fast.metadata import layout
+from danube_fast.metadata.lmdb_store import LmdbStore
 from danube_fast.metadata.seal import SLOT_DISTANCE_BYTES, Seal, SealFile
 from tests.metadata.conformance import ManualClock
 

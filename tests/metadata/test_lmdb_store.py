@@ -14,13 +14,15 @@ import lmdb
 import pytest
 
 from danube_fast.errors import DataLoss, FailedPrecondition, ResourceExhausted, Unavailable
-from danube_fast.metadata import Entry, LmdbStore, layout, lmdb_store
+from danube_fast.metadata import layout, lmdb_store
+from danube_fast.metadata.lmdb_store import LmdbStore
+from danube_fast.metadata.store import Entry
 from tests.metadata.conformance import Conformance, ManualClock
 
 WRITER = """
 import sys
 from danube_fast.clock import SystemClock
-from danube_fast.metadata import LmdbStore
+from danube_fast.metadata.lmdb_store import LmdbStore
 
 store = LmdbStore(sys.argv[1], SystemClock())
 number = 0
@@ -159,7 +161,7 @@ FULL = """
 import json, resource, signal, sys
 from danube_fast.clock import SystemClock
 from danube_fast.errors import ResourceExhausted
-from danube_fast.metadata import LmdbStore
+from danube_fast.metadata.lmdb_store import LmdbStore
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = LmdbStore(sys.argv[1], SystemClock())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from danube_fast.errors import ResourceExhausted
-from danube_fast.metadata import MemoryStore, local
+from danube_fast.metadata import local
+from danube_fast.metadata.memory import MemoryStore
 from tests.metadata.conformance import Conformance, ManualClock
 
 

@@ -15,7 +15,8 @@ from danube_fast.frame.kernel import address_of
 from danube_fast.frame.layout import HEADER_DTYPE, Flag
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.stamp import stamp
-from danube_fast.wal import RUN_DTYPE, Log
+from danube_fast.wal.layout import RUN_DTYPE
+from danube_fast.wal.log import Log
 
 LOG_ID = 0x1234_5678_9ABC_DEF0
 MIB = 1024 * 1024

@@ -20,8 +20,8 @@ from danube_fast.errors import (
     Unavailable,
 )
 from danube_fast.frame.layout import HEADER_BYTES, HEADER_DTYPE, Flag
-from danube_fast.wal import Log
 from danube_fast.wal.layout import GROUP_ALIGNMENT
+from danube_fast.wal.log import Log
 from tests.wal.rig import (
     abandon,
     data_rows,

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DataLoss
-from danube_fast.wal import RUN_DTYPE, Log
 from danube_fast.wal.feed import RunTable
 from danube_fast.wal.index import Index, meta_crc
+from danube_fast.wal.layout import RUN_DTYPE
+from danube_fast.wal.log import Log
 from danube_fast.wal.tail import TailTable
 from tests.wal.rig import (
     LOG_ID,

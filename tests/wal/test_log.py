@@ -21,9 +21,9 @@ from danube_fast.errors import (
 )
 from danube_fast.frame.crc import crc32c
 from danube_fast.frame.layout import HEADER_BYTES, HEADER_DTYPE, Flag
-from danube_fast.wal import Log
 from danube_fast.wal.index import Run
 from danube_fast.wal.layout import GROUP_ALIGNMENT, SegmentHeader
+from danube_fast.wal.log import Log
 from tests.wal.rig import (
     LOG_ID,
     MIB,

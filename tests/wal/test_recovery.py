@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from danube_fast.errors import DataLoss, FailedPrecondition
 from danube_fast.frame.layout import HEADER_BYTES, HEADER_DTYPE, Flag
-from danube_fast.wal import Log
 from danube_fast.wal.layout import GROUP_ALIGNMENT, SEGMENT_HEADER_BYTES, SegmentHeader
+from danube_fast.wal.log import Log
 from tests.wal.rig import (
     LOG_ID,
     SETTINGS,

@@ -141,10 +141,6 @@ class Ledger:
         words = self.words
         words[_CURSOR] = words[_NEXT] = words[HeadWord.RECORDED] = offset
 
-    def close(self) -> None:
-        """Give all its pages back."""
-        self.restart(self.cursor)
-
     # ------------------------------------------------------------ what is the case
 
     @property

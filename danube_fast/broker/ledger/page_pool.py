@@ -32,11 +32,6 @@ class PagePool:
         """Pages that are free."""
         return int(self._head[0])
 
-    @property
-    def byte_count(self) -> int:
-        """Memory of all pages, used or not."""
-        return self._count * self.page_bytes
-
     def grow(self, page_count: int) -> None:
         """Have at least so many free pages."""
         free = self.free_count
@@ -51,7 +46,7 @@ class PagePool:
         self._head[:] = free + wanted, stack.ctypes.data
 
     def take_back(self, pages: NDArray[np.int64]) -> None:
-        """Addresses of pages that are free again."""
+        """Take back pages that are free again, by address."""
         free = self.free_count
         self._stack[free : free + len(pages)] = pages
         self._head[0] = free + len(pages)

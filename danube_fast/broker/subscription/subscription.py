@@ -55,8 +55,7 @@ class Subscription(Returns):
     """State of one subscription on one partition."""
 
     __slots__ = (
-        "_free_slots", "_sought", "ahead", "looked_count", "looked_until",
-        "looks_ahead", "recorded", "start_count",
+        "_free_slots", "_sought", "ahead", "looked_count", "looked_until", "looks_ahead", "recorded", "start_count",
     )  # fmt: skip
 
     def __init__(
