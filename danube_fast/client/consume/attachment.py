@@ -22,6 +22,7 @@ from danube_fast.client.link.connection import Connection
 from danube_fast.client.link.pump import Pump
 from danube_fast.client.topics.routes import Partition, Topic
 from danube_fast.client.values.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, FOREVER_NS, TAKEOVER_NS
+from danube_fast.client.values.message import Message, Processing
 from danube_fast.client.values.options import READER, Position
 from danube_fast.errors import (
     DanubeError,
@@ -93,11 +94,11 @@ class Owner(Protocol):
         """End the consumer, unless the topic has only left its pattern."""
 
     def reply(
-        self, message: Any, payload: bytes | None, attributes: Mapping[str, str] | None
+        self, message: Message, payload: bytes | None, attributes: Mapping[str, str] | None
     ) -> Awaitable[None]:
         """Send the reply to a message that came here."""
 
-    def processing(self, message: Any) -> Any:
+    def processing(self, message: Message) -> Processing:
         """Keep the ack timeout of a message that came here from running out."""
 
 
