@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from danube_fast.clock import MILLISECOND_NS
+from danube_fast.config import Settings
 from danube_fast.errors import ResourceExhausted
 
 __all__ = ["Session", "Sessions"]
@@ -49,21 +50,19 @@ class Session:
 class Sessions:
     """All sessions of one endpoint."""
 
-    def __init__(
-        self,
-        *,
-        sessions_max: int,
-        session_timeout_ms: int,
-        heartbeat_idle_ms: int,
-        new_token: Callable[[], bytes],
-    ) -> None:
+    def __init__(self, settings: Settings, new_token: Callable[[], bytes]) -> None:
         self._by_identity: dict[bytes, Session] = {}
         self._by_number: dict[int, Session] = {}
         self._next_number = 1
-        self._sessions_max = sessions_max
-        self._timeout_ns = session_timeout_ms * MILLISECOND_NS
-        self._idle_timeout_ns = heartbeat_idle_ms * MILLISECOND_NS * IDLE_BEATS_MISSED_MAX
         self._new_token = new_token
+        self.apply(settings)
+
+    def apply(self, settings: Settings) -> None:
+        """Take over the number of sessions and their timeouts."""
+        self._sessions_max = settings.sessions_max
+        self._timeout_ns = settings.session_timeout_ms * MILLISECOND_NS
+        idle_ns = settings.heartbeat_idle_ms * MILLISECOND_NS
+        self._idle_timeout_ns = idle_ns * IDLE_BEATS_MISSED_MAX
 
     def __len__(self) -> int:
         return len(self._by_number)

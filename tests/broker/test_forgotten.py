@@ -10,6 +10,7 @@ from danube_fast.broker import records as r
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.subscription.consumer import SubscriptionKind
 from danube_fast.broker.subscription.timers import FORGOTTEN_MAX, NEVER, Timers
+from danube_fast.config import Settings
 from danube_fast.workers.shard.catalog import Catalog
 from danube_fast.workers.shard.deliver import tails
 from danube_fast.workers.shard.deliver.tails import Tails
@@ -59,7 +60,7 @@ class Frame:
 
 
 def test_tails_forget_partitions_that_were_emptied() -> None:
-    kept = Tails(100 * 3000)
+    kept = Tails(Settings(tail_bytes_max=100 * 3000))
     lasting: Any = Tail()
     frame: Any = Frame()
 

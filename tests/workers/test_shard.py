@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import pytest
 
 from danube_fast.broker import messages as m
@@ -326,3 +327,32 @@ def test_a_producer_that_never_published_is_known_after_a_restart(rigs):
     rig = rigs()
     rig.worker.do_work()  # upkeep looks for producers that were not used for long
     assert rig.client().open_producer(1)["producer_epoch"] == 2
+
+
+def test_settings_that_change_reach_every_part(rigs):
+    rig = rigs()
+    rig.assign(1, durability="os")
+    client = rig.client()
+    opened = client.open_producer(1)
+    for i in range(10):
+        client.publish((1, client.frame(opened, i, [b"x" * 1000])))
+    partition = rig.worker.state.partition(1)
+    assert partition.tail_count == 10
+    changed = msgspec.structs.replace(
+        rig.settings,
+        tail_bytes_max=3000,
+        sessions_max=1,
+        message_bytes_max=5000,
+        delivery_bytes_max=2000,
+    )
+    rig.worker.state.apply_settings(changed)
+    rig.worker.do_work()
+    assert 0 < partition.tail_bytes <= 3000
+    with pytest.raises(AssertionError, match="sessions_max"):
+        rig.client()
+    refused = client.ask(
+        11, parts=(bytes(sealed_bundle([(1, client.frame(opened, 10, [bytes(6000)]))])),)
+    )
+    assert refused[0] == 66 or refused[1][0] != 0, refused
+    client.subscribe(1, credit=1 << 20)
+    assert len(client.receive(10)) == 10

@@ -11,6 +11,7 @@ from danube_fast.broker import messages as m
 from danube_fast.broker.admission.layout import ProducerWord
 from danube_fast.broker.records import SubscriptionCreated
 from danube_fast.broker.subscription.consumer import CREDIT_MAX
+from danube_fast.config import Settings
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.net.server import WouldBlock
 from danube_fast.net.session import Session
@@ -159,7 +160,7 @@ class DeafServer:
 
 
 def test_a_session_that_takes_nothing_is_given_up():
-    delivery = Delivery(DeafServer(), None, 1000)  # type: ignore[arg-type]
+    delivery = Delivery(DeafServer(), None, Settings())  # type: ignore[arg-type]
     session = Session(1, b"", b"", "deaf", "")
     for _ in range(OUTBOX_MESSAGES_MAX + 10):
         delivery.send(session, [b"x"])

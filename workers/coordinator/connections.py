@@ -39,12 +39,7 @@ class Connections:
         environment: Environment,
     ) -> None:
         self.server = environment.make_server(context, settings)
-        self.sessions = Sessions(
-            sessions_max=settings.sessions_max,
-            session_timeout_ms=settings.session_timeout_ms,
-            heartbeat_idle_ms=settings.heartbeat_idle_ms,
-            new_token=environment.new_token,
-        )
+        self.sessions = Sessions(settings, environment.new_token)
         authenticate = environment.authenticator.authenticate
         self.commands = Commands(
             self.sessions,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
+from danube_fast.config import Settings
 from danube_fast.errors import NotOwner
 from danube_fast.net.session import Sessions
 from danube_fast.wal.log import Log
@@ -46,12 +47,7 @@ class ShardState:
         """By slot."""
         self.journals: list[Journal] = []
         """Of each log."""
-        self.sessions = Sessions(
-            sessions_max=settings.sessions_max,
-            session_timeout_ms=settings.session_timeout_ms,
-            heartbeat_idle_ms=settings.heartbeat_idle_ms,
-            new_token=environment.new_token,
-        )
+        self.sessions = Sessions(settings, environment.new_token)
         self.ready: dict[int, Partition] = {}
         """Partitions whose subscriptions may have something to hand out."""
         self.pins = Pins()
@@ -64,6 +60,8 @@ class ShardState:
         """Called when a partition is new on this worker or its policy changed."""
         self.removal_listeners: list[Callable[[Partition], None]] = []
         """Called when a partition was removed from this worker."""
+        self.settings_listeners: list[Callable[[Settings], None]] = [self.sessions.apply]
+        """Called when settings change while the worker runs; the other readers of `settings` look each time."""
 
     def begin_turn(self) -> None:
         """Read the clocks."""
@@ -87,6 +85,12 @@ class ShardState:
         if partition is None or partition.moving or partition_id in self.leaving:
             raise NotOwner(f"partition {partition_id} is not here; look the topic up again")
         return partition
+
+    def apply_settings(self, settings: Settings) -> None:
+        """Let all parts take over settings that may change while the worker runs."""
+        self.settings = settings
+        for listener in self.settings_listeners:
+            listener(settings)
 
     def apply_policy(self, partition: Partition) -> None:
         """Let all parts look at the policy of a partition."""

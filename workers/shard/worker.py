@@ -25,7 +25,7 @@ from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol as p
 from danube_fast.net.allocation import keep_freed_memory
-from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter, bundle_bytes_max
+from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter
 from danube_fast.ring.control import ProcessState
 from danube_fast.wal.log import Log
 from danube_fast.workers.process.boot import Boot, boot
@@ -122,16 +122,17 @@ class ShardWorker:
     def _compose_ends(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Where messages come in and go out."""
         state, settings = self.state, self.state.settings
-        self.intake = Intake(state.tables, state.journals, bundle_bytes_max(settings))
+        self.intake = Intake(state.tables, state.journals, settings)
         self.intake.partitions_by_slot = state.catalog.by_slot
         self.intake.partitions_by_id = state.catalog.by_id
-        self.intake.lag_bytes_hopeless = settings.tail_bytes_max // 4 * 3
         self.server = self._environment.make_server(context, settings)
         self.transports = Transports(self.server)
-        self.delivery = Delivery(self.transports, state.sessions, settings.delivery_bytes_max)
+        self.delivery = Delivery(self.transports, state.sessions, settings)
         self.consumers = Consumers(state, self.delivery)
-        self.tails = Tails(settings.tail_bytes_max)
+        self.tails = Tails(settings)
         state.removal_listeners += [self.intake.forget, self.tails.empty]
+        parts = self.intake, self.delivery, self.tails
+        state.settings_listeners += [part.apply for part in parts]
         self.reader = LogReader(state, self._environment.background)
 
     def _compose_keeping(self) -> None:

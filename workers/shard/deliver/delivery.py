@@ -16,6 +16,7 @@ import numpy as np
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Consumer, Deliver, Stored
 from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.config import Settings
 from danube_fast.errors import DanubeError
 from danube_fast.frame.bundle import bundle_bytes, sealed_bundle, write_bundle
 from danube_fast.frame.split import Cut
@@ -39,10 +40,10 @@ Piece = tuple[Consumer, Stored, Cut | None]
 class Delivery:
     """Outbound half of a worker. Used by its loop only."""
 
-    def __init__(self, transports: Transports, sessions: Sessions, delivery_bytes_max: int) -> None:
+    def __init__(self, transports: Transports, sessions: Sessions, settings: Settings) -> None:
         self._transports = transports
         self._sessions = sessions
-        self._bytes_max = delivery_bytes_max
+        self.apply(settings)
         self._pieces: dict[int, list[Piece]] = {}
         self._waiting: dict[Session, None] = {}
         self.gone: list[Session] = []
@@ -54,6 +55,10 @@ class Delivery:
         self.redelivered = 0
         self.lost = 0
         """Messages of non_reliable topics that subscriptions did not get."""
+
+    def apply(self, settings: Settings) -> None:
+        """Take over the size of a DELIVER."""
+        self._bytes_max = settings.delivery_bytes_max
 
     # ------------------------------------------------------------ frames
 

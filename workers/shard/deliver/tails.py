@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Stored
+from danube_fast.config import Settings
 
 __all__ = ["Tails"]
 
@@ -13,13 +14,17 @@ _COMPACT_AT = 1024
 class Tails:
     """In which order frames came to the tails of partitions, so that the oldest goes first."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+    def __init__(self, settings: Settings) -> None:
+        self.apply(settings)
         self.byte_count = 0
         self._order: list[Partition] = []
         self._head = 0
         self._stale = 0
         """Entries at most whose frames went otherwise."""
+
+    def apply(self, settings: Settings) -> None:
+        """Take over the bound of all tails together."""
+        self._bytes_max = settings.tail_bytes_max
 
     def count(self, partition: Partition, stored: Stored) -> None:
         """A frame of a partition's tail may be evicted, in its turn."""

@@ -23,6 +23,7 @@ from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.records import Reserved
 from danube_fast.broker.subscription.consumer import Stored
+from danube_fast.config import Settings
 from danube_fast.errors import InvalidArgument, ResourceExhausted
 from danube_fast.frame.check import describe_fault
 from danube_fast.frame.kernel import address_of, direct
@@ -32,6 +33,7 @@ from danube_fast.frame.layout import (
     BUNDLE_HEADER_BYTES,
     FRAME_BYTES_CAP,
 )
+from danube_fast.net.greeting import bundle_bytes_max
 from danube_fast.ring.counters import HISTOGRAM_WORDS, observe
 from danube_fast.workers.shard.publish.group import Group
 from danube_fast.workers.shard.publish.journal import Journal, Publication
@@ -93,9 +95,9 @@ class Intake:
     """Admits bundles for one worker."""
 
     def __init__(
-        self, tables: AdmissionTables, journals: list[Journal], bundle_bytes_max: int
+        self, tables: AdmissionTables, journals: list[Journal], settings: Settings
     ) -> None:
-        self.bundle_bytes_max = bundle_bytes_max
+        self.apply(settings)
         self.tables = tables
         self.journals = journals
         self.partitions_by_slot: dict[int, Partition] = {}
@@ -118,8 +120,6 @@ class Intake:
         self.held: deque[tuple[int, Partition, Publication]] = deque()
         """Publications to non_reliable topics whose ack waits for consumers that are close behind, at
         most until a monotonic time: better a short wait than a loss."""
-        self.lag_bytes_hopeless = 0
-        """Who is so far behind loses messages anyway."""
         self._now_ns = 0
         self.ack_times = [0] * HISTOGRAM_WORDS
         """How long publishes waited for a log: the words of `Histogram.ACK`."""
@@ -130,6 +130,11 @@ class Intake:
         self.frames_answered = 0
         self.duplicates = 0
         self.refused = 0
+
+    def apply(self, settings: Settings) -> None:
+        """Take over how large a bundle may be, and from when on a consumer is too far behind to wait for."""
+        self.bundle_bytes_max = bundle_bytes_max(settings)
+        self.lag_bytes_hopeless = settings.tail_bytes_max // 4 * 3
 
     def begin_turn(self, now_ns: int) -> None:
         """Reuse the result rows if no group needs them any more. `now_ns` is monotonic."""
