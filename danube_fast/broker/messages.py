@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
+from danube_fast.broker.answers import PartitionCounts, SubscriptionCounts
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy
 
@@ -292,14 +293,14 @@ class PartitionStats(Message, frozen=True):
     """Ask for counts and subscriptions of these partitions; None: of all."""
 
     partition_ids: list[int] | None = None
-    answer = dict[str, Any]
+    answer = list[PartitionCounts]
 
 
 class ListSubscriptions(Message, frozen=True):
     """Ask for the subscriptions of these partitions; None: of all."""
 
     partition_ids: list[int] | None = None
-    answer = dict[str, Any]
+    answer = list[SubscriptionCounts]
 
 
 class Deleted(msgspec.Struct, frozen=True):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import msgspec
 import zmq
 
 from danube_fast.broker import messages as m
+from danube_fast.broker.answers import PartitionCounts
 from danube_fast.net.server import Server
 from danube_fast.ring.control import ProcessState
 from danube_fast.workers.process.boot import boot
@@ -31,8 +31,17 @@ def main() -> int:
 
     def stats(request: Request[m.PartitionStats]) -> None:
         wanted = [assigned[pid] for pid in request.message.partition_ids or () if pid in assigned]
-        rows = [{**msgspec.to_builtins(entry), "subscriptions": []} for entry in wanted]
-        request.reply({"partitions": rows})
+        request.reply(
+            [
+                PartitionCounts(
+                    partition_id=each.partition_id, topic=each.topic, dispatch=each.dispatch,
+                    durability=each.durability, log_id=each.log_id, first_offset=0, end_offset=0,
+                    next_offset=0, messages_in=0, bytes_in=0, producers=0, subscriptions=[],
+                    readers=0, refusal="",
+                )
+                for each in wanted
+            ]
+        )  # fmt: skip
 
     booted.mailbox.serve(m.Assign, assign)
     booted.mailbox.serve(m.Unassign, unassign)

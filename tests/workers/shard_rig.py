@@ -175,6 +175,10 @@ class Rig:
             raise request.error
         return request.value
 
+    def stats(self, partition_ids: list[int] | None = None) -> Any:
+        """Counts of partitions, as administrators see them."""
+        return msgspec.to_builtins(self.operation(m.PartitionStats(partition_ids)))
+
     def assign(self, partition_id: int, *, log_id: int = 0, **options: Any) -> None:
         entry = {
             "partition_id": partition_id, "topic": f"/default/t{partition_id}", "index": 0,

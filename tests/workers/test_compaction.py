@@ -230,7 +230,8 @@ def test_compressed_frames_stay_compressed(start, codec):
     got = topic.read()
     topic.check(got)
     assert len(got) < topic.sequence // 2
-    frames = topic.rig.worker.reader.read(topic.rig.worker.state.catalog.by_id[1], 30, 1)
+    partition = topic.rig.worker.state.catalog.by_id[1]
+    frames = topic.rig.worker.reader.read_now(partition, 30).frames
     assert FrameView(frames[0].memory).codec == codec
     assert frames[0].is_sparse and frames[0].message_count == 25
 

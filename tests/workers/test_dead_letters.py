@@ -49,7 +49,7 @@ def fail(rig: Rig, client: RawClient) -> None:
 
 
 def described(rig: Rig) -> Any:
-    (stats,) = rig.operation(m.PartitionStats([1]))["partitions"]
+    (stats,) = rig.stats([1])
     return stats["subscriptions"][0]
 
 

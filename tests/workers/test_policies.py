@@ -66,7 +66,7 @@ def assign(rig: Rig, partition_id: int = 1, durability: str = "os", **policy: An
 
 
 def stats(rig: Rig, partition_id: int = 1) -> dict[str, Any]:
-    entries = rig.operation(m.PartitionStats())["partitions"]
+    entries = rig.stats()
     return next(entry for entry in entries if entry["partition_id"] == partition_id)
 
 

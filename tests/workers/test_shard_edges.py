@@ -97,7 +97,7 @@ def test_what_a_lagging_consumer_of_a_lossy_topic_missed_is_counted(rigs):
     fill(client, 1, 10)
     client.send(21, 1, 1 << 20, 1000)
     assert [offset for offset, _ in client.receive(2)] == [8, 9]
-    stats = rig.operation(m.PartitionStats())["partitions"][0]["subscriptions"][0]
+    stats = rig.stats()[0]["subscriptions"][0]
     assert stats["lost"] == 8
     assert client.events[0][2] == "gap" and client.events[0][3]["end"] == 8
 
@@ -367,7 +367,7 @@ def test_what_a_restart_lost_is_told_and_counted_as_far_as_it_is_known(rigs, end
     client.subscribe(1)
     rig.turn(lambda: client.pump() or client.events, "word of the gap")
     assert client.events[0][2] == "gap" and client.events[0][3]["end"] >= 5
-    stats = rig.operation(m.PartitionStats())["partitions"][0]["subscriptions"][0]
+    stats = rig.stats()[0]["subscriptions"][0]
     assert stats["lost"] == (5 if end == "stop" else 0)
 
 

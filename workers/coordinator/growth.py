@@ -16,11 +16,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import msgspec
-
 from danube_fast.broker import messages as m
 from danube_fast.broker.admin.registry import AdminContext
-from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument, Unavailable
 from danube_fast.workers.coordinator.placement import Placement
@@ -112,22 +109,23 @@ class Growth:
 
         self._coordinator.when_placed(partitions, WAIT_NS, placed)
 
-    def _ask(self, then: Callable[[list[dict[str, Any]]], None]) -> None:
+    def _ask(self, then: Callable[[list[m.Inherited]], None]) -> None:
         """Every subscription of the old partitions, once each."""
         by_worker: dict[int, list[int]] = {}
         for partition in self._old:
             worker = self._coordinator.process_of(partition.log_id)
             by_worker.setdefault(worker, []).append(partition.partition_id)
         left = len(by_worker)
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, m.Inherited] = {}
         failed: DanubeError | None = None
 
         def got(value: Any, error: DanubeError | None) -> None:
             nonlocal left, failed
             left -= 1
             failed = failed or error
-            for entry in value["subscriptions"] if error is None else ():
-                found.setdefault(entry["subscription"], entry)
+            for sub in value if error is None else ():
+                inherited = m.Inherited(sub.subscription, sub.type, sub.failure_policy)
+                found.setdefault(sub.subscription, inherited)
             if left:
                 return
             try:
@@ -143,8 +141,8 @@ class Growth:
     def _ask_first(self) -> None:
         self._ask(self._make)
 
-    def _make(self, subscriptions: list[dict[str, Any]]) -> None:
-        self._known = [_birth(entry) for entry in subscriptions]
+    def _make(self, subscriptions: list[m.Inherited]) -> None:
+        self._known = subscriptions
         self._new = self._topics.begin_growth(self._record, self._count)
         self._inherit()
         self._when_placed(self._new, self._join)
@@ -157,13 +155,12 @@ class Growth:
         self._record = self._topics.finish_growth(self._record)
         self._ask(self._make_up)
 
-    def _make_up(self, subscriptions: list[dict[str, Any]]) -> None:
+    def _make_up(self, subscriptions: list[m.Inherited]) -> None:
         """Nobody finds the old partitions alone any more: who is known now are all there are."""
-        births = [_birth(entry) for entry in subscriptions]
-        if all(birth in self._known for birth in births):
+        if all(each in self._known for each in subscriptions):
             self._end(None)
             return
-        self._known = births
+        self._known = subscriptions
         self._inherit()
         self._coordinator.placement.invalidate(self._new)
         self._when_placed(self._new, lambda: self._end(None))
@@ -186,9 +183,3 @@ class Growth:
             self._coordinator.forget(dropped)
             self._coordinator.unassign(dropped)
         self._done(None if error is not None else self._record, error)
-
-
-def _birth(entry: dict[str, Any]) -> m.Inherited:
-    """What a subscription is made with on a new partition."""
-    policy = msgspec.convert(entry["failure_policy"], FailurePolicy)
-    return m.Inherited(entry["subscription"], entry["type"], policy)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
 from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.layout import PartitionWord
+from danube_fast.broker.answers import ConsumerCounts, PartitionCounts, SubscriptionCounts
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.policy import FailurePolicy, parse_policy
 from danube_fast.broker.subscription.subscription import Subscription
@@ -61,73 +58,65 @@ class Operations:
 
     def _partition_stats(self, request: Request[m.PartitionStats]) -> None:
         wanted = self._wanted(request.message.partition_ids)
-        request.reply({"partitions": [self._stats(partition) for partition in wanted]})
+        request.reply([self._stats(partition) for partition in wanted])
 
-    def _stats(self, partition: Partition) -> dict[str, Any]:
+    def _stats(self, partition: Partition) -> PartitionCounts:
         row = self._state.tables.partitions[partition.slot]
-        return {
-            "partition_id": partition.partition_id,
-            "topic": partition.topic,
-            "dispatch": partition.assigned.dispatch,
-            "durability": partition.assigned.durability,
-            "log_id": self._state.logs[partition.log_slot].log_id,
-            "first_offset": partition.first_offset,
-            "end_offset": partition.visible,
-            "next_offset": int(row[PartitionWord.NEXT_OFFSET]),
-            "messages_in": partition.message_count,
-            "bytes_in": partition.byte_count,
-            "producers": len(partition.producer_names),
-            "subscriptions": [
-                self._describe(partition, sub) for sub in partition.subscriptions.values()
-            ],
-            "readers": len(partition.readers),
-            "refusal": partition.refusal,
-        }
+        return PartitionCounts(
+            partition_id=partition.partition_id,
+            topic=partition.topic,
+            dispatch=partition.assigned.dispatch,
+            durability=partition.assigned.durability,
+            log_id=self._state.logs[partition.log_slot].log_id,
+            first_offset=partition.first_offset,
+            end_offset=partition.visible,
+            next_offset=int(row[PartitionWord.NEXT_OFFSET]),
+            messages_in=partition.message_count,
+            bytes_in=partition.byte_count,
+            producers=len(partition.producer_names),
+            subscriptions=[self._counts(partition, s) for s in partition.subscriptions.values()],
+            readers=len(partition.readers),
+            refusal=partition.refusal,
+        )
 
-    def _describe(self, partition: Partition, sub: Subscription) -> dict[str, Any]:
+    def _counts(self, partition: Partition, sub: Subscription) -> SubscriptionCounts:
         ledger = sub.ledger
-        return {
-            "subscription": sub.name,
-            "type": sub.kind.value,
-            "cursor": sub.cursor,
-            "lag_messages": max(0, partition.visible - sub.cursor - ledger.settled_ahead),
-            "lag_seconds": lag_seconds(self._state, partition, sub),
-            "unacked": ledger.held,
-            "waiting_redelivery": ledger.waiting,
-            "delayed": ledger.delayed,
-            "blocked": ledger.blocked,
-            "redelivered": sub.redelivered_count,
-            "dropped": sub.dropped_count,
-            "dead_letters": sub.dead_letter_count,
-            "dead_letter_fault": self._dead_letters.fault_of(sub),
-            "skipped": sub.router.skipped_count if sub.router is not None else 0,
-            "lost": sub.lost_count,
-            "expired": sub.expired_count,
-            **self._gaps.of(partition, sub),
-            "failure_policy": msgspec.to_builtins(sub.policy),
-            "consumers": [
-                {
-                    "name": consumer.name,
-                    "session": consumer.session,
-                    "unacked": consumer.unacked,
-                    "byte_credit": consumer.flow.byte_credit,
-                    "message_credit": consumer.flow.message_credit,
-                }
-                for consumer in sub.consumers
+        gaps, last_gap = self._gaps.of(partition, sub)
+        return SubscriptionCounts(
+            subscription=sub.name,
+            type=sub.kind.value,
+            cursor=sub.cursor,
+            lag_messages=max(0, partition.visible - sub.cursor - ledger.settled_ahead),
+            lag_seconds=lag_seconds(self._state, partition, sub),
+            unacked=ledger.held,
+            waiting_redelivery=ledger.waiting,
+            delayed=ledger.delayed,
+            blocked=ledger.blocked,
+            redelivered=sub.redelivered_count,
+            dropped=sub.dropped_count,
+            dead_letters=sub.dead_letter_count,
+            dead_letter_fault=self._dead_letters.fault_of(sub),
+            skipped=sub.router.skipped_count if sub.router is not None else 0,
+            lost=sub.lost_count,
+            expired=sub.expired_count,
+            gaps=gaps,
+            last_gap=last_gap,
+            failure_policy=sub.policy,
+            consumers=[
+                ConsumerCounts(
+                    name=each.name,
+                    session=each.session,
+                    unacked=each.unacked,
+                    byte_credit=each.flow.byte_credit,
+                    message_credit=each.flow.message_credit,
+                )
+                for each in sub.consumers
             ],
-        }
+        )
 
     def _list_subscriptions(self, request: Request[m.ListSubscriptions]) -> None:
-        entries = [
-            {
-                "partition_id": partition.partition_id,
-                "topic": partition.topic,
-                **self._describe(partition, sub),
-            }
-            for partition in self._wanted(request.message.partition_ids)
-            for sub in partition.subscriptions.values()
-        ]
-        request.reply({"subscriptions": entries})
+        wanted = self._wanted(request.message.partition_ids)
+        request.reply([self._counts(p, sub) for p in wanted for sub in p.subscriptions.values()])
 
     def _clients(self, request: Request[m.ListClients]) -> None:
         state, asked = self._state, request.message

@@ -10,6 +10,7 @@ import msgspec
 from danube_fast.broker import messages as m
 from danube_fast.broker.admin.registry import AdminContext, Answer, ask_owners, operation
 from danube_fast.broker.admin.topics import topic_stats
+from danube_fast.broker.answers import SubscriptionTotals
 from danube_fast.broker.subscription.policy import parse_policy
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound
 from danube_fast.types import Permission, parse_topic
@@ -21,7 +22,7 @@ def _with_subscriptions(
     context: AdminContext,
     answer: Answer,
     topic: str,
-    then: Callable[[list[dict[str, Any]]], None],
+    then: Callable[[list[SubscriptionTotals]], None],
 ) -> None:
     """Gather the subscriptions of a topic and go on with them, or fail."""
 
@@ -30,7 +31,7 @@ def _with_subscriptions(
             answer.fail(error)
             return
         try:
-            then(value["subscriptions"])
+            then(value.subscriptions)
         except DanubeError as failure:
             answer.fail(failure)
 
@@ -49,36 +50,14 @@ def describe_subscription(
 ) -> None:
     """Describe one subscription: lag, unacked messages and who holds them, and why nothing moves."""
 
-    def found(subs: list[dict[str, Any]]) -> None:
+    def found(subs: list[SubscriptionTotals]) -> None:
         for sub in subs:
-            if sub["subscription"] == subscription:
-                answer.done({**sub, "state": _state(sub)})
+            if sub.subscription == subscription:
+                answer.done({**msgspec.structs.asdict(sub), "state": sub.state})
                 return
         raise NotFound(f"topic {topic} has no subscription {subscription!r}")
 
     _with_subscriptions(context, answer, topic, found)
-
-
-def _state(sub: dict[str, Any]) -> str:
-    """Why a subscription stands where it does, in words."""
-    if not sub["lag_messages"]:
-        return "caught up"
-    if not sub["consumers"]:
-        return "stalled: no consumer is connected"
-    if all(min(held["byte_credit"], held["message_credit"]) <= 0 for held in sub["consumers"]):
-        return "stalled: its consumers have not taken what they were sent"
-    if sub["dead_letter_fault"]:
-        return f"blocked: {sub['blocked']} dead letters have to wait: {sub['dead_letter_fault']}"
-    if sub["blocked"] and sub["blocked"] + sub["unacked"] >= sub["lag_messages"]:
-        return (
-            f"blocked: {sub['blocked']} messages failed too often; change the failure policy "
-            "(danube-fast subscriptions set-failure-policy), skip them, or seek"
-        )
-    if sub["unacked"] >= sub["lag_messages"]:
-        return "waiting: everything was delivered and is not acked yet"
-    if sub["delayed"] and sub["delayed"] + sub["unacked"] + sub["blocked"] >= sub["lag_messages"]:
-        return f"waiting: {sub['delayed']} messages come again, or for the first time, later"
-    return "moving"
 
 
 @operation(Permission.MANAGE_TOPIC, "topic")
@@ -119,7 +98,7 @@ def set_failure_policy(
         elif not policies:
             answer.fail(NotFound(f"topic {topic} has no subscription {subscription!r}"))
         else:
-            answer.done(msgspec.to_builtins(policies[0]))
+            answer.done(policies[0])
 
     partitions = context.topics.partitions(record)
     ask_owners(

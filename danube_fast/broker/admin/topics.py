@@ -8,28 +8,20 @@ from typing import Any
 import msgspec
 
 from danube_fast.broker.admin.registry import AdminContext, Answer, ask_owners, operation
+from danube_fast.broker.answers import (
+    PartitionPlace,
+    TopicDescription,
+    TopicStats,
+    TopicSummary,
+)
 from danube_fast.broker.messages import PartitionStats, PurgePartitions, Unassign
 from danube_fast.broker.topics.records import TopicOptions, TopicRecord
 from danube_fast.errors import DanubeError, InvalidArgument, Unavailable
 from danube_fast.types import Permission, parse_topic
 
-__all__ = ["topic_stats", "topic_summary"]
+__all__ = ["topic_stats"]
 
 TOPICS_LISTED_MAX = 10_000
-_ADDED_UP = ["lag_messages", "unacked", "waiting_redelivery", "delayed", "blocked", "redelivered"]
-_ADDED_UP += ["dropped", "dead_letters", "skipped", "lost", "gaps", "expired"]
-
-
-def topic_summary(record: TopicRecord) -> dict[str, Any]:
-    """A topic in a list."""
-    return {
-        "topic": record.topic,
-        "dispatch": record.dispatch,
-        "durability": record.durability,
-        "partitioned": record.partitioned,
-        "partitions": len(record.partition_ids),
-        "created_ns": record.created_ns,
-    }
 
 
 @operation(Permission.MANAGE_TOPIC, "topic")
@@ -54,7 +46,7 @@ def create_topic(
     def placed(error: DanubeError | None) -> None:
         if error is None or isinstance(error, Unavailable):
             # The topic exists; a worker that is down just now takes it up when it is back.
-            answer.done(topic_summary(record))
+            answer.done(TopicSummary.of(record))
         else:
             answer.fail(error)
 
@@ -72,7 +64,7 @@ def delete_topic(context: AdminContext, answer: Answer, *, topic: str) -> None:
 
     def told(values: list[Any], errors: list[DanubeError]) -> None:
         # A worker that could not be told drops them when it asks what is assigned to it.
-        answer.done(topic_summary(record))
+        answer.done(TopicSummary.of(record))
 
     ask_owners(context, record, partitions, Unassign, told)
 
@@ -97,30 +89,28 @@ def list_topics(
         if record.topic > after and (not pattern or fnmatch.fnmatchcase(record.topic, pattern))
     ]
     count = min(max(limit, 0), TOPICS_LISTED_MAX)
-    answer.done([topic_summary(record) for record in found[:count]])
+    answer.done([TopicSummary.of(record) for record in found[:count]])
 
 
 @operation(Permission.LOOKUP, "topic")
 def describe_topic(context: AdminContext, answer: Answer, *, topic: str) -> None:
     """Describe a topic: its settings and where each of its partitions lives."""
     record = context.topics.require(topic)
+    placement = [
+        PartitionPlace(
+            partition_id=partition.partition_id,
+            partition=record.partition_topic(partition.index),
+            log_id=partition.log_id,
+            worker=context.owner_of(partition.log_id).worker,
+            moving_to=context.moving_to(partition.partition_id),
+            extents=[list(msgspec.structs.astuple(extent)) for extent in partition.extents],
+        )
+        for partition in context.topics.partitions(record)
+    ]
     answer.done(
-        {
-            **topic_summary(record),
-            "incarnation": record.incarnation,
-            "epoch": record.epoch,
-            "placement": [
-                {
-                    "partition_id": partition.partition_id,
-                    "partition": record.partition_topic(partition.index),
-                    "log_id": partition.log_id,
-                    "worker": context.owner_of(partition.log_id).worker,
-                    "moving_to": context.moving_to(partition.partition_id),
-                    "extents": [list(msgspec.structs.astuple(e)) for e in partition.extents],
-                }
-                for partition in context.topics.partitions(record)
-            ],
-        }
+        TopicDescription.of(
+            record, incarnation=record.incarnation, epoch=record.epoch, placement=placement
+        )
     )
 
 
@@ -136,50 +126,15 @@ def topic_stats(context: AdminContext, answer: Answer, *, topic: str) -> None:
         if errors:
             answer.fail(errors[0])
             return
-        stats = {entry["partition_id"]: entry for value in values for entry in value["partitions"]}
+        stats = {entry.partition_id: entry for value in values for entry in value}
         partitions = [
-            {**stats[partition_id], "partition": record.partition_topic(index)}
-            for index, partition_id in enumerate(record.partition_ids)
-            if partition_id in stats
+            msgspec.structs.replace(stats[number], partition=record.partition_topic(index))
+            for index, number in enumerate(record.partition_ids)
+            if number in stats
         ]
-        totals = {
-            name: sum(entry.get(name, 0) for entry in partitions)
-            for name in ("messages_in", "bytes_in", "producers", "readers")
-        }
-        answer.done(
-            {
-                **topic_summary(record),
-                **totals,
-                "subscriptions": _merge(partitions, record),
-                "partition_stats": partitions,
-            }
-        )
+        answer.done(TopicStats.add_up(record, partitions))
 
     ask_owners(context, record, context.topics.partitions(record), PartitionStats, gathered)
-
-
-def _merge(partitions: list[dict[str, Any]], record: TopicRecord) -> list[dict[str, Any]]:
-    """One entry per subscription of a topic: what its partitions say of it, added up."""
-    merged: dict[str, dict[str, Any]] = {}
-    for partition in partitions:
-        for sub in partition["subscriptions"]:
-            entry = merged.setdefault(
-                sub["subscription"],
-                {"subscription": sub["subscription"], "topic": record.topic, "type": sub["type"],
-                 "consumers": [], "cursors": {}},
-            )  # fmt: skip
-            for name in _ADDED_UP:
-                entry[name] = entry.get(name, 0) + sub.get(name, 0)
-            entry["lag_seconds"] = max(entry.get("lag_seconds", 0.0), sub.get("lag_seconds", 0.0))
-            gaps = [gap for gap in (entry.get("last_gap"), sub.get("last_gap")) if gap]
-            entry["last_gap"] = max(gaps, key=lambda gap: gap["time_ns"], default=None)
-            entry["failure_policy"] = sub.get("failure_policy", {})
-            fault = entry.get("dead_letter_fault") or sub.get("dead_letter_fault", "")
-            entry["dead_letter_fault"] = fault
-            name = partition["partition"]
-            entry["cursors"][name] = sub["cursor"]
-            entry["consumers"].extend({**held, "partition": name} for held in sub["consumers"])
-    return [merged[name] for name in sorted(merged)]
 
 
 @operation(Permission.MANAGE_TOPIC, "topic")
@@ -203,7 +158,7 @@ def set_topic(
 
     def grown(changed: TopicRecord | None, error: DanubeError | None) -> None:
         if changed is not None:
-            answer.done(topic_summary(changed))
+            answer.done(TopicSummary.of(changed))
         else:
             answer.fail(error or Unavailable(f"{topic} did not grow; try again"))
 
@@ -221,7 +176,7 @@ def set_topic(
                 )
             )
         elif partitions is None:
-            answer.done(topic_summary(record))
+            answer.done(TopicSummary.of(record))
         else:
             try:
                 context.grow(context.topics.require_stable(topic), partitions, grown)

@@ -64,10 +64,9 @@ class Gaps:
             event = p.ConsumerEvent(consumer.consumer_id, p.EventKind.GAP.value, detail)
             self._delivery.send(session, [p.encode(event)])
 
-    def of(self, partition: Partition, sub: Subscription) -> dict[str, Any]:
+    def of(self, partition: Partition, sub: Subscription) -> tuple[int, dict[str, Any] | None]:
         """How many gaps a subscription has met, and the last one."""
-        count, last = self._met.get((partition.partition_id, sub.name), (0, None))
-        return {"gaps": count, "last_gap": last}
+        return self._met.get((partition.partition_id, sub.name), (0, None))
 
     def forget(self, partition_id: int, name: str | None = None) -> None:
         """A subscription is gone, or with None all of a partition."""

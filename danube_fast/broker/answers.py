@@ -1,0 +1,209 @@
+"""What administrative operations answer: the shapes that the command line, clients and tools see as maps.
+
+Counts of a subscription are told by each worker for its partitions, and added up for the topic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from danube_fast.broker.subscription.policy import FailurePolicy
+from danube_fast.broker.topics.records import TopicRecord
+
+__all__ = [
+    "ConsumerCounts",
+    "PartitionCounts",
+    "PartitionPlace",
+    "SubscriptionCounts",
+    "SubscriptionTotals",
+    "TopicDescription",
+    "TopicStats",
+    "TopicSummary",
+]
+
+
+class TopicSummary(msgspec.Struct, kw_only=True):
+    """A topic in a list."""
+
+    topic: str
+    dispatch: str
+    durability: str
+    partitioned: bool
+    partitions: int
+    created_ns: int
+
+    @classmethod
+    def of(cls, record: TopicRecord, **more: Any) -> Any:
+        """Sum a topic up; `more`: the fields of a subclass."""
+        return cls(
+            topic=record.topic, dispatch=record.dispatch, durability=record.durability,
+            partitioned=record.partitioned, partitions=len(record.partition_ids),
+            created_ns=record.created_ns, **more,
+        )  # fmt: skip
+
+
+class PartitionPlace(msgspec.Struct, kw_only=True):
+    """Where a partition lives, and lived."""
+
+    partition_id: int
+    partition: str
+    log_id: int
+    worker: int
+    moving_to: int | None
+    extents: list[Any]
+
+
+class TopicDescription(TopicSummary, kw_only=True):
+    """A topic's settings and the places of its partitions."""
+
+    incarnation: int
+    epoch: int
+    placement: list[PartitionPlace]
+
+
+class ConsumerCounts(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A consumer, what it holds, and its credit."""
+
+    name: str
+    session: int
+    unacked: int
+    byte_credit: int
+    message_credit: int
+    partition: str = ""
+    """Name of the partition, where several are added up."""
+
+
+class _Counts(msgspec.Struct, kw_only=True):
+    """What adds up over the partitions of a topic."""
+
+    lag_messages: int = 0
+    unacked: int = 0
+    waiting_redelivery: int = 0
+    delayed: int = 0
+    blocked: int = 0
+    redelivered: int = 0
+    dropped: int = 0
+    dead_letters: int = 0
+    skipped: int = 0
+    lost: int = 0
+    gaps: int = 0
+    expired: int = 0
+
+
+_ADDED_UP = _Counts.__struct_fields__
+
+
+class SubscriptionCounts(_Counts, kw_only=True):
+    """A subscription on one partition."""
+
+    subscription: str
+    type: str
+    cursor: int
+    lag_seconds: float
+    dead_letter_fault: str
+    last_gap: dict[str, Any] | None
+    failure_policy: FailurePolicy
+    consumers: list[ConsumerCounts]
+
+
+class SubscriptionTotals(_Counts, kw_only=True):
+    """A subscription on all partitions of a topic."""
+
+    subscription: str
+    topic: str
+    type: str
+    consumers: list[ConsumerCounts] = []
+    cursors: dict[str, int] = {}
+    """By name of the partition."""
+    lag_seconds: float = 0.0
+    last_gap: dict[str, Any] | None = None
+    failure_policy: FailurePolicy = FailurePolicy()
+    dead_letter_fault: str = ""
+
+    def add(self, counts: SubscriptionCounts, partition: str) -> None:
+        """Add what one partition says."""
+        for name in _ADDED_UP:
+            setattr(self, name, getattr(self, name) + getattr(counts, name))
+        self.lag_seconds = max(self.lag_seconds, counts.lag_seconds)
+        gaps = [gap for gap in (self.last_gap, counts.last_gap) if gap]
+        self.last_gap = max(gaps, key=lambda gap: gap["time_ns"], default=None)
+        self.failure_policy = counts.failure_policy
+        self.dead_letter_fault = self.dead_letter_fault or counts.dead_letter_fault
+        self.cursors[partition] = counts.cursor
+        for consumer in counts.consumers:
+            self.consumers.append(msgspec.structs.replace(consumer, partition=partition))
+
+    @property
+    def state(self) -> str:
+        """Why the subscription stands where it does, in words."""
+        if not self.lag_messages:
+            return "caught up"
+        if not self.consumers:
+            return "stalled: no consumer is connected"
+        if all(min(each.byte_credit, each.message_credit) <= 0 for each in self.consumers):
+            return "stalled: its consumers have not taken what they were sent"
+        if self.dead_letter_fault:
+            return f"blocked: {self.blocked} dead letters have to wait: {self.dead_letter_fault}"
+        if self.blocked and self.blocked + self.unacked >= self.lag_messages:
+            return (
+                f"blocked: {self.blocked} messages failed too often; change the failure policy "
+                "(danube-fast subscriptions set-failure-policy), skip them, or seek"
+            )
+        if self.unacked >= self.lag_messages:
+            return "waiting: everything was delivered and is not acked yet"
+        if self.delayed and self.delayed + self.unacked + self.blocked >= self.lag_messages:
+            return f"waiting: {self.delayed} messages come again, or for the first time, later"
+        return "moving"
+
+
+class PartitionCounts(msgspec.Struct, kw_only=True):
+    """Offsets, counts and subscriptions of one partition."""
+
+    partition_id: int
+    topic: str
+    dispatch: str
+    durability: str
+    log_id: int
+    first_offset: int
+    end_offset: int
+    next_offset: int
+    messages_in: int
+    bytes_in: int
+    producers: int
+    subscriptions: list[SubscriptionCounts]
+    readers: int
+    refusal: str
+    partition: str = ""
+    """Name of the partition, as the coordinator knows it."""
+
+
+class TopicStats(TopicSummary, kw_only=True):
+    """Counts of a topic: added up, and by partition."""
+
+    messages_in: int
+    bytes_in: int
+    producers: int
+    readers: int
+    subscriptions: list[SubscriptionTotals]
+    partition_stats: list[PartitionCounts]
+
+    @classmethod
+    def add_up(cls, record: TopicRecord, partitions: list[PartitionCounts]) -> TopicStats:
+        """Add the partitions of a topic up."""
+        totals: dict[str, SubscriptionTotals] = {}
+        for partition in partitions:
+            for sub in partition.subscriptions:
+                name = sub.subscription
+                total = totals.setdefault(
+                    name, SubscriptionTotals(subscription=name, topic=record.topic, type=sub.type)
+                )
+                total.add(sub, partition.partition)
+        names = ("messages_in", "bytes_in", "producers", "readers")
+        sums = {name: sum(getattr(each, name) for each in partitions) for name in names}
+        subscriptions = [totals[name] for name in sorted(totals)]
+        stats: TopicStats = cls.of(
+            record, **sums, subscriptions=subscriptions, partition_stats=partitions
+        )
+        return stats
