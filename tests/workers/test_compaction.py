@@ -227,8 +227,7 @@ def test_compressed_frames_stay_compressed(start, codec):
     topic.publish([b"x%d" % i for i in range(25)], [b"y" * 100] * 25, codec=codec)
     topic.publish_some(150, codec=codec)
     topic.compact()
-    got = topic.read()
-    topic.check(got)
+    topic.check(got := topic.read())
     assert len(got) < topic.sequence // 2
     partition = topic.rig.worker.state.catalog.by_id[1]
     frames = topic.rig.worker.reader.read_now(partition, 30).frames
