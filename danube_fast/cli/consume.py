@@ -22,9 +22,9 @@ from danube_fast.cli.options import (
     command,
     seconds_of,
 )
-from danube_fast.cli.output import NS_PER_SECOND, Progress, counted, note, write
+from danube_fast.cli.output import Progress, counted, note, write
 from danube_fast.cli.records import LINE_END, formatter, json_line
-from danube_fast.clock import SystemClock
+from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import DanubeError, InvalidArgument
 
 __all__ = ["FormatOption", "consume", "position_of", "warn_of_gaps", "writer"]
@@ -232,7 +232,7 @@ def _pump(
         while max_messages is None or printed.messages < max_messages:
             wait = POLL_SECONDS
             if timeout is not None:
-                quiet = (clock.monotonic_ns() - heard_ns) / NS_PER_SECOND
+                quiet = (clock.monotonic_ns() - heard_ns) / SECOND_NS
                 wait = min(POLL_SECONDS, max(timeout - quiet, 0.0))
             wanted = BATCH_MESSAGES if max_messages is None else max_messages - printed.messages
             with interrupts.held():
@@ -247,7 +247,7 @@ def _pump(
                     printed.messages += len(batch)
                 progress.show(printed.as_text())
                 heard_ns = now_ns
-            elif timeout is not None and now_ns - heard_ns >= timeout * NS_PER_SECOND:
+            elif timeout is not None and now_ns - heard_ns >= timeout * SECOND_NS:
                 break
     if printed.acknowledge:
         with interrupts.held():

@@ -14,10 +14,9 @@ import msgspec
 
 from danube_fast.checks import amount_text, unit_of
 from danube_fast.cli.options import OutputForm
-from danube_fast.clock import SystemClock
+from danube_fast.clock import SECOND_NS, SystemClock
 
 __all__ = [
-    "NS_PER_SECOND",
     "Progress",
     "StdoutClosed",
     "bytes_text",
@@ -33,8 +32,7 @@ __all__ = [
     "write",
 ]
 
-NS_PER_SECOND = 1_000_000_000
-PROGRESS_NS = NS_PER_SECOND // 4
+PROGRESS_NS = SECOND_NS // 4
 SECONDS_PER_MINUTE = 60
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -124,7 +122,7 @@ def refuse_without_yes(yes: bool, what: str) -> None:
 
 def time_text(time_ns: int) -> str:
     """Nanoseconds since the epoch as RFC 3339, UTC, all nine digits."""
-    seconds, rest = divmod(time_ns, NS_PER_SECOND)
+    seconds, rest = divmod(time_ns, SECOND_NS)
     moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
 

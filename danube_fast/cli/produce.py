@@ -31,7 +31,6 @@ from danube_fast.cli.options import (
     seconds_of,
 )
 from danube_fast.cli.output import (
-    NS_PER_SECOND,
     Progress,
     bytes_text,
     counted,
@@ -39,7 +38,7 @@ from danube_fast.cli.output import (
     print_result,
 )
 from danube_fast.cli.records import LINE_END, Record, parse_records
-from danube_fast.clock import Clock, SystemClock
+from danube_fast.clock import SECOND_NS, Clock, SystemClock
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound
 from danube_fast.types import Dispatch
 
@@ -270,7 +269,7 @@ class _Summary:
         return f"{acked:,} of {max(acked, self.messages):,} messages handed over were acknowledged"
 
     def end(self, last_id: Any) -> None:
-        self._seconds = (self._clock.monotonic_ns() - self._began_ns) / NS_PER_SECOND
+        self._seconds = (self._clock.monotonic_ns() - self._began_ns) / SECOND_NS
         self._last_offset = self.first_offset if last_id is None else last_id.offset
 
     def as_dict(self) -> dict[str, Any]:
@@ -354,7 +353,7 @@ def _columns(batch: list[Record], source: _Source) -> dict[str, Any]:
         "event_times": [record.event_time for record in batch],
     }
     if source.delay_seconds is not None:
-        due_ns = SystemClock().wall_ns() + int(source.delay_seconds * NS_PER_SECOND)
+        due_ns = SystemClock().wall_ns() + int(source.delay_seconds * SECOND_NS)
         columns["deliver_at"] = [due_ns] * len(batch)
     return {name: values for name, values in columns.items() if any(v is not None for v in values)}
 
@@ -369,7 +368,7 @@ class _Pacer:
         self._began_ns = self._clock.monotonic_ns()
 
     def wait(self, messages: int) -> None:
-        due_ns = self._began_ns + int((messages - self._sent + 1) / self._rate * NS_PER_SECOND)
+        due_ns = self._began_ns + int((messages - self._sent + 1) / self._rate * SECOND_NS)
         left_ns = due_ns - self._clock.monotonic_ns()
         if left_ns > 0:
-            time.sleep(left_ns / NS_PER_SECOND)
+            time.sleep(left_ns / SECOND_NS)

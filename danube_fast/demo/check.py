@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from danube_fast.clock import SECOND_NS
 from danube_fast.demo.dataset import Flights
 from danube_fast.demo.records import RECORD, Records, fingerprint
 
 __all__ = ["Catalogue", "Kill", "Latency", "Subscription", "judge", "problems_of"]
 
 NS_PER_MS = 1e6
-NS_PER_SECOND = 1e9
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ def judge(
     names, counts = np.unique(first["key"], return_counts=True)
     seconds = float("inf")
     if len(first):
-        seconds = max(int(first["receive_ns"].max() - first["publish_ns"].min()), 1) / NS_PER_SECOND
+        seconds = max(int(first["receive_ns"].max() - first["publish_ns"].min()), 1) / SECOND_NS
     silence, held_up = _silence(first, kill)
     kill_ns = kill.kill_ns if kill is not None else 0
     return Subscription(
@@ -185,7 +185,7 @@ def _silence(first: Records, kill: Kill | None) -> tuple[float | None, npt.NDArr
     gaps_ns = np.diff(times_ns, prepend=min(times_ns[0], kill.kill_ns))
     back_ns = int(times_ns[np.argmax(gaps_ns)])
     held_up = concerned & (first["receive_ns"] > kill.kill_ns) & (first["publish_ns"] < back_ns)
-    return (back_ns - kill.kill_ns) / NS_PER_SECOND, held_up
+    return (back_ns - kill.kill_ns) / SECOND_NS, held_up
 
 
 def problems_of(catalogue: Catalogue, subscription: Subscription) -> list[str]:

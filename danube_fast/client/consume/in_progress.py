@@ -16,7 +16,7 @@ import collections
 from danube_fast.client.consume.attachment import Attachment
 from danube_fast.client.consume.ranges import merged
 from danube_fast.client.link.pump import Pump
-from danube_fast.client.values.limits import MILLISECOND_NS, SECOND_NS
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.net.protocol import Extend
 
 __all__ = ["InProgress"]

@@ -22,7 +22,7 @@ from danube_fast.client.consume.in_progress import InProgress
 from danube_fast.client.consume.ranges import merged
 from danube_fast.client.link.connection import Connection
 from danube_fast.client.link.pump import Pump
-from danube_fast.client.values.limits import MILLISECOND_NS
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.net.protocol import Extend
 
 __all__ = ["Leases"]

@@ -27,9 +27,9 @@ from danube_fast.client.values.limits import (
     HANDSHAKE_RETRY_NS,
     HANDSHAKE_RETRY_NS_MAX,
     LOOKUP_AFTER_NS,
-    MILLISECOND_NS,
     RINGS_RETRY_NS,
 )
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError, Unavailable, error_from_code
 from danube_fast.net.port import Port
 from danube_fast.net.protocol import (

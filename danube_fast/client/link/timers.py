@@ -13,7 +13,8 @@ from __future__ import annotations
 import threading
 
 from danube_fast.client.link.pump import Pump
-from danube_fast.client.values.limits import MILLISECOND_NS, TIMERS_IDLE_NS, TIMERS_QUIET_NS
+from danube_fast.client.values.limits import TIMERS_IDLE_NS, TIMERS_QUIET_NS
+from danube_fast.clock import MILLISECOND_NS
 
 __all__ = ["TimerThread"]
 

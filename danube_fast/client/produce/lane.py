@@ -32,9 +32,9 @@ from danube_fast.client.values.limits import (
     BACKOFF_MIN_NS,
     FOREVER_NS,
     FRAMES_IN_FLIGHT_MAX,
-    MILLISECOND_NS,
     THROTTLE_MAX_NS,
 )
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import (
     AlreadyExists,
     DanubeError,

@@ -20,10 +20,10 @@ from danube_fast.client.topics.routes import Routes, Topic
 from danube_fast.client.values.limits import (
     BACKOFF_MAX_NS,
     BACKOFF_MIN_NS,
-    MILLISECOND_NS,
     WATCH_PROBE_NS,
     WATCH_WAIT_NS,
 )
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError
 from danube_fast.net.protocol import Ping, Watch
 

@@ -6,10 +6,9 @@ here too.
 
 from __future__ import annotations
 
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.frame.layout import FRAME_BYTES_CAP
 
-MILLISECOND_NS = 1_000_000
-SECOND_NS = 1_000_000_000
 FOREVER_NS = 1 << 62
 """A deadline that never comes."""
 
