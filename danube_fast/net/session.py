@@ -17,7 +17,7 @@ from danube_fast.errors import ResourceExhausted
 __all__ = ["Session", "Sessions"]
 
 IDLE_BEATS_MISSED_MAX = 3
-"""A session that holds nothing is dropped after this many idle heartbeats of silence."""
+"""A session without consumers is dropped after this many idle heartbeats of silence."""
 TOKEN_BYTES = 16
 
 
@@ -25,7 +25,7 @@ class Session:
     """One client connection as the broker sees it."""
 
     __slots__ = (
-        "client_name", "closed", "consumers", "flows", "holds", "identity", "last_seen_ns", "number",
+        "client_name", "closed", "consumers", "flows", "identity", "last_seen_ns", "number",
         "outbox", "principal", "token",
     )  # fmt: skip
 
@@ -43,8 +43,6 @@ class Session:
         self.outbox: list[list[Any]] = []
         """Messages that found the peer's queue full, oldest first."""
         self.closed = False
-        self.holds = 0
-        """Consumers that must be heard often."""
 
 
 class Sessions:
@@ -113,7 +111,7 @@ class Sessions:
         """Sessions that were not heard for too long; the caller closes them."""
         dead = []
         for session in self._by_number.values():
-            limit = self._timeout_ns if session.holds else self._idle_timeout_ns
+            limit = self._timeout_ns if session.consumers else self._idle_timeout_ns
             if now_ns - session.last_seen_ns > limit:
                 dead.append(session)
         return dead

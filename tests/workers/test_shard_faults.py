@@ -215,7 +215,7 @@ def test_a_consumer_whose_subscription_was_not_recorded_is_not_there(rigs):
     assert client.subscribe(1, "s", consumer_id=2)[:3:2] == [66, 8]
     disk.mend()
     assert client.subscribe(1, "s", consumer_id=3)[0] == 67
-    assert rig.worker.state.sessions.by_number(client.session).holds == 1
+    assert rig.worker.state.sessions.by_number(client.session).consumers.keys() == {3}
 
 
 def test_who_attaches_to_a_new_subscription_waits_for_its_record_too(rigs):

@@ -47,7 +47,7 @@ class CounterReports(Job):
             Counter.SYNC_BYTES: synced - self._synced_before,
             Counter.ACKS_OUT: max(0, intake.frames_answered - intake.refused),
             Counter.LOST_NON_RELIABLE: delivery.lost,
-            Counter.CONSUMERS: sum(session.holds for session in state.sessions),
+            Counter.CONSUMERS: sum(len(session.consumers) for session in state.sessions),
         }
         times = {
             Histogram.ACK: [intake.ack_times],

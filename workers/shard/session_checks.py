@@ -48,5 +48,5 @@ class SessionChecks(Job):
             self._next_silent_ns = now_ns + state.settings.handshake_timeout_ms * MILLISECOND_NS
         self._transports.look_after(silent=silent)
         self.rest = not self._assignments.is_missing and not any(
-            session.holds for session in state.sessions
+            session.consumers for session in state.sessions
         )

@@ -128,7 +128,6 @@ class ConsumerCommands:
         consumer = self._new_consumer(session, command, sub, filters)
         sub.attach(consumer)
         session.consumers[command.consumer_id] = consumer
-        session.holds += 1
         start = sub.ledger.first_waiting()
         start = sub.next_offset if start is None else min(start, sub.next_offset)
 

@@ -36,8 +36,7 @@ class Consumers:
         sub: Subscription = consumer.subscription
         sub.detach(consumer, how)
         self.touch(sub)
-        if session.consumers.pop(consumer.consumer_id, None) is not None:
-            session.holds -= 1
+        session.consumers.pop(consumer.consumer_id, None)
         partition = self._state.partition(sub.partition_id)
         if partition is not None:
             if sub.kind is SubscriptionKind.READER and sub in partition.readers:
