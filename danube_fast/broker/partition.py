@@ -21,9 +21,9 @@ from danube_fast.broker.records import (
     Cursor,
     Moving,
     PartitionAssigned,
+    PendingGapsSet,
     PolicySet,
     SubscriptionCreated,
-    Untold,
 )
 from danube_fast.broker.sizes import Sizes
 from danube_fast.broker.subscription.consumer import (
@@ -443,13 +443,15 @@ class Partition(Tail):
 
     # ------------------------------------------------------------ records
 
-    def cursor_records(self) -> list[Cursor | Acked | Untold]:
+    def cursor_records(self) -> list[Cursor | Acked | PendingGapsSet]:
         """Records of what changed in the cursors since the last call."""
         return [record for sub in self.subscriptions.values() for record in sub.cursor_records()]
 
-    def subscription_records(self) -> list[SubscriptionCreated | Cursor | PolicySet | Untold]:
+    def subscription_records(
+        self,
+    ) -> list[SubscriptionCreated | Cursor | PolicySet | PendingGapsSet]:
         """Everything about the subscriptions, for a snapshot."""
-        records: list[SubscriptionCreated | Cursor | PolicySet | Untold] = []
+        records: list[SubscriptionCreated | Cursor | PolicySet | PendingGapsSet] = []
         for sub in self.subscriptions.values():
             records.append(
                 SubscriptionCreated(self.partition_id, sub.name, sub.kind.value, sub.cursor)
@@ -458,8 +460,8 @@ class Partition(Tail):
             records.append(Cursor(self.partition_id, sub.name, sub.cursor, acked))
             if sub.policy != FailurePolicy():
                 records.append(PolicySet(self.partition_id, sub.name, sub.policy))
-            if sub.untold:
-                records.append(sub.untold.record(self.partition_id, sub.name))
+            if sub.pending_gaps:
+                records.append(sub.pending_gaps.record(self.partition_id, sub.name))
         return records
 
 

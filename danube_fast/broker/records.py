@@ -193,7 +193,7 @@ class Compacted(_Record, tag=22, frozen=True):
     breaks: list[int] | None = None
 
 
-class Untold(_Record, tag=23, frozen=True):
+class PendingGapsSet(_Record, tag=23, frozen=True):
     """All gaps that a subscription met while it had no consumer, [start, end, reason, lost] each, and no consumer
     was told yet; nothing else."""
 
@@ -236,7 +236,7 @@ class PartitionMoving(_Record, tag=21, frozen=True):
 Record = (
     EpochStarted | PartitionAssigned | PartitionRemoved | Reserved | ProducerOpened
     | ProducerExpired | SubscriptionCreated | SubscriptionDeleted | Cursor | PartitionState
-    | ProducerState | Acked | PolicySet | Purged | PartitionMoving | Compacted | Untold
+    | ProducerState | Acked | PolicySet | Purged | PartitionMoving | Compacted | PendingGapsSet
     | Attempts
 )  # fmt: skip
 

@@ -194,7 +194,7 @@ class Catalog:
         | r.Cursor
         | r.Acked
         | r.PolicySet
-        | r.Untold
+        | r.PendingGapsSet
         | r.Attempts,
     ) -> None:
         if isinstance(record, r.SubscriptionCreated):
@@ -210,8 +210,8 @@ class Catalog:
                 return
             if isinstance(record, r.PolicySet):
                 existing.set_policy(record.policy)
-            elif isinstance(record, r.Untold):
-                existing.untold.restore(record)
+            elif isinstance(record, r.PendingGapsSet):
+                existing.pending_gaps.restore(record)
             elif isinstance(record, r.Attempts):
                 existing.restore_attempts(record.runs)
             elif isinstance(record, r.Cursor):

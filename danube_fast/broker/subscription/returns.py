@@ -26,11 +26,11 @@ from danube_fast.broker.subscription.consumer import (
     SubscriptionKind,
 )
 from danube_fast.broker.subscription.delays import Delays
+from danube_fast.broker.subscription.pending_gaps import PendingGaps
 from danube_fast.broker.subscription.policy import FailurePolicy, Poison
 from danube_fast.broker.subscription.prefetched import Prefetched, due_times
 from danube_fast.broker.subscription.routing import Router
 from danube_fast.broker.subscription.timers import NEVER, Timers
-from danube_fast.broker.subscription.untold import Untold
 
 __all__ = ["Returns"]
 
@@ -50,7 +50,7 @@ class Returns:
         "__weakref__", "_delayed", "_extended_ns", "_rested_until_ns", "_timers", "armed_ns", "by_message",
         "consumers", "counted_until", "dead_letter_count", "delays", "dropped_count", "expired_count",
         "idle_since_ns", "kind", "ledger", "lost_count", "lost_counted", "name", "next_offset", "partition_id",
-        "poisoned", "policy", "prefetched", "rate", "redelivered_count", "router", "tracks", "turn", "untold",
+        "pending_gaps", "poisoned", "policy", "prefetched", "rate", "redelivered_count", "router", "tracks", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -95,7 +95,7 @@ class Returns:
         self.dead_letter_count = 0
         self.delays = Delays(self.ledger)
         """Messages whose deliver-at time has not come."""
-        self.untold = Untold()
+        self.pending_gaps = PendingGaps()
         """What it lost while it had no consumer."""
         self.prefetched = Prefetched(self.ledger)
         """Some of them, ready to go out."""

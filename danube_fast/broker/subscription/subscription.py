@@ -17,7 +17,7 @@ import numpy as np
 
 from danube_fast.broker.ledger.layout import State
 from danube_fast.broker.ledger.ledger import Rows, runs_of
-from danube_fast.broker.records import Acked, Cursor, Untold
+from danube_fast.broker.records import Acked, Cursor, PendingGapsSet
 from danube_fast.broker.sparse import existing
 from danube_fast.broker.subscription.consumer import (
     PENDING,
@@ -161,18 +161,18 @@ class Subscription(Returns):
     @property
     def cursor_dirty(self) -> bool:
         """Something was acked or sought since the last `cursor_records`."""
-        is_dirty = self._sought is not None or self.ledger.is_dirty or self.untold.is_dirty
+        is_dirty = self._sought is not None or self.ledger.is_dirty or self.pending_gaps.is_dirty
         return self.tracks and is_dirty
 
-    def cursor_records(self) -> list[Cursor | Acked | Untold]:
+    def cursor_records(self) -> list[Cursor | Acked | PendingGapsSet]:
         """Records of what changed since the last call: however much is acked above the cursor, a record only
         holds what is new."""
-        records: list[Cursor | Acked | Untold] = []
+        records: list[Cursor | Acked | PendingGapsSet] = []
         if not self.tracks:
             return records
-        if self.untold.is_dirty:
-            self.untold.is_dirty = False
-            records.append(self.untold.record(self.partition_id, self.name))
+        if self.pending_gaps.is_dirty:
+            self.pending_gaps.is_dirty = False
+            records.append(self.pending_gaps.record(self.partition_id, self.name))
         if self._sought is not None:
             records.append(Cursor(self.partition_id, self.name, self._sought))
             self._sought = None

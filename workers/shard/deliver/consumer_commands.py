@@ -165,7 +165,7 @@ class ConsumerCommands:
             journal.when_durable(recorded)
         else:
             answer(None)
-            self._gaps.tell_untold(partition, consumer)
+            self._gaps.tell_pending(partition, consumer)
 
     def _new_consumer(
         self, session: Session, command: p.Subscribe, sub: Subscription, filters: tuple[str, ...]

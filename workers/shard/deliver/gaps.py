@@ -38,17 +38,17 @@ class Gaps:
             self._send(partition, consumer, gap)
         if sub.name and not gap.is_silent:
             if sub.tracks and not sub.consumers:
-                sub.untold.add(gap)
+                sub.pending_gaps.add(gap)
             key = (partition.partition_id, sub.name)
             count, _ = self._met.get(key, (0, {}))
             self._met[key] = (count + 1, {**_detail(gap), "time_ns": self._state.now_wall_ns})
         self._delivery.count_lost(partition, sub)
         self._consumers.touch(sub)
 
-    def tell_untold(self, partition: Partition, consumer: Consumer) -> None:
+    def tell_pending(self, partition: Partition, consumer: Consumer) -> None:
         """A consumer has come: it hears what was lost while there was none."""
         sub: Subscription = consumer.subscription
-        for gap in sub.untold.take():
+        for gap in sub.pending_gaps.take():
             self._send(partition, consumer, gap)
             self._consumers.touch(sub)
 

@@ -9,7 +9,7 @@ import pytest
 
 from danube_fast.broker import messages as m
 from danube_fast.broker.subscription.consumer import Gap
-from danube_fast.broker.subscription.untold import GAPS_MAX, Untold
+from danube_fast.broker.subscription.pending_gaps import GAPS_MAX, PendingGaps
 from tests.workers.shard_rig import RawClient, Rig, Shifted
 
 SECOND = 1_000_000_000
@@ -113,20 +113,20 @@ def test_who_is_there_is_told_at_once_and_not_again(start: Any) -> None:
 
 
 def test_gaps_that_go_on_are_one_and_their_number_is_bounded() -> None:
-    untold = Untold()
+    pending = PendingGaps()
     for start in range(0, 1000, 10):
-        untold.add(Gap(start + 10, "old", lost=True, start=start))
-    untold.add(Gap(1010, "purged", lost=True, start=1000))
-    untold.add(Gap(1010, "purged", lost=True, start=1005))
-    record = untold.record(1, "s")
+        pending.add(Gap(start + 10, "old", lost=True, start=start))
+    pending.add(Gap(1010, "purged", lost=True, start=1000))
+    pending.add(Gap(1010, "purged", lost=True, start=1005))
+    record = pending.record(1, "s")
     assert record.gaps == [(0, 1000, "old", True), (1000, 1010, "purged", True)]
     for number in range(1000):
-        untold.add(Gap(3 * number + 2001, "old", lost=bool(number % 2), start=3 * number + 2000))
-    record = untold.record(1, "s")
+        pending.add(Gap(3 * number + 2001, "old", lost=bool(number % 2), start=3 * number + 2000))
+    record = pending.record(1, "s")
     assert len(record.gaps) == GAPS_MAX
     assert (record.gaps[0][0], record.gaps[-1][1]) == (0, 3 * 999 + 2001)
-    restored = Untold()
+    restored = PendingGaps()
     restored.restore(record)
-    assert restored.take() == untold.take()
-    assert not untold
-    assert untold.is_dirty
+    assert restored.take() == pending.take()
+    assert not pending
+    assert pending.is_dirty

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from danube_fast.broker.records import Untold as Record
+from danube_fast.broker.records import PendingGapsSet as Record
 from danube_fast.broker.subscription.consumer import Gap
 
-__all__ = ["Untold"]
+__all__ = ["PendingGaps"]
 
 GAPS_MAX = 64
 """So many are kept apart; then the oldest become one."""
 
 
-class Untold:
+class PendingGaps:
     """Gaps of one subscription, in the order in which they were met."""
 
     __slots__ = ("_gaps", "is_dirty")
