@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.config import Settings
 from danube_fast.net import protocol as p
 from danube_fast.testing.loopback import LoopbackServer, Network, Wire
 from danube_fast.testing.model import Model
 from danube_fast.testing.publishing_model import Violation
 from danube_fast.testing.subscription_model import SubscriptionModel
-from danube_fast.testing.virtual_clock import MS, Schedule, Trace, VirtualClock
+from danube_fast.testing.virtual_clock import Schedule, Trace, VirtualClock
 from danube_fast.testing.worker_tap import WorkerTap
 
 SESSION, CONSUMER = 5, 3
@@ -63,7 +64,7 @@ class Client:
         sub.deliver(consumer, offset, None, attempts, is_late=False)
 
     def be_silent(self) -> None:
-        self.clock.now_ns += (TIMEOUT_MS + 1) * MS
+        self.clock.now_ns += (TIMEOUT_MS + 1) * MILLISECOND_NS
 
     def give_up(self) -> None:
         """The worker has no session any more, and another one begins."""
