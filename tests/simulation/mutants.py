@@ -93,8 +93,8 @@ MUTANTS: dict[str, Mutant] = {
         "if consumer is seeker and session is None:",
     ),
     "last_acks_before_a_move_are_not_waited_for": Mutant(
-        "if goodbye.is_over or now_ns - goodbye.began_ns >= GOODBYE_NS:",
-        "if goodbye.began_ns:",
+        "if drain.is_over or now_ns - drain.began_ns >= DRAIN_NS:",
+        "if drain.began_ns:",
         moves=0.5,
     ),
     "what_waits_in_a_queue_counts_as_delivered": Mutant(
@@ -197,7 +197,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "dead_letter_acked_before_it_is_published": Mutant(
         "        target.turn += 1\n",
-        "        target.turn += 1\n        self._settle(letter)\n",
+        "        target.turn += 1\n        self._mark_acked(message)\n",
     ),
     "fresh_ones_overtake_what_waits_for_the_log": Mutant(
         "return self.kind not in _IN_ORDER",

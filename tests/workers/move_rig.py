@@ -74,7 +74,7 @@ class _Request:
         if on_reply is not None:
             self._sender.answer(self._target, on_reply, reply)
 
-    when_done = Request.when_done
+    when_done, respond = Request.when_done, Request.respond
 
 
 class Box(FakeMailbox):
@@ -239,8 +239,8 @@ class MoveRig:
             for rig in self.workers.values()
             for journal in rig.worker.state.journals
         )
-        hands = self.coordinator.placement._hands.values()
-        return not waits and not self.net.queue and not any(hand.queue for hand in hands)
+        queues = self.coordinator.placement._queues.values()
+        return not waits and not self.net.queue and not any(queue.ids for queue in queues)
 
     def step(self) -> bool:
         """One message is delivered; False if there is none and there will be none."""

@@ -82,7 +82,7 @@ class Asked:
     def fail(self, error: Exception) -> None:
         """Dropped."""
 
-    when_done = Request.when_done
+    when_done, respond = Request.when_done, Request.respond
 
 
 class FullLog:

@@ -106,7 +106,7 @@ class FakeRequest:
     def fail(self, error: Exception) -> None:
         self.error, self.done = error, True
 
-    when_done = Request.when_done
+    when_done, respond = Request.when_done, Request.respond
 
 
 class Rig:

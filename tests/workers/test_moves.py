@@ -94,7 +94,7 @@ class Story:
 
 @pytest.fixture
 def moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(departure, "GOODBYE_NS", SHORT_NS)
+    monkeypatch.setattr(departure, "DRAIN_NS", SHORT_NS)
     started: list[MoveRig] = []
 
     def start(**settings: Any) -> MoveRig:
@@ -415,7 +415,7 @@ class Held:
     """A consumer that holds ten messages of a partition that is about to move."""
 
     def __init__(self, rig: MoveRig, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(departure, "GOODBYE_NS", LONG_NS)
+        monkeypatch.setattr(departure, "DRAIN_NS", LONG_NS)
         self.rig = rig
         self.pid = rig.create().partition_id
         self.client = client = rig.workers[1].client()
@@ -461,7 +461,7 @@ def test_who_never_says_that_it_has_left_is_not_waited_for_long(
     """It knows nothing of last acks: what is on the way counts all the same."""
     held = Held(moves(), monkeypatch)
     held.client.ack(0, PER_FRAME)
-    monkeypatch.setattr(departure, "GOODBYE_NS", SHORT_NS)
+    monkeypatch.setattr(departure, "DRAIN_NS", SHORT_NS)
     assert held.left() == []
     ((value, _),) = held.outcome
     assert value["paused_ms"] <= value["milliseconds"]

@@ -25,7 +25,7 @@ from danube_fast.workers.reports.quota import SAY_AGAIN_NS
 from danube_fast.workers.shard import worker as shard
 from danube_fast.workers.shard.deliver import dispatcher
 from danube_fast.workers.shard.deliver.delivery import OUTBOX_MESSAGES_MAX, Delivery
-from danube_fast.workers.shard.publish.intake import HOLD_NS, STILL_NS
+from danube_fast.workers.shard.publish.intake import ACK_WAIT_NS_MAX, STILL_NS
 from tests.workers.shard_faults import (
     Asked,
     HeldSyncs,
@@ -393,7 +393,7 @@ def test_who_is_close_behind_holds_up_a_non_reliable_producer_a_little(rigs):
     while is_acked():
         assert len(requests) < 50, "no ack ever waited"
     assert len(requests) > 40, "it waited too soon"
-    now.ns += HOLD_NS
+    now.ns += ACK_WAIT_NS_MAX
     client.answer(requests[-1])
     assert is_acked(1000), "who publishes little waits for nobody"
     now.ns += STILL_NS
@@ -401,7 +401,7 @@ def test_who_is_close_behind_holds_up_a_non_reliable_producer_a_little(rigs):
     client.send(21, 1, 200_000, 100_000)
     client.receive(2)
     assert not is_acked(), "it moves again, and is as far behind"
-    now.ns += HOLD_NS
+    now.ns += ACK_WAIT_NS_MAX
     client.answer(requests[-1])
     rig.worker.intake.lag_bytes_hopeless = 8 * 1024 * 1024
     assert is_acked(), "one that loses messages anyway"

@@ -1,7 +1,7 @@
-"""The coordinator's side of client connections: sessions, replies, what a full queue holds back.
+"""The coordinator's side of client connections: sessions, replies, and those that wait for room in a queue.
 
 HELLO, PING and BYE are answered here; the parts of the coordinator bring the handlers of the other commands. A
-session here holds nothing but requests that wait, so it lives as long as idle heartbeats come.
+session here has nothing but requests that wait, so it lives as long as idle heartbeats come.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SWEEP_NS = 500_000_000
 
 
 class Connections:
-    """One ROUTER and its sessions. Used by the coordinator's loop only."""
+    """Serve clients on one ROUTER. Used by the coordinator's loop only."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Connections:
         return bool(self._waiting)
 
     def do_work(self, now_ns: int) -> int:
-        """Take what clients sent, retry what waits, drop the silent; the number of messages taken."""
+        """Take messages of clients, retry replies that wait, drop silent sessions; the number of messages taken."""
         taken = 0
         for identity, head, _ in self.server.receive(MESSAGES_PER_TURN_MAX):
             taken += 1
@@ -106,7 +106,7 @@ class Connections:
         self._close(session)
 
     def _answer(self, identity: bytes, command: Any) -> None:
-        """Answer a connection; one without a session asks again if the answer is lost."""
+        """Answer a connection; a client without a session asks again if the answer is lost."""
         session = self.sessions.by_identity(identity)
         if session is not None:
             self.reply(session.number, command)

@@ -25,6 +25,7 @@ from danube_fast.broker import messages as m
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
 from danube_fast.clock import MILLISECOND_NS, Clock
+from danube_fast.countdown import Done
 from danube_fast.errors import DanubeError, NotFound
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
@@ -34,7 +35,7 @@ from danube_fast.roles import Owner, Processes
 from danube_fast.version import VERSION
 from danube_fast.workers.coordinator import web
 from danube_fast.workers.coordinator.connections import Connections
-from danube_fast.workers.coordinator.growth import Growth
+from danube_fast.workers.coordinator.growth import Growth, GrowthDone
 from danube_fast.workers.coordinator.lookups import Lookups
 from danube_fast.workers.coordinator.marks import MarkRegistry
 from danube_fast.workers.coordinator.mover import MoveDone, Mover
@@ -65,7 +66,7 @@ PLACE_WAIT_MS = 5_000
 class Coordinator:
     """The coordinator without its process: `do_work` can be driven by a test.
 
-    Is the `AdminContext` of the operations and the `Workers` of the placement.
+    The `AdminContext` of the operations, and the context of its own parts.
     """
 
     def __init__(
@@ -75,9 +76,7 @@ class Coordinator:
         environment: Environment | None = None,
     ) -> None:
         environment = environment or Environment()
-        self._boot = booted
-        self._config = booted.config
-        self._settings = booted.settings
+        self._boot, self._config, self._settings = booted, booted.config, booted.settings
         self.clock: Clock = booted.clock
         data_dir, accept = Path(self._config.data_dir), self._config.accept_rollback
         self._store = environment.make_store(data_dir, self.clock, accept_rollback=accept)
@@ -88,12 +87,10 @@ class Coordinator:
         )
         self.placement = Placement(booted.mailbox, self.topics, self)
         self.placement.revision = lambda: self._store.sealed_revision
-        self.marks = MarkRegistry(
-            booted.mailbox, booted.config, environment, self._store, self.topics
-        )
+        self.marks = MarkRegistry(booted, environment, self._store, self.topics)
         self.placement.asked.append(lambda worker, asked: self.marks.hear(asked.marks))
         self.mover = Mover(booted.mailbox, self.topics, self.placement, self)
-        self.rebalancer = Rebalancer(booted.mailbox, self._settings, self._config.processes, self)
+        self.rebalancer = Rebalancer(booted.mailbox, self._settings, self)
         self.quota = LogQuotas(booted.mailbox, booted.config)
         self.storage = StorageQuotas(booted.mailbox, self.topics)
         self.reply_topics = ReplyTopicExpiry(booted.mailbox, self)
@@ -111,7 +108,7 @@ class Coordinator:
     # ---------------------------------------------------------------- life
 
     def start(self) -> None:
-        """Bind and say ready. Raises Unavailable if the address is taken."""
+        """Bind and report READY. Raises Unavailable if the address is taken."""
         config = self._config
         port = self.connections.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
         self._idle = IdleStrategy(
@@ -123,13 +120,13 @@ class Coordinator:
         self._boot.set_state(ProcessState.READY, port)
 
     def run(self) -> None:
-        """The loop, until a stop is requested."""
+        """Run the loop until a stop is requested."""
         while not self._boot.stop_requested:
             if not self.do_work():
                 self._idle.sleep(self.sleep_ms())
 
     def stop(self) -> None:
-        """Orderly end: no request is answered from here on."""
+        """End in order: no request is answered from here on."""
         self._boot.set_state(ProcessState.STOPPING)
         if self._web is not None:
             self._web.stop()
@@ -139,7 +136,7 @@ class Coordinator:
         self._boot.set_state(ProcessState.STOPPED)
 
     def do_work(self) -> int:
-        """One bounded turn; the number of things done."""
+        """Do one bounded turn; the number of things done."""
         now_ns = self._now_ns = self.clock.monotonic_ns()
         self._boot.heartbeat()
         work = self._boot.mailbox.do_work(now_ns)
@@ -151,7 +148,7 @@ class Coordinator:
         work += self.watches.do_work(now_ns)
         self.marks.do_work(now_ns, self.quota.cursors)
         self.lookups.do_work(now_ns)
-        self._publish_counters()
+        self._boot.counters.set(Counter.SESSIONS, len(self.connections.sessions))
         if self._web is None and self._config.admin_fd >= 0 and self._all_ready():
             boot = self._boot
             view = web.BrokerView(
@@ -163,17 +160,13 @@ class Coordinator:
         return work
 
     def sleep_ms(self) -> int:
-        """How long to sleep, unless somebody has something to say."""
+        """How long to sleep, unless a client or a worker wakes the loop."""
         if self.connections.is_waiting:
             return BUSY_POLL_MS
         waiting = self._boot.mailbox, self.placement, self.watches, self.lookups
         deadline_ns = min(part.next_deadline_ns() for part in waiting)
         left_ms = (deadline_ns - self.clock.monotonic_ns()) // MILLISECOND_NS + 1
         return int(max(min(left_ms, IDLE_POLL_MS), 0))
-
-    def _publish_counters(self) -> None:
-        counters = self._boot.counters
-        counters.set(Counter.SESSIONS, len(self.connections.sessions))
 
     def _all_ready(self) -> bool:
         control = self._boot.control
@@ -196,10 +189,7 @@ class Coordinator:
         admin.run(self, authorize, session.principal, command.operation, asked, answer)
 
     def ask(
-        self,
-        worker: int,
-        message: m.Message,
-        on_reply: Callable[[Any, DanubeError | None], None],
+        self, worker: int, message: m.Message, on_reply: Callable[[Any, DanubeError | None], None]
     ) -> None:
         """Call a worker; see `AdminContext`."""
 
@@ -226,8 +216,8 @@ class Coordinator:
         status = self._boot.control.status(worker)
         return status.epoch if status.state == ProcessState.READY else 0
 
-    def place(self, record: TopicRecord, on_done: Callable[[DanubeError | None], None]) -> None:
-        """Hand a new or changed topic to its workers; see `AdminContext`."""
+    def place(self, record: TopicRecord, on_done: Done) -> None:
+        """Assign a new or changed topic to its workers; see `AdminContext`."""
         partitions = self.topics.partitions(record)
         self.mover.give_up(record.partition_ids, "its settings were changed meanwhile; try again")
         self.placement.invalidate(partitions)
@@ -235,33 +225,23 @@ class Coordinator:
         self.placement.when_placed(partitions, deadline_ns, on_done)
         self.lookups.appeared(record.topic)
 
-    def when_placed(
-        self,
-        partitions: list[PartitionRecord],
-        wait_ns: int,
-        on_done: Callable[[DanubeError | None], None],
-    ) -> None:
+    def when_placed(self, partitions: list[PartitionRecord], wait_ns: int, on_done: Done) -> None:
         """Call `on_done` when workers have confirmed all of them, or the time is up."""
         self.placement.when_placed(partitions, self._now_ns + wait_ns, on_done)
 
-    def grow(
-        self,
-        record: TopicRecord,
-        count: int,
-        on_done: Callable[[TopicRecord | None, DanubeError | None], None],
-    ) -> None:
+    def grow(self, record: TopicRecord, count: int, on_done: GrowthDone) -> None:
         """Give a topic more partitions; see `AdminContext`."""
         Growth(self, record, count, on_done).start()
 
     def unassign(self, partitions: list[PartitionRecord]) -> None:
-        """Tell workers to drop partitions; who cannot be told now asks when it is back."""
+        """Tell workers to drop partitions; a worker that is down asks when it is back."""
         for partition in partitions:
             ids, revision = [partition.partition_id], self._store.sealed_revision
             message = m.Unassign(ids, revision=revision)
             self.ask(self.process_of(partition.log_id), message, lambda *_: None)
 
     def forget(self, partitions: list[PartitionRecord]) -> None:
-        """Partitions were deleted."""
+        """Hand out these partitions no more: they were deleted."""
         ids = [partition.partition_id for partition in partitions]
         self.mover.give_up(ids, "it was deleted meanwhile")
         self.placement.forget(partitions)
@@ -279,16 +259,16 @@ class Coordinator:
         self.mover.start(partition, min(logs, key=loads.__getitem__), on_done)
 
     def moving_to(self, partition_id: int) -> int | None:
-        """Index of the worker that a partition is being moved to."""
+        """Index of the worker that a partition is being moved to, if it is."""
         target = self.mover.moving.get(partition_id)
         return None if target is None else self.processes.number(target)
 
     def clients(self, after: int, limit: int) -> dict[str, Any]:
-        """Who is connected to the coordinator; see `AdminContext`."""
+        """List connections to the coordinator; see `AdminContext`."""
         return client_page(self.connections.sessions, after, limit, self._now_ns, None)
 
     def status(self) -> dict[str, Any]:
-        """Everything for `danube-fast status`."""
+        """Describe processes, logs and counters, for `danube-fast status`."""
         boot, config, cursors = self._boot, self._config, self.quota.cursors
         return {
             "version": VERSION,

@@ -1,10 +1,10 @@
-"""More partitions for a topic that is in use, so that nobody misses a message of the new ones.
+"""More partitions for a topic that is in use, so that no subscription misses a message of the new ones.
 
     subscriptions of the topic <-- asked of its workers
     partition records          --> metadata, not part of the topic yet
     partitions, with these subscriptions at their earliest message --> workers, durable there
     the topic                  --> metadata: now they are found, published to, consumed
-    subscriptions once more: who came meanwhile is given its place on the new ones
+    subscriptions once more: those that came meanwhile get their positions on the new ones
 
 A stop before the last but one step leaves partitions without a topic, which are dropped as deleted.
 A worker that is down is waited for; if it stays away nothing has changed.
@@ -17,52 +17,44 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from danube_fast.broker import messages as m
-from danube_fast.broker.admin.registry import AdminContext
+from danube_fast.broker.admin.registry import AdminContext, ask_owners
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
+from danube_fast.countdown import Done
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument, Unavailable
 from danube_fast.workers.coordinator.placement import Placement
 
-__all__ = ["Growth"]
+__all__ = ["Growth", "GrowthDone"]
 
 _log = logging.getLogger(__name__)
 
 WAIT_NS = 10_000_000_000
 """How long each step waits for workers that are down."""
 
-Done = Callable[[TopicRecord | None, DanubeError | None], None]
+GrowthDone = Callable[[TopicRecord | None, DanubeError | None], None]
+"""Called with the topic as it has grown, or with what prevented it."""
 
 
 class GrowthContext(AdminContext, Protocol):
-    """What is needed of the coordinator beside what every operation stands on."""
+    """The coordinator's methods for growth, beside those for every operation."""
 
     placement: Placement
 
-    def when_placed(
-        self,
-        partitions: list[PartitionRecord],
-        wait_ns: int,
-        on_done: Callable[[DanubeError | None], None],
-    ) -> None:
+    def when_placed(self, partitions: list[PartitionRecord], wait_ns: int, on_done: Done) -> None:
         """Call `on_done` when workers have confirmed all of them, or the time is up."""
-        ...
 
     def unassign(self, partitions: list[PartitionRecord]) -> None:
         """Tell workers to drop partitions."""
-        ...
 
 
 class Growth:
-    """One topic on its way to more partitions."""
+    """Give one topic more partitions, step by step."""
 
     def __init__(
-        self, coordinator: GrowthContext, record: TopicRecord, count: int, done: Done
+        self, coordinator: GrowthContext, record: TopicRecord, count: int, done: GrowthDone
     ) -> None:
-        """Raises InvalidArgument, FailedPrecondition, AlreadyExists; then nothing was begun."""
-        self._coordinator = coordinator
-        self._topics = coordinator.topics
-        self._record = record
-        self._count = count
-        self._done = done
+        """Check that the topic can grow. Raises InvalidArgument, FailedPrecondition, AlreadyExists; then nothing was begun."""
+        self._coordinator, self._topics, self._record = coordinator, coordinator.topics, record
+        self._count, self._done = count, done
         self._old = self._topics.partitions(record)
         self._new: list[PartitionRecord] = []
         self._known: list[m.Inherited] = []
@@ -96,10 +88,12 @@ class Growth:
             self._done(self._record, None)
             return
         self._topics.growing[self._record.topic] = []  # nothing else may change it from here on
-        self._when_placed(self._old, self._ask_first)
+        self._when_placed(self._old, lambda: self._ask(self._make))
 
-    def _when_placed(self, partitions: list[PartitionRecord], then: Callable[[], None]) -> None:
-        def placed(error: DanubeError | None) -> None:
+    def _step(self, then: Callable[[], None]) -> Done:
+        """Call `then` once the step before it is done; an error ends the growth."""
+
+        def done(error: DanubeError | None) -> None:
             try:
                 if error is not None:
                     raise error
@@ -107,39 +101,22 @@ class Growth:
             except DanubeError as failure:
                 self._give_up(failure)
 
-        self._coordinator.when_placed(partitions, WAIT_NS, placed)
+        return done
+
+    def _when_placed(self, partitions: list[PartitionRecord], then: Callable[[], None]) -> None:
+        self._coordinator.when_placed(partitions, WAIT_NS, self._step(then))
 
     def _ask(self, then: Callable[[list[m.Inherited]], None]) -> None:
-        """Every subscription of the old partitions, once each."""
-        by_worker: dict[int, list[int]] = {}
-        for partition in self._old:
-            worker = self._coordinator.process_of(partition.log_id)
-            by_worker.setdefault(worker, []).append(partition.partition_id)
-        left = len(by_worker)
-        found: dict[str, m.Inherited] = {}
-        failed: DanubeError | None = None
+        """Ask for every subscription of the old partitions, once each."""
 
-        def got(value: Any, error: DanubeError | None) -> None:
-            nonlocal left, failed
-            left -= 1
-            failed = failed or error
-            for sub in value if error is None else ():
+        def answered(values: list[Any], errors: list[DanubeError]) -> None:
+            found: dict[str, m.Inherited] = {}
+            for sub in (sub for value in values for sub in value):
                 inherited = m.Inherited(sub.subscription, sub.type, sub.failure_policy)
                 found.setdefault(sub.subscription, inherited)
-            if left:
-                return
-            try:
-                if failed is not None:
-                    raise failed
-                then(list(found.values()))
-            except DanubeError as failure:
-                self._give_up(failure)
+            self._step(lambda: then(list(found.values())))(errors[0] if errors else None)
 
-        for worker, ids in by_worker.items():
-            self._coordinator.ask(worker, m.ListSubscriptions(ids), got)
-
-    def _ask_first(self) -> None:
-        self._ask(self._make)
+        ask_owners(self._coordinator, self._record, self._old, m.ListSubscriptions, answered)
 
     def _make(self, subscriptions: list[m.Inherited]) -> None:
         self._known = subscriptions
@@ -156,7 +133,7 @@ class Growth:
         self._ask(self._make_up)
 
     def _make_up(self, subscriptions: list[m.Inherited]) -> None:
-        """Nobody finds the old partitions alone any more: who is known now are all there are."""
+        """Make subscriptions that came meanwhile: from here on a client finds the new partitions, too."""
         if all(each in self._known for each in subscriptions):
             self._end(None)
             return
@@ -167,7 +144,7 @@ class Growth:
 
     def _give_up(self, error: DanubeError) -> None:
         joined = self._new and not self._topics.growing.get(self._record.topic)
-        if joined:  # what is left to do is only for who came in the last moments
+        if joined:  # only subscriptions of the last moments are missing
             _log.warning("%s grew, but: %s", self._record.topic, error)
             self._end(None)
             return

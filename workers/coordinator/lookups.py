@@ -1,4 +1,4 @@
-"""LOOKUP: where a topic's partitions are, asked by clients, and by workers for topics of dead letters.
+"""LOOKUP: where a topic's partitions are, asked by clients, and by workers for dead-letter topics.
 
     LOOKUP --> topic? --> create, or park until it appears --> placed on its workers? --> RESULT
 
@@ -40,29 +40,23 @@ class _Parked:
     __slots__ = ("command", "deadline_ns", "session")
 
     def __init__(self, session: int, command: protocol.Lookup, deadline_ns: int) -> None:
-        self.session = session
-        self.command = command
-        self.deadline_ns = deadline_ns
+        self.session, self.command, self.deadline_ns = session, command, deadline_ns
 
 
 class Lookups:
-    """All lookups of one coordinator. Used by its loop only."""
+    """Answer the lookups of one coordinator. Used by its loop only."""
 
     def __init__(
-        self,
-        booted: Boot,
-        connections: Connections,
-        topics: TopicDirectory,
-        placement: Placement,
+        self, booted: Boot, connections: Connections, topics: TopicDirectory, placement: Placement,
         authorizer: Authorizer,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._boot, self._connections = booted, connections
         self._topics, self._placement, self._authorizer = topics, placement, authorizer
         self._parked: dict[str, list[_Parked]] = {}
         self._deadlines: list[tuple[int, int, str]] = []
         self._order = itertools.count()
         connections.commands.handlers[protocol.Lookup] = self._lookup
-        booted.mailbox.serve(m.FindLetterTopic, self._letter_topic)
+        booted.mailbox.serve(m.FindLetterTopic, self._find_dead_letter_topic)
 
     def do_work(self, now_ns: int) -> None:
         """Refuse lookups whose topic did not appear in time."""
@@ -103,10 +97,8 @@ class Lookups:
         name = parse_topic(command.topic)
         self._authorizer.authorize(session.principal, Permission.LOOKUP, name)
         record, index = self._topics.topic(name), None
-        if record is None:
-            part = self._topics.partition_of(name)
-            if part is not None:
-                record, index = part
+        if record is None and (part := self._topics.partition_of(name)) is not None:
+            record, index = part
         options = TopicOptions.parse(command.create) if command.create is not None else None
         if record is None:
             record = self._create_or_park(session, command, options)
@@ -119,7 +111,7 @@ class Lookups:
     def _create_or_park(
         self, session: Session, command: protocol.Lookup, options: TopicOptions | None
     ) -> TopicRecord | None:
-        """The new topic; None if the LOOKUP was parked. Raises NotFound otherwise."""
+        """Create the topic, or park the LOOKUP and return None. Raises NotFound if neither is wanted."""
         if options is not None and self._boot.settings.auto_create_topics:
             self._authorizer.authorize(session.principal, Permission.PRODUCE, command.topic)
             record = self._topics.create(command.topic, options, self._boot.clock.wall_ns())
@@ -161,19 +153,13 @@ class Lookups:
     def _where(
         self, record: TopicRecord, partitions: list[PartitionRecord], *, partitioned: bool
     ) -> dict[str, Any]:
-        """RESULT of a LOOKUP."""
+        """Make the RESULT of a LOOKUP."""
         config, rows = self._boot.config, []
         for partition in partitions:
             process = config.process_of_log(partition.log_id)
-            rows.append(
-                [
-                    partition.partition_id,
-                    record.partition_topic(partition.index),
-                    config.processes.number(process),
-                    f"tcp://{config.advertise}:{self._boot.control.port(process)}",
-                    config.ipc_endpoints[process],
-                ]
-            )
+            name, number = record.partition_topic(partition.index), config.processes.number(process)
+            tcp = f"tcp://{config.advertise}:{self._boot.control.port(process)}"
+            rows.append([partition.partition_id, name, number, tcp, config.ipc_endpoints[process]])
         return {
             "topic": record.topic,
             "dispatch": record.dispatch,
@@ -188,7 +174,7 @@ class Lookups:
 
     # ---------------------------------------------------------------- workers
 
-    def _letter_topic(self, request: Request[m.FindLetterTopic]) -> None:
+    def _find_dead_letter_topic(self, request: Request[m.FindLetterTopic]) -> None:
         name = parse_topic(request.message.topic)
         record = self._topics.topic(name)
         self._topics.check_takes_letters(name)

@@ -1,4 +1,4 @@
-"""The metadata's side of `shard/rollback.py`: it notes how far the logs are, and goes on above what they know."""
+"""The coordinator's side of `shard/rollback.py`: records how far the logs are, and keeps new ids above theirs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from danube_fast.broker.messages import CommitCursor, LogMarks
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.errors import DanubeError
 from danube_fast.metadata.store import MetadataStore
-from danube_fast.workers.process.boot import BootConfig
+from danube_fast.workers.process.boot import Boot
 from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.process.log_marks import LogMark
-from danube_fast.workers.process.mailbox import Mailbox
 
 __all__ = ["MarkRegistry"]
 
@@ -23,33 +22,26 @@ IDS_SKIPPED = 1 << 20
 
 
 class MarkRegistry:
-    """Keeps the marks, and ids and revisions above all that logs know."""
+    """Keep the marks, and ids and revisions above all that logs know."""
 
     def __init__(
-        self,
-        mailbox: Mailbox,
-        config: BootConfig,
-        environment: Environment,
-        store: MetadataStore,
-        topics: TopicDirectory,
+        self, booted: Boot, environment: Environment, store: MetadataStore, topics: TopicDirectory
     ) -> None:
-        self._environment = environment
-        self._mailbox = mailbox
-        self._data_dir = Path(config.data_dir)
-        self._accepts = config.accept_rollback
-        self._store = store
-        self._topics = topics
+        self._mailbox, self._environment = booted.mailbox, environment
+        self._store, self._topics = store, topics
+        self._data_dir = Path(booted.config.data_dir)
+        self._accepts = booted.config.accept_rollback
         self._marks = environment.read_marks(self._data_dir)
         self._saved: dict[int, LogMark] = dict(self._marks)
         self._next_ns = 0
         self._is_behind = False
-        """A write was under way when there was news."""
-        mailbox.serve(LogMarks, lambda request: self.hear(request.message))
+        """Marks changed while a write was under way."""
+        booted.mailbox.serve(LogMarks, lambda request: self.hear(request.message))
         if self._accepts:
             topics.skip_ids(IDS_SKIPPED)
 
     def do_work(self, now_ns: int, cursors: Mapping[int, CommitCursor]) -> None:
-        """Write down from time to time how far the logs are."""
+        """Record from time to time how far the logs are."""
         if now_ns < self._next_ns:
             if self._is_behind:
                 self.save()
@@ -62,7 +54,7 @@ class MarkRegistry:
         self.save()
 
     def save(self) -> None:
-        """Write the marks down beside the loop, if there is news."""
+        """Record the marks beside the loop, if they have changed."""
         if self._marks != self._saved:
             marks = dict(self._marks)
             self._is_behind = not self._environment.write_marks(self._data_dir, marks)
@@ -70,14 +62,14 @@ class MarkRegistry:
                 self._saved = marks
 
     def finish(self, now_ns: int) -> None:
-        """Hear the last words of workers, and write them down."""
+        """Record the final reports of workers."""
         self._mailbox.do_work(now_ns)
         self._environment.finish_marks()
         self.save()
         self._environment.finish_marks()
 
     def hear(self, told: LogMarks) -> None:
-        """Note how far a worker's logs are, and keep ids and revisions above what they know."""
+        """Note how far a worker's logs are, and keep ids and revisions above those that they know."""
         for log_id, epoch, position, losses in told.logs:
             self._marks[log_id] = LogMark(log_id, epoch, position, losses)
         self.save()

@@ -43,40 +43,32 @@ MoveDone = Callable[["dict[str, Any] | None", "DanubeError | None"], None]
 """Called with what was moved, or with what prevented it."""
 
 
-class MoveWorkers(Workers, Protocol):
-    """What is needed of the coordinator."""
+class MoveContext(Workers, Protocol):
+    """The coordinator's attributes for moves."""
 
     clock: Clock
 
 
 class _Move:
-    __slots__ = ("began_ns", "done", "epochs", "frozen_ns", "is_freezing", "log_id", "record", "source",
-                 "target")  # fmt: skip
+    """One move that is under way."""
 
-    def __init__(self, record: PartitionRecord, source: int, target: int, log_id: int) -> None:
-        self.record = record
-        self.source = source
-        self.target = target
-        self.log_id = log_id
+    def __init__(
+        self, record: PartitionRecord, source: int, target: int, log_id: int, done: MoveDone,
+        began_ns: int,
+    ) -> None:  # fmt: skip
+        self.record, self.source, self.target, self.log_id = record, source, target, log_id
+        self.done, self.began_ns, self.frozen_ns = done, began_ns, 0
         self.is_freezing = False
         """The old worker was asked to close the partition."""
-        self.began_ns = self.frozen_ns = 0
-        self.done: MoveDone = lambda value, error: None
 
 
 class Mover:
-    """All moves that are under way. Used by the coordinator's loop only."""
+    """Lead the moves that are under way. Used by the coordinator's loop only."""
 
     def __init__(
-        self,
-        mailbox: Mailbox,
-        topics: TopicDirectory,
-        placement: Placement,
-        workers: MoveWorkers,
+        self, mailbox: Mailbox, topics: TopicDirectory, placement: Placement, workers: MoveContext
     ) -> None:
-        self._mailbox = mailbox
-        self._topics = topics
-        self._placement = placement
+        self._mailbox, self._topics, self._placement = mailbox, topics, placement
         self._workers = workers
         self._moves: dict[int, _Move] = {}
         placement.asked.append(self._asked)
@@ -106,10 +98,8 @@ class Mover:
                 raise Unavailable(
                     f"worker {number(worker)} is down or starting just now; nothing was moved: try again"
                 )
-        move = _Move(record, source, target, log_id)
-        move.done = done
-        move.began_ns = workers.clock.monotonic_ns()
-        # what was found out of the partition's placement is asked for anew: the old worker must know it
+        move = _Move(record, source, target, log_id, done, workers.clock.monotonic_ns())
+        # first the placement: the old worker must know the partition
         entry = assignment(self._topics, record)
         if entry is None:
             raise FailedPrecondition(f"topic {record.topic} is just being deleted")
@@ -123,14 +113,10 @@ class Mover:
     # ---------------------------------------------------------------- steps
 
     def _call(
-        self,
-        move: _Move,
-        worker: int,
-        message: m.Message,
-        then: Callable[[Any], None],
+        self, move: _Move, worker: int, message: m.Message, then: Callable[[Any], None],
         timeout_ms: int,
-    ) -> None:
-        """One step; an error ends the move, and so does silence."""
+    ) -> None:  # fmt: skip
+        """Ask a worker for one step; an error ends the move, and so does silence."""
 
         def got(reply: Reply) -> None:
             if self._moves.get(move.record.partition_id) is not move:
@@ -167,7 +153,7 @@ class Mover:
         self._call(move, move.source, message, closed, FREEZE_TIMEOUT_MS)
 
     def _decide(self, move: _Move, frozen: m.Frozen) -> None:
-        """All of it is durable in the new log, and the old one is closed."""
+        """Record the new owner: all of it is durable in the new log, and the old one is closed."""
         try:
             moved = self._topics.move(move.record, move.log_id, frozen.first_offset)
         except DanubeError as error:
@@ -204,14 +190,14 @@ class Mover:
     # ---------------------------------------------------------------- ends
 
     def give_up(self, partition_ids: list[int], reason: str) -> None:
-        """These partitions are to be changed or deleted: that goes before a move."""
+        """End the moves of partitions that are to be changed or deleted."""
         for partition_id in partition_ids:
             move = self._moves.get(partition_id)
             if move is not None:
                 self._end(move, FailedPrecondition(f"{move.record.topic} was not moved: {reason}"))
 
     def _asked(self, worker: int, _: m.FindAssignments) -> None:
-        """A worker asks what is its own: nothing that it hears may be decided otherwise a moment later."""
+        """End the moves of a worker that asks for its partitions: its answer must not be overtaken by a decision."""
         number = self._workers.processes.number
         for move in list(self._moves.values()):
             if worker == move.target or (worker == move.source and move.is_freezing):
@@ -219,7 +205,7 @@ class Mover:
                 self._end(move, Unavailable(text))
 
     def _end(self, move: _Move, error: DanubeError) -> None:
-        """It stays where it is."""
+        """Leave the partition where it is."""
         partition_id = move.record.partition_id
         del self._moves[partition_id]
         _log.warning(

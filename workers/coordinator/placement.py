@@ -1,10 +1,10 @@
-"""Hands partitions to the workers that own their logs, and remembers who has confirmed what.
+"""Assigns partitions to the workers that own their logs, and remembers which of them have confirmed.
 
     when_placed(ids) --> queue of the worker --Assign, one call at a time--> worker's log
     callback(None)   <-- confirmed at the worker's epoch <-- reply
 
-A worker confirms when the assignment is durable in its log. A confirmation holds for one epoch of
-the worker: after a restart partitions are handed over again when somebody asks for them, which
+A worker confirms when the assignment is durable in its log. A confirmation counts for one epoch of
+the worker: after a restart partitions are assigned again when a client asks for them, which
 costs the worker nothing if it knows them. While one call is under way the next ones pile up and go
 together, so a thousand new topics take a few calls.
 """
@@ -20,6 +20,7 @@ from typing import Protocol
 from danube_fast.broker import messages as m
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord
+from danube_fast.countdown import Done
 from danube_fast.errors import DanubeError, TopicDeleted, Unavailable
 from danube_fast.roles import Processes
 from danube_fast.workers.process.mailbox import NEVER_NS, Mailbox, Reply, Request
@@ -34,27 +35,24 @@ ASSIGN_TIMEOUT_MS = 10_000
 RETRY_NS = 50_000_000
 """Pause after a call that failed because the worker went away."""
 
-Done = Callable[[DanubeError | None], None]
-
 
 class Workers(Protocol):
-    """What placement needs to know of workers (by process index)."""
+    """The coordinator's view of workers (by process index)."""
 
     def ready_epoch(self, worker: int) -> int:
         """Epoch of the worker if it is ready, else 0."""
-        ...
 
     def process_of(self, log_id: int) -> int:
         """Process index of the worker that owns a log."""
-        ...
 
     @property
     def processes(self) -> Processes:
         """The processes of this host."""
-        ...
 
 
 class _Waiter:
+    """A caller of `when_placed`."""
+
     __slots__ = ("done", "left")
 
     def __init__(self, left: set[int], done: Done) -> None:
@@ -67,19 +65,17 @@ class _Waiter:
             done(error)
 
 
-class _Hand:
-    """What is to be handed to one worker."""
-
-    __slots__ = ("is_calling", "queue", "retry_ns")
+class _WorkerQueue:
+    """Partitions that are to be assigned to one worker."""
 
     def __init__(self) -> None:
-        self.queue: dict[int, None] = {}
+        self.ids: dict[int, None] = {}
         self.is_calling = False
         self.retry_ns = 0
 
 
 def assignment(topics: TopicDirectory, partition: PartitionRecord) -> m.Assignment | None:
-    """What a worker is told of a partition; None if its topic is gone."""
+    """Describe a partition for its worker; None if its topic is gone."""
     topic = topics.topic(partition.topic)
     if topic is None:
         return None
@@ -100,20 +96,18 @@ def assignment(topics: TopicDirectory, partition: PartitionRecord) -> m.Assignme
 
 
 class Placement:
-    """Assignments of all workers. Used by the coordinator's loop only."""
+    """Assign partitions to all workers. Used by the coordinator's loop only."""
 
     def __init__(self, mailbox: Mailbox, topics: TopicDirectory, workers: Workers) -> None:
-        self._mailbox = mailbox
-        self._topics = topics
-        self._workers = workers
+        self._mailbox, self._topics, self._workers = mailbox, topics, workers
         self._confirmed: dict[int, tuple[int, int]] = {}
         """Worker and its epoch."""
         self.asked: list[Callable[[int, m.FindAssignments], None]] = []
-        """Called when a worker asks what is its own, before it is told."""
+        """Called when a worker asks for its partitions, before it is told."""
         self.revision: Callable[[], int] = lambda: 0
-        """That of the metadata which workers may remember."""
+        """Revision of the metadata that workers may remember."""
         self._waiters: dict[int, list[_Waiter]] = {}
-        self._hands: dict[int, _Hand] = {}
+        self._queues: dict[int, _WorkerQueue] = {}
         self._deadlines: list[tuple[int, int, _Waiter]] = []
         self._order = itertools.count()
         self._now_ns = 0
@@ -143,32 +137,30 @@ class Placement:
             if record is None:
                 continue
             self._waiters.setdefault(partition_id, []).append(waiter)
-            hand = self._hands.setdefault(self._workers.process_of(record.log_id), _Hand())
-            hand.queue[partition_id] = None
+            self._queue_of(record).ids[partition_id] = None
         heapq.heappush(self._deadlines, (deadline_ns, next(self._order), waiter))
 
+    def _queue_of(self, record: PartitionRecord) -> _WorkerQueue:
+        return self._queues.setdefault(self._workers.process_of(record.log_id), _WorkerQueue())
+
     def invalidate(self, partitions: Iterable[PartitionRecord]) -> None:
-        """Their settings changed: what was confirmed is out of date."""
+        """Forget the confirmations of partitions whose settings changed."""
         for record in partitions:
             self._confirmed.pop(record.partition_id, None)
 
     def moved(self, before: PartitionRecord) -> None:
-        """A partition has another log than `before`."""
+        """Assign a partition anew: it has another log than `before`."""
         self._confirmed.pop(before.partition_id, None)
-        hand = self._hands.get(self._workers.process_of(before.log_id))
-        if hand is not None:
-            hand.queue.pop(before.partition_id, None)
+        self._queue_of(before).ids.pop(before.partition_id, None)
         self._queue_again(before.partition_id)
 
     def forget(
         self, partitions: Iterable[PartitionRecord], error: DanubeError | None = None
     ) -> None:
-        """They are gone; whoever waits for them hears `error`, or TopicDeleted."""
+        """Assign these partitions no more: they are gone. Callers that wait hear `error`, or TopicDeleted."""
         for record in partitions:
             self._confirmed.pop(record.partition_id, None)
-            hand = self._hands.get(self._workers.process_of(record.log_id))
-            if hand is not None:
-                hand.queue.pop(record.partition_id, None)
+            self._queue_of(record).ids.pop(record.partition_id, None)
             for waiter in self._waiters.pop(record.partition_id, []):
                 waiter.end(error or TopicDeleted(f"topic {record.topic} was deleted just now"))
 
@@ -180,12 +172,12 @@ class Placement:
     # ---------------------------------------------------------------- the turn
 
     def do_work(self, now_ns: int) -> int:
-        """Hand out what is queued, end what waited too long; the number of things done."""
+        """Assign queued partitions, end callers that waited too long; the number of things done."""
         self._now_ns = now_ns
         done = 0
-        for worker, hand in self._hands.items():
-            if hand.queue and not hand.is_calling and now_ns >= hand.retry_ns:
-                done += self._hand_over(worker, hand)
+        for worker, queue in self._queues.items():
+            if queue.ids and not queue.is_calling and now_ns >= queue.retry_ns:
+                done += self._assign(worker, queue)
         while self._deadlines and (
             self._deadlines[0][0] <= now_ns or self._deadlines[0][2].done is None
         ):
@@ -198,28 +190,28 @@ class Placement:
     def next_deadline_ns(self) -> int:
         """When `do_work` must run again at the latest."""
         deadline_ns = self._deadlines[0][0] if self._deadlines else NEVER_NS
-        for hand in self._hands.values():
-            if hand.queue and not hand.is_calling:
-                deadline_ns = min(deadline_ns, max(hand.retry_ns, self._now_ns + RETRY_NS))
+        for queue in self._queues.values():
+            if queue.ids and not queue.is_calling:
+                deadline_ns = min(deadline_ns, max(queue.retry_ns, self._now_ns + RETRY_NS))
         return deadline_ns
 
-    def _hand_over(self, worker: int, hand: _Hand) -> int:
+    def _assign(self, worker: int, queue: _WorkerQueue) -> int:
         epoch = self._workers.ready_epoch(worker)
         if not epoch:
             return 0
         batch: dict[int, m.Assignment] = {}
-        for partition_id in list(itertools.islice(hand.queue, ASSIGN_PARTITIONS_MAX)):
-            del hand.queue[partition_id]
+        for partition_id in list(itertools.islice(queue.ids, ASSIGN_PARTITIONS_MAX)):
+            del queue.ids[partition_id]
             record = self._topics.partition(partition_id)
             entry = assignment(self._topics, record) if record is not None else None
             if entry is not None:
                 batch[partition_id] = entry
 
         def on_reply(reply: Reply) -> None:
-            hand.is_calling = False
+            queue.is_calling = False
             self._confirm(worker, batch, epoch, reply)
 
-        hand.is_calling = True
+        queue.is_calling = True
         message = m.Assign(list(batch.values()), self.revision())
         self._mailbox.call(worker, message, on_reply=on_reply, timeout_ms=ASSIGN_TIMEOUT_MS)
         return 1
@@ -228,7 +220,7 @@ class Placement:
         self, worker: int, batch: dict[int, m.Assignment], epoch: int, reply: Reply
     ) -> None:
         if isinstance(reply.error, Unavailable):
-            self._hands[worker].retry_ns = self._now_ns + RETRY_NS
+            self._queues[worker].retry_ns = self._now_ns + RETRY_NS
             for partition_id in batch:
                 self._queue_again(partition_id)
             return
@@ -247,11 +239,10 @@ class Placement:
                     waiter.end(reply.error)
 
     def _queue_again(self, partition_id: int) -> None:
-        """Hand it over once more, if anybody waits for that, to whoever has it now."""
+        """Assign a partition once more, to its worker of now, if a caller waits for that."""
         record = self._topics.partition(partition_id)
         if record is not None and partition_id in self._waiters:
-            worker = self._workers.process_of(record.log_id)
-            self._hands.setdefault(worker, _Hand()).queue[partition_id] = None
+            self._queue_of(record).ids[partition_id] = None
 
     def _too_late(self, waiter: _Waiter) -> Unavailable:
         partition_id = min(waiter.left)
@@ -275,22 +266,13 @@ class Placement:
     def _assignments(self, request: Request[m.FindAssignments]) -> None:
         for listener in self.asked:
             listener(request.peer, request.message)
-        log_ids = request.message.log_ids
-        entries = [
-            assignment(self._topics, record) for record in self._topics.partitions_in_logs(log_ids)
-        ]
-        request.reply(
-            m.Assignments(
-                [entry for entry in entries if entry is not None],
-                self.revision(),
-                self._topics.deleted_in_logs(log_ids),
-                [
-                    partition_id
-                    for partition_id in request.message.undecided
-                    if self._topics.is_elsewhere(partition_id, log_ids)
-                ],
-            )
-        )
+        topics, log_ids = self._topics, request.message.log_ids
+        entries = [assignment(topics, record) for record in topics.partitions_in_logs(log_ids)]
+        known = [entry for entry in entries if entry is not None]
+        undecided = request.message.undecided
+        elsewhere = [number for number in undecided if topics.is_elsewhere(number, log_ids)]
+        deleted = topics.deleted_in_logs(log_ids)
+        request.reply(m.Assignments(known, self.revision(), deleted, elsewhere))
 
     def _dropped(self, request: Request[m.PartitionsDropped]) -> None:
         self._topics.dropped(request.message.partition_ids)

@@ -1,23 +1,21 @@
 """The coordinator's rebalancer: workers report their loads, `broker/balance.py` decides, the mover moves.
 
-It only looks when a report comes, so an idle broker does nothing. A move that it has begun is an ordinary
-one: `topics describe` shows it, and a person's own moves go before it.
+The rebalancer looks only when a report comes, so an idle broker does nothing. Its moves are ordinary ones:
+`topics describe` shows them, and the moves of an administrator go first.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from danube_fast.broker import messages as m
+from danube_fast.broker.admin.registry import AdminContext
 from danube_fast.broker.balance import RULES, Balancer, Move, Share, Strategy
-from danube_fast.broker.topics.directory import TopicDirectory
-from danube_fast.broker.topics.records import PartitionRecord
-from danube_fast.clock import SECOND_NS, Clock
+from danube_fast.clock import SECOND_NS
 from danube_fast.config import Settings
 from danube_fast.errors import DanubeError
-from danube_fast.roles import Processes
+from danube_fast.workers.coordinator.placement import Workers
 from danube_fast.workers.process.mailbox import Mailbox, Request
 
 __all__ = ["Rebalancer"]
@@ -25,38 +23,15 @@ __all__ = ["Rebalancer"]
 _log = logging.getLogger(__name__)
 
 
-class Hands(Protocol):
-    """What it needs of the coordinator."""
-
-    clock: Clock
-    topics: TopicDirectory
-
-    def ready_epoch(self, worker: int) -> int:
-        """Epoch of a worker (by process index) that is ready, else 0."""
-        ...
-
-    def process_of(self, log_id: int) -> int:
-        """Process index of the worker that owns a log."""
-        ...
-
-    def move(
-        self,
-        partition: PartitionRecord,
-        worker: int,
-        on_done: Callable[[dict[str, Any] | None, DanubeError | None], None],
-    ) -> None:
-        """Begin a move to a worker (by index)."""
-        ...
+class RebalanceContext(AdminContext, Workers, Protocol):
+    """The coordinator's methods for rebalancing."""
 
 
 class Rebalancer:
-    """Used by the coordinator's loop only."""
+    """Move partitions from busy workers to idle ones. Used by the coordinator's loop only."""
 
-    def __init__(
-        self, mailbox: Mailbox, settings: Settings, processes: Processes, hands: Hands
-    ) -> None:
-        self._hands = hands
-        self._processes = processes
+    def __init__(self, mailbox: Mailbox, settings: Settings, coordinator: RebalanceContext) -> None:
+        self._coordinator, self._processes = coordinator, coordinator.processes
         self.strategy = Strategy(settings.rebalance)
         self._balancer: Balancer | None = None
         self._is_moving = False
@@ -73,8 +48,8 @@ class Rebalancer:
         mailbox.epoch_watchers.append(self._restarted)
 
     def status(self) -> dict[str, Any]:
-        """For `danube-fast status`."""
-        now_ns = self._hands.clock.monotonic_ns()
+        """Describe strategy, moves and loads, for `danube-fast status`."""
+        now_ns = self._coordinator.clock.monotonic_ns()
         loads = []
         if self._balancer is not None:
             loads = [
@@ -91,30 +66,30 @@ class Rebalancer:
         balancer = self._balancer
         if balancer is None:
             return
-        now_ns = self._hands.clock.monotonic_ns()
-        shares = {
-            partition_id: Share(load, size)
-            for partition_id, load, size in request.message.partitions
-        }
+        now_ns = self._coordinator.clock.monotonic_ns()
+        reported = request.message.partitions
+        shares = {partition_id: Share(load, size) for partition_id, load, size in reported}
         balancer.report(request.peer, request.message.load, shares, now_ns)
         if self._is_moving:
             return
-        ready = [worker for worker in self._processes.workers if self._hands.ready_epoch(worker)]
+        ready = [
+            worker for worker in self._processes.workers if self._coordinator.ready_epoch(worker)
+        ]
         move = balancer.plan(ready, now_ns)
         if move is not None:
             self._move(balancer, move, now_ns)
 
     def _move(self, balancer: Balancer, move: Move, now_ns: int) -> None:
-        record = self._hands.topics.partition(move.partition_id)
+        record = self._coordinator.topics.partition(move.partition_id)
         balancer.tried(move, now_ns)
-        if record is None or self._hands.process_of(record.log_id) != move.source:
+        if record is None or self._coordinator.process_of(record.log_id) != move.source:
             return  # it was deleted or moved since it was reported
 
         def done(value: dict[str, Any] | None, error: DanubeError | None) -> None:
             self._is_moving = False
             if error is None:
                 self.move_count += 1
-                balancer.note_moved(move, self._hands.clock.monotonic_ns())
+                balancer.note_moved(move, self._coordinator.clock.monotonic_ns())
 
         number = self._processes.number
         _log.info(
@@ -124,7 +99,7 @@ class Rebalancer:
         )  # fmt: skip
         self._is_moving = True
         try:
-            self._hands.move(record, number(move.target), done)
+            self._coordinator.move(record, number(move.target), done)
         except DanubeError as error:
             self._is_moving = False
-            _log.info("it does not: %s", error)
+            _log.info("partition %d stays: %s", record.index, error)

@@ -29,7 +29,7 @@ PATTERNS_MAX = 256
 
 
 class _Watch:
-    """One request that waits."""
+    """A WATCH that waits."""
 
     __slots__ = ("authorizer", "command", "deadline_ns", "patterns", "principal")
 
@@ -38,14 +38,12 @@ class _Watch:
     ) -> None:
         if len(command.patterns) > PATTERNS_MAX:
             raise InvalidArgument(f"one WATCH has at most {PATTERNS_MAX} patterns; use wider ones")
-        self.principal = principal
-        self.authorizer = authorizer
-        self.command = command
+        self.principal, self.authorizer, self.command = principal, authorizer, command
         self.patterns = [TopicPattern(text) for text in command.patterns]
         self.deadline_ns = deadline_ns
 
     def may_see(self, topic: str) -> bool:
-        """Whether that topic is any business of whoever asks."""
+        """Whether the client may look that topic up."""
         try:
             self.authorizer.authorize(self.principal, Permission.LOOKUP, topic)
         except DanubeError:
@@ -53,12 +51,12 @@ class _Watch:
         return True
 
     def matches(self, topic: str) -> bool:
-        """Whether one of the patterns does."""
+        """Whether one of the patterns matches."""
         return any(pattern.matches(topic) for pattern in self.patterns)
 
 
 class Watches:
-    """All of them; one for each session."""
+    """Answer the watches of all sessions, one for each."""
 
     def __init__(
         self, topics: TopicDirectory, connections: Connections, authorizer: Authorizer, clock: Clock
@@ -85,7 +83,7 @@ class Watches:
         self._next_ns = min(self._next_ns, watch.deadline_ns)
 
     def do_work(self, now_ns: int) -> int:
-        """Answer whoever has something to hear, or has waited long enough; how many."""
+        """Answer watches with changes, and those whose time is up; how many."""
         count = self._topics.changes.count
         if count == self._seen and now_ns < self._next_ns:
             return 0
@@ -109,7 +107,7 @@ class Watches:
         return self._next_ns
 
     def _news(self, watch: _Watch) -> list[tuple[Change, str]] | None:
-        """What changed that concerns this watch; None if that cannot be told from its cursor."""
+        """Find the changes that concern a watch; None if its cursor is too old to tell."""
         changes = self._topics.changes.since(watch.command.cursor)
         if not changes:
             return changes

@@ -2,7 +2,7 @@
 
 The listening socket was made by the supervisor and is inherited, so requests wait instead of being
 refused while the coordinator starts, or starts again. The thread imports what it needs by itself,
-after the broker is ready: that takes half a second, which nobody should wait for.
+after the broker is ready: that takes half a second, which no client should wait for.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def impatient_protocol() -> type[Any]:
                 self._wait()
 
         def give_up(self) -> None:
-            """Close the connection, whatever it is at."""
+            """Close the connection at once."""
             self._wait_no_more()
             self.transport.abort()
 
@@ -74,11 +74,10 @@ def impatient_protocol() -> type[Any]:
 
 
 class WebThread:
-    """Serves HTTP on an inherited listening socket until `stop`."""
+    """Serve HTTP on an inherited listening socket until `stop`."""
 
     def __init__(self, view: BrokerView, listen_fd: int) -> None:
-        self._view = view
-        self._listen_fd = listen_fd
+        self._view, self._listen_fd = view, listen_fd
         self._server: Any = None
         self._wake: Callable[[], object] = lambda: None
         self._stopped = False
@@ -110,7 +109,7 @@ class WebThread:
         from danube_fast.admin.http_api import create_app
 
         class Server(uvicorn.Server):
-            """Looks at the clock once a second, not ten times: an idle broker should cost nothing."""
+            """Look at the clock once a second, not ten times: an idle broker should cost nothing."""
 
             async def main_loop(server) -> None:  # noqa: N805
                 ended = asyncio.Event()

@@ -1,1 +1,1 @@
-"""What every process of a broker has: its start, its mailbox, its log lines, where it sleeps."""
+"""Parts that all processes of a broker have: start, mailbox, log lines, sleep."""

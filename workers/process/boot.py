@@ -1,4 +1,4 @@
-"""How a child of the supervisor comes to life: what it is told, what it maps, how it shows life.
+"""How a child of the supervisor starts: its configuration, its shared memory, its heartbeat.
 
     supervisor                                   child: python -P -m danube_fast.workers.<role>
     memfd with BootConfig as JSON     --argv-->  --boot-fd N; read once, closed
@@ -47,7 +47,7 @@ GC_THRESHOLD = 50_000
 
 
 class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a child is told. JSON in the descriptor named by `--boot-fd`."""
+    """The configuration of a child. JSON in the descriptor named by `--boot-fd`."""
 
     processes: Processes
     process_index: int
@@ -57,7 +57,7 @@ class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     data_dir: str
     host_id: str
-    """Same for all processes of one boot of one host: clients on it may use ipc."""
+    """The same for all processes of one boot of one host: clients on it may use ipc."""
     control_fd: int
     counter_fd: int
     bucket_fd: int
@@ -72,7 +72,7 @@ class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
     admin_fd: int = -1
     """Listening socket of the admin port (coordinator only)."""
     advertise: str
-    """Host that clients are told."""
+    """Host name for clients."""
     ipc_endpoints: list[str]
     """By process index."""
     logs: list[tuple[int, str]]
@@ -80,7 +80,7 @@ class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
     accept_rollback: bool = False
     """Go on although logs or metadata are older than the other of the two."""
     owners: list[Owner]
-    """Who owns log i, for every log."""
+    """Owner of log i, for every log."""
 
     @property
     def ipc_endpoint(self) -> str:
@@ -108,7 +108,7 @@ class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Boot:
-    """A child's hold on what it shares with the others."""
+    """Map the memory and the descriptors that a child shares with the others."""
 
     def __init__(self, config: BootConfig) -> None:
         from danube_fast.ring.buckets import BucketTable
@@ -141,23 +141,19 @@ class Boot:
             os.close(outbound_fd)
             os.close(inbound_fd)
         self.mailbox: Mailbox = Mailbox(
-            config.process_index,
-            config.epoch,
-            links,
-            self.doorbell,
-            _ControlPeers(self.control),
+            config.process_index, config.epoch, links, self.doorbell, _ControlPeers(self.control),
             self.clock,
-        )
+        )  # fmt: skip
 
     def settle(self) -> None:
-        """Call once what lives as long as the process is there: the garbage collector leaves it
-        alone from now on, and comes less often. Messages make no cycles, only connections do."""
+        """Keep the garbage collector from all that exists now, and let it run less often. Call once the
+        long-lived objects are there. Messages make no cycles, only connections do."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
 
     def pin(self) -> None:
-        """Stay on one core from now on: the next one for the next worker, and round again."""
+        """Bind this process to one core: worker i to core i, modulo the number of cores."""
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[self.config.number % len(cores)]})
 
@@ -166,7 +162,7 @@ class Boot:
         self.control.beat(self.process_index, self.clock.monotonic_ns())
 
     def set_state(self, state: ProcessState, port: int = 0) -> None:
-        """Tell the others this process's state (and its tcp port), and wake them to see it."""
+        """Publish this process's state (and its tcp port), and wake the others to see it."""
         if port:
             self.control.announce(self.process_index, state, epoch=self.config.epoch, port=port)
         else:
@@ -175,13 +171,13 @@ class Boot:
             bell.ring()
 
     def request_stop(self) -> None:
-        """What SIGTERM does: record, and wake the loop."""
+        """Record a request to stop, and wake the loop. SIGTERM does so."""
         self.stop_requested = True
         signal_eventfd(self.doorbell.fileno())
 
 
 class _ControlPeers:
-    """The control block as the mailbox wants it."""
+    """The control block as the `Peers` of a mailbox."""
 
     _GONE = (ProcessState.STOPPED, ProcessState.FAILED)
 

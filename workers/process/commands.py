@@ -1,4 +1,4 @@
-"""Commands of clients: session, permission, handler, and one answer to whatever is wrong with them.
+"""Commands of clients: session, permission, handler, and one answer to any fault.
 
     HELLO    -> greeter -> WELCOME or ERROR
     a command -> session? -> permitted? -> its handler, which answers now or later
@@ -30,23 +30,18 @@ Handler = Callable[[Session, Any], None]
 
 
 class Commands:
-    """Handlers of one process, by type of command."""
+    """Run the commands of one process, by type."""
 
     def __init__(
-        self,
-        sessions: Sessions,
-        greeter: Greeter,
-        authorizer: Authorizer,
-        reply: Callable[[bytes, p.ServerCommand], None],
-        *,
-        unknown: str,
-    ) -> None:
-        """`reply` answers a connection; `unknown` says where a command belongs that has no handler."""
+        self, sessions: Sessions, greeter: Greeter, authorizer: Authorizer,
+        reply: Callable[[bytes, p.ServerCommand], None], *, unknown: str,
+    ) -> None:  # fmt: skip
+        """`reply` answers a connection; `unknown` says where to send a command that has no handler."""
         self._sessions, self._greeter, self._authorizer = sessions, greeter, authorizer
         self._reply, self._unknown = reply, unknown
         self.handlers: dict[type, Handler] = {}
         self.permissions: dict[type, Permission] = {}
-        """What commands need beside a session; handlers of the others authorize themselves."""
+        """Permission that each command needs; handlers of the others authorize themselves."""
         self.resource_of: Callable[[Session, Any], str] = lambda session, command: OWN_SESSION
 
     def handle(self, identity: bytes, command: p.ClientCommand, now_ns: int) -> None:
@@ -63,9 +58,8 @@ class Commands:
         handler = self.handlers.get(type(command))
         try:
             if handler is None:
-                raise InvalidArgument(
-                    f"{type(command).__name__} is not served here: {self._unknown}"
-                )
+                name = type(command).__name__
+                raise InvalidArgument(f"{name} is not served here: {self._unknown}")
             permission = self.permissions.get(type(command))
             if permission is not None:
                 resource = self.resource_of(session, command)

@@ -1,6 +1,6 @@
-"""What a worker has from the machine it runs on: a socket, threads, chance, the host's boot.
+"""The machine of a worker: its socket, threads, random numbers, the host's boot.
 
-A simulation passes an `Environment` of its own; everything else of the worker is the same there.
+A simulation passes an `Environment` of its own; all else of the worker is the same there.
 """
 
 from __future__ import annotations
@@ -40,49 +40,49 @@ MARKS_WAIT_SECONDS = 1.0
 def _write_marks(metadata: Path, marks: Mapping[int, LogMark]) -> None:
     try:
         write_marks(metadata, marks)
-    except OSError as error:  # an older note is as good, only not as new
-        _log.warning("how far the logs are could not be noted: %s", error)
+    except OSError as error:  # the older marks are still true
+        _log.warning("the positions of the logs could not be recorded: %s", error)
 
 
 class Environment:
-    """The machine as it is."""
+    """Give access to the real machine."""
 
     authenticator: Authenticator = TrustClaims()
     """Names the principals of connections."""
     authorizer: Authorizer = AllowAll()
-    """Decides what they may do."""
+    """Decides what principals may do."""
 
     def __init__(self) -> None:
         self.background = Background()
         self._writer: threading.Thread | None = None
 
     def boot_id(self) -> str:
-        """Another one after each boot of the host."""
+        """Read the id of the host's boot, a new one after each."""
         return BOOT_ID_PATH.read_text().strip()
 
     def new_token(self) -> bytes:
-        """A secret that names a session."""
+        """Draw a secret that names a session."""
         return secrets.token_bytes(TOKEN_BYTES)
 
     def make_store(
         self, data_dir: Path, clock: Clock, *, accept_rollback: bool = False
     ) -> MetadataStore:
-        """The metadata of a broker. Raises DataLoss, FailedPrecondition."""
+        """Open the metadata of a broker. Raises DataLoss, FailedPrecondition."""
         return LmdbStore(
             data_dir / METADATA, clock, data_dir / METADATA_SEAL, accept_older=accept_rollback
         )
 
     def sealed_revision(self, data_dir: Path) -> int | None:
-        """Revision that the metadata has at least; None if nothing tells."""
+        """Read the revision that the metadata has at least; None without a seal."""
         seal = SealFile(data_dir / METADATA_SEAL).read()
         return None if seal is None else seal.revision
 
     def read_marks(self, data_dir: Path) -> dict[int, LogMark]:
-        """How far the metadata knows the logs, by log id."""
+        """Read how far the metadata knows the logs, by log id."""
         return read_marks(data_dir / METADATA)
 
     def write_marks(self, data_dir: Path, marks: Mapping[int, LogMark]) -> bool:
-        """Note it in a thread, for a disk may hang; False while the last ones are still under way."""
+        """Write the marks in a thread, for a disk may hang; False while the last write is still under way."""
         if self._writer is not None and self._writer.is_alive():
             return False
         self._writer = threading.Thread(
@@ -92,12 +92,12 @@ class Environment:
         return True
 
     def finish_marks(self) -> None:
-        """Give what is under way a moment."""
+        """Wait a moment for the write that is under way."""
         if self._writer is not None:
             self._writer.join(MARKS_WAIT_SECONDS)
 
     def make_server(self, context: zmq.Context[zmq.Socket[bytes]], settings: Settings) -> Server:
-        """The socket that clients connect to, not bound yet."""
+        """Make the socket that clients connect to, not bound yet."""
         return Server(
             context,
             message_bytes_max=message_bytes_max(settings),

@@ -1,4 +1,4 @@
-"""Where a process of the broker sleeps: on what its clients come through, and on its doorbell."""
+"""Sleep of a process of the broker: until a client or another process wakes it."""
 
 from __future__ import annotations
 
@@ -12,28 +12,23 @@ __all__ = ["IdleStrategy"]
 
 
 class IdleStrategy:
-    """Used by the loop of its process only. Bind what clients come through before."""
+    """Sleep on the sockets of clients and on the doorbell. Used by the loop of its process only; bind the sockets
+    before."""
 
     def __init__(
-        self,
-        filenos: Iterable[int],
-        readable: Callable[[], bool],
-        mailbox: Mailbox,
-        clock: Clock,
+        self, filenos: Iterable[int], readable: Callable[[], bool], mailbox: Mailbox, clock: Clock,
         spin_us: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._clock = clock
         self._spin_ns = spin_us * 1000
-        self._readable = readable
-        self._mailbox = mailbox
+        self._readable, self._mailbox = readable, mailbox
         self._bell = mailbox.fileno()
         self._poll = select.poll()
         for fd in (*filenos, self._bell):
             self._poll.register(fd, select.POLLIN)
 
     def sleep(self, timeout_ms: int) -> bool:
-        """Sleep until a client or a peer has something to say, or the time is up. True: it was a
-        client, and no peer."""
+        """Sleep until a client or a peer wakes the process, or the time is up. True if only a client did."""
         # ZeroMQ raises its descriptor once for several messages: look before each sleep
         if not self._mailbox.prepare_sleep() or self._readable():
             return False

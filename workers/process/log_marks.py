@@ -20,14 +20,14 @@ class LogMark(NamedTuple):
 
     log_id: int
     epoch: int
-    """The one that its worker had begun."""
+    """Epoch that its worker had begun."""
     position: int
     losses: int
     """Damages that an operator had accepted by then."""
 
 
 def read_marks(metadata: Path) -> dict[int, LogMark]:
-    """What the metadata knows of logs; nothing, if the file is missing or damaged."""
+    """Read what the metadata knows of logs: nothing, if the file is missing or damaged."""
     try:
         crc, _, data = (metadata / MARKS_NAME).read_bytes().partition(b" ")
         if int(crc, 16) != zlib.crc32(data):

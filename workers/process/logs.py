@@ -1,7 +1,7 @@
 """How every process of the broker logs: one line each on stderr, with its role; text or JSON.
 
-What goes wrong a thousand times a second is told a few times, then once a second with how many lines
-like it were left out: a fault must not fill the disk with its own description.
+A line that comes a thousand times a second is written a few times, then once a second with the number of
+lines that were left out: a fault must not fill the disk with its own description.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """One JSON object."""
+        """Format a line as one JSON object."""
         line = {
             "time": record.created,
             "level": record.levelname.lower(),
@@ -36,7 +36,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 class LinesPerCause(logging.Filter):
-    """Lets `BURST_LINES` lines of one cause through and then one a second, which counts the others.
+    """Let `BURST_LINES` lines of one cause through and then one a second, which counts the others.
 
     Lines have one cause if their logger, level and text before its values are the same.
     """
@@ -47,7 +47,7 @@ class LinesPerCause(logging.Filter):
         """Cause -> lines it may still write, when that was so, lines left out since the last one."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Decide whether a line is written; the one behind a gap says how many were not."""
+        """Decide whether a line is written; the first after a gap says how many were not."""
         cause = record.name, record.levelno, str(record.msg)
         known = self._causes.get(cause)
         if known is None:
@@ -71,11 +71,8 @@ class LinesPerCause(logging.Filter):
 def configure(process: str, log_format: str) -> None:
     """Send this process's log to stderr. `process` is its role and index."""
     handler = logging.StreamHandler(sys.stderr)
-    if log_format == "json":
-        handler.setFormatter(_JsonFormatter(process))
-    else:
-        template = f"%(asctime)s %(levelname)s {process}: %(message)s"
-        handler.setFormatter(logging.Formatter(template))
+    text = logging.Formatter(f"%(asctime)s %(levelname)s {process}: %(message)s")
+    handler.setFormatter(_JsonFormatter(process) if log_format == "json" else text)
     handler.addFilter(LinesPerCause())
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -3,8 +3,8 @@
       worker 1 --- ring 1->0 --->  coordinator        every process sleeps on its own doorbell
                <-- ring 0->1 ---                       (an eventfd); a sender rings it after a push
 
-Nothing here blocks and nothing else is read or written than rings and doorbells, so a test drives
-two mailboxes in one process. A call ends exactly once: with the answer, or with Unavailable when
+A mailbox never blocks and reads and writes rings and doorbells only, so a test drives two mailboxes in
+one process. A call ends exactly once: with the answer, or with Unavailable when
 its time is up, when the peer restarts (its epoch changes), or when it is known to be down.
 
 A message names the sender's epoch and the epoch of the peer it was meant for. A restarted process
@@ -18,7 +18,7 @@ import heapq
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -57,7 +57,7 @@ RETRY_NS = 1_000_000
 """How soon a full ring is tried again, when its reader's wake-up does not come first."""
 
 LOOK_NS = 1_000_000
-"""How often a busy loop looks whether a peer was restarted; who sleeps is woken for it."""
+"""How often a busy loop looks whether a peer was restarted; a sleeping one is woken for it."""
 
 NEVER_NS = 1 << 62
 
@@ -65,61 +65,50 @@ M = TypeVar("M", bound=Message)
 
 
 class Ring(Protocol):
-    """What a mailbox needs of a ring (`danube_fast.ring.spsc.SpscRing`)."""
+    """The ring of a mailbox (`danube_fast.ring.spsc.SpscRing`)."""
 
     @property
     def record_bytes_max(self) -> int:
         """Largest record that can be pushed."""
-        ...
 
     @property
     def readable(self) -> bool:
         """Whether a pop would give something."""
-        ...
 
     def try_push(self, *parts: bytes | memoryview) -> bool:
         """Append one record made of `parts`; False when there is no room."""
-        ...
 
     def pop(self) -> bytes | None:
         """The oldest record, or None."""
-        ...
 
 
 class Bell(Protocol):
-    """What a mailbox needs of a doorbell (`danube_fast.ring.doorbell.Doorbell`)."""
+    """The doorbell of a mailbox (`danube_fast.ring.doorbell.Doorbell`)."""
 
     def ring(self) -> object:
         """Wake the owner if it sleeps."""
-        ...
 
     def prepare_sleep(self) -> object:
-        """Announce that the owner is about to sleep; it must look for work once more after this."""
-        ...
+        """Announce that the owner is about to sleep. The owner must look for work once more after this."""
 
     def cancel_sleep(self) -> object:
-        """The owner is awake."""
-        ...
+        """Announce that the owner is awake."""
 
     def drain(self) -> object:
-        """Take the signals that came."""
-        ...
+        """Take the signals that have come."""
 
     def fileno(self) -> int:
         """The eventfd to poll."""
-        ...
 
 
 class Peers(Protocol):
-    """What a mailbox needs to know of other processes (the control block)."""
+    """The other processes of a mailbox, as the control block shows them."""
 
     def epoch(self, process: int) -> int:
         """Epoch of the process that runs, or ran last, under this index."""
-        ...
 
     def is_down(self, process: int) -> bool:
         """Whether the process is known to be gone (and not restarted yet)."""
-        ...
 
 
 class Reply:
@@ -130,9 +119,7 @@ class Reply:
     def __init__(
         self, value: Any = None, body: bytes | memoryview = b"", error: DanubeError | None = None
     ) -> None:
-        self.value = value
-        self.body = body
-        self.error = error
+        self.value, self.body, self.error = value, body, error
 
     def result(self) -> Any:
         """The value; raises the error instead if there is one."""
@@ -147,12 +134,9 @@ class Request(Generic[M]):
     __slots__ = ("_answered", "_mailbox", "_request", "body", "message", "peer", "peer_epoch")
 
     def __init__(self, mailbox: Mailbox, peer: int, head: Head, message: M, body: Any) -> None:
-        self._mailbox = mailbox
-        self._request = head.request
+        self._mailbox, self._request = mailbox, head.request
         self._answered = head.kind == Kind.NOTIFY
-        self.peer = peer
-        self.peer_epoch = head.sender_epoch
-        self.message = message
+        self.peer, self.peer_epoch, self.message = peer, head.sender_epoch, message
         self.body: bytes | memoryview = body
 
     def reply(self, value: Any = None, body: bytes | memoryview = b"") -> None:
@@ -164,15 +148,15 @@ class Request(Generic[M]):
         self._answer(Kind.ERROR, str(error), b"", error.code)
 
     def when_done(self, value: Any = None) -> Done:
-        """What to call when the work is done or cannot be: it replies `value`, or fails."""
+        """Return the callback that replies `value`, or fails the request with an error."""
+        return lambda error: self.respond(value, error)
 
-        def done(error: DanubeError | None) -> None:
-            if error is not None:
-                self.fail(error)
-            else:
-                self.reply(value)
-
-        return done
+    def respond(self, value: Any, error: DanubeError | None) -> None:
+        """Answer with an error if there is one, else with success."""
+        if error is not None:
+            self.fail(error)
+        else:
+            self.reply(value)
 
     def _answer(self, kind: Kind, value: Any, body: bytes | memoryview, code: int) -> None:
         if self._answered:
@@ -190,10 +174,7 @@ class Link:
                  "queue_bytes")  # fmt: skip
 
     def __init__(self, peer: int, outbound: Ring, inbound: Ring, bell: Bell) -> None:
-        self.peer = peer
-        self.outbound = outbound
-        self.inbound = inbound
-        self.bell = bell
+        self.peer, self.outbound, self.inbound, self.bell = peer, outbound, inbound, bell
         self.assembler = Assembler()
         self.calls: dict[int, Call] = {}
         self.epoch = 0
@@ -233,47 +214,36 @@ class Link:
         self.queue_bytes += len(record)
 
 
-class Call:
+class Call(NamedTuple):
     """A call that has not ended."""
 
-    __slots__ = ("deadline_ns", "kind", "on_reply", "peer")
-
-    def __init__(
-        self, peer: int, kind: type[Message], deadline_ns: int, on_reply: Callable[[Reply], None]
-    ) -> None:
-        self.peer, self.kind = peer, kind
-        self.deadline_ns, self.on_reply = deadline_ns, on_reply
+    peer: int
+    kind: type[Message]
+    deadline_ns: int
+    on_reply: Callable[[Reply], None]
 
 
 class Mailbox:
-    """All links of one process. Use from one thread; drive with `do_work`."""
+    """Call the other processes, and answer theirs. Use from one thread; drive with `do_work`."""
 
     def __init__(
-        self,
-        process_index: int,
-        epoch: int,
-        links: Sequence[Link],
-        bell: Bell,
-        peers: Peers,
+        self, process_index: int, epoch: int, links: Sequence[Link], bell: Bell, peers: Peers,
         clock: Clock,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.process_index = process_index
         self._handlers: dict[type[Message], Callable[[Request[Any]], None]] = {}
         self.epoch_watchers: list[Callable[[int, int], None]] = []
         """Called as (peer, new epoch) in `do_work` when a peer was restarted."""
         self._epoch = epoch
         self._links = {link.peer: link for link in links}
-        self._bell = bell
-        self._peers = peers
-        self._clock = clock
+        self._bell, self._peers, self._clock = bell, peers, clock
         self._deadlines: list[tuple[int, int, Link]] = []
         self._ended: list[tuple[Call, Reply]] = []
         self._next_request = 1
         self._now_ns = clock.monotonic_ns()
-        self._look_ns = 0
-        self._asleep = False
+        self._look_ns, self._asleep = 0, False
         self.silent = False
-        """Nobody rang during this sleep: whoever polled the doorbell may say so."""
+        """Whether no peer rang during this sleep; set by the loop, which polled the doorbell."""
         for link in links:
             link.epoch = peers.epoch(link.peer)
 
@@ -293,14 +263,9 @@ class Mailbox:
         return self._links[peer].epoch
 
     def call(
-        self,
-        peer: int,
-        message: Message,
-        body: bytes | memoryview = b"",
-        *,
-        on_reply: Callable[[Reply], None],
-        timeout_ms: int = 5000,
-    ) -> None:
+        self, peer: int, message: Message, body: bytes | memoryview = b"", *,
+        on_reply: Callable[[Reply], None], timeout_ms: int = 5000,
+    ) -> None:  # fmt: skip
         """Ask a peer. `on_reply` is called exactly once, from a later `do_work`, never from here."""
         link = self._links[peer]
         request = self._next_request
@@ -328,15 +293,9 @@ class Mailbox:
         link.send(*encode_message(head, body))
 
     def send_answer(
-        self,
-        peer: int,
-        peer_epoch: int,
-        kind: Kind,
-        request: int,
-        value: Any,
-        body: bytes | memoryview,
-        code: int,
-    ) -> None:
+        self, peer: int, peer_epoch: int, kind: Kind, request: int, value: Any,
+        body: bytes | memoryview, code: int,
+    ) -> None:  # fmt: skip
         """Answer a call (used by `Request`). An answer that cannot be sent becomes an error."""
         link = self._links[peer]
         if link.epoch != peer_epoch:
@@ -353,7 +312,7 @@ class Mailbox:
     # ---------------------------------------------------------------- the turn
 
     def do_work(self, now_ns: int) -> int:
-        """One bounded turn: wake, notice restarts, retry, read, expire. Returns what was done."""
+        """Do one bounded turn: wake, notice restarts, retry, read, expire; the number of things done."""
         self._now_ns = now_ns
         looks = self._asleep or now_ns >= self._look_ns
         if self._asleep:
@@ -414,7 +373,7 @@ class Mailbox:
             watcher(link.peer, epoch)
 
     def _fail_calls(self, link: Link) -> None:
-        """Nothing that was meant for a dead process will be heard of again."""
+        """Fail all calls to a process that is gone."""
         link.forget()
         calls, link.calls = link.calls, {}
         self._ended += [(call, Reply(error=_down(link.peer))) for call in calls.values()]
@@ -485,7 +444,7 @@ class Mailbox:
 
 
 def _answer_of(call: Call, envelope: Envelope) -> Reply:
-    """What a peer replied, as the type that the operation promises."""
+    """Convert a reply to the type that the operation promises."""
     kind = call.kind.answer
     if kind is None:
         return Reply(None, envelope.body)

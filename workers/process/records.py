@@ -1,4 +1,4 @@
-"""What travels through a mailbox ring: messages between processes, cut into ring records.
+"""Messages between processes, cut into records of a mailbox ring.
 
 A message is a msgpack head and a raw body. One that is larger than a ring record may be is cut into
 fragments, which lie in the ring one after another:
@@ -24,15 +24,7 @@ import msgspec
 
 from danube_fast.errors import InvalidArgument
 
-__all__ = [
-    "MESSAGE_BYTES_MAX",
-    "Assembler",
-    "Envelope",
-    "Head",
-    "Kind",
-    "encode_message",
-    "fragments",
-]
+__all__ = ["MESSAGE_BYTES_MAX", "Assembler", "Envelope", "Head", "Kind", "encode_message", "fragments"]  # fmt: skip
 
 PREFIX = struct.Struct("<II")
 FIRST = 1
@@ -45,7 +37,7 @@ Parts = tuple[bytes | memoryview, ...]
 
 
 class Kind(enum.IntEnum):
-    """What a message is."""
+    """Kind of a message."""
 
     CALL = 0
     NOTIFY = 1
@@ -54,7 +46,7 @@ class Kind(enum.IntEnum):
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """First part of a message. `value`: an operation, the answer, or an error's text."""
+    """First part of a message. `value`: an operation, its answer, or the text of an error."""
 
     kind: int
     sender_epoch: int
@@ -77,7 +69,7 @@ _decode_head = msgspec.msgpack.Decoder(Head).decode
 
 
 def encode_message(head: Head, body: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
-    """The two halves of a message. Raises InvalidArgument if it is larger than may be."""
+    """Encode the two halves of a message. Raises InvalidArgument if it is too large."""
     encoded = _encode_head(head)
     byte_count = len(encoded) + len(body)
     if byte_count > MESSAGE_BYTES_MAX:
@@ -102,22 +94,21 @@ def fragments(head: bytes, body: bytes | memoryview, record_bytes_max: int) -> I
 
 
 class Assembler:
-    """Puts the fragments of one inbound ring together again."""
+    """Put the fragments of one inbound ring together again."""
 
     __slots__ = ("_byte_count", "_head_bytes", "_parts")
 
     def __init__(self) -> None:
         self._parts: list[memoryview] = []
-        self._head_bytes = 0
-        self._byte_count = 0
+        self._head_bytes = self._byte_count = 0
 
     @property
     def is_open(self) -> bool:
-        """More fragments of a message are to come."""
+        """Whether more fragments of a message are to come."""
         return bool(self._parts)
 
     def feed(self, record: bytes) -> Envelope | None:
-        """Take one ring record; the message when it is whole. A damaged one is dropped."""
+        """Take one ring record; the message once it is whole. A damaged record is dropped."""
         if len(record) < PREFIX.size:
             return None
         flags, head_bytes = PREFIX.unpack_from(record)

@@ -1,1 +1,1 @@
-"""What workers tell the coordinator of themselves, and what it makes of that."""
+"""Reports of workers to the coordinator: each is a message and its two ends."""

@@ -1,4 +1,4 @@
-"""Who is connected, for `danube-fast clients list`: a page of sessions with what is open on each."""
+"""Connected clients, for `danube-fast clients list`: a page of sessions with what is open on each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["client_page"]
 ITEMS_MAX = 100
 """Producers and consumers that are named, of each connection; the counts are of all."""
 PAGE_ITEMS_MAX = 2000
-"""What a page holds at most, connections and what is named of each, whatever was asked for."""
+"""Connections, producers and consumers on one page at most, whatever was asked for."""
 _ROUTED = 0  # see transports.py
 
 Items = dict[int, list[dict[str, Any]]]
@@ -27,7 +27,7 @@ Items = dict[int, list[dict[str, Any]]]
 def client_page(
     sessions: Iterable[Session], after: int, limit: int, now_ns: int, state: ShardState | None
 ) -> dict[str, Any]:
-    """{"clients": rows by session number behind `after`, "more": whether there are others}."""
+    """List {"clients": rows by session number behind `after`, "more": whether there are others}."""
     behind = [session for session in sessions if session.number > after]
     chosen = heapq.nsmallest(limit, behind, key=lambda session: session.number)
     producers = _producers(state, chosen) if state is not None else {}
@@ -73,7 +73,7 @@ def _consumer(consumer: Any, state: ShardState | None) -> dict[str, Any]:
 
 
 def _producers(state: ShardState, sessions: list[Session]) -> Items:
-    """Open producers by session."""
+    """Find the open producers by session."""
     tables, by_id = state.tables, state.catalog.by_id
     rows = tables.producers[: tables.producer_count]
     numbers = [session.number for session in sessions]

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from danube_fast.ring.counters import HISTOGRAM_BUCKETS, Counter, Histogram
 from danube_fast.workers.shard.deliver.delivery import Delivery
-from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.job import PeriodicJob
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["CounterReports"]
 
-INTERVAL_NS = 250_000_000
 
+class CounterReports(PeriodicJob):
+    """Publish the counters of one worker."""
 
-class CounterReports(Job):
-    """Publishes what one worker counted."""
+    interval_ns = 250_000_000
 
     def __init__(self, state: ShardState, intake: Intake, delivery: Delivery) -> None:
         self._state, self._intake, self._delivery = state, intake, delivery
         self._synced_before = sum(log.synced_position for log in state.logs)
-        self._next_ns = 0
 
-    def do_work(self, now_ns: int) -> None:
-        """Refresh the counters, if it is time."""
-        if now_ns < self._next_ns:
-            return
-        self._next_ns = now_ns + INTERVAL_NS
+    def run(self, now_ns: int) -> None:
+        """Refresh the counters."""
         state, counters = self._state, self._state.boot.counters
         intake, delivery = self._intake, self._delivery
         synced = sum(log.synced_position for log in state.logs)

@@ -1,4 +1,4 @@
-"""What a worker tells the coordinator of its load, once a second while there is any.
+"""Load reports of a worker to the coordinator, once a second while there is any load.
 
 Load is the part of the time that the worker's loop was on a core or waited for one: on a host with too few
 cores a busy worker would look idle otherwise. Each partition has a part of it in proportion to the bytes and
@@ -16,7 +16,7 @@ from danube_fast.broker.partition import Partition
 from danube_fast.clock import SECOND_NS
 from danube_fast.roles import COORDINATOR
 from danube_fast.workers.shard.deliver.delivery import Delivery
-from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.job import PeriodicJob
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.state import ShardState
 
@@ -41,24 +41,24 @@ def _busy_ns() -> int:
         return int((times.user + times.system) * SECOND_NS)
 
 
-class LoadReports(Job):
-    """Reports of one worker. Used by its loop only."""
+class LoadReports(PeriodicJob):
+    """Report the load of one worker. Used by its loop only."""
+
+    interval_ns = SECOND_NS
 
     def __init__(self, state: ShardState, intake: Intake, delivery: Delivery) -> None:
         self._state, self._intake, self._delivery = state, intake, delivery
         self._is_on = state.settings.rebalance != "off" and state.boot.config.worker_count > 1
-        self._next_ns = 0
         self._at_ns = state.now_ns
         self._busy_ns = _busy_ns()
         self._traffic = 0
         self._was_idle = True
         self._counts: dict[int, tuple[int, int, int]] = {}
 
-    def do_work(self, now_ns: int) -> None:
-        """Report if it is time and there is something to say."""
-        if not self._is_on or now_ns < self._next_ns:
+    def run(self, now_ns: int) -> None:
+        """Report the load, unless there is none."""
+        if not self._is_on:
             return
-        self._next_ns = now_ns + SECOND_NS
         state = self._state
         traffic = self._intake.messages_in + self._delivery.messages_out
         is_idle, self._traffic = traffic == self._traffic, traffic
@@ -81,7 +81,7 @@ class LoadReports(Job):
         self._next_ns = max(self._next_ns, now_ns + COST_PART * took_ns)
 
     def _weights(self) -> list[tuple[int, Partition]]:
-        """What went through each partition since the last time; only those that have any."""
+        """Weigh the traffic of each partition since the last report; partitions without any are left out."""
         counts: dict[int, tuple[int, int, int]] = {}
         weights: list[tuple[int, Partition]] = []
         for partition_id, partition in self._state.catalog.by_id.items():
@@ -103,7 +103,7 @@ class LoadReports(Job):
 
 
 def _to_copy(partition: Partition) -> int:
-    """Bytes that a move would copy, about."""
+    """Estimate the bytes that a move would copy."""
     if not partition.logged:
         return partition.tail_bytes
     kept = partition.visible - partition.first_offset

@@ -1,10 +1,10 @@
-"""What workers report of their logs, and the log quota that they share.
+"""Reports of workers on their logs, and the log quota that they share.
 
     worker --LogUsage {bytes, logs: commit cursors} once a second at most--> coordinator
            <--LogAllowance {bytes}------------------------------------
 
-Who uses little lends to who needs more: `wal_bytes_max` holds for all logs together. A worker may always use its equal share; what the others
-leave unused of theirs is granted on top. While the coordinator is down the last word stands.
+A worker that uses little lends to one that needs more: `wal_bytes_max` counts for all logs together. A worker may always use its equal share;
+the unused part of the other shares is granted on top. While the coordinator is down the last allowance stands.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["LogQuotas", "WorkerQuota", "log_quota_bytes", "room_of"]
 
 QUOTA_BYTES_CEILING = 100 * 1024**3
 SAY_AGAIN_NS = 5_000_000_000
-"""What has not changed is said again so often: a coordinator that was restarted knows nothing."""
+"""How often an unchanged report is repeated: a coordinator that was restarted knows nothing."""
 SEGMENTS_MIN = 4
 """Segments, spares among them, that a log cannot do without."""
 
 
 def log_quota_bytes(config: BootConfig, used_bytes: int = 0) -> int:
-    """`wal_bytes_max`, or its default: the smaller of 100 GiB and half of what is free."""
+    """Return `wal_bytes_max`, or its default: the smaller of 100 GiB and half of the free space."""
     settings: Settings = config.settings
     if settings.wal_bytes_max:
         return settings.wal_bytes_max
@@ -43,7 +43,7 @@ def log_quota_bytes(config: BootConfig, used_bytes: int = 0) -> int:
 
 
 def room_of(config: BootConfig, counters: CounterBlock) -> Room:
-    """What the disk and the log quota have left. Raises OSError."""
+    """Measure what the disk and the log quota have left. Raises OSError."""
     used = counters.total(Counter.LOG_BYTES)
     disk = shutil.disk_usage(config.data_dir)
     quota = log_quota_bytes(config, used)
@@ -51,11 +51,10 @@ def room_of(config: BootConfig, counters: CounterBlock) -> Room:
 
 
 class LogQuotas:
-    """The coordinator's side: divides the quota, remembers the commit cursors by log id."""
+    """Divide the quota, and remember the commit cursors by log id. The coordinator's side."""
 
     def __init__(self, mailbox: Mailbox, config: BootConfig) -> None:
-        self._mailbox = mailbox
-        self._config = config
+        self._mailbox, self._config = mailbox, config
         self._used: dict[int, int] = {}
         self.cursors: dict[int, m.CommitCursor] = {}
         mailbox.serve(m.LogUsage, self._usage)
@@ -77,7 +76,7 @@ class LogQuotas:
 
 
 class WorkerQuota:
-    """The worker's side: `allowance_bytes` for all its logs."""
+    """Know how much the logs of one worker may use. The worker's side."""
 
     def __init__(self, mailbox: Mailbox, config: BootConfig) -> None:
         self._mailbox = mailbox
@@ -89,11 +88,11 @@ class WorkerQuota:
 
     @property
     def allowance_bytes(self) -> int:
-        """What this worker's logs may use together."""
+        """Bytes that this worker's logs may use together."""
         return max(self._allowance, self._floor)
 
     def report(self, used_bytes: int, logs: Iterable[Log], now_ns: int) -> None:
-        """Tell the coordinator what the logs take, and how far each has come, if that is news."""
+        """Tell the coordinator the size and the position of the logs, if either has changed."""
         said = m.LogUsage(used_bytes, [_cursor(log) for log in logs])
         if said == self._said and now_ns - self._said_ns < SAY_AGAIN_NS:
             return

@@ -1,6 +1,6 @@
 """Reply topics whose client is gone: a client deletes its own when it is closed, a killed one cannot.
 
-worker: nobody has read it for `reply_topic_expiry_seconds` --ReplyTopicsAbandoned--> coordinator: deletes it
+worker: not read for `reply_topic_expiry_seconds` --ReplyTopicsAbandoned--> coordinator: deletes it
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from danube_fast.errors import DanubeError
 from danube_fast.roles import COORDINATOR
 from danube_fast.types import REPLY_TOPICS
 from danube_fast.workers.process.mailbox import Mailbox, Request
-from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.job import PeriodicJob
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["ReplyTopicExpiry", "ReplyTopics"]
@@ -25,23 +25,20 @@ _log = logging.getLogger(__name__)
 
 LOOK_NS_MAX = 30 * SECOND_NS
 TOLD_MAX = 100
-"""Topics at once; the others are told next time."""
+"""Topics in one report; the others follow with the next."""
 
 
-class ReplyTopics(Job):
-    """The worker's side."""
+class ReplyTopics(PeriodicJob):
+    """Report reply topics without readers. The worker's side."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
         self._limit_ns = state.settings.reply_topic_expiry_seconds * SECOND_NS
-        self._next_ns = 0
+        self.interval_ns = min(self._limit_ns // 4, LOOK_NS_MAX)
         self._idle_since_ns: dict[str, int] = {}
 
-    def do_work(self, now_ns: int) -> None:
-        """Tell what nobody reads, if it is time."""
-        if now_ns < self._next_ns:
-            return
-        self._next_ns = now_ns + min(self._limit_ns // 4, LOOK_NS_MAX)
+    def run(self, now_ns: int) -> None:
+        """Report topics that had no reader for too long."""
         before, self._idle_since_ns = self._idle_since_ns, {}
         for partition in self._state.catalog.by_id.values():
             if partition.topic.startswith(REPLY_TOPICS) and not any(
@@ -55,7 +52,7 @@ class ReplyTopics(Job):
 
 
 class ReplyTopicExpiry:
-    """The coordinator's side."""
+    """Delete reply topics that workers report. The coordinator's side."""
 
     def __init__(self, mailbox: Mailbox, context: AdminContext) -> None:
         self._context = context
@@ -65,9 +62,8 @@ class ReplyTopicExpiry:
         for topic in request.message.topics:
             if topic.startswith(REPLY_TOPICS):
                 try:
-                    delete_topic(
-                        self._context, admin.Answer(lambda value, error: None), topic=topic
-                    )
-                    _log.info("nobody reads %s any more: deleted", topic)
+                    answer = admin.Answer(lambda value, error: None)
+                    delete_topic(self._context, answer, topic=topic)
+                    _log.info("%s has no reader any more: deleted", topic)
                 except DanubeError as error:
                     _log.debug("%s is not deleted: %s", topic, error)

@@ -1,9 +1,9 @@
-"""The storage quota of namespaces and topics: workers say what they keep, the coordinator adds up.
+"""The storage quota of namespaces and topics: workers report what they keep, the coordinator adds up.
 
     worker --StorageUsed {partition id: bytes} every second--> coordinator
            <--StorageFull {partition id: why}--------------------
 
-While the coordinator is down the last word stands.
+While the coordinator is down its last answer stands.
 """
 
 from __future__ import annotations
@@ -15,29 +15,25 @@ from danube_fast.broker.topics.records import PartitionRecord
 from danube_fast.roles import COORDINATOR
 from danube_fast.types import parse_topic
 from danube_fast.workers.process.mailbox import Mailbox, Request
-from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.job import PeriodicJob
 from danube_fast.workers.shard.keep.retention import Retention
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["StorageQuotas", "StorageReports"]
 
-REPORT_NS = 1_000_000_000
 
+class StorageReports(PeriodicJob):
+    """Report how much each partition keeps. The worker's side."""
 
-class StorageReports(Job):
-    """The worker's side."""
+    interval_ns = 1_000_000_000
 
     def __init__(self, state: ShardState, retention: Retention) -> None:
         self._state, self._retention = state, retention
-        self._next_ns = 0
         self._said = False
         state.boot.mailbox.serve(m.StorageFull, self._full)
 
-    def do_work(self, now_ns: int) -> None:
-        """Report, if it is time and somebody has a quota."""
-        if now_ns < self._next_ns:
-            return
-        self._next_ns = now_ns + REPORT_NS
+    def run(self, now_ns: int) -> None:
+        """Report the partitions that have a quota."""
         retention = self._retention
         used = {
             partition.partition_id: retention.size_of(partition)
@@ -51,18 +47,16 @@ class StorageReports(Job):
     def _full(self, request: Request[m.StorageFull]) -> None:
         full = request.message.full
         for partition in self._retention.policed():
-            text = full.get(partition.partition_id, "")
-            if not partition.policy.storage_bytes_max:
-                text = ""
+            limited = partition.policy.storage_bytes_max
+            text = full.get(partition.partition_id, "") if limited else ""
             self._state.gate.set(partition, Cause.STORAGE, text)
 
 
 class StorageQuotas:
-    """The coordinator's side."""
+    """Compare what workers keep with the quotas. The coordinator's side."""
 
     def __init__(self, mailbox: Mailbox, topics: TopicDirectory) -> None:
-        self._mailbox = mailbox
-        self._topics = topics
+        self._mailbox, self._topics = mailbox, topics
         self._used: dict[int, dict[int, int]] = {}
         """By worker: bytes by partition."""
         mailbox.serve(m.StorageUsed, self._report)
@@ -85,7 +79,7 @@ class StorageQuotas:
         self._mailbox.notify(request.peer, m.StorageFull(full))
 
     def _scope(self, partition: PartitionRecord | None) -> tuple[str, int]:
-        """Whose quota a partition counts against, and how large that is."""
+        """Find the quota that a partition counts against: its owner, and its size."""
         record = self._topics.topic(partition.topic) if partition is not None else None
         if record is None:
             return "", 0

@@ -1,12 +1,12 @@
-"""What a worker tells the coordinator of its topics and subscriptions for `/metrics`.
+"""Metrics of topics and subscriptions, which workers report to the coordinator for `/metrics`.
 
     /metrics --Counter.SCRAPES (shared memory)--> workers
     worker --TopicMetrics {rows of the largest, sums of the rest}--> coordinator --> the next scrape
 
 A worker looks at its partitions in slices of its loop, every few seconds while /metrics is read, and
-never else. At most `metrics_topics_max` topics, and as many subscriptions, have rows of their own: half of
+never otherwise. At most `metrics_topics_max` topics, and as many subscriptions, have rows of their own: half of
 them the busiest since the last look, the others those with the most to catch up. Each worker names its
-part of them. What the others count is added to one row, whose totals never shrink.
+part of them. The others are added up in one row, whose totals never shrink.
 """
 
 from __future__ import annotations
@@ -46,13 +46,11 @@ Rows = dict[Any, list[int]]
 
 
 class TopicMetrics(Job):
-    """Reports of one worker. Used by its loop only."""
+    """Report topics and subscriptions of one worker. Used by its loop only."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
-        self._next_ns = 0
-        self._wanted_until_ns = 0
-        self._scrapes = 0
+        self._next_ns = self._wanted_until_ns = self._scrapes = 0
         self._look: Iterator[None] | None = None
         self._took_ns = 0
         most = state.settings.metrics_topics_max
@@ -117,7 +115,7 @@ class TopicMetrics(Job):
         self._state.boot.mailbox.notify(COORDINATOR, m.TopicMetrics(named, rows, *others))
 
     def _age(self, partition: Partition, sub: Subscription) -> float:
-        """Seconds since the oldest message that is not acked came; 0 if all are, or it is gone."""
+        """Count the seconds since the oldest unacked message came; 0 without any, or if it is gone."""
         gone = self._state.partition(partition.partition_id) is not partition
         if gone or partition.subscriptions.get(sub.name) is not sub:
             return 0.0
@@ -125,19 +123,19 @@ class TopicMetrics(Job):
 
 
 class TopicReports:
-    """The coordinator's side: the last report of each worker. `table` may be read by any thread."""
+    """Keep the last report of each worker. The coordinator's side; any thread may call `table`."""
 
     def __init__(self, mailbox: Mailbox, clock: Clock) -> None:
         self._clock = clock
         self._reports: dict[int, tuple[int, m.TopicMetrics]] = {}
-        """By worker: when it came, and what it says; a report is replaced, never changed."""
+        """By worker: when the report came, and the report, which is replaced, never changed."""
         mailbox.serve(m.TopicMetrics, self._take)
 
     def _take(self, request: Request[m.TopicMetrics]) -> None:
         self._reports[request.peer] = self._clock.monotonic_ns(), request.message
 
     def table(self) -> TopicTable:
-        """What all workers say together; a topic with partitions on several has one row."""
+        """Add up the reports of all workers; a topic with partitions on several has one row."""
         table = TopicTable({}, {}, {})
         oldest_ns = self._clock.monotonic_ns() - WANTED_NS
         for came_ns, report in list(self._reports.values()):
@@ -177,23 +175,20 @@ def _add(row: list[int], values: list[int]) -> list[int]:
 
 
 class _Share:
-    """Divides rows into those with a name of their own, and the rest as one row.
+    """Divide rows into those with a name of their own, and the rest as one row.
 
-    The first `totals` values of a row only grow; those of the rest go on growing, whichever rows are
-    in it: what each counted while it was.
+    The first `totals` values of a row only grow; so do those of the rest, whichever rows are in it: each
+    adds what it counted while it was there.
     """
 
     def __init__(self, most: int, width: int, totals: int, lag: int) -> None:
-        self._most = most
-        self._width = width
-        self._totals = totals
-        self._lag = lag
+        self._most, self._width, self._totals, self._lag = most, width, totals, lag
         self._before: Rows = {}
         self.named: list[Any] = []
         self.others = [0] * width
 
     def divide(self, rows: Rows) -> Iterator[None]:
-        """Sets `named` and `others`, in slices."""
+        """Set `named` and `others`, in slices."""
         before = self._before
 
         def grown(key: Any) -> tuple[int, int]:

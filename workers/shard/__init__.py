@@ -1,1 +1,1 @@
-"""A shard worker: its loop, its partitions, and what it is told to do."""
+"""A shard worker: its loop, its partitions, its operations."""

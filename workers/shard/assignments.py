@@ -1,4 +1,4 @@
-"""Which partitions are this worker's: told by the coordinator, asked of it after a restart of either."""
+"""Assignments of partitions to this worker: sent by the coordinator, asked for after a restart of either."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from danube_fast.roles import COORDINATOR
 from danube_fast.workers.process.mailbox import Reply, Request
 from danube_fast.workers.shard.deliver.consumers import Consumers
 from danube_fast.workers.shard.inherit import inherit
-from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.job import PeriodicJob
 from danube_fast.workers.shard.move.arrival import Arrivals
 from danube_fast.workers.shard.move.departure import Departures
 from danube_fast.workers.shard.move.moves import Moves
@@ -29,52 +29,49 @@ __all__ = ["Assignments"]
 _log = logging.getLogger(__name__)
 
 TIMEOUT_MS = 10_000
-AGAIN_NS = 250 * MILLISECOND_NS
 
 
-class Assignments(Job):
-    """Takes over and gives up partitions of one worker."""
+def _ignore(error: DanubeError | None) -> None:
+    """Report to no caller: the coordinator was asked, and does not wait."""
+
+
+class Assignments(PeriodicJob):
+    """Take over and give up partitions of one worker."""
+
+    interval_ns = 250 * MILLISECOND_NS
 
     def __init__(
         self, state: ShardState, restored: Restored, intake: Intake, consumers: Consumers,
         durability: DurabilityChanges, moves: Moves, arrivals: Arrivals, departures: Departures,
     ) -> None:  # fmt: skip
-        self._state = state
-        self._restored = restored
-        self._intake = intake
-        self._consumers = consumers
-        self._durability = durability
-        self._moves = moves
-        self._arrivals = arrivals
-        self._departures = departures
-        self._next_ns = 0
+        self._state, self._restored, self._intake = state, restored, intake
+        self._consumers, self._durability, self._moves = consumers, durability, moves
+        self._arrivals, self._departures = arrivals, departures
         self.is_missing = False
-        """The coordinator could not be asked, and is asked again."""
+        """Whether the coordinator could not be asked, and is asked again."""
         self._unrecorded: set[int] = set()
         """Partitions whose assignment is not durable yet."""
         state.boot.mailbox.serve(m.Assign, self._assign)
         state.boot.mailbox.serve(m.Unassign, self._unassign)
         state.boot.mailbox.epoch_watchers.append(self._peer_restarted)
 
-    def do_work(self, now_ns: int) -> None:
-        """Ask again, if it is time."""
-        if now_ns >= self._next_ns:
-            self._next_ns = now_ns + AGAIN_NS
-            if self.is_missing:
-                self.ask()
+    def run(self, now_ns: int) -> None:
+        """Ask again if the last answer is missing."""
+        if self.is_missing:
+            self.ask()
 
     def _peer_restarted(self, peer: int, epoch: int) -> None:
-        """Ask again if the coordinator is new, and do no more for the one before."""
+        """Ask again if the coordinator is new, and give up moves for the one before."""
         if peer == COORDINATOR:
             self._arrivals.give_up_all()
             self._departures.give_up_all()
             self.ask()
 
     def ask(self) -> None:
-        """Ask the coordinator which partitions live in our logs; what we know is served anyway."""
+        """Ask the coordinator which partitions live in our logs; known ones are served meanwhile."""
         log_ids = [log.log_id for log in self._state.logs]
         self.is_missing = False
-        # what began to move since then is not meant by the answer
+        # the answer does not speak of partitions that begin to move after the question
         undecided = self._moves.undecided()
 
         def got(reply: Reply) -> None:
@@ -97,7 +94,7 @@ class Assignments(Job):
         self._state.boot.mailbox.call(COORDINATOR, question, on_reply=got, timeout_ms=TIMEOUT_MS)
 
     def _drop(self, partition_ids: list[int]) -> None:
-        """Partitions that were deleted while this worker was away."""
+        """Remove partitions that were deleted while this worker was away."""
         mailbox = self._state.boot.mailbox
         for partition_id in partition_ids:
 
@@ -108,7 +105,7 @@ class Assignments(Job):
             self._remove(partition_id, dropped)
 
     def _report_unknown(self, assigned: set[int]) -> None:
-        """The metadata is behind the log, as after an old backup: keep everything, and say so."""
+        """Log partitions that the metadata does not know, as after an old backup: they are kept, not served."""
         for partition_id, partition in self._state.catalog.by_id.items():
             if partition_id not in assigned:
                 _log.error(
@@ -119,17 +116,15 @@ class Assignments(Job):
                     self._state.logs[partition.log_slot].log_id,
                 )
 
-    def _take(self, entry: m.Assignment, done: Done | None = None) -> bool:
-        """Enter one assignment; True if it needed a record."""
-        slots = {log.log_id: slot for slot, log in enumerate(self._state.logs)}
-        slot = slots.get(entry.log_id)
+    def _take(self, entry: m.Assignment, done: Done = _ignore) -> bool:
+        """Enter one assignment; True if it needs a record, and `done` will be called."""
+        slot = {log.log_id: slot for slot, log in enumerate(self._state.logs)}.get(entry.log_id)
         if slot is None:
             return False
         assigned = r.PartitionAssigned.of(entry)
         known = self._state.partition(assigned.partition_id)
         if known is not None and not self._moves.assigned(known, entry):
-            if done is not None:
-                done(Unavailable(f"{assigned.topic} is being moved just now; try again"))
+            done(Unavailable(f"{assigned.topic} is being moved just now; try again"))
             return True
         if known is not None and known.assigned.incarnation != assigned.incarnation:
             text = (
@@ -138,8 +133,7 @@ class Assignments(Job):
                 "metadata of this data directory"
             )
             _log.error("%s", text)
-            if done is not None:
-                done(DataLoss(text))
+            done(DataLoss(text))
             return True
         if known is None:
             first_offset = self._restored.first_offset(entry, slot)
@@ -149,8 +143,7 @@ class Assignments(Job):
         def recorded(error: DanubeError | None) -> None:
             if error is None:
                 unrecorded.discard(assigned.partition_id)
-            if done is not None:
-                done(error)
+            done(error)
 
         if known is not None and known.assigned == assigned and not known.is_changing:
             if assigned.partition_id not in unrecorded:
@@ -180,7 +173,7 @@ class Assignments(Job):
             self._note_revision(request.message.revision, [entry.partition_id for entry in entries])
 
     def _note_revision(self, revision: int, partition_ids: list[int]) -> None:
-        """Write into the logs of these partitions how new the metadata is that named them."""
+        """Record the revision of the metadata in the logs of these partitions."""
         by_id = self._state.catalog.by_id
         slots = {by_id[number].log_slot for number in partition_ids if number in by_id}
         self._restored.note_revision(revision, slots)
@@ -210,5 +203,4 @@ class Assignments(Job):
         self._state.catalog.remove(partition_id)
         self._unrecorded.discard(partition_id)
         self._state.forget(partition)
-        self._state.journals[partition.log_slot].record(r.PartitionRemoved(partition_id), done)
-        self._state.logs[partition.log_slot].drop_partition(partition_id)
+        self._state.record_removal(partition, done)

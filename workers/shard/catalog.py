@@ -37,12 +37,21 @@ ATTEMPTS_PER_RECORD_MAX = 1 << 14
 
 LOST_OFFSETS = 1 << 32
 LOST_OFFSETS_PER_SECOND = 20_000
-"""What a partition may have given out, at most, that an older copy of its log does not have; a subscription passes so
-many in some milliseconds."""
+"""Offsets that a partition may have given out, at most, and that an older copy of its log does not have; a
+subscription passes so many in some milliseconds."""
+
+
+SubscriptionRecord = (
+    r.SubscriptionCreated | r.SubscriptionDeleted | r.Cursor | r.Acked | r.PolicySet | r.PendingGapsSet | r.Attempts
+)  # fmt: skip
+
+
+def _raise_word(row: Any, word: int, value: int) -> None:
+    row[word] = max(int(row[word]), value)
 
 
 class Catalog:
-    """All partitions of one worker, by id and by slot."""
+    """Make, restore and describe the partitions of one worker, by id and by slot."""
 
     def __init__(self, tables: AdmissionTables) -> None:
         self.tables = tables
@@ -50,13 +59,13 @@ class Catalog:
         self.by_id: dict[int, Partition] = {}
         self.by_slot: dict[int, Partition] = {}
         self.timers: Timers[Subscription] = Timers()
-        """What subscriptions have to do at a time."""
+        """Times at which subscriptions have work to do."""
         self.others: dict[int, Catalog] = {}
-        """By slot: what a log says of partitions that a log before it has as well, because a move
-        between them was cut short. See `moves.py`."""
+        """By slot: partitions of a log that a log before it has as well, because a move between them was cut
+        short. See `moves.py`."""
         self._last_epoch: dict[int, r.EpochStarted] = {}
         self.metadata_revision = 0
-        """The highest under which these logs were written."""
+        """The highest revision of the metadata under which these logs were written."""
 
     # ------------------------------------------------------------ assignments
 
@@ -92,13 +101,13 @@ class Catalog:
         return partition
 
     def begin_move(self, partition: Partition, moving: r.Moving, owner_epoch: int) -> None:
-        """Close a partition: whether this log has it is for the metadata to say."""
+        """Close a partition: the metadata decides whether this log has it."""
         partition.begin_move(moving, owner_epoch)
         text = f"{partition.topic} is being moved to another worker; send again"
         self.gate.close(partition, Cause.MOVE, text)
 
     def end_move(self, partition: Partition) -> None:
-        """Take publishes again: this log has the partition."""
+        """Take publishes again, now that this log has the partition."""
         partition.end_move()
         self.gate.open(partition, Cause.MOVE)
         self.assign(partition.assigned, partition.log_slot)
@@ -106,7 +115,7 @@ class Catalog:
     # ------------------------------------------------------------ restoring
 
     def _home(self, partition_id: int, log_slot: int) -> Catalog:
-        """Where a partition of that log is entered: beside us, if another log has it too."""
+        """Find the catalog for a partition of that log: one of the others, if another log has it too."""
         known = self.by_id.get(partition_id)
         if known is None or known.log_slot == log_slot:
             return self
@@ -141,11 +150,8 @@ class Catalog:
             partition.restore_reserved(record.until)
         elif isinstance(record, r.PartitionState):
             # After a failed sync such a record stands behind frames that it does not know of.
-            for word, value in (
-                (PartitionWord.NEXT_OFFSET, record.next_offset),
-                (PartitionWord.APPEND_TIME_NS, record.append_time_ns),
-            ):
-                row[word] = max(int(row[word]), value)
+            _raise_word(row, PartitionWord.NEXT_OFFSET, record.next_offset)
+            _raise_word(row, PartitionWord.APPEND_TIME_NS, record.append_time_ns)
             row[PartitionWord.RESERVED_UNTIL] = record.reserved_until
             partition.restore_reserved(record.reserved_until)
             partition.begin_at(record.first_offset)
@@ -187,16 +193,7 @@ class Catalog:
             self.end_move(partition)
 
     @staticmethod
-    def _apply_subscription(
-        partition: Partition,
-        record: r.SubscriptionCreated
-        | r.SubscriptionDeleted
-        | r.Cursor
-        | r.Acked
-        | r.PolicySet
-        | r.PendingGapsSet
-        | r.Attempts,
-    ) -> None:
+    def _apply_subscription(partition: Partition, record: SubscriptionRecord) -> None:
         if isinstance(record, r.SubscriptionCreated):
             # a snapshot may know of a subscription whose earlier records stand behind it
             partition.forget_subscription(record.name)
@@ -220,7 +217,7 @@ class Catalog:
                 existing.restore_acked(record.ranges)
 
     def apply_block(self, block: Any, log_slot: int) -> None:
-        """Rows of `Log.replay`: data frames move offsets and sequences, control frames are records."""
+        """Apply rows of `Log.replay`: data frames move offsets and sequences, control frames are records."""
         for row in block.rows.tolist():
             fields = dict(zip(block.rows.dtype.names, row, strict=True))
             if fields["partition_id"] == CONTROL_PARTITION_ID:
@@ -242,13 +239,9 @@ class Catalog:
             return
         row = self.tables.partitions[partition.slot]
         # A frame of a memory topic that was written to the log later may come behind its successors.
-        row[PartitionWord.NEXT_OFFSET] = max(
-            int(row[PartitionWord.NEXT_OFFSET]), fields["base_offset"] + fields["offset_span"]
-        )
-        row[PartitionWord.APPEND_TIME_NS] = max(
-            int(row[PartitionWord.APPEND_TIME_NS]), fields["append_time_ns"]
-        )
         end = fields["base_offset"] + fields["offset_span"]
+        _raise_word(row, PartitionWord.NEXT_OFFSET, end)
+        _raise_word(row, PartitionWord.APPEND_TIME_NS, fields["append_time_ns"])
         if not partition.replay(fields["base_offset"], end):
             return
         slot = self.tables.find_producer(fields["partition_id"], fields["producer_id"])
@@ -260,7 +253,7 @@ class Catalog:
         self.tables.producers[slot, ProducerWord.LAST_USED_NS] = fields["append_time_ns"]
 
     def apply_snapshot(self, records: list[r.Record], log_slot: int) -> None:
-        """What a log's snapshot says. Frames behind it with offsets that it knows were written again."""
+        """Apply a log's snapshot. Frames behind it with offsets that it knows were written again."""
         for record in records:
             self.apply(record, log_slot)
         for catalog in (self, *self.others.values()):
@@ -271,13 +264,13 @@ class Catalog:
     def epoch_started(
         self, epoch: int, wall_ns: int, boot_id: str, *, clean: bool = False
     ) -> r.EpochStarted:
-        """The record of an epoch."""
+        """Make the record of an epoch."""
         return r.EpochStarted(epoch, wall_ns, boot_id, clean, self.metadata_revision)
 
     def finish_restore(
         self, log_slot: int, boot_id: str, older_since_ns: int = 0
     ) -> list[r.PartitionState]:
-        """Everything of a log was applied: put offsets where nothing can be given out twice.
+        """Set offsets so that none is given out twice, once all of a log was applied.
 
         After an unclean end, offsets that consumers may have seen without their being in the log
         (memory and non_reliable; `os` when the host went down too) are skipped. `older_since_ns`: the
@@ -338,7 +331,7 @@ class Catalog:
     # ------------------------------------------------------------ snapshots
 
     def state_of(self, partition: Partition) -> r.PartitionState:
-        """Where a partition stands, all records that were written so far included."""
+        """Describe where a partition stands, all records that were written so far included."""
         row = self.tables.partitions[partition.slot]
         reserved = int(row[PartitionWord.RESERVED_UNTIL])
         return r.PartitionState(
@@ -350,7 +343,7 @@ class Catalog:
         )
 
     def snapshot(self, log_slot: int, epoch: r.EpochStarted) -> list[r.Record]:
-        """Records that give the present state of a log's partitions."""
+        """Make the records that give the present state of a log's partitions."""
         records: list[r.Record] = [epoch]
         for partition in self.of_log(log_slot):
             records.append(partition.assigned)
@@ -373,14 +366,14 @@ class Catalog:
         return records
 
     def partition_records(self, partition: Partition) -> list[r.Record]:
-        """Where a partition stands and its subscriptions."""
+        """Make the records of a partition and its subscriptions."""
         records: list[r.Record] = [self.state_of(partition), *partition.subscription_records()]
         if partition.purged_until:
             records.append(r.Purged(partition.partition_id, partition.purged_until))
         return records
 
     def export(self, partition: Partition) -> list[r.Record]:
-        """All of a partition but its messages, for another log to take over."""
+        """Make the records of a partition for another log: all but its messages."""
         tables = self.tables
         records: list[r.Record] = []
         for record in self.partition_records(partition):
@@ -418,5 +411,5 @@ class Catalog:
         ]
 
     def of_log(self, log_slot: int) -> list[Partition]:
-        """The partitions whose log is that of a slot."""
+        """List the partitions of a log."""
         return [p for p in self.by_id.values() if p.log_slot == log_slot]

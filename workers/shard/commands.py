@@ -1,4 +1,4 @@
-"""What commands of clients need on a worker, and those that are about the session itself."""
+"""Permissions of client commands on a worker, and the commands about the session itself."""
 
 from __future__ import annotations
 
@@ -15,23 +15,17 @@ from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["PERMISSIONS", "SessionCommands"]
 
+_PRODUCING = p.OpenProducer, p.Publish, p.CloseProducer
+_CONSUMING = p.Subscribe, p.Flow, p.Ack, p.Nack, p.Seek, p.CloseConsumer, p.Extend
 PERMISSIONS: dict[type, Permission] = {
-    p.OpenProducer: Permission.PRODUCE,
-    p.Publish: Permission.PRODUCE,
-    p.CloseProducer: Permission.PRODUCE,
-    p.Subscribe: Permission.CONSUME,
-    p.Flow: Permission.CONSUME,
-    p.Ack: Permission.CONSUME,
-    p.Nack: Permission.CONSUME,
-    p.Seek: Permission.CONSUME,
-    p.CloseConsumer: Permission.CONSUME,
-    p.Extend: Permission.CONSUME,
+    **dict.fromkeys(_PRODUCING, Permission.PRODUCE),
+    **dict.fromkeys(_CONSUMING, Permission.CONSUME),
 }
-"""What each command needs; the others need only a session."""
+"""Permission that each command needs; the others need only a session."""
 
 
 class SessionCommands:
-    """PING and BYE, and the resources of all commands of one worker."""
+    """Run PING and BYE, and find the resource of any command of one worker."""
 
     def __init__(
         self, state: ShardState, commands: Commands, delivery: Delivery, consumers: Consumers
@@ -42,7 +36,7 @@ class SessionCommands:
         commands.handlers |= {p.Ping: self._ping, p.Bye: self._bye}
 
     def _resource(self, session: Session, command: Any) -> str:
-        """The topic that a command is about, as far as this worker knows it."""
+        """Find the topic of a command, as far as this worker knows it."""
         partition_id = getattr(command, "partition_id", None)
         if partition_id is None:
             consumer = session.consumers.get(getattr(command, "consumer_id", -1))

@@ -1,4 +1,4 @@
-"""Subscriptions that a new partition of a growing topic begins with, before anybody can publish to it."""
+"""Subscriptions that a new partition of a growing topic begins with, before a producer can publish to it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ __all__ = ["inherit"]
 
 
 def inherit(state: ShardState, entry: Assignment, countdown: Countdown) -> None:
-    """Make the subscriptions of an assignment that are missing, at the first message that is there.
+    """Make the missing subscriptions of an assignment, at the first message of the partition.
 
     `countdown` waits until they are durable.
     """
     partition = state.partition(entry.partition_id)
-    births = entry.subscriptions
-    if partition is None or not births:
+    if partition is None or not entry.subscriptions:
         return
     done = countdown.add()
     journal = state.journals[partition.log_slot]
-    for birth in births:
-        name = birth.subscription
+    for inherited in entry.subscriptions:
+        name, policy = inherited.subscription, inherited.failure_policy
         if name in partition.subscriptions:
             continue
-        sub, _ = partition.subscribe(name, SubscriptionKind(birth.type), "earliest")
-        policy = birth.failure_policy
+        sub, _ = partition.subscribe(name, SubscriptionKind(inherited.type), "earliest")
         number = partition.partition_id
         journal.record(r.SubscriptionCreated(number, name, sub.kind.value, sub.cursor))
         if policy != FailurePolicy():
@@ -37,8 +35,8 @@ def inherit(state: ShardState, entry: Assignment, countdown: Countdown) -> None:
             journal.record(r.PolicySet(number, name, policy))
 
     def recorded(error: DanubeError | None) -> None:
-        for birth in births:
-            sub = partition.subscriptions.get(birth.subscription)
+        for inherited in entry.subscriptions:
+            sub = partition.subscriptions.get(inherited.subscription)
             if sub is not None and error is None:
                 sub.note_recorded()
         done(error)

@@ -1,14 +1,14 @@
-"""Jobs: what a worker does by the clock, a slice at a time."""
+"""Jobs: work of a worker by the clock, a slice at a time."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-__all__ = ["Job"]
+__all__ = ["Job", "PeriodicJob"]
 
 
 class Job(ABC):
-    """Work that a worker does in slices, so that clients never wait for the whole of it."""
+    """Do work in slices, so that clients never wait for the whole of it."""
 
     @property
     def is_busy(self) -> bool:
@@ -18,3 +18,20 @@ class Job(ABC):
     @abstractmethod
     def do_work(self, now_ns: int) -> None:
         """Do a slice of what is due. `now_ns`: when the turn began, monotonic, ns."""
+
+
+class PeriodicJob(Job):
+    """Run once in each interval."""
+
+    interval_ns: int
+    _next_ns = 0
+
+    def do_work(self, now_ns: int) -> None:
+        """Run if the interval is over."""
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + self.interval_ns
+            self.run(now_ns)
+
+    @abstractmethod
+    def run(self, now_ns: int) -> None:
+        """Do what is due. May set `_next_ns`, to run again earlier or later."""

@@ -1,4 +1,4 @@
-"""What administrators ask of a worker's partitions and subscriptions, by way of the coordinator."""
+"""Operations of administrators on a worker's partitions and subscriptions, by way of the coordinator."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from danube_fast.broker.answers import ConsumerCounts, PartitionCounts, Subscrip
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.policy import FailurePolicy, parse_policy
 from danube_fast.broker.subscription.subscription import Subscription
-from danube_fast.countdown import Countdown
-from danube_fast.errors import DanubeError, InvalidArgument, NotFound, Unavailable
+from danube_fast.countdown import Countdown, Done
+from danube_fast.errors import DanubeError, NotFound, Unavailable
 from danube_fast.workers.process.mailbox import Request
 from danube_fast.workers.reports.clients import client_page
 from danube_fast.workers.shard.deliver.consumers import Consumers
@@ -24,17 +24,14 @@ __all__ = ["Operations"]
 
 
 class Operations:
-    """Mailbox handlers of one worker."""
+    """Describe and change the partitions and subscriptions of one worker."""
 
     def __init__(
         self, state: ShardState, consumers: Consumers, subscriptions: Subscriptions, gaps: Gaps,
         dead_letters: DeadLetters,
     ) -> None:  # fmt: skip
-        self._state = state
-        self._consumers = consumers
-        self._subscriptions = subscriptions
-        self._gaps = gaps
-        self._dead_letters = dead_letters
+        self._state, self._consumers, self._subscriptions = state, consumers, subscriptions
+        self._gaps, self._dead_letters = gaps, dead_letters
         mailbox = state.boot.mailbox
         mailbox.serve(m.PartitionStats, self._partition_stats)
         mailbox.serve(m.ListSubscriptions, self._list_subscriptions)
@@ -49,7 +46,7 @@ class Operations:
         return [by_id[partition_id] for partition_id in ids if partition_id in by_id]
 
     def _changeable(self, ids: list[int]) -> list[Partition]:
-        """For what the new log of a partition that moves would not know of. Raises Unavailable."""
+        """Find partitions to change. Raises Unavailable if one moves: its new log would not know of the change."""
         found = self._wanted(ids)
         for partition in found:
             if partition.moving:
@@ -127,31 +124,24 @@ class Operations:
         name = asked.subscription
         found = [p for p in self._changeable(asked.partition_ids) if name in p.subscriptions]
         changed: list[FailurePolicy] = []
-        if not found:
-            request.reply([])
 
-        def change(partition: Partition, sub: Subscription) -> None:
+        def change(partition: Partition, sub: Subscription, done: Done) -> None:
             policy = parse_policy(asked.values, sub.policy)
             refuse_own_topic(policy, partition.topic)
 
-            def done(error: DanubeError | None) -> None:
-                if error is not None:
-                    request.fail(error)
-                    return
-                sub.set_policy(policy)
-                self._consumers.touch(sub)
-                changed.append(policy)
-                if len(changed) == len(found):
-                    request.reply(changed)
+            def recorded(error: DanubeError | None) -> None:
+                if error is None:
+                    sub.set_policy(policy)
+                    self._consumers.touch(sub)
+                    changed.append(policy)
+                done(error)
 
             record = r.PolicySet(partition.partition_id, name, policy)
-            self._state.journals[partition.log_slot].record(record, done)
+            self._state.record(partition, record, recorded)
 
-        try:
+        with Countdown(request.when_done(changed)) as countdown:
             for partition in found:
-                change(partition, partition.subscriptions[name])
-        except InvalidArgument as error:
-            request.fail(error)
+                change(partition, partition.subscriptions[name], countdown.add())
 
     def _delete_subscription(self, request: Request[m.DeleteSubscription]) -> None:
         name = request.message.subscription

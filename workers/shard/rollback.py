@@ -4,7 +4,7 @@
     metadata  --> "log i was at position P in epoch E"    its file `logs`; checked against the log
 
 Each of the two promises only what the other has durably, so no kill and no power cut can part them.
-Workers check both before they write or serve anything. Who goes on all the same, with
+Workers check both before they write or serve anything. A broker that goes on all the same, with
 `serve --accept-rollback`, gives out no offset and no id again: all of them go on far above.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["Restored"]
 _log = logging.getLogger(__name__)
 
 SEAL_WAIT_NS = 20_000_000_000
-"""A seal that seems too old is looked at again until the coordinator has written it anew."""
+"""How long a seal that seems too old is read again: the coordinator may be writing it anew."""
 SEAL_LOOK_SECONDS = 0.02
 REMEDY = (
     "put logs and metadata back from one backup, or go on without what is missing: danube-fast "
@@ -36,11 +36,10 @@ REMEDY = (
 
 
 class Restored:
-    """What a worker's start found in its logs, checked. Raises DataLoss unless that is accepted."""
+    """Check the logs of a worker that starts. Raises DataLoss for an older copy, unless that is accepted."""
 
     def __init__(self, state: ShardState, environment: Environment) -> None:
-        self._state = state
-        self._accepts = state.boot.config.accept_rollback
+        self._state, self._accepts = state, state.boot.config.accept_rollback
         self.older_since_ns = [0] * len(state.logs)
         """By slot: the wall clock, if the log or the metadata is an older copy; else 0."""
         data_dir = Path(state.boot.config.data_dir)
@@ -67,7 +66,7 @@ class Restored:
         self.begun = [[log.log_id, log.epoch + 1, len(log.losses)] for log in state.logs]
 
     def _sealed(self, environment: Environment, data_dir: Path, revision: int) -> int | None:
-        """The seal's revision; None if there is no seal."""
+        """Read the seal's revision; None if there is no seal."""
         boot = self._state.boot
         until_ns = boot.clock.monotonic_ns() + SEAL_WAIT_NS
         sealed = environment.sealed_revision(data_dir)
@@ -88,35 +87,33 @@ class Restored:
             self.older_since_ns[slot] = self._state.clock.wall_ns()
 
     def first_offset(self, entry: m.Assignment, slot: int) -> int:
-        """Where a partition begins that the log does not know: if it should, at the microseconds of the
-        clock, which no partition has reached by counting."""
+        """Choose the first offset of a partition that the log does not know: if the log should know it, the
+        microseconds of the clock, which no partition has reached by counting."""
         first = entry.first_offset
         return max(first, self.older_since_ns[slot] // 1000) if entry.is_old else first
 
     def report(self) -> m.LogMarks:
-        """What the coordinator is told with the question for assignments."""
+        """Make the report that goes to the coordinator with the question for assignments."""
         state = self._state
-        positions = [log.synced_position for log in state.logs]
         logs = [
-            (log_id, epoch, position, losses)
-            for (log_id, epoch, losses), position in zip(self.begun, positions, strict=True)
+            (log_id, epoch, log.synced_position, losses)
+            for (log_id, epoch, losses), log in zip(self.begun, state.logs, strict=True)
         ]
         id_max = max(state.catalog.by_id, default=0)
         return m.LogMarks(logs, id_max, state.catalog.metadata_revision)
 
     def note_revision(self, revision: int, slots: set[int]) -> None:
-        """The metadata is at least that new: what is written from now on says so."""
+        """Record from now on that the metadata is at least that new."""
         state = self._state
         if revision <= state.catalog.metadata_revision:
             return
         state.catalog.metadata_revision = revision
         for slot in slots:
-            epoch = state.logs[slot].epoch
-            state.journals[slot].record(
-                state.catalog.epoch_started(epoch, state.now_wall_ns, state.boot_id)
-            )
+            epoch, now_ns = state.logs[slot].epoch, state.now_wall_ns
+            record = state.catalog.epoch_started(epoch, now_ns, state.boot_id)
+            state.journals[slot].record(record)
 
     def last_words(self) -> None:
-        """The logs are closed: tell how far they are."""
+        """Send the final report, after the logs are closed."""
         with contextlib.suppress(DanubeError):
             self._state.boot.mailbox.notify(COORDINATOR, self.report())

@@ -1,4 +1,4 @@
-"""Sessions whose clients are gone without a word, and connections that never became one."""
+"""Sessions whose clients are gone without a BYE, and connections that never opened one."""
 
 from __future__ import annotations
 
@@ -6,38 +6,33 @@ from danube_fast.broker.subscription.consumer import Parting
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.workers.shard.assignments import Assignments
 from danube_fast.workers.shard.deliver.consumers import Consumers
-from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.job import PeriodicJob
 from danube_fast.workers.shard.state import ShardState
 from danube_fast.workers.shard.transports import Transports
 
 __all__ = ["SessionChecks"]
 
-INTERVAL_NS = 250 * MILLISECOND_NS
 BACKLOG_NS_MAX = 5000 * MILLISECOND_NS
-"""For so long a worker that cannot keep up takes silent sessions for living ones."""
+"""How long a worker that cannot keep up takes silent sessions for living ones."""
 
 
-class SessionChecks(Job):
-    """Checks of one worker's sessions."""
+class SessionChecks(PeriodicJob):
+    """Close sessions of one worker that are silent for too long."""
+
+    interval_ns = 250 * MILLISECOND_NS
 
     def __init__(
-        self,
-        state: ShardState,
-        consumers: Consumers,
-        transports: Transports,
+        self, state: ShardState, consumers: Consumers, transports: Transports,
         assignments: Assignments,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._state, self._consumers = state, consumers
         self._transports, self._assignments = transports, assignments
         self.rest = False
-        """Whether no session holds anything that must be given back soon if its client dies."""
-        self._next_ns = self._next_silent_ns = 0
+        """Whether no session has anything that must be given back soon if its client dies."""
+        self._next_silent_ns = 0
 
-    def do_work(self, now_ns: int) -> None:
-        """Close sessions that were silent for too long, if it is time."""
-        if now_ns < self._next_ns:
-            return
-        self._next_ns = now_ns + INTERVAL_NS
+    def run(self, now_ns: int) -> None:
+        """Close sessions that were silent for too long."""
         state = self._state
         # after a standstill of our own, what clients sent meanwhile is read before they are judged
         heard_until_ns = max(state.drained_ns, now_ns - BACKLOG_NS_MAX)

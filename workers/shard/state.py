@@ -1,4 +1,4 @@
-"""What the parts of a shard worker share: the clocks of the turn, partitions, logs, sessions.
+"""The state that the parts of a shard worker share: the clocks of the turn, partitions, logs, sessions.
 
 worker      composes the parts and owns the turn
 parts       get the state, and the siblings that they name
@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
+from danube_fast.broker.records import PartitionRemoved, Record
 from danube_fast.config import Settings
+from danube_fast.countdown import Done
 from danube_fast.errors import NotOwner
 from danube_fast.net.session import Sessions
 from danube_fast.wal.log import Log
@@ -25,20 +27,18 @@ __all__ = ["ShardState"]
 
 
 class ShardState:
-    """State of one worker, without what is done with it."""
+    """State of one worker; the parts do the work with it."""
 
     def __init__(self, boot: Boot, environment: Environment) -> None:
         settings = boot.settings
-        self.boot = boot
-        self.settings = settings
-        self.clock = boot.clock
+        self.boot, self.settings, self.clock = boot, settings, boot.clock
         self.now_ns = self.clock.monotonic_ns()
         """When the turn began, monotonic."""
         self.now_wall_ns = self.clock.wall_ns()
         """The same by the wall clock."""
         self._wall_at_zero_ns = self.now_wall_ns - self.now_ns
         self.drained_ns = self.now_ns
-        """All that clients had sent by then was read."""
+        """When all that clients had sent was read."""
         self.boot_id = environment.boot_id()
         self.tables = AdmissionTables(log_count=len(boot.config.logs))
         self.catalog = Catalog(self.tables)
@@ -49,13 +49,13 @@ class ShardState:
         """Of each log."""
         self.sessions = Sessions(settings, environment.new_token)
         self.ready: dict[int, Partition] = {}
-        """Partitions whose subscriptions may have something to hand out."""
+        """Partitions whose subscriptions may have messages to deliver."""
         self.pins = Pins()
-        """Who still needs a part of the logs."""
+        """Claims on parts of the logs."""
         self.moved_cursors: dict[int, Partition] = {}
-        """Partitions with cursors that are not recorded where they are now."""
+        """Partitions with cursors that moved since they were recorded."""
         self.leaving: set[int] = set()
-        """Ids of partitions that take no producers and consumers any more, as they are about to move."""
+        """Ids of partitions that are about to move, and take no new producers and consumers."""
         self.policy_listeners: list[Callable[[Partition], None]] = []
         """Called when a partition is new on this worker or its policy changed."""
         self.removal_listeners: list[Callable[[Partition], None]] = []
@@ -71,16 +71,16 @@ class ShardState:
 
     @property
     def steady_wall_ns(self) -> int:
-        """The wall clock as it was at the start, and what went by since then: a clock that is set forward makes
-        nothing older."""
+        """The wall clock at the start plus the time since then: setting the clock forward makes no message
+        older."""
         return self._wall_at_zero_ns + self.now_ns
 
     def partition(self, partition_id: int) -> Partition | None:
-        """A partition of this worker, None if it has none of that id."""
+        """Find a partition of this worker, None if it has none of that id."""
         return self.catalog.by_id.get(partition_id)
 
     def served(self, partition_id: int) -> Partition:
-        """A partition that producers and consumers may come to. Raises NotOwner."""
+        """Find a partition that takes producers and consumers. Raises NotOwner."""
         partition = self.partition(partition_id)
         if partition is None or partition.moving or partition_id in self.leaving:
             raise NotOwner(f"partition {partition_id} is not here; look the topic up again")
@@ -104,8 +104,19 @@ class ShardState:
         for listener in self.removal_listeners:
             listener(partition)
 
+    def record(self, partition: Partition, record: Record, done: Done | None = None) -> None:
+        """Write a record into the log of a partition; `done` when it is durable."""
+        self.journals[partition.log_slot].record(record, done)
+
+    def record_removal(
+        self, partition: Partition, done: Done | None = None, *, moved: bool = False
+    ) -> None:
+        """Record that a partition was removed, or has `moved`, and drop it from the index of its log."""
+        self.record(partition, PartitionRemoved(partition.partition_id, moved=moved), done)
+        self.logs[partition.log_slot].drop_partition(partition.partition_id)
+
     def mark_ready(self, partition: Partition) -> None:
-        """Hand out what can be handed out of a partition in this turn, or the next."""
+        """Deliver messages of a partition in this turn, or the next."""
         self.ready[partition.partition_id] = partition
 
     def mark_cursor(self, partition: Partition) -> None:

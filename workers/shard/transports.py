@@ -1,6 +1,6 @@
-"""The two transports of a worker: its ROUTER for everybody, and rings for clients of this host.
+"""The two transports of a worker: its ROUTER for all clients, and rings for clients of this host.
 
-Commands, sessions and answers are the same behind both; only the identity tells who came where.
+Commands, sessions and answers are the same behind both; only the identity tells them apart.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _ROUTED = 0
 
 
 class Transports:
-    """`Server` and `Gate` as one. Used by the worker's loop only."""
+    """Receive from and send to `Server` and `Gate` as one. Used by the worker's loop only."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.gate: Gate | None = None
         self.drained = False
-        """The last `receive` took everything that was there."""
+        """Whether the last `receive` took all messages."""
         self._gate_first = False
 
     def open_gate(self, ipc_endpoint: str, settings: Settings) -> None:
@@ -43,8 +43,8 @@ class Transports:
             )
 
     def receive(self, limit: int) -> Iterator[tuple[bytes, Any, list[Any]]]:
-        """Up to `limit` waiting messages: identity, command (valid until the next one), parts
-        behind it. Never blocks. The transports take turns in going first."""
+        """Take up to `limit` waiting messages: identity, command (valid until the next one), parts behind it.
+        Never blocks. The transports take turns in going first."""
         self.drained = False
         self._gate_first = not self._gate_first
         gate = self.gate
@@ -60,8 +60,8 @@ class Transports:
         self.drained = self.server.drained and not gate.awake
 
     def room(self, identity: bytes, size: int) -> tuple[Any, int]:
-        """A part of a message for this client that is yet to be written, and the address of its `size`
-        bytes. Raises MemoryError."""
+        """Allocate a part of a message for this client; the part, and the address of its `size` bytes. Raises
+        MemoryError."""
         if identity[0] == _ROUTED:
             part = self.server.room(size)
             return part, part.address
@@ -78,31 +78,30 @@ class Transports:
             raise PeerGone if sent is None else WouldBlock
 
     def look_after(self, *, silent: bool) -> None:
-        """Mind the descriptors; if `silent`, close rings whose client has said nothing since the last
-        time."""
+        """Mind the descriptors; if `silent`, close rings whose client has sent nothing since the last time."""
         self.server.mind_descriptors()
         if silent and self.gate is not None:
             self.gate.close_silent()
 
     def take_gone(self) -> list[tuple[bytes, bool]]:
-        """Identities whose connection has ended, each once, and whether their process runs still. ROUTER tells
-        of none."""
+        """Take the identities whose connection has ended, each once, and whether their process still runs. A
+        ROUTER tells of none."""
         if self.gate is None or not self.gate.gone:
             return []
         gone, self.gate.gone = self.gate.gone, []
         return gone
 
     def readable(self) -> bool:
-        """Whether something waits that no descriptor will tell of."""
+        """Whether messages wait that no descriptor will tell of."""
         return (self.gate is not None and self.gate.awake) or self.server.readable()
 
     def filenos(self) -> list[int]:
-        """The descriptors to sleep on, whenever nothing is `readable`."""
-        own = [self.server.fileno()]
-        return [*own, self.gate.fileno()] if self.gate is not None else own
+        """List the descriptors to sleep on, whenever nothing is `readable`."""
+        ends = self.server, self.gate
+        return [end.fileno() for end in ends if end is not None]
 
     def close(self) -> None:
-        """Close both; what was queued is dropped."""
+        """Close both, and drop what is queued."""
         self.server.close()
         if self.gate is not None:
             self.gate.close()

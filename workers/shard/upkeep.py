@@ -1,4 +1,4 @@
-"""What a worker does by the clock: the jobs of its parts, a slice of each in a tick.
+"""Upkeep of a worker by the clock: the jobs of its parts, a slice of each in a tick.
 
 Each job has its own interval; one comparison a turn when nothing is due.
 """
@@ -22,12 +22,12 @@ TICK_NS = 10 * MILLISECOND_NS
 
 
 class Upkeep:
-    """The clockwork of one worker."""
+    """Run the jobs of one worker."""
 
     def __init__(
         self, state: ShardState, lookahead: Lookahead, sessions: SessionChecks, jobs: Sequence[Job]
     ) -> None:
-        """`jobs` are done in their order."""
+        """`jobs` run in their order."""
         self._state, self._lookahead = state, lookahead
         self._sessions, self._jobs = sessions, jobs
         self._may_be_busy = [job for job in jobs if type(job).is_busy is not Job.is_busy]
@@ -43,9 +43,8 @@ class Upkeep:
         for journal in state.journals:
             if not journal.marked or journal.snapshot:
                 return TIMER_POLL_MS
-        for job in self._may_be_busy:
-            if job.is_busy:
-                return TIMER_POLL_MS
+        if any(job.is_busy for job in self._may_be_busy):
+            return TIMER_POLL_MS
         rest_ms = REST_POLL_MS if self._sessions.rest else IDLE_POLL_MS
         due_ms = (state.catalog.timers.next_ns - state.now_ns) // MILLISECOND_NS + 1
         return max(TIMER_POLL_MS, min(rest_ms, self._lookahead.wake_ms(due_ms)))

@@ -1,7 +1,7 @@
-"""The data directory: who holds it, which format it has, which logs are in it. Supervisor only.
+"""The data directory: its lock, its format, its logs. Supervisor only.
 
     data_dir/
-      LOCK          flock held as long as the server runs; holds its pid
+      LOCK          locked as long as the server runs; has its pid
       FORMAT        one line with the format version, written once
       LOGS          how many logs were ready at least once: none of them may come up without segments
       metadata/     the coordinator's
@@ -40,17 +40,16 @@ _LOG_DIGITS = 4
 
 
 class DataDirectory:
-    """An open and locked data directory. Made by `open`, given back by `close`."""
+    """An open and locked data directory. Made by `open`, released by `close`."""
 
     def __init__(self, path: Path, lock_fd: int) -> None:
-        self.path = path
-        self._lock_fd = lock_fd
+        self.path, self._lock_fd = path, lock_fd
 
     @classmethod
     def open(cls, path: str) -> DataDirectory:
         """Lock `path`, making it if it is missing.
 
-        Raises FailedPrecondition if another server holds it or a newer version wrote it,
+        Raises FailedPrecondition if another server uses it or a newer version wrote it,
         Unavailable if it cannot be made or written.
         """
         root = Path(path).absolute()
@@ -72,13 +71,13 @@ class DataDirectory:
         return cls(root, lock_fd)
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         os.close(self._lock_fd)
 
     @property
     def token(self) -> str:
-        """Names this directory on this host, the same after a restart: endpoints are called after it,
-        so that clients reconnect by themselves."""
+        """Name of this directory on this host, the same after a restart: it is part of the endpoints, so that
+        clients reconnect by themselves."""
         status = os.fstat(self._lock_fd)
         text = f"{self.path} {status.st_dev} {status.st_ino}"
         return hashlib.sha256(text.encode()).hexdigest()[:TOKEN_CHARACTERS]
@@ -89,7 +88,7 @@ class DataDirectory:
         return self.path / "metadata"
 
     def logs(self, worker_count: int) -> list[tuple[int, str]]:
-        """(id, directory) of every log, in order; at least as many as workers, made if missing."""
+        """List (id, directory) of every log, in order; at least as many as workers, made if missing."""
         folder = self.path / "logs"
         names = sorted(os.listdir(folder)) if folder.exists() else []
         found = {int(name) for name in names if name.isdecimal() and (folder / name).is_dir()}
@@ -115,7 +114,7 @@ class DataDirectory:
         return [(log_id, str(directory)) for log_id, directory in logs]
 
     def note_used(self) -> None:
-        """The broker is ready: from now on a log that has lost its segments is not taken for new."""
+        """Record that all logs are in use: from now on a log without segments is not taken for new."""
         log_id = 0
         while _segments(self._folder(log_id)):
             log_id += 1
@@ -126,7 +125,7 @@ class DataDirectory:
         return self.path / "logs" / f"{log_id:0{_LOG_DIGITS}}"
 
     def _logs_used(self) -> int:
-        """As `note_used` was told last."""
+        """Read what `note_used` recorded."""
         try:
             text = (self.path / "LOGS").read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -142,7 +141,7 @@ class DataDirectory:
 
 
 def _segments(directory: Path) -> bool:
-    """Whether a log's folder holds any segment that is part of the log."""
+    """Whether a log's folder has any segment that is part of the log."""
     names = os.listdir(directory) if directory.is_dir() else []
     return any(name.endswith(".seg") and name[:1].isdecimal() for name in names)
 
@@ -173,7 +172,7 @@ def _check_format(root: Path) -> None:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        _write_format(path)
+        _write_line(path, f"{_FORMAT_PREFIX}{FORMAT_VERSION}")
         return
     version = text.removeprefix(_FORMAT_PREFIX).strip()
     if not text.startswith(_FORMAT_PREFIX) or not version.isdecimal():
@@ -183,10 +182,6 @@ def _check_format(root: Path) -> None:
             f"the data in {root} has format {version} and this version reads up to "
             f"{FORMAT_VERSION}; start the newer danube-fast that wrote it"
         )
-
-
-def _write_format(path: Path) -> None:
-    _write_line(path, f"{_FORMAT_PREFIX}{FORMAT_VERSION}")
 
 
 def _write_line(path: Path, line: str) -> None:

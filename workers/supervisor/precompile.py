@@ -1,4 +1,4 @@
-"""Has the kernel image built before any process needs it, and shows how far that is."""
+"""Builds the kernel image before any process needs it, and shows progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINE_BYTES_MAX = 4096
 
 
 def precompile(stop_fd: int, note: Callable[[str], None], clock: Clock) -> bool:
-    """Have all kernels compiled unless they are. False if `stop_fd` became readable meanwhile.
+    """Compile all kernels unless that is done. False if `stop_fd` became readable meanwhile.
 
     Raises Internal if the child fails or takes far too long.
     """

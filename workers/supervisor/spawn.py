@@ -1,4 +1,4 @@
-"""What the supervisor makes once and hands to every child, and how a child is started.
+"""Memory and descriptors that all children of the supervisor share, and the start of a child.
 
                     supervisor keeps every descriptor, so a restarted child finds
                     the same memory as its predecessor
@@ -50,7 +50,7 @@ MODULES = {
 
 
 class Addresses:
-    """Hosts and ports. Listen P: bootstrap P, admin P + 1, worker i P + 2 + i; 0: all chosen.
+    """Choose hosts and ports. Listen P: bootstrap P, admin P + 1, worker i P + 2 + i; 0: the system chooses.
 
     The admin port is on loopback unless the settings say otherwise: it asks for no password.
     """
@@ -89,7 +89,7 @@ class Addresses:
         return listener
 
     def warnings(self) -> list[str]:
-        """One sentence for each address that other hosts reach, until there are passwords."""
+        """Write one sentence for each address that other hosts reach, until there are passwords."""
         return [
             f"warning: {option} {text} lets other hosts in, and there are no passwords and no "
             "encryption yet: keep it in a network that you trust, or use 127.0.0.1"
@@ -99,17 +99,17 @@ class Addresses:
 
     @property
     def url(self) -> str:
-        """What clients are given."""
+        """URL for clients."""
         return f"danube://{_bracketed(self.advertise)}:{self.ports[COORDINATOR]}"
 
     @property
     def admin_url(self) -> str:
-        """Where the admin port is."""
+        """URL of the admin port."""
         return f"http://{_bracketed(_reachable(self.admin_host))}:{self.admin_port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host can reach what listens there, as far as the text tells."""
+    """Whether only this host can reach that address, as far as the text tells."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -127,7 +127,7 @@ def _bracketed(host: str) -> str:
 
 
 def _reachable(host: str) -> str:
-    """An address that others can use for a host that may mean "all interfaces"."""
+    """Find an address that others can use for a host that may mean "all interfaces"."""
     if host not in ALL_INTERFACES:
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
@@ -137,14 +137,12 @@ def _reachable(host: str) -> str:
 
 
 class Shared:
-    """Everything that outlives a child. Made once per server."""
+    """Own what outlives a child. Made once per server."""
 
     def __init__(
         self, settings: Settings, directory: DataDirectory, *, accept_rollback: bool = False
     ) -> None:
-        self.settings = settings
-        self.accept_rollback = accept_rollback
-        self.directory = directory
+        self.settings, self.accept_rollback, self.directory = settings, accept_rollback, directory
         self.addresses = Addresses(settings)
         self.logs = directory.logs(settings.workers)
         self.processes = Processes.with_workers(settings.workers)
@@ -177,23 +175,18 @@ class Shared:
         return fd
 
     def close(self) -> None:
-        """Give everything back. All children are gone."""
+        """Close all memory and descriptors. All children are gone."""
         self.control.close()
         self.counters.close()
-        for fd in (
-            *self.doorbells,
-            *self._rings.values(),
-            self.bucket_fd,
-            self.liveness,
-            self._liveness_end,
-        ):
+        single = self.bucket_fd, self.liveness, self._liveness_end
+        for fd in (*self.doorbells, *self._rings.values(), *single):
             os.close(fd)
         self.addresses.admin_socket.close()
 
     def repair_rings(self, process: int, is_alive: Callable[[int], bool]) -> list[int]:
-        """Put the rings of a process right that was reaped and is about to be started again.
+        """Repair the rings of a process that was reaped and is about to be started again.
 
-        Returns the living peers that share a ring with it that cannot be put right while they live.
+        Returns the living peers whose ring with it cannot be repaired while they live.
         """
         stuck = []
         for (sender, receiver), fd in self._rings.items():
@@ -217,12 +210,10 @@ class Shared:
         boot_fd = os.memfd_create("danube-fast-boot", os.MFD_CLOEXEC)
         try:
             os.write(boot_fd, msgspec.json.encode(config))
-            rings = [
-                fd for _, outbound, inbound in config.mailbox_fds for fd in (outbound, inbound)
-            ]
             passed = [boot_fd, config.control_fd, config.counter_fd, config.liveness_fd]
-            passed.append(config.bucket_fd)
-            passed += [*rings, *config.doorbell_fds]
+            passed += [config.bucket_fd, *config.doorbell_fds]
+            for _, outbound, inbound in config.mailbox_fds:
+                passed += [outbound, inbound]
             if config.admin_fd >= 0:
                 passed.append(config.admin_fd)
             return subprocess.Popen(

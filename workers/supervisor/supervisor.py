@@ -36,13 +36,7 @@ from danube_fast.descriptors import (
     clients_allowed,
     raise_descriptor_limit,
 )
-from danube_fast.errors import (
-    DanubeError,
-    FailedPrecondition,
-    Internal,
-    Unavailable,
-    failure_line,
-)
+from danube_fast.errors import DanubeError, FailedPrecondition, Internal, Unavailable, failure_line
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.memory import signal_eventfd
 from danube_fast.roles import COORDINATOR, Processes
@@ -64,18 +58,14 @@ STOP_SHARE_OF_WORKERS = 0.7
 
 
 class _Child:
-    """What the supervisor knows of one process index."""
+    """State of one process index."""
 
     def __init__(self, process: int, name: str) -> None:
         self.process = process
         self.name = name.replace("-", " ")
         self.popen: subprocess.Popen[bytes] | None = None
         self.pidfd = -1
-        self.epoch = 0
-        self.started_ns = 0
-        self.beat_count = 0
-        self.beat_ns = 0
-        self.quick_deaths = 0
+        self.epoch = self.started_ns = self.beat_count = self.beat_ns = self.quick_deaths = 0
         self.restart_ns = 0
 
     @property
@@ -90,7 +80,7 @@ class _Child:
 
 
 class _Signals:
-    """SIGTERM and SIGINT, recorded; a socket pair wakes the loop."""
+    """Record SIGTERM and SIGINT; a socket pair wakes the loop."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -98,10 +88,8 @@ class _Signals:
         self._read.setblocking(False)
         self._write.setblocking(False)
         self._old_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        self._old = {
-            number: signal.signal(number, self._record)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        numbers = signal.SIGTERM, signal.SIGINT
+        self._old = {number: signal.signal(number, self._record) for number in numbers}
 
     def _record(self, signum: int, frame: FrameType | None) -> None:
         self.count += 1
@@ -122,22 +110,19 @@ class _Signals:
 
 
 class Supervisor:
-    """One broker's processes, from the first start to the last stop."""
+    """Run the processes of one broker, from the first start to the last stop."""
 
     def __init__(
         self, settings: Settings, shared: Shared, signals: _Signals, clock: Clock, output: _Output
     ) -> None:
-        self._settings = settings
-        self._shared = shared
-        self._signals = signals
-        self._clock = clock
+        self._settings, self._shared, self._signals, self._clock = settings, shared, signals, clock
         self._output = output
         names = map(shared.processes.name, range(shared.process_count))
         self._children = [_Child(process, name) for process, name in enumerate(names)]
         self._was_ready = False
 
     def run(self) -> None:
-        """Start everything and watch it until a signal asks for the stop.
+        """Start all processes and watch them until a signal asks for the stop.
 
         Raises Unavailable or Internal if the broker does not come up.
         """
@@ -171,7 +156,7 @@ class Supervisor:
         return self._children[process].is_alive
 
     def _repair_rings(self, child: _Child) -> None:
-        """Put the rings of a dead child right. A ring that was scribbled on takes its peer along."""
+        """Repair the rings of a dead child. The peer of a damaged ring starts anew, too."""
         stuck = self._shared.repair_rings(child.process, self._is_alive)
         for peer in (self._children[process] for process in stuck):
             self._output.note(
@@ -216,7 +201,7 @@ class Supervisor:
             child.beat_ns = now_ns
 
     def _mark_dead(self, child: _Child) -> None:
-        """The child is reaped: from here on its words in the control block are ours."""
+        """Note that a child was reaped: from here on the supervisor writes its words in the control block."""
         child.close()
         self._shared.control.set_state(child.process, ProcessState.FAILED)
         for eventfd in self._shared.doorbells:
@@ -249,11 +234,8 @@ class Supervisor:
             addresses.ports[child.process] = self._shared.control.port(child.process)
         self._shared.directory.note_used()
         pids = [child.popen.pid for child in self._children if child.popen is not None]
-        self._output.ready(
-            self._shared,
-            pids[COORDINATOR],
-            [pids[process] for process in self._shared.processes.workers],
-        )
+        worker_pids = [pids[process] for process in self._shared.processes.workers]
+        self._output.ready(self._shared, pids[COORDINATOR], worker_pids)
 
     def _wait_ms(self, now_ns: int) -> int:
         if not self._was_ready:
@@ -277,7 +259,7 @@ class Supervisor:
     # ---------------------------------------------------------------- the stop
 
     def _stop(self) -> None:
-        """Workers first, so that the coordinator hears their last words; then SIGKILL."""
+        """Stop workers first, so that the coordinator gets their final reports; then SIGKILL."""
         began_ns = self._clock.monotonic_ns()
         total_ns = self._settings.stop_timeout_ms * MILLISECOND_NS
         workers_ns = int(total_ns * STOP_SHARE_OF_WORKERS)
@@ -308,26 +290,25 @@ class Supervisor:
 
 
 class _Output:
-    """The ready line on stdout, everything else on stderr."""
+    """Write the ready line on stdout, all else on stderr."""
 
     def __init__(self, output: str, stream: TextIO, errors: TextIO) -> None:
         self.is_json = output == "json"
-        self._stream = stream
-        self._errors = errors
+        self._stream, self._errors = stream, errors
 
     def note(self, text: str) -> None:
-        """One line for the person who started us."""
+        """Write one line for the person who started the broker."""
         line = msgspec.json.encode({"event": "note", "text": text}).decode()
         print(line if self.is_json else f"danube-fast: {text}", file=self._errors, flush=True)
 
     def error(self, error: DanubeError) -> None:
-        """The sentence we end with."""
+        """Write the error that ends the broker."""
         line = failure_line(type(error).__name__, str(error))
         text = line if self.is_json else f"danube-fast: error: {error}"
         print(text, file=self._errors, flush=True)
 
     def ready(self, shared: Shared, coordinator_pid: int, worker_pids: list[int]) -> None:
-        """The ready line."""
+        """Write the ready line."""
         addresses = shared.addresses
         worker_ports = [addresses.ports[process] for process in shared.processes.workers]
         event = {

@@ -9,6 +9,7 @@ import msgspec
 from danube_fast.broker.admin.registry import AdminContext, Answer, operation
 from danube_fast.broker.topics.policy import TopicPolicy
 from danube_fast.broker.topics.records import TopicRecord
+from danube_fast.countdown import Countdown
 from danube_fast.errors import DanubeError, Unavailable
 from danube_fast.types import Permission, parse_topic
 
@@ -74,27 +75,14 @@ def _apply(
     context: AdminContext, answer: Answer, topics: list[TopicRecord], value: dict[str, Any]
 ) -> None:
     """Tell the workers of all these topics, then answer."""
-    left = 1
-    failed: list[DanubeError] = []
 
     def placed(error: DanubeError | None) -> None:
-        nonlocal left
-        left -= 1
-        if error is not None:
-            failed.append(error)
-        if left:
-            return
-        if failed:
-            answer.fail(
-                Unavailable(
-                    "recorded, and in force as soon as every worker is back; until then as before "
-                    f"({failed[0]})"
-                )
-            )
-        else:
+        if error is None:
             answer.done(value)
+            return
+        text = "recorded, and in force as soon as every worker is back; until then as before"
+        answer.fail(Unavailable(f"{text} ({error})"))
 
-    for record in topics:
-        left += 1
-        context.place(record, placed)
-    placed(None)
+    with Countdown(placed) as countdown:
+        for record in topics:
+            context.place(record, countdown.add())

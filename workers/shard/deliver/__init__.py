@@ -1,1 +1,1 @@
-"""The way of a message to its consumers."""
+"""Delivery of messages to consumers, from the partition to the session."""

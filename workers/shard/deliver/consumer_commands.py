@@ -1,8 +1,8 @@
-"""What the commands of consumers do: they subscribe, take, settle, seek and leave."""
+"""Commands of consumers: subscribe, grant credit, ack, nack, extend, seek, close."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from danube_fast.broker import records as r
@@ -41,14 +41,14 @@ SOUGHT = "another consumer moved the subscription by a seek; subscribe again"
 
 
 def _failure_policy(options: dict[str, Any], partition: Partition) -> FailurePolicy:
-    """That of a new subscription. Raises InvalidArgument."""
+    """Parse the failure policy of a new subscription. Raises InvalidArgument."""
     policy = parse_policy(options.get("failure_policy") or {})
     refuse_own_topic(policy, partition.topic)
     return policy
 
 
 def _key_filters(options: dict[str, Any], kind: SubscriptionKind) -> tuple[str, ...]:
-    """The globs of a consumer's keys. Raises InvalidArgument."""
+    """Parse the globs of a consumer's keys. Raises InvalidArgument."""
     filters = options.get("key_filters") or []
     if not isinstance(filters, list) or not all(isinstance(item, str) for item in filters):
         raise InvalidArgument("key_filters is a list of globs, such as ['pay*', 'eu-?']")
@@ -62,20 +62,15 @@ def _key_filters(options: dict[str, Any], kind: SubscriptionKind) -> tuple[str, 
 
 
 class ConsumerCommands:
-    """Handlers of one worker."""
+    """Run the commands of consumers of one worker."""
 
     def __init__(
         self, state: ShardState, delivery: Delivery, consumers: Consumers, cursors: Cursors,
         limits: Limits, gaps: Gaps, subscriptions: Subscriptions, dead_letters: DeadLetters,
     ) -> None:  # fmt: skip
-        self._state = state
-        self._delivery = delivery
-        self._consumers = consumers
-        self._cursors = cursors
-        self._limits = limits
-        self._gaps = gaps
-        self._subscriptions = subscriptions
-        self._dead_letters = dead_letters
+        self._state, self._delivery, self._consumers = state, delivery, consumers
+        self._cursors, self._limits, self._gaps = cursors, limits, gaps
+        self._subscriptions, self._dead_letters = subscriptions, dead_letters
         self.handlers: dict[type, Callable[[Session, Any], None]] = {
             p.Subscribe: self._subscribe,
             p.Flow: self._flow,
@@ -87,15 +82,22 @@ class ConsumerCommands:
         }
 
     def _answer(self, session: Session, request: int, value: Callable[[], Any]) -> Done:
-        """What to call when a request is done, or cannot be."""
+        """Return the callback that answers a request with `value()`, or with an error."""
 
         def done(error: DanubeError | None) -> None:
-            if error is None:
-                self._delivery.result(session, request, value())
-            else:
-                self._delivery.fail(session, request, error)
+            self._delivery.respond(session, request, value() if error is None else None, error)
 
         return done
+
+    @staticmethod
+    def _attached(
+        session: Session, command: p.Ack | p.Nack | p.Extend
+    ) -> Iterator[tuple[Consumer, Subscription, Any]]:
+        """Go over the entries of a command whose consumers are still attached."""
+        for consumer_id, pairs in command.entries:
+            consumer = session.consumers.get(consumer_id)
+            if consumer is not None:
+                yield consumer, consumer.subscription, pairs
 
     # ------------------------------------------------------------ coming and going
 
@@ -151,16 +153,15 @@ class ConsumerCommands:
 
         journal = self._state.journals[partition.log_slot]
         if created:
-            record = r.SubscriptionCreated(
-                partition.partition_id, sub.name, sub.kind.value, sub.cursor
-            )
+            number = partition.partition_id
+            record = r.SubscriptionCreated(number, sub.name, sub.kind.value, sub.cursor)
             if policy == sub.policy:
                 journal.record(record, recorded)
             else:
                 sub.set_policy(policy)
                 journal.record(record)
-                checked = self._letters_checked(partition, sub, recorded)
-                journal.record(r.PolicySet(partition.partition_id, sub.name, policy), checked)
+                checked = self._check_dead_letter_topic(partition, sub, recorded)
+                journal.record(r.PolicySet(number, sub.name, policy), checked)
         elif not sub.recorded:
             journal.when_durable(recorded)
         else:
@@ -176,9 +177,9 @@ class ConsumerCommands:
         number = command.consumer_id
         return Consumer(sub, session.number, number, flow, name, filters, reports=reports)
 
-    def _letters_checked(self, partition: Partition, sub: Subscription, done: Done) -> Done:
-        """What to call when a new subscription is durable: it goes on to `done` when the coordinator has said
-        whether its dead-letter topic will do; the subscription is deleted if not."""
+    def _check_dead_letter_topic(self, partition: Partition, sub: Subscription, done: Done) -> Done:
+        """Return the callback for a new subscription that is durable: it asks the coordinator whether the
+        dead-letter topic will do, deletes the subscription if not, and calls `done`."""
 
         def told(refusal: DanubeError | None) -> None:
             if refusal is None or partition.subscriptions.get(sub.name) is not sub:
@@ -195,7 +196,7 @@ class ConsumerCommands:
         return recorded
 
     def _place(self, partition: Partition, wanted: str | int | dict[str, int]) -> str | int:
-        """A position without a time. Raises InvalidArgument."""
+        """Resolve a position that names a time or a count. Raises InvalidArgument."""
         if not isinstance(wanted, dict):
             return wanted
         (kind, value), *more = wanted.items() or [("", 0)]
@@ -236,18 +237,14 @@ class ConsumerCommands:
         for consumer in flow.users:
             sub = consumer.subscription
             partition = by_id.get(sub.partition_id)
-            # of ten thousand topics of one consumer few have something to hand out
+            # of ten thousand topics of one consumer few have messages to deliver
             if partition is not None and (
                 sub.next_offset < partition.visible or sub.ledger.waiting
             ):
                 self._state.mark_ready(partition)
 
     def _ack(self, session: Session, command: p.Ack) -> None:
-        for consumer_id, pairs in command.entries:
-            consumer = session.consumers.get(consumer_id)
-            if consumer is None:
-                continue
-            sub = consumer.subscription
+        for consumer, sub, pairs in self._attached(session, command):
             sub.ack(consumer, pairs)
             partition = self._state.partition(sub.partition_id)
             if partition is not None:
@@ -260,20 +257,12 @@ class ConsumerCommands:
 
     def _nack(self, session: Session, command: p.Nack) -> None:
         delay_ns = command.delay_ms * MILLISECOND_NS if command.delay_ms >= 0 else None
-        for consumer_id, pairs in command.entries:
-            consumer = session.consumers.get(consumer_id)
-            if consumer is None:
-                continue
-            sub = consumer.subscription
+        for consumer, sub, pairs in self._attached(session, command):
             sub.nack(consumer, pairs, delay_ns, self._state.now_ns, command.reason)
             self._consumers.touch(sub)
 
     def _extend(self, session: Session, command: p.Extend) -> None:
-        for consumer_id, pairs in command.entries:
-            consumer = session.consumers.get(consumer_id)
-            if consumer is None:
-                continue
-            sub = consumer.subscription
+        for consumer, sub, pairs in self._attached(session, command):
             wait_ns = command.milliseconds * MILLISECOND_NS or sub.policy.ack_timeout_ns
             sub.extend(consumer, pairs, self._state.now_ns + min(max(0, wait_ns), EXTENSION_NS_MAX))
 
@@ -288,20 +277,19 @@ class ConsumerCommands:
             sub.seek(offset)
             self._state.mark_cursor(partition)
             self._state.mark_ready(partition)
-        # At once: whatever the consumer gets before this is from before the seek, the rest is not.
+        # At once: messages before this answer are from before the seek, the others are not.
         self._delivery.result(session, command.request, {"next_offset": offset, "end_offset": end})
         if not command.dry_run:
             self._close_others(sub, consumer)
 
     def _close_others(self, sub: Subscription, seeker: Consumer) -> None:
-        """An ack does not tell which delivery it is for, and those from before a seek are void: every
-        other consumer that has received anything begins anew. Clients that never heard of seeks do so, too."""
+        """Close every other consumer that has received anything, so that it begins anew: an ack does not tell
+        which delivery it is for, and acks from before a seek are void."""
         for consumer in list(sub.consumers):
             session = self._state.sessions.by_number(consumer.session)
             if consumer is not seeker and consumer.announced and session is not None:
-                self._consumers.close(
-                    session, consumer, code=Unavailable.code, text=SOUGHT, sought=True
-                )
+                detail = {"code": Unavailable.code, "text": SOUGHT, "sought": True}
+                self._consumers.close(session, consumer, **detail)
 
     def _close(self, session: Session, command: p.CloseConsumer) -> None:
         consumer = session.consumers.get(command.consumer_id)

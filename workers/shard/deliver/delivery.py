@@ -1,4 +1,4 @@
-"""Deliveries on their way out: effects of the subscriptions become DELIVER messages.
+"""The outbound half of a worker: effects of the subscriptions become DELIVER messages.
 
     effects -> per session: pieces (frame or part of one) -> [command, bundle, bundle, ...]
 
@@ -28,7 +28,7 @@ from danube_fast.workers.shard.transports import Transports
 __all__ = ["Delivery"]
 
 OUTBOX_MESSAGES_MAX = 20_000
-"""A session that leaves so many messages lying is given up."""
+"""A session whose outbox has so many messages is given up."""
 PIECES_MAX = 4096
 """Frames in one DELIVER."""
 WHOLE_BUNDLES_MAX = 16
@@ -38,23 +38,20 @@ Piece = tuple[Consumer, Stored, Cut | None]
 
 
 class Delivery:
-    """Outbound half of a worker. Used by its loop only."""
+    """Send deliveries and answers to sessions. Used by the worker's loop only."""
 
     def __init__(self, transports: Transports, sessions: Sessions, settings: Settings) -> None:
-        self._transports = transports
-        self._sessions = sessions
+        self._transports, self._sessions = transports, sessions
         self.apply(settings)
         self._pieces: dict[int, list[Piece]] = {}
         self._waiting: dict[Session, None] = {}
         self.gone: list[Session] = []
-        """Sessions that are lost, closed or without any reader; the worker closes them."""
+        """Sessions whose connection has ended or whose outbox is full; the worker closes them."""
         self.drained: list[Session] = []
         """Sessions whose outbox became empty."""
-        self.bytes_out = 0
-        self.messages_out = 0
-        self.redelivered = 0
+        self.bytes_out = self.messages_out = self.redelivered = 0
         self.lost = 0
-        """Messages of non_reliable topics that subscriptions did not get."""
+        """Messages of non_reliable topics that subscriptions missed."""
 
     def apply(self, settings: Settings) -> None:
         """Take over the size of a DELIVER."""
@@ -63,7 +60,7 @@ class Delivery:
     # ------------------------------------------------------------ frames
 
     def add(self, partitions: dict[int, Partition], effects: list[Deliver]) -> None:
-        """Take the effects of a turn."""
+        """Take the effects of a turn: messages for consumers."""
         for effect in effects:
             consumer, stored = effect.consumer, effect.stored
             if effect.rows is not None and effect.cut is None:
@@ -78,8 +75,8 @@ class Delivery:
 
     @staticmethod
     def _charge_whole(consumer: Consumer, stored: Stored, count: int) -> None:
-        """Compressed bodies, their message_count included, are the producer's word. What cannot be taken
-        apart goes out whole, whatever was wanted of it: the consumer finds the same fault."""
+        """Charge the consumer for a frame that goes out whole, as it cannot be taken apart: its compressed
+        body, message_count included, is the producer's, and the consumer finds the same fault."""
         flow, estimate = consumer.flow, stored.frame_bytes * count // stored.message_count
         flow.take(stored.frame_bytes - estimate, stored.message_count - count)
 
@@ -93,7 +90,7 @@ class Delivery:
         self.send(session, [protocol.encode(names)])
 
     def count_lost(self, partition: Partition, sub: Subscription) -> None:
-        """A subscription has met a gap."""
+        """Count the messages that a subscription lost in a gap."""
         if not partition.reliable:
             self.lost += sub.take_lost()
 
@@ -104,6 +101,15 @@ class Delivery:
     def fail(self, session: Session, request: int, error: DanubeError) -> None:
         """Answer a request with what prevented it."""
         self.send(session, [protocol.encode(protocol.Error(request, error.code, str(error)))])
+
+    def respond(
+        self, session: Session, request: int, value: Any, error: DanubeError | None
+    ) -> None:
+        """Answer a request with an error if there is one, else with a value."""
+        if error is not None:
+            self.fail(session, request, error)
+        else:
+            self.result(session, request, value)
 
     def tell_closed(self, session: Session, consumer: Consumer, detail: dict[str, Any]) -> None:
         """Tell a consumer that nothing more comes, and why."""
@@ -120,7 +126,7 @@ class Delivery:
                 self.send(session, [protocol.encode(answer)])
 
     def flush(self) -> int:
-        """Send what the turn collected; the number of messages that went out."""
+        """Send the deliveries of the turn; the number of messages that went out."""
         sent = 0
         if self._waiting:
             self._retry()
@@ -168,8 +174,8 @@ class Delivery:
         return sent
 
     def _bundle(self, session: Session, frames: list[tuple[int, Any]]) -> Any:
-        """A part of these frames. What is cut out of others is written where it is sent from: each copy
-        in between would cost as much as the cutting."""
+        """Make a part of these frames. Cuts of frames are written where they are sent from: each copy in between
+        would cost as much as the cutting."""
         if not any(isinstance(frame, Cut) for _, frame in frames):
             return sealed_bundle(frames)
         size = bundle_bytes([len(frame) for _, frame in frames])
@@ -179,7 +185,7 @@ class Delivery:
 
     @staticmethod
     def _whole_bundle(items: list[Piece], at: int) -> int:
-        """How many pieces from `at` on are together one whole incoming bundle; 0 if they are not."""
+        """Count the pieces from `at` on that are together one whole incoming bundle; 0 if they are not."""
         first = items[at][1]
         count = first.bundle_frames
         if count == 1:
@@ -219,7 +225,7 @@ class Delivery:
             flow.paused = paused
 
     def reply(self, identity: bytes, command: Any) -> None:
-        """Answer a connection that may have no session; lost if its queue is full."""
+        """Answer a connection that may have no session; without one the answer is lost if the queue is full."""
         session = self._sessions.by_identity(identity)
         if session is not None:
             self.send(session, [protocol.encode(command)])
@@ -231,7 +237,7 @@ class Delivery:
 
     @property
     def waiting(self) -> bool:
-        """Some outbox is not empty: look again soon."""
+        """Whether some outbox is not empty."""
         return bool(self._waiting)
 
     def _retry(self) -> None:
@@ -253,7 +259,7 @@ class Delivery:
                 self.drained.append(session)
 
     def forget(self, session: Session) -> None:
-        """A session is closed: drop what waits for it."""
+        """Drop all that waits for a session that is closed."""
         self._waiting.pop(session, None)
         self._pieces.pop(session.number, None)
         session.outbox.clear()

@@ -1,7 +1,7 @@
-"""Tells consumers which offsets they are moved over, and why, and counts that for `describe`.
+"""Gap events: tell consumers which offsets they are moved over, and why, and count that for `describe`.
 
-Whatever the reason (lost, trimmed, purged, expired, never used), it comes through here: a consumer
-that sees offsets jump without a word could not tell loss from order.
+All reasons (lost, trimmed, purged, expired, never used) come through here: a consumer that sees offsets
+jump without an event could not tell loss from order.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _log = logging.getLogger(__name__)
 
 
 class Gaps:
-    """Gaps that subscriptions of one worker met since it started."""
+    """Tell and count the gaps of subscriptions of one worker since it started."""
 
     def __init__(self, state: ShardState, delivery: Delivery, consumers: Consumers) -> None:
         self._state, self._delivery, self._consumers = state, delivery, consumers
         state.removal_listeners.append(lambda partition: self.forget(partition.partition_id))
         self._met: dict[tuple[int, str], tuple[int, dict[str, Any]]] = {}
-        """How many, and the last one, by partition and subscription."""
+        """Number of gaps, and the last one, by partition and subscription."""
 
     def tell(self, partition: Partition, sub: Subscription, gap: Gap) -> None:
-        """Every consumer of the subscription hears of it."""
+        """Tell every consumer of a subscription of a gap."""
         for consumer in () if gap.is_silent else sub.consumers:
             self._send(partition, consumer, gap)
         if sub.name and not gap.is_silent:
@@ -46,14 +46,14 @@ class Gaps:
         self._consumers.touch(sub)
 
     def tell_pending(self, partition: Partition, consumer: Consumer) -> None:
-        """A consumer has come: it hears what was lost while there was none."""
+        """Tell a new consumer what was lost while there was none."""
         sub: Subscription = consumer.subscription
         for gap in sub.pending_gaps.take():
             self._send(partition, consumer, gap)
             self._consumers.touch(sub)
 
     def refuse(self, sub: Subscription, error: DanubeError) -> None:
-        """What a subscription needs next cannot be read: its consumers are told and let go."""
+        """Close the consumers of a subscription whose next messages cannot be read."""
         _log.error("subscription %r: %s", sub.name, error)
         self._consumers.close_all(sub, error.code, str(error))
 
@@ -65,11 +65,11 @@ class Gaps:
             self._delivery.send(session, [p.encode(event)])
 
     def of(self, partition: Partition, sub: Subscription) -> tuple[int, dict[str, Any] | None]:
-        """How many gaps a subscription has met, and the last one."""
+        """Count the gaps that a subscription has met; the number, and the last one."""
         return self._met.get((partition.partition_id, sub.name), (0, None))
 
     def forget(self, partition_id: int, name: str | None = None) -> None:
-        """A subscription is gone, or with None all of a partition."""
+        """Forget the gaps of a subscription that is gone, or with None all of a partition."""
         for key in [k for k in self._met if k[0] == partition_id and name in (None, k[1])]:
             del self._met[key]
 

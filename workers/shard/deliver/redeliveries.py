@@ -1,4 +1,4 @@
-"""Messages that are due again: redeliveries whose time has come, and acks that are overdue."""
+"""Messages that are due again: delayed redeliveries, and acks that are overdue."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["Redeliveries"]
 
 
 class Redeliveries(Job):
-    """The timers of one worker's subscriptions."""
+    """Run the timers of one worker's subscriptions."""
 
     def __init__(self, state: ShardState, consumers: Consumers) -> None:
         self._state, self._consumers = state, consumers
 
     def do_work(self, now_ns: int) -> None:
-        """Wake the subscriptions whose time has come."""
+        """Wake the subscriptions whose timer is due."""
         timers = self._state.catalog.timers
         if timers.next_ns <= now_ns:
             for sub in timers.due(now_ns):

@@ -1,4 +1,4 @@
-"""Subscriptions that end: deleted by an administrator, by a policy, or since they cannot be."""
+"""Subscriptions that end: deleted by an administrator, by a policy, or for a dead-letter topic that will not do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Subscriptions"]
 
 
 class Subscriptions:
-    """Deletes subscriptions of one worker."""
+    """Delete subscriptions of one worker."""
 
     def __init__(self, state: ShardState, consumers: Consumers, gaps: Gaps) -> None:
         self._state, self._consumers, self._gaps = state, consumers, gaps
@@ -28,4 +28,4 @@ class Subscriptions:
         partition.forget_subscription(sub.name)
         self._gaps.forget(partition.partition_id, sub.name)
         record = r.SubscriptionDeleted(partition.partition_id, sub.name)
-        self._state.journals[partition.log_slot].record(record, done)
+        self._state.record(partition, record, done)

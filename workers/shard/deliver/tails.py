@@ -1,4 +1,4 @@
-"""Recent frames that a worker keeps in memory: of all its partitions together, within one bound."""
+"""Recent frames that a worker keeps in memory: of all its partitions together, within one limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COMPACT_AT = 1024
 
 
 class Tails:
-    """In which order frames came to the tails of partitions, so that the oldest goes first."""
+    """Remember the order of frames in the tails of partitions, to evict the oldest first."""
 
     def __init__(self, settings: Settings) -> None:
         self.apply(settings)
@@ -20,14 +20,14 @@ class Tails:
         self._order: list[Partition] = []
         self._head = 0
         self._stale = 0
-        """Entries at most whose frames went otherwise."""
+        """Upper bound of the entries whose frames are gone already."""
 
     def apply(self, settings: Settings) -> None:
         """Take over the bound of all tails together."""
         self._bytes_max = settings.tail_bytes_max
 
     def count(self, partition: Partition, stored: Stored) -> None:
-        """A frame of a partition's tail may be evicted, in its turn."""
+        """Enter a frame of a partition's tail, which may be evicted in its turn."""
         self.byte_count += stored.frame_bytes
         self._order.append(partition)
 
@@ -42,7 +42,7 @@ class Tails:
             self._drop_stale()
 
     def _drop_stale(self) -> None:
-        """Forget entries that stand for no frame: topics that come and go would leave them for ever."""
+        """Drop entries without a frame: topics that come and go would leave them for ever."""
         left: dict[Partition, int] = {}
         kept = []
         for partition in reversed(self._order[self._head :]):
@@ -54,7 +54,7 @@ class Tails:
         self._order, self._head, self._stale = kept, 0, 0
 
     def trim(self) -> None:
-        """Drop the oldest frames until the rest is within the bound."""
+        """Drop the oldest frames until the rest is within the limit."""
         order = self._order
         while self.byte_count > self._bytes_max and self._head < len(order):
             partition = order[self._head]

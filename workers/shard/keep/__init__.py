@@ -1,1 +1,1 @@
-"""What a worker keeps, and what may go."""
+"""Storage of a worker: retention, trimming, compaction, snapshots, limits."""

@@ -1,4 +1,4 @@
-"""What makes a log quick to open and safe to trust: markers when it is idle, snapshots as it grows."""
+"""Markers of an idle log, which prove what is durable, and snapshots of a growing one, for a quick start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoints(Job):
-    """Markers and snapshots of one worker's logs."""
+    """Write markers and snapshots of one worker's logs."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
@@ -28,8 +28,8 @@ class Checkpoints(Job):
             self._snapshot(slot)
 
     def _mark(self, slot: int, now_ns: int) -> None:
-        """After a while of idleness, sync what is written and leave a marker that says so: then
-        damage to the last group can be told from a torn one."""
+        """Sync an idle log and write a marker that says so: then damage to the last group can be told from a
+        torn write."""
         journal, log = self._state.journals[slot], self._state.logs[slot]
         idle_ns = self._state.settings.idle_marker_ms * MILLISECOND_NS
         if journal.marked or journal.busy or now_ns - journal.last_write_ns < idle_ns:
@@ -40,7 +40,7 @@ class Checkpoints(Job):
         self.write_marker(slot)
 
     def write_marker(self, slot: int, *, again: bool = False) -> None:
-        """Say in the log how far it is durable. `again`: even if the last group says it already."""
+        """Record in the log how far it is durable. `again`: even if the last group says it already."""
         journal, log = self._state.journals[slot], self._state.logs[slot]
         try:
             log.write_marker(again=again)
@@ -51,7 +51,7 @@ class Checkpoints(Job):
         log.sync()
 
     def _snapshot(self, slot: int) -> None:
-        """Take a snapshot after a segment is full; hand it over once all it rests on is durable."""
+        """Take a snapshot after a segment is full; save it once all that it describes is durable."""
         journal, log = self._state.journals[slot], self._state.logs[slot]
         if journal.snapshot is not None:
             position, state = journal.snapshot
@@ -69,9 +69,8 @@ class Checkpoints(Job):
             journal.snapshot = (log.written_position, self.encode(slot, clean=False))
 
     def encode(self, slot: int, *, clean: bool) -> bytes:
-        """The state of a log's partitions at its written position. `clean`: nothing follows it."""
+        """Encode the state of a log's partitions at its written position. `clean`: nothing follows it."""
         state = self._state
-        epoch = state.catalog.epoch_started(
-            state.logs[slot].epoch, state.now_wall_ns, state.boot_id, clean=clean
-        )
+        number, now_ns = state.logs[slot].epoch, state.now_wall_ns
+        epoch = state.catalog.epoch_started(number, now_ns, state.boot_id, clean=clean)
         return r.encode_snapshot(state.catalog.snapshot(slot, epoch))

@@ -1,14 +1,14 @@
-"""Key compaction: a pass over one partition whose policy says so.
+"""Key compaction: passes over partitions with that policy.
 
     closed segments   | clean: no key twice | dirty: new since the last pass | newest segment
     1 look            |                     |  key -> newest offset          |
-    2 write again     |  what stays, in the order of offsets, at the tail    |
-    3 durable; a record says how far the partition is clean; what stood there before may be trimmed
+    2 write again     |  survivors, in the order of offsets, at the tail     |
+    3 durable; a record says how far the partition is clean; the old copies may be trimmed
 
-A pass begins when as much is dirty as the last one left, and a segment's worth at least: what is
-written twice is so at most about as much as is published. Copies that were replaced are not read any
-more (places.py). A tombstone goes when it is old enough, was there in the pass before, and no copy of
-anything that it removed is left in the log.
+A pass begins when as much is dirty as the last one left, and a segment at least: so about as much is
+written again as is published, at most. Copies that were replaced are not read any more (places.py). A
+tombstone goes when it is old enough, was there in the pass before, and no copy of anything that it
+removed is left in the log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FAR = 1 << 62
 
 
 class _Dirt:
-    """How much of a partition was published since the last pass."""
+    """Count of the bytes of a partition since the last pass."""
 
     def __init__(self) -> None:
         self.counted = -1
@@ -45,7 +45,7 @@ class _Dirt:
         self.counted_at = 0
         """`byte_count` of the partition then."""
         self.looked_until = -1
-        """Where the newest segment began then: nothing new is closed until it begins elsewhere."""
+        """Where the newest segment began then: no segment is closed until it begins elsewhere."""
         self.tombstone_ns = 0
         """The tombstones for which a pass was made last."""
 
@@ -55,7 +55,7 @@ class _Dirt:
 
 
 class Compaction:
-    """Passes of one worker, one at a time."""
+    """Compact partitions of one worker, one at a time."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
@@ -64,7 +64,7 @@ class Compaction:
         self._partitions: dict[int, Partition] = {}
         self._dirt: dict[int, _Dirt] = {}
         self.after_pass: Callable[[Partition], None] = lambda partition: None
-        """Called when what stood in front of a pass may be given back."""
+        """Called when the old copies of a pass may be given back."""
 
     def _apply(self, partition: Partition) -> None:
         self._forget(partition)
@@ -79,7 +79,7 @@ class Compaction:
     # ------------------------------------------------------------ when
 
     def next_partition(self) -> Partition | None:
-        """A partition that should be looked at; whoever was looked at goes behind the others."""
+        """Find a partition that is due; it goes behind the others then."""
         for number, partition in list(self._partitions.items()):
             if self._is_due(partition):
                 self._partitions[number] = self._partitions.pop(number)
@@ -90,10 +90,8 @@ class Compaction:
         if partition.is_changing:
             return False
         dirt = self._dirt[partition.partition_id]
-        if (
-            self._tombstones_due(partition)
-            and dirt.tombstone_ns != partition.compacted.tombstone_ns
-        ):
+        is_new = dirt.tombstone_ns != partition.compacted.tombstone_ns
+        if is_new and self._tombstones_due(partition):
             return True
         log = self._state.logs[partition.log_slot]
         if dirt.looked_until == log.position_before(INT64_MAX):
@@ -104,7 +102,7 @@ class Compaction:
         return max(self._state.settings.segment_bytes, partition.compacted.left_bytes)
 
     def _tombstones_due(self, partition: Partition) -> bool:
-        """All tombstones that the last pass left may go, and with them nothing else comes back."""
+        """Whether the tombstones of the last pass may go without bringing a removed message back."""
         compacted = partition.compacted
         if not compacted.tombstone_ns:
             return False
@@ -152,7 +150,7 @@ class Compaction:
     def _count(
         self, job: Rewrite, partition: Partition, offset: int, dirt: _Dirt
     ) -> Generator[bool, None, None]:
-        """How many bytes there are from an offset on."""
+        """Count the bytes from an offset on."""
         counted = 0
         while runs := live_runs(job.log, partition, offset, LOOK_BYTES):
             counted += sum(run.byte_count for run in runs)
@@ -163,7 +161,7 @@ class Compaction:
     def _frames(
         self, job: Rewrite, partition: Partition, offset: int, end: int
     ) -> Iterator[tuple[Stored, Run]]:
-        """Frames from an offset on, read from the log."""
+        """Read frames from an offset on."""
         while runs := live_runs(job.log, partition, offset, LOOK_BYTES):
             for run in runs:
                 if run.base_offset >= end:
@@ -176,12 +174,12 @@ class Compaction:
     def _write(
         self, job: Rewrite, partition: Partition, newest: NewestOffsets, end: int
     ) -> Generator[bool, None, None]:
-        """Write what stays of all below `end` again, and record that it is so."""
+        """Write the survivors below `end` again, and record that."""
         before = partition.compacted
         lowest = lowest_position(job.log, partition, partition.first_offset)
         job.held_position = job.held_position if lowest is None else lowest
-        old_ns = self._state.steady_wall_ns
-        old_ns -= self._state.settings.compaction_tombstone_seconds * SECOND_NS
+        tombstone_age_ns = self._state.settings.compaction_tombstone_seconds * SECOND_NS
+        old_ns = self._state.steady_wall_ns - tombstone_age_ns
         may_go = before.until if job.log.oldest_position >= before.stale_position else 0
         stale = left = tombstone_ns = 0
         piece = bytearray()
@@ -196,12 +194,12 @@ class Compaction:
             if piece and len(piece) + len(frame) > job.piece_bytes:
                 job.write(partition, piece)
                 piece = bytearray()
-                yield from job.breathe()
+                yield from job.wait_for_disk()
             piece += frame
             yield True
         if piece:
             job.write(partition, piece)
-        yield from job.settle()
+        yield from job.wait_durable()
         job.check(partition)
         job.log.note_rewritten(partition.partition_id)
         record = r.Compacted(
@@ -215,7 +213,7 @@ class Compaction:
 def _note(newest: NewestOffsets, stored: Stored) -> None:
     try:
         newest.note(FrameView(stored.memory))
-    except DataLoss:  # compressed garbage: nobody can say what its keys are
+    except DataLoss:  # compressed garbage: its keys are unknown
         return
 
 
@@ -227,7 +225,7 @@ def _has_tombstones(frame: bytearray | memoryview) -> bool:
 
 
 def _survivors(newest: NewestOffsets, stored: Stored, tombstones_below: int) -> bytearray | None:
-    """What stays of a frame, as a frame; empty if nothing does, None if all of it does."""
+    """Cut out what stays of a frame, as a frame; empty if nothing does, None if all of it does."""
     view = FrameView(stored.memory)
     try:
         stay = newest.survivors(view, tombstones_below)

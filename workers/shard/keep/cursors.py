@@ -1,4 +1,4 @@
-"""Recording of cursors: where subscriptions stand, soon after it changed."""
+"""Records of cursors: where subscriptions stand, written soon after a change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTERVAL_NS_MAX = 60 * MILLISECOND_NS
 
 
 class Cursors:
-    """Cursors of one worker that moved."""
+    """Record the cursors of one worker that moved."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
@@ -26,7 +26,7 @@ class Cursors:
 
     @property
     def are_due(self) -> bool:
-        """Whether cursors that moved should ride with the next group; later, the more there are of them."""
+        """Whether to write moved cursors with the next group: later, the more there are of them."""
         count = len(self._state.moved_cursors)
         if not count:
             return False

@@ -1,8 +1,8 @@
-"""The limits of topics on one worker: who may open what, and how fast messages come and go.
+"""The limits of topics on one worker: numbers of producers and consumers, and rates of messages.
 
-A rate is a bucket in shared memory, found by what it is a rate of, so that all workers which hold
-partitions of a topic draw on one. Publishes above the rate are refused as THROTTLED, with the time
-after which to send again: nothing is lost and nobody else waits. Deliveries above it wait.
+A rate is a bucket in shared memory, found by topic and subscription, so that all workers with partitions
+of a topic draw on one. Publishes above the rate are refused as THROTTLED, with the time after which to
+send again: no message is lost and no other client waits. Deliveries above it wait.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROBE = encode(Pong(0))
 
 
 class Limits:
-    """Admission of one worker, as far as it is a matter of policy."""
+    """Apply the limits of policies on one worker."""
 
     def __init__(self, state: ShardState, delivery: Delivery, consumers: Consumers) -> None:
         self._state, self._delivery, self._consumers = state, delivery, consumers
@@ -58,7 +58,7 @@ class Limits:
 
     @staticmethod
     def _key(partition: Partition, subscription: str) -> int:
-        """Of a bucket; the topic's incarnation is the same on all its partitions, and no other's."""
+        """Make the key of a bucket; the topic's incarnation is the same on all its partitions, and no other's."""
         text = f"{partition.assigned.incarnation}\n{subscription}"
         return (xxhash.xxh64_intdigest(text.encode()) & ((1 << 62) - 1)) or 1
 
@@ -73,8 +73,8 @@ class Limits:
     def _bucket(
         self, before: Any, rates: tuple[int, int], partition: Partition, subscription: str = ""
     ) -> Bucket | None:
-        """The bucket for these rates a second. At other rates than `before` nothing is owed of the past:
-        what was taken at one a second may not be paid for in hours."""
+        """Make the bucket for these rates a second. New rates forgive the debt of `before`: the debt of one
+        message a second could last for hours."""
         if before is not None and before.rates != rates:
             before.forgive()
         if not any(rates):
@@ -84,7 +84,7 @@ class Limits:
     # ------------------------------------------------------------ rates of publishers
 
     def charge(self, partition: Partition, rate: Bucket, messages: int, byte_count: int) -> None:
-        """So much was accepted; maybe nothing more is for a while."""
+        """Charge the bucket of a partition, and close the partition for a while if it is empty."""
         now_ns = self._state.now_ns
         rate.take(now_ns, messages, byte_count)
         wait_ns = rate.wait_ns(now_ns)
@@ -97,20 +97,20 @@ class Limits:
             self._throttled[partition.partition_id] = partition
 
     def wait_ms(self, partition: Partition) -> int:
-        """After how long a throttled publisher should send again."""
+        """Tell after how long a throttled publisher should send again."""
         rate = partition.rate
         wait_ns = 0 if rate is None else rate.wait_ns(self._state.now_ns)
         return 1 + wait_ns // MILLISECOND_NS
 
     def let_in_again(self, now_ns: int) -> None:
-        """Open what was closed for a rate that is not used up any more."""
+        """Open partitions whose rate is not used up any more."""
         if not self._throttled or now_ns < self._open_at_ns:
             return
         waits = [self._let_in(partition, now_ns) for partition in list(self._throttled.values())]
         self._open_at_ns = now_ns + min(filter(None, waits), default=0)
 
     def _let_in(self, partition: Partition, now_ns: int) -> int:
-        """Open a partition whose rate is not used up any more; returns for how long it stays closed."""
+        """Open a partition if its rate is not used up any more; how long it stays closed otherwise."""
         wait_ns = 0 if partition.rate is None else partition.rate.wait_ns(now_ns)
         if not wait_ns:
             del self._throttled[partition.partition_id]
@@ -120,8 +120,8 @@ class Limits:
     # ------------------------------------------------------------ numbers
 
     def _reap(self, numbers: Iterable[int]) -> None:
-        """Close those of these sessions whose connection has ended, so that they are not counted. A
-        ROUTER tells of it only when something is sent."""
+        """Close those of these sessions whose connection has ended, so that they are not counted. A ROUTER
+        notices that only when it sends."""
         for number in set(numbers):
             session = self._state.sessions.by_number(number)
             if session is None:
@@ -132,13 +132,13 @@ class Limits:
                 self._consumers.close_session(session, Parting.DIED)
 
     def reap_holder(self, sub: Subscription, session: Session) -> None:
-        """Close the session that holds an exclusive subscription if its connection has ended, so that a process
-        that was killed and restarted is not refused until the session timeout."""
+        """Close the session with an exclusive subscription if its connection has ended, so that a process that
+        was killed and restarted is not refused until the session timeout."""
         if sub.kind is SubscriptionKind.EXCLUSIVE:
             self._reap({consumer.session for consumer in sub.consumers} - {session.number})
 
     def check_producer(self, partition: Partition, producer_id: int) -> None:
-        """Raises ResourceExhausted if a producer more is too many."""
+        """Raise ResourceExhausted if one more producer is too many."""
         limit = partition.policy.producers_max
         if not limit:
             return
@@ -153,16 +153,10 @@ class Limits:
 
         if count_living() >= limit:
             self._reap(sessions)
-        living = count_living()
-        if living >= limit:
-            raise ResourceExhausted(
-                f"{partition.topic} has {living} producers and its policy allows producers_max "
-                f"{limit}; close one, or {_remedy('producers_max')}"
-            )
+        _check_limit(partition, "producers_max", count_living(), partition.topic)
 
     def check_subscription(self, partition: Partition, name: str, session: Session) -> None:
-        """Raises ResourceExhausted if a new subscription, or one more consumer of `session`, would be
-        too many."""
+        """Raise ResourceExhausted if a new subscription, or one more consumer of `session`, is too many."""
         try:
             self._check_subscription(partition, name)
         except ResourceExhausted:
@@ -172,28 +166,22 @@ class Limits:
 
     @staticmethod
     def _check_subscription(partition: Partition, name: str) -> None:
-        policy, subs = partition.policy, partition.subscriptions
-        if policy.subscriptions_max and name not in subs and len(subs) >= policy.subscriptions_max:
-            raise ResourceExhausted(
-                f"{partition.topic} has {len(subs)} subscriptions and its policy allows "
-                f"subscriptions_max {policy.subscriptions_max}; delete one, or "
-                f"{_remedy('subscriptions_max')}"
-            )
+        topic, subs = partition.topic, partition.subscriptions
+        if name not in subs:
+            _check_limit(partition, "subscriptions_max", len(subs), topic)
         count = sum(len(sub.consumers) for sub in subs.values())
-        if policy.consumers_max and count >= policy.consumers_max:
-            raise ResourceExhausted(
-                f"{partition.topic} has {count} consumers and its policy allows consumers_max "
-                f"{policy.consumers_max}; close one, or {_remedy('consumers_max')}"
-            )
-        each = policy.consumers_per_subscription_max
-        count = len(subs[name].consumers) if name in subs else 0
-        if each and count >= each:
-            raise ResourceExhausted(
-                f"subscription {name!r} on {partition.topic} has {count} consumers and the policy "
-                f"allows consumers_per_subscription_max {each}; close one, or "
-                f"{_remedy('consumers_per_subscription_max')}"
-            )
+        _check_limit(partition, "consumers_max", count, topic)
+        if name in subs:
+            count, owner = len(subs[name].consumers), f"subscription {name!r} on {topic}"
+            _check_limit(partition, "consumers_per_subscription_max", count, owner)
 
 
-def _remedy(name: str) -> str:
-    return f"raise it: danube-fast topics set-policy TOPIC {name}=N"
+def _check_limit(partition: Partition, name: str, count: int, owner: str) -> None:
+    """Raise ResourceExhausted if what `owner` has reaches the limit of that name."""
+    limit, kind = getattr(partition.policy, name), name.split("_")[0]
+    if limit and count >= limit:
+        verb = "delete" if kind == "subscriptions" else "close"
+        raise ResourceExhausted(
+            f"{owner} has {count} {kind} and its policy allows {name} {limit}; {verb} one, or raise it: "
+            f"danube-fast topics set-policy TOPIC {name}=N"
+        )

@@ -3,8 +3,8 @@
     | oldest segment, nearly all of it acked | ... | tail |      needed frames: written again at the tail,
       x       x x                                  | x x x |     then the segment goes
 
-That is done as long as it is a bargain: at most half of a segment is written for the one that goes.
-Otherwise the topic that needs it is refused, see trimming.py.
+That is done if at most half of a segment is written for the one that goes. Otherwise the topic that needs
+it is refused, see trimming.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from danube_fast.workers.shard.keep.segments import Segments
 from danube_fast.workers.shard.read.frames import frames_of, part_of
 from danube_fast.workers.shard.read.places import live_runs
 
-__all__ = ["unpin"]
+__all__ = ["free_oldest_segment"]
 
 REWRITES = "rewrites"
 """The name of the jobs themselves among the pins of a log."""
@@ -36,15 +36,15 @@ RUNS_BYTES = 1 << 18
 """Looked up at a time."""
 
 
-def unpin(job: Rewrite, segments: Segments) -> Generator[bool, None, bool]:
-    """Move what is needed away from the oldest segment of the job's log, and give that back. False if
-    it is too much. Raises Unavailable, ResourceExhausted, Internal."""
+def free_oldest_segment(job: Rewrite, segments: Segments) -> Generator[bool, None, bool]:
+    """Move needed frames away from the oldest segment of the job's log, and give that back. False if they are
+    too many. Raises Unavailable, ResourceExhausted, Internal."""
     log = job.log
     start, end = log.oldest_position, log.oldest_end
-    held = job.state.pins.lowest(job.slot, but=REWRITES)
-    if log.segment_count < 2 or (held is not None and held < end):
+    pinned = job.state.pins.lowest(job.slot, but=REWRITES)
+    if log.segment_count < 2 or (pinned is not None and pinned < end):
         return True  # nothing to give back just now
-    yield from job.settle()
+    yield from job.wait_durable()
     job.held_position = start
     asking = _asking(job)
     needed: list[tuple[Partition, list[tuple[Run, Rows | None]]]] = []
@@ -67,17 +67,17 @@ def unpin(job: Rewrite, segments: Segments) -> Generator[bool, None, bool]:
             needed.append((partition, runs))
     for partition, runs in needed:
         yield from _move(job, partition, runs)
-    yield from job.settle()
+    yield from job.wait_durable()
     job.check_log()
-    held = job.state.pins.lowest(job.slot, but=REWRITES)
-    # who came or sought since then may need what nobody did: it is looked at anew when it is asked again
-    if (held is None or held >= end) and _asking(job) <= asking:
+    pinned = job.state.pins.lowest(job.slot, but=REWRITES)
+    # a subscription that is new, or has sought, may need more: the next request looks anew
+    if (pinned is None or pinned >= end) and _asking(job) <= asking:
         segments.give_back(job.slot, end, urgent=True)
     return True
 
 
 def _asking(job: Rewrite) -> set[tuple[object, int]]:
-    """Who needs messages of the job's log, and for which time."""
+    """List partitions and subscriptions that need messages of the job's log, and their starts."""
     found: set[tuple[object, int]] = set()
     for partition in job.state.catalog.of_log(job.slot):
         if partition.reliable:
@@ -95,8 +95,8 @@ def _keeps_all(partition: Partition) -> bool:
 def _runs_below(
     job: Rewrite, segments: Segments, partition: Partition, end: int
 ) -> Iterator[tuple[Run, Rows | None] | None]:
-    """Runs of a partition that somebody needs and that stand below `end`, and which rows of them (None:
-    all); None now and then."""
+    """Find needed runs of a partition below `end`, and which rows of them (None: all). Yields None now and
+    then, to be interrupted."""
     claims = segments.claims(partition, over=True)
     if not claims:
         return
@@ -119,7 +119,7 @@ def _runs_below(
 
 
 def _needed_rows(subs: list[Subscription], run: Run) -> Rows:
-    """Rows of a run that some subscription has not acked."""
+    """Find the rows of a run that some subscription has not acked."""
     base, end = run.base_offset, run.end_offset
     needed = np.zeros(run.offset_span, bool)
     for sub in subs:
@@ -150,19 +150,19 @@ def _move(
         if len(piece) >= job.piece_bytes or (piece and run is needed[-1][0]):
             job.write(partition, piece)
             piece = bytearray()
-            yield from job.breathe()
+            yield from job.wait_for_disk()
         yield True
     if piece:
         job.write(partition, piece)
 
 
 def _part(stored: Stored, rows: Rows) -> bytearray | memoryview:
-    """A frame with the messages at `rows`, as far as it has them."""
+    """Cut the messages at `rows` out of a frame, as far as it has them."""
     there, _ = existing(stored, rows)
     if len(there) == stored.message_count:
         return stored.memory
     view = FrameView(stored.memory)
     try:
         return part_of(view, places_of(stored, view, there)) if len(there) else bytearray()
-    except DataLoss:  # compressed garbage: its consumer will say so
+    except DataLoss:  # compressed garbage: its consumer will report it
         return stored.memory

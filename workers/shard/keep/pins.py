@@ -1,4 +1,4 @@
-"""Who still needs a part of a log: nothing at or behind the lowest of these positions is given back."""
+"""Claims on parts of a log: nothing at or behind the lowest of their positions is given back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Claim = Callable[[int], int | None]
 
 
 class Pins:
-    """The claims on the logs of one worker, by name."""
+    """Ask the claims on the logs of one worker, by name."""
 
     def __init__(self) -> None:
         self._claims: dict[str, Claim] = {}
@@ -21,6 +21,6 @@ class Pins:
         self._claims[who] = claim
 
     def lowest(self, slot: int, *, but: str = "") -> int | None:
-        """The lowest position of a log that any of them needs, `but` that one; None if nothing is needed."""
+        """Find the lowest position of a log that any claim needs, `but` that one; None without any."""
         needed = [claim(slot) for who, claim in self._claims.items() if who != but]
         return min((position for position in needed if position is not None), default=None)

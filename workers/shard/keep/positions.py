@@ -1,7 +1,7 @@
-"""What administrators do to positions: purge a topic, skip messages of a subscription.
+"""Positions that administrators change: purge a topic, skip messages of a subscription.
 
-A purge is one record: everything below an offset counts as gone, for all subscriptions. It is durable
-before anybody is told, and after a restart it holds again, whatever the log still has of the messages.
+A purge is one record: all messages below an offset count as gone, for all subscriptions. It is durable
+before it is answered, and after a restart it counts again, even if the log still has the messages.
 """
 
 from __future__ import annotations
@@ -34,28 +34,25 @@ __all__ = ["Positions"]
 
 PURGED = "these messages were purged"
 SLICE_NS = 5_000_000
-"""Of each tick, for messages that are skipped."""
+"""Time in each tick for messages that are skipped."""
 SLICE_FRAMES = 256
 """The same under a clock that stands still."""
 
 
 class Walk:
-    """Messages of one partition that are to be skipped, as far as that has come."""
-
-    __slots__ = ("at", "is_over", "left", "partition", "skipped", "sub")
+    """Progress of skipping messages of one partition."""
 
     def __init__(self, partition: Partition, sub: Subscription, count: int | None) -> None:
-        self.partition = partition
-        self.sub = sub
+        self.partition, self.sub = partition, sub
         self.at = 0
-        """What is below was looked at."""
+        """All below was looked at."""
         self.left = count
-        """None: all that is there."""
+        """How many more; None: all."""
         self.skipped = 0
         self.is_over = False
 
     def skip(self, count: int, *, is_last: bool = False) -> None:
-        """So many messages were skipped."""
+        """Count messages that were skipped."""
         self.skipped += count
         if self.left is not None:
             self.left -= count
@@ -63,19 +60,14 @@ class Walk:
 
 
 class Positions(Job):
-    """Mailbox handlers of one worker."""
+    """Purge and skip messages of one worker."""
 
     def __init__(
         self, state: ShardState, reader: LogReader, tails: Tails, consumers: Consumers,
         cursors: Cursors, gaps: Gaps, retention: Retention, trimming: Trimming,
     ) -> None:  # fmt: skip
-        self._state = state
-        self._reader = reader
-        self._tails = tails
-        self._consumers = consumers
-        self._cursors = cursors
-        self._gaps = gaps
-        self._retention = retention
+        self._state, self._reader, self._tails, self._consumers = state, reader, tails, consumers
+        self._cursors, self._gaps, self._retention = cursors, gaps, retention
         self._trimming = trimming
         self._skips: deque[tuple[Request[m.SkipMessages], list[Walk]]] = deque()
         state.boot.mailbox.serve(m.PurgePartitions, self._purge)
@@ -103,8 +95,8 @@ class Positions(Job):
                 purged.append((partition.partition_id, count, until))
                 record = r.Purged(partition.partition_id, until)
                 self._drop(partition, until)
-                self._cursors.write()  # what consumers are to be told must not come later
-                self._state.journals[partition.log_slot].record(record, countdown.add())
+                self._cursors.write()  # cursors at the purge must not be recorded behind it
+                self._state.record(partition, record, countdown.add())
 
     def _drop(self, partition: Partition, until: int) -> None:
         moved = [(sub, sub.cursor) for sub in partition.subscriptions.values()]
@@ -137,7 +129,7 @@ class Positions(Job):
         return bool(self._skips)
 
     def do_work(self, now_ns: int) -> None:
-        """A slice of what is to be skipped: it is read, and that can be a whole log."""
+        """Skip a slice of the messages: they are read, and that can be a whole log."""
         if not self._skips:
             return
         clock = self._state.clock
@@ -152,12 +144,8 @@ class Positions(Job):
             elif self._is_gone(walk):
                 self._skips.popleft()
                 done = sum(walk.skipped for walk in walks)
-                request.fail(
-                    Unavailable(
-                        f"{walk.partition.topic} was moved or deleted after {done} messages were "
-                        "skipped; look where the subscription is, and skip the others"
-                    )
-                )
+                text = f"{walk.partition.topic} was moved or deleted after {done} messages were skipped"
+                request.fail(Unavailable(f"{text}; look the subscription up, and skip the others"))
             else:
                 try:
                     self._pass_over(walk)
@@ -174,13 +162,13 @@ class Positions(Job):
         return partition.subscriptions.get(walk.sub.name) is not walk.sub
 
     def _tell_skipped(self, request: Request[m.SkipMessages], walks: list[Walk]) -> None:
-        """Answer when all of it is durable."""
+        """Answer when all cursors are durable."""
         skipped = [(w.partition.partition_id, w.skipped, w.sub.cursor) for w in walks]
         slots = {walk.partition.log_slot for walk in walks}
         self._cursors.flush(slots, request.when_done(skipped))
 
     def _pass_over(self, walk: Walk) -> None:
-        """Settle messages behind the cursor: of one frame, or all if that needs no look at them."""
+        """Skip messages behind the cursor: of one frame, or all if they need not be read."""
         partition, sub, count = walk.partition, walk.sub, walk.left
         end = partition.visible
         if not sub.by_message:
@@ -196,7 +184,7 @@ class Positions(Job):
         if found is PENDING:
             walk.is_over = True
             return
-        if isinstance(found, Gap):  # nobody would have got these
+        if isinstance(found, Gap):  # no consumer would get these
             walk.at = min(found.end, end)
             sub.settle(at, walk.at)
             return

@@ -1,7 +1,7 @@
-"""What the policies of topics say about ages and sizes: what is too old or too much is given up.
+"""Ages and sizes that policies of topics limit: messages that are too old or too many are given up.
 
-Messages that were not acked in time count as acked, and consumers are told which those were. What may go
-then goes with its segment (trimming.py), or at once from a topic that is kept in memory.
+Messages that were not acked in time count as acked, and consumers are told which those were. They go with
+their segment (trimming.py), or at once from a topic that is kept in memory.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from danube_fast.workers.shard.state import ShardState
 __all__ = ["Retention"]
 
 POLICE_NS = 100 * MILLISECOND_NS
-"""Ages and sizes are looked at so often."""
+"""How often ages and sizes are checked."""
 AGE_STEP_NS_MAX = 100 * MILLISECOND_NS
 AGE_STEPS = 200
-"""Whatever the time to live: its messages' ages are known to so small a part of it."""
+"""Checks in one time to live: ages of messages are known to that part of it."""
 COUNT_NS_MAX = 5 * MILLISECOND_NS
-"""Of each tick, for counting what a partition keeps."""
+"""Time in each tick for counting what a partition keeps."""
 COUNT_BYTES = 1 << 18
 """Frames of so many bytes are looked up at a time."""
 
 
 class Retention(Job):
-    """Ages, sizes and subscriptions of one worker's partitions, as far as a policy bounds them."""
+    """Apply policies on ages, sizes and idle subscriptions to the partitions of one worker."""
 
     def __init__(self, state: ShardState, gaps: Gaps, subscriptions: Subscriptions) -> None:
         self._state, self._gaps, self._subscriptions = state, gaps, subscriptions
@@ -68,11 +68,11 @@ class Retention(Job):
             self._countings.pop(partition.partition_id, None)
 
     def policed(self) -> list[Partition]:
-        """Partitions whose sizes are known."""
+        """List the partitions with such a policy."""
         return list(self._policed.values())
 
     def do_work(self, now_ns: int) -> None:
-        """Look at ages and sizes, if it is time."""
+        """Check ages and sizes, if it is time."""
         if self._countings:
             self._count()
         if not self._policed or now_ns < self._police_at_ns:
@@ -91,12 +91,12 @@ class Retention(Job):
         return self._state.logs[partition.log_slot]
 
     def _older_than(self, partition: Partition, age_ns: int) -> int:
-        """The first message that is not older."""
+        """Find the first message that is not older."""
         time_ns = self._state.steady_wall_ns - age_ns
         return offset_at(partition, self._log(partition), max(0, time_ns))
 
     def expire_old(self, partition: Partition) -> None:
-        """Messages above their time to live count as acked, before anybody gets them."""
+        """Expire messages above their time to live before a consumer gets them: they count as acked."""
         state, ttl_ns = self._state, partition.policy.message_ttl_ms * MILLISECOND_NS
         if not ttl_ns or state.now_ns < partition.old_at_ns or not partition.subscriptions:
             return
@@ -114,7 +114,7 @@ class Retention(Job):
                 self._state.mark_cursor(partition)
 
     def _expire_retained(self, partition: Partition) -> None:
-        """until_expired: what is too old or too much is gone, acked or not."""
+        """Give up messages that are too old or too many, acked or not (until_expired)."""
         if partition.policy.retention_policy is not RetentionPolicy.UNTIL_EXPIRED:
             return
         until = self.retained_from(partition)
@@ -128,7 +128,7 @@ class Retention(Job):
             oldest = partition.oldest_in_tail()
 
     def retained_from(self, partition: Partition) -> int:
-        """First message that `retention_seconds` and `retention_bytes` leave."""
+        """Find the first message that `retention_seconds` and `retention_bytes` leave."""
         policy = partition.policy
         first = partition.first_offset
         if policy.retention_seconds:
@@ -138,7 +138,7 @@ class Retention(Job):
         return min(first, partition.visible)
 
     def _expire_subscriptions(self, partition: Partition, now_ns: int) -> None:
-        """Those that were left by everybody for too long are deleted."""
+        """Delete subscriptions that had no consumer for too long."""
         limit = partition.policy.subscription_expiry_seconds
         for name, sub in list(partition.subscriptions.items()):
             if not limit:
@@ -150,7 +150,7 @@ class Retention(Job):
     # ------------------------------------------------------------ sizes
 
     def _note_size(self, partition: Partition) -> None:
-        """Sizes are known from the first look on, older ones from the index, soon."""
+        """Note the size of a partition; sizes from before the first look are counted in the index."""
         number = partition.partition_id
         if partition.sizes is None and number not in self._countings:
             self._countings[number] = self._sizes_before(partition)
@@ -193,35 +193,29 @@ class Retention(Job):
         partition.know_sizes(known, total)
 
     def size_of(self, partition: Partition) -> int:
-        """Bytes that a policed partition keeps."""
+        """Count the bytes that a partition with a policy keeps."""
         sizes = partition.sizes
         return 0 if sizes is None else sizes.between(partition.first_offset, partition.visible)
 
     def _bound_backlog(self, partition: Partition) -> None:
-        limit, sizes = partition.policy.backlog_bytes_max, partition.sizes
-        if not limit or sizes is None:
-            self._state.gate.open(partition, Cause.BACKLOG)
-            return
-        backlog = sizes.between(partition.oldest_needed(), partition.visible)
-        if partition.policy.backlog_policy is BacklogPolicy.EVICT:
-            self._state.gate.open(partition, Cause.BACKLOG)
-            if backlog > limit:
+        limit, sizes, text = partition.policy.backlog_bytes_max, partition.sizes, ""
+        if limit and sizes is not None:
+            backlog = sizes.between(partition.oldest_needed(), partition.visible)
+            evicts = partition.policy.backlog_policy is BacklogPolicy.EVICT
+            if backlog > limit and evicts:
                 until = sizes.start_of_last(limit)
                 self._expire(partition, until, "the backlog grew above backlog_bytes_max")
-        elif backlog > limit:
-            self._state.gate.close(
-                partition,
-                Cause.BACKLOG,
-                f"{partition.topic} has {backlog} bytes that its subscriptions did not ack, and its "
-                f"policy allows backlog_bytes_max {limit}; let them consume, or raise it",
-            )
-        else:
-            self._state.gate.open(partition, Cause.BACKLOG)
+            elif backlog > limit:
+                text = (
+                    f"{partition.topic} has {backlog} bytes that its subscriptions did not ack, and its "
+                    f"policy allows backlog_bytes_max {limit}; let them consume, or raise it"
+                )
+        self._state.gate.set(partition, Cause.BACKLOG, text)
 
     # ------------------------------------------------------------ segments
 
     def trim_memory(self, partition: Partition) -> None:
-        """Drop frames of a memory topic that everybody acked; refuse publishes above its quota."""
+        """Drop frames of a memory topic that all subscriptions acked; refuse publishes above its quota."""
         needed = partition.oldest_needed()
         quota = self._state.settings.memory_topic_bytes_max
         oldest = partition.oldest_in_tail()

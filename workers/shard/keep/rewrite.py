@@ -1,4 +1,4 @@
-"""What the steps of a rewrite share; rewrites.py says when there is one."""
+"""One job of writing frames again: its log, its checks, its waits. rewrites.py decides when there is one."""
 
 from __future__ import annotations
 
@@ -15,34 +15,33 @@ __all__ = ["Rewrite", "Steps"]
 UNSYNCED_BYTES_MAX = 16 * 1024 * 1024
 
 Steps = Iterator[bool]
-"""Yields after each step; False: there is nothing to do before the disk has done something."""
+"""Yields after each step; False: wait for the disk."""
 
 
 class Rewrite:
-    """One job: where it writes, and what must not be trimmed meanwhile."""
+    """Write frames of one log again, and keep the old copies from being trimmed meanwhile."""
 
     def __init__(self, state: ShardState, slot: int) -> None:
-        self.state = state
-        self.slot = slot
+        self.state, self.slot = state, slot
         self.log: Log = state.logs[slot]
         self.held_position = self.log.oldest_position
-        """Nothing from here on is to be trimmed until all that was written is durable."""
+        """Nothing from here on may be trimmed until all that was written is durable."""
         self._epoch = self.log.epoch
 
     @property
     def piece_bytes(self) -> int:
-        """About so much is written as one group."""
+        """Size of a group, about."""
         return min(1 << 20, self.state.settings.segment_bytes // 8)
 
     def check(self, partition: Partition) -> None:
-        """Raises Unavailable if the partition is not to be touched, or the log has failed meanwhile."""
+        """Raise Unavailable if the partition is being changed, or the log has failed meanwhile."""
         known = self.state.partition(partition.partition_id) is partition
         if not known or not partition.logged or partition.is_changing:
             raise Unavailable(f"{partition.topic} is being changed")
         self.check_log()
 
     def check_log(self) -> None:
-        """Raises Unavailable if the log has failed meanwhile."""
+        """Raise Unavailable if the log has failed meanwhile."""
         if self.log.epoch != self._epoch or self.log.sync_fault is not None:
             raise Unavailable("the disk of the log has failed meanwhile")
 
@@ -57,13 +56,13 @@ class Rewrite:
         ):
             partition.written_again(start, start + span)
 
-    def breathe(self) -> Steps:
+    def wait_for_disk(self) -> Steps:
         """Wait while too much is on its way to the disk."""
         yield True
         while self.log.written_position - self.log.synced_position > UNSYNCED_BYTES_MAX:
             yield False
 
-    def settle(self) -> Steps:
+    def wait_durable(self) -> Steps:
         """Wait until all that is written is durable."""
         end = self.log.written_position
         while self.log.synced_position < end or self.log.sync_fault is not None:

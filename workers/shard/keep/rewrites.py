@@ -1,11 +1,11 @@
 """Frames that a worker writes again at the end of a log, under their old offsets: one job at a time.
 
     compaction.py    a pass over one partition: of every key the newest message is written again
-    pinned.py     what somebody still needs of the oldest segment of a full log
+    pinned.py        needed frames of the oldest segment of a full log
 
 A job is a generator that yields wherever it may be interrupted. It gets a few milliseconds of a turn.
-Until what it wrote is durable, what it read stays where it is: a kill at any instant finds the one or
-the other. A disk that fails ends the job; what it wrote by then is there twice and does no harm.
+Until the new copies are durable, the old ones stay: a kill at any instant finds the one or the other. A
+disk that fails ends the job; its copies are there twice and do no harm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from danube_fast.errors import DanubeError
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.keep.compaction import Compaction
-from danube_fast.workers.shard.keep.pinned import REWRITES, unpin
+from danube_fast.workers.shard.keep.pinned import REWRITES, free_oldest_segment
 from danube_fast.workers.shard.keep.rewrite import Rewrite, Steps
 from danube_fast.workers.shard.keep.segments import Segments
 from danube_fast.workers.shard.state import ShardState
@@ -26,23 +26,22 @@ __all__ = ["Rewrites"]
 _log = logging.getLogger(__name__)
 
 STEP_NS_MAX = 5_000_000
-"""Of each tick."""
+"""Time in each tick."""
 STEPS_MAX = 256
 """The same under a clock that stands still."""
 LOOK_NS = 1_000_000_000
-"""Partitions are looked at so often."""
+"""How often partitions are checked."""
 REFUSED_NS = 3 * LOOK_NS
-"""That too much of a segment is needed, or cannot be moved, is looked at anew, meanwhile it counts."""
+"""How long the refusal to free a segment counts, because too much of it is needed or cannot be moved."""
 RETRY_NS = 10_000_000_000
 """After a failure."""
 
 
 class Rewrites(Job):
-    """The jobs of one worker."""
+    """Run the rewrites of one worker."""
 
     def __init__(self, state: ShardState, segments: Segments) -> None:
-        self._state = state
-        self._segments = segments
+        self._state, self._segments = state, segments
         self.compaction = Compaction(state)
         state.pins.add(REWRITES, self.needed_position)
         self._job: Rewrite | None = None
@@ -51,19 +50,18 @@ class Rewrites(Job):
         self._wanted: list[int] = []
         """Slots of logs whose oldest segment is pinned."""
         self._refused: dict[int, tuple[int, int]] = {}
-        """By slot: the oldest position of a log whose segment there cannot be given back, and until when
-        that counts."""
+        """By slot: the oldest position of a log whose segment there cannot be freed, and until when that counts."""
 
     # ------------------------------------------------------------ asked by trimming
 
     def needed_position(self, slot: int) -> int | None:
-        """What lies behind it in that log is not to be trimmed; None: anything may be."""
+        """Find the position from which on that log must not be trimmed; None if no job needs it."""
         if self._job is None or self._job.slot != slot:
             return None
         return self._job.held_position
 
-    def unpin(self, slot: int) -> bool:
-        """Somebody needs something in the oldest segment of a full log: True if it may be moved away."""
+    def free_oldest_segment(self, slot: int) -> bool:
+        """Free the oldest segment of a full log soon; False if that was refused lately."""
         if slot not in self._wanted:
             self._wanted.append(slot)
         position, until_ns = self._refused.get(slot, (-1, 0))
@@ -74,11 +72,11 @@ class Rewrites(Job):
 
     @property
     def is_busy(self) -> bool:
-        """Something is to be done in the next turns."""
+        """Whether a job is under way."""
         return self._job is not None
 
     def do_work(self, now_ns: int) -> None:
-        """A few steps of the job; a new one, if it is time."""
+        """Take a few steps of the job; begin a new one, if it is time."""
         if self._job is None:
             if now_ns < self._look_at_ns and not self._wanted:
                 return
@@ -95,7 +93,7 @@ class Rewrites(Job):
     def _begin(self) -> None:
         if self._wanted:
             slot = self._wanted.pop(0)
-            self._start(slot, lambda job: self._unpin(job))
+            self._start(slot, self._free)
             return
         partition = self.compaction.next_partition()
         if partition is not None:
@@ -106,23 +104,23 @@ class Rewrites(Job):
         self._steps = self._guarded(job, steps(job))
 
     def _guarded(self, job: Rewrite, steps: Steps) -> Steps:
-        """A job's steps, and what follows whether they come to their end or not."""
+        """Take a job's steps, and end the job, whether they fail or not."""
         try:
             yield from steps
         except DanubeError as error:
             _log.warning("log %d: frames are not written again: %s", job.log.log_id, error)
             self._look_at_ns = self._state.now_ns + RETRY_NS
-        yield from job.settle()
+        yield from job.wait_durable()
         self._job = None
 
-    def _unpin(self, job: Rewrite) -> Steps:
+    def _free(self, job: Rewrite) -> Steps:
         done = False
         try:
-            done = yield from unpin(job, self._segments)
-        finally:  # what cannot be read or written pins the log as well: its limit holds
+            done = yield from free_oldest_segment(job, self._segments)
+        finally:  # frames that cannot be read or written stay needed
             self._refused.pop(job.slot, None)
             if not done:
                 until_ns = self._state.now_ns + REFUSED_NS
                 self._refused[job.slot] = job.log.oldest_position, until_ns
-        if job.slot in self._wanted:  # asked for again meanwhile: who still wants it asks anew
+        if job.slot in self._wanted:  # asked for meanwhile: trimming asks anew
             self._wanted.remove(job.slot)

@@ -1,7 +1,7 @@
 """Segments of a log: which partitions still need something in them; those that none needs are given back.
 
-What a partition needs is for its topic's policy and its subscriptions to say; who else holds on to a
-log (a move, a rewrite) is among the pins of the state.
+A topic's policy and its subscriptions say what a partition needs; other claims on a log (a move, a
+rewrite) are among the pins of the state.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["Segments"]
 
 
 class Segments:
-    """The segments of one worker's logs."""
+    """Find and give back unneeded segments of one worker's logs."""
 
     def __init__(self, state: ShardState, checkpoints: Checkpoints, retention: Retention) -> None:
         self._state, self._checkpoints, self._retention = state, checkpoints, retention
 
     def needed(self, slot: int, *, over: bool) -> tuple[int, tuple[Partition, str] | None]:
-        """Position below which nothing of a log is needed, and who needs what lies there."""
+        """Find the position below which nothing of a log is needed, and the partition and claim that need it."""
         log = self._state.logs[slot]
         mine = self._state.catalog.of_log(slot)
         keep_ns = self._state.settings.retention_seconds_min * SECOND_NS
@@ -44,7 +44,7 @@ class Segments:
         return limit, pin
 
     def _purged_below(self, slot: int) -> int:
-        """Position below which purges have left nothing that anybody may read; 0: there were none."""
+        """Find the position below which purges have left no message; 0: there were none."""
         mine = self._state.catalog.of_log(slot)
         if not any(partition.purged_until for partition in mine):
             return 0
@@ -66,7 +66,7 @@ class Segments:
         return until_acked and not own and partition.first_offset < partition.visible
 
     def claims(self, partition: Partition, *, over: bool) -> list[tuple[int, str]]:
-        """Offsets from which on a partition needs its messages, and what needs them."""
+        """List offsets from which on a partition needs its messages, and what needs them."""
         policy = partition.policy
         if policy.retention_policy is RetentionPolicy.FOREVER:
             return [(partition.first_offset, "retention_policy forever")]
@@ -81,7 +81,7 @@ class Segments:
         return claims
 
     def give_back(self, slot: int, position: int, *, urgent: bool) -> None:
-        """Nothing below `position` is needed any more; `urgent`: whatever the snapshots say."""
+        """Give back segments below `position`; `urgent`: even without a snapshot behind them."""
         log = self._state.logs[slot]
         before = log.oldest_position
         log.trim(position, urgent=urgent)
@@ -103,7 +103,7 @@ class Segments:
                     partition.keep_breaks(breaks_left(log, partition))
 
     def find_first_offsets(self, slot: int) -> None:
-        """At the start: what was trimmed is known to the log, not to the last snapshot."""
+        """Find the first offsets at the start: the last snapshot does not know what was trimmed since."""
         log = self._state.logs[slot]
         for partition in self._state.catalog.of_log(slot):
             if partition.reliable:

@@ -1,4 +1,4 @@
-"""Trimming: what a worker's logs may give back, and what they refuse when there is no room left."""
+"""Trimming: give back segments of a worker's logs, and refuse publishes when there is no room left."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Trimming"]
 
 TICK_NS = SECOND_NS
 LEFT_NS = 60 * SECOND_NS
-"""For so long a log is trimmed as far as it goes after a partition was removed, purged or compacted, by
+"""How long a log is trimmed as far as it goes after a partition was removed, purged or compacted, by
 snapshots of its own."""
 
 
 class Trimming(Job):
-    """Trimming of one worker's logs."""
+    """Trim the logs of one worker."""
 
     def __init__(
         self, state: ShardState, quota: WorkerQuota, segments: Segments, rewrites: Rewrites
@@ -30,8 +30,7 @@ class Trimming(Job):
         self._segments, self._rewrites = segments, rewrites
         self._left_ns: dict[int, int] = {}
         """By slot of a log: when a partition was removed from it, or purged, the last time."""
-        self._next_ns = 0
-        self._count = 0
+        self._next_ns = self._count = 0
         state.removal_listeners.append(self.trim_soon)
         rewrites.compaction.after_pass = self.trim_soon
 
@@ -62,16 +61,18 @@ class Trimming(Job):
             return
         limit, pin = self._segments.needed(slot, over=over)
         before = log.oldest_position
-        held = self._state.pins.lowest(slot)
-        limit = limit if held is None else min(limit, held)
+        pinned = self._state.pins.lowest(slot)
+        limit = limit if pinned is None else min(limit, pinned)
         if limit > before:
             left_ns = self._left_ns.get(slot)
             left = left_ns is not None and self._state.now_ns - left_ns < LEFT_NS
             self._segments.give_back(slot, limit, urgent=over or left)
-        pinned = over and pin is not None and log.oldest_position == before
-        # else only a snapshot is missing: it is due
-        pinned = pinned and limit < log.oldest_end and not self._rewrites.unpin(slot)
-        self._limit(slot, pin if pinned else None)
+        is_stuck = over and pin is not None and log.oldest_position == before
+        # otherwise only a snapshot is missing: it is due
+        is_stuck = (
+            is_stuck and limit < log.oldest_end and not self._rewrites.free_oldest_segment(slot)
+        )
+        self._limit(slot, pin if is_stuck else None)
 
     def _limit(self, slot: int, pin: tuple[Partition, str] | None) -> None:
         """At `wal_bytes_max`, refuse the topic whose subscription pins the oldest segment."""

@@ -1,8 +1,8 @@
-"""A partition arrives from a log of another worker: what the worker that gets it does.
+"""Arrival of a partition from a log of another worker: the side of the worker that gets it.
 
-    move_here     forget what is left of an earlier life -> copy frames until nearly all are here
-    move_finish   (closed over there by now) copy the rest and the state -> records -> all durable
-    move_drop     it does not come after all
+    CopyPartition   forget what is left of an earlier stay -> copy frames until nearly all are here
+    FinishMove      (closed over there by now) copy the rest and the state -> records -> all durable
+    DropCopy        the partition does not come after all
 
 Frames are copied as they are: offsets, times and the producers' own crcs stay; they get a place, a
 crc and an index entry in this log. Until the records are durable and the coordinator has recorded
@@ -31,31 +31,22 @@ __all__ = ["Arrivals"]
 _log = logging.getLogger(__name__)
 
 UNSYNCED_BYTES_MAX = 16 * 1024 * 1024
-"""Copying goes on when the disk has no more than this to catch up with: publishers share it."""
+"""Copying goes on when no more than this waits for the disk: publishers share it."""
 READ_TIMEOUT_MS = 5_000
 PACE_NS = 20_000_000_000
-"""In so long the messages that are left to copy must have become fewer."""
+"""How often the messages that are left to copy must have become fewer."""
 
 
 class _Arrival:
     """One partition on its way here."""
 
-    __slots__ = ("assigned", "check_ns", "frames", "frozen", "left", "log_epoch", "next_offset", "owner_epoch",
-                 "partition_id", "purged", "request", "slot", "source", "start_position", "state",
-                 "waits")  # fmt: skip
-
     def __init__(
         self, request: Request[m.CopyPartition], assigned: r.PartitionAssigned, slot: int
     ) -> None:
         self.request: Request[Any] | None = request
-        self.assigned = assigned
-        self.partition_id = assigned.partition_id
-        self.slot = slot
-        self.source = request.message.source
-        self.owner_epoch = request.message.owner_epoch
-        self.log_epoch = 0
-        self.start_position = 0
-        self.next_offset = 0
+        self.assigned, self.partition_id, self.slot = assigned, assigned.partition_id, slot
+        self.source, self.owner_epoch = request.message.source, request.message.owner_epoch
+        self.log_epoch = self.start_position = self.next_offset = 0
         self.check_ns = self.left = 0
         """When to look next whether copying catches up; how many messages were left the last time."""
         self.frozen: m.Frozen | None = None
@@ -65,11 +56,11 @@ class _Arrival:
         """Of a topic that is kept in memory."""
         self.purged = False
         self.waits = True
-        """For a turn, not for an answer."""
+        """Whether it waits for a turn, not for an answer."""
 
 
 class Arrivals(Job):
-    """Handlers of one worker, and the copying."""
+    """Copy partitions into the logs of one worker."""
 
     def __init__(self, state: ShardState, ownership: Ownership, quota: WorkerQuota) -> None:
         self._state, self._ownership, self._quota = state, ownership, quota
@@ -81,16 +72,16 @@ class Arrivals(Job):
 
     @property
     def is_busy(self) -> bool:
-        """Something is to be done in the next turns."""
-        return bool(self._arriving) and any(each.waits for each in self._arriving.values())
+        """Whether an arrival goes on in the next turns."""
+        return any(arrival.waits for arrival in self._arriving.values())
 
     def needed_position(self, slot: int) -> int | None:
-        """What lies behind it in that log is not to be trimmed; None: anything may be."""
+        """Find the position from which on that log must not be trimmed; None if arrivals need nothing of it."""
         starts = [a.start_position for a in self._arriving.values() if a.slot == slot]
         return min(starts, default=None)
 
     def do_work(self, now_ns: int) -> None:
-        """Go on with what waits for a turn."""
+        """Go on with arrivals that wait for a turn."""
         for arrival in list(self._arriving.values()):
             if arrival.waits:
                 self._proceed(arrival)
@@ -129,7 +120,7 @@ class Arrivals(Job):
         request.reply()
 
     def give_up_all(self) -> None:
-        """Who asked for them is gone."""
+        """Give up all arrivals: the coordinator that asked for them is gone."""
         for partition_id in list(self._arriving):
             self._give_up(partition_id)
 
@@ -149,14 +140,14 @@ class Arrivals(Job):
     # ------------------------------------------------------------ copying
 
     def _proceed(self, arrival: _Arrival) -> None:
-        """The next step; what prevents it is the end of this arrival, and of nothing else."""
+        """Take the next step; an error ends this arrival, and no other."""
         try:
             self._go_on(arrival)
         except DanubeError as error:
             self._fail(arrival, error)
 
     def _go_on(self, arrival: _Arrival) -> None:
-        """The next step, now or in a later turn. Raises what prevents it."""
+        """Take the next step, now or in a later turn. Raises what prevents it."""
         log = self._state.logs[arrival.slot]
         arrival.waits = True
         if not arrival.purged:
@@ -171,7 +162,7 @@ class Arrivals(Job):
         elif len(arrival.state) < frozen.state_bytes:
             self._ask(arrival, m.ReadState(arrival.partition_id, len(arrival.state)))
         else:
-            self._settle(arrival, frozen)
+            self._enter(arrival, frozen)
 
     def _ask(self, arrival: _Arrival, question: m.ReadPartition | m.ReadState) -> None:
         def got(reply: Reply) -> None:
@@ -192,7 +183,7 @@ class Arrivals(Job):
         )
 
     def _take(self, arrival: _Arrival, copied: m.Copied, body: Any) -> None:
-        """Keep what was read, while the other worker reads what follows. Raises what prevents it."""
+        """Keep frames that came, while the other worker reads the next. Raises what prevents it."""
         arrival.next_offset = max(arrival.next_offset, copied.next_offset)
         frozen = arrival.frozen
         more = arrival.next_offset < frozen.end_offset if frozen else not copied.is_end
@@ -214,7 +205,7 @@ class Arrivals(Job):
             request.reply()
 
     def _check_pace(self, arrival: _Arrival, end_offset: int) -> None:
-        """Copying must catch up with publishing, or there is no end to it."""
+        """Raise ResourceExhausted if copying does not catch up with publishing: there would be no end."""
         now_ns, left = self._state.now_ns, end_offset - arrival.next_offset
         if now_ns < arrival.check_ns:
             return
@@ -237,19 +228,19 @@ class Arrivals(Job):
         write_again(self._state.journals[arrival.slot], frames, self._state.now_ns)
 
     def _check_log(self, arrival: _Arrival) -> None:
-        """A sync that failed may have taken frames back that nobody else here knows of."""
+        """Raise Unavailable after a failed sync: it may have taken back frames of this arrival."""
         log = self._state.logs[arrival.slot]
         if log.epoch != arrival.log_epoch or log.sync_fault is not None:
             raise Unavailable("the disk of the other worker's log failed meanwhile; try again")
 
     # ------------------------------------------------------------ the end
 
-    def _settle(self, arrival: _Arrival, frozen: m.Frozen) -> None:
-        """All is here: enter it, closed as yet, and answer when it is durable."""
+    def _enter(self, arrival: _Arrival, frozen: m.Frozen) -> None:
+        """Enter the partition, closed as yet, and answer when all of it is durable."""
         self._check_log(arrival)
         request = arrival.request
         if request is None:
-            raise Internal("a partition arrived that nobody waits for; report this")
+            raise Internal("a partition arrived without a request; report this")
         moving = r.PartitionMoving(
             arrival.partition_id, r.Moving.ARRIVING, arrival.owner_epoch, arrival.assigned
         )

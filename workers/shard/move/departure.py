@@ -1,12 +1,12 @@
-"""A partition leaves for a log of another worker: what the worker that has it so far does.
+"""Departure of a partition to a log of another worker: the side of the worker that has it so far.
 
-    move_read     frames from an offset on; any number of times, publishing goes on
-    move_freeze   consumers are sent away, and their last acks taken; then closed: publishes told to come again; all of it and a record
-                  that says so are durable when this is answered
-    move_state    the rest (offsets, producers and their windows, subscriptions), in pieces
-    move_cancel   it stays after all           move_away    the other log has it: forget it
+    ReadPartition     frames from an offset on; any number of times, publishing goes on
+    FreezePartition   consumers are sent away, and their last acks taken; then the partition is closed, and
+                      publishers try again later. Answered when all of it and a record of this are durable
+    ReadState         the rest (offsets, producers and their windows, subscriptions), in pieces
+    CancelMove        it stays after all           PartitionMoved    the other log has it: forget it
 
-Between freeze and the last two nobody knows here whose it is, also after a restart: see `moves.py`.
+Between freeze and the last two this worker does not know whose it is, also after a restart: see `moves.py`.
 """
 
 from __future__ import annotations
@@ -34,48 +34,38 @@ PIECE_BYTES = 384 * 1024
 """One answer; a single frame may be larger. Fits a mailbox of the default size in one record."""
 
 
-GOODBYE_NS = 1_000_000_000
-"""For so long last acks of a consumer that was sent away are waited for, unless it says that it has left.
-Twice a heartbeat: a client whose application is busy reads what it was sent with the next."""
+DRAIN_NS = 1_000_000_000
+"""How long to wait for the last acks of consumers that were sent away, unless they say that they have left.
+Twice a heartbeat: a client whose application is busy reads messages with the next."""
 
 
-class _Goodbye:
-    """Consumers of a partition were sent away, and their last acks are on the way."""
-
-    __slots__ = ("began_ns", "consumers", "partition", "request")
+class _Drain:
+    """A partition whose consumers were sent away, while their last acks are on the way."""
 
     def __init__(
-        self,
-        request: Request[m.FreezePartition],
-        partition: Partition,
-        consumers: list[Consumer],
-        began_ns: int,
-    ) -> None:
+        self, request: Request[m.FreezePartition], partition: Partition,
+        consumers: list[Consumer], began_ns: int,
+    ) -> None:  # fmt: skip
         self.request: Request[m.FreezePartition] | None = request
         """None: the move was given up."""
-        self.partition = partition
-        self.consumers = consumers
-        self.began_ns = began_ns
+        self.partition, self.consumers, self.began_ns = partition, consumers, began_ns
 
     @property
     def is_over(self) -> bool:
-        """All have left."""
+        """Whether all have left."""
         return all(consumer.slot < 0 for consumer in self.consumers)
 
 
 class Departures(Job):
-    """Handlers of one worker."""
+    """Let partitions of one worker go to another."""
 
     def __init__(
         self, state: ShardState, ownership: Ownership, reader: LogReader, consumers: Consumers,
         dispatcher: Dispatcher,
     ) -> None:  # fmt: skip
-        self._state = state
-        self._ownership = ownership
-        self._reader = reader
-        self._consumers = consumers
-        self._dispatcher = dispatcher
-        self.goodbyes: dict[int, _Goodbye] = {}
+        self._state, self._ownership, self._reader = state, ownership, reader
+        self._consumers, self._dispatcher = consumers, dispatcher
+        self.drains: dict[int, _Drain] = {}
         """By partition id; publishing goes on, and nothing is delivered."""
         mailbox = state.boot.mailbox
         mailbox.serve(m.ReadPartition, self._read)
@@ -102,7 +92,7 @@ class Departures(Job):
         request.reply(m.Copied(reached, end, is_end=reached >= end, is_logged=is_logged), body)
 
     def _frames(self, partition: Partition, offset: int) -> tuple[bool, list[tuple[Any, int]]]:
-        """About PIECE_BYTES of frames from an offset on, each with its end; whether from the log."""
+        """Read about PIECE_BYTES of frames from an offset on, each with its end; whether from the log."""
         oldest = partition.oldest_in_tail()
         kept_until = partition.visible if oldest is None else oldest.base_offset
         if partition.reliable and (partition.logged or offset < kept_until):
@@ -124,45 +114,45 @@ class Departures(Job):
 
     def _freeze(self, request: Request[m.FreezePartition]) -> None:
         partition = self._require(request.message.partition_id)
-        goodbye = self.goodbyes.get(partition.partition_id)
-        if goodbye is not None:  # of a move that was given up
-            goodbye.request = request
+        drain = self.drains.get(partition.partition_id)
+        if drain is not None:  # of a move that was given up
+            drain.request = request
             return
         if partition.is_changing:
             raise Unavailable(f"{partition.topic} is being changed just now; try again")
         consumers = self._ownership.dismiss_consumers(partition)
-        goodbye = _Goodbye(request, partition, consumers, self._state.now_ns)
-        self.goodbyes[partition.partition_id] = goodbye
+        drain = _Drain(request, partition, consumers, self._state.now_ns)
+        self.drains[partition.partition_id] = drain
         self._state.leaving.add(partition.partition_id)
         if not consumers:
-            self._part(goodbye)
+            self._end_drain(drain)
 
     def give_up_all(self) -> None:
-        """The coordinator that asked is gone: nothing is closed for it any more."""
-        for goodbye in self.goodbyes.values():
-            goodbye.request = None
+        """Close nothing any more for the coordinator that asked: it is gone."""
+        for drain in self.drains.values():
+            drain.request = None
 
     @property
     def is_busy(self) -> bool:
-        """Something is to be done in the next turns."""
-        return bool(self.goodbyes)
+        """Whether last acks are waited for."""
+        return bool(self.drains)
 
     def do_work(self, now_ns: int) -> None:
-        """Close what its consumers have left."""
-        for goodbye in list(self.goodbyes.values()):
-            if goodbye.is_over or now_ns - goodbye.began_ns >= GOODBYE_NS:
-                self._part(goodbye)
+        """Close partitions that all consumers have left."""
+        for drain in list(self.drains.values()):
+            if drain.is_over or now_ns - drain.began_ns >= DRAIN_NS:
+                self._end_drain(drain)
 
-    def _part(self, goodbye: _Goodbye) -> None:
-        """What its consumers have not acked by now is delivered again, wherever the partition is then."""
-        partition = goodbye.partition
-        del self.goodbyes[partition.partition_id]
+    def _end_drain(self, drain: _Drain) -> None:
+        """End the wait: messages without an ack are delivered again, wherever the partition is then."""
+        partition = drain.partition
+        del self.drains[partition.partition_id]
         self._state.leaving.discard(partition.partition_id)
-        for consumer in goodbye.consumers:
+        for consumer in drain.consumers:
             session = self._state.sessions.by_number(consumer.session)
             if session is not None and consumer.slot >= 0:
                 self._consumers.detach(session, consumer, Parting.LOST)
-        request = goodbye.request
+        request = drain.request
         if request is None:
             return
         if self._state.partition(partition.partition_id) is not partition:
@@ -170,12 +160,11 @@ class Departures(Job):
         elif partition.is_changing:
             request.fail(Unavailable(f"{partition.topic} is being changed just now; try again"))
         else:
-            self._close(
-                request, partition, (self._state.now_ns - goodbye.began_ns) // MILLISECOND_NS
-            )
+            drain_ms = (self._state.now_ns - drain.began_ns) // MILLISECOND_NS
+            self._close(request, partition, drain_ms)
 
     def _close(
-        self, request: Request[m.FreezePartition], partition: Partition, goodbye_ms: int
+        self, request: Request[m.FreezePartition], partition: Partition, drain_ms: int
     ) -> None:
         self._ownership.send_consumers_away(partition)
         epoch = request.message.owner_epoch
@@ -198,12 +187,12 @@ class Departures(Job):
             request.reply(
                 m.Frozen(
                     partition.visible, partition.first_offset, len(state),
-                    partition.message_count, partition.byte_count, goodbye_ms,
+                    partition.message_count, partition.byte_count, drain_ms,
                 )
             )  # fmt: skip
 
         moving = r.PartitionMoving(partition.partition_id, r.Moving.LEAVING, partition.moving_epoch)
-        self._state.journals[partition.log_slot].record(moving, recorded)
+        self._state.record(partition, moving, recorded)
 
     def _send_state(self, request: Request[m.ReadState]) -> None:
         state = self._ownership.exports.get(request.message.partition_id)
@@ -216,9 +205,9 @@ class Departures(Job):
 
     def _cancel(self, request: Request[m.CancelMove]) -> None:
         partition_id = request.message.partition_id
-        goodbye = self.goodbyes.get(partition_id)
-        if goodbye is not None:
-            goodbye.request = None
+        drain = self.drains.get(partition_id)
+        if drain is not None:
+            drain.request = None
         partition = self._state.partition(partition_id)
         if partition is not None and partition.moving is r.Moving.LEAVING:
             self._ownership.release(partition)

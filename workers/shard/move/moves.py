@@ -1,16 +1,16 @@
-"""Partitions that move between the logs of two workers: whose they are when nobody is sure.
+"""Partitions that move between the logs of two workers: which log has them when a move was cut short.
 
     worker with the old log             coordinator              worker with the new log
-        <------ ReadPartition ------------------------------ move_here: copy, publishing goes on
-    move_freeze: closed, durable  <----     |
-        <------ move_read, move_state -------------------- move_finish: closed, all durable
+        <------ ReadPartition ------------------------------ CopyPartition: publishing goes on
+    FreezePartition: closed, durable <--    |
+        <------ ReadPartition, ReadState ------------------- FinishMove: closed, all durable
                                       compare-and-set
-    move_away: forget it          <----     |       ---->  assign: open
+    PartitionMoved: forget it     <----     |       ---->  Assign: open
 
 The metadata decides. A partition that is LEAVING or ARRIVING is closed: a worker that restarts, or
 that meets a new coordinator, asks, and keeps or forgets it as it is told. So whichever of the three
-dies, and whenever: one log has the partition, with everything in it. After a restart with fewer workers
-one worker may have both logs; what the later of them says stands aside (`Catalog.others`) until then.
+dies, and whenever: one log has the partition, with all of its messages. After a restart with fewer workers
+one worker may have both logs; the partitions of the later one wait in `Catalog.others` until then.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _log = logging.getLogger(__name__)
 
 
 class Moves:
-    """Does what the metadata says of partitions of one worker that are being moved."""
+    """Keep or drop the partitions of one worker whose move was cut short, as the metadata says."""
 
     def __init__(self, state: ShardState, ownership: Ownership, arrivals: Arrivals) -> None:
         self._state, self._ownership, self._arrivals = state, ownership, arrivals
         state.pins.add("moves", self.needed_position)
 
     def needed_position(self, slot: int) -> int | None:
-        """What lies behind it in that log is not to be trimmed; None: anything may be."""
+        """Find the position from which on that log must not be trimmed; None if moves need nothing of it."""
         if slot in self._state.catalog.others:
             return 0
         return self._arrivals.needed_position(slot)
 
-    # ------------------------------------------------------------ who decides
+    # ------------------------------------------------------------ decisions
 
     def undecided(self) -> dict[int, list[Partition]]:
-        """By id: all that is here of partitions of which the metadata must say where they are."""
+        """List, by id, the partitions here whose owner the metadata must decide."""
         catalog = self._state.catalog
         moving = [partition for partition in catalog.by_id.values() if partition.moving]
         found = {partition.partition_id: [partition] for partition in moving}
@@ -59,7 +59,7 @@ class Moves:
         return found
 
     def decide(self, undecided: list[Partition], entry: m.Assignment) -> None:
-        """The metadata gives a partition to a log of this worker: keep what that has of it."""
+        """Keep a partition that the metadata gives to a log of this worker."""
         slot = self._ownership.slot_of(entry.log_id)
         kept = [partition for partition in undecided if partition.log_slot == slot]
         if not kept:
@@ -80,14 +80,14 @@ class Moves:
             self._ownership.release(kept[0])
 
     def decide_elsewhere(self, undecided: list[Partition]) -> None:
-        """The metadata gives a partition to a log of another worker, or it was deleted."""
+        """Drop a partition that the metadata gives to a log of another worker, or that was deleted."""
         for partition in undecided:
             if partition.moving or self._ownership.is_aside(partition):
                 _log.info("a move of %s was cut short: it is not here", partition.topic)
                 self._ownership.drop(partition)
 
     def assigned(self, partition: Partition, entry: m.Assignment) -> bool:
-        """The coordinator hands a partition over that may be closed; False if it stays so."""
+        """Open a partition that the coordinator assigns; False if it stays closed."""
         if not partition.moving:
             return True
         arrives = partition.moving is r.Moving.ARRIVING
@@ -97,7 +97,7 @@ class Moves:
         return True
 
     def _adopt(self, partition: Partition) -> None:
-        """What stood aside is what counts."""
+        """Enter a partition of `Catalog.others`: that copy counts."""
         catalog, slot = self._state.catalog, partition.log_slot
         other = catalog.others[slot]
         moving = r.PartitionMoving(

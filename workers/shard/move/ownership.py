@@ -1,4 +1,4 @@
-"""What becomes of a partition that moves: its consumers are sent away, it is opened, dropped, entered."""
+"""Steps of a move: consumers are sent away, the partition is opened, dropped, entered."""
 
 from __future__ import annotations
 
@@ -22,27 +22,23 @@ __all__ = ["Ownership"]
 _log = logging.getLogger(__name__)
 
 RESUME_NS = 10_000_000_000
-"""Consumers of a non_reliable topic that come back so soon go on where they were."""
+"""How soon consumers of a non_reliable topic must come back to go on where they were."""
 
 
 class Ownership:
-    """The steps that both sides of a move are made of, for one worker."""
+    """Take the steps of moves that both sides need, for one worker."""
 
     def __init__(
         self, state: ShardState, delivery: Delivery, consumers: Consumers, intake: Intake,
         tails: Tails, lookahead: Lookahead,
     ) -> None:  # fmt: skip
-        self._state = state
-        self._delivery = delivery
-        self._consumers = consumers
-        self._intake = intake
-        self._tails = tails
-        self._lookahead = lookahead
+        self._state, self._delivery, self._consumers = state, delivery, consumers
+        self._intake, self._tails, self._lookahead = intake, tails, lookahead
         self.exports: dict[int, bytes] = {}
         """State of partitions that leave, by id, until it is known where they are."""
 
     def slot_of(self, log_id: int) -> int:
-        """Slot of one of this worker's logs. Raises NotOwner."""
+        """Find the slot of one of this worker's logs. Raises NotOwner."""
         for slot, log in enumerate(self._state.logs):
             if log.log_id == log_id:
                 return slot
@@ -54,14 +50,14 @@ class Ownership:
         return other is not None and other.by_id.get(partition.partition_id) is partition
 
     def send_consumers_away(self, partition: Partition) -> None:
-        """They look the topic up again and subscribe where it is then."""
+        """Close all consumers: their clients look the topic up and subscribe again."""
         for sub in partition.all_subscriptions():
             for consumer in list(sub.consumers):
                 self._send_away(partition, consumer)
 
     def dismiss_consumers(self, partition: Partition) -> list[Consumer]:
-        """Send those away that ack. Acks of some are on their way, or will be when they hear of it:
-        those that hold something, which stay attached for as long as the caller waits."""
+        """Send consumers that ack away. Those with unacked messages stay attached for as long as the caller
+        waits, as their acks may be on the way: they are returned."""
         subs = [sub for sub in partition.subscriptions.values() if sub.tracks]
         consumers = [consumer for sub in subs for consumer in sub.consumers]
         holding = [consumer for consumer in consumers if consumer.unacked]
@@ -81,7 +77,7 @@ class Ownership:
             self._consumers.detach(session, consumer)
 
     def release(self, partition: Partition) -> None:
-        """It is this log's: open it. What was accepted stays so, whether the record gets durable or not."""
+        """Open a partition: it is this log's. Messages stay accepted, whether the record gets durable or not."""
         if not partition.moving:
             return
         self.exports.pop(partition.partition_id, None)
@@ -89,7 +85,7 @@ class Ownership:
         self._state.catalog.end_move(partition)
         self._state.apply_policy(partition)
         record = r.PartitionMoving(partition.partition_id, r.Moving.NO, partition.moving_epoch)
-        self._state.journals[partition.log_slot].record(record)
+        self._state.record(partition, record)
         self._intake.reserve_offsets(partition, urgent=True)
         if arrived:
             partition.resume_until(self._state.now_ns + RESUME_NS)
@@ -98,7 +94,7 @@ class Ownership:
         self._state.mark_ready(partition)
 
     def drop(self, partition: Partition) -> None:
-        """Another log has it: forget all of it here."""
+        """Forget a partition: another log has it."""
         partition_id = partition.partition_id
         if self.is_aside(partition):
             self._state.catalog.others[partition.log_slot].remove(partition_id, moved=True)
@@ -110,10 +106,7 @@ class Ownership:
             self._state.forget(partition)
         else:
             return
-        self._state.journals[partition.log_slot].record(
-            r.PartitionRemoved(partition_id, moved=True)
-        )
-        self._state.logs[partition.log_slot].drop_partition(partition_id)
+        self._state.record_removal(partition, moved=True)
 
     def enter(
         self, records: Sequence[r.Record], slot: int, frames: Sequence[Stored] = ()
@@ -126,7 +119,7 @@ class Ownership:
         row = self._state.tables.partitions[partition.slot]
         for stored in frames:
             if stored.end_offset <= partition.first_offset:
-                continue  # acked by everybody meanwhile
+                continue  # acked by all meanwhile
             partition.append(stored)
             if not partition.keeps_memory:
                 self._tails.count(partition, stored)
@@ -135,13 +128,13 @@ class Ownership:
             run = self._state.logs[slot].find(partition.partition_id, partition.first_offset)
             partition.begin_at(run.base_offset if run is not None else partition.visible)
         self._state.apply_policy(partition)
-        # who publishes here without having noticed the move opens again, and is not taken for a ghost
+        # a producer that has not noticed the move opens again, and is not fenced
         producers = self._state.tables.producers
         mine = producers[:, ProducerWord.PARTITION_ID] == partition.partition_id
         producers[mine, ProducerWord.SESSION] = SESSION_ARRIVED
         return partition
 
     def tidy(self, slot: int) -> None:
-        """Forget that anything of a log stood aside, when nothing does any more."""
+        """Drop the other catalog of a log once it is empty."""
         if not self._state.catalog.others[slot].by_id:
             del self._state.catalog.others[slot]

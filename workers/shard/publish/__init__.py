@@ -1,1 +1,1 @@
-"""The way of a published message into the log."""
+"""Publishing: from the client's bundle into the log."""

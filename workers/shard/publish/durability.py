@@ -1,17 +1,19 @@
-"""Changing a topic's durability while it is in use, so that no message falls between two stools.
+"""Changes of a topic's durability while it is in use, without losing a message.
 
     asked -> publishes refused ("send again") -> record durable, and with it all that came before
-          -> memory to log: what memory still holds is written to the log, at the same offsets
+          -> memory to log: frames in memory are written to the log, at the same offsets
           -> log to memory: old messages stay in the log and are read from there
           -> publishes taken again, under the new durability -> answered
 
-Frames of two durabilities are so never under way at the same time: each kind becomes visible at
-another moment, and consumers must see offsets in order.
+So frames of two durabilities are never under way at the same time: each kind becomes visible at another
+moment, and consumers must see offsets in order.
 """
 
 from __future__ import annotations
 
 import logging
+
+import msgspec
 
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.gate import Cause
@@ -22,8 +24,8 @@ from danube_fast.errors import DanubeError
 from danube_fast.types import Durability
 from danube_fast.workers.shard.deliver.dispatcher import Dispatcher
 from danube_fast.workers.shard.deliver.tails import Tails
+from danube_fast.workers.shard.publish.copies import append_copies
 from danube_fast.workers.shard.publish.intake import Intake
-from danube_fast.workers.shard.publish.sync_faults import append_frame
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["DurabilityChanges"]
@@ -32,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class DurabilityChanges:
-    """Changes of topics on one worker."""
+    """Change the durability of partitions of one worker."""
 
     def __init__(
         self, state: ShardState, intake: Intake, tails: Tails, dispatcher: Dispatcher
@@ -68,8 +70,8 @@ class DurabilityChanges:
         journal.record(self._standing(partition, assigned), recorded)
 
     def _go_back(self, partition: Partition) -> None:
-        """The record of the change may be in the log all the same: another one must follow it, and no
-        offset may be shown by the reservation that the change took back."""
+        """Record the old settings again, as the record of the change may be in the log all the same. No offset
+        may be shown by the reservation that the change took back."""
         journal = self._state.journals[partition.log_slot]
         state = self._state.catalog.state_of(partition)
         journal.record(partition.assigned)
@@ -78,7 +80,7 @@ class DurabilityChanges:
             partition.restore_reserved(min(partition.safe_until, state.next_offset))
 
     def _standing(self, partition: Partition, assigned: r.PartitionAssigned) -> r.PartitionState:
-        """Where the partition stands: replay must not fall back behind offsets that no log has."""
+        """Describe where the partition stands: replay must not go back to offsets that no log has."""
         state = self._state.catalog.state_of(partition)
         strict = Partition(assigned, partition.log_slot, partition.slot).strict
         reserved = state.reserved_until
@@ -86,16 +88,10 @@ class DurabilityChanges:
             reserved = INT64_MAX
         elif reserved == INT64_MAX:
             reserved = state.next_offset
-        return r.PartitionState(
-            state.partition_id,
-            state.next_offset,
-            state.append_time_ns,
-            state.first_offset,
-            reserved,
-        )
+        return msgspec.structs.replace(state, reserved_until=reserved)
 
     def _switch(self, partition: Partition, assigned: r.PartitionAssigned) -> DanubeError | None:
-        """Everything that was published so far is durable: from here on the new settings hold."""
+        """Put the new settings in force, now that all that was published so far is durable."""
         self._dispatcher.show_memory_entries()
         was_logged = partition.logged
         becomes_logged = assigned.durability != Durability.MEMORY.value
@@ -107,16 +103,14 @@ class DurabilityChanges:
             except DanubeError as error:
                 return error
         partition.assign(assigned)
-        if becomes_logged:
-            row = self._state.tables.partitions[partition.slot]
-            if partition.strict:
-                row[PartitionWord.RESERVED_UNTIL] = INT64_MAX
+        if becomes_logged and partition.strict:
+            self._state.tables.partitions[partition.slot, PartitionWord.RESERVED_UNTIL] = INT64_MAX
         return None
 
     def _write_tail(self, partition: Partition) -> None:
         """Write a memory topic's frames to the log and count them among those that may be evicted.
 
-        Raises ResourceExhausted or Internal; what was written by then is there twice, and does no harm.
+        Raises ResourceExhausted or Internal; frames written by then are there twice, and do no harm.
         """
         journal = self._state.journals[partition.log_slot]
         journal.write(self._state.now_ns)
@@ -124,7 +118,7 @@ class DurabilityChanges:
         try:
             for stored in frames:
                 # a copy, for the frame may be on its way to a consumer just now
-                append_frame(journal.log, memoryview(bytearray(stored.memory)))
+                append_copies(journal.log, bytearray(stored.memory))
         finally:
             journal.marked = False
             journal.refresh()

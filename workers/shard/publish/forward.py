@@ -1,4 +1,4 @@
-"""Publishing to a partition of another worker: passed on through the mailbox, answered when it is.
+"""Publishing to a partition of another worker: passed on through the mailbox, answered when that answers.
 
     client --OPEN_PRODUCER, PUBLISH--> worker A --open_producer, publish--> worker B (owner)
            <----- RESULT, PUBLISHED --          <------ when durable -------
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from danube_fast.broker import messages as m
-from danube_fast.errors import DanubeError, NotOwner
+from danube_fast.errors import NotOwner
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.net import protocol as p
 from danube_fast.net.protocol import Status
@@ -29,16 +29,16 @@ from danube_fast.workers.shard.state import ShardState
 __all__ = ["Forwarder"]
 
 OWNERS_MAX = 100_000
-"""Partitions of other workers that are remembered; beyond, all are forgotten and asked again."""
+"""Partitions of other workers that are remembered; above, all are forgotten and asked for again."""
 
 
 def _session_of(request: Request[m.OpenProducer] | Request[m.PublishBundle]) -> int:
-    """Below -1, which stands for nobody."""
+    """Session number of the producers of a peer: below -1, which stands for no session."""
     return -1 - request.peer
 
 
 class Forwarder:
-    """Both sides of passing on, for one worker."""
+    """Pass producers and publishes on to other workers, and serve those of others."""
 
     def __init__(
         self, state: ShardState, delivery: Delivery, intake: Intake, producers: Producers
@@ -54,7 +54,7 @@ class Forwarder:
         mailbox.epoch_watchers.append(self._restarted)
 
     def _restarted(self, peer: int, epoch: int) -> None:
-        """Its producers have no session any more: publishers look up and open again."""
+        """Forget partitions of a restarted peer: its producers have no session any more, publishers look up again."""
         self._owners = {pid: owner for pid, owner in self._owners.items() if owner != peer}
 
     # ------------------------------------------------------------ on the worker that was asked
@@ -65,10 +65,7 @@ class Forwarder:
         def answer(reply: Reply) -> None:
             if isinstance(reply.error, NotOwner):
                 self._owners.pop(command.partition_id, None)
-            if reply.error is None:
-                self._delivery.result(session, command.request, reply.value)
-            else:
-                self._delivery.fail(session, command.request, reply.error)
+            self._delivery.respond(session, command.request, reply.value, reply.error)
 
         def found(owner: int) -> None:
             message = m.OpenProducer(command.partition_id, command.name)
@@ -88,8 +85,7 @@ class Forwarder:
             owner = reply.value.process if reply.error is None else None
             if owner is None or owner == self._state.boot.config.process_index:
                 text = f"partition {partition_id} is not here; look the topic up again"
-                error = reply.error or NotOwner(text)
-                failed(Reply(error=error))
+                failed(Reply(error=reply.error or NotOwner(text)))
                 return
             if len(self._owners) >= OWNERS_MAX:
                 self._owners.clear()
@@ -101,7 +97,7 @@ class Forwarder:
     def publish(
         self, publication: Publication, place: int, partition_id: int, frame: memoryview
     ) -> bool:
-        """Pass one frame on; its status goes to `place`. False if nobody is known to own it."""
+        """Pass one frame on; its status goes to `place`. False if no owner is known."""
         owner = self._owners.get(partition_id)
         if owner is None or publication.session < 0:  # passed on by another worker, who looks again
             return False
@@ -109,8 +105,7 @@ class Forwarder:
 
         def answered(reply: Reply) -> None:
             status, offset = reply.value if reply.error is None else (Status.NOT_OWNER, 0)
-            publication.statuses[place] = status
-            publication.statuses[place + 1] = offset
+            publication.statuses[place : place + 2] = status, offset
             if status == Status.NOT_OWNER:
                 self._owners.pop(partition_id, None)
             if reply.error is not None:
@@ -124,19 +119,11 @@ class Forwarder:
     # ------------------------------------------------------------ on the owner
 
     def _open_here(self, request: Request[m.OpenProducer]) -> None:
-        asked = request.message
-
-        def done(opened: m.Opened | None, error: DanubeError | None) -> None:
-            if error is not None:
-                request.fail(error)
-            else:
-                request.reply(opened)
-
-        self._producers.register(_session_of(request), asked.partition_id, asked.name, done)
+        asked, session = request.message, _session_of(request)
+        self._producers.register(session, asked.partition_id, asked.name, request.respond)
 
     def _publish_here(self, request: Request[m.PublishBundle]) -> None:
-        def done(publication: Publication) -> None:
-            request.reply(publication.statuses)
-
-        publication = Publication(_session_of(request), 0, done)
+        publication = Publication(
+            _session_of(request), 0, lambda publication: request.reply(publication.statuses)
+        )
         self._intake.publish(publication, bytearray(request.body), self._state.now_wall_ns)

@@ -1,4 +1,4 @@
-"""What travels through a journal: publications, and the groups that carry their frames.
+"""Publications on their way through a journal, and the groups that carry their frames.
 
 PUBLISH -> Publication (answered once) <- pending - Group of log 0, Group of log 1, ...
 """
@@ -24,18 +24,15 @@ class Publication:
         self, session: int, request: int, done: Callable[[Publication], None] | None = None
     ) -> None:
         """`done` is called with the outcome instead of answering a session."""
-        self.session = session
-        self.request = request
-        self.done = done
+        self.session, self.request, self.done = session, request, done
         self.statuses: list[int] = []
         self.texts: dict[int, str] = {}
-        """Why, for each status that is an error."""
+        """Reason of each status that is an error."""
         self.pending = 1
 
     def refuse(self, place: int, code: int, text: str) -> None:
-        """The frame whose status stands at `place` was not accepted after all."""
-        self.statuses[place] = code
-        self.statuses[place + 1] = 0
+        """Refuse the frame whose status stands at `place` after all."""
+        self.statuses[place : place + 2] = code, 0
         self.texts[code] = text
 
 
@@ -53,8 +50,7 @@ class Group:
         self.began_ns = began_ns
         self.buffers: list[tuple[Any, int, int]] = []
         """(holder, start, end): adjacent frames of one holder are one buffer."""
-        self.byte_count = 0
-        self.end_position = 0
+        self.byte_count = self.end_position = 0
         self.entries: list[tuple[Partition, Stored, int, Publication, int]] = []
         """(partition, frame, result index, publication, place of its status)."""
         self.written_entries: list[tuple[Partition, Stored]] = []
@@ -64,13 +60,13 @@ class Group:
         self.on_written: list[Publication] = []
         self.on_synced: list[Publication] = []
         self.duplicates: list[tuple[Publication, int]] = []
-        """(publication, place of its status): what they repeat may stand in this group."""
+        """(publication, place of its status): their originals may stand in this group."""
         self.records: list[bytes] = []
         """The control records at its end."""
         self.callbacks: list[Done] = []
         self.needs_sync = False
         self.waits_since_ns = 0
-        """Since when it is left open for more publications, monotonic; 0: it is not."""
+        """When it was left open for more publications, monotonic; 0: it was not."""
         self.rows: Any = None
         """Result rows from `first_row` on, with those of `entries`, kept until it is durable."""
         self.first_row = 0

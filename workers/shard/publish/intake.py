@@ -46,23 +46,30 @@ PARTITION_ID_BYTES = 4
 BUNDLE_SHARE_MIN = 4
 """A frame that stays in memory for long is copied if it is less than this part of its bundle."""
 LAG_BYTES_MAX = 8 * 1024 * 1024
-"""What consumers of a non_reliable topic may be behind before its producers are held up a little."""
+"""How far consumers of a non_reliable topic may be behind before acks of its producers wait a little."""
 FLOOD_BYTES_MIN = 128 * 1024
-"""Only bundles of this size are: who publishes one by one, or at a modest rate, waits for nobody."""
-HOLD_NS = 50_000_000
+"""Only acks of larger bundles wait: a producer at a modest rate waits for no consumer."""
+ACK_WAIT_NS_MAX = 50_000_000
 STILL_NS = 250_000_000
-"""A consumer that took nothing for so long holds up nobody."""
+"""No producer waits for a consumer that took nothing for so long."""
 _U32 = struct.Struct("<I")
 _START = struct.Struct("<II")
 """How many frames a bundle has, and the partition of the first."""
 _MODE = int(PartitionWord.MODE)
 _MEMORY = int(Mode.MEMORY)
+REFUSALS = {
+    admission.STATUS_TOO_OLD: "accepted before, but too long ago to name its offset: only the last 64 "
+    "batches of a producer are remembered",
+    admission.STATUS_FENCED: "the producer is not open on this session, or a newer one of its name took over",
+    admission.STATUS_NOT_OWNER: "this worker does not own the partition; look the topic up again",
+    admission.STATUS_OUT_OF_SEQUENCE: "an earlier batch of this producer is missing; send that one first",
+}
 Outcome = tuple[int, list[int]]
 """Request number of a PUBLISH, and status and offset of each of its frames, flat."""
 OK = admission.STATUS_OK
 DUPLICATE = admission.STATUS_DUPLICATE
 TOLD = (OK, DUPLICATE, admission.STATUS_THROTTLED)
-"""Beside these a number tells more."""
+"""Statuses that a number follows: an offset, or a time."""
 
 
 def _invalid_text(fault: int) -> str:
@@ -79,27 +86,14 @@ def _invalid_text(fault: int) -> str:
     return f"damaged frame: {describe_fault(fault)}; see docs/protocol.md"
 
 
-def _nobody(publication: Publication, place: int, partition_id: int, frame: memoryview) -> bool:
-    return False
-
-
-def _free(partition: Partition, rate: Any, messages: int, byte_count: int) -> None:
-    """Rates are the worker's business."""
-
-
-def _at_once(partition: Partition) -> int:
-    return 0
-
-
 class Intake:
-    """Admits bundles for one worker."""
+    """Admit bundles for one worker."""
 
     def __init__(
         self, tables: AdmissionTables, journals: list[Journal], settings: Settings
     ) -> None:
+        self.tables, self.journals = tables, journals
         self.apply(settings)
-        self.tables = tables
-        self.journals = journals
         self.partitions_by_slot: dict[int, Partition] = {}
         self.partitions_by_id: dict[int, Partition] = {}
         self.result_index = 0
@@ -110,26 +104,21 @@ class Intake:
         and resends of such."""
         self.touched: dict[int, Partition] = {}
         """Partitions that reserve offsets and took messages lately."""
-        self.forward: Callable[[Publication, int, int, memoryview], bool] = _nobody
+        self.forward: Callable[[Publication, int, int, memoryview], bool] = lambda *_: False
         """See `Forwarder.publish`."""
-        self.charge: Callable[[Partition, Any, int, int], None] = _free
-        self.wait_ms: Callable[[Partition], int] = _at_once
+        self.charge: Callable[[Partition, Any, int, int], None] = lambda *_: None
+        self.wait_ms: Callable[[Partition], int] = lambda _: 0
         """See `Limits`."""
         self.answered: list[Publication] = []
-        """Publications that wait for nothing."""
+        """Publications that are ready to be answered."""
         self.held: deque[tuple[int, Partition, Publication]] = deque()
         """Publications to non_reliable topics whose ack waits for consumers that are close behind, at
         most until a monotonic time: better a short wait than a loss."""
         self._now_ns = 0
         self.ack_times = [0] * HISTOGRAM_WORDS
         """How long publishes waited for a log: the words of `Histogram.ACK`."""
-        self.bundles_in = 0
-        self.frames_in = 0
-        self.messages_in = 0
-        self.bytes_in = 0
-        self.frames_answered = 0
-        self.duplicates = 0
-        self.refused = 0
+        self.bundles_in = self.frames_in = self.messages_in = self.bytes_in = 0
+        self.frames_answered = self.duplicates = self.refused = 0
 
     def apply(self, settings: Settings) -> None:
         """Take over how large a bundle may be, and from when on a consumer is too far behind to wait for."""
@@ -151,14 +140,9 @@ class Intake:
         buffer = part.buffer if isinstance(part, zmq.Frame) else part
         size = len(buffer)
         if size > self.bundle_bytes_max:
-            code = InvalidArgument.code
             limit = self.bundle_bytes_max
-            publication.texts[code] = (
-                f"a bundle of {size} bytes is over the limit of {limit}; send less"
-            )
-            publication.statuses = [code, 0]
-            self.refused += 1
-            self.release(publication)
+            text = f"a bundle of {size} bytes is over the limit of {limit}; send less"
+            self._refuse_bundle(publication, text)
             return
         if not self._stays_in_memory(buffer):
             for journal in self.journals:
@@ -174,7 +158,8 @@ class Intake:
                 self._make_room(buffer, size)
                 continue
             if count < 0:
-                self._refuse_bundle(publication, count)
+                text = f"damaged bundle: {describe_fault(count)}; see docs/protocol.md"
+                self._refuse_bundle(publication, text)
                 return
             skip = self._sort(publication, part, buffer, count, skip)
             if skip == count:
@@ -185,18 +170,18 @@ class Intake:
         self.release(publication)
 
     def _stays_in_memory(self, buffer: Any) -> bool:
-        """Whether it is one frame, for a partition that writes to no log: then no log needs room."""
+        """Whether a bundle is one frame for a partition that writes to no log: then no log needs room."""
         if len(buffer) < AT_BUNDLE_FRAME_COUNT + _START.size:
             return False
         count, partition_id = _START.unpack_from(buffer, AT_BUNDLE_FRAME_COUNT)
         partition = self.partitions_by_id.get(partition_id) if count == 1 else None
         if partition is None:
             return False
-        # the very word that the kernel reads, whatever is about to change
+        # the same word that the kernel reads, even while settings change
         return bool(self.tables.partitions[partition.slot, _MODE] == _MEMORY)
 
     def _make_room(self, buffer: Any, size: int) -> None:
-        """Write the open groups, which gives their result rows back; grow the table if need be."""
+        """Write the open groups, which frees their result rows; grow the table if need be."""
         frame_count = _U32.unpack_from(buffer, AT_BUNDLE_FRAME_COUNT)[0]
         for journal in self.journals:
             journal.write()
@@ -206,10 +191,11 @@ class Intake:
         for journal in self.journals:
             journal.reserve(size)
 
-    def _refuse_bundle(self, publication: Publication, fault: int) -> None:
-        code = InvalidArgument.code
-        publication.texts[code] = f"damaged bundle: {describe_fault(fault)}; see docs/protocol.md"
-        publication.statuses = [code, 0]
+    def _refuse_bundle(self, publication: Publication, text: str) -> None:
+        publication.statuses, publication.texts = (
+            [InvalidArgument.code, 0],
+            {InvalidArgument.code: text},
+        )
         self.refused += 1
         self.release(publication)
 
@@ -262,14 +248,9 @@ class Intake:
         return self.forward(publication, len(publication.statuses), partition_id, frame)
 
     def _accepted(
-        self,
-        publication: Publication,
-        part: Any,
-        index: int,
-        count: int,
-        result_index: int,
+        self, publication: Publication, part: Any, index: int, count: int, result_index: int,
         row: list[int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         _, slot, offset, messages, start, frame_bytes, position, producer_slot, _, _, flags = row
         partition = self.partitions_by_slot[slot]
         producer_id = int(self.tables.producers[producer_slot, ProducerWord.PRODUCER_ID])
@@ -322,16 +303,15 @@ class Intake:
     def _show_when_safe(
         self, publication: Publication, partition: Partition, stored: Stored
     ) -> None:
-        """A frame that is kept in memory: visible now, or when its offsets are reserved durably."""
+        """Show a frame that is kept in memory: now, or when its offsets are reserved durably."""
         if stored.end_offset <= partition.safe_until:
             self.memory_entries.append((partition, stored))
             bundle: Any = stored.holder
             flood = not partition.reliable and len(bundle) >= FLOOD_BYTES_MIN
             if flood and self._is_followed(partition):
-                self.held.append((self._now_ns + HOLD_NS, partition, publication))
+                self.held.append((self._now_ns + ACK_WAIT_NS_MAX, partition, publication))
                 publication.pending += 1
             return
-
         publication.pending += 1
         unsafe = self._unsafe.setdefault(partition.partition_id, deque())
         unsafe.append((stored.end_offset, stored, publication))
@@ -342,14 +322,14 @@ class Intake:
         return still_ns < STILL_NS and LAG_BYTES_MAX < behind < self.lag_bytes_hopeless
 
     def answer(self, group: Group, publications: list[Publication]) -> None:
-        """A group was written, or synced: some have waited for that."""
+        """Release publications that waited for a group to be written, or synced."""
         if publications and group.began_ns:
             observe(self.ack_times, self._now_ns - group.began_ns, len(publications))
         for publication in publications:
             self.release(publication)
 
     def take_answers(self) -> tuple[dict[int, list[Outcome]], dict[int, dict[int, str]]]:
-        """Outcomes of what waits for nothing any more, and the texts of refusals, by session."""
+        """Take the outcomes of finished publications, and the texts of refusals, by session."""
         by_session: dict[int, list[Outcome]] = {}
         texts: dict[int, dict[int, str]] = {}
         if not self.answered:
@@ -367,7 +347,7 @@ class Intake:
         return by_session, texts
 
     def release_held(self) -> None:
-        """Answer those whose consumers have caught up, or who waited long enough."""
+        """Answer held publications whose consumers have caught up, or that waited long enough."""
         held = self.held
         while held:
             until_ns, partition, publication = held[0]
@@ -377,7 +357,7 @@ class Intake:
             self.release(publication)
 
     def _show_safe(self, partition: Partition) -> None:
-        """More offsets of a partition are reserved durably: show what waited for that."""
+        """Show frames that waited for a durable reservation of their offsets."""
         waiting = self._unsafe.get(partition.partition_id)
         while waiting and waiting[0][0] <= partition.safe_until:
             _, stored, publication = waiting.popleft()
@@ -386,7 +366,7 @@ class Intake:
             self.release(publication)
 
     def forget(self, partition: Partition) -> None:
-        """A partition was removed."""
+        """Release all that waits for a partition that was removed."""
         self.touched.pop(partition.partition_id, None)
         for _, _, publication in self._unsafe.pop(partition.partition_id, ()):
             self.release(publication)
@@ -403,27 +383,16 @@ class Intake:
                     "of its policy); send smaller ones, or raise it: danube-fast topics set-policy"
                 )
         elif status == ResourceExhausted.code:
-            slot = row[1]
-            partition = self.partitions_by_slot.get(slot)
-            journal = self.journals[partition.log_slot] if partition else None
-            text = (partition.refusal if partition else "") or (journal.refusal if journal else "")
-        elif status == admission.STATUS_TOO_OLD:
-            text = (
-                "accepted before, but too long ago to name its offset: only the last 64 batches of "
-                "a producer are remembered"
-            )
-        elif status == admission.STATUS_FENCED:
-            text = "the producer is not open on this session, or a newer one of its name took over"
-        elif status == admission.STATUS_NOT_OWNER:
-            text = "this worker does not own the partition; look the topic up again"
-        elif status == admission.STATUS_OUT_OF_SEQUENCE:
-            text = "an earlier batch of this producer is missing; send that one first"
+            partition = self.partitions_by_slot.get(row[1])
+            text = ""
+            if partition is not None:
+                text = partition.refusal or self.journals[partition.log_slot].refusal
         else:
-            text = "refused"
+            text = REFUSALS.get(status, "refused")
         publication.texts[status] = text
 
     def release(self, publication: Publication) -> None:
-        """Note that one of the things a publication waits for is done; admission itself is one of them."""
+        """Note the end of one step that a publication waits for; admission itself is one of them."""
         publication.pending -= 1
         if publication.pending == 0:
             self.answered.append(publication)
@@ -463,7 +432,7 @@ class Intake:
         return True
 
     def needs_reservation(self, partition: Partition) -> bool:
-        """More than half of the last block is used."""
+        """Whether more than three quarters of the last block are used."""
         row = self.tables.partitions[partition.slot]
         if row[PartitionWord.MODE] == Mode.CLOSED:
             return False

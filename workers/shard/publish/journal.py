@@ -6,7 +6,7 @@
 
 While a sync runs, a small open group waits and grows: it goes out with the next sync. Where many
 clients publish one by one it waits for more of them, too, 1 ms at most (decision 17). A group that
-holds anything for an `os` topic never waits. Control records ride at the end of a group.
+has frames of an `os` topic never waits. Control records ride at the end of a group.
 Used by the worker's loop only.
 """
 
@@ -32,18 +32,18 @@ __all__ = ["Group", "Journal", "Publication"]
 
 _log = logging.getLogger(__name__)
 
-HOLD_BYTES_MAX = 256 * 1024
+GROWING_BYTES_MAX = 256 * 1024
 """An open group of this size no longer waits for the sync before it."""
 SIBLINGS_MIN = 4
-"""So many publications in the last group: more clients wait for their acks, and will be back."""
+"""From so many publications in the last group on, more are likely to come: their clients wait for acks."""
 SIBLINGS_MAX = 32
-"""A group of so many publications waits for no more."""
+"""A group of so many publications waits no longer."""
 SIBLINGS_WAIT_NS = 1_000_000
 """How long an open group waits for as many publications as the last one had."""
 SIBLINGS_BYTES_MAX = 16 * 1024
-"""A group of this size waits for no more: its PAD frame is small beside it."""
+"""A group of this size waits no longer: its PAD frame is small beside it."""
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
-"""A log of `os` topics is synced at least this often, so that little is at stake at a failed sync."""
+"""A log of `os` topics is synced after so many bytes, so that a failed sync concerns few of them."""
 IN_FLIGHT_BYTES_MAX = 128 * 1024 * 1024
 """Frames that wait in memory for a sync, per log: a disk that hangs must not take all memory. A disk
 that keeps up has 32 full groups of work queued by then, so it never waits for more."""
@@ -58,19 +58,16 @@ CONTROL_RECORDS_PER_FRAME_MAX = 4096
 RECORD_BYTES_PER_GROUP_MAX = 1024 * 1024
 """Many records go in several groups, each of about this size."""
 RECORDS_RETRY_NS = 100_000_000
-"""When records that found no room are tried again."""
+"""Pause before records that found no room are tried again."""
 
 
 class Journal:
-    """A log, its open group and its groups in flight."""
+    """Write frames and records to a log in groups, and tell when they are durable."""
 
     def __init__(
         self, log: Log, log_slot: int, tables: AdmissionTables, settings: Settings
     ) -> None:
-        self.log = log
-        self.log_slot = log_slot
-        self._tables = tables
-        self._settings = settings
+        self.log, self.log_slot, self._tables, self._settings = log, log_slot, tables, settings
         self._group: Group | None = None
         self._in_flight: deque[Group] = deque()
         self._in_flight_bytes = 0
@@ -80,7 +77,7 @@ class Journal:
         self._record_callbacks: list[Done] = []
         self._now_ns = self._retry_ns = 0
         self.stuck: DanubeError | None = None
-        """Why records could not be written the last time; they wait."""
+        """Why records could not be written the last time, and wait."""
         self.broken = ""
         """Why nothing can be made durable; empty unless a failed sync could not be repaired."""
         self.repair_due_ns = 0
@@ -91,8 +88,7 @@ class Journal:
         self._queued = 0
         self.refusal = ""
         """Why the log takes no frames just now; empty when it does."""
-        self.last_write_ns = 0
-        self.group_count = 0
+        self.last_write_ns = self.group_count = 0
         self._siblings = 0
         """Publications that the last group with frames had waiting for its sync."""
         self.marked = True
@@ -103,12 +99,9 @@ class Journal:
         """Tell the kernel where the log stands; only while no group is open."""
         log = self.log
         self._tables.set_log(
-            self.log_slot,
-            log_id=log.log_id,
-            position=log.written_position,
-            epoch=log.epoch,
+            self.log_slot, log_id=log.log_id, position=log.written_position, epoch=log.epoch,
             synced=log.synced_position,
-        )
+        )  # fmt: skip
 
     # ------------------------------------------------------------ filling a group
 
@@ -146,13 +139,13 @@ class Journal:
         self.refresh()
 
     def _is_behind(self, byte_count: int) -> bool:
-        """So much waits for the disk that `byte_count` more bytes may not."""
-        held = self._in_flight_bytes + byte_count
+        """Whether too much waits for the disk to take `byte_count` more bytes."""
+        waiting = self._in_flight_bytes + byte_count
         if self._group is not None:
-            held += self._group.byte_count
+            waiting += self._group.byte_count
         log = self.log
         return bool(
-            (self._in_flight_bytes and held > IN_FLIGHT_BYTES_MAX)
+            (self._in_flight_bytes and waiting > IN_FLIGHT_BYTES_MAX)
             or log.written_position - log.synced_position > BEHIND_BYTES_MAX
             or log.sync_backlog > SYNC_BACKLOG_MAX
         )
@@ -164,7 +157,7 @@ class Journal:
 
     @property
     def is_failing(self) -> bool:
-        """No frame is taken, for syncs fail."""
+        """Whether no frame is taken, because syncs fail."""
         return bool(self.broken) or self.log.refusing
 
     def check_takes(self) -> None:
@@ -173,7 +166,7 @@ class Journal:
             raise Internal(self.broken or self.log.refusing_text)
 
     def _control_bytes(self, count: int | None = None) -> int:
-        """Room that the first `count` waiting records need at most; None: all."""
+        """Compute the room that the first `count` waiting records need at most; None: all."""
         if not self._records:
             return 0
         if count is None or count == len(self._records):
@@ -190,15 +183,11 @@ class Journal:
         return self._group
 
     def last_group(self) -> Group | None:
-        """The newest group that is not synced yet: a duplicate waits for it."""
-        if self._group is not None:
-            return self._group
-        if self._in_flight:
-            return self._in_flight[-1]
-        return None
+        """Find the newest group that is not synced yet: a duplicate waits for it."""
+        return self._group or (self._in_flight[-1] if self._in_flight else None)
 
     def wait_for_original(self, publication: Publication, place: int) -> None:
-        """A duplicate is acked when what came before it is durable; or refused as that was."""
+        """Ack a duplicate when all before it is durable, or refuse it as its original."""
         group = self.last_group()
         if group is not None:
             group.duplicates.append((publication, place))
@@ -214,11 +203,11 @@ class Journal:
             self._record_callbacks.append(done)
 
     def wait_again(self, done: Done) -> None:
-        """For a `done` that was called with an error: its record is kept, and it waits on."""
+        """Let a `done` that was called with an error wait on: its record is kept."""
         self._record_callbacks.append(done)
 
     def record_again(self, records: list[bytes]) -> None:
-        """Records that were written in vain: they go before those that came since."""
+        """Queue records of a failed write again, before those that came since."""
         self._records[:0] = records
         self._record_bytes += sum(map(len, records))
 
@@ -226,11 +215,11 @@ class Journal:
 
     @property
     def syncing(self) -> bool:
-        """A group is between write and sync."""
+        """Whether a group is between write and sync."""
         return bool(self._in_flight) and self._in_flight[-1].needs_sync
 
     def commit(self, now_ns: int) -> None:
-        """End of a turn: write the open group unless it is better to let it grow."""
+        """End a turn: write the open group unless it is better to let it grow."""
         self._now_ns = now_ns
         if self.log.sync_is_put_off:
             self.log.sync()
@@ -238,7 +227,7 @@ class Journal:
         if group is None and (not self._records or now_ns < self._retry_ns):
             return
         if self.syncing and (
-            group is None or (not group.on_written and group.byte_count < HOLD_BYTES_MAX)
+            group is None or (not group.on_written and group.byte_count < GROWING_BYTES_MAX)
         ):
             return
         if self.gathers and group is not None and self._waits_for_siblings(group, now_ns):
@@ -247,12 +236,12 @@ class Journal:
 
     @property
     def gathers(self) -> bool:
-        """Many clients publish one by one: no group is written for the first of them alone."""
+        """Whether many clients publish one by one: no group is written for the first of them alone."""
         return self._siblings >= SIBLINGS_MIN
 
     @property
     def waits(self) -> bool:
-        """The open group waits for more publications, `SIBLINGS_WAIT_NS` at most."""
+        """Whether the open group waits for more publications, `SIBLINGS_WAIT_NS` at most."""
         return self._group is not None and self._group.waits_since_ns > 0
 
     def _waits_for_siblings(self, group: Group, now_ns: int) -> bool:
@@ -293,7 +282,7 @@ class Journal:
         return self._write(group, self._take_records(group, count), now_ns)
 
     def _records_of_a_group(self) -> int:
-        """How many of the waiting records go into one group; at least one."""
+        """Count the waiting records that go into one group; at least one."""
         limit = min(RECORD_BYTES_PER_GROUP_MAX, self._settings.segment_bytes // 4)
         if self._record_bytes <= limit:
             return len(self._records)
@@ -332,7 +321,7 @@ class Journal:
         return True
 
     def _take_records(self, group: Group, count: int | None = None) -> list[memoryview]:
-        """The first `count` waiting records as stamped control frames behind the group's frames."""
+        """Turn the first `count` waiting records into stamped control frames behind the group's frames."""
         frames = []
         group.records = self._records[:count]
         del self._records[: len(group.records)]
@@ -343,26 +332,20 @@ class Journal:
             row = self._tables.logs[self.log_slot]
             position = int(row[LogWord.POSITION])
             stamp_control_frame(
-                frame,
-                len(some),
-                log_id=self.log.log_id,
-                position=position,
-                base_offset=0,
-                append_time_ns=0,
-                synced_position=self.log.synced_position,
-                epoch=self.log.epoch,
-            )
+                frame, len(some), log_id=self.log.log_id, position=position, base_offset=0,
+                append_time_ns=0, synced_position=self.log.synced_position, epoch=self.log.epoch,
+            )  # fmt: skip
             row[LogWord.POSITION] = position + len(frame)
             group.byte_count += len(frame)
             group.needs_sync = True
             frames.append(memoryview(frame))
-        if not self._records:  # who waits, waits for all of them
+        if not self._records:  # callers wait for all of them
             group.callbacks.extend(self._record_callbacks)
             self._record_callbacks = []
         return frames
 
     def _runs(self, group: Group) -> Any:
-        """Index entries of the group's frames."""
+        """Make the index entries of the group's frames."""
         entries = group.entries
         if not entries:
             return None
@@ -374,7 +357,7 @@ class Journal:
         return runs
 
     def _fail_records(self, error: DanubeError) -> None:
-        """Tell who waits. The records themselves stay: they say what is so in memory already."""
+        """Tell callers that wait. The records stay queued: memory has the state that they describe."""
         self.stuck = error
         self._retry_ns = self._now_ns + RECORDS_RETRY_NS
         callbacks, self._record_callbacks = self._record_callbacks, []
@@ -382,7 +365,7 @@ class Journal:
             done(error)
 
     def _write_failed(self, group: Group, error: DanubeError) -> None:
-        """Nothing of the group was written: give offsets and sequences back, tell everybody."""
+        """Take back a group that was not written: its offsets and sequences; tell all its publications."""
         self.refusal = str(error)
         _log.error("write to log %d failed: %s", self.log.log_id, error)
         for _, _, index, publication, place in reversed(group.entries):
@@ -390,41 +373,41 @@ class Journal:
             publication.refuse(place, ResourceExhausted.code, str(error))
         self.refresh()
         self._void(group, error)
-        self._in_flight.append(group)
-        self._in_flight_bytes += group.byte_count
-        self._just_written.append(group)
+        self._queue_to_answer(group)
         if group.records:
             records, group.records = group.records, []
             self.record_again(records)
             self._fail_records(error)
 
     def _void(self, group: Group, error: DanubeError) -> None:
-        """Nothing of the group will be shown; its publications are answered as they stand."""
+        """Show no frame of a group; its publications are answered as they stand."""
         callbacks, group.callbacks = group.callbacks, []
         for done in callbacks:
             done(error)
         for publication, place in group.duplicates:
-            # Perhaps the original is durable: then the next repetition will be told so.
+            # The original may be durable: then the next repetition is acked.
             publication.refuse(place, error.code, str(error))
-        group.duplicates = []
-        group.entries = []
-        group.written_entries = []
-        group.synced_entries = []
+        group.duplicates, group.entries = [], []
+        group.written_entries, group.synced_entries = [], []
         group.needs_sync = False
         group.end_position = self.log.written_position
 
-    def void_unsynced(self, error: DanubeError) -> None:
-        """A sync failed: take back, newest first, every frame that waited for it.
+    def _queue_to_answer(self, group: Group) -> None:
+        """Let the publications of a void group be answered with the groups before it."""
+        self._in_flight.append(group)
+        self._in_flight_bytes += group.byte_count
+        self._just_written.append(group)
 
-        Call it when all groups that are durable were taken with `completed`. Frames that were shown
-        already, those of `os` topics, stay (the caller writes them again).
+    def void_unsynced(self, error: DanubeError) -> None:
+        """Take back, newest first, every frame that waited for a sync that failed.
+
+        Call it when all durable groups were taken with `completed`. Frames that were shown already, those
+        of `os` topics, stay (the caller writes them again).
         """
         groups = list(self._in_flight)
         if self._group is not None:
             groups.append(self._group)
-            self._in_flight.append(self._group)
-            self._in_flight_bytes += self._group.byte_count
-            self._just_written.append(self._group)
+            self._queue_to_answer(self._group)
             self._group = None
         for group in reversed(groups):
             self._take_back(group, error)
@@ -455,21 +438,21 @@ class Journal:
 
     @property
     def busy(self) -> bool:
-        """Something is on its way to the disk."""
+        """Whether anything is on its way to the disk."""
         return self._group is not None or bool(self._records) or bool(self._in_flight)
 
     @property
     def has_open_group(self) -> bool:
-        """Result rows of this turn or an earlier one are still needed."""
+        """Whether result rows of this turn or an earlier one are still needed."""
         return self._group is not None
 
     def just_written(self) -> list[Group]:
-        """Groups written since the last call."""
+        """Take the groups that were written since the last call."""
         groups, self._just_written = self._just_written, []
         return groups
 
     def completed(self) -> list[Group]:
-        """Groups that are durable now, oldest first."""
+        """Take the groups that are durable now, oldest first."""
         if not self._in_flight:
             return []
         synced = self.log.synced_position
@@ -495,6 +478,6 @@ class Journal:
         done(None)
 
     def sync_now(self) -> None:
-        """Make everything that is written durable, for a snapshot or before idling."""
+        """Sync all that is written, for a snapshot or before idling."""
         if self.log.synced_position < self.log.written_position:
             self.log.sync()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,11 @@ COUNT_NS = 1000 * MILLISECOND_NS
 EXPIRY_NS = 60_000 * MILLISECOND_NS
 
 Opened = Callable[[m.Opened | None, DanubeError | None], None]
-"""Called with what the producer begins with, or with what prevented it."""
+"""Called with the id, epoch and next sequence of the producer, or with what prevented it."""
 
 
 class Producers(Job):
-    """Opens and expires producers; the admission kernel serves them."""
+    """Open, close and expire producers of one worker; the admission kernel serves them."""
 
     def __init__(self, state: ShardState, delivery: Delivery, limits: Limits) -> None:
         self._state, self._delivery, self._limits = state, delivery, limits
@@ -53,13 +54,7 @@ class Producers(Job):
         if self._state.partition(command.partition_id) is None:
             self.open_elsewhere(session, command)
             return
-
-        def done(opened: m.Opened | None, error: DanubeError | None) -> None:
-            if error is not None:
-                self._delivery.fail(session, command.request, error)
-            else:
-                self._delivery.result(session, command.request, opened)
-
+        done = partial(self._delivery.respond, session, command.request)
         self.register(session.number, command.partition_id, command.name, done)
 
     def register(self, session: int, partition_id: int, name: str, done: Opened) -> None:
@@ -89,9 +84,7 @@ class Producers(Job):
             next_sequence = int(tables.producers[slot, ProducerWord.NEXT_SEQUENCE])
             done(m.Opened(producer_id, epoch, next_sequence), None)
 
-        state.journals[partition.log_slot].record(
-            r.ProducerOpened(partition_id, producer_id, name, epoch), durable
-        )
+        state.record(partition, r.ProducerOpened(partition_id, producer_id, name, epoch), durable)
 
     def _close(self, session: Session, command: p.CloseProducer) -> None:
         tables = self._state.tables
@@ -103,7 +96,7 @@ class Producers(Job):
     # ------------------------------------------------------------ by the clock
 
     def do_work(self, now_ns: int) -> None:
-        """Count open producers, and forget the unused ones, each when it is time."""
+        """Count open producers, and forget unused ones, each when it is time."""
         if now_ns >= self._next_count_ns:
             self._next_count_ns = now_ns + COUNT_NS
             self._state.boot.counters.set(Counter.PRODUCERS, self._open_count())
@@ -134,6 +127,5 @@ class Producers(Job):
             if partition is not None:
                 producer_id = int(producers[slot, ProducerWord.PRODUCER_ID])
                 partition.producer_names.pop(producer_id, None)
-                record = r.ProducerExpired(partition.partition_id, producer_id)
-                state.journals[partition.log_slot].record(record)
+                state.record(partition, r.ProducerExpired(partition.partition_id, producer_id))
         tables.remove_producers(list(gone))

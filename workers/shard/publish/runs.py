@@ -1,4 +1,4 @@
-"""Runs, the index entries of frames, straight out of the admission results."""
+"""Runs, the index entries of frames, made of the admission results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _R_TIME, _R_ROW = int(ResultWord.APPEND_TIME_NS) * _W, RESULT_WORDS * _W
 
 @kernel("int64(int64,int64,int64,int64,int64)")
 def _make_runs(state: int, log_slot: int, first: int, stop: int, target: int) -> int:
-    """Rows [first, stop) that were accepted for that log become runs at `target`; their count."""
+    """Write runs of the rows [first, stop) that were accepted for that log to `target`; their count."""
     partitions, results = load_i64(state + _S_PARTITIONS), load_i64(state + _S_RESULTS)
     count = 0
     for index in range(first, stop):
@@ -63,7 +63,7 @@ _make = direct(_make_runs)
 
 
 def make_runs(tables: AdmissionTables, log_slot: int, first: int, stop: int) -> Runs:
-    """The runs of the frames in result rows [first, stop) that go to that log, in their order."""
+    """Make the runs of the frames in result rows [first, stop) that go to that log, in their order."""
     runs = np.empty(stop - first, RUN_DTYPE)
     count = _make(tables.address, log_slot, first, stop, address_of(runs))
     return runs[:count] if count < stop - first else runs

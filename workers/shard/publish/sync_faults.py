@@ -1,12 +1,12 @@
-"""After a failed sync (DESIGN 6): nothing unsynced is acked, nothing that was acked is lost.
+"""Repair after a failed sync (DESIGN 6): no unsynced message is acked, no acked message is lost.
 
     log:    ... synced | cut | os frames      control frames      fsync frames      | written
                               |               |                   +-> taken back, publishers get Internal
                               |               +-> recorded again with the next group
                               +-> open the new segment, same offsets, next epoch
 
-What lies behind the cut may or may not be on the disk, and a later sync that succeeds would prove
-nothing about it: the kernel reports a failed write once. So the log goes on in a new segment. The
+Bytes behind the cut may or may not be on the disk, and a later sync that succeeds would prove nothing
+about them: the kernel reports a failed write once. So the log goes on in a new segment. The
 `os` frames are in it when it takes its place, in one step: SIGKILL at any moment loses none.
 """
 
@@ -15,34 +15,26 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from danube_fast.errors import DanubeError, Internal
-from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.layout import CONTROL_PARTITION_ID, HEADER_DTYPE, Flag
-from danube_fast.frame.stamp import stamp
 from danube_fast.frame.view import FrameView
-from danube_fast.wal.layout import RUN_DTYPE
 from danube_fast.workers.shard.state import ShardState
 
-if TYPE_CHECKING:
-    from danube_fast.wal.log import Log
-
-__all__ = ["append_frame", "repair_failed_sync"]
+__all__ = ["repair_failed_sync"]
 
 _log = logging.getLogger(__name__)
 
 REPAIR_PAUSE_NS = 1_000_000_000
-_stamp = direct(stamp)
 
 
 def repair_failed_sync(state: ShardState, slot: int) -> None:
-    """Back to service, see the module's drawing; called every turn until it succeeds.
+    """Bring a log back to service, see the module's drawing; called every turn until it succeeds.
 
-    Nothing is taken meanwhile: the frames that were acked must come first. The log serves again once
-    a sync of its new segment has succeeded; a disk on which none does is tried once a second.
+    No frame is taken meanwhile: the acked ones must come first. The log serves again once a sync of its
+    new segment has succeeded; a disk on which none does is tried once a second.
     """
     log, journal = state.logs[slot], state.journals[slot]
     fault = log.sync_fault
@@ -77,7 +69,7 @@ def repair_failed_sync(state: ShardState, slot: int) -> None:
 
 
 def _cut(state: ShardState, slot: int) -> None:
-    """Keep what was acked, and end the segment. Raises ResourceExhausted, Internal."""
+    """Keep acked frames, and end the segment. Raises ResourceExhausted, Internal."""
     log, journal = state.logs[slot], state.journals[slot]
     start = log.synced_position
     kept = log.read(start, log.written_position - start)
@@ -90,7 +82,7 @@ def _cut(state: ShardState, slot: int) -> None:
 def _frames_to_keep(
     state: ShardState, slot: int, kept: memoryview, records: list[bytes]
 ) -> Iterator[memoryview]:
-    """Frames that were not taken back; control records go into `records`."""
+    """Find frames that were not taken back; control records go into `records`."""
     journal = state.journals[slot]
     at = 0
     while at < len(kept):
@@ -106,22 +98,3 @@ def _frames_to_keep(
         partition = state.partition(int(header["partition_id"]))
         if shown and partition is not None and partition.log_slot == slot:
             yield frame
-
-
-def append_frame(log: Log, frame: memoryview) -> None:
-    """Write one frame again, in a group of its own: same offsets, new place and epoch."""
-    header = np.frombuffer(frame, HEADER_DTYPE, 1)[0]
-    position = log.reserve(len(frame))
-    _stamp(
-        address_of(frame), log.log_id, position, int(header["base_offset"]),
-        int(header["append_time_ns"]), log.synced_position, int(header["partition_id"]), log.epoch,
-        int(header["offset_span"]),
-    )  # fmt: skip
-    run = np.zeros(1, RUN_DTYPE)
-    run["partition_id"] = header["partition_id"]
-    run["base_offset"] = header["base_offset"]
-    run["offset_span"] = header["offset_span"]
-    run["position"] = position
-    run["byte_count"] = len(frame)
-    run["append_time_ns"] = header["append_time_ns"]
-    log.append([frame], len(frame), run)
