@@ -32,12 +32,9 @@ class Connections:
     """Serve clients on one ROUTER. Used by the coordinator's loop only."""
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        settings: Settings,
-        host_id: str,
+        self, context: zmq.Context[zmq.Socket[bytes]], settings: Settings, host_id: str,
         environment: Environment,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.server = environment.make_server(context, settings)
         self.sessions = Sessions(settings, environment.new_token)
         authenticate = environment.authenticator.authenticate

@@ -70,11 +70,9 @@ class Coordinator:
     """
 
     def __init__(
-        self,
-        booted: Boot,
-        context: zmq.Context[zmq.Socket[bytes]],
+        self, booted: Boot, context: zmq.Context[zmq.Socket[bytes]],
         environment: Environment | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         environment = environment or Environment()
         self._boot, self._config, self._settings = booted, booted.config, booted.settings
         self.clock: Clock = booted.clock

@@ -62,14 +62,13 @@ class Lookups:
         """Refuse lookups whose topic did not appear in time."""
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, _, topic = heapq.heappop(self._deadlines)
-            waiting = self._parked.get(topic, [])
-            late = [parked for parked in waiting if parked.deadline_ns <= now_ns]
+            waiting = self._parked.pop(topic, [])
             left = [parked for parked in waiting if parked.deadline_ns > now_ns]
             if left:
                 self._parked[topic] = left
-            else:
-                self._parked.pop(topic, None)
-            for parked in late:
+            for parked in waiting:
+                if parked.deadline_ns > now_ns:
+                    continue
                 text = (
                     f"topic {topic} did not appear in {parked.command.wait_ms} ms; create it "
                     f"with: danube-fast topics create {topic}"

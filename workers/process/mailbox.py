@@ -38,7 +38,6 @@ from danube_fast.workers.process.records import (
     Envelope,
     Head,
     Kind,
-    Parts,
     encode_message,
     fragments,
 )
@@ -190,7 +189,8 @@ class Link:
             )
         for parts in fragments(head, body, self.outbound.record_bytes_max):
             if self.queue or not self.outbound.try_push(*parts):
-                self._enqueue(parts)
+                self.queue.append(b"".join(parts))
+                self.queue_bytes += len(self.queue[-1])
         self.bell.ring()
 
     def retry(self) -> int:
@@ -207,11 +207,6 @@ class Link:
         """Drop what waits: it was meant for a process that is gone."""
         self.queue.clear()
         self.queue_bytes = 0
-
-    def _enqueue(self, parts: Parts) -> None:
-        record = b"".join(parts)
-        self.queue.append(record)
-        self.queue_bytes += len(record)
 
 
 class Call(NamedTuple):

@@ -8,13 +8,14 @@ import msgspec
 
 from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
+from danube_fast.broker.subscription.consumer import SubscriptionKind
+from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.countdown import Countdown, Done
 from danube_fast.errors import DanubeError, DataLoss, TopicDeleted, Unavailable
 from danube_fast.roles import COORDINATOR
 from danube_fast.workers.process.mailbox import Reply, Request
 from danube_fast.workers.shard.deliver.consumers import Consumers
-from danube_fast.workers.shard.inherit import inherit
 from danube_fast.workers.shard.job import PeriodicJob
 from danube_fast.workers.shard.move.arrival import Arrivals
 from danube_fast.workers.shard.move.departure import Departures
@@ -169,8 +170,36 @@ class Assignments(PeriodicJob):
                 entered = countdown.add()
                 if not self._take(entry, entered):
                     entered(None)
-                inherit(self._state, entry, countdown)
+                self._inherit(entry, countdown)
             self._note_revision(request.message.revision, [entry.partition_id for entry in entries])
+
+    def _inherit(self, entry: m.Assignment, countdown: Countdown) -> None:
+        """Make the missing subscriptions of a new partition of a growing topic, at its first message: before
+        a producer can publish to it. `countdown` waits until they are durable."""
+        partition = self._state.partition(entry.partition_id)
+        if partition is None or not entry.subscriptions:
+            return
+        done = countdown.add()
+        journal = self._state.journals[partition.log_slot]
+        for inherited in entry.subscriptions:
+            name, policy = inherited.subscription, inherited.failure_policy
+            if name in partition.subscriptions:
+                continue
+            sub, _ = partition.subscribe(name, SubscriptionKind(inherited.type), "earliest")
+            number = partition.partition_id
+            journal.record(r.SubscriptionCreated(number, name, sub.kind.value, sub.cursor))
+            if policy != FailurePolicy():
+                sub.set_policy(policy)
+                journal.record(r.PolicySet(number, name, policy))
+
+        def recorded(error: DanubeError | None) -> None:
+            for inherited in entry.subscriptions:
+                sub = partition.subscriptions.get(inherited.subscription)
+                if sub is not None and error is None:
+                    sub.note_recorded()
+            done(error)
+
+        journal.when_durable(recorded)
 
     def _note_revision(self, revision: int, partition_ids: list[int]) -> None:
         """Record the revision of the metadata in the logs of these partitions."""

@@ -358,13 +358,9 @@ def _within_descriptors(settings: Settings, lines: _Output) -> Settings:
 
 
 def serve(
-    settings: Settings,
-    *,
-    output: str = "text",
-    stream: TextIO | None = None,
-    errors: TextIO | None = None,
-    accept_rollback: bool = False,
-) -> int:
+    settings: Settings, *, output: str = "text", stream: TextIO | None = None,
+    errors: TextIO | None = None, accept_rollback: bool = False,
+) -> int:  # fmt: skip
     """Run a broker until SIGTERM or SIGINT; returns the exit code: 0, or 1 with a sentence on
     `errors` (stderr).
 

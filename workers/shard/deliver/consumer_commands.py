@@ -8,7 +8,7 @@ from typing import Any
 from danube_fast.broker import records as r
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Consumer, Flow, SubscriptionKind
-from danube_fast.broker.subscription.policy import FailurePolicy, parse_policy
+from danube_fast.broker.subscription.policy import parse_policy
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.countdown import Done
@@ -38,13 +38,6 @@ FLOWS_MAX = 65_536
 FILTERS_MAX = 64
 EXTENSION_NS_MAX = 7 * 24 * 3600 * SECOND_NS
 SOUGHT = "another consumer moved the subscription by a seek; subscribe again"
-
-
-def _failure_policy(options: dict[str, Any], partition: Partition) -> FailurePolicy:
-    """Parse the failure policy of a new subscription. Raises InvalidArgument."""
-    policy = parse_policy(options.get("failure_policy") or {})
-    refuse_own_topic(policy, partition.topic)
-    return policy
 
 
 def _key_filters(options: dict[str, Any], kind: SubscriptionKind) -> tuple[str, ...]:
@@ -110,7 +103,8 @@ class ConsumerCommands:
                 f"subscription type {command.type!r} is none of {', '.join(SubscriptionKind)}"
             ) from None
         filters = _key_filters(command.options, kind)
-        policy = _failure_policy(command.options, partition)
+        policy = parse_policy(command.options.get("failure_policy") or {})
+        refuse_own_topic(policy, partition.topic)
         place = self._place(partition, command.position)
         old = session.consumers.get(command.consumer_id)
         if old is not None:

@@ -13,6 +13,7 @@ removed is left in the log.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator
 
 from danube_fast.broker import records as r
@@ -136,7 +137,8 @@ class Compaction:
                 break
             if stored.end_offset > partition.visible:
                 break  # a disk that fails may take it back
-            _note(newest, stored)
+            with contextlib.suppress(DataLoss):  # compressed garbage: its keys are unknown
+                newest.note(FrameView(stored.memory))
             end = stored.end_offset
             yield True
         if end > partition.first_offset and (end > clean or only_tombstones):
@@ -208,13 +210,6 @@ class Compaction:
         partition.note_compacted(record)
         self._state.journals[job.slot].record(record)
         self.after_pass(partition)
-
-
-def _note(newest: NewestOffsets, stored: Stored) -> None:
-    try:
-        newest.note(FrameView(stored.memory))
-    except DataLoss:  # compressed garbage: its keys are unknown
-        return
 
 
 def _has_tombstones(frame: bytearray | memoryview) -> bool:
