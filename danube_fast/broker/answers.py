@@ -1,4 +1,4 @@
-"""What administrative operations answer: the shapes that the command line, clients and tools see as maps.
+"""Answers of administrative operations: the shapes that the command line, clients and tools see as maps.
 
 Counts of a subscription are told by each worker for its partitions, and added up for the topic.
 """
@@ -76,7 +76,7 @@ class ConsumerCounts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class _Counts(msgspec.Struct, kw_only=True):
-    """What adds up over the partitions of a topic."""
+    """Counts that add up over the partitions of a topic."""
 
     lag_messages: int = 0
     unacked: int = 0
@@ -123,7 +123,7 @@ class SubscriptionTotals(_Counts, kw_only=True):
     dead_letter_fault: str = ""
 
     def add(self, counts: SubscriptionCounts, partition: str) -> None:
-        """Add what one partition says."""
+        """Add the counts of one partition."""
         for name in _ADDED_UP:
             setattr(self, name, getattr(self, name) + getattr(counts, name))
         self.lag_seconds = max(self.lag_seconds, counts.lag_seconds)
