@@ -18,52 +18,6 @@ from danube_fast.broker.answers import PartitionCounts, SubscriptionCounts
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy
 
-__all__ = [
-    "OPERATIONS",
-    "Assign",
-    "Assignment",
-    "Assignments",
-    "CancelMove",
-    "CommitCursor",
-    "Copied",
-    "CopyPartition",
-    "DeleteSubscription",
-    "Deleted",
-    "DropCopy",
-    "FindAssignments",
-    "FindLetterTopic",
-    "FindOwner",
-    "FinishMove",
-    "FreezePartition",
-    "Frozen",
-    "Inherited",
-    "ListClients",
-    "ListSubscriptions",
-    "LoadReport",
-    "LogAllowance",
-    "LogMarks",
-    "LogUsage",
-    "Message",
-    "OpenProducer",
-    "Opened",
-    "Owner",
-    "PartitionMoved",
-    "PartitionStats",
-    "PartitionsDropped",
-    "PublishBundle",
-    "PurgePartitions",
-    "ReadPartition",
-    "ReadState",
-    "ReplyTopicsAbandoned",
-    "SetFailurePolicy",
-    "SkipMessages",
-    "StorageFull",
-    "StorageUsed",
-    "TopicMetrics",
-    "TopicPlaces",
-    "Unassign",
-]
-
 
 class Message(msgspec.Struct, frozen=True):
     """One operation, with its arguments."""
