@@ -295,7 +295,7 @@ def main() -> int:
     context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
     try:
         coordinator = Coordinator(booted, context)
-        booted.settle()
+        booted.freeze_heap()
         coordinator.start()
         coordinator.run()
         coordinator.stop()

@@ -145,7 +145,7 @@ class Boot:
             self.clock,
         )  # fmt: skip
 
-    def settle(self) -> None:
+    def freeze_heap(self) -> None:
         """Keep the garbage collector from all that exists now, and let it run less often. Call once the
         long-lived objects are there. Messages make no cycles, only connections do."""
         gc.collect()

@@ -113,7 +113,7 @@ class Restored:
             record = state.catalog.epoch_started(epoch, now_ns, state.boot_id)
             state.journals[slot].record(record)
 
-    def last_words(self) -> None:
+    def send_report(self) -> None:
         """Send the final report, after the logs are closed."""
         with contextlib.suppress(DanubeError):
             self._state.boot.mailbox.notify(COORDINATOR, self.report())

@@ -120,7 +120,7 @@ class ShardWorker:
     # ------------------------------------------------------------ composition
 
     def _compose_ends(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """Where messages come in and go out."""
+        """Compose the parts that take messages in and send them out."""
         state, settings = self.state, self.state.settings
         self.intake = Intake(state.tables, state.journals, settings)
         self.intake.partitions_by_slot = state.catalog.by_slot
@@ -136,7 +136,7 @@ class ShardWorker:
         self.reader = LogReader(state, self._environment.background)
 
     def _compose_keeping(self) -> None:
-        """What is kept, for whom, and for how long."""
+        """Compose the parts that keep messages, and give them up."""
         state = self.state
         self.cursors = Cursors(state)
         self.checkpoints = Checkpoints(state)
@@ -154,7 +154,7 @@ class ShardWorker:
         )
 
     def _compose_moving(self) -> None:
-        """Partitions that come, go, and change."""
+        """Compose the parts for partitions that come, go, and change."""
         state = self.state
         self.lookahead = Lookahead(state, self.reader)
         self.ownership = Ownership(
@@ -173,7 +173,7 @@ class ShardWorker:
         )  # fmt: skip
 
     def _compose_commands(self) -> None:
-        """What clients, other workers and administrators ask."""
+        """Compose the handlers of clients, other workers and administrators."""
         state, delivery, consumers = self.state, self.delivery, self.consumers
         self.greeter = Greeter(
             state.sessions, state.settings, state.boot.config.host_id,
@@ -203,7 +203,7 @@ class ShardWorker:
         )  # fmt: skip
 
     def _compose_jobs(self) -> None:
-        """What is done by the clock, in this order."""
+        """Compose the jobs by the clock, in this order."""
         state = self.state
         self.session_checks = SessionChecks(
             state, self.consumers, self.transports, self.assignments
@@ -261,7 +261,7 @@ class ShardWorker:
         self.state.journals[slot].refresh()
 
     def start(self) -> None:
-        """Bind, say ready, and ask the coordinator what else is ours."""
+        """Bind, report READY, and ask the coordinator for assignments."""
         config = self.state.boot.config
         port = self.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
         self.transports.open_gate(config.ipc_endpoint, self.state.settings)
@@ -276,7 +276,7 @@ class ShardWorker:
         self.state.boot.set_state(ProcessState.READY, port)
 
     def run(self) -> None:
-        """The loop, until a stop is requested."""
+        """Run the loop until a stop is requested."""
         woken = False
         while not self.state.boot.stop_requested:
             work, woken = self.do_work(woken=woken), False
@@ -285,7 +285,7 @@ class ShardWorker:
         self.stop()
 
     def sleep_ms(self) -> int:
-        """How long to sleep, unless somebody has something to say; 0: there is more to do."""
+        """How long to sleep, unless a client or a process wakes the loop; 0: there is more to do."""
         if self.state.ready or self.intake.answered or self.lookahead.is_busy:
             return 0
         for journal in self.state.journals:
@@ -297,11 +297,11 @@ class ShardWorker:
 
     @property
     def is_gathering(self) -> bool:
-        """Many publish one by one: what the first of them alone would get costs all of them."""
+        """Whether many clients publish one by one: serving the first of them alone would delay all."""
         return any(journal.gathers for journal in self.state.journals)
 
     def stop(self) -> None:
-        """Orderly end: everything written is synced, a clean snapshot says so."""
+        """End in order: sync all that is written, and save a clean snapshot that says so."""
         self.state.boot.set_state(ProcessState.STOPPING)
         self.cursors.write()
         for slot, journal in enumerate(self.state.journals):
@@ -311,7 +311,7 @@ class ShardWorker:
                 self.state.logs[slot].close(self.checkpoints.encode(slot, clean=True))
             except DanubeError as error:
                 _log.error("log %d did not end in order: %s", self.state.logs[slot].log_id, error)
-        self.restored.last_words()
+        self.restored.send_report()
         self.delivery.flush()
         self.transports.close()
         self.state.boot.set_state(ProcessState.STOPPED)
@@ -319,7 +319,7 @@ class ShardWorker:
     # ------------------------------------------------------------ one turn
 
     def do_work(self, *, woken: bool = False) -> int:
-        """One bounded turn; the number of things done. `woken`: a client ended the worker's sleep."""
+        """Do one bounded turn; the number of things done. `woken`: a client ended the worker's sleep."""
         self._begin_turn()
         if woken and not self.is_gathering:
             self._serve_first()
@@ -346,7 +346,7 @@ class ShardWorker:
         return work
 
     def _serve_first(self) -> None:
-        """Hand one message on before all else: what wakes an idle worker waits for nothing."""
+        """Serve the message that woke an idle worker before all else."""
         if self._receive(1):
             if [journal for journal in self.state.journals if journal.has_open_group]:
                 self._commit()
@@ -362,7 +362,7 @@ class ShardWorker:
         self.limits.let_in_again(self.state.now_ns)
 
     def _receive(self, count_max: int = MESSAGES_PER_TURN_MAX) -> int:
-        """Take what clients sent, up to one group."""
+        """Take messages of clients, up to one group."""
         taken = size = 0
         limit = self.state.settings.group_bytes_max
         for identity, head, parts in self.transports.receive(count_max):
@@ -414,7 +414,7 @@ class ShardWorker:
         self.dispatcher.show_memory_entries()
 
     def _complete(self) -> int:
-        """Groups that became durable: show their frames, release their acks."""
+        """Show the frames of groups that became durable, and release their acks."""
         done = 0
         for slot, journal in enumerate(self.state.journals):
             # Asked first: behind a fault the synced position stands still.
@@ -445,7 +445,7 @@ def main() -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     try:
         worker = ShardWorker(booted, context)
-        booted.settle()
+        booted.freeze_heap()
         if booted.settings.pin:
             booted.pin()
         worker.start()

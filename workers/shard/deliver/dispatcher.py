@@ -21,11 +21,11 @@ __all__ = ["Dispatcher"]
 
 READ_AHEAD_BYTES = 1024 * 1024
 READ_BYTES_PER_TURN = 4 * 1024 * 1024
-"""What one turn reads of the logs for consumers behind the tail, about."""
+"""Bytes that one turn reads of the logs for consumers behind the tail, about."""
 
 
 class Dispatcher:
-    """Hands out what partitions of one worker have for their subscriptions."""
+    """Deliver messages of partitions of one worker to their subscriptions."""
 
     def __init__(
         self, state: ShardState, intake: Intake, delivery: Delivery, tails: Tails,
@@ -68,7 +68,7 @@ class Dispatcher:
             self._delivery.add(state.catalog.by_id, effects)
 
     def dispatch(self) -> int:
-        """Hand out what can be handed out; 1 if some wait for their turn to read the log."""
+        """Deliver what can be delivered; 1 if some partitions wait for their turn to read the log."""
         state = self._state
         if self._reader.fetches:
             self._reader.collect()

@@ -1,4 +1,4 @@
-"""Delayed messages: known before anybody asks for them, at hand before they are due.
+"""Delayed messages: known before a consumer asks for them, in memory before they are due.
 
     restart, arrival   backlog of a subscription --frames--> due times, before its consumers are back
     every 100 ms       due within 1 s --frame--> all of the frame that is due within 30 s, cut out
@@ -32,7 +32,7 @@ AHEAD_NS = 1000 * MILLISECOND_NS
 """Longer than a slow disk takes for a frame."""
 CUT_AHEAD_NS = 30_000 * MILLISECOND_NS
 KEPT_NS = 10_000 * MILLISECOND_NS
-"""So long what is cut out waits for a consumer that is not there."""
+"""How long messages that were cut out wait for a consumer."""
 INTERVAL_NS = 100 * MILLISECOND_NS
 AGAIN_NS = 10 * MILLISECOND_NS
 """A frame that was not in the page cache is tried again after this time."""
@@ -57,7 +57,7 @@ class _Wanted(NamedTuple):
 
 
 class Lookahead:
-    """The jobs of one worker; used by its loop only."""
+    """Read delayed messages of one worker ahead; used by its loop only."""
 
     def __init__(self, state: ShardState, reader: LogReader) -> None:
         self._state, self._reader = state, reader
@@ -67,16 +67,16 @@ class Lookahead:
         """Partition, subscription, first offset of a run -> nothing that is due before is still to be
         cut out, wall clock."""
         self._holders: dict[Subscription, tuple[Partition, int]] = {}
-        """Who has something cut out, and since when."""
+        """Subscriptions with messages that were cut out, and since when."""
         self._is_fetching = False
-        """The next backlog is on its way from the disk."""
+        """Whether the next backlog is on its way from the disk."""
         self._cut_bytes = 0
         self._lookups_left = 0
         self._next_ns = self._again_ns = 0
 
     @property
     def is_busy(self) -> bool:
-        """There is more to look at, without any waiting."""
+        """Whether there is more to look at now."""
         backlogs = self._backlogs and not self._is_fetching
         return bool(backlogs or (self._wanted and self._again_ns <= self._state.now_ns))
 
@@ -88,13 +88,13 @@ class Lookahead:
         return due_ms - lead_ms if due_ms > lead_ms else due_ms
 
     def look_at(self, *partitions: Partition) -> None:
-        """They were restored from a log, or came from another worker."""
+        """Look through partitions that were restored from a log, or came from another worker."""
         for partition in partitions:
             if any(sub.looks_ahead for sub in partition.subscriptions.values()):
                 self._backlogs.append(partition)
 
     def do_work(self, now_ns: int) -> None:
-        """A slice of what is to be done."""
+        """Do a slice of the work."""
         if self._backlogs and not (self._is_fetching and self._reader.fetches):
             self._is_fetching = False
             self._look()
@@ -130,7 +130,7 @@ class Lookahead:
         return read
 
     def _prefetch_next(self, sub: Subscription, stored: Stored) -> int:
-        """What is overdue, or nearly: the backlog is gone through fast, as consumers are on their way."""
+        """Cut out messages that are due, or nearly: a backlog is looked through fast, as consumers are coming back."""
         return self._prefetch(sub, stored, AHEAD_NS)
 
     def _prefetch(self, sub: Subscription, stored: Stored, ahead_ns: int = CUT_AHEAD_NS) -> int:
@@ -148,7 +148,7 @@ class Lookahead:
     # ------------------------------------------------------------ what is due soon
 
     def _find(self) -> None:
-        """Frames of which something becomes due within AHEAD_NS."""
+        """Find frames with messages that become due within AHEAD_NS."""
         state = self._state
         now_ns, wall_ns = state.now_ns, state.now_wall_ns
         self._lookups_left = LOOKUPS_MAX
@@ -162,7 +162,7 @@ class Lookahead:
         self._count_cut()
 
     def _count_cut(self) -> None:
-        """Also lets go of what nobody came back for."""
+        """Count what was cut out, and drop it where no consumer has come back."""
         now_ns, is_full = self._state.now_ns, self._cut_bytes >= CUT_BYTES_MAX
         for sub, (partition, since_ns) in list(self._holders.items()):
             is_waited_for = sub.consumers or now_ns - since_ns < KEPT_NS
@@ -175,7 +175,7 @@ class Lookahead:
         self._cut_bytes = sum(sub.prefetched.byte_count for sub in self._holders)
 
     def _has(self, partition: Partition, sub: Subscription) -> bool:
-        """They are still there."""
+        """Whether partition and subscription are still there."""
         known = self._state.partition(partition.partition_id) is partition
         return known and not partition.moving and partition.subscriptions.get(sub.name) is sub
 

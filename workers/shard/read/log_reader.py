@@ -19,11 +19,11 @@ from danube_fast.workers.shard.state import ShardState
 __all__ = ["LogReader"]
 
 PREFETCH_BYTES = 4 << 20
-"""What a thread reads at once."""
+"""Bytes that a thread reads at once."""
 
 
 class _Fetch:
-    """What a thread reads of one log, and who waits for it."""
+    """A read of one log by a thread, and the partitions that wait for it."""
 
     __slots__ = ("is_over", "owner", "position", "waiting")
 
@@ -35,7 +35,7 @@ class _Fetch:
 
 
 class LogReader:
-    """Reads the logs of one worker, and counts the bytes."""
+    """Read the logs of one worker, and count the bytes."""
 
     def __init__(self, state: ShardState, background: Background) -> None:
         self._state = state
@@ -52,7 +52,7 @@ class LogReader:
         return self._read(partition, offset, byte_limit, waits=False)
 
     def read_now(self, partition: Partition, offset: int, byte_limit: int = 1) -> Read:
-        """The same for those who cannot come again: waits for the disk. PENDING: nothing is visible there."""
+        """Read like `read`, but wait for the disk, for a caller that cannot come again. PENDING: nothing is visible there."""
         return self._read(partition, offset, byte_limit, waits=True)
 
     def _read(self, partition: Partition, offset: int, byte_limit: int, *, waits: bool) -> Read:
