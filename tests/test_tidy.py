@@ -255,6 +255,43 @@ def test_no_modules_import_each_other() -> None:
         pytest.fail(" -> ".join(fault.args[1]))
 
 
+WORKER_LAYERS: tuple[tuple[str, ...], ...] = (
+    ("process",),
+    ("shard.job", "shard.catalog", "shard.transports", "shard.publish.journal", "shard.publish.group",
+     "shard.publish.runs", "shard.keep.pins"),
+    ("shard.state",),
+    ("shard.publish", "shard.deliver", "shard.read", "shard.keep", "reports.quota"),
+    ("shard.move",),
+    ("shard.assignments", "shard.commands", "shard.operations", "shard.rollback", "shard.session_checks",
+     "shard.upkeep", "reports"),
+    ("shard.worker", "coordinator"),
+    ("supervisor",),
+)  # fmt: skip
+"""Inside workers, from the bottom: a module imports its own layer and those below. The longest name decides."""
+
+
+def worker_layer(name: str) -> int:
+    """The layer of a module of workers."""
+    names = [(part, i) for i, layer in enumerate(WORKER_LAYERS) for part in layer]
+    found = [(len(part), i) for part, i in names if f"{name}.".startswith(f"{part}.")]
+    assert found, f"danube_fast.workers.{name} is in no layer: add it to WORKER_LAYERS"
+    return max(found)[1]
+
+
+def test_imports_inside_workers_go_down_only() -> None:
+    prefix = "danube_fast.workers."
+    modules = {module_name(path): path for path in product_files()}
+    faults = [
+        f"{name} -> {other}"
+        for name, path in modules.items()
+        if name.startswith(prefix) and path.name != "__init__.py"
+        for other in imports_of(path, set(modules))
+        if other.startswith(prefix) and modules[other].name != "__init__.py"
+        if worker_layer(name[len(prefix) :]) < worker_layer(other[len(prefix) :])
+    ]
+    assert not faults, "\n".join(sorted(faults))
+
+
 OWNERS = ("Tail", "Partition", "Returns", "Subscription")
 """Classes whose attributes nothing assigns but the files that define them."""
 OWN = (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from danube_fast.workers.process.environment import METADATA_SEAL
 from danube_fast.workers.process.log_marks import MARKS_NAME, LogMark, read_marks, write_marks
-from danube_fast.workers.supervisor.datadir import METADATA_SEAL
 from tests.crash.rig import Server
 from tests.damage.store import copy_of
 from tests.damage.test_data_directory import refusal

@@ -24,14 +24,14 @@ import os
 from pathlib import Path
 
 from danube_fast.errors import DataLoss, FailedPrecondition, Unavailable
+from danube_fast.workers.process.environment import METADATA_SEAL
 
-__all__ = ["FORMAT_VERSION", "METADATA_SEAL", "DataDirectory"]
+__all__ = ["FORMAT_VERSION", "DataDirectory"]
 
 FORMAT_VERSION = 1
 """Format that this version writes; it reads this one and the one before."""
 
 TOKEN_CHARACTERS = 32
-METADATA_SEAL = "metadata.seal"
 
 _FORMAT_PREFIX = "danube-fast data format "
 _LOGS_PREFIX = "danube-fast logs in use: "
