@@ -77,7 +77,7 @@ def walk(data_dir: Path, transport: str) -> dict[str, Leg]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(WALK_FILE, str(out))
-        broker = Broker(data_dir, fake="tests.workers.walk")
+        broker = Broker(data_dir, fake="tests.workers.walk", workers=1)
     main = Tracer()
 
     def begin() -> None:
