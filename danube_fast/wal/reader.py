@@ -136,10 +136,11 @@ class LogReader:
 
     def prefetch(self, position: int, byte_count: int) -> Callable[[], None]:
         """Return work that brings bytes of the log into the page cache; call it once, in another thread."""
-        parts = [
-            (os.dup(self._open(segment)), segment.file_offset(start), end - start)
-            for segment, start, end in self._parts(position, byte_count)
-        ]
+        parts = []
+        with contextlib.suppress(OSError):  # the read that follows says what is wrong
+            for segment, start, end in self._parts(position, byte_count):
+                fd = os.dup(self._open(segment))
+                parts.append((fd, segment.file_offset(start), end - start))
         return lambda: _fetch(parts)
 
     def _check(self, run: Run, data: bytearray) -> None:

@@ -154,6 +154,21 @@ def test_a_disk_that_fails_is_told_by_the_read_behind_the_fetch(
     assert "Input/output error" in str(client.events[0])
 
 
+def test_a_fetch_that_gets_no_descriptor_harms_nobody(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = rigs(tail_bytes_max=0)
+    client = filled(rig, 1)
+
+    def exhausted(fd: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(rig.worker.state.logs[0], "read_cached", lambda run: None)
+    monkeypatch.setattr(os, "dup", exhausted)
+    client.subscribe(1)
+    assert [offset for offset, _ in client.receive(FRAMES)] == list(range(FRAMES))
+
+
 def test_a_partition_that_is_deleted_while_it_waits_is_forgotten(
     rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
