@@ -6,6 +6,7 @@ another one, whose syncs and jobs end when its seed says so.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -94,9 +95,17 @@ class Background:
         """Return what does work beside the loop and then writes to the eventfd `wake_fd`."""
 
         def start(work: Callable[[], None]) -> None:
+            wake = -1
+            with contextlib.suppress(
+                OSError
+            ):  # without a descriptor the loop looks by itself, later
+                wake = os.dup(wake_fd)  # its own: the loop may end before
+
             def fetch() -> None:
                 work()
-                os.eventfd_write(wake_fd, 1)
+                if wake >= 0:
+                    os.eventfd_write(wake, 1)
+                    os.close(wake)
 
             self.start("log-fetch", fetch)
 
