@@ -45,7 +45,6 @@ from danube_fast.workers.coordinator.watches import Watches
 from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.process.idle import IdleStrategy
-from danube_fast.workers.process.mailbox import Reply
 from danube_fast.workers.reports.clients import client_page
 from danube_fast.workers.reports.quota import LogQuotas, room_of
 from danube_fast.workers.reports.reply_topics import ReplyTopicExpiry
@@ -190,11 +189,9 @@ class Coordinator:
         self, worker: int, message: m.Message, on_reply: Callable[[Any, DanubeError | None], None]
     ) -> None:
         """Call a worker; see `AdminContext`."""
-
-        def got(reply: Reply) -> None:
-            on_reply(reply.value, reply.error)
-
-        self._boot.mailbox.call(worker, message, on_reply=got)
+        self._boot.mailbox.call(
+            worker, message, on_reply=lambda reply: on_reply(reply.value, reply.error)
+        )
 
     @property
     def processes(self) -> Processes:

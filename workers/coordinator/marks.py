@@ -73,7 +73,9 @@ class MarkRegistry:
         for log_id, epoch, position, losses in told.logs:
             self._marks[log_id] = LogMark(log_id, epoch, position, losses)
         self.save()
-        with contextlib.suppress(DanubeError):  # what cannot be written now is not given out either
+        with contextlib.suppress(
+            DanubeError
+        ):  # ids that cannot be recorded now are not given out either
             self._topics.keep_ids_above(told.partition_id_max)
             if self._accepts:
                 self._store.raise_revision(told.metadata_revision)

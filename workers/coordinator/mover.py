@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 COPY_TIMEOUT_MS = 3_600_000
 FREEZE_TIMEOUT_MS = 5_000
 FINISH_TIMEOUT_MS = 10_000
-"""For so long publishers of a partition may have to wait before the move is given up."""
+"""How long publishers of a partition may have to wait before the move is given up."""
 TELL_TIMEOUT_MS = 5_000
 PLACE_WAIT_NS = 10_000_000_000
 
@@ -49,17 +50,19 @@ class MoveContext(Workers, Protocol):
     clock: Clock
 
 
+@dataclass(eq=False)
 class _Move:
     """One move that is under way."""
 
-    def __init__(
-        self, record: PartitionRecord, source: int, target: int, log_id: int, done: MoveDone,
-        began_ns: int,
-    ) -> None:  # fmt: skip
-        self.record, self.source, self.target, self.log_id = record, source, target, log_id
-        self.done, self.began_ns, self.frozen_ns = done, began_ns, 0
-        self.is_freezing = False
-        """The old worker was asked to close the partition."""
+    record: PartitionRecord
+    source: int
+    target: int
+    log_id: int
+    done: MoveDone
+    began_ns: int
+    frozen_ns: int = 0
+    is_freezing: bool = False
+    """The old worker was asked to close the partition."""
 
 
 class Mover:

@@ -110,18 +110,15 @@ class Peers(Protocol):
         """Whether the process is known to be gone (and not restarted yet)."""
 
 
-class Reply:
+class Reply(NamedTuple):
     """How a call ended: `value` and `body`, or `error`."""
 
-    __slots__ = ("body", "error", "value")
-
-    def __init__(
-        self, value: Any = None, body: bytes | memoryview = b"", error: DanubeError | None = None
-    ) -> None:
-        self.value, self.body, self.error = value, body, error
+    value: Any = None
+    body: bytes | memoryview = b""
+    error: DanubeError | None = None
 
     def result(self) -> Any:
-        """The value; raises the error instead if there is one."""
+        """Return the value; raises the error instead if there is one."""
         if self.error is not None:
             raise self.error
         return self.value

@@ -34,7 +34,7 @@ __all__ = ["TopicMetrics", "TopicReports"]
 
 REPORT_NS = 5 * SECOND_NS
 WANTED_NS = 120 * SECOND_NS
-"""So long after a scrape the next one is expected; a report that is older is not shown."""
+"""How long after a scrape the next one is expected; an older report is not shown."""
 COST_PART = 50
 """Looks take at most this part of a worker's time: with many partitions they come less often."""
 SLICE = 256

@@ -124,7 +124,7 @@ class Catalog:
         return self.others[log_slot]
 
     def apply(self, record: r.Record, log_slot: int) -> None:
-        """One record of a log or of its snapshot."""
+        """Apply one record of a log or of its snapshot."""
         if isinstance(record, r.EpochStarted):
             self._last_epoch[log_slot] = record
             self.metadata_revision = max(self.metadata_revision, record.metadata_revision)

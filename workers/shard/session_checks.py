@@ -34,7 +34,7 @@ class SessionChecks(PeriodicJob):
     def run(self, now_ns: int) -> None:
         """Close sessions that were silent for too long."""
         state = self._state
-        # after a standstill of our own, what clients sent meanwhile is read before they are judged
+        # after a standstill of the worker, messages that came meanwhile are read before silence counts
         heard_until_ns = max(state.drained_ns, now_ns - BACKLOG_NS_MAX)
         for session in state.sessions.silent(heard_until_ns):
             self._consumers.close_session(session, Parting.DIED)

@@ -48,16 +48,12 @@ class Transports:
         self.drained = False
         self._gate_first = not self._gate_first
         gate = self.gate
-        if gate is None:
-            yield from self.server.receive(limit)
-            self.drained = self.server.drained
-            return
-        if self._gate_first:
+        if gate is not None and self._gate_first:
             yield from gate.receive(limit)
         yield from self.server.receive(limit)
-        if not self._gate_first:
+        if gate is not None and not self._gate_first:
             yield from gate.receive(limit)
-        self.drained = self.server.drained and not gate.awake
+        self.drained = self.server.drained and not (gate is not None and gate.awake)
 
     def room(self, identity: bytes, size: int) -> tuple[Any, int]:
         """Allocate a part of a message for this client; the part, and the address of its `size` bytes. Raises

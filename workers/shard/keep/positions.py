@@ -7,6 +7,7 @@ before it is answered, and after a restart it counts again, even if the log stil
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,17 +40,18 @@ SLICE_FRAMES = 256
 """The same under a clock that stands still."""
 
 
+@dataclass(eq=False)
 class Walk:
     """Progress of skipping messages of one partition."""
 
-    def __init__(self, partition: Partition, sub: Subscription, count: int | None) -> None:
-        self.partition, self.sub = partition, sub
-        self.at = 0
-        """All below was looked at."""
-        self.left = count
-        """How many more; None: all."""
-        self.skipped = 0
-        self.is_over = False
+    partition: Partition
+    sub: Subscription
+    left: int | None
+    """How many more; None: all."""
+    at: int = 0
+    """All below was looked at."""
+    skipped: int = 0
+    is_over: bool = False
 
     def skip(self, count: int, *, is_last: bool = False) -> None:
         """Count messages that were skipped."""

@@ -11,6 +11,7 @@ Between freeze and the last two this worker does not know whose it is, also afte
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from danube_fast.broker import messages as m
@@ -39,16 +40,15 @@ DRAIN_NS = 1_000_000_000
 Twice a heartbeat: a client whose application is busy reads messages with the next."""
 
 
+@dataclass(eq=False)
 class _Drain:
     """A partition whose consumers were sent away, while their last acks are on the way."""
 
-    def __init__(
-        self, request: Request[m.FreezePartition], partition: Partition,
-        consumers: list[Consumer], began_ns: int,
-    ) -> None:  # fmt: skip
-        self.request: Request[m.FreezePartition] | None = request
-        """None: the move was given up."""
-        self.partition, self.consumers, self.began_ns = partition, consumers, began_ns
+    request: Request[m.FreezePartition] | None
+    """None: the move was given up."""
+    partition: Partition
+    consumers: list[Consumer]
+    began_ns: int
 
     @property
     def is_over(self) -> bool:

@@ -99,7 +99,9 @@ class Forwarder:
     ) -> bool:
         """Pass one frame on; its status goes to `place`. False if no owner is known."""
         owner = self._owners.get(partition_id)
-        if owner is None or publication.session < 0:  # passed on by another worker, who looks again
+        if (
+            owner is None or publication.session < 0
+        ):  # passed on by another worker, which looks the owner up again
             return False
         publication.pending += 1
 
