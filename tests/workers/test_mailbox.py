@@ -268,6 +268,30 @@ def test_restarted_caller_never_takes_old_answers(pair: Pair) -> None:
     assert [reply.result() for reply in replies] == [[2]]
 
 
+def test_a_sleep_that_a_client_ended_hides_no_call_and_nothing_that_waits(pair: Pair) -> None:
+    """Rings are not looked at when no peer rang, but what has its time, or waits for room, goes on."""
+    assert pair.zero.prepare_sleep()
+    pair.zero.silent = True
+    pair.ring_10.records.append(b"pushed by a peer that died before it rang")
+    pair.zero.do_work(pair.now_ns)
+    assert pair.ring_10.records, "no peer rang"
+    pair.ring_10.records.clear()
+    replies = ask(pair, m.PublishBundle())
+    pair.now_ns += SECOND_NS
+    assert pair.zero.prepare_sleep()
+    pair.zero.silent = True
+    pair.zero.do_work(pair.now_ns)
+    with pytest.raises(Unavailable):
+        replies[0].result()
+    pair.zero.notify(1, m.LogAllowance(1), bytes(5000))
+    waiting = len(pair.ring_01.records)
+    pair.ring_01.records.clear()
+    assert pair.zero.prepare_sleep()
+    pair.zero.silent = True
+    pair.zero.do_work(pair.now_ns)
+    assert waiting and pair.ring_01.records, "what found no room goes on"
+
+
 def test_sleep_is_refused_while_something_is_readable(pair: Pair) -> None:
     assert pair.one.prepare_sleep()
     assert pair.bells[1].sleeping

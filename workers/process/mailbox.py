@@ -311,8 +311,8 @@ class Mailbox:
             self._asleep = False
             self._bell.cancel_sleep()
             silent, self.silent = self.silent, False
-            if silent and now_ns < self.next_deadline_ns():
-                return 0  # a peer that pushes rings, and so does one that restarts
+            if silent and not [link for link in self._links.values() if link.calls or link.queue]:
+                return 0  # a peer that pushes rings
             self._bell.drain()
         if looks:
             self._look_ns = now_ns + LOOK_NS
