@@ -157,7 +157,7 @@ def test_a_cached_read_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     before = set(os.listdir("/proc/self/fd"))
     fetch = log.prefetch(run, 1 << 20)
-    for path in segments(tmp_path):  # what was trimmed meanwhile harms nobody
+    for path in segments(tmp_path):  # a segment that is trimmed meanwhile does no harm
         path.rename(path.with_suffix(".away"))
     fetch()
     assert set(os.listdir("/proc/self/fd")) == before

@@ -154,7 +154,7 @@ def test_a_disk_that_fails_is_told_by_the_read_behind_the_fetch(
     assert "Input/output error" in str(client.events[0])
 
 
-def test_a_fetch_that_gets_no_descriptor_harms_nobody(
+def test_a_fetch_that_gets_no_descriptor_delays_the_read_alone(
     rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = rigs(tail_bytes_max=0)
