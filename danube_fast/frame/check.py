@@ -19,31 +19,16 @@ import enum
 from danube_fast.frame.crc import crc32c_extend
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.layout import (
-    AT_BASE_SEQUENCE,
-    AT_BODY_CRC32C,
-    AT_BODY_PADDING,
     AT_BUFFER_COUNT,
     AT_BUFFER_RESERVED,
-    AT_CODEC,
     AT_ENTRY_BYTES,
     AT_ENTRY_ID,
     AT_ENTRY_RESERVED,
-    AT_FLAGS,
-    AT_FRAME_BYTES,
-    AT_HEADER_CRC32C,
-    AT_MAGIC,
-    AT_MESSAGE_COUNT,
-    AT_OFFSET_SPAN,
-    AT_RAW_BODY_BYTES,
-    AT_RESERVED_A,
-    AT_VERSION,
     BUFFER_DIRECTORY_BYTES,
     BUFFER_ENTRY_BYTES,
     BUFFER_ID_MAX,
     BUFFER_KINDS,
     CLIENT_HALF_BYTES,
-    CODEC_NONE,
-    CODEC_ZSTD,
     COMPRESSED_BODY_BYTES_MAX,
     DELTA_BYTES,
     FLAG_PAD,
@@ -52,24 +37,6 @@ from danube_fast.frame.layout import (
     FRAME_MAGIC,
     FRAME_VERSION,
     HEADER_BYTES,
-    ID_ATTRIBUTE_KEY_DATA,
-    ID_ATTRIBUTE_KEY_OFFSETS,
-    ID_ATTRIBUTE_OFFSETS,
-    ID_ATTRIBUTE_VALUE_DATA,
-    ID_ATTRIBUTE_VALUE_OFFSETS,
-    ID_DELIVER_AT,
-    ID_DELIVER_AT_VALIDITY,
-    ID_EVENT_TIME,
-    ID_EVENT_TIME_VALIDITY,
-    ID_KEY_DATA,
-    ID_KEY_HASH,
-    ID_KEY_OFFSETS,
-    ID_KEY_VALIDITY,
-    ID_OFFSET_DELTA,
-    ID_PAYLOAD_DATA,
-    ID_PAYLOAD_OFFSETS,
-    ID_REDELIVERY_COUNT,
-    ID_SEQUENCE_DELTA,
     KIND_ATTRIBUTE_OFFSETS,
     KIND_DATA,
     KIND_DELTAS,
@@ -79,6 +46,9 @@ from danube_fast.frame.layout import (
     OFFSET_BYTES,
     SEQUENCE_MAX,
     TIME_BYTES,
+    At,
+    BufferId,
+    Codec,
 )
 from danube_fast.frame.memory import load_i32, load_i64, load_u8, load_u16, load_u32
 
@@ -156,27 +126,9 @@ def describe_fault(code: int) -> str:
 
 
 # Plain ints for the kernels.
-_TRUNCATED = int(Fault.TRUNCATED)
-_MAGIC = int(Fault.MAGIC)
-_VERSION = int(Fault.VERSION)
-_CODEC = int(Fault.CODEC)
-_FLAGS = int(Fault.FLAGS)
-_FRAME_BYTES = int(Fault.FRAME_BYTES)
-_MESSAGE_COUNT = int(Fault.MESSAGE_COUNT)
-_RAW_BODY_BYTES = int(Fault.RAW_BODY_BYTES)
-_BODY_PADDING = int(Fault.BODY_PADDING)
-_RESERVED = int(Fault.RESERVED)
-_SEQUENCE = int(Fault.SEQUENCE)
-_BODY_CRC = int(Fault.BODY_CRC)
-_DIRECTORY = int(Fault.DIRECTORY)
-_BUFFER_BYTES = int(Fault.BUFFER_BYTES)
-_OFFSETS = int(Fault.OFFSETS)
-_NULLS = int(Fault.NULLS)
-_COLUMNS = int(Fault.COLUMNS)
-_DELTAS = int(Fault.DELTAS)
 
 _RESERVED_A_WORD = CLIENT_HALF_BYTES - 8  # the word whose upper bytes are reserved
-_RESERVED_A_SHIFT = 8 * (AT_RESERVED_A - _RESERVED_A_WORD)
+_RESERVED_A_SHIFT = 8 * (At.RESERVED_A - _RESERVED_A_WORD)
 _CRC_BYTES = 4
 
 
@@ -184,19 +136,19 @@ def _bits(*buffer_ids: int) -> int:
     return sum(1 << buffer_id for buffer_id in buffer_ids)
 
 
-_PAYLOAD = _bits(ID_PAYLOAD_OFFSETS, ID_PAYLOAD_DATA)
-_KEYS = _bits(ID_KEY_OFFSETS, ID_KEY_DATA)
-_KEYS_ANY = _KEYS | _bits(ID_KEY_VALIDITY, ID_KEY_HASH)
+_PAYLOAD = _bits(BufferId.PAYLOAD_OFFSETS, BufferId.PAYLOAD_DATA)
+_KEYS = _bits(BufferId.KEY_OFFSETS, BufferId.KEY_DATA)
+_KEYS_ANY = _KEYS | _bits(BufferId.KEY_VALIDITY, BufferId.KEY_HASH)
 _ATTRIBUTES = _bits(
-    ID_ATTRIBUTE_OFFSETS, ID_ATTRIBUTE_KEY_OFFSETS, ID_ATTRIBUTE_KEY_DATA,
-    ID_ATTRIBUTE_VALUE_OFFSETS, ID_ATTRIBUTE_VALUE_DATA,
+    BufferId.ATTRIBUTE_OFFSETS, BufferId.ATTRIBUTE_KEY_OFFSETS, BufferId.ATTRIBUTE_KEY_DATA,
+    BufferId.ATTRIBUTE_VALUE_OFFSETS, BufferId.ATTRIBUTE_VALUE_DATA,
 )  # fmt: skip
-_EVENT_TIME = _bits(ID_EVENT_TIME)
-_EVENT_TIME_VALIDITY = _bits(ID_EVENT_TIME_VALIDITY)
-_DELIVER_AT = _bits(ID_DELIVER_AT)
-_DELIVER_AT_VALIDITY = _bits(ID_DELIVER_AT_VALIDITY)
-_OFFSET_DELTA = _bits(ID_OFFSET_DELTA)
-_SPLIT_ONLY = _bits(ID_OFFSET_DELTA, ID_SEQUENCE_DELTA, ID_REDELIVERY_COUNT)
+_EVENT_TIME = _bits(BufferId.EVENT_TIME)
+_EVENT_TIME_VALIDITY = _bits(BufferId.EVENT_TIME_VALIDITY)
+_DELIVER_AT = _bits(BufferId.DELIVER_AT)
+_DELIVER_AT_VALIDITY = _bits(BufferId.DELIVER_AT_VALIDITY)
+_OFFSET_DELTA = _bits(BufferId.OFFSET_DELTA)
+_SPLIT_ONLY = _bits(BufferId.OFFSET_DELTA, BufferId.SEQUENCE_DELTA, BufferId.REDELIVERY_COUNT)
 
 
 @kernel("int64(int64,int64)")
@@ -204,13 +156,13 @@ def _check_offsets(place: int, count: int) -> int:
     """Last of `count` + 1 int32 offsets if they start at 0 and never fall, else a fault."""
     previous = load_i32(place)
     if previous != 0:
-        return _OFFSETS
+        return Fault.OFFSETS
     fallen = 0
     for index in range(1, count + 1):
         following = load_i32(place + OFFSET_BYTES * index)
         fallen |= following - previous  # negative once anything fell: no branch in the loop
         previous = following
-    return _OFFSETS if fallen < 0 else previous
+    return Fault.OFFSETS if fallen < 0 else previous
 
 
 @kernel("int64(int64,int64,int64)")
@@ -220,7 +172,7 @@ def _check_nulls(validity: int, offsets: int, count: int) -> int:
         if (load_u8(validity + (index >> 3)) >> (index & 7)) & 1 == 0:
             place = offsets + OFFSET_BYTES * index
             if load_i32(place) != load_i32(place + OFFSET_BYTES):
-                return _NULLS
+                return Fault.NULLS
     return 0
 
 
@@ -231,7 +183,7 @@ def _check_deltas(place: int, count: int, offset_span: int) -> int:
     for index in range(count):
         delta = load_u32(place + DELTA_BYTES * index)
         if delta <= previous or delta >= offset_span:
-            return _DELTAS
+            return Fault.DELTAS
         previous = delta
     return 0
 
@@ -242,14 +194,14 @@ def _check_buffer(
 ) -> int:
     """Size and content of one buffer. Returns the last offset of an offsets buffer, else 0."""
     if kind == KIND_DATA:
-        return 0 if byte_count == data_bytes else _OFFSETS
+        return 0 if byte_count == data_bytes else Fault.OFFSETS
     if kind == KIND_OFFSETS:
         if byte_count != OFFSET_BYTES * (count + 1):
-            return _BUFFER_BYTES
+            return Fault.BUFFER_BYTES
         return _check_offsets(place, count)
     if kind == KIND_ATTRIBUTE_OFFSETS:
         if byte_count != OFFSET_BYTES * (attribute_count + 1):
-            return _BUFFER_BYTES
+            return Fault.BUFFER_BYTES
         return _check_offsets(place, attribute_count)
     if kind == KIND_VALIDITY:
         expected = (count + 7) >> 3
@@ -257,46 +209,46 @@ def _check_buffer(
         expected = TIME_BYTES * count
     else:
         expected = DELTA_BYTES * count
-    return 0 if byte_count == expected else _BUFFER_BYTES
+    return 0 if byte_count == expected else Fault.BUFFER_BYTES
 
 
 @kernel("int64(int64,int64)")
 def _check_present(present: int, flags: int) -> int:
     """0 if the buffers whose bits are set may stand together."""
     if present & _PAYLOAD != _PAYLOAD:
-        return _COLUMNS
+        return Fault.COLUMNS
     if present & _KEYS_ANY != 0 and present & _KEYS != _KEYS:
-        return _COLUMNS
+        return Fault.COLUMNS
     if present & _ATTRIBUTES != 0 and present & _ATTRIBUTES != _ATTRIBUTES:
-        return _COLUMNS
+        return Fault.COLUMNS
     if present & _EVENT_TIME_VALIDITY != 0 and present & _EVENT_TIME == 0:
-        return _COLUMNS
+        return Fault.COLUMNS
     if present & _DELIVER_AT_VALIDITY != 0 and present & _DELIVER_AT == 0:
-        return _COLUMNS
+        return Fault.COLUMNS
     if flags & FLAG_SPLIT != 0:
-        return 0 if present & _OFFSET_DELTA != 0 else _COLUMNS
-    return 0 if present & _SPLIT_ONLY == 0 else _COLUMNS
+        return 0 if present & _OFFSET_DELTA != 0 else Fault.COLUMNS
+    return 0 if present & _SPLIT_ONLY == 0 else Fault.COLUMNS
 
 
 @kernel("int64(int64,int64,int64,int64,int64)")
 def check_body(body: int, body_bytes: int, count: int, flags: int, offset_span: int) -> int:
     """Check an uncompressed body of `body_bytes` bytes that holds `count` messages: 0 or a fault."""
     if body_bytes < BUFFER_DIRECTORY_BYTES:
-        return _DIRECTORY
+        return Fault.DIRECTORY
     buffers = load_u32(body + AT_BUFFER_COUNT)
     end = body + body_bytes
     place = body + BUFFER_DIRECTORY_BYTES + BUFFER_ENTRY_BYTES * buffers
     if buffers > BUFFER_ID_MAX or place > end or load_u32(body + AT_BUFFER_RESERVED) != 0:
-        return _DIRECTORY
+        return Fault.DIRECTORY
     entry = body + BUFFER_DIRECTORY_BYTES
     present, previous, data_bytes, attributes, nulls = 0, 0, 0, 0, 0
     for _ in range(buffers):
         buffer_id = load_u16(entry + AT_ENTRY_ID)
         byte_count = load_u32(entry + AT_ENTRY_BYTES)
         if buffer_id <= previous or buffer_id > BUFFER_ID_MAX:
-            return _DIRECTORY
+            return Fault.DIRECTORY
         if byte_count > end - place or load_u16(entry + AT_ENTRY_RESERVED) != 0:
-            return _DIRECTORY
+            return Fault.DIRECTORY
         kind = BUFFER_KINDS[buffer_id]
         code = _check_buffer(kind, place, byte_count, count, attributes, data_bytes)
         if code == 0 and kind == KIND_DELTAS:
@@ -304,8 +256,8 @@ def check_body(body: int, body_bytes: int, count: int, flags: int, offset_span: 
         if code < 0:
             return code
         if nulls != 0 and kind == KIND_OFFSETS and _check_nulls(nulls, place, count) != 0:
-            return _NULLS
-        if buffer_id == ID_ATTRIBUTE_OFFSETS:
+            return Fault.NULLS
+        if buffer_id == BufferId.ATTRIBUTE_OFFSETS:
             attributes = code
         data_bytes = code
         nulls = place if kind == KIND_VALIDITY else 0
@@ -313,45 +265,45 @@ def check_body(body: int, body_bytes: int, count: int, flags: int, offset_span: 
         previous = buffer_id
         place += (byte_count + FRAME_ALIGNMENT - 1) & -FRAME_ALIGNMENT
         entry += BUFFER_ENTRY_BYTES
-    return _check_present(present, flags) if place == end else _DIRECTORY
+    return _check_present(present, flags) if place == end else Fault.DIRECTORY
 
 
 @kernel("int64(int64,int64,int64)")
 def check_header(address: int, available_bytes: int, allowed_flags: int) -> int:
     """Check the client half of a header: frame_bytes if it is sound and all there, else a fault."""
     if available_bytes < HEADER_BYTES:
-        return _TRUNCATED
-    if load_u32(address + AT_MAGIC) != FRAME_MAGIC:
-        return _MAGIC
-    if load_u8(address + AT_VERSION) != FRAME_VERSION:
-        return _VERSION
-    codec = load_u8(address + AT_CODEC)
-    if codec > CODEC_ZSTD:
-        return _CODEC
-    flags = load_u16(address + AT_FLAGS)
+        return Fault.TRUNCATED
+    if load_u32(address + At.MAGIC) != FRAME_MAGIC:
+        return Fault.MAGIC
+    if load_u8(address + At.VERSION) != FRAME_VERSION:
+        return Fault.VERSION
+    codec = load_u8(address + At.CODEC)
+    if codec > Codec.ZSTD:
+        return Fault.CODEC
+    flags = load_u16(address + At.FLAGS)
     if flags & ~allowed_flags != 0:
-        return _FLAGS
-    frame_bytes = load_u32(address + AT_FRAME_BYTES)
+        return Fault.FLAGS
+    frame_bytes = load_u32(address + At.FRAME_BYTES)
     if frame_bytes < HEADER_BYTES or frame_bytes & (FRAME_ALIGNMENT - 1) != 0:
-        return _FRAME_BYTES
+        return Fault.FRAME_BYTES
     if frame_bytes > available_bytes:
-        return _TRUNCATED
-    count = load_u32(address + AT_MESSAGE_COUNT)
+        return Fault.TRUNCATED
+    count = load_u32(address + At.MESSAGE_COUNT)
     if (count == 0) != (flags & FLAG_PAD != 0):
-        return _MESSAGE_COUNT
+        return Fault.MESSAGE_COUNT
     if load_i64(address + _RESERVED_A_WORD) >> _RESERVED_A_SHIFT != 0:
-        return _RESERVED
-    base_sequence = load_i64(address + AT_BASE_SEQUENCE)
+        return Fault.RESERVED
+    base_sequence = load_i64(address + At.BASE_SEQUENCE)
     if base_sequence < 0 or base_sequence > SEQUENCE_MAX:
-        return _SEQUENCE
+        return Fault.SEQUENCE
     return frame_bytes
 
 
 @kernel("int64(int64,int64)")
 def body_crc(address: int, frame_bytes: int) -> int:
     """crc32c of the client half without the crc itself, and of the body."""
-    crc = crc32c_extend(0, address, AT_BODY_CRC32C)
-    rest = AT_BODY_CRC32C + _CRC_BYTES
+    crc = crc32c_extend(0, address, At.BODY_CRC32C)
+    rest = At.BODY_CRC32C + _CRC_BYTES
     crc = crc32c_extend(crc, address + rest, CLIENT_HALF_BYTES - rest)
     return crc32c_extend(crc, address + HEADER_BYTES, frame_bytes - HEADER_BYTES)
 
@@ -361,7 +313,7 @@ def check_header_crc(address: int) -> int:
     """1 if header_crc32c of the 128 bytes at `address` is right, else 0."""
     return (
         1
-        if crc32c_extend(0, address, AT_HEADER_CRC32C) == load_u32(address + AT_HEADER_CRC32C)
+        if crc32c_extend(0, address, At.HEADER_CRC32C) == load_u32(address + At.HEADER_CRC32C)
         else 0
     )
 
@@ -377,24 +329,24 @@ def check_frame(address: int, available_bytes: int, allowed_flags: int, check_bo
     frame_bytes = check_header(address, available_bytes, allowed_flags)
     if frame_bytes < 0:
         return frame_bytes
-    flags = load_u16(address + AT_FLAGS)
+    flags = load_u16(address + At.FLAGS)
     if flags & FLAG_PAD != 0:
         return frame_bytes
-    raw_bytes = load_u32(address + AT_RAW_BODY_BYTES)
-    padding = load_u8(address + AT_BODY_PADDING)
+    raw_bytes = load_u32(address + At.RAW_BODY_BYTES)
+    padding = load_u8(address + At.BODY_PADDING)
     body_bytes = frame_bytes - HEADER_BYTES - padding
-    plain = load_u8(address + AT_CODEC) == CODEC_NONE
+    plain = load_u8(address + At.CODEC) == Codec.NONE
     if padding >= FRAME_ALIGNMENT or body_bytes <= 0 or (plain and padding != 0):
-        return _BODY_PADDING
+        return Fault.BODY_PADDING
     if raw_bytes != body_bytes if plain else raw_bytes > COMPRESSED_BODY_BYTES_MAX:
-        return _RAW_BODY_BYTES
-    count = load_u32(address + AT_MESSAGE_COUNT)
+        return Fault.RAW_BODY_BYTES
+    count = load_u32(address + At.MESSAGE_COUNT)
     if not plain and count * OFFSET_BYTES > raw_bytes:  # each message has a payload offset
-        return _MESSAGE_COUNT
-    if check_body_crc != 0 and body_crc(address, frame_bytes) != load_u32(address + AT_BODY_CRC32C):
-        return _BODY_CRC
+        return Fault.MESSAGE_COUNT
+    if check_body_crc != 0 and body_crc(address, frame_bytes) != load_u32(address + At.BODY_CRC32C):
+        return Fault.BODY_CRC
     if plain:
-        span = load_u32(address + AT_OFFSET_SPAN)
+        span = load_u32(address + At.OFFSET_SPAN)
         fault = check_body(address + HEADER_BYTES, body_bytes, count, flags, span)
         if fault != 0:
             return fault

@@ -18,15 +18,7 @@ import lz4.block
 import zstandard
 
 from danube_fast.errors import DataLoss
-from danube_fast.frame.layout import (
-    AT_BODY_PADDING,
-    AT_CODEC,
-    AT_FRAME_BYTES,
-    COMPRESSED_BODY_BYTES_MAX,
-    HEADER_BYTES,
-    Codec,
-    padded,
-)
+from danube_fast.frame.layout import COMPRESSED_BODY_BYTES_MAX, HEADER_BYTES, At, Codec, padded
 
 __all__ = ["compress_frame", "decompress_body"]
 
@@ -69,9 +61,9 @@ def compress_frame(frame: bytearray, codec: Codec) -> bytearray:
     out = bytearray(frame_bytes)
     out[:HEADER_BYTES] = frame[:HEADER_BYTES]
     out[HEADER_BYTES : HEADER_BYTES + len(packed)] = packed
-    out[AT_CODEC] = codec
-    out[AT_BODY_PADDING] = frame_bytes - HEADER_BYTES - len(packed)
-    _U32.pack_into(out, AT_FRAME_BYTES, frame_bytes)
+    out[At.CODEC] = codec
+    out[At.BODY_PADDING] = frame_bytes - HEADER_BYTES - len(packed)
+    _U32.pack_into(out, At.FRAME_BYTES, frame_bytes)
     return out
 
 

@@ -183,74 +183,47 @@ HEADER_DTYPE = np.dtype(
 )
 
 
-def _at(field: str) -> int:
-    fields = HEADER_DTYPE.fields
-    if fields is None or field not in fields:
-        raise ImportError(f"frame header has no field {field!r}")
-    return int(fields[field][1])
+class At(enum.IntEnum):
+    """Where each field of the header stands, bytes."""
 
+    MAGIC = 0
+    VERSION = 4
+    CODEC = 5
+    FLAGS = 6
+    FRAME_BYTES = 8
+    MESSAGE_COUNT = 12
+    RAW_BODY_BYTES = 16
+    BODY_CRC32C = 20
+    PRODUCER_ID = 24
+    BASE_SEQUENCE = 32
+    PUBLISH_TIME_NS = 40
+    PRODUCER_EPOCH = 48
+    SCHEMA_ID = 52
+    SCHEMA_VERSION = 56
+    BODY_PADDING = 58
+    RESERVED_A = 59
+    LOG_ID = 64
+    LOG_POSITION = 72
+    BASE_OFFSET = 80
+    APPEND_TIME_NS = 88
+    SYNCED_POSITION = 96
+    PARTITION_ID = 104
+    EPOCH = 108
+    OFFSET_SPAN = 112
+    RESERVED_B = 116
+    RESERVED_C = 120
+    HEADER_CRC32C = 124
 
-# Offsets for kernels: module-level ints, so that Numba freezes them as constants.
-AT_MAGIC = _at("magic")
-AT_VERSION = _at("version")
-AT_CODEC = _at("codec")
-AT_FLAGS = _at("flags")
-AT_FRAME_BYTES = _at("frame_bytes")
-AT_MESSAGE_COUNT = _at("message_count")
-AT_RAW_BODY_BYTES = _at("raw_body_bytes")
-AT_BODY_CRC32C = _at("body_crc32c")
-AT_PRODUCER_ID = _at("producer_id")
-AT_BASE_SEQUENCE = _at("base_sequence")
-AT_PUBLISH_TIME_NS = _at("publish_time_ns")
-AT_PRODUCER_EPOCH = _at("producer_epoch")
-AT_SCHEMA_ID = _at("schema_id")
-AT_SCHEMA_VERSION = _at("schema_version")
-AT_BODY_PADDING = _at("body_padding")
-AT_LOG_ID = _at("log_id")
-AT_LOG_POSITION = _at("log_position")
-AT_BASE_OFFSET = _at("base_offset")
-AT_APPEND_TIME_NS = _at("append_time_ns")
-AT_SYNCED_POSITION = _at("synced_position")
-AT_PARTITION_ID = _at("partition_id")
-AT_EPOCH = _at("epoch")
-AT_OFFSET_SPAN = _at("offset_span")
-AT_HEADER_CRC32C = _at("header_crc32c")
-
-AT_RESERVED_A = _at("reserved_a")
-AT_RESERVED_B = _at("reserved_b")
-AT_RESERVED_C = _at("reserved_c")
 
 CLIENT_HALF_BYTES = 64
 
-# The same for the enums: Numba takes plain ints without asking.
-CODEC_NONE = int(Codec.NONE)
-CODEC_LZ4 = int(Codec.LZ4)
-CODEC_ZSTD = int(Codec.ZSTD)
+# As plain ints, which Python combines faster than flags.
 FLAG_SPLIT = int(Flag.SPLIT)
 FLAG_CONTROL = int(Flag.CONTROL)
 FLAG_PAD = int(Flag.PAD)
 FLAG_DELAYED = int(Flag.DELAYED)
 CLIENT_FLAGS = FLAG_DELAYED
 """What a frame may carry that comes from a client."""
-ID_PAYLOAD_VALIDITY = int(BufferId.PAYLOAD_VALIDITY)
-ID_PAYLOAD_OFFSETS = int(BufferId.PAYLOAD_OFFSETS)
-ID_PAYLOAD_DATA = int(BufferId.PAYLOAD_DATA)
-ID_KEY_VALIDITY = int(BufferId.KEY_VALIDITY)
-ID_KEY_OFFSETS = int(BufferId.KEY_OFFSETS)
-ID_KEY_DATA = int(BufferId.KEY_DATA)
-ID_KEY_HASH = int(BufferId.KEY_HASH)
-ID_ATTRIBUTE_OFFSETS = int(BufferId.ATTRIBUTE_OFFSETS)
-ID_ATTRIBUTE_KEY_OFFSETS = int(BufferId.ATTRIBUTE_KEY_OFFSETS)
-ID_ATTRIBUTE_KEY_DATA = int(BufferId.ATTRIBUTE_KEY_DATA)
-ID_ATTRIBUTE_VALUE_OFFSETS = int(BufferId.ATTRIBUTE_VALUE_OFFSETS)
-ID_ATTRIBUTE_VALUE_DATA = int(BufferId.ATTRIBUTE_VALUE_DATA)
-ID_EVENT_TIME_VALIDITY = int(BufferId.EVENT_TIME_VALIDITY)
-ID_EVENT_TIME = int(BufferId.EVENT_TIME)
-ID_DELIVER_AT_VALIDITY = int(BufferId.DELIVER_AT_VALIDITY)
-ID_DELIVER_AT = int(BufferId.DELIVER_AT)
-ID_OFFSET_DELTA = int(BufferId.OFFSET_DELTA)
-ID_SEQUENCE_DELTA = int(BufferId.SEQUENCE_DELTA)
-ID_REDELIVERY_COUNT = int(BufferId.REDELIVERY_COUNT)
 
 KIND_VALIDITY = 1
 """Bitmap, ceil(n / 8) bytes."""
@@ -298,17 +271,9 @@ def padded(byte_count: int) -> int:
 
 
 def _prove() -> None:
-    expected = {
-        "magic": 0, "version": 4, "codec": 5, "flags": 6, "frame_bytes": 8, "message_count": 12,
-        "raw_body_bytes": 16, "body_crc32c": 20, "producer_id": 24, "base_sequence": 32,
-        "publish_time_ns": 40, "producer_epoch": 48, "schema_id": 52, "schema_version": 56,
-        "body_padding": 58, "log_id": 64, "log_position": 72, "base_offset": 80,
-        "append_time_ns": 88, "synced_position": 96, "partition_id": 104, "epoch": 108,
-        "offset_span": 112, "header_crc32c": 124,
-    }  # fmt: skip
-    for field, offset in expected.items():
-        if _at(field) != offset:
-            raise ImportError(f"frame header field {field} is at {_at(field)}, not at {offset}")
+    places = {name.upper(): place[1] for name, place in (HEADER_DTYPE.fields or {}).items()}
+    if places != {at.name: at for at in At}:
+        raise ImportError("the fields of HEADER_DTYPE do not stand where `At` says")
     if [int(buffer_id) for buffer_id in BufferId] != list(range(1, BUFFER_ID_MAX + 1)):
         raise ImportError("buffer ids are not 1, 2, 3, ... in order; BUFFER_KINDS needs that")
     if HEADER_DTYPE.itemsize != HEADER_BYTES:

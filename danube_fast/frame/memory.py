@@ -21,6 +21,7 @@ __all__ = [
     "load_u8",
     "load_u16",
     "load_u32",
+    "load_word",
     "memory_compare",
     "memory_copy",
     "memory_zero",
@@ -28,6 +29,7 @@ __all__ = [
     "store_u16",
     "store_u32",
     "store_u64",
+    "store_word",
 ]
 
 
@@ -74,6 +76,33 @@ def _make_store(name: str, bits: int) -> Any:
     return intrinsic(store)
 
 
+def _word(builder: Any, base: Any, word: Any) -> Any:
+    """Pointer to the int64 number `word` behind the address `base`."""
+    from llvmlite import ir
+
+    pointer = builder.inttoptr(base, ir.IntType(64).as_pointer())
+    return builder.gep(pointer, [word])
+
+
+def _load_word(typing_context: Any, base: Any, word: Any) -> Any:
+    from numba import types
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(_word(builder, *arguments), align=1)
+
+    return types.int64(types.int64, types.int64), generate
+
+
+def _store_word(typing_context: Any, base: Any, word: Any, value: Any) -> Any:
+    from numba import types
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[2], _word(builder, *arguments[:2]), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
 load_u8: Callable[[int], int] = _make_load("load_u8", 8, signed=False)
 load_u16: Callable[[int], int] = _make_load("load_u16", 16, signed=False)
 load_u32: Callable[[int], int] = _make_load("load_u32", 32, signed=False)
@@ -83,6 +112,10 @@ store_u8: Callable[[int, int], None] = _make_store("store_u8", 8)
 store_u16: Callable[[int, int], None] = _make_store("store_u16", 16)
 store_u32: Callable[[int, int], None] = _make_store("store_u32", 32)
 store_u64: Callable[[int, int], None] = _make_store("store_u64", 64)
+load_word: Callable[[int, int], int] = intrinsic(_load_word)
+"""The int64 number `word` of those behind an address: `load_word(row, RowWord.START)`."""
+store_word: Callable[[int, int, int], None] = intrinsic(_store_word)
+"""Store the int64 number `word` of those behind an address."""
 
 
 def _memory_copy(typing_context: Any, destination: Any, source: Any, byte_count: Any) -> Any:

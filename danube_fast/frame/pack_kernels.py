@@ -25,12 +25,6 @@ from danube_fast.frame.cpython import (
 from danube_fast.frame.hash import xxh64
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.layout import (
-    AT_FLAGS,
-    AT_FRAME_BYTES,
-    AT_MAGIC,
-    AT_MESSAGE_COUNT,
-    AT_RAW_BODY_BYTES,
-    AT_VERSION,
     BUFFER_DIRECTORY_BYTES,
     BUFFER_ENTRY_BYTES,
     FLAG_DELAYED,
@@ -39,16 +33,10 @@ from danube_fast.frame.layout import (
     FRAME_VERSION,
     HASH_BYTES,
     HEADER_BYTES,
-    ID_ATTRIBUTE_KEY_OFFSETS,
-    ID_ATTRIBUTE_OFFSETS,
-    ID_ATTRIBUTE_VALUE_OFFSETS,
-    ID_DELIVER_AT,
-    ID_EVENT_TIME,
-    ID_KEY_HASH,
-    ID_KEY_OFFSETS,
-    ID_PAYLOAD_OFFSETS,
     OFFSET_BYTES,
     TIME_BYTES,
+    At,
+    BufferId,
 )
 from danube_fast.frame.memory import (
     load_i64,
@@ -140,11 +128,11 @@ def _times_size(count: int, nulls: int) -> int:
 def write_header(address: int, frame_bytes: int, count: int) -> None:
     """Write a fresh header: everything zero but what packing knows."""
     memory_zero(address, HEADER_BYTES)
-    store_u32(address + AT_MAGIC, FRAME_MAGIC)
-    store_u8(address + AT_VERSION, FRAME_VERSION)
-    store_u32(address + AT_FRAME_BYTES, frame_bytes)
-    store_u32(address + AT_MESSAGE_COUNT, count)
-    store_u32(address + AT_RAW_BODY_BYTES, frame_bytes - HEADER_BYTES)
+    store_u32(address + At.MAGIC, FRAME_MAGIC)
+    store_u8(address + At.VERSION, FRAME_VERSION)
+    store_u32(address + At.FRAME_BYTES, frame_bytes)
+    store_u32(address + At.MESSAGE_COUNT, count)
+    store_u32(address + At.RAW_BODY_BYTES, frame_bytes - HEADER_BYTES)
 
 
 @kernel("void(int64,int64,int64)")
@@ -249,7 +237,7 @@ def pack_payloads(
         return needed | (count << COUNT_SHIFT)
     # The header's own bytes serve as the cursor until the header is written.
     open_body(destination, destination + HEADER_BYTES, 3 if nulls else 2)
-    _write_items(destination, ID_PAYLOAD_OFFSETS, items, count, data_bytes, nulls, none)
+    _write_items(destination, BufferId.PAYLOAD_OFFSETS, items, count, data_bytes, nulls, none)
     write_header(destination, needed, count)
     return needed | (count << COUNT_SHIFT)
 
@@ -385,8 +373,8 @@ def _write_keys(job: int, start: int, count: int) -> None:
     cursor, none = job + _CURSOR, load_i64(job + JOB_NONE)
     items = load_i64(load_i64(job + JOB_KEYS) + AT_LIST_ITEMS) + POINTER_BYTES * start
     data_bytes, nulls = load_i64(job + _KEY_BYTES), load_i64(job + _KEY_NULLS)
-    _write_items(cursor, ID_KEY_OFFSETS, items, count, data_bytes, nulls, none)
-    hashes = open_buffer(cursor, ID_KEY_HASH, HASH_BYTES * count)
+    _write_items(cursor, BufferId.KEY_OFFSETS, items, count, data_bytes, nulls, none)
+    hashes = open_buffer(cursor, BufferId.KEY_HASH, HASH_BYTES * count)
     for index in range(count):
         item = load_i64(items + POINTER_BYTES * index)
         value = 0
@@ -401,15 +389,15 @@ def _write_attributes(job: int, start: int, count: int) -> None:
     cursor, none = job + _CURSOR, load_i64(job + JOB_NONE)
     totals = load_i64(job + JOB_PAIR_TOTALS) + _WORD * start
     first, pairs = load_i64(totals), load_i64(job + _PAIRS)
-    place = open_buffer(cursor, ID_ATTRIBUTE_OFFSETS, OFFSET_BYTES * (count + 1))
+    place = open_buffer(cursor, BufferId.ATTRIBUTE_OFFSETS, OFFSET_BYTES * (count + 1))
     for index in range(count + 1):
         store_u32(place + OFFSET_BYTES * index, load_i64(totals + _WORD * index) - first)
     keys = load_i64(load_i64(job + JOB_ATTRIBUTE_KEYS) + AT_LIST_ITEMS) + POINTER_BYTES * first
     data_bytes = load_i64(job + _ATTRIBUTE_KEY_BYTES)
-    _write_items(cursor, ID_ATTRIBUTE_KEY_OFFSETS, keys, pairs, data_bytes, 0, none)
+    _write_items(cursor, BufferId.ATTRIBUTE_KEY_OFFSETS, keys, pairs, data_bytes, 0, none)
     values = load_i64(load_i64(job + JOB_ATTRIBUTE_VALUES) + AT_LIST_ITEMS) + POINTER_BYTES * first
     data_bytes = load_i64(job + _ATTRIBUTE_VALUE_BYTES)
-    _write_items(cursor, ID_ATTRIBUTE_VALUE_OFFSETS, values, pairs, data_bytes, 0, none)
+    _write_items(cursor, BufferId.ATTRIBUTE_VALUE_OFFSETS, values, pairs, data_bytes, 0, none)
 
 
 @kernel("void(int64,int64,int64,int64,int64,int64)")
@@ -434,7 +422,7 @@ def _write_columns(destination: int, job: int, start: int, count: int) -> None:
     items = load_i64(load_i64(job + JOB_PAYLOADS) + AT_LIST_ITEMS) + POINTER_BYTES * start
     data_bytes, nulls = load_i64(job + _PAYLOAD_BYTES), load_i64(job + _PAYLOAD_NULLS)
     _write_items(
-        cursor, ID_PAYLOAD_OFFSETS, items, count, data_bytes, nulls, load_i64(job + JOB_NONE)
+        cursor, BufferId.PAYLOAD_OFFSETS, items, count, data_bytes, nulls, load_i64(job + JOB_NONE)
     )
     if load_i64(job + JOB_KEYS):
         _write_keys(job, start, count)
@@ -443,11 +431,11 @@ def _write_columns(destination: int, job: int, start: int, count: int) -> None:
     times, nulls = load_i64(job + JOB_EVENT_TIMES), load_i64(job + _EVENT_TIME_NULLS)
     if times:
         valid = load_i64(job + JOB_EVENT_TIME_VALID) + start
-        _write_times(cursor, ID_EVENT_TIME, times + TIME_BYTES * start, valid, count, nulls)
+        _write_times(cursor, BufferId.EVENT_TIME, times + TIME_BYTES * start, valid, count, nulls)
     times, nulls = load_i64(job + JOB_DELIVER_AT), load_i64(job + _DELIVER_AT_NULLS)
     if times:
         valid = load_i64(job + JOB_DELIVER_AT_VALID) + start
-        _write_times(cursor, ID_DELIVER_AT, times + TIME_BYTES * start, valid, count, nulls)
+        _write_times(cursor, BufferId.DELIVER_AT, times + TIME_BYTES * start, valid, count, nulls)
 
 
 @kernel("int64(int64,int64,int64,int64)")
@@ -475,5 +463,5 @@ def pack_columns(destination: int, capacity: int, job: int, start: int) -> int:
         _write_columns(destination, job, start, count)
         write_header(destination, needed, count)
         if load_i64(job + JOB_DELIVER_AT) != 0:
-            store_u16(destination + AT_FLAGS, FLAG_DELAYED)
+            store_u16(destination + At.FLAGS, FLAG_DELAYED)
     return needed | (count << COUNT_SHIFT)

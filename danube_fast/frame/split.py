@@ -20,25 +20,14 @@ from danube_fast.errors import InvalidArgument
 from danube_fast.frame.columns import array_address
 from danube_fast.frame.kernel import address_of, direct, kernel
 from danube_fast.frame.layout import (
-    AT_BODY_PADDING,
-    AT_CODEC,
-    AT_FLAGS,
-    AT_FRAME_BYTES,
-    AT_MESSAGE_COUNT,
-    AT_RAW_BODY_BYTES,
     BUFFER_DIRECTORY_BYTES,
     BUFFER_ENTRY_BYTES,
     BUFFER_ID_MAX,
     BUFFER_KINDS,
-    CODEC_NONE,
     DELTA_BYTES,
     FLAG_SPLIT,
     FRAME_ALIGNMENT,
     HEADER_BYTES,
-    ID_ATTRIBUTE_OFFSETS,
-    ID_OFFSET_DELTA,
-    ID_REDELIVERY_COUNT,
-    ID_SEQUENCE_DELTA,
     KIND_ATTRIBUTE_OFFSETS,
     KIND_DATA,
     KIND_OFFSETS,
@@ -46,6 +35,9 @@ from danube_fast.frame.layout import (
     KIND_WORDS,
     OFFSET_BYTES,
     TIME_BYTES,
+    At,
+    BufferId,
+    Codec,
 )
 from danube_fast.frame.memory import (
     load_i32,
@@ -119,15 +111,15 @@ def _has_null(validity: int, rows: int, row_count: int) -> int:
 def _measure(body: int, rows: int, row_count: int, sizes: int, with_counts: int) -> int:
     """Fill the table of sizes; returns frame_bytes."""
     pair_count, data_bytes = 0, 0
-    pairs = body + find_buffer(body, ID_ATTRIBUTE_OFFSETS)
+    pairs = body + find_buffer(body, BufferId.ATTRIBUTE_OFFSETS)
     total, buffers = 0, 0
     for buffer_id in range(1, BUFFER_ID_MAX + 1):
         kind = BUFFER_KINDS[buffer_id]
         place = find_buffer(body, buffer_id)
         size = DELTA_BYTES * row_count
-        if buffer_id == ID_REDELIVERY_COUNT:
+        if buffer_id == BufferId.REDELIVERY_COUNT:
             size = size if place or with_counts else _ABSENT
-        elif buffer_id != ID_OFFSET_DELTA and buffer_id != ID_SEQUENCE_DELTA:
+        elif buffer_id != BufferId.OFFSET_DELTA and buffer_id != BufferId.SEQUENCE_DELTA:
             size = _ABSENT
         place += body
         if place != body and size == _ABSENT:
@@ -229,7 +221,7 @@ def _gather(target: int, body: int, buffer_id: int, rows: int, row_count: int) -
     """One buffer of the new frame from the source's."""
     source = body + find_buffer(body, buffer_id)
     before = body + find_buffer(body, buffer_id - 1)  # the offsets, where this is their data
-    pairs = body + find_buffer(body, ID_ATTRIBUTE_OFFSETS)
+    pairs = body + find_buffer(body, BufferId.ATTRIBUTE_OFFSETS)
     kind = BUFFER_KINDS[buffer_id]
     if kind == KIND_VALIDITY:
         _gather_validity(target, source, rows, row_count)
@@ -237,7 +229,7 @@ def _gather(target: int, body: int, buffer_id: int, rows: int, row_count: int) -
         _gather_offsets(target, source, rows, row_count)
     elif kind == KIND_ATTRIBUTE_OFFSETS:
         _gather_pair_offsets(target, source, pairs, rows, row_count)
-    elif kind == KIND_DATA and buffer_id < ID_ATTRIBUTE_OFFSETS:
+    elif kind == KIND_DATA and buffer_id < BufferId.ATTRIBUTE_OFFSETS:
         _gather_data(target, source, before, rows, row_count)
     elif kind == KIND_DATA:
         _gather_pair_data(target, source, before, pairs, rows, row_count)
@@ -266,17 +258,17 @@ def _write(
         if size == _ABSENT:
             continue
         target = open_buffer(destination, buffer_id, size)
-        if buffer_id == ID_REDELIVERY_COUNT and counts:
+        if buffer_id == BufferId.REDELIVERY_COUNT and counts:
             memory_copy(target, counts, size)
         else:
             _gather(target, body, buffer_id, rows, row_count)
     memory_copy(destination, header, HEADER_BYTES)
-    store_u8(destination + AT_CODEC, CODEC_NONE)
-    store_u8(destination + AT_BODY_PADDING, 0)
-    store_u16(destination + AT_FLAGS, load_u16(header + AT_FLAGS) | FLAG_SPLIT)
-    store_u32(destination + AT_FRAME_BYTES, frame_bytes)
-    store_u32(destination + AT_MESSAGE_COUNT, row_count)
-    store_u32(destination + AT_RAW_BODY_BYTES, frame_bytes - HEADER_BYTES)
+    store_u8(destination + At.CODEC, Codec.NONE)
+    store_u8(destination + At.BODY_PADDING, 0)
+    store_u16(destination + At.FLAGS, load_u16(header + At.FLAGS) | FLAG_SPLIT)
+    store_u32(destination + At.FRAME_BYTES, frame_bytes)
+    store_u32(destination + At.MESSAGE_COUNT, row_count)
+    store_u32(destination + At.RAW_BODY_BYTES, frame_bytes - HEADER_BYTES)
     reseal(destination)
 
 

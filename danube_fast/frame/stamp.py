@@ -14,36 +14,7 @@ from __future__ import annotations
 from danube_fast.frame.check import body_crc
 from danube_fast.frame.crc import crc32c_extend
 from danube_fast.frame.kernel import kernel
-from danube_fast.frame.layout import (
-    AT_APPEND_TIME_NS,
-    AT_BASE_OFFSET,
-    AT_BASE_SEQUENCE,
-    AT_BODY_CRC32C,
-    AT_CODEC,
-    AT_EPOCH,
-    AT_FLAGS,
-    AT_FRAME_BYTES,
-    AT_HEADER_CRC32C,
-    AT_LOG_ID,
-    AT_LOG_POSITION,
-    AT_MAGIC,
-    AT_OFFSET_SPAN,
-    AT_PARTITION_ID,
-    AT_PRODUCER_EPOCH,
-    AT_PRODUCER_ID,
-    AT_PUBLISH_TIME_NS,
-    AT_RESERVED_B,
-    AT_RESERVED_C,
-    AT_SCHEMA_ID,
-    AT_SCHEMA_VERSION,
-    AT_SYNCED_POSITION,
-    AT_VERSION,
-    CODEC_NONE,
-    FLAG_PAD,
-    FRAME_MAGIC,
-    FRAME_VERSION,
-    HEADER_BYTES,
-)
+from danube_fast.frame.layout import FLAG_PAD, FRAME_MAGIC, FRAME_VERSION, HEADER_BYTES, At, Codec
 from danube_fast.frame.memory import (
     load_u32,
     memory_zero,
@@ -67,13 +38,13 @@ def seal(
     schema_version: int,
 ) -> None:
     """Finish the client half of a packed frame and write body_crc32c."""
-    store_u64(address + AT_PRODUCER_ID, producer_id)
-    store_u64(address + AT_BASE_SEQUENCE, base_sequence)
-    store_u64(address + AT_PUBLISH_TIME_NS, publish_time_ns)
-    store_u32(address + AT_PRODUCER_EPOCH, producer_epoch)
-    store_u32(address + AT_SCHEMA_ID, schema_id)
-    store_u16(address + AT_SCHEMA_VERSION, schema_version)
-    store_u32(address + AT_BODY_CRC32C, body_crc(address, load_u32(address + AT_FRAME_BYTES)))
+    store_u64(address + At.PRODUCER_ID, producer_id)
+    store_u64(address + At.BASE_SEQUENCE, base_sequence)
+    store_u64(address + At.PUBLISH_TIME_NS, publish_time_ns)
+    store_u32(address + At.PRODUCER_EPOCH, producer_epoch)
+    store_u32(address + At.SCHEMA_ID, schema_id)
+    store_u16(address + At.SCHEMA_VERSION, schema_version)
+    store_u32(address + At.BODY_CRC32C, body_crc(address, load_u32(address + At.FRAME_BYTES)))
 
 
 @kernel("void(int64,int64,int64,int64,int64,int64,int64,int64,int64)")
@@ -89,24 +60,24 @@ def stamp(
     offset_span: int,
 ) -> None:
     """Write the broker half of a frame and header_crc32c."""
-    store_u64(address + AT_LOG_ID, log_id)
-    store_u64(address + AT_LOG_POSITION, log_position)
-    store_u64(address + AT_BASE_OFFSET, base_offset)
-    store_u64(address + AT_APPEND_TIME_NS, append_time_ns)
-    store_u64(address + AT_SYNCED_POSITION, synced_position)
-    store_u32(address + AT_PARTITION_ID, partition_id)
-    store_u32(address + AT_EPOCH, epoch)
-    store_u32(address + AT_OFFSET_SPAN, offset_span)
-    store_u32(address + AT_RESERVED_B, 0)
-    store_u32(address + AT_RESERVED_C, 0)
-    store_u32(address + AT_HEADER_CRC32C, crc32c_extend(0, address, AT_HEADER_CRC32C))
+    store_u64(address + At.LOG_ID, log_id)
+    store_u64(address + At.LOG_POSITION, log_position)
+    store_u64(address + At.BASE_OFFSET, base_offset)
+    store_u64(address + At.APPEND_TIME_NS, append_time_ns)
+    store_u64(address + At.SYNCED_POSITION, synced_position)
+    store_u32(address + At.PARTITION_ID, partition_id)
+    store_u32(address + At.EPOCH, epoch)
+    store_u32(address + At.OFFSET_SPAN, offset_span)
+    store_u32(address + At.RESERVED_B, 0)
+    store_u32(address + At.RESERVED_C, 0)
+    store_u32(address + At.HEADER_CRC32C, crc32c_extend(0, address, At.HEADER_CRC32C))
 
 
 @kernel("void(int64)")
 def reseal(address: int) -> None:
     """Write both crcs of a frame that the broker made from another one."""
-    store_u32(address + AT_BODY_CRC32C, body_crc(address, load_u32(address + AT_FRAME_BYTES)))
-    store_u32(address + AT_HEADER_CRC32C, crc32c_extend(0, address, AT_HEADER_CRC32C))
+    store_u32(address + At.BODY_CRC32C, body_crc(address, load_u32(address + At.FRAME_BYTES)))
+    store_u32(address + At.HEADER_CRC32C, crc32c_extend(0, address, At.HEADER_CRC32C))
 
 
 @kernel("void(int64,int64)")
@@ -116,8 +87,8 @@ def write_pad(address: int, frame_bytes: int) -> None:
     The caller stamps it. Only the 128 header bytes are written.
     """
     memory_zero(address, HEADER_BYTES)
-    store_u32(address + AT_MAGIC, FRAME_MAGIC)
-    store_u8(address + AT_VERSION, FRAME_VERSION)
-    store_u8(address + AT_CODEC, CODEC_NONE)
-    store_u16(address + AT_FLAGS, FLAG_PAD)
-    store_u32(address + AT_FRAME_BYTES, frame_bytes)
+    store_u32(address + At.MAGIC, FRAME_MAGIC)
+    store_u8(address + At.VERSION, FRAME_VERSION)
+    store_u8(address + At.CODEC, Codec.NONE)
+    store_u16(address + At.FLAGS, FLAG_PAD)
+    store_u32(address + At.FRAME_BYTES, frame_bytes)

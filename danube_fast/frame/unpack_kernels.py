@@ -17,9 +17,8 @@ from danube_fast.frame.layout import (
     BUFFER_ENTRY_BYTES,
     DELTA_BYTES,
     FRAME_ALIGNMENT,
-    ID_KEY_OFFSETS,
-    ID_PAYLOAD_OFFSETS,
     OFFSET_BYTES,
+    BufferId,
 )
 from danube_fast.frame.memory import load_i32, load_i64, load_u8, load_u16, load_u32, store_u64
 
@@ -78,7 +77,7 @@ def unpack_items(
     offsets = find_buffer(body, offsets_id)
     if offsets == 0:
         return 1
-    nullable = offsets_id in (ID_PAYLOAD_OFFSETS, ID_KEY_OFFSETS)
+    nullable = offsets_id in (BufferId.PAYLOAD_OFFSETS, BufferId.KEY_OFFSETS)
     validity = find_buffer(body, offsets_id - 1) if nullable else 0
     data = body + find_buffer(body, offsets_id + 1)
     offsets += body

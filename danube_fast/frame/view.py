@@ -25,46 +25,15 @@ from danube_fast.frame.check import check_body, check_frame, check_header_crc, d
 from danube_fast.frame.codec import decompress_body
 from danube_fast.frame.cpython import COUNTED_NONE, OBJECTS_READABLE
 from danube_fast.frame.kernel import address_of, direct
-from danube_fast.frame.layout import (
-    AT_APPEND_TIME_NS,
-    AT_BASE_OFFSET,
-    AT_BASE_SEQUENCE,
-    AT_BODY_CRC32C,
-    AT_BODY_PADDING,
-    AT_CODEC,
-    AT_EPOCH,
-    AT_FLAGS,
-    AT_FRAME_BYTES,
-    AT_HEADER_CRC32C,
-    AT_LOG_ID,
-    AT_LOG_POSITION,
-    AT_MAGIC,
-    AT_MESSAGE_COUNT,
-    AT_OFFSET_SPAN,
-    AT_PARTITION_ID,
-    AT_PRODUCER_EPOCH,
-    AT_PRODUCER_ID,
-    AT_PUBLISH_TIME_NS,
-    AT_RAW_BODY_BYTES,
-    AT_SCHEMA_ID,
-    AT_SCHEMA_VERSION,
-    AT_SYNCED_POSITION,
-    AT_VERSION,
-    FLAG_PAD,
-    HEADER_BYTES,
-    SEQUENCE_MAX,
-    BufferId,
-    Codec,
-    Flag,
-)
+from danube_fast.frame.layout import FLAG_PAD, HEADER_BYTES, SEQUENCE_MAX, At, BufferId, Codec, Flag
 from danube_fast.frame.plain import plain_unpack
 from danube_fast.frame.unpack_kernels import find_buffer, find_ranges, unpack_items
 
 __all__ = ["PLACE_FIELDS", "FrameView"]
 
 PLACE_FIELDS = struct.Struct(
-    f"<{AT_FLAGS}xHII{AT_PRODUCER_ID - AT_MESSAGE_COUNT - 4}xQ"
-    f"{AT_BASE_OFFSET - AT_PRODUCER_ID - 8}xQ{AT_OFFSET_SPAN - AT_BASE_OFFSET - 8}xI"
+    f"<{At.FLAGS}xHII{At.PRODUCER_ID - At.MESSAGE_COUNT - 4}xQ"
+    f"{At.BASE_OFFSET - At.PRODUCER_ID - 8}xQ{At.OFFSET_SPAN - At.BASE_OFFSET - 8}xI"
 )
 """flags, frame_bytes, message_count, producer_id, base_offset, offset_span, read at once."""
 
@@ -143,30 +112,30 @@ class FrameView:
 
     __slots__ = ("_body", "_body_memory", "_sound", "memory", "offset")
 
-    magic = _Field("I", AT_MAGIC, "FRAME_MAGIC")
-    version = _Field("B", AT_VERSION, "format version")
-    codec = _Field("B", AT_CODEC, "compression of the body, see `Codec`")
-    flags = _Field("H", AT_FLAGS, "bits of `Flag`")
-    frame_bytes = _Field("I", AT_FRAME_BYTES, "header and body, bytes")
-    message_count = _Field("I", AT_MESSAGE_COUNT, "messages in this frame")
-    raw_body_bytes = _Field("I", AT_RAW_BODY_BYTES, "body before compression, bytes")
-    body_crc32c = _Field("I", AT_BODY_CRC32C, "crc of client half and body")
-    producer_id = _Field("Q", AT_PRODUCER_ID, "who published, 0 if not named")
-    base_sequence = _Field("Q", AT_BASE_SEQUENCE, "sequence of the first message")
-    publish_time_ns = _Field("q", AT_PUBLISH_TIME_NS, "producer's wall clock, nanoseconds")
-    producer_epoch = _Field("I", AT_PRODUCER_EPOCH, "epoch of the producer")
-    schema_id = _Field("I", AT_SCHEMA_ID, "schema of the payloads, 0 for none")
-    schema_version = _Field("H", AT_SCHEMA_VERSION, "version of that schema")
-    body_padding = _Field("B", AT_BODY_PADDING, "bytes behind a compressed body")
-    log_id = _Field("Q", AT_LOG_ID, "the log that holds this frame")
-    log_position = _Field("Q", AT_LOG_POSITION, "its place there, bytes")
-    base_offset = _Field("Q", AT_BASE_OFFSET, "offset that deltas count from")
-    append_time_ns = _Field("q", AT_APPEND_TIME_NS, "broker's wall clock, nanoseconds")
-    synced_position = _Field("Q", AT_SYNCED_POSITION, "durable up to here when written")
-    partition_id = _Field("I", AT_PARTITION_ID, "the partition, unique in the cluster")
-    epoch = _Field("I", AT_EPOCH, "epoch of the partition's owner")
-    offset_span = _Field("I", AT_OFFSET_SPAN, "offsets from base_offset on that are covered")
-    header_crc32c = _Field("I", AT_HEADER_CRC32C, "crc of bytes 0 to 123")
+    magic = _Field("I", At.MAGIC, "FRAME_MAGIC")
+    version = _Field("B", At.VERSION, "format version")
+    codec = _Field("B", At.CODEC, "compression of the body, see `Codec`")
+    flags = _Field("H", At.FLAGS, "bits of `Flag`")
+    frame_bytes = _Field("I", At.FRAME_BYTES, "header and body, bytes")
+    message_count = _Field("I", At.MESSAGE_COUNT, "messages in this frame")
+    raw_body_bytes = _Field("I", At.RAW_BODY_BYTES, "body before compression, bytes")
+    body_crc32c = _Field("I", At.BODY_CRC32C, "crc of client half and body")
+    producer_id = _Field("Q", At.PRODUCER_ID, "who published, 0 if not named")
+    base_sequence = _Field("Q", At.BASE_SEQUENCE, "sequence of the first message")
+    publish_time_ns = _Field("q", At.PUBLISH_TIME_NS, "producer's wall clock, nanoseconds")
+    producer_epoch = _Field("I", At.PRODUCER_EPOCH, "epoch of the producer")
+    schema_id = _Field("I", At.SCHEMA_ID, "schema of the payloads, 0 for none")
+    schema_version = _Field("H", At.SCHEMA_VERSION, "version of that schema")
+    body_padding = _Field("B", At.BODY_PADDING, "bytes behind a compressed body")
+    log_id = _Field("Q", At.LOG_ID, "the log that holds this frame")
+    log_position = _Field("Q", At.LOG_POSITION, "its place there, bytes")
+    base_offset = _Field("Q", At.BASE_OFFSET, "offset that deltas count from")
+    append_time_ns = _Field("q", At.APPEND_TIME_NS, "broker's wall clock, nanoseconds")
+    synced_position = _Field("Q", At.SYNCED_POSITION, "durable up to here when written")
+    partition_id = _Field("I", At.PARTITION_ID, "the partition, unique in the cluster")
+    epoch = _Field("I", At.EPOCH, "epoch of the partition's owner")
+    offset_span = _Field("I", At.OFFSET_SPAN, "offsets from base_offset on that are covered")
+    header_crc32c = _Field("I", At.HEADER_CRC32C, "crc of bytes 0 to 123")
 
     def __init__(self, buffer: Any, offset: int = 0) -> None:
         memory = memoryview(buffer)

@@ -28,7 +28,7 @@ from danube_fast.errors import (
     InvalidArgument,
     ResourceExhausted,
 )
-from danube_fast.frame.layout import AT_EPOCH, AT_LOG_POSITION, HEADER_BYTES
+from danube_fast.frame.layout import HEADER_BYTES, At
 from danube_fast.wal.background import Sync
 from danube_fast.wal.layout import (
     GROUP_ALIGNMENT,
@@ -193,8 +193,8 @@ class Appender:
         first = memoryview(buffers[0])
         if first.nbytes < HEADER_BYTES:
             return
-        stamped = _POSITION.unpack_from(first, AT_LOG_POSITION)[0]
-        epoch = _EPOCH.unpack_from(first, AT_EPOCH)[0]
+        stamped = _POSITION.unpack_from(first, At.LOG_POSITION)[0]
+        epoch = _EPOCH.unpack_from(first, At.EPOCH)[0]
         if stamped != position or epoch != self.epoch:
             raise Internal(
                 f"a group stamped for position {stamped}, epoch {epoch} cannot be written at "

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 
 from danube_fast.frame.check import body_crc
 from danube_fast.frame.kernel import address_of, kernel
-from danube_fast.frame.layout import (
-    AT_BODY_CRC32C,
-    AT_FLAGS,
-    AT_FRAME_BYTES,
-    CONTROL_PARTITION_ID,
-    FLAG_CONTROL,
-)
+from danube_fast.frame.layout import CONTROL_PARTITION_ID, FLAG_CONTROL, At
 from danube_fast.frame.memory import load_u16, load_u32, store_u16, store_u32
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.stamp import stamp
@@ -24,8 +18,8 @@ __all__ = ["make_control_frame", "stamp_control_frame"]
 @kernel("void(int64)")
 def _mark_control(address: int) -> None:
     """Set the CONTROL flag of a sealed frame and seal it again."""
-    store_u16(address + AT_FLAGS, load_u16(address + AT_FLAGS) | FLAG_CONTROL)
-    store_u32(address + AT_BODY_CRC32C, body_crc(address, load_u32(address + AT_FRAME_BYTES)))
+    store_u16(address + At.FLAGS, load_u16(address + At.FLAGS) | FLAG_CONTROL)
+    store_u32(address + At.BODY_CRC32C, body_crc(address, load_u32(address + At.FRAME_BYTES)))
 
 
 def make_control_frame(payloads: Sequence[bytes]) -> bytearray:

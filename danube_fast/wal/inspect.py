@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from danube_fast.errors import DataLoss, NotFound
-from danube_fast.frame.layout import AT_FRAME_BYTES, HEADER_BYTES, HEADER_DTYPE
+from danube_fast.frame.layout import HEADER_BYTES, HEADER_DTYPE, At
 from danube_fast.wal.layout import (
     LOSSES_NAME,
     SEGMENT_HEADER_BYTES,
@@ -258,7 +258,7 @@ class _Verifier:
 def _frame_bytes(segment: Segment, position: int) -> int:
     """Length in a frame's header whose crc is known to be right."""
     field = HEADER_DTYPE["frame_bytes"]
-    head = read_at(segment, position + AT_FRAME_BYTES, field.itemsize)
+    head = read_at(segment, position + At.FRAME_BYTES, field.itemsize)
     return int.from_bytes(head, "little")
 
 

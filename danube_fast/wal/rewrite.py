@@ -19,15 +19,7 @@ import numpy as np
 
 from danube_fast.errors import Internal
 from danube_fast.frame.kernel import address_of, direct, kernel
-from danube_fast.frame.layout import (
-    AT_APPEND_TIME_NS,
-    AT_BASE_OFFSET,
-    AT_FRAME_BYTES,
-    AT_OFFSET_SPAN,
-    AT_PARTITION_ID,
-    HEADER_BYTES,
-    HEADER_DTYPE,
-)
+from danube_fast.frame.layout import HEADER_BYTES, HEADER_DTYPE, At
 from danube_fast.frame.memory import load_i64, load_u32, store_u32, store_u64
 from danube_fast.frame.stamp import stamp
 from danube_fast.wal.layout import RUN_DTYPE, pad_bytes
@@ -71,11 +63,11 @@ def _restamp_run(
     at = count = 0
     while at < byte_count:
         frame = address + at
-        size = load_u32(frame + AT_FRAME_BYTES) if byte_count - at >= HEADER_BYTES else 0
+        size = load_u32(frame + At.FRAME_BYTES) if byte_count - at >= HEADER_BYTES else 0
         if size < HEADER_BYTES or size > byte_count - at:
             return -1
-        base, time_ns = load_i64(frame + AT_BASE_OFFSET), load_i64(frame + AT_APPEND_TIME_NS)
-        partition_id, span = load_u32(frame + AT_PARTITION_ID), load_u32(frame + AT_OFFSET_SPAN)
+        base, time_ns = load_i64(frame + At.BASE_OFFSET), load_i64(frame + At.APPEND_TIME_NS)
+        partition_id, span = load_u32(frame + At.PARTITION_ID), load_u32(frame + At.OFFSET_SPAN)
         stamp(frame, log_id, position + at, base, time_ns, synced, partition_id, epoch, span)
         row = rows + count * _RUN_BYTES
         store_u64(row + _RUN_OFFSET, base)

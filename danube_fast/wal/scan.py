@@ -17,30 +17,23 @@ import enum
 from danube_fast.frame.check import body_crc, check_header_crc
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.layout import (
-    AT_APPEND_TIME_NS,
-    AT_BASE_OFFSET,
-    AT_BASE_SEQUENCE,
-    AT_BODY_CRC32C,
-    AT_EPOCH,
-    AT_FLAGS,
-    AT_FRAME_BYTES,
-    AT_LOG_ID,
-    AT_LOG_POSITION,
-    AT_MAGIC,
-    AT_MESSAGE_COUNT,
-    AT_OFFSET_SPAN,
-    AT_PARTITION_ID,
-    AT_PRODUCER_EPOCH,
-    AT_PRODUCER_ID,
-    AT_SYNCED_POSITION,
-    AT_VERSION,
     FLAG_PAD,
     FRAME_ALIGNMENT,
     FRAME_MAGIC,
     FRAME_VERSION,
     HEADER_BYTES,
+    At,
 )
-from danube_fast.frame.memory import load_i64, load_u8, load_u16, load_u32, store_u32, store_u64
+from danube_fast.frame.memory import (
+    load_i64,
+    load_u8,
+    load_u16,
+    load_u32,
+    load_word,
+    store_u32,
+    store_u64,
+    store_word,
+)
 from danube_fast.wal.layout import (
     GROUP_ALIGNMENT,
     ROW_APPEND_TIME_NS,
@@ -112,82 +105,68 @@ STATE_NEEDED = 7  # out with MORE: bytes that the next frame needs
 STATE_CHECK_BODIES = 8  # in: 1 to check body_crc32c
 STATE_WORDS = 9
 
-_END = int(ScanCode.END)
-_MORE = int(ScanCode.MORE)
-_ROWS_FULL = int(ScanCode.ROWS_FULL)
-_MAGIC = int(ScanCode.MAGIC)
-_HEADER_CRC = int(ScanCode.HEADER_CRC)
-_VERSION = int(ScanCode.VERSION)
-_LOG_ID = int(ScanCode.LOG_ID)
-_POSITION = int(ScanCode.POSITION)
-_EPOCH = int(ScanCode.EPOCH)
-_LENGTH = int(ScanCode.LENGTH)
-_BODY_CRC = int(ScanCode.BODY_CRC)
-_PARTITION = int(ScanCode.PARTITION)
-_WORD = 8
-
 
 @kernel("int64(int64,int64,int64)")
 def check_own(address: int, position: int, log_id: int) -> int:
     """frame_bytes if a sound header of this log for exactly this position is here, else a fault."""
-    if load_u32(address + AT_MAGIC) != FRAME_MAGIC:
-        return _MAGIC
+    if load_u32(address + At.MAGIC) != FRAME_MAGIC:
+        return ScanCode.MAGIC
     if check_header_crc(address) == 0:
-        return _HEADER_CRC
-    if load_i64(address + AT_LOG_ID) != log_id:
-        return _LOG_ID
-    if load_i64(address + AT_LOG_POSITION) != position:
-        return _POSITION
-    if load_u8(address + AT_VERSION) != FRAME_VERSION:
-        return _VERSION
-    frame_bytes = load_u32(address + AT_FRAME_BYTES)
+        return ScanCode.HEADER_CRC
+    if load_i64(address + At.LOG_ID) != log_id:
+        return ScanCode.LOG_ID
+    if load_i64(address + At.LOG_POSITION) != position:
+        return ScanCode.POSITION
+    if load_u8(address + At.VERSION) != FRAME_VERSION:
+        return ScanCode.VERSION
+    frame_bytes = load_u32(address + At.FRAME_BYTES)
     if frame_bytes < HEADER_BYTES or frame_bytes & (FRAME_ALIGNMENT - 1) != 0:
-        return _LENGTH
+        return ScanCode.LENGTH
     return frame_bytes
 
 
 @kernel("void(int64,int64)")
 def _write_row(row: int, address: int) -> None:
     """Copy what replay needs from the header at `address` into a REPLAY_DTYPE row."""
-    store_u64(row + ROW_POSITION, load_i64(address + AT_LOG_POSITION))
-    store_u64(row + ROW_BASE_OFFSET, load_i64(address + AT_BASE_OFFSET))
-    store_u64(row + ROW_PRODUCER_ID, load_i64(address + AT_PRODUCER_ID))
-    store_u64(row + ROW_BASE_SEQUENCE, load_i64(address + AT_BASE_SEQUENCE))
-    store_u64(row + ROW_APPEND_TIME_NS, load_i64(address + AT_APPEND_TIME_NS))
-    store_u32(row + ROW_PARTITION_ID, load_u32(address + AT_PARTITION_ID))
-    store_u32(row + ROW_OFFSET_SPAN, load_u32(address + AT_OFFSET_SPAN))
-    store_u32(row + ROW_MESSAGE_COUNT, load_u32(address + AT_MESSAGE_COUNT))
-    store_u32(row + ROW_FRAME_BYTES, load_u32(address + AT_FRAME_BYTES))
-    store_u32(row + ROW_PRODUCER_EPOCH, load_u32(address + AT_PRODUCER_EPOCH))
-    store_u32(row + ROW_EPOCH, load_u32(address + AT_EPOCH))
-    store_u64(row + ROW_FLAGS, load_u16(address + AT_FLAGS))
+    store_u64(row + ROW_POSITION, load_i64(address + At.LOG_POSITION))
+    store_u64(row + ROW_BASE_OFFSET, load_i64(address + At.BASE_OFFSET))
+    store_u64(row + ROW_PRODUCER_ID, load_i64(address + At.PRODUCER_ID))
+    store_u64(row + ROW_BASE_SEQUENCE, load_i64(address + At.BASE_SEQUENCE))
+    store_u64(row + ROW_APPEND_TIME_NS, load_i64(address + At.APPEND_TIME_NS))
+    store_u32(row + ROW_PARTITION_ID, load_u32(address + At.PARTITION_ID))
+    store_u32(row + ROW_OFFSET_SPAN, load_u32(address + At.OFFSET_SPAN))
+    store_u32(row + ROW_MESSAGE_COUNT, load_u32(address + At.MESSAGE_COUNT))
+    store_u32(row + ROW_FRAME_BYTES, load_u32(address + At.FRAME_BYTES))
+    store_u32(row + ROW_PRODUCER_EPOCH, load_u32(address + At.PRODUCER_EPOCH))
+    store_u32(row + ROW_EPOCH, load_u32(address + At.EPOCH))
+    store_u64(row + ROW_FLAGS, load_u16(address + At.FLAGS))
 
 
 @kernel("int64(int64,int64,int64)")
 def _judge(state: int, address: int, available: int) -> int:
     """frame_bytes if the next frame of the scan is at `address`, MORE below 128 bytes, or a fault."""
-    position = load_i64(state + _WORD * STATE_POSITION)
-    remaining = load_i64(state + _WORD * STATE_END) - position
+    position = load_word(state, STATE_POSITION)
+    remaining = load_word(state, STATE_END) - position
     if remaining < HEADER_BYTES:
-        return _LENGTH
+        return ScanCode.LENGTH
     if available < HEADER_BYTES:
-        store_u64(state + _WORD * STATE_NEEDED, HEADER_BYTES)
-        return _MORE
-    frame_bytes = check_own(address, position, load_i64(state + _WORD * STATE_LOG_ID))
+        store_word(state, STATE_NEEDED, HEADER_BYTES)
+        return ScanCode.MORE
+    frame_bytes = check_own(address, position, load_word(state, STATE_LOG_ID))
     if frame_bytes < 0:
         return frame_bytes
-    if load_u32(address + AT_EPOCH) < load_i64(state + _WORD * STATE_EPOCH):
-        return _EPOCH
+    if load_u32(address + At.EPOCH) < load_word(state, STATE_EPOCH):
+        return ScanCode.EPOCH
     if frame_bytes > remaining:
-        return _LENGTH
-    if load_u16(address + AT_FLAGS) & FLAG_PAD != 0:
+        return ScanCode.LENGTH
+    if load_u16(address + At.FLAGS) & FLAG_PAD != 0:
         return frame_bytes
     if frame_bytes > available:
-        store_u64(state + _WORD * STATE_NEEDED, frame_bytes)
-        return _MORE
-    check = load_i64(state + _WORD * STATE_CHECK_BODIES) != 0
-    if check and body_crc(address, frame_bytes) != load_u32(address + AT_BODY_CRC32C):
-        return _BODY_CRC
+        store_word(state, STATE_NEEDED, frame_bytes)
+        return ScanCode.MORE
+    check = load_word(state, STATE_CHECK_BODIES) != 0
+    if check and body_crc(address, frame_bytes) != load_u32(address + At.BODY_CRC32C):
+        return ScanCode.BODY_CRC
     return frame_bytes
 
 
@@ -199,29 +178,29 @@ def scan_frames(state: int, address: int, available: int, rows: int) -> int:
     REPLAY_DTYPE. END: the segment's end was reached. MORE: the bytes end inside a frame; read on
     from STATE_POSITION, at least STATE_NEEDED bytes. Nothing outside `available` is read.
     """
-    start = load_i64(state + _WORD * STATE_POSITION)
-    rows_max = load_i64(state + _WORD * STATE_ROWS_MAX)
+    start = load_word(state, STATE_POSITION)
+    rows_max = load_word(state, STATE_ROWS_MAX)
     position, count = start, 0
-    code = _END
-    while position != load_i64(state + _WORD * STATE_END):
+    code: int = ScanCode.END
+    while position != load_word(state, STATE_END):
         if count == rows_max:
-            code = _ROWS_FULL
+            code = ScanCode.ROWS_FULL
             break
         here = address + position - start
         frame_bytes = _judge(state, here, available - (position - start))
         if frame_bytes < HEADER_BYTES:
             code = frame_bytes
             break
-        if load_u16(here + AT_FLAGS) & FLAG_PAD == 0:
+        if load_u16(here + At.FLAGS) & FLAG_PAD == 0:
             _write_row(rows + ROW_BYTES * count, here)
             count += 1
-        store_u64(state + _WORD * STATE_EPOCH, load_u32(here + AT_EPOCH))
-        synced = load_i64(here + AT_SYNCED_POSITION)
-        if synced > load_i64(state + _WORD * STATE_SYNCED):
-            store_u64(state + _WORD * STATE_SYNCED, synced)
+        store_word(state, STATE_EPOCH, load_u32(here + At.EPOCH))
+        synced = load_i64(here + At.SYNCED_POSITION)
+        if synced > load_word(state, STATE_SYNCED):
+            store_word(state, STATE_SYNCED, synced)
         position += frame_bytes
-        store_u64(state + _WORD * STATE_POSITION, position)
-    store_u64(state + _WORD * STATE_ROWS, count)
+        store_word(state, STATE_POSITION, position)
+    store_word(state, STATE_ROWS, count)
     return code
 
 
@@ -242,14 +221,14 @@ def find_evidence(evidence: int, address: int, available: int, position: int, lo
     while at + HEADER_BYTES <= available:
         here = address + at
         if check_own(here, position + at, log_id) > 0:
-            synced = load_i64(here + AT_SYNCED_POSITION)
-            if synced > load_i64(evidence + _WORD * EVIDENCE_SYNCED):
-                store_u64(evidence + _WORD * EVIDENCE_SYNCED, synced)
-            epoch = load_u32(here + AT_EPOCH)
-            if epoch > load_i64(evidence + _WORD * EVIDENCE_EPOCH):
-                store_u64(evidence + _WORD * EVIDENCE_EPOCH, epoch)
-            if load_i64(evidence + _WORD * EVIDENCE_FIRST) < 0:
-                store_u64(evidence + _WORD * EVIDENCE_FIRST, position + at)
+            synced = load_i64(here + At.SYNCED_POSITION)
+            if synced > load_word(evidence, EVIDENCE_SYNCED):
+                store_word(evidence, EVIDENCE_SYNCED, synced)
+            epoch = load_u32(here + At.EPOCH)
+            if epoch > load_word(evidence, EVIDENCE_EPOCH):
+                store_word(evidence, EVIDENCE_EPOCH, epoch)
+            if load_word(evidence, EVIDENCE_FIRST) < 0:
+                store_word(evidence, EVIDENCE_FIRST, position + at)
         at += GROUP_ALIGNMENT
 
 
@@ -262,7 +241,7 @@ def find_next(address: int, available: int, position: int, log_id: int, epoch: i
     at = 0
     while at + HEADER_BYTES <= available:
         here = address + at
-        if check_own(here, position + at, log_id) > 0 and load_u32(here + AT_EPOCH) >= epoch:
+        if check_own(here, position + at, log_id) > 0 and load_u32(here + At.EPOCH) >= epoch:
             return at
         at += GROUP_ALIGNMENT
     return -1
@@ -275,21 +254,21 @@ def check_run(state: int, address: int, byte_count: int, position: int, partitio
     Else a fault, with the position it was met at in STATE_POSITION. STATE_LOG_ID is read.
     """
     at, count = 0, 0
-    log_id = load_i64(state + _WORD * STATE_LOG_ID)
+    log_id = load_word(state, STATE_LOG_ID)
     while at < byte_count:
         here = address + at
-        store_u64(state + _WORD * STATE_POSITION, position + at)
+        store_word(state, STATE_POSITION, position + at)
         if byte_count - at < HEADER_BYTES:
-            return _LENGTH
+            return ScanCode.LENGTH
         frame_bytes = check_own(here, position + at, log_id)
         if frame_bytes < 0:
             return frame_bytes
         if frame_bytes > byte_count - at:
-            return _LENGTH
-        if load_u32(here + AT_PARTITION_ID) != partition_id:
-            return _PARTITION
-        if body_crc(here, frame_bytes) != load_u32(here + AT_BODY_CRC32C):
-            return _BODY_CRC
+            return ScanCode.LENGTH
+        if load_u32(here + At.PARTITION_ID) != partition_id:
+            return ScanCode.PARTITION
+        if body_crc(here, frame_bytes) != load_u32(here + At.BODY_CRC32C):
+            return ScanCode.BODY_CRC
         at += frame_bytes
         count += 1
     return count

@@ -16,7 +16,7 @@ from typing import Any
 
 from danube_fast.errors import DanubeError, Internal, InvalidArgument, ResourceExhausted
 from danube_fast.frame.kernel import address_of, direct, kernel
-from danube_fast.frame.layout import AT_FLAGS, FLAG_CONTROL, FLAG_PAD, HEADER_BYTES
+from danube_fast.frame.layout import FLAG_CONTROL, FLAG_PAD, HEADER_BYTES, At
 from danube_fast.frame.memory import store_u16
 from danube_fast.frame.stamp import stamp, write_pad
 
@@ -44,7 +44,7 @@ def _stamp_pad(
 ) -> None:
     """Write the whole header of a PAD frame."""
     write_pad(address, frame_bytes)
-    store_u16(address + AT_FLAGS, FLAG_PAD | FLAG_CONTROL)
+    store_u16(address + At.FLAGS, FLAG_PAD | FLAG_CONTROL)
     stamp(address, log_id, position, 0, time_ns, synced, 0, epoch, 0)
 
 

@@ -4,19 +4,18 @@ import random
 
 import pytest
 
-from danube_fast.broker.admission.admission import STATUS_THROTTLED
 from danube_fast.broker.admission.gate import Cause, Gate
 from danube_fast.broker.admission.layout import Mode, PartitionWord
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.records import PartitionAssigned
-from danube_fast.errors import ResourceExhausted, TopicDeleted
+from danube_fast.errors import ResourceExhausted, Status, TopicDeleted
 
 
 def closed_as(cause):
     if cause is Cause.DELETED:
         return TopicDeleted.code
-    return STATUS_THROTTLED if cause is Cause.RATE else ResourceExhausted.code
+    return Status.THROTTLED if cause is Cause.RATE else ResourceExhausted.code
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os", "memory"])

@@ -29,17 +29,13 @@ from danube_fast.frame.check import body_crc, check_frame
 from danube_fast.frame.crc import crc32c
 from danube_fast.frame.kernel import direct
 from danube_fast.frame.layout import (
-    AT_BODY_CRC32C,
     AT_BUFFER_COUNT,
-    AT_CODEC,
-    AT_FRAME_BYTES,
-    AT_MESSAGE_COUNT,
-    AT_RAW_BODY_BYTES,
     BUFFER_DIRECTORY_BYTES,
     BUFFER_ENTRY_BYTES,
     CLIENT_HALF_BYTES,
     HEADER_BYTES,
     HEADER_DTYPE,
+    At,
     BufferId,
     Codec,
     Flag,
@@ -80,11 +76,11 @@ def reseal(frame: bytearray) -> None:
     """Make body_crc32c right for whatever the bytes say, so that the lies behind it are reached."""
     if len(frame) < HEADER_BYTES:
         return
-    told = struct.unpack_from("<I", frame, AT_FRAME_BYTES)[0]
-    crc = crc32c(frame[:AT_BODY_CRC32C])
-    crc = crc32c(frame[AT_BODY_CRC32C + 4 : CLIENT_HALF_BYTES], crc)
+    told = struct.unpack_from("<I", frame, At.FRAME_BYTES)[0]
+    crc = crc32c(frame[: At.BODY_CRC32C])
+    crc = crc32c(frame[At.BODY_CRC32C + 4 : CLIENT_HALF_BYTES], crc)
     crc = crc32c(frame[HEADER_BYTES : max(HEADER_BYTES, told)], crc)
-    struct.pack_into("<I", frame, AT_BODY_CRC32C, crc)
+    struct.pack_into("<I", frame, At.BODY_CRC32C, crc)
 
 
 def read_everything(window: memoryview) -> None:
@@ -169,8 +165,8 @@ def _shrunk(frame: bytearray) -> Iterator[tuple[str, bytearray]]:
     """The frame cut at every word, with a header that agrees."""
     for length in range(HEADER_BYTES, len(frame), 8):
         shorter = frame[:length]
-        struct.pack_into("<I", shorter, AT_FRAME_BYTES, length)
-        struct.pack_into("<I", shorter, AT_RAW_BODY_BYTES, length - HEADER_BYTES)
+        struct.pack_into("<I", shorter, At.FRAME_BYTES, length)
+        struct.pack_into("<I", shorter, At.RAW_BODY_BYTES, length - HEADER_BYTES)
         yield f"shrunk to {length} bytes", shorter
 
 
@@ -179,7 +175,7 @@ def _conspiracies(frame: bytearray) -> Iterator[tuple[str, bytearray]]:
     entries = {name: at for name, at, _ in _places(frame) if name.endswith(" size")}
     for count in (6, 9, 100, 5000, 1 << 20, (1 << 29) - 1):
         changed = bytearray(frame)
-        struct.pack_into("<I", changed, AT_MESSAGE_COUNT, count)
+        struct.pack_into("<I", changed, At.MESSAGE_COUNT, count)
         for name, at in entries.items():
             if name.startswith(("PAYLOAD_VALIDITY", "KEY_VALIDITY")):
                 struct.pack_into("<I", changed, at, (count + 7) >> 3)
@@ -200,7 +196,7 @@ def systematic(tell: Callable[[str], None]) -> int:
     for kind, frame in enumerate(_full_frames()):
         tell(f"frame {kind} as it is")
         try_frame(frame)
-        walkable = frame if frame[AT_CODEC] == Codec.NONE else frame[:HEADER_BYTES] + bytes(8)
+        walkable = frame if frame[At.CODEC] == Codec.NONE else frame[:HEADER_BYTES] + bytes(8)
         numbers = list(_places(walkable))
         for name, at, size in numbers:
             true = int.from_bytes(frame[at : at + size], "little")
@@ -238,7 +234,7 @@ def random_case(seed: int) -> None:
     """One random frame with a few random lies."""
     chance = random.Random(seed)
     frame = random_frame(chance)
-    numbers = list(_places(frame)) if frame[AT_CODEC] == Codec.NONE else []
+    numbers = list(_places(frame)) if frame[At.CODEC] == Codec.NONE else []
     for _ in range(chance.randrange(4)):
         if numbers and chance.random() < 0.7:
             _, at, size = chance.choice(numbers)
@@ -257,7 +253,7 @@ def _templates(seed: int) -> list[tuple[bytes, list[tuple[int, int]]]]:
     """Frames to mutate, with the place and size of every number in them."""
     found = []
     for frame in (*_full_frames(), *(random_frame(random.Random(16 * seed + i)) for i in range(8))):
-        walkable = frame if frame[AT_CODEC] == Codec.NONE else frame[:HEADER_BYTES] + bytes(8)
+        walkable = frame if frame[At.CODEC] == Codec.NONE else frame[:HEADER_BYTES] + bytes(8)
         found.append((bytes(frame), [(at, size) for _, at, size in _places(walkable)]))
     return found
 
@@ -287,10 +283,10 @@ def mutated_batch(seed: int) -> None:
                 lie = (value % (1 << (8 * size))).to_bytes(size, "little")
                 whole[start + at : start + at + size] = lie
         if length >= HEADER_BYTES and below() < SEALED_SHARE:
-            told = struct.unpack_from("<I", whole, start + AT_FRAME_BYTES)[0]
+            told = struct.unpack_from("<I", whole, start + At.FRAME_BYTES)[0]
             if HEADER_BYTES <= told <= length:
                 crc = crc_of(address, told)
-                struct.pack_into("<I", whole, start + AT_BODY_CRC32C, crc)
+                struct.pack_into("<I", whole, start + At.BODY_CRC32C, crc)
         result = check(address, length, ALL_FLAGS, 1)
         if result > length:
             raise SystemExit(f"check_frame accepted {result} of {length} bytes")

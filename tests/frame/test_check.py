@@ -140,28 +140,28 @@ def test_directory_that_does_not_fill_the_body() -> None:
         assert check_frame(address_of(frame), len(frame), 0, 0) < 0
     frame = build(GOOD)
     frame += bytes(8)
-    struct.pack_into("<I", frame, layout.AT_FRAME_BYTES, len(frame))
-    struct.pack_into("<I", frame, layout.AT_RAW_BODY_BYTES, len(frame) - 128)
+    struct.pack_into("<I", frame, layout.At.FRAME_BYTES, len(frame))
+    struct.pack_into("<I", frame, layout.At.RAW_BODY_BYTES, len(frame) - 128)
     assert check_frame(address_of(frame), len(frame), 0, 0) == Fault.DIRECTORY
 
 
 HEADER_LIES = [
-    (layout.AT_MAGIC, "<I", 0, Fault.MAGIC),
-    (layout.AT_VERSION, "<B", 2, Fault.VERSION),
-    (layout.AT_CODEC, "<B", 3, Fault.CODEC),
-    (layout.AT_FLAGS, "<H", 8, Fault.FLAGS),
-    (layout.AT_FLAGS, "<H", 2, Fault.FLAGS),
-    (layout.AT_FRAME_BYTES, "<I", 120, Fault.FRAME_BYTES),
-    (layout.AT_FRAME_BYTES, "<I", 132, Fault.FRAME_BYTES),
-    (layout.AT_FRAME_BYTES, "<I", 0xFFFF_FFF8, Fault.TRUNCATED),
-    (layout.AT_RAW_BODY_BYTES, "<I", 8, Fault.RAW_BODY_BYTES),
-    (layout.AT_BODY_PADDING, "<B", 1, Fault.BODY_PADDING),
-    (layout.AT_RESERVED_A, "<B", 1, Fault.RESERVED),
-    (layout.AT_RESERVED_A + 4, "<B", 1, Fault.RESERVED),
-    (layout.AT_BASE_SEQUENCE, "<Q", 1 << 62, Fault.SEQUENCE),
-    (layout.AT_BASE_SEQUENCE, "<Q", (1 << 64) - 1, Fault.SEQUENCE),
-    (layout.AT_BODY_CRC32C, "<I", 1, Fault.BODY_CRC),
-    (layout.AT_PRODUCER_ID, "<Q", 5, Fault.BODY_CRC),
+    (layout.At.MAGIC, "<I", 0, Fault.MAGIC),
+    (layout.At.VERSION, "<B", 2, Fault.VERSION),
+    (layout.At.CODEC, "<B", 3, Fault.CODEC),
+    (layout.At.FLAGS, "<H", 8, Fault.FLAGS),
+    (layout.At.FLAGS, "<H", 2, Fault.FLAGS),
+    (layout.At.FRAME_BYTES, "<I", 120, Fault.FRAME_BYTES),
+    (layout.At.FRAME_BYTES, "<I", 132, Fault.FRAME_BYTES),
+    (layout.At.FRAME_BYTES, "<I", 0xFFFF_FFF8, Fault.TRUNCATED),
+    (layout.At.RAW_BODY_BYTES, "<I", 8, Fault.RAW_BODY_BYTES),
+    (layout.At.BODY_PADDING, "<B", 1, Fault.BODY_PADDING),
+    (layout.At.RESERVED_A, "<B", 1, Fault.RESERVED),
+    (layout.At.RESERVED_A + 4, "<B", 1, Fault.RESERVED),
+    (layout.At.BASE_SEQUENCE, "<Q", 1 << 62, Fault.SEQUENCE),
+    (layout.At.BASE_SEQUENCE, "<Q", (1 << 64) - 1, Fault.SEQUENCE),
+    (layout.At.BODY_CRC32C, "<I", 1, Fault.BODY_CRC),
+    (layout.At.PRODUCER_ID, "<Q", 5, Fault.BODY_CRC),
 ]
 
 
@@ -228,14 +228,14 @@ def test_a_pad_frame_has_no_body() -> None:
     view = FrameView(frame)
     view.check(stamped=True)
     assert view.payloads() == [] and view.keys() is None and view.offsets().size == 0
-    struct.pack_into("<I", frame, layout.AT_MESSAGE_COUNT, 1)
+    struct.pack_into("<I", frame, layout.At.MESSAGE_COUNT, 1)
     assert verdict(frame, flags=Flag.PAD) == Fault.MESSAGE_COUNT
 
 
 def test_a_compressed_frame_cannot_ask_for_more_than_the_limit() -> None:
     frame = encode_frame([b"a" * 5000], codec=Codec.ZSTD)
     claim = layout.COMPRESSED_BODY_BYTES_MAX + 1
-    struct.pack_into("<I", frame, layout.AT_RAW_BODY_BYTES, claim)
+    struct.pack_into("<I", frame, layout.At.RAW_BODY_BYTES, claim)
     assert check_frame(address_of(frame), len(frame), 0, 0) == Fault.RAW_BODY_BYTES
 
 

@@ -137,13 +137,13 @@ def test_lies_of_a_compressed_body(codec: Codec) -> None:
     true = FrameView(frame).raw_body_bytes
     for claim in (0, 8, true - 8, true + 8, true * 2, layout.COMPRESSED_BODY_BYTES_MAX):
         changed = bytearray(frame)
-        struct.pack_into("<I", changed, layout.AT_RAW_BODY_BYTES, claim)
+        struct.pack_into("<I", changed, layout.At.RAW_BODY_BYTES, claim)
         reseal(address_of(changed))
         with pytest.raises(DataLoss):
             FrameView(changed).payloads()
     for count in (1, 3, 0xFFFF_FFFF):
         changed = bytearray(frame)
-        struct.pack_into("<I", changed, layout.AT_MESSAGE_COUNT, count)
+        struct.pack_into("<I", changed, layout.At.MESSAGE_COUNT, count)
         with pytest.raises(DataLoss, match=r"BUFFER_BYTES|MESSAGE_COUNT"):
             FrameView(changed).payloads()
     for at in range(HEADER_BYTES, len(frame)):
@@ -160,7 +160,7 @@ def test_attributes_that_are_not_utf8_do_not_stop_a_reader() -> None:
 
 def test_base_offset_beyond_the_limit() -> None:
     frame = stamped(encode_frame([b"a"]))
-    struct.pack_into("<Q", frame, layout.AT_BASE_OFFSET, (1 << 64) - 1)
+    struct.pack_into("<Q", frame, layout.At.BASE_OFFSET, (1 << 64) - 1)
     with pytest.raises(DataLoss, match="base_offset"):
         FrameView(frame).offsets()
 

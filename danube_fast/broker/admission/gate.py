@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import enum
 
-from danube_fast.broker.admission.admission import STATUS_THROTTLED
 from danube_fast.broker.admission.layout import Mode, PartitionWord
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
-from danube_fast.errors import ResourceExhausted, TopicDeleted
+from danube_fast.errors import ResourceExhausted, Status, TopicDeleted
 
 __all__ = ["Cause", "Gate"]
 
@@ -31,7 +30,7 @@ class Cause(enum.IntEnum):
     RATE = 7
 
 
-_STATUS = {Cause.DELETED: TopicDeleted.code, Cause.RATE: STATUS_THROTTLED}
+_STATUS = {Cause.DELETED: TopicDeleted.code, Cause.RATE: Status.THROTTLED}
 
 
 class Gate:

@@ -10,47 +10,20 @@ from danube_fast.broker.ledger.layout import (
     AT_ATTEMPTS,
     AT_ROUTES,
     AT_STATES,
-    B_HELD,
-    B_HOLDER,
-    BLOCKED,
     BUCKET_BYTES,
     BUCKET_MASK,
-    DELAYED,
-    FRESH,
-    H_BLOCKED,
-    H_BUCKETS,
-    H_CURSOR,
-    H_DELAYED,
-    H_DIRTY_HIGH,
-    H_DIRTY_LOW,
-    H_EVER_SETTLED,
-    H_FIRST_WAITING,
-    H_FREE_ROW,
-    H_HELD,
-    H_NEXT,
-    H_ROWS,
-    H_SETTLED,
-    H_WAITING,
-    HELD,
     NEED_ROWS,
-    P_SETTLED,
-    P_SETTLED_NEW,
-    P_WAITING,
     PAGE_MASK,
     PAGE_MESSAGES,
     PAGE_SHIFT,
-    R_DEADLINE_NS,
-    R_END,
-    R_FRAME,
-    R_LEFT,
-    R_SLOT,
-    R_START,
     ROW_BYTES,
-    SETTLED,
-    SETTLED_NEW,
     UNTOUCHED,
-    WAITING,
     WORD_BYTES,
+    BucketWord,
+    HeadWord,
+    PageWord,
+    RowWord,
+    State,
 )
 from danube_fast.broker.ledger.pages import (
     add,
@@ -70,9 +43,11 @@ from danube_fast.frame.memory import (
     load_i64,
     load_u16,
     load_u32,
+    load_word,
     store_u16,
     store_u32,
     store_u64,
+    store_word,
 )
 
 __all__ = [
@@ -101,12 +76,12 @@ _DELIVERIES, _FAILURES = 0xFF, 0xFF00
 @kernel("int64(int64,int64,int64,int64)")
 def _count_held(head: int, row: int, left: int, high: int) -> int:
     """A delivery of so many messages has begun."""
-    store_u64(load_i64(head + H_ROWS) + ROW_BYTES * row + R_LEFT, left)
-    add(head + H_HELD, left)
+    store_word(load_word(head, HeadWord.ROWS) + ROW_BYTES * row, RowWord.LEFT, left)
+    add(head, HeadWord.HELD, left)
     if left == 0:
         close_row(head, row)
-    if high > load_i64(head + H_NEXT):
-        store_u64(head + H_NEXT, high)
+    if high > load_word(head, HeadWord.NEXT):
+        store_word(head, HeadWord.NEXT, high)
     return row
 
 
@@ -115,7 +90,7 @@ def hold(head: int, base: int, rows: int, count: int, slot: int, time_ns: int, f
     """Messages base + rows[i] (int32; every one of `count` if `rows` is 0), in rising order, are held
     by `slot` from now on, in its frame number `frame`; they are fresh or waiting. The row of the
     delivery, or NEED_..."""
-    if load_i64(head + H_FREE_ROW) < 0:
+    if load_word(head, HeadWord.FREE_ROW) < 0:
         return NEED_ROWS
     low, high = base, base + count
     if rows:
@@ -124,7 +99,7 @@ def hold(head: int, base: int, rows: int, count: int, slot: int, time_ns: int, f
     if code < 0:
         return code
     row = open_row(head, low, high, slot, time_ns, frame)
-    buckets = load_i64(head + H_BUCKETS)
+    buckets = load_word(head, HeadWord.BUCKETS)
     page, number, left = 0, -1, 0
     for i in range(count):
         offset = base + (load_i32(rows + 4 * i) if rows else i)
@@ -132,17 +107,17 @@ def hold(head: int, base: int, rows: int, count: int, slot: int, time_ns: int, f
             number = offset >> PAGE_SHIFT
             page = page_of(head, offset)
         place = page + AT_STATES + 4 * (offset & PAGE_MASK)
-        if not page or (load_u32(place) != FRESH and load_u32(place) != WAITING):
+        if not page or (load_u32(place) != State.FRESH and load_u32(place) != State.WAITING):
             continue
-        if load_u32(place) == WAITING:
+        if load_u32(place) == State.WAITING:
             count_waiting(head, page, offset & PAGE_MASK, -1)
-        store_u32(place, HELD + row)
+        store_u32(place, State.HELD + row)
         left += 1
         if buckets:
             route = load_u32(page + AT_ROUTES + 4 * (offset & PAGE_MASK))
             bucket = buckets + BUCKET_BYTES * (route & BUCKET_MASK)
-            store_u64(bucket + B_HOLDER, slot)
-            add(bucket + B_HELD, 1)
+            store_word(bucket, BucketWord.HOLDER, slot)
+            add(bucket, BucketWord.HELD, 1)
     return _count_held(head, row, left, high)
 
 
@@ -156,21 +131,21 @@ def rehold(head: int, low: int, high: int, slot: int, deadline_ns: int) -> int:
         place = page + AT_STATES + 4 * (offset & PAGE_MASK)
         if not page or not is_held(head, load_u32(place), slot, -1):
             continue
-        number = load_u32(place) - HELD
-        old = load_i64(head + H_ROWS) + ROW_BYTES * number
-        if row < 0 or load_i64(old + R_FRAME) != frame:
-            if load_i64(head + H_FREE_ROW) < 0:
+        number = load_u32(place) - State.HELD
+        old = load_word(head, HeadWord.ROWS) + ROW_BYTES * number
+        if row < 0 or load_word(old, RowWord.FRAME) != frame:
+            if load_word(head, HeadWord.FREE_ROW) < 0:
                 return NEED_ROWS if row < 0 else offset
-            frame = load_i64(old + R_FRAME)
+            frame = load_word(old, RowWord.FRAME)
             row = open_row(head, offset, high, slot, -1, frame)
-            mine = load_i64(head + H_ROWS) + ROW_BYTES * row
-            store_u64(mine + R_DEADLINE_NS, deadline_ns)
-        add(old + R_LEFT, -1)
-        if load_i64(old + R_LEFT) == 0:
+            mine = load_word(head, HeadWord.ROWS) + ROW_BYTES * row
+            store_word(mine, RowWord.DEADLINE_NS, deadline_ns)
+        add(old, RowWord.LEFT, -1)
+        if load_word(old, RowWord.LEFT) == 0:
             close_row(head, number)
-        store_u32(place, HELD + row)
-        add(mine + R_LEFT, 1)
-        store_u64(mine + R_END, offset + 1)
+        store_u32(place, State.HELD + row)
+        add(mine, RowWord.LEFT, 1)
+        store_word(mine, RowWord.END, offset + 1)
     return high
 
 
@@ -181,7 +156,7 @@ def state_at(head: int, offset: int) -> int:
     entry = load_i64(place) if place else UNTOUCHED
     if entry > ALL_SETTLED_NEW:
         return load_u32(entry + AT_STATES + 4 * (offset & PAGE_MASK))
-    return FRESH if entry == UNTOUCHED else SETTLED
+    return State.FRESH if entry == UNTOUCHED else State.SETTLED
 
 
 @kernel("int64(int64,int64,int64,int64,int64,int64)")
@@ -206,7 +181,7 @@ def next_fresh(head: int, low: int, high: int) -> int:
             return offset
         stop = min(high, ((offset >> PAGE_SHIFT) + 1) << PAGE_SHIFT)
         while entry > ALL_SETTLED_NEW and offset < stop:
-            if load_u32(entry + AT_STATES + 4 * (offset & PAGE_MASK)) == FRESH:
+            if load_u32(entry + AT_STATES + 4 * (offset & PAGE_MASK)) == State.FRESH:
                 return offset
             offset += 1
         offset = stop
@@ -216,18 +191,18 @@ def next_fresh(head: int, low: int, high: int) -> int:
 @kernel("int64(int64)")
 def next_waiting(head: int) -> int:
     """The first message that waits, -1 if none does."""
-    if load_i64(head + H_WAITING) == 0:
+    if load_word(head, HeadWord.WAITING) == 0:
         return -1
-    offset = max(load_i64(head + H_FIRST_WAITING), load_i64(head + H_CURSOR))
-    end = load_i64(head + H_NEXT)
+    offset = max(load_word(head, HeadWord.FIRST_WAITING), load_word(head, HeadWord.CURSOR))
+    end = load_word(head, HeadWord.NEXT)
     while offset < end:
         page = page_of(head, offset)
         stop = ((offset >> PAGE_SHIFT) + 1) << PAGE_SHIFT
-        if page and load_i64(page + P_WAITING) == 0:
+        if page and load_word(page, PageWord.WAITING) == 0:
             page = 0
         while page and offset < min(stop, end):
-            if load_u32(page + AT_STATES + 4 * (offset & PAGE_MASK)) == WAITING:
-                store_u64(head + H_FIRST_WAITING, offset)
+            if load_u32(page + AT_STATES + 4 * (offset & PAGE_MASK)) == State.WAITING:
+                store_word(head, HeadWord.FIRST_WAITING, offset)
                 return offset
             offset += 1
         offset = stop
@@ -255,7 +230,7 @@ def read_attempts(head: int, base: int, rows: int, count: int, target: int) -> i
 @kernel("void(int64)")
 def _advance(head: int) -> None:
     """Move the cursor to the first message that is not settled; pages that it passes are free."""
-    cursor, settled = load_i64(head + H_CURSOR), load_i64(head + H_SETTLED)
+    cursor, settled = load_word(head, HeadWord.CURSOR), load_word(head, HeadWord.SETTLED)
     while True:
         place = entry_of(head, cursor)
         entry = load_i64(place) if place else UNTOUCHED
@@ -267,7 +242,7 @@ def _advance(head: int) -> None:
             end = cursor
             while end < stop:
                 state = load_u32(entry + AT_STATES + 4 * (end & PAGE_MASK))
-                if state not in (SETTLED, SETTLED_NEW):
+                if state not in (State.SETTLED, State.SETTLED_NEW):
                     break
                 end += 1
             if end == stop:
@@ -276,10 +251,10 @@ def _advance(head: int) -> None:
         cursor = end
         if end < stop:
             break
-    store_u64(head + H_CURSOR, cursor)
-    store_u64(head + H_SETTLED, settled)
-    if cursor > load_i64(head + H_NEXT):
-        store_u64(head + H_NEXT, cursor)
+    store_word(head, HeadWord.CURSOR, cursor)
+    store_word(head, HeadWord.SETTLED, settled)
+    if cursor > load_word(head, HeadWord.NEXT):
+        store_word(head, HeadWord.NEXT, cursor)
 
 
 @kernel("int64(int64,int64,int64,int64,int64)")
@@ -290,49 +265,49 @@ def _settle_in_page(head: int, page: int, low: int, high: int, slot: int) -> int
     for index in range(low & PAGE_MASK, (low & PAGE_MASK) + high - low):
         place = page + AT_STATES + 4 * index
         state = load_u32(place)
-        if state in (SETTLED, SETTLED_NEW):
+        if state in (State.SETTLED, State.SETTLED_NEW):
             continue
         if slot >= 0:
             if state != known:
                 known, is_mine = state, is_held(head, state, slot, -1)
             if not is_mine:
                 continue
-        if state >= HELD:
+        if state >= State.HELD:
             leave(head, page, index)
             held += 1
-        elif state == WAITING:
+        elif state == State.WAITING:
             count_waiting(head, page, index, -1)
-        elif state == DELAYED:
-            add(head + H_DELAYED, -1)
-        elif state == BLOCKED:
-            add(head + H_BLOCKED, -1)
-        store_u32(place, SETTLED_NEW)
+        elif state == State.DELAYED:
+            add(head, HeadWord.DELAYED, -1)
+        elif state == State.BLOCKED:
+            add(head, HeadWord.BLOCKED, -1)
+        store_u32(place, State.SETTLED_NEW)
         settled += 1
-    add(head + H_HELD, -held)
-    add(head + H_SETTLED, settled)
-    add(head + H_EVER_SETTLED, settled)
-    add(page + P_SETTLED, settled)
-    add(page + P_SETTLED_NEW, settled)
+    add(head, HeadWord.HELD, -held)
+    add(head, HeadWord.SETTLED, settled)
+    add(head, HeadWord.EVER_SETTLED, settled)
+    add(page, PageWord.SETTLED, settled)
+    add(page, PageWord.SETTLED_NEW, settled)
     return settled
 
 
 @kernel("int64(int64,int64,int64,int64)")
 def _settle_range(head: int, low: int, high: int, slot: int) -> int:
     """0, or NEED_...: what was settled by then is not settled twice."""
-    low = max(low, load_i64(head + H_CURSOR))
+    low = max(low, load_word(head, HeadWord.CURSOR))
     if slot >= 0:
-        high = min(high, load_i64(head + H_NEXT))
+        high = min(high, load_word(head, HeadWord.NEXT))
     if low < high:
-        store_u64(head + H_DIRTY_LOW, min(low, load_i64(head + H_DIRTY_LOW)))
-        store_u64(head + H_DIRTY_HIGH, max(high, load_i64(head + H_DIRTY_HIGH)))
+        store_word(head, HeadWord.DIRTY_LOW, min(low, load_word(head, HeadWord.DIRTY_LOW)))
+        store_word(head, HeadWord.DIRTY_HIGH, max(high, load_word(head, HeadWord.DIRTY_HIGH)))
     while low < high:
         stop = min(high, ((low >> PAGE_SHIFT) + 1) << PAGE_SHIFT)
         place = entry_of(head, low)
         if slot < 0 and (not place or load_i64(place) == UNTOUCHED):
             if place and stop - low == PAGE_MESSAGES:
                 store_u64(place, ALL_SETTLED_NEW)
-                add(head + H_SETTLED, PAGE_MESSAGES)
-                add(head + H_EVER_SETTLED, PAGE_MESSAGES)
+                add(head, HeadWord.SETTLED, PAGE_MESSAGES)
+                add(head, HeadWord.EVER_SETTLED, PAGE_MESSAGES)
             else:
                 code = prepare(head, low, stop)
                 if code < 0:
@@ -340,7 +315,7 @@ def _settle_range(head: int, low: int, high: int, slot: int) -> int:
         page = page_of(head, low)
         if page:
             _settle_in_page(head, page, low, stop, slot)
-            if load_i64(page + P_SETTLED) == PAGE_MESSAGES:
+            if load_word(page, PageWord.SETTLED) == PAGE_MESSAGES:
                 drop_page(head, place, ALL_SETTLED_NEW)
         low = stop
     return 0
@@ -366,30 +341,33 @@ def settle(head: int, pairs: int, count: int, slot: int) -> int:
 def wake(head: int, low: int, high: int, state: int) -> int:
     """Messages of that state (DELAYED, BLOCKED) wait from now on; how many."""
     woken = 0
-    low, high = max(low, load_i64(head + H_CURSOR)), min(high, load_i64(head + H_NEXT))
+    low, high = (
+        max(low, load_word(head, HeadWord.CURSOR)),
+        min(high, load_word(head, HeadWord.NEXT)),
+    )
     for offset in range(low, high):
         page = page_of(head, offset)
         place = page + AT_STATES + 4 * (offset & PAGE_MASK)
         if page and load_u32(place) == state:
-            store_u32(place, WAITING)
+            store_u32(place, State.WAITING)
             count_waiting(head, page, offset & PAGE_MASK, 1)
             woken += 1
     if woken:
-        store_u64(head + H_FIRST_WAITING, min(low, load_i64(head + H_FIRST_WAITING)))
-        add(head + (H_DELAYED if state == DELAYED else H_BLOCKED), -woken)
+        store_word(head, HeadWord.FIRST_WAITING, min(low, load_word(head, HeadWord.FIRST_WAITING)))
+        add(head, HeadWord.DELAYED if state == State.DELAYED else HeadWord.BLOCKED, -woken)
     return woken
 
 
 @kernel("int64(int64)")
 def rewind(head: int) -> int:
     """Make everything that waits fresh again; the first of it, or what comes next if nothing waits."""
-    offset, end = load_i64(head + H_CURSOR), load_i64(head + H_NEXT)
+    offset, end = load_word(head, HeadWord.CURSOR), load_word(head, HeadWord.NEXT)
     first = end
-    while offset < end and load_i64(head + H_WAITING):
+    while offset < end and load_word(head, HeadWord.WAITING):
         page = page_of(head, offset)
         place = page + AT_STATES + 4 * (offset & PAGE_MASK)
-        if page and load_u32(place) == WAITING:
-            store_u32(place, FRESH)
+        if page and load_u32(place) == State.WAITING:
+            store_u32(place, State.FRESH)
             count_waiting(head, page, offset & PAGE_MASK, -1)
             first = min(first, offset)
         offset = offset + 1 if page else ((offset >> PAGE_SHIFT) + 1) << PAGE_SHIFT
@@ -399,21 +377,21 @@ def rewind(head: int) -> int:
 @kernel("void(int64,int64,int64)")
 def _give_back_row(head: int, number: int, taken: int) -> None:
     """Let what is held of one delivery wait; below offset `taken` it was delivered once more."""
-    row = load_i64(head + H_ROWS) + ROW_BYTES * number
-    low, high = load_i64(row + R_START), load_i64(row + R_END)
-    store_u64(head + H_FIRST_WAITING, min(low, load_i64(head + H_FIRST_WAITING)))
+    row = load_word(head, HeadWord.ROWS) + ROW_BYTES * number
+    low, high = load_word(row, RowWord.START), load_word(row, RowWord.END)
+    store_word(head, HeadWord.FIRST_WAITING, min(low, load_word(head, HeadWord.FIRST_WAITING)))
     for offset in range(low, high):
         page = page_of(head, offset)
         place = page + AT_STATES + 4 * (offset & PAGE_MASK)
-        if not page or load_u32(place) != HELD + number:
+        if not page or load_u32(place) != State.HELD + number:
             continue
         at = page + AT_ATTEMPTS + 2 * (offset & PAGE_MASK)
         if offset < taken and load_u16(at) & _DELIVERIES < _DELIVERIES:
             store_u16(at, load_u16(at) + 1)
         leave(head, page, offset & PAGE_MASK)
-        store_u32(place, WAITING)
+        store_u32(place, State.WAITING)
         count_waiting(head, page, offset & PAGE_MASK, 1)
-        add(head + H_HELD, -1)
+        add(head, HeadWord.HELD, -1)
 
 
 @kernel("void(int64,int64,int64,int64,int64)")
@@ -421,10 +399,10 @@ def give_back(head: int, slot: int, row_count: int, frames: int, offset: int) ->
     """Let all that `slot` holds wait. Its first `frames` frames, and what lies below `offset` in
     the next one, were delivered once more; the rest was never taken out of its queue."""
     for number in range(row_count):
-        row = load_i64(head + H_ROWS) + ROW_BYTES * number
-        if load_i64(row + R_SLOT) == slot:
-            frame = load_i64(row + R_FRAME)
-            end = load_i64(row + R_END)
+        row = load_word(head, HeadWord.ROWS) + ROW_BYTES * number
+        if load_word(row, RowWord.SLOT) == slot:
+            frame = load_word(row, RowWord.FRAME)
+            end = load_word(row, RowWord.END)
             _give_back_row(
                 head, number, end if frame < frames else offset if frame == frames else 0
             )
@@ -456,7 +434,10 @@ def take_back(
     DELAYED from now on, or BLOCKED if it failed more often than `failures_max`. Writes runs (int64)
     of low, high, failures, 1 if blocked; how many. There is room for one a message."""
     count = 0
-    low, high = max(low, load_i64(head + H_CURSOR)), min(high, load_i64(head + H_NEXT))
+    low, high = (
+        max(low, load_word(head, HeadWord.CURSOR)),
+        min(high, load_word(head, HeadWord.NEXT)),
+    )
     for offset in range(low, high):
         page = page_of(head, offset)
         place = page + AT_STATES + 4 * (offset & PAGE_MASK)
@@ -470,8 +451,8 @@ def take_back(
         failures = attempts >> 8
         blocked = 1 if failures > failures_max else 0
         leave(head, page, offset & PAGE_MASK)
-        store_u32(place, BLOCKED if blocked else DELAYED)
-        add(head + (H_BLOCKED if blocked else H_DELAYED), 1)
-        add(head + H_HELD, -1)
+        store_u32(place, State.BLOCKED if blocked else State.DELAYED)
+        add(head, HeadWord.BLOCKED if blocked else HeadWord.DELAYED, 1)
+        add(head, HeadWord.HELD, -1)
         count = _add_run(runs, count, offset, failures, blocked)
     return count

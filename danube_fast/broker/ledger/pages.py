@@ -10,45 +10,28 @@ from danube_fast.broker.ledger.layout import (
     ALL_SETTLED_NEW,
     AT_ROUTES,
     AT_STATES,
-    B_HELD,
-    B_WAITING,
     BUCKET_BYTES,
     BUCKET_MASK,
-    H_BUCKETS,
-    H_FIRST_PAGE,
-    H_FREE_ROW,
-    H_NEWEST,
-    H_OLDEST,
-    H_PAGE_SIZE,
-    H_POOL,
-    H_ROWS,
-    H_TABLE,
-    H_TABLE_PAGES,
-    H_UNBLOCKED,
-    H_WAITING,
-    HELD,
     NEED_PAGES,
     NEED_TABLE,
-    P_WAITING,
     PAGE_SHIFT,
-    R_BEFORE,
-    R_END,
-    R_FOLLOWING,
-    R_FRAME,
-    R_LEFT,
-    R_SLOT,
-    R_START,
-    R_TIME_NS,
     ROW_BYTES,
     UNTOUCHED,
     WORD_BYTES,
+    BucketWord,
+    HeadWord,
+    PageWord,
+    RowWord,
+    State,
 )
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.memory import (
     load_i64,
     load_u32,
+    load_word,
     memory_zero,
     store_u64,
+    store_word,
 )
 
 __all__ = [
@@ -69,19 +52,19 @@ _DELIVERIES, _FAILURES = 0xFF, 0xFF00
 """An entry of the column of attempts: deliveries in the low byte, failures in the high one."""
 
 
-@kernel("void(int64,int64)")
-def add(place: int, amount: int) -> None:
+@kernel("void(int64,int64,int64)")
+def add(base: int, word: int, amount: int) -> None:
     """Add to a word."""
-    store_u64(place, load_i64(place) + amount)
+    store_word(base, word, load_word(base, word) + amount)
 
 
 @kernel("int64(int64,int64)")
 def entry_of(head: int, offset: int) -> int:
     """Address of the table's entry for an offset; 0 if the table ends before."""
-    index = (offset >> PAGE_SHIFT) - load_i64(head + H_FIRST_PAGE)
-    if index < 0 or index >= load_i64(head + H_TABLE_PAGES):
+    index = (offset >> PAGE_SHIFT) - load_word(head, HeadWord.FIRST_PAGE)
+    if index < 0 or index >= load_word(head, HeadWord.TABLE_PAGES):
         return 0
-    return load_i64(head + H_TABLE) + WORD_BYTES * index
+    return load_word(head, HeadWord.TABLE) + WORD_BYTES * index
 
 
 @kernel("int64(int64,int64)")
@@ -95,7 +78,7 @@ def page_of(head: int, offset: int) -> int:
 @kernel("void(int64,int64,int64)")
 def drop_page(head: int, place: int, entry: int) -> None:
     """Give the page of a table entry back to the pool; `entry` takes its place."""
-    pool = load_i64(head + H_POOL)
+    pool = load_word(head, HeadWord.POOL)
     count = load_i64(pool)
     store_u64(load_i64(pool + WORD_BYTES) + WORD_BYTES * count, load_i64(place))
     store_u64(pool, count + 1)
@@ -106,15 +89,15 @@ def drop_page(head: int, place: int, entry: int) -> None:
 def prepare(head: int, low: int, high: int) -> int:
     """Have a page wherever nothing is known of [low, high); 0, NEED_TABLE or NEED_PAGES."""
     first, last = low >> PAGE_SHIFT, (high - 1) >> PAGE_SHIFT
-    base = load_i64(head + H_FIRST_PAGE)
-    if first < base or last - base >= load_i64(head + H_TABLE_PAGES):
+    base = load_word(head, HeadWord.FIRST_PAGE)
+    if first < base or last - base >= load_word(head, HeadWord.TABLE_PAGES):
         return NEED_TABLE
-    place = load_i64(head + H_TABLE) + WORD_BYTES * (first - base)
+    place = load_word(head, HeadWord.TABLE) + WORD_BYTES * (first - base)
     missing = 0
     for index in range(last - first + 1):
         if load_i64(place + WORD_BYTES * index) == UNTOUCHED:
             missing += 1
-    pool = load_i64(head + H_POOL)
+    pool = load_word(head, HeadWord.POOL)
     count = load_i64(pool)
     if missing > count:
         return NEED_PAGES
@@ -122,7 +105,7 @@ def prepare(head: int, low: int, high: int) -> int:
         if missing and load_i64(place + WORD_BYTES * index) == UNTOUCHED:
             count -= 1
             page = load_i64(load_i64(pool + WORD_BYTES) + WORD_BYTES * count)
-            memory_zero(page, load_i64(head + H_PAGE_SIZE))
+            memory_zero(page, load_word(head, HeadWord.PAGE_SIZE))
             store_u64(place + WORD_BYTES * index, page)
     store_u64(pool, count)
     return 0
@@ -134,84 +117,86 @@ def prepare(head: int, low: int, high: int) -> int:
 @kernel("int64(int64,int64,int64,int64,int64,int64)")
 def open_row(head: int, low: int, high: int, slot: int, time_ns: int, frame: int) -> int:
     """Take the first free row, which there is; with a time it is the newest of the list."""
-    index = load_i64(head + H_FREE_ROW)
-    row = load_i64(head + H_ROWS) + ROW_BYTES * index
-    store_u64(head + H_FREE_ROW, load_i64(row + R_FOLLOWING))
-    store_u64(row + R_START, low)
-    store_u64(row + R_END, high)
-    store_u64(row + R_SLOT, slot)
-    store_u64(row + R_TIME_NS, time_ns)
-    store_u64(row + R_LEFT, 0)
-    store_u64(row + R_FRAME, frame)
-    store_u64(row + R_FOLLOWING, -1)
+    index = load_word(head, HeadWord.FREE_ROW)
+    row = load_word(head, HeadWord.ROWS) + ROW_BYTES * index
+    store_word(head, HeadWord.FREE_ROW, load_word(row, RowWord.FOLLOWING))
+    store_word(row, RowWord.START, low)
+    store_word(row, RowWord.END, high)
+    store_word(row, RowWord.SLOT, slot)
+    store_word(row, RowWord.TIME_NS, time_ns)
+    store_word(row, RowWord.LEFT, 0)
+    store_word(row, RowWord.FRAME, frame)
+    store_word(row, RowWord.FOLLOWING, -1)
     if time_ns < 0:
         return index
-    newest = load_i64(head + H_NEWEST)
-    store_u64(row + R_BEFORE, newest)
-    store_u64(head + H_NEWEST, index)
+    newest = load_word(head, HeadWord.NEWEST)
+    store_word(row, RowWord.BEFORE, newest)
+    store_word(head, HeadWord.NEWEST, index)
     if newest >= 0:
-        store_u64(load_i64(head + H_ROWS) + ROW_BYTES * newest + R_FOLLOWING, index)
+        store_word(load_word(head, HeadWord.ROWS) + ROW_BYTES * newest, RowWord.FOLLOWING, index)
     else:
-        store_u64(head + H_OLDEST, index)
+        store_word(head, HeadWord.OLDEST, index)
     return index
 
 
 @kernel("void(int64,int64)")
 def close_row(head: int, index: int) -> None:
     """Free the row of a delivery of which nothing is held any more."""
-    rows = load_i64(head + H_ROWS)
+    rows = load_word(head, HeadWord.ROWS)
     row = rows + ROW_BYTES * index
-    if load_i64(row + R_TIME_NS) >= 0:
-        before, following = load_i64(row + R_BEFORE), load_i64(row + R_FOLLOWING)
+    if load_word(row, RowWord.TIME_NS) >= 0:
+        before, following = load_word(row, RowWord.BEFORE), load_word(row, RowWord.FOLLOWING)
         if before >= 0:
-            store_u64(rows + ROW_BYTES * before + R_FOLLOWING, following)
+            store_word(rows + ROW_BYTES * before, RowWord.FOLLOWING, following)
         else:
-            store_u64(head + H_OLDEST, following)
+            store_word(head, HeadWord.OLDEST, following)
         if following >= 0:
-            store_u64(rows + ROW_BYTES * following + R_BEFORE, before)
+            store_word(rows + ROW_BYTES * following, RowWord.BEFORE, before)
         else:
-            store_u64(head + H_NEWEST, before)
-    store_u64(row + R_SLOT, -1)
-    store_u64(row + R_FOLLOWING, load_i64(head + H_FREE_ROW))
-    store_u64(head + H_FREE_ROW, index)
+            store_word(head, HeadWord.NEWEST, before)
+    store_word(row, RowWord.SLOT, -1)
+    store_word(row, RowWord.FOLLOWING, load_word(head, HeadWord.FREE_ROW))
+    store_word(head, HeadWord.FREE_ROW, index)
 
 
 @kernel("void(int64,int64,int64)")
 def leave(head: int, page: int, index: int) -> None:
     """Release a message of a page from its holder; the caller sets its state and counts."""
-    number = load_u32(page + AT_STATES + 4 * index) - HELD
-    row = load_i64(head + H_ROWS) + ROW_BYTES * number
-    left = load_i64(row + R_LEFT) - 1
-    store_u64(row + R_LEFT, left)
+    number = load_u32(page + AT_STATES + 4 * index) - State.HELD
+    row = load_word(head, HeadWord.ROWS) + ROW_BYTES * number
+    left = load_word(row, RowWord.LEFT) - 1
+    store_word(row, RowWord.LEFT, left)
     if left == 0:
         close_row(head, number)
-    buckets = load_i64(head + H_BUCKETS)
+    buckets = load_word(head, HeadWord.BUCKETS)
     if buckets:
         route = load_u32(page + AT_ROUTES + 4 * index)
         bucket = buckets + BUCKET_BYTES * (route & BUCKET_MASK)
-        held = load_i64(bucket + B_HELD) - 1
-        store_u64(bucket + B_HELD, held)
-        if held == 0 and load_i64(bucket + B_WAITING):
-            store_u64(head + H_UNBLOCKED, 1)
+        held = load_word(bucket, BucketWord.HELD) - 1
+        store_word(bucket, BucketWord.HELD, held)
+        if held == 0 and load_word(bucket, BucketWord.WAITING):
+            store_word(head, HeadWord.UNBLOCKED, 1)
 
 
 @kernel("void(int64,int64,int64,int64)")
 def count_waiting(head: int, page: int, index: int, amount: int) -> None:
     """Count a message that begins (1) or ends (-1) to wait."""
-    add(head + H_WAITING, amount)
-    add(page + P_WAITING, amount)
-    buckets = load_i64(head + H_BUCKETS)
+    add(head, HeadWord.WAITING, amount)
+    add(page, PageWord.WAITING, amount)
+    buckets = load_word(head, HeadWord.BUCKETS)
     if buckets:
         route = load_u32(page + AT_ROUTES + 4 * index)
-        add(buckets + BUCKET_BYTES * (route & BUCKET_MASK) + B_WAITING, amount)
+        add(buckets + BUCKET_BYTES * (route & BUCKET_MASK), BucketWord.WAITING, amount)
 
 
 @kernel("int64(int64,int64,int64,int64)")
 def is_held(head: int, state: int, slot: int, row: int) -> int:
     """1 if that state says: held by the delivery `row`, or if that is negative by `slot`."""
-    if state < HELD:
+    if state < State.HELD:
         return 0
     if row >= 0:
-        return 1 if state == HELD + row else 0
-    holder = load_i64(load_i64(head + H_ROWS) + ROW_BYTES * (state - HELD) + R_SLOT)
+        return 1 if state == State.HELD + row else 0
+    holder = load_word(
+        load_word(head, HeadWord.ROWS) + ROW_BYTES * (state - State.HELD), RowWord.SLOT
+    )
     return 1 if holder == slot else 0

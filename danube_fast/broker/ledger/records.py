@@ -7,21 +7,26 @@ from danube_fast.broker.ledger.layout import (
     ALL_SETTLED_NEW,
     AT_ATTEMPTS,
     AT_STATES,
-    H_CURSOR,
-    H_DIRTY_HIGH,
-    H_DIRTY_LOW,
-    H_RECORDED,
-    P_SETTLED_NEW,
     PAGE_MASK,
     PAGE_SHIFT,
-    SETTLED,
-    SETTLED_NEW,
     UNTOUCHED,
     WORD_BYTES,
+    HeadWord,
+    PageWord,
+    State,
 )
 from danube_fast.broker.ledger.pages import add, entry_of, page_of, prepare
 from danube_fast.frame.kernel import kernel
-from danube_fast.frame.memory import load_i64, load_u16, load_u32, store_u16, store_u32, store_u64
+from danube_fast.frame.memory import (
+    load_i64,
+    load_u16,
+    load_u32,
+    load_word,
+    store_u16,
+    store_u32,
+    store_u64,
+    store_word,
+)
 
 __all__ = ["collect", "list_attempts", "list_settled", "set_attempts"]
 
@@ -40,23 +45,26 @@ def _extend(pair: int, low: int, offset: int, is_new: int) -> int:
 def collect(head: int, pairs: int, count_max: int) -> int:
     """Write the ranges that were settled since the last call, and call them recorded; how many. A full
     buffer asks for another call."""
-    count, cursor, low = 0, load_i64(head + H_CURSOR), -1
-    if cursor > load_i64(head + H_RECORDED):
-        store_u64(pairs, load_i64(head + H_RECORDED))
+    count, cursor, low = 0, load_word(head, HeadWord.CURSOR), -1
+    if cursor > load_word(head, HeadWord.RECORDED):
+        store_u64(pairs, load_word(head, HeadWord.RECORDED))
         store_u64(pairs + WORD_BYTES, cursor)
-        store_u64(head + H_RECORDED, cursor)
+        store_word(head, HeadWord.RECORDED, cursor)
         count = 1
-    offset, end = max(cursor, load_i64(head + H_DIRTY_LOW)), load_i64(head + H_DIRTY_HIGH)
+    offset, end = (
+        max(cursor, load_word(head, HeadWord.DIRTY_LOW)),
+        load_word(head, HeadWord.DIRTY_HIGH),
+    )
     while offset < end and count < count_max:
         place = entry_of(head, offset)
         entry = load_i64(place) if place else UNTOUCHED
         is_new, step = 0, 1
-        if entry > ALL_SETTLED_NEW and load_i64(entry + P_SETTLED_NEW):
+        if entry > ALL_SETTLED_NEW and load_word(entry, PageWord.SETTLED_NEW):
             at = entry + AT_STATES + 4 * (offset & PAGE_MASK)
-            if load_u32(at) == SETTLED_NEW:
+            if load_u32(at) == State.SETTLED_NEW:
                 is_new = 1
-                store_u32(at, SETTLED)
-                add(entry + P_SETTLED_NEW, -1)
+                store_u32(at, State.SETTLED)
+                add(entry, PageWord.SETTLED_NEW, -1)
         else:
             step = (((offset >> PAGE_SHIFT) + 1) << PAGE_SHIFT) - offset
             if entry == ALL_SETTLED_NEW:
@@ -69,9 +77,9 @@ def collect(head: int, pairs: int, count_max: int) -> int:
         store_u64(pairs + 2 * WORD_BYTES * count, low)
         store_u64(pairs + 2 * WORD_BYTES * count + WORD_BYTES, offset)
         count += 1
-    store_u64(head + H_DIRTY_LOW, offset if offset < end else (1 << 62))
+    store_word(head, HeadWord.DIRTY_LOW, offset if offset < end else (1 << 62))
     if offset >= end:
-        store_u64(head + H_DIRTY_HIGH, 0)
+        store_word(head, HeadWord.DIRTY_HIGH, 0)
     return count
 
 
@@ -87,7 +95,7 @@ def list_settled(head: int, low: int, high: int, pairs: int, count_max: int) -> 
         is_settled, step = 1 if entry != UNTOUCHED else 0, stop - offset
         if entry > ALL_SETTLED_NEW:
             state, step = load_u32(entry + AT_STATES + 4 * (offset & PAGE_MASK)), 1
-            is_settled = 1 if state in (SETTLED, SETTLED_NEW) else 0
+            is_settled = 1 if state in (State.SETTLED, State.SETTLED_NEW) else 0
         count += _extend(pairs + 2 * WORD_BYTES * count, begun, offset, is_settled)
         begun = -1 if not is_settled else offset if begun < 0 else begun
         offset += step
@@ -102,7 +110,10 @@ def list_settled(head: int, low: int, high: int, pairs: int, count_max: int) -> 
 def _attempts_at(head: int, offset: int) -> int:
     """The entry of a message in the column of attempts; 0 if it is settled or was never delivered."""
     page = page_of(head, offset)
-    if not page or load_u32(page + AT_STATES + 4 * (offset & PAGE_MASK)) in (SETTLED, SETTLED_NEW):
+    if not page or load_u32(page + AT_STATES + 4 * (offset & PAGE_MASK)) in (
+        State.SETTLED,
+        State.SETTLED_NEW,
+    ):
         return 0
     return load_u16(page + AT_ATTEMPTS + 2 * (offset & PAGE_MASK))
 
@@ -133,7 +144,7 @@ def list_attempts(head: int, low: int, high: int, runs: int, count_max: int) -> 
 @kernel("int64(int64,int64,int64,int64)")
 def set_attempts(head: int, low: int, high: int, entry: int) -> int:
     """Note what is known of the attempts of [low, high); 0, or NEED_..."""
-    low = max(low, load_i64(head + H_CURSOR))
+    low = max(low, load_word(head, HeadWord.CURSOR))
     if low >= high:
         return 0
     code = prepare(head, low, high)

@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from danube_fast.broker.ledger.layout import (
-    AT_STATES,
-    DELAYED,
-    FRESH,
-    H_CURSOR,
-    H_DELAYED,
-    H_FIRST_WAITING,
-    H_NEXT,
-    PAGE_MASK,
-    WAITING,
-)
+from danube_fast.broker.ledger.layout import AT_STATES, PAGE_MASK, HeadWord, State
 from danube_fast.broker.ledger.ledger import Ledger, Rows
 from danube_fast.broker.ledger.pages import add, count_waiting, page_of, prepare
 from danube_fast.broker.subscription.timers import NEVER
 from danube_fast.frame.kernel import address_of, direct, kernel
-from danube_fast.frame.memory import load_i32, load_i64, load_u32, store_u32, store_u64
+from danube_fast.frame.memory import (
+    load_i32,
+    load_i64,
+    load_u32,
+    load_word,
+    store_u32,
+    store_u64,
+    store_word,
+)
 
 __all__ = ["Delays"]
 
@@ -102,12 +100,12 @@ def postpone(head: int, heap: int, size: int, base: int, rows: int, count: int, 
     for i in range(count):
         offset = base + load_i32(rows + 4 * i)
         place = page_of(head, offset) + AT_STATES + 4 * (offset & PAGE_MASK)
-        if load_u32(place) == FRESH:
-            store_u32(place, DELAYED)
-            add(head + H_DELAYED, 1)
+        if load_u32(place) == State.FRESH:
+            store_u32(place, State.DELAYED)
+            add(head, HeadWord.DELAYED, 1)
             _push(heap, size, load_i64(times + 8 * i), offset)
             size += 1
-    store_u64(head + H_NEXT, max(end, load_i64(head + H_NEXT)))
+    store_word(head, HeadWord.NEXT, max(end, load_word(head, HeadWord.NEXT)))
     return size
 
 
@@ -120,13 +118,15 @@ def wake_due(head: int, heap: int, size: int, now_ns: int, count_max: int) -> in
         offset = load_i64(heap + _AT_OFFSET)
         _pop(heap, size)
         size -= 1
-        page = page_of(head, offset) if offset >= load_i64(head + H_CURSOR) else 0
+        page = page_of(head, offset) if offset >= load_word(head, HeadWord.CURSOR) else 0
         place = page + AT_STATES + 4 * (offset & PAGE_MASK)
-        if page and load_u32(place) == DELAYED:
-            store_u32(place, WAITING)
+        if page and load_u32(place) == State.DELAYED:
+            store_u32(place, State.WAITING)
             count_waiting(head, page, offset & PAGE_MASK, 1)
-            add(head + H_DELAYED, -1)
-            store_u64(head + H_FIRST_WAITING, min(offset, load_i64(head + H_FIRST_WAITING)))
+            add(head, HeadWord.DELAYED, -1)
+            store_word(
+                head, HeadWord.FIRST_WAITING, min(offset, load_word(head, HeadWord.FIRST_WAITING))
+            )
     return size
 
 

@@ -24,7 +24,7 @@ from danube_fast.broker.partition import Partition
 from danube_fast.broker.records import Reserved
 from danube_fast.broker.subscription.consumer import Stored
 from danube_fast.config import Settings
-from danube_fast.errors import InvalidArgument, ResourceExhausted
+from danube_fast.errors import AlreadyExists, InvalidArgument, ResourceExhausted, Status
 from danube_fast.frame.check import describe_fault
 from danube_fast.frame.kernel import address_of, direct
 from danube_fast.frame.layout import (
@@ -58,17 +58,17 @@ _START = struct.Struct("<II")
 _MODE = int(PartitionWord.MODE)
 _MEMORY = int(Mode.MEMORY)
 REFUSALS = {
-    admission.STATUS_TOO_OLD: "accepted before, but too long ago to name its offset: only the last 64 "
+    AlreadyExists.code: "accepted before, but too long ago to name its offset: only the last 64 "
     "batches of a producer are remembered",
-    admission.STATUS_FENCED: "the producer is not open on this session, or a newer one of its name took over",
-    admission.STATUS_NOT_OWNER: "this worker does not own the partition; look the topic up again",
-    admission.STATUS_OUT_OF_SEQUENCE: "an earlier batch of this producer is missing; send that one first",
+    Status.FENCED: "the producer is not open on this session, or a newer one of its name took over",
+    Status.NOT_OWNER: "this worker does not own the partition; look the topic up again",
+    Status.OUT_OF_SEQUENCE: "an earlier batch of this producer is missing; send that one first",
 }
 Outcome = tuple[int, list[int]]
 """Request number of a PUBLISH, and status and offset of each of its frames, flat."""
-OK = admission.STATUS_OK
-DUPLICATE = admission.STATUS_DUPLICATE
-TOLD = (OK, DUPLICATE, admission.STATUS_THROTTLED)
+OK = Status.OK
+DUPLICATE = Status.DUPLICATE
+TOLD = (OK, DUPLICATE, Status.THROTTLED)
 """Statuses that a number follows: an offset, or a time."""
 
 
@@ -226,11 +226,9 @@ class Intake:
                     return index
                 status = ResourceExhausted.code
                 publication.texts[status] = f"no more offsets could be reserved: {stuck}"
-            elif status == admission.STATUS_NOT_OWNER and self._forward(
-                publication, buffer, index, row
-            ):
+            elif status == Status.NOT_OWNER and self._forward(publication, buffer, index, row):
                 status = OK
-            elif status == admission.STATUS_THROTTLED:
+            elif status == Status.THROTTLED:
                 row[2] = self.wait_ms(self.partitions_by_slot[row[1]])
             else:
                 self._explain(publication, status, row)
