@@ -140,8 +140,8 @@ MUTANTS: dict[str, Mutant] = {
         "if begun is not None and used < begun.wall_ns:", "if begun is None:"
     ),
     "out_of_sequence_accepted": Mutant(
-        "        return STATUS_OUT_OF_SEQUENCE\n",
-        "        return STATUS_OK\n",
+        "        return Status.OUT_OF_SEQUENCE\n",
+        "        return Status.OK\n",
     ),
     "offsets_reused_after_a_loss": Mutant(
         "                row[PartitionWord.NEXT_OFFSET] = start\n",
