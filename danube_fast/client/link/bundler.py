@@ -20,9 +20,7 @@ from danube_fast.client.values.limits import (
     ANSWER_TICK_NS,
     BUNDLE_BYTES_MAX,
     BUSY_BUNDLES,
-    BUSY_BUNDLES_OF_FEW,
     DRAIN_NS,
-    FEW_LANES,
     FOREVER_NS,
 )
 from danube_fast.frame.bundle import sealed_bundle
@@ -66,9 +64,8 @@ class Bundler:
 
     @property
     def is_busy(self) -> bool:
-        """Whether what may wait should wait for an answer: sooner, the more lanes wait."""
-        limit = BUSY_BUNDLES if len(self._waiting) > FEW_LANES else BUSY_BUNDLES_OF_FEW
-        return len(self.on_way) >= limit
+        """Whether what may wait should wait for an answer."""
+        return len(self.on_way) >= BUSY_BUNDLES
 
     # ------------------------------------------------------------ lanes that wait
 

@@ -66,9 +66,6 @@ REPLIERS_MAX = 256
 """Producers kept open on the reply topics of others, likewise."""
 BUSY_BUNDLES = 2
 """A connection with so many unanswered bundles is busy: one is being synced, one is being read."""
-BUSY_BUNDLES_OF_FEW = 16
-FEW_LANES = 8
-"""Up to so many open batches, waiting for an answer would gain little: then it takes more bundles."""
 BUNDLE_BYTES_MAX = 1024 * 1024
 """Frames of many partitions that go out together; more make another bundle."""
 CLIENT_WINDOW_BYTES = 64 * 1024 * 1024

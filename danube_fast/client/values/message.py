@@ -7,6 +7,7 @@ own their bytes for as long as they live.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -324,14 +325,7 @@ def _rebuild(payload: bytes | None, fields: dict[str, Any]) -> Message:
     return Message(payload, **fields)
 
 
-class _MessageKind(type):
-    """Received messages are messages too."""
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return type(instance) is Received or super().__instancecheck__(instance)
-
-
-class Message(_Views, metaclass=_MessageKind):
+class Message(_Views, abc.ABC):
     """One message. Times are nanoseconds since the epoch, UTC; what is not there is None.
 
     `payload`: its bytes; None is a tombstone, whose key is to be forgotten. `offset`: its number in the partition;
@@ -387,3 +381,5 @@ else:
         _index: int
         payload: Any
         offset: int
+
+    Message.register(Received)
