@@ -65,7 +65,7 @@ class Faults:
     def _restart_refusing(self) -> None:
         """After three failed syncs a log waits for an operator: here he is."""
         for worker in self._host.workers:
-            if any(log.refusing for log in worker.worker.state.logs):
+            if any(log.refusing for log in worker.worker.state.logs.values()):
                 self._host.stop(worker)
         self._host.start()
 

@@ -78,7 +78,7 @@ class SimulatedWorker(Process):
         host.disk.is_sound = False
         self.is_up = True
         self.worker.start()
-        for log in self.worker.state.logs:
+        for log in self.worker.state.logs.values():
             host.disk.note_synced(log.directory)
         host.trace.note(f"worker {self.index}: started, epoch {self.epoch}")
         self.wake()
@@ -107,7 +107,9 @@ class SimulatedWorker(Process):
 
     def synced_position(self, log_id: int) -> int:
         """Up to where one of its logs is durable."""
-        found = [log.synced_position for log in self.worker.state.logs if log.log_id == log_id]
+        found = [
+            log.synced_position for log in self.worker.state.logs.values() if log.log_id == log_id
+        ]
         return int(found[0]) if found else ELSEWHERE
 
     def kill(self) -> None:
@@ -129,7 +131,7 @@ class SimulatedWorker(Process):
 def release(worker: ShardWorker) -> None:
     """Give back what a worker that is gone had of this process."""
     worker.server.close()
-    for log in worker.state.logs:
+    for log in worker.state.logs.values():
         log.abandon()
     for partition in worker.state.catalog.by_id.values():
         for name in list(partition.subscriptions):

@@ -90,7 +90,7 @@ def test_tails_forget_partitions_that_were_emptied() -> None:
 
 
 def test_a_catalog_forgets_partitions_that_were_removed() -> None:
-    catalog = Catalog(AdmissionTables(log_count=1))
+    catalog = Catalog(AdmissionTables())
     gone: list[weakref.ref[Any]] = []
     for number in range(1, 201):
         assigned = r.PartitionAssigned(number, f"/default/t{number}", 0, "reliable", "os", 1)

@@ -21,7 +21,7 @@ def closed_as(cause):
 @pytest.mark.parametrize("durability", ["fsync", "os", "memory"])
 def test_any_sequence_of_causes(durability):
     draw = random.Random(durability)
-    tables = AdmissionTables(log_count=1)
+    tables = AdmissionTables()
     gate = Gate(tables)
     slot = tables.add_partition(1, 0, Mode.CLOSED)
     assigned = PartitionAssigned(1, "/default/t", 0, "reliable", durability, 1)

@@ -19,7 +19,7 @@ def producer_of(tables: AdmissionTables) -> int:
     "batches", [0, 1, DEDUP_BATCHES - 1, DEDUP_BATCHES, DEDUP_BATCHES + 1, 3 * DEDUP_BATCHES + 5]
 )
 def test_the_newest_batches_are_kept_oldest_first(batches: int) -> None:
-    tables = AdmissionTables(log_count=1)
+    tables = AdmissionTables()
     slot = producer_of(tables)
     expected: list[int] = []
     for batch in range(batches):
@@ -27,7 +27,7 @@ def test_the_newest_batches_are_kept_oldest_first(batches: int) -> None:
         expected += [10 * batch, 10, 1000 + 10 * batch]
     window = tables.window(slot)
     assert window == expected[-3 * DEDUP_BATCHES :]
-    restored = AdmissionTables(log_count=1)
+    restored = AdmissionTables()
     again = producer_of(restored)
     restored.restore_window(again, window, 10 * batches)
     assert restored.window(again) == window

@@ -143,7 +143,7 @@ def content(data_dir: Path) -> dict[str, Any]:
 def _log_content(path: Path, log_id: int, settings: Settings) -> Any:
     log = Log.open(path, log_id=log_id, settings=settings, clock=SystemClock(), lock_timeout_ms=0)
     try:
-        catalog = Catalog(AdmissionTables(log_count=1))
+        catalog = Catalog(AdmissionTables())
         if log.snapshot is not None:
             for record in r.decode_snapshot(log.snapshot[1]):
                 catalog.apply(record, 0)

@@ -237,7 +237,7 @@ class MoveRig:
         waits = any(
             journal.busy or rig.worker.arrivals.is_busy or rig.worker.departures.is_busy
             for rig in self.workers.values()
-            for journal in rig.worker.state.journals
+            for journal in rig.worker.state.journals.values()
         )
         queues = self.coordinator.placement._queues.values()
         return not waits and not self.net.queue and not any(queue.ids for queue in queues)

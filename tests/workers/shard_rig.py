@@ -209,7 +209,7 @@ class Rig:
 
     def crash(self) -> None:
         """Let go of the files without a clean end, as far as one process can."""
-        for log in self.worker.state.logs:
+        for log in self.worker.state.logs.values():
             with contextlib.suppress(DanubeError):
                 log.close()
         self.worker.server.close()

@@ -302,7 +302,7 @@ def test_a_snapshot_knows_what_is_undecided(moves: Any) -> None:
     ask(rig, 1, m.FreezePartition(story.pid, 2))
     rig.settle()
     worker = rig.workers[1].worker
-    restored = Catalog(AdmissionTables(log_count=1))
+    restored = Catalog(AdmissionTables())
     for record in decode_snapshot(worker.checkpoints.encode(0, clean=False)):
         restored.apply(record, 0)
     partition = restored.by_id[story.pid]

@@ -462,7 +462,7 @@ def test_a_worker_that_owes_nothing_rests(rigs):
     def said() -> int:
         return len(rig.said(m.LogUsage))
 
-    logs = rig.worker.state.logs
+    logs = list(rig.worker.state.logs.values())
     used = sum(log.bytes_on_disk for log in logs)
     at_ns = quota._said_ns + SAY_AGAIN_NS
     quota.report(used, logs, at_ns)

@@ -18,13 +18,19 @@ class CounterReports(PeriodicJob):
 
     def __init__(self, state: ShardState, intake: Intake, delivery: Delivery) -> None:
         self._state, self._intake, self._delivery = state, intake, delivery
-        self._synced_before = sum(log.synced_position for log in state.logs)
+        self._synced = {log.log_id: log.synced_position for log in state.logs.values()}
+        self._sync_bytes = 0
 
     def run(self, now_ns: int) -> None:
         """Refresh the counters."""
         state, counters = self._state, self._state.boot.counters
         intake, delivery = self._intake, self._delivery
-        synced = sum(log.synced_position for log in state.logs)
+        logs = state.logs.values()
+        for log in logs:
+            self._sync_bytes += log.synced_position - self._synced.get(
+                log.log_id, log.synced_position
+            )
+        self._synced = {log.log_id: log.synced_position for log in logs}
         values = {
             Counter.MESSAGES_IN: intake.messages_in,
             Counter.BYTES_IN: intake.bytes_in,
@@ -36,18 +42,18 @@ class CounterReports(PeriodicJob):
             Counter.REDELIVERED: delivery.redelivered,
             Counter.SESSIONS: len(state.sessions),
             Counter.PARTITIONS: len(state.catalog.by_id),
-            Counter.LOG_BYTES: sum(log.bytes_on_disk for log in state.logs),
-            Counter.LOG_POSITION: sum(log.written_position for log in state.logs),
-            Counter.GROUPS: sum(journal.group_count for journal in state.journals),
+            Counter.LOG_BYTES: sum(log.bytes_on_disk for log in logs),
+            Counter.LOG_POSITION: sum(log.written_position for log in logs),
+            Counter.GROUPS: sum(journal.group_count for journal in state.journals.values()),
             Counter.BUNDLES_IN: intake.bundles_in,
-            Counter.SYNC_BYTES: synced - self._synced_before,
+            Counter.SYNC_BYTES: self._sync_bytes,
             Counter.ACKS_OUT: max(0, intake.frames_answered - intake.refused),
             Counter.LOST_NON_RELIABLE: delivery.lost,
             Counter.CONSUMERS: sum(len(session.consumers) for session in state.sessions),
         }
         times = {
             Histogram.ACK: [intake.ack_times],
-            Histogram.SYNC: [log.sync_times for log in state.logs],
+            Histogram.SYNC: [log.sync_times for log in logs],
         }
         values[Counter.SYNCS] = sum(sum(row[:HISTOGRAM_BUCKETS]) for row in times[Histogram.SYNC])
         for histogram, rows in times.items():

@@ -70,7 +70,7 @@ class Assignments(PeriodicJob):
 
     def ask(self) -> None:
         """Ask the coordinator which partitions live in our logs; known ones are served meanwhile."""
-        log_ids = [log.log_id for log in self._state.logs]
+        log_ids = [log.log_id for log in self._state.logs.values()]
         self.is_missing = False
         # the answer does not speak of partitions that begin to move after the question
         undecided = self._moves.undecided()
@@ -81,7 +81,7 @@ class Assignments(PeriodicJob):
                 self.is_missing = True
                 return
             told: m.Assignments = reply.value
-            self._restored.note_revision(told.revision, set(range(len(self._state.logs))))
+            self._restored.note_revision(told.revision, set(self._state.logs))
             for entry in told.partitions:
                 if entry.partition_id in undecided:
                     self._moves.decide(undecided[entry.partition_id], entry)
@@ -119,7 +119,7 @@ class Assignments(PeriodicJob):
 
     def _take(self, entry: m.Assignment, done: Done = _ignore) -> bool:
         """Enter one assignment; True if it needs a record, and `done` will be called."""
-        slot = {log.log_id: slot for slot, log in enumerate(self._state.logs)}.get(entry.log_id)
+        slot = {log.log_id: slot for slot, log in self._state.logs.items()}.get(entry.log_id)
         if slot is None:
             return False
         assigned = r.PartitionAssigned.of(entry)

@@ -120,7 +120,7 @@ class Catalog:
         if known is None or known.log_slot == log_slot:
             return self
         if log_slot not in self.others:
-            self.others[log_slot] = Catalog(AdmissionTables(log_count=len(self.tables.logs)))
+            self.others[log_slot] = Catalog(AdmissionTables())
         return self.others[log_slot]
 
     def apply(self, record: r.Record, log_slot: int) -> None:

@@ -39,12 +39,20 @@ class Restored:
     """Check the logs of a worker that starts. Raises DataLoss for an older copy, unless that is accepted."""
 
     def __init__(self, state: ShardState, environment: Environment) -> None:
-        self._state, self._accepts = state, state.boot.config.accept_rollback
-        self.older_since_ns = [0] * len(state.logs)
-        """By slot: the wall clock, if the log or the metadata is an older copy; else 0."""
+        self._state, self._environment = state, environment
+        self.older_since_ns: dict[int, int] = {}
+        """By slot: the wall clock, if the log or the metadata is an older copy."""
+        self._begun: dict[int, tuple[int, int, int]] = {}
+        """By slot: a log's id, the epoch that begins, and how often it lost something."""
+
+    def look_at(self, *slots: int) -> None:
+        """Check logs that were just opened. Raises DataLoss."""
+        state = self._state
         data_dir = Path(state.boot.config.data_dir)
-        marks = environment.read_marks(data_dir)
-        for slot, log in enumerate(state.logs):
+        marks = self._environment.read_marks(data_dir)
+        for slot in slots:
+            log = state.logs[slot]
+            self._begun[slot] = log.log_id, log.epoch + 1, len(log.losses)
             mark = marks.get(log.log_id)
             if mark is None or len(log.losses) > mark.losses:
                 continue
@@ -56,18 +64,22 @@ class Restored:
                     slot,
                 )
         revision = state.catalog.metadata_revision
-        sealed = self._sealed(environment, data_dir, revision)
+        sealed = self._sealed(data_dir, revision)
         if sealed is not None and sealed < revision:
             self._found(
                 f"the metadata is of revision {sealed}, but logs in {data_dir / 'logs'} were written "
                 f"under revision {revision}: the metadata is an older copy",
-                *range(len(state.logs)),
+                *slots,
             )
-        self.begun = [[log.log_id, log.epoch + 1, len(log.losses)] for log in state.logs]
 
-    def _sealed(self, environment: Environment, data_dir: Path, revision: int) -> int | None:
+    def forget(self, slot: int) -> None:
+        """Keep nothing of a log that is closed."""
+        self.older_since_ns.pop(slot, None)
+        self._begun.pop(slot, None)
+
+    def _sealed(self, data_dir: Path, revision: int) -> int | None:
         """Read the seal's revision; None if there is no seal."""
-        boot = self._state.boot
+        boot, environment = self._state.boot, self._environment
         until_ns = boot.clock.monotonic_ns() + SEAL_WAIT_NS
         sealed = environment.sealed_revision(data_dir)
         while sealed is not None and sealed < revision and boot.clock.monotonic_ns() < until_ns:
@@ -80,7 +92,7 @@ class Restored:
         return sealed
 
     def _found(self, text: str, *slots: int) -> None:
-        if not self._accepts:
+        if not self._state.boot.config.accept_rollback:
             raise DataLoss(f"{text}; {REMEDY}")
         _log.warning("%s; this is accepted, and offsets go on far above", text)
         for slot in slots:
@@ -90,14 +102,14 @@ class Restored:
         """Choose the first offset of a partition that the log does not know: if the log should know it, the
         microseconds of the clock, which no partition has reached by counting."""
         first = entry.first_offset
-        return max(first, self.older_since_ns[slot] // 1000) if entry.is_old else first
+        return max(first, self.older_since_ns.get(slot, 0) // 1000) if entry.is_old else first
 
     def report(self) -> m.LogMarks:
         """Make the report that goes to the coordinator with the question for assignments."""
         state = self._state
         logs = [
-            (log_id, epoch, log.synced_position, losses)
-            for (log_id, epoch, losses), log in zip(self.begun, state.logs, strict=True)
+            (log_id, epoch, state.logs[slot].synced_position, losses)
+            for slot, (log_id, epoch, losses) in self._begun.items()
         ]
         id_max = max(state.catalog.by_id, default=0)
         return m.LogMarks(logs, id_max, state.catalog.metadata_revision)

@@ -40,12 +40,12 @@ class ShardState:
         self.drained_ns = self.now_ns
         """When all that clients had sent was read."""
         self.boot_id = environment.boot_id()
-        self.tables = AdmissionTables(log_count=len(boot.config.logs))
+        self.tables = AdmissionTables()
         self.catalog = Catalog(self.tables)
         self.gate = self.catalog.gate
-        self.logs: list[Log] = []
-        """By slot."""
-        self.journals: list[Journal] = []
+        self.logs: dict[int, Log] = {}
+        """By slot; they are opened and closed by `logs.py`."""
+        self.journals: dict[int, Journal] = {}
         """Of each log."""
         self.sessions = Sessions(settings, environment.new_token)
         self.ready: dict[int, Partition] = {}

@@ -40,7 +40,7 @@ class Upkeep:
         state = self._state
         if state.moved_cursors:
             return TIMER_POLL_MS
-        for journal in state.journals:
+        for journal in state.journals.values():
             if not journal.marked or journal.snapshot:
                 return TIMER_POLL_MS
         if any(job.is_busy for job in self._may_be_busy):

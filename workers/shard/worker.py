@@ -16,7 +16,6 @@ import sys
 import msgspec
 import zmq
 
-from danube_fast.broker import records as r
 from danube_fast.broker.subscription.consumer import (
     UNREPORTED_MESSAGES,
     Parting,
@@ -27,7 +26,6 @@ from danube_fast.net import protocol as p
 from danube_fast.net.allocation import keep_freed_memory
 from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter
 from danube_fast.ring.control import ProcessState
-from danube_fast.wal.log import Log
 from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.commands import OWN_SESSION, Commands
 from danube_fast.workers.process.environment import Environment
@@ -60,8 +58,10 @@ from danube_fast.workers.shard.keep.rewrites import Rewrites
 from danube_fast.workers.shard.keep.segments import Segments
 from danube_fast.workers.shard.keep.touched import TouchedPartitions
 from danube_fast.workers.shard.keep.trimming import Trimming
+from danube_fast.workers.shard.logs import Logs
 from danube_fast.workers.shard.move.arrival import Arrivals
 from danube_fast.workers.shard.move.departure import Departures
+from danube_fast.workers.shard.move.log_changes import LogChanges
 from danube_fast.workers.shard.move.moves import Moves
 from danube_fast.workers.shard.move.ownership import Ownership
 from danube_fast.workers.shard.operations import Operations
@@ -100,22 +100,16 @@ class ShardWorker:
         self._environment = environment or Environment()
         self._authorize = self._environment.authorizer.authorize
         state = self.state = ShardState(boot, self._environment)
-        for slot, log in enumerate(boot.config.logs):
-            state.logs.append(self._open_log(slot, *log))
-        for slot, opened in enumerate(state.logs):
-            state.journals.append(Journal(opened, slot, state.tables, state.settings))
+        self.logs = Logs(state, self._environment.background)
+        for log in boot.config.logs:
+            self.logs.load(*log)
         self.settled = False  # the last turn took all that clients had sent and nothing else
         self._compose_ends(context)
         self._compose_keeping()
         self._compose_moving()
         self._compose_commands()
         self._compose_jobs()
-        for slot, older in enumerate(self.restored.older_since_ns):
-            self._begin_epoch(slot, state.catalog.finish_restore(slot, state.boot_id, older))
-            self.segments.find_first_offsets(slot)
-        for partition in state.catalog.by_id.values():
-            state.apply_policy(partition)
-        self.lookahead.look_at(*state.catalog.by_id.values())
+        self.log_changes.begin(*state.logs)
 
     # ------------------------------------------------------------ composition
 
@@ -166,6 +160,10 @@ class ShardWorker:
         )
         self.moves = Moves(state, self.ownership, self.arrivals)
         self.restored = Restored(state, self._environment)
+        self.log_changes = LogChanges(
+            state, self.logs, self.restored, self.ownership, self.cursors, self.checkpoints,
+            self.segments, self.lookahead, self.reader,
+        )  # fmt: skip
         self.assignments = Assignments(
             state, self.restored, self.intake, self.consumers,
             DurabilityChanges(state, self.intake, self.tails, self.dispatcher),
@@ -219,6 +217,7 @@ class ShardWorker:
             self.arrivals,
             self.departures,
             self.rewrites,
+            self.log_changes,
             self.positions,
             LoadReports(state, self.intake, self.delivery),
             self.checkpoints,
@@ -232,33 +231,6 @@ class ShardWorker:
         self.upkeep = Upkeep(state, self.lookahead, self.session_checks, jobs)
 
     # ------------------------------------------------------------ life
-
-    def _open_log(self, slot: int, log_id: int, path: str) -> Log:
-        """Open and replay one log."""
-        log = Log.open(
-            path, log_id=log_id, settings=self.state.settings, clock=self.state.clock,
-            wake_fd=self.state.boot.mailbox.fileno(), background=self._environment.background,
-        )  # fmt: skip
-        if log.snapshot is not None:
-            self.state.catalog.apply_snapshot(r.decode_snapshot(log.snapshot[1]), slot)
-        for block in log.replay():
-            self.state.boot.heartbeat()
-            self.state.catalog.apply_block(block, slot)
-        return log
-
-    def _begin_epoch(self, slot: int, skipped: list[r.PartitionState]) -> None:
-        """Write the epoch's record. `skipped`: where partitions stand that skip offsets. Until that
-        is durable too, the log's last boot is unknown, so that the next start skips them again."""
-        log, journal = self.state.logs[slot], self.state.journals[slot]
-        boot_id, now = "" if skipped else self.state.boot_id, self.state.now_wall_ns
-        log.begin_epoch(
-            [r.encode_record(self.state.catalog.epoch_started(log.epoch + 1, now, boot_id))]
-        )
-        for state in skipped:
-            journal.record(state)
-        if skipped:
-            journal.record(self.state.catalog.epoch_started(log.epoch, now, self.state.boot_id))
-        self.state.journals[slot].refresh()
 
     def start(self) -> None:
         """Bind, report READY, and ask the coordinator for assignments."""
@@ -288,7 +260,7 @@ class ShardWorker:
         """How long to sleep, unless a client or a process wakes the loop; 0: there is more to do."""
         if self.state.ready or self.intake.answered or self.lookahead.is_busy:
             return 0
-        for journal in self.state.journals:
+        for journal in self.state.journals.values():
             if journal.gathers and journal.waits:
                 return GATHERING_POLL_MS
         if self.delivery.waiting or self.intake.held:
@@ -298,19 +270,14 @@ class ShardWorker:
     @property
     def is_gathering(self) -> bool:
         """Whether many clients publish one by one: serving the first of them alone would delay all."""
-        return any(journal.gathers for journal in self.state.journals)
+        return any(journal.gathers for journal in self.state.journals.values())
 
     def stop(self) -> None:
         """End in order: sync all that is written, and save a clean snapshot that says so."""
         self.state.boot.set_state(ProcessState.STOPPING)
         self.cursors.write()
-        for slot, journal in enumerate(self.state.journals):
-            journal.write(self.state.now_ns)
-            journal.snapshot = None
-            try:
-                self.state.logs[slot].close(self.checkpoints.encode(slot, clean=True))
-            except DanubeError as error:
-                _log.error("log %d did not end in order: %s", self.state.logs[slot].log_id, error)
+        for slot in self.state.logs:
+            self.logs.save(slot, self.checkpoints)
         self.restored.send_report()
         self.delivery.flush()
         self.transports.close()
@@ -348,7 +315,7 @@ class ShardWorker:
     def _serve_first(self) -> None:
         """Serve the message that woke an idle worker before all else."""
         if self._receive(1):
-            if [journal for journal in self.state.journals if journal.has_open_group]:
+            if [journal for journal in self.state.journals.values() if journal.has_open_group]:
                 self._commit()
             else:
                 self.dispatcher.show_memory_entries()
@@ -406,7 +373,7 @@ class ShardWorker:
     def _commit(self) -> None:
         if self.cursors.are_due:
             self.cursors.write()
-        for journal in self.state.journals:
+        for journal in self.state.journals.values():
             journal.commit(self.state.now_ns)
             for group in journal.just_written():
                 self.dispatcher.show(group.written_entries)
@@ -416,7 +383,7 @@ class ShardWorker:
     def _complete(self) -> int:
         """Show the frames of groups that became durable, and release their acks."""
         done = 0
-        for slot, journal in enumerate(self.state.journals):
+        for slot, journal in self.state.journals.items():
             # Asked first: behind a fault the synced position stands still.
             failed = self.state.logs[slot].sync_fault is not None
             done += self._finish_all(journal)

@@ -46,12 +46,12 @@ _undo = direct(admission.undo)
 class AdmissionTables:
     """Everything that the admission kernel reads and writes, for one worker."""
 
-    def __init__(self, *, log_count: int, results_max: int = 8192) -> None:
-        """`log_count`: logs this worker owns; `results_max`: frames in one open group."""
+    def __init__(self, *, results_max: int = 8192) -> None:
+        """`results_max`: frames in one open group."""
         self.state: Words = np.zeros(STATE_WORDS, np.int64)
         self.partitions: Words = np.zeros((16, PARTITION_WORDS), np.int64)
         self.slot_of: Words = np.full(64, -1, np.int64)
-        self.logs: Words = np.zeros((max(1, log_count), LOG_WORDS), np.int64)
+        self.logs: Words = np.zeros((1, LOG_WORDS), np.int64)
         self.producers: Words = np.zeros((16, PRODUCER_WORDS), np.int64)
         self.windows: Words = np.zeros((16, DEDUP_BATCHES, WINDOW_WORDS), np.int64)
         self.hash: Words = np.zeros(64, np.int64)
@@ -187,6 +187,15 @@ class AdmissionTables:
     def undo(self, index: int) -> None:
         """Take the accepted frame of result row `index` back. Newest first, if there are several."""
         _undo(self.address, int(self.results.ctypes.data) + index * RESULT_WORDS * WORD_BYTES)
+
+    # ------------------------------------------------------------ logs
+
+    def add_log(self, slot: int) -> None:
+        """Have a row for a log."""
+        if slot >= len(self.logs):
+            self.logs = np.concatenate([self.logs, np.zeros_like(self.logs)])
+            self._publish()
+            self.add_log(slot)
 
     def set_log(self, slot: int, *, log_id: int, position: int, epoch: int, synced: int) -> None:
         """Set what the kernel stamps, and where the next frame goes."""

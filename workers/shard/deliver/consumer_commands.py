@@ -247,7 +247,7 @@ class ConsumerCommands:
                     self._state.mark_ready(partition)
         if command.request:  # answered when all cursors that moved are durable, on every log
             answer = self._answer(session, command.request, lambda: None)
-            self._cursors.flush(range(len(self._state.journals)), answer)
+            self._cursors.flush(self._state.journals, answer)
 
     def _nack(self, session: Session, command: p.Nack) -> None:
         delay_ns = command.delay_ms * MILLISECOND_NS if command.delay_ms >= 0 else None

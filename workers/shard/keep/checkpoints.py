@@ -23,7 +23,7 @@ class Checkpoints(Job):
 
     def do_work(self, now_ns: int) -> None:
         """Write the markers that are due, and take the next step of each snapshot."""
-        for slot in range(len(self._state.logs)):
+        for slot in self._state.logs:
             self._mark(slot, now_ns)
             self._snapshot(slot)
 

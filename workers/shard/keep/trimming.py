@@ -37,17 +37,17 @@ class Trimming(Job):
     def do_work(self, now_ns: int) -> None:
         """Report the room that logs take, and trim them, if it is time or there are new segments."""
         logs = self._state.logs
-        count = sum(log.segment_count for log in logs)
+        count = sum(log.segment_count for log in logs.values())
         if now_ns < self._next_ns and count == self._count:
             return
         self._next_ns = now_ns + TICK_NS
         self._count = count  # a fast publisher fills several between two ticks
-        used = sum(log.bytes_on_disk for log in logs)
-        self._quota.report(used, logs, now_ns)
-        failing = sum(journal.is_failing for journal in self._state.journals)
+        used = sum(log.bytes_on_disk for log in logs.values())
+        self._quota.report(used, logs.values(), now_ns)
+        failing = sum(journal.is_failing for journal in self._state.journals.values())
         self._state.boot.counters.set(Counter.LOGS_FAILING, failing)
         over = used > self._quota.allowance_bytes
-        for slot in range(len(logs)):
+        for slot in logs:
             self._trim(slot, over=over)
 
     def trim_soon(self, partition: Partition) -> None:

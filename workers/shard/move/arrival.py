@@ -218,7 +218,7 @@ class Arrivals(Job):
 
     def _write(self, arrival: _Arrival, frames: bytearray) -> None:
         """Write frames to the log, in a group of their own."""
-        used = sum(each.bytes_on_disk for each in self._state.logs)
+        used = sum(each.bytes_on_disk for each in self._state.logs.values())
         if used > self._quota.allowance_bytes:
             raise ResourceExhausted(
                 f"{arrival.assigned.topic} does not fit there: that worker's logs have {used} bytes "

@@ -39,7 +39,7 @@ class Ownership:
 
     def slot_of(self, log_id: int) -> int:
         """Find the slot of one of this worker's logs. Raises NotOwner."""
-        for slot, log in enumerate(self._state.logs):
+        for slot, log in self._state.logs.items():
             if log.log_id == log_id:
                 return slot
         raise NotOwner(f"log {log_id} is not one of this worker")
@@ -100,13 +100,17 @@ class Ownership:
             self._state.catalog.others[partition.log_slot].remove(partition_id, moved=True)
             self.tidy(partition.log_slot)
         elif self._state.partition(partition_id) is partition:
-            self.exports.pop(partition_id, None)
-            self.send_consumers_away(partition)
-            self._state.catalog.remove(partition_id, moved=True)
-            self._state.forget(partition)
+            self.forget(partition)
         else:
             return
         self._state.record_removal(partition, moved=True)
+
+    def forget(self, partition: Partition) -> None:
+        """Serve a partition no more: another worker has it, or is about to."""
+        self.exports.pop(partition.partition_id, None)
+        self.send_consumers_away(partition)
+        self._state.catalog.remove(partition.partition_id, moved=True)
+        self._state.forget(partition)
 
     def enter(
         self, records: Sequence[r.Record], slot: int, frames: Sequence[Stored] = ()

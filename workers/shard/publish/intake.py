@@ -90,7 +90,7 @@ class Intake:
     """Admit bundles for one worker."""
 
     def __init__(
-        self, tables: AdmissionTables, journals: list[Journal], settings: Settings
+        self, tables: AdmissionTables, journals: dict[int, Journal], settings: Settings
     ) -> None:
         self.tables, self.journals = tables, journals
         self.apply(settings)
@@ -128,7 +128,7 @@ class Intake:
     def begin_turn(self, now_ns: int) -> None:
         """Reuse the result rows if no group needs them any more. `now_ns` is monotonic."""
         self._now_ns = now_ns
-        for journal in self.journals:
+        for journal in self.journals.values():
             if journal.has_open_group:
                 return
         self.result_index = 0
@@ -145,7 +145,7 @@ class Intake:
             self._refuse_bundle(publication, text)
             return
         if not self._stays_in_memory(buffer):
-            for journal in self.journals:
+            for journal in self.journals.values():
                 journal.reserve(size)
         session = publication.session
         skip = 0
@@ -183,12 +183,12 @@ class Intake:
     def _make_room(self, buffer: Any, size: int) -> None:
         """Write the open groups, which frees their result rows; grow the table if need be."""
         frame_count = _U32.unpack_from(buffer, AT_BUNDLE_FRAME_COUNT)[0]
-        for journal in self.journals:
+        for journal in self.journals.values():
             journal.write()
         self.result_index = 0
         if frame_count > len(self.tables.results):
             self.tables.grow_results(frame_count)
-        for journal in self.journals:
+        for journal in self.journals.values():
             journal.reserve(size)
 
     def _refuse_bundle(self, publication: Publication, text: str) -> None:
