@@ -125,13 +125,16 @@ def test_partitions_of_a_log_are_fetched_by_turns(
 def test_pages_that_go_again_at_once_are_waited_for(
     rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With too little memory a fetch may be in vain: the consumer gets on all the same."""
+    """With too little memory a fetch may be in vain: the consumer gets on all the same, and nothing is
+    fetched twice."""
     rig = rigs(tail_bytes_max=0)
     client = filled(rig, 1)
-    log = rig.worker.state.logs[0]
-    monkeypatch.setattr(log, "read_cached", lambda run: None)
+    disk = Disk(rig, monkeypatch)
+    monkeypatch.setattr(disk.log, "read_cached", lambda run: None)
+    disk.let_go()
     client.subscribe(1)
     assert [offset for offset, _ in client.receive(FRAMES)] == list(range(FRAMES))
+    assert disk.waited and len(disk.fetched) == len(set(disk.fetched))
 
 
 def test_a_disk_that_fails_is_told_by_the_read_behind_the_fetch(

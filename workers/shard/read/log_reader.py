@@ -44,7 +44,7 @@ class LogReader:
         self.fetches: dict[int, _Fetch] = {}
         """By slot of the log."""
         self._fetched: dict[int, int] = {}
-        """Position of the newest fetch that ended, by slot: what is not cached even now is waited for."""
+        """Position of the newest fetch that ended, by slot."""
 
     def read(self, partition: Partition, offset: int, byte_limit: int) -> Read:
         """Frames of a partition from `offset` on, about `byte_limit` bytes; the gap there; or PENDING, and the
@@ -72,12 +72,13 @@ class LogReader:
         return Ready(found) if found else PENDING
 
     def _run(self, partition: Partition, run: Run) -> bytearray | None:
-        """`read_run`, but what was fetched in vain is waited for: there is too little memory, or the disk fails."""
-        slot = partition.log_slot
-        data = self.read_run(partition, run)
-        if data is None and self._fetched.get(slot) == run.position:
-            data = self._state.logs[slot].read_run(run)
-        return data
+        """`read_run`, but what was fetched last is not fetched again: if it is not there even so, for lack of
+        memory or because the disk fails, it is waited for."""
+        if self._fetched.get(partition.log_slot) != run.position:
+            return self.read_run(partition, run)
+        log = self._state.logs[partition.log_slot]
+        data = log.read_cached(run)
+        return log.read_run(run) if data is None else data
 
     def read_run(self, partition: Partition, run: Run) -> bytearray | None:
         """The frames of a run; None if they are not in the page cache: then they are fetched. Raises DataLoss."""
