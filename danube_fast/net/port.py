@@ -214,6 +214,11 @@ class Part:
             _close(_table, address_of(self.message))
 
 
+def _error_of(sent: int) -> zmq.ZMQError:
+    """The error of a send that failed, from minus its errno."""
+    return zmq.Again() if sent == -_EAGAIN else zmq.ZMQError(-sent)
+
+
 class Port:
     """A socket and its scratch memory. One thread at a time."""
 
@@ -276,17 +281,16 @@ class Port:
     def send(self, data: Any, flags: int = SEND_LAST) -> None:
         """Send a copy of a buffer. Raises ZMQError, `zmq.Again` if the queue is full."""
         handle = self._handle or self._own_handle()
-        self._check(_give(_table, handle, address_of(data), len(data), flags))
+        sent: int = _give(_table, handle, address_of(data), len(data), flags)
+        if sent < 0:
+            raise _error_of(sent)
 
     def give(self, part: Part, flags: int = SEND_LAST) -> None:
         """Send a part, whose memory is ZeroMQ's then. Raises as `send`; then it still is the part's."""
         handle = self._handle or self._own_handle()
-        self._check(_give_part(_table, handle, address_of(part.message), flags))
-
-    @staticmethod
-    def _check(sent: int) -> None:
+        sent: int = _give_part(_table, handle, address_of(part.message), flags)
         if sent < 0:
-            raise zmq.Again if sent == -_EAGAIN else zmq.ZMQError(-sent)
+            raise _error_of(sent)
 
     def post(self, *parts: Any) -> None:
         """Send a copy of one message of these parts. Raises as `send`."""

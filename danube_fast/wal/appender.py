@@ -42,10 +42,10 @@ from danube_fast.wal.segment import Chain, Segment
 from danube_fast.wal.spares import SparePool
 from danube_fast.wal.writer import PadStamper, WriteFault, write_all
 
-__all__ = ["Appender"]
+__all__ = ["BACKLOG_MAX", "Appender"]
 
 _LEFT_OPEN = 2  # segments that were left by a roll and stay open for readers
-_BACKLOG_MAX = 256
+BACKLOG_MAX = 256
 """With so many syncs queued the disk hangs: the next are put off, so that the queue never fills up
 and the loop never waits for it; rolls, which must queue theirs, have the rest."""
 _BARRIER_WAIT_SECONDS = 0.5
@@ -80,7 +80,8 @@ class Appender:
         self._barrier_due = False
         self._barrier_end = 0
         self._cut_epoch = 0
-        self._put_off = False
+        self.is_put_off = False
+        """A sync was asked for while too many were queued."""
         self._epochs: list[tuple[int, int]] = []
         self._left: collections.deque[Segment] = collections.deque()
         self._pads = PadStamper(log_id)
@@ -121,7 +122,7 @@ class Appender:
         if self._barrier_due:
             self._write_barrier()
         need = group_bytes(byte_count)
-        newest = self._chain[-1]
+        newest = self._chain.segments[-1]
         fits = self.written_position + need <= newest.end_position
         if fits and (control or not newest.is_reserve):
             return self.written_position
@@ -137,7 +138,7 @@ class Appender:
     @property
     def room_bytes(self) -> int:
         """Bytes of frames that one group in the newest segment can surely still hold."""
-        newest = self._chain[-1]
+        newest = self._chain.segments[-1]
         if newest.is_reserve:
             return 0
         worst_pad = GROUP_ALIGNMENT + HEADER_BYTES
@@ -155,7 +156,7 @@ class Appender:
 
     def _append(self, buffers: Sequence[Any], byte_count: int) -> int:
         position = self.written_position
-        segment = self._chain[-1]
+        segment = self._chain.segments[-1]
         pad = pad_bytes(byte_count)
         end = position + byte_count + pad
         if end > segment.end_position:
@@ -207,7 +208,7 @@ class Appender:
         pad = pad_bytes(position)
         if not position or not pad:
             return
-        segment = self._chain[-1]
+        segment = self._chain.segments[-1]
         header = self._pads.make(pad, position, self.epoch, self._sync.synced_position)
         self._write(segment, [header], HEADER_BYTES, position)
         self.written_position += pad
@@ -219,7 +220,7 @@ class Appender:
         that is slow has done it by then.
         """
         if not self._barrier_end:
-            if self.written_position + group_bytes(0) > self._chain[-1].end_position:
+            if self.written_position + group_bytes(0) > self._chain.segments[-1].end_position:
                 self._roll(group_bytes(0), control=True)
             self._append([], 0)
             self.sync(now=True)
@@ -247,23 +248,13 @@ class Appender:
                 f"a sync of {self.directory} failed: {os.strerror(fault[0])}; check the disk"
             )
 
-    @property
-    def backlog(self) -> int:
-        """Syncs that are queued or under way."""
-        return self._sync.backlog
-
-    @property
-    def sync_is_put_off(self) -> bool:
-        """A sync was asked for while too many were queued; `sync` again."""
-        return self._put_off and self._sync.backlog < _BACKLOG_MAX
-
     def sync(self, *, now: bool = False) -> None:
         """Queue a sync of all that was written; unless `now`, it is put off while the disk hangs."""
         if self.written_position > self._queued_position:
-            self._put_off = not now and self._sync.backlog >= _BACKLOG_MAX
-            if self._put_off:
+            self.is_put_off = not now and self._sync.backlog >= BACKLOG_MAX
+            if self.is_put_off:
                 return
-            newest = self._chain[-1]
+            newest = self._chain.segments[-1]
             self._sync.push(newest.open(), self.written_position)
             self._queued_position = self.written_position
 
@@ -317,7 +308,7 @@ class Appender:
         """
         here = self.written_position
         source, segment_bytes = self._take_file(byte_count, control=control)
-        previous = self._chain[-1].first_position if len(self._chain) else here
+        previous = self._chain.segments[-1].first_position if len(self._chain) else here
         header = SegmentHeader(
             self._log_id, here, previous, segment_bytes, self._wall_ns(), self.epoch
         )
@@ -342,7 +333,7 @@ class Appender:
         """
         gone: list[Segment] = []
         before = self.written_position, self.epoch
-        while len(self._chain) and self._chain[-1].first_position >= position:
+        while len(self._chain) and self._chain.segments[-1].first_position >= position:
             gone.append(self._chain.pop_last())
         # an attempt that fails may leave frames of its epoch behind in a spare file
         self._cut_epoch = max(self._cut_epoch, self.epoch) + 1

@@ -33,7 +33,7 @@ from danube_fast.errors import (
     Unavailable,
 )
 from danube_fast.frame.crc import crc32c
-from danube_fast.wal.appender import Appender
+from danube_fast.wal.appender import BACKLOG_MAX, Appender
 from danube_fast.wal.background import Background
 from danube_fast.wal.control import make_control_frame, stamp_control_frame
 from danube_fast.wal.feed import RunTable
@@ -75,7 +75,7 @@ class Log:
         self._faults: collections.deque[int] = collections.deque(maxlen=_FAULTS_MAX)
         self._chain = Chain(usable_segments(directory, settings.segment_bytes, log_id))
         named = max((position for position, _ in list_snapshots(directory)), default=0)
-        self._snapshots = SnapshotStore(directory, lambda: self._sync.synced_position, background)
+        self._snapshots = SnapshotStore(directory, lambda: self.syncs.synced_position, background)
         self._loaded = self._snapshots.load(log_id)
         header = self._loaded.header if self._loaded else None
         self._recovery = Recovery(directory, self._chain, log_id, header, named)
@@ -86,9 +86,10 @@ class Log:
             directory, settings.segment_bytes, settings.spare_segments, background,
             settings.segment_start_bytes,
         )  # fmt: skip
-        self._sync = background.make_sync(wake_fd)
+        self.syncs = background.make_sync(wake_fd)
+        """The queue of syncs: how far all is durable, how many wait, and what failed."""
         self._appender = Appender(
-            directory, log_id, self._chain, self._spares, self._sync, clock.wall_ns
+            directory, log_id, self._chain, self._spares, self.syncs, clock.wall_ns
         )
         self._reader = LogReader(self._chain, log_id, background)
         self._runs = RunTable(directory, log_id, settings, clock, self._chain)
@@ -147,7 +148,7 @@ class Log:
         if cut is None or self._ready:
             raise FailedPrecondition("exhaust log.replay() first, and begin one epoch only")
         end_at_cut(self._chain, self._spares, self._recovery, self._clock.wall_ns())
-        self._sync.start(cut)
+        self.syncs.start(cut)
         self._appender.start(cut, self._recovery.epoch + 1)
         self._ready = True
         try:
@@ -177,15 +178,23 @@ class Log:
         """Where the next group starts; before `begin_epoch` the end that replay found."""
         return self._appender.written_position or self._recovery.cut or 0
 
+    def stand(self) -> tuple[int, int, int, int]:
+        """The log id, position, epoch and synced position that the next frame is stamped with."""
+        appender = self._appender
+        if not appender.epoch:
+            return self.log_id, self.written_position, self.epoch, self.synced_position
+        synced = self.syncs.synced_position
+        return self.log_id, appender.written_position, appender.epoch, synced
+
     @property
     def synced_position(self) -> int:
         """All below is durable."""
-        return self._sync.synced_position
+        return self.syncs.synced_position
 
     @property
     def sync_times(self) -> list[int]:
         """How long syncs took that succeeded: the words of `Histogram.SYNC` (ring/counters.py)."""
-        return self._sync.times
+        return self.syncs.times
 
     @property
     def oldest_position(self) -> int:
@@ -279,12 +288,7 @@ class Log:
     @property
     def sync_is_put_off(self) -> bool:
         """Too many syncs were queued for another one, and now there are fewer: `sync` again."""
-        return self._appender.sync_is_put_off
-
-    @property
-    def sync_backlog(self) -> int:
-        """Syncs that are queued or under way."""
-        return self._appender.backlog
+        return self._appender.is_put_off and self.syncs.backlog < BACKLOG_MAX
 
     def write_marker(self, *, again: bool = False) -> bool:
         """When idle: write and sync a group that says how far the log is durable. False if not all
@@ -303,7 +307,7 @@ class Log:
     @property
     def sync_fault(self) -> tuple[int, int] | None:
         """(errno, position) of a failed sync; cleared by `cut_after_fault`."""
-        return self._sync.fault
+        return self.syncs.fault
 
     @property
     def refusing(self) -> bool:
@@ -323,9 +327,9 @@ class Log:
         FailedPrecondition if no sync failed; ResourceExhausted or Internal if no segment can be made
         (all is as before, call again).
         """
-        if self._sync.fault is None:
+        if self.syncs.fault is None:
             raise FailedPrecondition("no sync failed; there is nothing to cut")
-        self._sync.drain()
+        self.syncs.drain()
         cut = self.synced_position
         self._snapshots.cancel()
         gone, rewrite = self._appender.cut_at(cut, frames)
@@ -462,7 +466,7 @@ class Log:
             error = self._save_last(state) if ready else None
         finally:
             self._spares.stop()
-            self._sync.stop()
+            self.syncs.stop()
             self._runs.close(self.synced_position, clean=ready and error is None)
             self._appender.close()
             self._chain.close()

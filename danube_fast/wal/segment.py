@@ -185,17 +185,18 @@ class Chain:
     """The segments of a log by position. Each ends where the next begins."""
 
     def __init__(self, segments: list[Segment]) -> None:
-        self._segments = segments
+        self.segments = segments
+        """Oldest first."""
         self._firsts = [segment.first_position for segment in segments]
 
     def __len__(self) -> int:
-        return len(self._segments)
+        return len(self.segments)
 
     def __iter__(self) -> Iterator[Segment]:
-        return iter(self._segments)
+        return iter(self.segments)
 
     def __getitem__(self, index: int) -> Segment:
-        return self._segments[index]
+        return self.segments[index]
 
     @property
     def oldest_position(self) -> int:
@@ -205,7 +206,7 @@ class Chain:
     @property
     def bytes_on_disk(self) -> int:
         """Sum of the file sizes."""
-        return sum(segment.file_bytes for segment in self._segments)
+        return sum(segment.file_bytes for segment in self.segments)
 
     def index_of(self, position: int) -> int:
         """Index of the last segment that starts at or below `position`; -1 if none does."""
@@ -213,38 +214,38 @@ class Chain:
 
     def end_of(self, index: int) -> int:
         """Position behind the last byte that segment `index` may hold."""
-        if index + 1 < len(self._segments):
+        if index + 1 < len(self.segments):
             return self._firsts[index + 1]
-        return self._segments[index].end_position
+        return self.segments[index].end_position
 
     def position_before(self, wall_ns: int) -> int:
         """A position below which everything was written before `wall_ns` (wall clock, ns).
 
         The clock may have been set back meanwhile: a segment is never older than the one before it.
         """
-        older = itertools.takewhile(lambda segment: segment.created_ns <= wall_ns, self._segments)
+        older = itertools.takewhile(lambda segment: segment.created_ns <= wall_ns, self.segments)
         return max((segment.first_position for segment in older), default=self.oldest_position)
 
     def append(self, segment: Segment) -> None:
         """Add the newest segment. Raises FailedPrecondition if it does not come last."""
         if self._firsts and segment.first_position < self._firsts[-1]:
             raise FailedPrecondition("a segment can only be added behind the newest one")
-        self._segments.append(segment)
+        self.segments.append(segment)
         self._firsts.append(segment.first_position)
 
     def pop_first(self) -> Segment:
         """Take the oldest segment out."""
         self._firsts.pop(0)
-        return self._segments.pop(0)
+        return self.segments.pop(0)
 
     def pop_last(self) -> Segment:
         """Take the newest segment out."""
         self._firsts.pop()
-        return self._segments.pop()
+        return self.segments.pop()
 
     def close(self) -> None:
         """Close every descriptor."""
-        for segment in self._segments:
+        for segment in self.segments:
             segment.close()
 
 

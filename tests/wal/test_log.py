@@ -197,7 +197,7 @@ def test_reads_go_across_segments(tmp_path: Path) -> None:
 
 def syncs(log: Log) -> int:
     """Calls of fdatasync that succeeded."""
-    return sum(log._sync.times[:-1])
+    return sum(log.syncs.times[:-1])
 
 
 def test_wake_fd_is_signalled_after_a_sync(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ LEGS = (
     "ack, worker",
 )  # fmt: skip
 CEILINGS = {
-    "zmq": ((110, 80, 21), (172, 136, 42), (97, 76, 32), (125, 80, 19), (166, 126, 48)),
-    "shm": ((134, 97, 23), (188, 148, 43), (99, 80, 34), (151, 96, 21), (178, 137, 49)),
+    "zmq": ((108, 80, 21), (142, 116, 43), (80, 70, 32), (120, 80, 19), (158, 122, 48)),
+    "shm": ((131, 96, 23), (146, 120, 43), (80, 70, 33), (140, 95, 21), (161, 124, 49)),
 }
 """By lane: calls, stays and files of each leg, some percent above what was counted last. Lower them when the walk
 becomes shorter."""

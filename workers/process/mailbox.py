@@ -323,8 +323,9 @@ class Mailbox:
             if link.queue:
                 done += link.retry()
             done += self._receive(link)
-        self._expire(now_ns)
-        return done + self._finish()
+        if self._deadlines and self._deadlines[0][0] <= now_ns:
+            self._expire(now_ns)
+        return done + self._finish() if self._ended else done
 
     def next_deadline_ns(self) -> int:
         """When `do_work` must run again at the latest (monotonic ns), though nothing came in."""

@@ -298,8 +298,10 @@ class ShardWorker:
         self._commit()
         work += self.dispatcher.dispatch()
         work += self.delivery.flush()
-        self.intake.release_held()
-        self.delivery.answer(*self.intake.take_answers())
+        if self.intake.held:
+            self.intake.release_held()
+        if self.intake.answered:
+            self.delivery.answer(*self.intake.take_answers())
         self.upkeep.do_work(self.state.now_ns)
         for session in self.delivery.drained:
             self.consumers.resume(session)
@@ -376,16 +378,19 @@ class ShardWorker:
         for journal in self.state.journals.values():
             journal.commit(self.state.now_ns)
             for group in journal.just_written():
-                self.dispatcher.show(group.written_entries)
-                self.intake.answer(group, group.on_written)
-        self.dispatcher.show_memory_entries()
+                if group.written_entries:
+                    self.dispatcher.show(group.written_entries)
+                if group.on_written:
+                    self.intake.answer(group, group.on_written)
+        if self.intake.memory_entries:
+            self.dispatcher.show_memory_entries()
 
     def _complete(self) -> int:
         """Show the frames of groups that became durable, and release their acks."""
         done = 0
         for slot, journal in self.state.journals.items():
             # Asked first: behind a fault the synced position stands still.
-            failed = self.state.logs[slot].sync_fault is not None
+            failed = self.state.logs[slot].syncs.fault is not None
             done += self._finish_all(journal)
             if failed:
                 repair_failed_sync(self.state, slot)
@@ -399,8 +404,10 @@ class ShardWorker:
         return len(groups)
 
     def _finish(self, group: Group) -> None:
-        self.dispatcher.show(group.synced_entries)
-        self.intake.answer(group, group.on_synced)
+        if group.synced_entries:
+            self.dispatcher.show(group.synced_entries)
+        if group.on_synced:
+            self.intake.answer(group, group.on_synced)
         for callback in group.callbacks:
             callback(None)
 

@@ -197,7 +197,7 @@ class AdmissionTables:
             self._publish()
             self.add_log(slot)
 
-    def set_log(self, slot: int, *, log_id: int, position: int, epoch: int, synced: int) -> None:
+    def set_log(self, slot: int, log_id: int, position: int, epoch: int, synced: int) -> None:
         """Set what the kernel stamps, and where the next frame goes."""
         # for every bundle: assigning to an array costs four times as much
         _LOG_ROW.pack_into(self.logs.data, slot * _LOG_ROW.size, log_id, position, epoch, synced)

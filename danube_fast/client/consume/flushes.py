@@ -15,9 +15,14 @@ __all__ = ["answered_steps", "ask_cursors_steps", "flush_steps"]
 
 def answered_steps(pump: Pump, calls: list[Call], timeout: float, what: str) -> Steps[None]:
     """Wait for all replies and raise the first error."""
-    ready = yield Wait(
-        lambda: all(call.done for call in calls), deadline_after(pump.clock, timeout)
-    )
+    open_calls = list(calls)
+
+    def are_answered() -> bool:
+        while open_calls and open_calls[-1].done:
+            open_calls.pop()
+        return not open_calls
+
+    ready = yield Wait(are_answered, deadline_after(pump.clock, timeout))
     for call in calls:
         if call.done:
             call.result()

@@ -368,7 +368,7 @@ class Connection:
         `lazily`: rings that gave something are not armed yet; the pump calls again for that.
         """
         port = self._port
-        had_room = self.has_room
+        had_room = port is None or port.has_room
         count = 0
         while port is not None and port is self._port:
             if lazily and count and self.has_rings and not port.readable():

@@ -54,8 +54,6 @@ class Dispatcher:
 
     def show(self, entries: list[tuple[Partition, Stored]]) -> None:
         """Make frames visible to consumers."""
-        if not entries:
-            return
         state = self._state
         effects: list[Deliver] = []
         for partition, stored in entries:

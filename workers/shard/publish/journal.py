@@ -97,11 +97,7 @@ class Journal:
 
     def refresh(self) -> None:
         """Tell the kernel where the log stands; only while no group is open."""
-        log = self.log
-        self._tables.set_log(
-            self.log_slot, log_id=log.log_id, position=log.written_position, epoch=log.epoch,
-            synced=log.synced_position,
-        )  # fmt: skip
+        self._tables.set_log(self.log_slot, *self.log.stand())
 
     # ------------------------------------------------------------ filling a group
 
@@ -146,8 +142,8 @@ class Journal:
         log = self.log
         return bool(
             (self._in_flight_bytes and waiting > IN_FLIGHT_BYTES_MAX)
-            or log.written_position - log.synced_position > BEHIND_BYTES_MAX
-            or log.sync_backlog > SYNC_BACKLOG_MAX
+            or log.written_position - log.syncs.synced_position > BEHIND_BYTES_MAX
+            or log.syncs.backlog > SYNC_BACKLOG_MAX
         )
 
     def refuse(self, reason: str) -> None:
@@ -307,7 +303,7 @@ class Journal:
         if records:
             self.stuck = None
             group.records = []
-        group.end_position = self.log.written_position
+        written = group.end_position = self.log.written_position
         self.group_count += 1
         self.last_write_ns = now_ns or self.last_write_ns
         self.marked = False
@@ -315,8 +311,8 @@ class Journal:
             self._in_flight.append(group)
             self._in_flight_bytes += group.byte_count
         self._just_written.append(group)
-        if group.needs_sync or self.log.written_position - self._queued > UNSYNCED_BYTES_MAX:
-            self._queued = self.log.written_position
+        if group.needs_sync or written - self._queued > UNSYNCED_BYTES_MAX:
+            self._queued = written
             self.log.sync()
         return True
 
@@ -455,7 +451,7 @@ class Journal:
         """Take the groups that are durable now, oldest first."""
         if not self._in_flight:
             return []
-        synced = self.log.synced_position
+        synced = self.log.syncs.synced_position
         done = []
         while self._in_flight:
             group = self._in_flight[0]
