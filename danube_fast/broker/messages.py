@@ -156,7 +156,7 @@ class Frozen(msgspec.Struct, frozen=True):
     state_bytes: int
     message_count: int
     byte_count: int
-    goodbye_ms: int
+    drained_ms: int
     """For so long its consumers were waited for, and publishing went on."""
 
 
@@ -231,7 +231,7 @@ class TopicPlaces(msgspec.Struct, frozen=True):
     partitions: list[tuple[int, int]]
 
 
-class FindLetterTopic(Message, frozen=True):
+class FindDeadLetterTopic(Message, frozen=True):
     """Ask for a topic that takes dead letters, which is made if it is missing; without `create` it is only
     checked."""
 

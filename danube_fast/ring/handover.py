@@ -1,7 +1,7 @@
 """How a client gets its rings: a UNIX socket beside the worker's ipc endpoint.
 
     client                                  worker
-      dial(): connect        ------------>  Gate: SO_PEERCRED: the broker's own user?
+      dial(): connect        ------------>  RingServer: SO_PEERCRED: the broker's own user?
       take(): rings mapped   <------------    OFFER, capacity and the memfd (SCM_RIGHTS)
                                             (OFFER_HUGE: it is to have huge pages)
               or why not     <------------    REFUSAL, a text
@@ -27,7 +27,7 @@ from danube_fast.ring.duplex import Duplex, duplex_bytes
 from danube_fast.ring.memory import HUGE_PAGE_BYTES, create_memfd, map_fd
 from danube_fast.ring.spsc import SpscRing
 
-__all__ = ["Gate", "Refused", "dial", "take"]
+__all__ = ["Refused", "RingServer", "dial", "take"]
 
 _HEAD = struct.Struct("<4sIQ")
 _OFFER, _OFFER_HUGE, _REFUSAL = b"DFsm", b"DFhu", b"DFno"
@@ -104,7 +104,7 @@ def take(sock: socket.socket, message_bytes_max: int) -> Duplex | None:
 # ---------------------------------------------------------------- worker
 
 
-class Gate:
+class RingServer:
     """All clients of one worker that have rings. Used by its loop only."""
 
     def __init__(

@@ -25,7 +25,7 @@ from danube_fast.descriptors import (
     open_file,
 )
 from danube_fast.net import server
-from danube_fast.ring.handover import Gate, dial
+from danube_fast.ring.handover import RingServer, dial
 from tests.workers.broker import ROOT, Broker, Client, wait_until
 
 DESCRIPTORS = 256
@@ -152,19 +152,21 @@ def test_ipc_is_closed_to_new_clients_before_descriptors_run_out(
 
 
 def test_rings_of_who_says_nothing_are_given_back() -> None:
-    gate = Gate("ipc://@danube-test-rings", ring_bytes=1 << 16, links_max=2, message_bytes_max=1024)
+    server = RingServer(
+        "ipc://@danube-test-rings", ring_bytes=1 << 16, links_max=2, message_bytes_max=1024
+    )
     try:
         silent = dial("ipc://@danube-test-rings")
         assert silent is not None
-        gate.look()
-        assert len(gate) == 1
-        gate.close_silent()
-        assert len(gate) == 1, "it has had no time to speak"
-        gate.close_silent()
-        assert len(gate) == 0
+        server.look()
+        assert len(server) == 1
+        server.close_silent()
+        assert len(server) == 1, "it has had no time to speak"
+        server.close_silent()
+        assert len(server) == 0
         silent.close()
     finally:
-        gate.close()
+        server.close()
 
 
 def open_all_but_the_reserve(folder: str) -> str:

@@ -17,7 +17,7 @@ import pytest
 from danube_fast.errors import DanubeError, Unavailable
 from danube_fast.ring import handover
 from danube_fast.ring.duplex import PARTS_MAX, Duplex, duplex_bytes
-from danube_fast.ring.handover import Gate, Refused, dial, take
+from danube_fast.ring.handover import Refused, RingServer, dial, take
 
 RING_BYTES = 1 << 14
 MESSAGE_BYTES_MAX = 1 << 20
@@ -27,18 +27,18 @@ FUZZ_SEED = int(os.environ.get("DANUBE_SCRIBBLE_SEED", "1"))
 
 
 class House:
-    """A gate and the clients that came through it."""
+    """A server of rings and its clients."""
 
     def __init__(self, **options: int) -> None:
         self.endpoint = f"ipc://@danube-test-{os.getpid()}-{time.monotonic_ns()}"
         chosen = {"ring_bytes": RING_BYTES, "links_max": 64, "message_bytes_max": MESSAGE_BYTES_MAX}
-        self.gate = Gate(self.endpoint, **{**chosen, **options})
+        self.server = RingServer(self.endpoint, **{**chosen, **options})
         self.clients: list[Duplex] = []
 
     def knock(self) -> socket.socket:
         sock = dial(self.endpoint)
         assert sock is not None
-        self.gate.look()
+        self.server.look()
         return sock
 
     def enter(self) -> Duplex:
@@ -48,10 +48,10 @@ class House:
         return client
 
     def hear(self, limit: int = 1000) -> list[tuple[bytes, list[bytes]]]:
-        return [(who, [first, *rest]) for who, first, rest in self.gate.receive(limit)]
+        return [(who, [first, *rest]) for who, first, rest in self.server.receive(limit)]
 
     def identity(self, client: Duplex) -> bytes:
-        """How the gate calls that client."""
+        """How the server calls that client."""
         assert client.send([b"who"])
         ((identity, _),) = self.hear()
         return identity
@@ -63,7 +63,7 @@ def house() -> Iterator[House]:
     yield made
     for client in made.clients:
         client.close()
-    made.gate.close()
+    made.server.close()
 
 
 def until(what: str, condition: Callable[[], Any]) -> Any:
@@ -97,7 +97,8 @@ def test_messages_of_any_shape_arrive_whole_and_in_order(house: House) -> None:
             up.append(message)
         else:
             until(
-                "room on the way down", lambda m=message: house.gate.send(identity, m) or collect()
+                "room on the way down",
+                lambda m=message: house.server.send(identity, m) or collect(),
             )
             down.append(message)
 
@@ -121,26 +122,26 @@ def test_parts_may_be_any_buffer_of_bytes(house: House) -> None:
 def test_only_who_sleeps_is_woken(house: House) -> None:
     client = house.enter()
     identity = house.identity(client)
-    house.gate.send(identity, [b"1"])
+    house.server.send(identity, [b"1"])
     assert not is_signalled(client), "it was awake"
     assert not client.arm(), "something is there"
     assert client.receive() == [b"1"] and client.arm()
-    house.gate.send(identity, [b"2"])
-    house.gate.send(identity, [b"3"])
+    house.server.send(identity, [b"2"])
+    house.server.send(identity, [b"3"])
     assert is_signalled(client) and client.hear()
     assert not is_signalled(client), "one sleep, one signal"
     assert [client.receive(), client.receive(), client.receive()] == [[b"2"], [b"3"], None]
 
 
-def test_the_gate_sleeps_until_a_client_sends(house: House) -> None:
+def test_the_server_sleeps_until_a_client_sends(house: House) -> None:
     first, second = house.enter(), house.enter()
-    assert house.hear() == [] and not house.gate.awake
+    assert house.hear() == [] and not house.server.awake
     first.send([b"a"])
-    assert select.select([house.gate.fileno()], [], [], SECONDS)[0]
+    assert select.select([house.server.fileno()], [], [], SECONDS)[0]
     second.send([b"b"])
     assert [parts for _, parts in house.hear()] == [[b"a"], [b"b"]]
-    assert not house.gate.awake
-    assert not select.select([house.gate.fileno()], [], [], 0)[0]
+    assert not house.server.awake
+    assert not select.select([house.server.fileno()], [], [], 0)[0]
 
 
 def test_who_found_no_room_is_told_when_half_the_ring_is_free(house: House) -> None:
@@ -160,7 +161,7 @@ def test_all_clients_are_heard_in_turn(house: House) -> None:
         busy.send([b"busy"])
     other.send([b"other"])
     assert b"other" in [parts[0] for _, parts in house.hear(2)]
-    assert house.gate.awake
+    assert house.server.awake
 
 
 def test_what_a_client_sent_before_its_end_still_counts(house: House) -> None:
@@ -169,27 +170,31 @@ def test_what_a_client_sent_before_its_end_still_counts(house: House) -> None:
     client.send([b"last"])
     client.close()
     assert house.hear() + house.hear() == [(identity, [b"last"])]
-    assert house.gate.gone == [(identity, True)] and len(house.gate) == 0
-    assert house.gate.send(identity, [b"too late"]) is None
+    assert house.server.gone == [(identity, True)] and len(house.server) == 0
+    assert house.server.send(identity, [b"too late"]) is None
 
 
 def test_what_the_worker_sent_before_its_end_still_counts(house: House) -> None:
     client = house.enter()
-    house.gate.send(house.identity(client), [b"last"])
-    house.gate.close()
+    house.server.send(house.identity(client), [b"last"])
+    house.server.close()
     assert not client.hear() and client.receive() == [b"last"] and client.receive() is None
     assert dial(house.endpoint) is None
-    house.gate = Gate(house.endpoint, ring_bytes=RING_BYTES, links_max=1, message_bytes_max=9)
+    house.server = RingServer(
+        house.endpoint, ring_bytes=RING_BYTES, links_max=1, message_bytes_max=9
+    )
 
 
 def test_a_worker_that_ends_before_it_offers(house: House) -> None:
     sock = dial(house.endpoint)
     assert sock is not None
     assert take(sock, MESSAGE_BYTES_MAX) is None, "nobody has looked yet"
-    house.gate.close()
+    house.server.close()
     with sock, pytest.raises(Unavailable, match="ended"):
         take(sock, MESSAGE_BYTES_MAX)
-    house.gate = Gate(house.endpoint, ring_bytes=RING_BYTES, links_max=1, message_bytes_max=9)
+    house.server = RingServer(
+        house.endpoint, ring_bytes=RING_BYTES, links_max=1, message_bytes_max=9
+    )
 
 
 def test_another_user_is_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +202,7 @@ def test_another_user_is_refused(house: House, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(handover.os, "geteuid", lambda: own + 1)
     with house.knock() as sock, pytest.raises(Refused, match=f"user {own + 1}, not for {own}"):
         take(sock, MESSAGE_BYTES_MAX)
-    assert len(house.gate) == 0
+    assert len(house.server) == 0
 
 
 def test_more_clients_than_there_may_be_are_refused() -> None:
@@ -207,9 +212,9 @@ def test_more_clients_than_there_may_be_are_refused() -> None:
         take(sock, MESSAGE_BYTES_MAX)
     client.close()
     house.hear()
-    assert len(house.gate) == 0
+    assert len(house.server) == 0
     house.enter().close()
-    house.gate.close()
+    house.server.close()
 
 
 def test_a_worker_without_descriptors_refuses_and_goes_on(house: House) -> None:
@@ -221,7 +226,7 @@ def test_a_worker_without_descriptors_refuses_and_goes_on(house: House) -> None:
     os.close(top)
     resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
     try:
-        house.gate.look()
+        house.server.look()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     with waiting, pytest.raises(Refused, match="ulimit"):
@@ -250,7 +255,7 @@ def test_a_message_that_cannot_be_ends_its_sender_only(house: House, lead: tuple
     assert liar._out.try_push(struct.pack(f"<{len(lead)}I", *lead))
     honest.send([b"ok"])
     assert [parts for _, parts in house.hear()] == [[b"ok"]]
-    assert len(house.gate.gone) == 1 and len(house.gate) == 1
+    assert len(house.server.gone) == 1 and len(house.server) == 1
 
 
 def test_an_endless_message_ends_its_sender(house: House) -> None:
@@ -260,7 +265,7 @@ def test_an_endless_message_ends_its_sender(house: House) -> None:
         liar._out.try_push(struct.pack("<I", 0xFFFF_FFFE) + bytes(slice_bytes))
         liar._peer_bell.ring()
         house.hear()
-    assert len(house.gate) == 0
+    assert len(house.server) == 0
 
 
 def test_a_client_that_scribbles_harms_itself_only() -> None:
@@ -299,15 +304,15 @@ def test_a_client_that_scribbles_harms_itself_only() -> None:
             liar.receive()
         except DanubeError:
             pass  # it may notice itself
-        house.gate.send(named, [b"y" * draw.randrange(300)])
+        house.server.send(named, [b"y" * draw.randrange(300)])
         liar._peer_bell.ring_always()
         assert honest.send([b"%d" % case])
         others = [parts for sender, parts in house.hear(50) if sender == identity]
         others += [parts for sender, parts in house.hear(50) if sender == identity]
         assert others == [[b"%d" % case]], f"case {case}: {others}; again: {again}"
-        assert house.gate.send(identity, [b"%d" % case]), f"case {case}; again: {again}"
+        assert house.server.send(identity, [b"%d" % case]), f"case {case}; again: {again}"
         assert honest.receive() == [b"%d" % case], f"case {case}; again: {again}"
-        if named in dict(house.gate.gone):
+        if named in dict(house.server.gone):
             liar.close()
             liar = None
             ended += 1
@@ -316,4 +321,4 @@ def test_a_client_that_scribbles_harms_itself_only() -> None:
     for client in (honest, liar):
         if client is not None:
             client.close()
-    house.gate.close()
+    house.server.close()

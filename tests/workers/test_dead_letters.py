@@ -55,7 +55,7 @@ def described(rig: Rig) -> Any:
 
 def asked(rig: Rig) -> list[Any]:
     """Questions for the places of a dead-letter topic."""
-    return rig.mailbox.asked(m.FindLetterTopic)
+    return rig.mailbox.asked(m.FindDeadLetterTopic)
 
 
 def answer(rig: Rig, count: int, **reply: Any) -> None:
@@ -93,7 +93,7 @@ def test_a_letter_goes_to_the_topic_that_the_policy_names_now(rig: Rig, client: 
     fail(rig, client)
     rig.worker.state.clock.ahead_ns += 2 * SECOND_NS
     rig.turn(lambda: len(asked(rig)) == 3, "both topics are asked for")
-    topics = [c.topic for c, _ in rig.mailbox.calls if isinstance(c, m.FindLetterTopic)]
+    topics = [c.topic for c, _ in rig.mailbox.calls if isinstance(c, m.FindDeadLetterTopic)]
     for topic, got in list(zip(topics, asked(rig), strict=True))[1:]:  # in either order
         place = {DEAD: 2, OTHER: 3}[topic]
         value = m.TopicPlaces([(place, rig.boot.config.process_index)])

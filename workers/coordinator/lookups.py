@@ -56,7 +56,7 @@ class Lookups:
         self._deadlines: list[tuple[int, int, str]] = []
         self._order = itertools.count()
         connections.commands.handlers[protocol.Lookup] = self._lookup
-        booted.mailbox.serve(m.FindLetterTopic, self._find_dead_letter_topic)
+        booted.mailbox.serve(m.FindDeadLetterTopic, self._find_dead_letter_topic)
 
     def do_work(self, now_ns: int) -> None:
         """Refuse lookups whose topic did not appear in time."""
@@ -173,10 +173,10 @@ class Lookups:
 
     # ---------------------------------------------------------------- workers
 
-    def _find_dead_letter_topic(self, request: Request[m.FindLetterTopic]) -> None:
+    def _find_dead_letter_topic(self, request: Request[m.FindDeadLetterTopic]) -> None:
         name = parse_topic(request.message.topic)
         record = self._topics.topic(name)
-        self._topics.check_takes_letters(name)
+        self._topics.check_takes_dead_letters(name)
         if not request.message.create:
             request.reply(m.TopicPlaces([]))
             return

@@ -146,7 +146,7 @@ class Mover:
         partition_id = move.record.partition_id
 
         def closed(frozen: m.Frozen) -> None:
-            move.frozen_ns += frozen.goodbye_ms * MILLISECOND_NS  # publishing went on
+            move.frozen_ns += frozen.drained_ms * MILLISECOND_NS  # publishing went on
             message = m.FinishMove(partition_id, frozen)
             self._call(
                 move, move.target, message, lambda _: self._decide(move, frozen), FINISH_TIMEOUT_MS

@@ -12,29 +12,29 @@ from danube_fast.config import Settings
 from danube_fast.frame.kernel import address_of
 from danube_fast.net.greeting import message_bytes_max
 from danube_fast.net.server import PART_BYTES_MAX_SLACK, PeerGone, Server, WouldBlock
-from danube_fast.ring.handover import Gate
+from danube_fast.ring.handover import RingServer
 
 __all__ = ["Transports"]
 
 _ROUTED = 0
-"""First byte of the identities that ROUTER makes; those of the gate begin otherwise."""
+"""First byte of the identities that ROUTER makes; those of the rings begin otherwise."""
 
 
 class Transports:
-    """Receive from and send to `Server` and `Gate` as one. Used by the worker's loop only."""
+    """Receive from and send to `Server` and `RingServer` as one. Used by the worker's loop only."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.gate: Gate | None = None
+        self.rings: RingServer | None = None
         self.drained = False
         """Whether the last `receive` took all messages."""
-        self._gate_first = False
+        self._rings_first = False
 
-    def open_gate(self, ipc_endpoint: str, settings: Settings) -> None:
+    def open_rings(self, ipc_endpoint: str, settings: Settings) -> None:
         """Serve rings too; if they are switched off, clients are told so. Raises Unavailable."""
         size = settings.shm_ring_bytes
         if ipc_endpoint:
-            self.gate = Gate(
+            self.rings = RingServer(
                 ipc_endpoint,
                 ring_bytes=1 << (size - 1).bit_length() if size else 0,
                 links_max=settings.shm_clients_max,
@@ -46,14 +46,14 @@ class Transports:
         """Take up to `limit` waiting messages: identity, command (valid until the next one), parts behind it.
         Never blocks. The transports take turns in going first."""
         self.drained = False
-        self._gate_first = not self._gate_first
-        gate = self.gate
-        if gate is not None and self._gate_first:
-            yield from gate.receive(limit)
+        self._rings_first = not self._rings_first
+        rings = self.rings
+        if rings is not None and self._rings_first:
+            yield from rings.receive(limit)
         yield from self.server.receive(limit)
-        if gate is not None and not self._gate_first:
-            yield from gate.receive(limit)
-        self.drained = self.server.drained and not (gate is not None and gate.awake)
+        if rings is not None and not self._rings_first:
+            yield from rings.receive(limit)
+        self.drained = self.server.drained and not (rings is not None and rings.awake)
 
     def room(self, identity: bytes, size: int) -> tuple[Any, int]:
         """Allocate a part of a message for this client; the part, and the address of its `size` bytes. Raises
@@ -69,35 +69,35 @@ class Transports:
         if identity[0] == _ROUTED:
             self.server.send(identity, parts)
             return
-        sent = self.gate.send(identity, parts) if self.gate is not None else None
+        sent = self.rings.send(identity, parts) if self.rings is not None else None
         if not sent:
             raise PeerGone if sent is None else WouldBlock
 
     def look_after(self, *, silent: bool) -> None:
         """Mind the descriptors; if `silent`, close rings whose client has sent nothing since the last time."""
         self.server.mind_descriptors()
-        if silent and self.gate is not None:
-            self.gate.close_silent()
+        if silent and self.rings is not None:
+            self.rings.close_silent()
 
     def take_gone(self) -> list[tuple[bytes, bool]]:
         """Take the identities whose connection has ended, each once, and whether their process still runs. A
         ROUTER tells of none."""
-        if self.gate is None or not self.gate.gone:
+        if self.rings is None or not self.rings.gone:
             return []
-        gone, self.gate.gone = self.gate.gone, []
+        gone, self.rings.gone = self.rings.gone, []
         return gone
 
     def readable(self) -> bool:
         """Whether messages wait that no descriptor will tell of."""
-        return (self.gate is not None and self.gate.awake) or self.server.readable()
+        return (self.rings is not None and self.rings.awake) or self.server.readable()
 
     def filenos(self) -> list[int]:
         """List the descriptors to sleep on, whenever nothing is `readable`."""
-        ends = self.server, self.gate
+        ends = self.server, self.rings
         return [end.fileno() for end in ends if end is not None]
 
     def close(self) -> None:
         """Close both, and drop what is queued."""
         self.server.close()
-        if self.gate is not None:
-            self.gate.close()
+        if self.rings is not None:
+            self.rings.close()

@@ -236,7 +236,7 @@ class ShardWorker:
         """Bind, report READY, and ask the coordinator for assignments."""
         config = self.state.boot.config
         port = self.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
-        self.transports.open_gate(config.ipc_endpoint, self.state.settings)
+        self.transports.open_rings(config.ipc_endpoint, self.state.settings)
         self._idle = IdleStrategy(
             self.transports.filenos(),
             self.transports.readable,

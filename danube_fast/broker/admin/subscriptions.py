@@ -89,7 +89,7 @@ def set_failure_policy(
     record = context.topics.require_stable(parse_topic(topic))
     policy = parse_policy(values)
     if policy.dead_letter_topic:
-        context.topics.check_takes_letters(policy.dead_letter_topic)
+        context.topics.check_takes_dead_letters(policy.dead_letter_topic)
 
     def told(replies: list[Any], errors: list[DanubeError]) -> None:
         policies = [policy for reply in replies for policy in reply]

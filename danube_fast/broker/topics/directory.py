@@ -112,7 +112,7 @@ class TopicDirectory:
             )
         return record
 
-    def check_takes_letters(self, name: str) -> None:
+    def check_takes_dead_letters(self, name: str) -> None:
         """Raises FailedPrecondition for a topic that may lose dead letters, InvalidArgument for the name of
         a partition. A topic that is not there is made when there are letters."""
         record = self.topic(name)

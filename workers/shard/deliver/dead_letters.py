@@ -127,7 +127,7 @@ class DeadLetters(Job):
             is_refused = isinstance(reply.error, FailedPrecondition | InvalidArgument)
             done(reply.error if is_refused else None)
 
-        question = m.FindLetterTopic(policy.dead_letter_topic, create=False)
+        question = m.FindDeadLetterTopic(policy.dead_letter_topic, create=False)
         self._state.boot.mailbox.call(COORDINATOR, question, on_reply=told)
 
     @property
@@ -169,7 +169,7 @@ class DeadLetters(Job):
                 for place in places:
                     self._open_place(place, countdown.add())
 
-        mailbox.call(COORDINATOR, m.FindLetterTopic(topic), on_reply=located)
+        mailbox.call(COORDINATOR, m.FindDeadLetterTopic(topic), on_reply=located)
 
     def _open_place(self, place: _Place, done: Done) -> None:
         def opened(value: m.Opened | None, error: DanubeError | None) -> None:

@@ -74,7 +74,7 @@ class Moves:
             if partition.log_slot != slot:
                 self._ownership.drop(partition)
         _log.info("a move of %s was cut short: it is in log %d", kept[0].topic, entry.log_id)
-        if self._ownership.is_aside(kept[0]):
+        if self._ownership.is_second_copy(kept[0]):
             self._adopt(kept[0])
         elif self._state.partition(kept[0].partition_id) is kept[0]:
             self._ownership.release(kept[0])
@@ -82,7 +82,7 @@ class Moves:
     def decide_elsewhere(self, undecided: list[Partition]) -> None:
         """Drop a partition that the metadata gives to a log of another worker, or that was deleted."""
         for partition in undecided:
-            if partition.moving or self._ownership.is_aside(partition):
+            if partition.moving or self._ownership.is_second_copy(partition):
                 _log.info("a move of %s was cut short: it is not here", partition.topic)
                 self._ownership.drop(partition)
 

@@ -44,7 +44,7 @@ class Ownership:
                 return slot
         raise NotOwner(f"log {log_id} is not one of this worker")
 
-    def is_aside(self, partition: Partition) -> bool:
+    def is_second_copy(self, partition: Partition) -> bool:
         """Whether a log of this worker has it beside another that has it too."""
         other = self._state.catalog.others.get(partition.log_slot)
         return other is not None and other.by_id.get(partition.partition_id) is partition
@@ -96,7 +96,7 @@ class Ownership:
     def drop(self, partition: Partition) -> None:
         """Forget a partition: another log has it."""
         partition_id = partition.partition_id
-        if self.is_aside(partition):
+        if self.is_second_copy(partition):
             self._state.catalog.others[partition.log_slot].remove(partition_id, moved=True)
             self.tidy(partition.log_slot)
         elif self._state.partition(partition_id) is partition:
