@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from danube_fast.bench import floors, harness, host, report
+from danube_fast.bench import floors, harness
 from danube_fast.bench.floors import Case
+from danube_fast.bench.load import host
+from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures, client_of
-from danube_fast.bench.plot import Bar, write_bars
-from danube_fast.bench.rig import Rig
+from danube_fast.bench.reporting import report
+from danube_fast.bench.reporting.plot import Bar, write_bars
 from danube_fast.errors import FailedPrecondition, InvalidArgument, NotFound
 from danube_fast.version import VERSION
 

@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.rig import Rig
-from danube_fast.bench.workloads import EVERYWHERE, GB, WORKLOADS, find, planned
+from danube_fast.bench.workloads.catalog import EVERYWHERE, GB, WORKLOADS, find, planned
 from danube_fast.errors import InvalidArgument
 
 __all__ = [

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from danube_fast.bench.floors import measure
+from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.rig import Rig
-from danube_fast.bench.workloads import EVERYWHERE, WORKLOADS, find, planned
+from danube_fast.bench.workloads.catalog import EVERYWHERE, WORKLOADS, find, planned
 from danube_fast.errors import InvalidArgument
 
 __all__ = ["calibrated", "median_figures", "plans", "run"]

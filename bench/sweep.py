@@ -17,12 +17,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from danube_fast.bench import harness, host, report
+from danube_fast.bench import harness
 from danube_fast.bench.command import OWN_BROKER, WIDTH, Choices, Emit, Note, prepare
 from danube_fast.bench.floors import measure, value_of
+from danube_fast.bench.load import host
+from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.plot import Bar, write_bars
-from danube_fast.bench.rig import Rig
+from danube_fast.bench.reporting import report
+from danube_fast.bench.reporting.plot import Bar, write_bars
 from danube_fast.config import load_settings, parse_setting
 from danube_fast.errors import InvalidArgument
 

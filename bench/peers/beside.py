@@ -19,17 +19,18 @@ from typing import NamedTuple
 import msgspec
 from rich.console import Console
 
-from danube_fast.bench import harness, report
+from danube_fast.bench import harness
 from danube_fast.bench.command import TRANSPORTS, WIDTH, Choices, Emit, Note, prepare
-from danube_fast.bench.pages import machine_note, replaced
+from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.peers import catalog
 from danube_fast.bench.peers.adapter import Adapter, Variant
 from danube_fast.bench.peers.runs import Bench, sized
 from danube_fast.bench.peers.table import joined, label, markdown, print_rows
 from danube_fast.bench.plan import NON_RELIABLE, Figures, Plan
-from danube_fast.bench.plot import Bar, write_bars
-from danube_fast.bench.rig import Rig
-from danube_fast.bench.workloads import WORKLOADS
+from danube_fast.bench.reporting import report
+from danube_fast.bench.reporting.pages import machine_note, replaced
+from danube_fast.bench.reporting.plot import Bar, write_bars
+from danube_fast.bench.workloads.catalog import WORKLOADS
 from danube_fast.errors import DanubeError, InvalidArgument
 
 __all__ = ["WORKLOADS_COMPARED", "beside"]

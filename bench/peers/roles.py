@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from danube_fast.bench.member import Link
-from danube_fast.bench.pacer import Pacer
-from danube_fast.bench.payloads import NUMBER_BYTES, Payloads
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.pacer import Pacer
+from danube_fast.bench.load.payloads import NUMBER_BYTES, Payloads
+from danube_fast.bench.load.verify import Verifier
 from danube_fast.bench.peers.adapter import Adapter, Receiver
 from danube_fast.bench.peers.catalog import find
-from danube_fast.bench.verify import Verifier
 from danube_fast.errors import DanubeError, Unavailable
 
 __all__ = ["consume", "consume_paced", "produce", "produce_paced"]

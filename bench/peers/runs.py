@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from danube_fast.bench.latency import set_latencies
+from danube_fast.bench.load.processes import hear_all
+from danube_fast.bench.load.rig import Rig, blank
 from danube_fast.bench.peers.adapter import WINDOW_BYTES, Adapter, Variant
 from danube_fast.bench.peers.server import HOST, Server, free_port
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import hear_all
-from danube_fast.bench.rig import Rig, blank
+from danube_fast.bench.workloads.latency import set_latencies
 from danube_fast.errors import Internal
 
 __all__ = ["MESSAGES_MAX", "Bench", "sized"]

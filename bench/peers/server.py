@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from danube_fast.bench import host
-from danube_fast.bench.processes import Process
+from danube_fast.bench.load import host
+from danube_fast.bench.load.processes import Process
 from danube_fast.errors import Unavailable
 
 __all__ = ["Server", "free_port", "start_server"]

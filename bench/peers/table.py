@@ -9,9 +9,9 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from danube_fast.bench.pages import note_text
 from danube_fast.bench.plan import NON_RELIABLE, ONE_BY_ONE, Figures
-from danube_fast.bench.report import amount
+from danube_fast.bench.reporting.pages import note_text
+from danube_fast.bench.reporting.report import amount
 
 __all__ = ["OWN_DURABILITY", "Row", "joined", "label", "markdown", "print_rows"]
 

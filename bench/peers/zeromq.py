@@ -25,7 +25,7 @@ from danube_fast.bench.peers.adapter import (
 )
 from danube_fast.bench.peers.server import Server
 from danube_fast.bench.plan import LISTS
-from danube_fast.bench.reference import PART_BYTES, open_socket, stalled
+from danube_fast.bench.workloads.reference import PART_BYTES, open_socket, stalled
 
 __all__ = ["ZeroMQ"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from danube_fast.bench.report import json_line
-from danube_fast.bench.rig import Rig
-from danube_fast.bench.workloads import WORKLOADS, planned
+from danube_fast.bench.load.rig import Rig
+from danube_fast.bench.reporting.report import json_line
+from danube_fast.bench.workloads.catalog import WORKLOADS, planned
 
 FULL_ROUNDS = 5
 TINY = {"throughput": 30_000, "messages": 5_000}

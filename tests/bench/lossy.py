@@ -6,13 +6,22 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from danube_fast.bench import crowd, delayed, lapped, promotion, share, soak_roles, streams, unacked
-from danube_fast.bench.delayed import take_delayed
-from danube_fast.bench.lapped import fall_behind
-from danube_fast.bench.member import Link
-from danube_fast.bench.promotion import follow
-from danube_fast.bench.share import produce_keyed
-from danube_fast.bench.streams import consume_batches
+from danube_fast.bench.load import streams
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.streams import consume_batches
+from danube_fast.bench.workloads import (
+    crowd,
+    delayed,
+    lapped,
+    promotion,
+    share,
+    soak_roles,
+    unacked,
+)
+from danube_fast.bench.workloads.delayed import take_delayed
+from danube_fast.bench.workloads.lapped import fall_behind
+from danube_fast.bench.workloads.promotion import follow
+from danube_fast.bench.workloads.share import produce_keyed
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.producer import Producer
 

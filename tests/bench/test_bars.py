@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from danube_fast.bench import crowd, delayed, promotion, share, unacked
-from danube_fast.bench.delayed import Outage
 from danube_fast.bench.floors import CASES
-from danube_fast.bench.payloads import LIST_MESSAGES
+from danube_fast.bench.load.payloads import LIST_MESSAGES
+from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures
-from danube_fast.bench.rig import Rig
-from danube_fast.bench.workloads import WORKLOADS, planned
+from danube_fast.bench.workloads import crowd, delayed, promotion, share, unacked
+from danube_fast.bench.workloads.catalog import WORKLOADS, planned
+from danube_fast.bench.workloads.delayed import Outage
 from danube_fast.errors import DataLoss, DeadlineExceeded, FailedPrecondition
 
 MS = 1_000_000

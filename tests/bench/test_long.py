@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from danube_fast.bench import bare, lapped, rates, sustained, verify
-from danube_fast.bench.payloads import LIST_MESSAGES, Payloads, create_payloads
-from danube_fast.bench.rig import Rig
-from danube_fast.bench.verify import Verifier
-from danube_fast.bench.workloads import WORKLOADS, planned
+from danube_fast.bench.load import verify
+from danube_fast.bench.load.payloads import LIST_MESSAGES, Payloads, create_payloads
+from danube_fast.bench.load.rig import Rig
+from danube_fast.bench.load.verify import Verifier
+from danube_fast.bench.workloads import bare, lapped, rates, sustained
+from danube_fast.bench.workloads.catalog import WORKLOADS, planned
 from danube_fast.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 
 COUNT, SIZE, PASSES = 1000, 100, 3
@@ -242,7 +243,7 @@ def test_sustained_divides_the_log_by_bare_writes_of_its_groups(rig: Rig) -> Non
     assert extra["log_mb_per_s"] == pytest.approx(rate)
     assert extra["vs_bare_writes"] == pytest.approx(extra["log_mb_per_s"] / extra["bare_mb_per_s"])
     writer = asked[-1]
-    assert writer["role"] == "danube_fast.bench.bare:write_groups"
+    assert writer["role"] == "danube_fast.bench.workloads.bare:write_groups"
     assert 0 <= writer["group_bytes"] - (figures.bytes_per_sync or 0) <= 4096
     assert writer["total_bytes"] == int(written)
     assert Path(writer["path"]).parent == rig.folder, "not on the disk of the log"

@@ -16,14 +16,16 @@ from typing import Any
 
 import pytest
 
-from danube_fast.bench import floors, harness, host, pages, report, verify
+from danube_fast.bench import floors, harness
 from danube_fast.bench.floors import CASES, LANE_CASES
-from danube_fast.bench.pacer import Pacer
-from danube_fast.bench.payloads import Payloads, create_payloads
+from danube_fast.bench.load import host, verify
+from danube_fast.bench.load.pacer import Pacer
+from danube_fast.bench.load.payloads import Payloads, create_payloads
+from danube_fast.bench.load.verify import Verifier
 from danube_fast.bench.plan import LISTS, ONE_BY_ONE, Figures
-from danube_fast.bench.plot import Bar, bars
-from danube_fast.bench.verify import Verifier
-from danube_fast.bench.workloads import WORKLOADS, planned
+from danube_fast.bench.reporting import pages, report
+from danube_fast.bench.reporting.plot import Bar, bars
+from danube_fast.bench.workloads.catalog import WORKLOADS, planned
 from danube_fast.errors import InvalidArgument, NotFound, ResourceExhausted
 
 COUNT, SIZE = 2000, 100

@@ -15,10 +15,10 @@ from typing import Any
 import confluent_kafka
 import pytest
 
+from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.peers import kafka, mosquitto, rabbitmq, runs
 from danube_fast.bench.peers.adapter import Adapter, Variant
 from danube_fast.bench.plan import Plan
-from danube_fast.bench.rig import Rig
 from danube_fast.errors import Unavailable
 from tests.bench.stand_in import WAIT_SECONDS, AmqpStandIn, MqttStandIn, StandIn
 from tests.workers.broker import wait_until

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from danube_fast.bench.payloads import create_payloads
+from danube_fast.bench.load.payloads import create_payloads
+from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.peers import (
     adapter,
     beside,
@@ -35,7 +36,6 @@ from danube_fast.bench.peers.adapter import Adapter, Before, Receiver, Sender, T
 from danube_fast.bench.peers.table import OWN_DURABILITY, print_rows
 from danube_fast.bench.peers.zeromq import ZeroMQ
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.rig import Rig
 from danube_fast.errors import InvalidArgument, Unavailable
 from tests.workers.broker import is_running, wait_until
 
@@ -286,7 +286,7 @@ class Notebook:
 def test_what_a_peer_loses_doubles_or_changes_is_counted(role: str) -> None:
     fd = create_payloads(20, SIZE)
     try:
-        from danube_fast.bench.payloads import Payloads
+        from danube_fast.bench.load.payloads import Payloads
 
         cut = Payloads(fd, SIZE).cut()
         changed = cut[9][:-1] + bytes([cut[9][-1] ^ 1])

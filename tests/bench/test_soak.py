@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import danube_fast
-from danube_fast.bench import soak, soak_roles
+from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures
-from danube_fast.bench.rig import Rig
-from danube_fast.bench.soak import Sample, grown, left_behind, slopes
-from danube_fast.bench.soak_roles import LIFE_MESSAGES, Tally, Watch, make
-from danube_fast.bench.workloads import WORKLOADS, planned
+from danube_fast.bench.workloads import soak, soak_roles
+from danube_fast.bench.workloads.catalog import WORKLOADS, planned
+from danube_fast.bench.workloads.soak import Sample, grown, left_behind, slopes
+from danube_fast.bench.workloads.soak_roles import LIFE_MESSAGES, Tally, Watch, make
 from danube_fast.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from danube_fast.bench import sweep
 from danube_fast.bench.command import Choices
+from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.rig import Rig
 from danube_fast.bench.sweep import in_turns, parse_sweep
-from danube_fast.bench.workloads import planned
+from danube_fast.bench.workloads.catalog import planned
 
 INVALID = 2
 """Exit code."""

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from danube_fast.bench import floors, pages, standing
+from danube_fast.bench import floors
 from danube_fast.bench.command import Choices, check, measure
 from danube_fast.bench.floors import value_of
+from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.rig import Rig
-from danube_fast.bench.workloads import WORKLOADS, planned
+from danube_fast.bench.reporting import pages
+from danube_fast.bench.workloads import standing
+from danube_fast.bench.workloads.catalog import WORKLOADS, planned
 from danube_fast.errors import Internal, InvalidArgument
 from tests.workers.broker import is_running, wait_until
 
@@ -114,7 +116,7 @@ def test_a_member_that_fails_is_named_with_its_words(rig: Rig) -> None:
             member.hear(END_SECONDS)
     with rig.crew() as crew:
         wrong = {"fd": -1, "message_bytes": 100, "topics": ["bad"], "url": "nonsense"}
-        member = crew.start("poor", "danube_fast.bench.latency:publish_in_a_loop",
+        member = crew.start("poor", "danube_fast.bench.workloads.latency:publish_in_a_loop",
                             {**wrong, "transport": "zmq", "spin_us": 0})  # fmt: skip
         with pytest.raises(InvalidArgument):
             member.hear(END_SECONDS)

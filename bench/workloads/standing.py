@@ -11,17 +11,17 @@ from contextlib import ExitStack
 from typing import Any
 
 import danube_fast
-from danube_fast.bench import host
-from danube_fast.bench.member import Link
-from danube_fast.bench.payloads import Payloads
+from danube_fast.bench.load import host
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.payloads import Payloads
+from danube_fast.bench.load.processes import Broker, Member
+from danube_fast.bench.load.rig import Rig, blank
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import Broker, Member
-from danube_fast.bench.rig import Rig, blank
 from danube_fast.errors import DataLoss, DeadlineExceeded
 
 __all__ = ["fill", "hold", "run_idle", "run_readback", "run_ready", "run_recovery"]
 
-_HERE = "danube_fast.bench.standing"
+_HERE = "danube_fast.bench.workloads.standing"
 PREPARED_MESSAGES = 1024
 FLUSH_SECONDS = 300.0
 CONNECT_SECONDS = 30.0

@@ -13,7 +13,7 @@ import os
 import time
 from typing import Any
 
-from danube_fast.bench.member import Link
+from danube_fast.bench.load.member import Link
 from danube_fast.errors import ResourceExhausted
 
 __all__ = ["FILE_BYTES", "write_groups"]

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from danube_fast.bench.load.processes import HEAR_SECONDS, Broker, Crew, Member, hear_all
+from danube_fast.bench.load.rig import Rig, blank, charge
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import HEAR_SECONDS, Broker, Crew, Member, hear_all
-from danube_fast.bench.rig import Rig, blank, charge
 from danube_fast.client.values.limits import WINDOW_BYTES_DEFAULT
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "set_percentiles",
 ]
 
-_HERE = "danube_fast.bench.streams"
+_HERE = "danube_fast.bench.load.streams"
 SLOWEST_PER_S = 100_000
 """A long run may take as long as it has messages at this rate."""
 

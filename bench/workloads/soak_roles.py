@@ -21,8 +21,8 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import danube_fast
-from danube_fast.bench.member import Link
-from danube_fast.bench.pacer import Pacer
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.pacer import Pacer
 from danube_fast.client.values.arguments import DurabilityLevel, SubscriptionType, Transport
 from danube_fast.errors import DanubeError, DeadlineExceeded, Unavailable
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import zmq
 
-from danube_fast.bench.member import Link
-from danube_fast.bench.payloads import Payloads
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.payloads import Payloads
+from danube_fast.bench.load.processes import hear_all
+from danube_fast.bench.load.rig import Rig, blank
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import hear_all
-from danube_fast.bench.rig import Rig, blank
 from danube_fast.errors import DeadlineExceeded
 
 __all__ = ["consume", "open_socket", "produce", "relay", "run_reference", "stalled"]
 
-_HERE = "danube_fast.bench.reference"
+_HERE = "danube_fast.bench.workloads.reference"
 PART_BYTES = 256 * 1024
 HIGH_WATER_PARTS = 64
 """16 MiB, as large as a producer's window."""

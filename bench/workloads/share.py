@@ -20,19 +20,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from danube_fast.bench.member import Link
-from danube_fast.bench.payloads import LIST_MESSAGES, NUMBER_BYTES
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.payloads import LIST_MESSAGES, NUMBER_BYTES
+from danube_fast.bench.load.processes import HEAR_SECONDS, Broker, hear_all
+from danube_fast.bench.load.rig import Rig, blank, charge
+from danube_fast.bench.load.streams import FLUSH_SECONDS, open_client, open_consumer, open_payloads
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import HEAR_SECONDS, Broker, hear_all
-from danube_fast.bench.rig import Rig, blank, charge
-from danube_fast.bench.streams import FLUSH_SECONDS, open_client, open_consumer, open_payloads
 from danube_fast.client.values.limits import WINDOW_BYTES_DEFAULT
 from danube_fast.errors import DataLoss
 
 __all__ = ["ALONE", "KEYS", "consume_share", "produce_keyed", "run_acks"]
 __all__ += ["run_failover", "run_share"]
 
-_HERE = "danube_fast.bench.share"
+_HERE = "danube_fast.bench.workloads.share"
 KEYS = 10_000
 SPREAD = 7919
 """Keys do not come in their own order."""

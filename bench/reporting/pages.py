@@ -16,12 +16,14 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from danube_fast.bench import floors, host, report
+from danube_fast.bench import floors
 from danube_fast.bench.floors import Case, Verdict
+from danube_fast.bench.load import host
+from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures, client_of
-from danube_fast.bench.plot import Bar, write_bars
-from danube_fast.bench.rig import Rig
-from danube_fast.bench.workloads import find
+from danube_fast.bench.reporting import report
+from danube_fast.bench.reporting.plot import Bar, write_bars
+from danube_fast.bench.workloads.catalog import find
 from danube_fast.errors import DanubeError, NotFound
 from danube_fast.version import VERSION
 

@@ -23,18 +23,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from danube_fast.bench.member import Link
-from danube_fast.bench.pacer import Pacer
-from danube_fast.bench.payloads import NUMBER_BYTES
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.pacer import Pacer
+from danube_fast.bench.load.payloads import NUMBER_BYTES
+from danube_fast.bench.load.processes import Crew, Member
+from danube_fast.bench.load.rig import Rig, blank
+from danube_fast.bench.load.streams import FLUSH_SECONDS, open_client, open_consumer, open_payloads
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import Crew, Member
-from danube_fast.bench.rig import Rig, blank
-from danube_fast.bench.streams import FLUSH_SECONDS, open_client, open_consumer, open_payloads
 from danube_fast.errors import DeadlineExceeded
 
 __all__ = ["Log", "follow", "publish_paced", "run_promotion"]
 
-_HERE = "danube_fast.bench.promotion"
+_HERE = "danube_fast.bench.workloads.promotion"
 ROUNDS = 6
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 LOAD_SECONDS = 1.0

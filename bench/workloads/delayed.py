@@ -20,18 +20,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from danube_fast.bench.member import Link
-from danube_fast.bench.payloads import LIST_MESSAGES, NUMBER_BYTES
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.payloads import LIST_MESSAGES, NUMBER_BYTES
+from danube_fast.bench.load.processes import HEAR_SECONDS, Broker, hear_all
+from danube_fast.bench.load.rig import Rig, blank
+from danube_fast.bench.load.streams import FLUSH_SECONDS, open_client, open_consumer, open_payloads
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import HEAR_SECONDS, Broker, hear_all
-from danube_fast.bench.rig import Rig, blank
-from danube_fast.bench.streams import FLUSH_SECONDS, open_client, open_consumer, open_payloads
 from danube_fast.clock import SECOND_NS
 from danube_fast.errors import DanubeError, DeadlineExceeded
 
 __all__ = ["Outage", "due_times", "figures_of", "publish_delayed", "run_delayed", "take_delayed"]
 
-_HERE = "danube_fast.bench.delayed"
+_HERE = "danube_fast.bench.workloads.delayed"
 SEED = 13
 LEAD_SECONDS = 3.0
 PUBLISHED_PER_S_MIN = 40_000

@@ -18,10 +18,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import danube_fast
-from danube_fast.bench.member import Link
-from danube_fast.bench.pacer import Pacer
-from danube_fast.bench.payloads import LIST_MESSAGES, NUMBER_BYTES, Payloads
-from danube_fast.bench.verify import Verifier
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.pacer import Pacer
+from danube_fast.bench.load.payloads import LIST_MESSAGES, NUMBER_BYTES, Payloads
+from danube_fast.bench.load.verify import Verifier
 from danube_fast.errors import DanubeError
 
 __all__ = ["AFTER_SECONDS", "FLUSH_SECONDS", "PACED_TICKS_PER_S", "SILENCE_SECONDS"]

@@ -21,14 +21,13 @@ from typing import Any
 
 import msgspec
 
-from danube_fast.bench import host
-from danube_fast.bench.member import Link
-from danube_fast.bench.pacer import Pacer
-from danube_fast.bench.payloads import LIST_MESSAGES
-from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import HEAR_SECONDS, Broker, Member, hear_all
-from danube_fast.bench.rig import Rig, blank, charge
-from danube_fast.bench.streams import (
+from danube_fast.bench.load import host
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.pacer import Pacer
+from danube_fast.bench.load.payloads import LIST_MESSAGES
+from danube_fast.bench.load.processes import HEAR_SECONDS, Broker, Member, hear_all
+from danube_fast.bench.load.rig import Rig, blank, charge
+from danube_fast.bench.load.streams import (
     AFTER_SECONDS,
     FLUSH_SECONDS,
     PACED_TICKS_PER_S,
@@ -37,14 +36,15 @@ from danube_fast.bench.streams import (
     open_consumer,
     open_payloads,
 )
-from danube_fast.bench.verify import Verifier
+from danube_fast.bench.load.verify import Verifier
+from danube_fast.bench.plan import Figures, Plan
 from danube_fast.client.values.limits import PERMITS_BYTES_DEFAULT, PERMITS_MESSAGES_DEFAULT
 from danube_fast.config import Settings
 from danube_fast.errors import DeadlineExceeded
 
 __all__ = ["backlog_messages", "credit_messages", "fall_behind", "publish_on", "run_lapped"]
 
-_HERE = "danube_fast.bench.lapped"
+_HERE = "danube_fast.bench.workloads.lapped"
 AT_TAIL_NS = 100_000_000
 CATCH_UP_SECONDS_MAX = 240.0
 POLL_SECONDS = 0.1

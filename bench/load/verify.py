@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from danube_fast.bench.payloads import NUMBER_BYTES, Payloads
+from danube_fast.bench.load.payloads import NUMBER_BYTES, Payloads
 from danube_fast.errors import InvalidArgument
 from danube_fast.frame.cpython import (
     AT_BYTES_DATA,

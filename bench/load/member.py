@@ -1,4 +1,4 @@
-"""One producer or consumer of a run, a process of its own: `python -m danube_fast.bench.member FD`.
+"""One producer or consumer of a run, a process of its own: `python -m danube_fast.bench.load.member FD`.
 
 The first order names a function, `role(link, options)`, that does the rest. When the harness goes,
 so does the member: reading the next order ends it.

@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from danube_fast.bench import host
-from danube_fast.bench.member import Link
-from danube_fast.bench.payloads import LIST_MESSAGES, Payloads
+from danube_fast.bench.load import host
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.payloads import LIST_MESSAGES, Payloads
+from danube_fast.bench.load.processes import HEAR_SECONDS, Broker, hear_all
+from danube_fast.bench.load.rig import Rig, blank
+from danube_fast.bench.load.streams import FLUSH_SECONDS, open_client, open_payloads
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import HEAR_SECONDS, Broker, hear_all
-from danube_fast.bench.rig import Rig, blank
-from danube_fast.bench.streams import FLUSH_SECONDS, open_client, open_payloads
 from danube_fast.client.values.arguments import FailurePolicyFields
 from danube_fast.client.values.message import MessageId
 
 __all__ = ["hold_all", "run_unacked"]
 
-_HERE = "danube_fast.bench.unacked"
+_HERE = "danube_fast.bench.workloads.unacked"
 HOLDERS = 2
 """Processes that the consumers are divided among."""
 ACKS_IN_TURN = 500
@@ -131,7 +131,7 @@ def run_unacked(rig: Rig, plan: Plan) -> Figures:
         broker.client.producer(topics[0], **options).close()
         broker.rest()
         idle = _memory(broker)
-        crew.start("producer", "danube_fast.bench.streams:produce_lists", common, [fd])
+        crew.start("producer", "danube_fast.bench.load.streams:produce_lists", common, [fd])
         (producer,) = crew.members
         producer.hear()
         producer.tell("go")

@@ -6,7 +6,9 @@ import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from danube_fast.bench import (
+from danube_fast.bench.load.rig import Rig
+from danube_fast.bench.plan import Figures, Plan
+from danube_fast.bench.workloads import (
     crowd,
     delayed,
     echo,
@@ -21,8 +23,6 @@ from danube_fast.bench import (
     sustained,
     unacked,
 )
-from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.rig import Rig
 from danube_fast.errors import InvalidArgument
 
 __all__ = ["EVERYWHERE", "WORKLOADS", "Workload", "find", "planned"]

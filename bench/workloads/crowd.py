@@ -15,18 +15,18 @@ import time
 from typing import Any
 
 import danube_fast
-from danube_fast.bench import host
-from danube_fast.bench.member import Link
-from danube_fast.bench.payloads import LIST_MESSAGES, Payloads
+from danube_fast.bench.load import host
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.payloads import LIST_MESSAGES, Payloads
+from danube_fast.bench.load.processes import HEAR_SECONDS, Broker
+from danube_fast.bench.load.rig import Rig, blank
+from danube_fast.bench.load.streams import open_client, open_payloads
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import HEAR_SECONDS, Broker
-from danube_fast.bench.rig import Rig, blank
-from danube_fast.bench.streams import open_client, open_payloads
 from danube_fast.errors import DataLoss, DeadlineExceeded
 
 __all__ = ["fill", "run_crowd"]
 
-_HERE = "danube_fast.bench.crowd"
+_HERE = "danube_fast.bench.workloads.crowd"
 SEED = 17
 SUBSCRIPTION = "bench"
 SUBSCRIBE_SECONDS = 120.0

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 import zmq
 
-from danube_fast.bench.member import Link
-from danube_fast.bench.pacer import Pacer
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.pacer import Pacer
+from danube_fast.bench.load.processes import hear_all
+from danube_fast.bench.load.rig import Rig, blank
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import hear_all
-from danube_fast.bench.rates import set_percentiles
-from danube_fast.bench.reference import open_socket, stalled
-from danube_fast.bench.rig import Rig, blank
+from danube_fast.bench.workloads.rates import set_percentiles
+from danube_fast.bench.workloads.reference import open_socket, stalled
 
 __all__ = ["ask_each", "ask_paced", "echo", "run_echo"]
 
-_HERE = "danube_fast.bench.echo"
+_HERE = "danube_fast.bench.workloads.echo"
 STOP_LOOK_MS = 100
 WARM_UP_SECONDS = 0.2
 

@@ -1,7 +1,7 @@
 """The workload `sustained`: gigabytes through the log, and then the same disk without a broker.
 
     producer -> broker -> consumer          bytes/s that went into the log       first send to last receive
-    pwrite, fdatasync, pwrite, ...          bytes/s of groups as large           bench/bare.py
+    pwrite, fdatasync, pwrite, ...          bytes/s of groups as large           bench/workloads/bare.py
 
 `vs_bare_writes` is the first divided by the second. Both write the same number of bytes into files that
 were written before, on the same file system, in groups of the same mean size (bytes per sync, as the
@@ -15,10 +15,10 @@ import shutil
 
 import msgspec
 
-from danube_fast.bench import bare, rates
+from danube_fast.bench.load.processes import HEAR_SECONDS
+from danube_fast.bench.load.rig import WORKERS, Rig
 from danube_fast.bench.plan import WARM_SETTINGS, Figures, Plan
-from danube_fast.bench.processes import HEAR_SECONDS
-from danube_fast.bench.rig import WORKERS, Rig
+from danube_fast.bench.workloads import bare, rates
 from danube_fast.config import Settings
 from danube_fast.errors import Internal, ResourceExhausted
 from danube_fast.wal.layout import GROUP_ALIGNMENT
@@ -103,7 +103,7 @@ def _write_bare(rig: Rig, group_bytes: int, total_bytes: int) -> float:
         "total_bytes": total_bytes,
     }
     with rig.crew() as crew:
-        writer = crew.start("bare-writer", "danube_fast.bench.bare:write_groups", options)
+        writer = crew.start("bare-writer", "danube_fast.bench.workloads.bare:write_groups", options)
         writer.hear()
         writer.tell("go")
         report = writer.hear(HEAR_SECONDS + total_bytes / SLOWEST_BYTES_PER_S)

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from danube_fast.bench import host
-from danube_fast.bench.payloads import create_payloads
+from danube_fast.bench.load import host
+from danube_fast.bench.load.payloads import create_payloads
+from danube_fast.bench.load.processes import Broker, Crew, Usage
 from danube_fast.bench.plan import Figures, Plan, client_of
-from danube_fast.bench.processes import Broker, Crew, Usage
 from danube_fast.errors import FailedPrecondition
 
 __all__ = ["WORKERS", "Rig", "blank", "charge"]

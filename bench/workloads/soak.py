@@ -23,16 +23,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from danube_fast.bench import host
+from danube_fast.bench.load import host
+from danube_fast.bench.load.processes import Broker, Crew, Member, hear_all
+from danube_fast.bench.load.rig import Rig, blank
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import Broker, Crew, Member, hear_all
-from danube_fast.bench.rig import Rig, blank
-from danube_fast.bench.soak_roles import LIFE_MESSAGES, MESSAGE_BYTES_MIN
+from danube_fast.bench.workloads.soak_roles import LIFE_MESSAGES, MESSAGE_BYTES_MIN
 from danube_fast.errors import DanubeError, InvalidArgument
 
 __all__ = ["Sample", "grown", "left_behind", "run_soak", "slopes"]
 
-_HERE = "danube_fast.bench.soak_roles"
+_HERE = "danube_fast.bench.workloads.soak_roles"
 CHURNERS = 2
 CHURN_SHARE = 0.5
 """Of the rate; the rest is the stander's."""

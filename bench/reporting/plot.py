@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from danube_fast.bench.report import amount
+from danube_fast.bench.reporting.report import amount
 
 __all__ = ["Bar", "bars", "write_bars"]
 

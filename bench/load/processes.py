@@ -3,7 +3,7 @@
                harness (this process, one thread)
       socketpair |  ^ orders, reports: pickled dicts         stderr of all: files in the folder
                  v  |
-      serve -> coordinator, workers         members: `python -m danube_fast.bench.member FD`
+      serve -> coordinator, workers         members: `python -m danube_fast.bench.load.member FD`
 
 Each is in a process group of its own, so that a terminal's Ctrl-C reaches the harness alone, and dies
 with the harness however that ends (demo/leash.py).
@@ -28,14 +28,14 @@ from typing import Any, NamedTuple
 
 import danube_fast
 from danube_fast import errors
-from danube_fast.bench import host
+from danube_fast.bench.load import host
 from danube_fast.children import child_environment, module_command
 from danube_fast.config import Settings
 
 __all__ = ["HEAR_SECONDS", "Broker", "Crew", "Member", "Process", "Usage", "hear_all"]
 
 LEASH = "danube_fast.demo.leash"
-MEMBER = "danube_fast.bench.member"
+MEMBER = "danube_fast.bench.load.member"
 READY_SECONDS = 120.0
 """The first start on a machine compiles the kernels."""
 HEAR_SECONDS = 300.0

@@ -18,20 +18,20 @@ from typing import Any
 import numpy as np
 
 import danube_fast
-from danube_fast.bench.member import Link
-from danube_fast.bench.pacer import Pacer
-from danube_fast.bench.payloads import NUMBER_BYTES, Payloads
+from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.pacer import Pacer
+from danube_fast.bench.load.payloads import NUMBER_BYTES, Payloads
+from danube_fast.bench.load.processes import Broker, Crew, Member, hear_all
+from danube_fast.bench.load.rig import Rig, blank, charge
+from danube_fast.bench.load.verify import Verifier
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.processes import Broker, Crew, Member, hear_all
-from danube_fast.bench.rates import set_percentiles
-from danube_fast.bench.rig import Rig, blank, charge
-from danube_fast.bench.verify import Verifier
+from danube_fast.bench.workloads.rates import set_percentiles
 from danube_fast.errors import Internal
 
 __all__ = ["consume_paced", "publish_in_a_loop", "publish_paced"]
 __all__ += ["run_isolation", "run_latency", "run_publish_latency", "set_latencies"]
 
-_HERE = "danube_fast.bench.latency"
+_HERE = "danube_fast.bench.workloads.latency"
 WARM_UP_SECONDS = 0.2
 SILENCE_SECONDS = 30.0
 CONNECT_SECONDS = 30.0

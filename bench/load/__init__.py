@@ -1,0 +1,1 @@
+"""What makes load and compares what arrives: processes, roles, payloads, pace."""

@@ -1,0 +1,1 @@
+"""The workloads of `danube-fast bench`, and the table of them."""
