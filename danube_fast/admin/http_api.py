@@ -8,6 +8,7 @@ GET /metrics   counters of all processes, topics and subscriptions for Prometheu
 
 from __future__ import annotations
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -40,7 +41,7 @@ def create_app(view: BrokerView) -> Starlette:
             {
                 "status": status,
                 "waiting_for": [*unready, *(name for name in unwritable if name not in unready)],
-                "processes": view.processes(),
+                "processes": msgspec.to_builtins(view.processes()),
             },
             OK if status == "ready" else UNAVAILABLE,
         )

@@ -89,10 +89,10 @@ class _Collector(Collector):
         age = _family(False, "process_heartbeat_age_seconds", "since it showed life", ["process"])
         restarts = _family(True, "process_restarts", "times it was started again", ["process"])
         for entry in self._view.processes():
-            labels = [str(entry["process"])]
-            up.add_metric(labels, float(entry["state"] == "ready"))
-            age.add_metric(labels, entry["heartbeat_age_ms"] / 1000)
-            restarts.add_metric(labels, float(entry["restarts"]))
+            labels = [entry.process]
+            up.add_metric(labels, float(entry.state == "ready"))
+            age.add_metric(labels, entry.heartbeat_age_ms / 1000)
+            restarts.add_metric(labels, float(entry.restarts))
         yield from (up, age, restarts)
 
     def _histograms(self) -> Iterable[Metric]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from danube_fast.broker.answers import ProcessStatus
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS, Clock
 from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import Counter, CounterBlock
@@ -100,23 +101,18 @@ class BrokerView:
         age_ns = self._clock.monotonic_ns() - self._control.heartbeat_time_ns(process)
         return max(age_ns // MILLISECOND_NS, 0)
 
-    def processes(self) -> list[dict[str, Any]]:
+    def processes(self) -> list[ProcessStatus]:
         """One entry per process, for people and tools."""
-        entries = []
-        for process in range(self.process_count):
-            status = self._control.status(process)
-            entries.append(
-                {
-                    "process": self.name(process),
-                    "pid": self._control.pid(process),
-                    "state": status.state.name.lower(),
-                    "epoch": status.epoch,
-                    "restarts": self._control.restarts(process),
-                    "port": status.port,
-                    "heartbeat_age_ms": self.beat_age_ms(process),
-                }
-            )
-        return entries
+        return [self._process(process) for process in range(self.process_count)]
+
+    def _process(self, process: int) -> ProcessStatus:
+        status = self._control.status(process)
+        return ProcessStatus(
+            process=self.name(process), pid=self._control.pid(process),
+            state=status.state.name.lower(), epoch=status.epoch,
+            restarts=self._control.restarts(process), port=status.port,
+            heartbeat_age_ms=self.beat_age_ms(process),
+        )  # fmt: skip
 
     def unready(self) -> list[str]:
         """Names of the processes that do not serve just now."""

@@ -13,9 +13,18 @@ from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.records import TopicRecord
 
 __all__ = [
+    "BrokerStatus",
+    "ClientConnection",
+    "ClientPage",
+    "Clients",
     "ConsumerCounts",
+    "LogStatus",
+    "OpenConsumer",
+    "OpenProducer",
     "PartitionCounts",
     "PartitionPlace",
+    "ProcessStatus",
+    "RebalanceStatus",
     "SubscriptionCounts",
     "SubscriptionTotals",
     "TopicDescription",
@@ -207,3 +216,100 @@ class TopicStats(TopicSummary, kw_only=True):
             record, **sums, subscriptions=subscriptions, partition_stats=partitions
         )
         return stats
+
+
+class OpenProducer(msgspec.Struct, kw_only=True):
+    """A producer on a connection."""
+
+    topic: str
+    partition: int
+    name: str
+
+
+class OpenConsumer(msgspec.Struct, kw_only=True):
+    """A consumer on a connection, and how many messages it holds."""
+
+    topic: str
+    partition: int
+    subscription: str
+    type: str
+    name: str
+    unacked: int
+
+
+class ClientConnection(msgspec.Struct, kw_only=True):
+    """A connection of a client to a process, and what is open on it."""
+
+    process: str = ""
+    """Name of the process, as the coordinator knows it."""
+    session: int
+    client: str
+    principal: str
+    transport: str
+    silent_ms: int
+    producer_count: int
+    consumer_count: int
+    producers: list[OpenProducer]
+    """The first of them."""
+    consumers: list[OpenConsumer]
+    """The first of them."""
+
+
+class ClientPage(msgspec.Struct, kw_only=True):
+    """Connections to one process, and whether there are more of them."""
+
+    clients: list[ClientConnection]
+    more: bool
+
+
+class Clients(msgspec.Struct, kw_only=True):
+    """Connections, and the place to go on from; empty at the end."""
+
+    clients: list[ClientConnection]
+    after: str
+
+
+class ProcessStatus(msgspec.Struct, kw_only=True):
+    """A process of the broker."""
+
+    process: str
+    pid: int
+    state: str
+    epoch: int
+    restarts: int
+    port: int
+    heartbeat_age_ms: int
+
+
+class RebalanceStatus(msgspec.Struct, kw_only=True):
+    """The way in which partitions move between workers, and how busy these are."""
+
+    strategy: str
+    moves: int
+    """Since the coordinator started."""
+    worker_loads: list[float]
+
+
+class LogStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A log, its worker, and how far it has come, if the worker has said so: positions in bytes."""
+
+    log_id: int
+    worker: int
+    oldest_position: int | None = None
+    snapshot_position: int | None = None
+    synced_position: int | None = None
+    written_position: int | None = None
+
+
+class BrokerStatus(msgspec.Struct, kw_only=True):
+    """Processes, logs and counters of a broker."""
+
+    version: str
+    supervisor_pid: int
+    data_dir: str
+    topics: int
+    partitions: int
+    rebalance: RebalanceStatus
+    processes: list[ProcessStatus]
+    logs: list[LogStatus]
+    counters: dict[str, int]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from danube_fast.broker.answers import PartitionCounts, SubscriptionCounts
+from danube_fast.broker.answers import ClientPage, PartitionCounts, SubscriptionCounts
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy
 
@@ -302,7 +302,7 @@ class ListClients(Message, frozen=True):
 
     after: int
     limit: int
-    answer = dict[str, Any]
+    answer = ClientPage
 
 
 # ---------------------------------------------------------------- reports of workers

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,6 +13,7 @@ from danube_fast.cli.output import note, print_result
 
 __all__ = ["bench"]
 
+Load = Literal["memory", "os", "fsync", "non_reliable"]
 PlotOption = Annotated[
     Path | None, typer.Option(metavar="FILE.svg", help="Bars of the rates as an SVG.")
 ]
@@ -41,15 +41,6 @@ PageOption = Annotated[
 ]
 
 
-class DurabilityChoice(enum.StrEnum):
-    """Durabilities of a reliable topic, and the one kind that has none."""
-
-    MEMORY = "memory"
-    OS = "os"
-    FSYNC = "fsync"
-    NON_RELIABLE = "non_reliable"
-
-
 @command(
     "danube-fast bench throughput --durability os --messages 5000000",
     "danube-fast bench latency --rate 1000 --seconds 10 --output json",
@@ -64,10 +55,10 @@ def bench(
     ] = None,
     check: CheckOption = False,
     transport: Annotated[
-        str | None,
-        typer.Option(metavar="zmq|shm", help="How clients reach the broker (zmq; --peers: both)."),
+        Literal["zmq", "shm"] | None,
+        typer.Option(help="How clients reach the broker (zmq; --peers: both)."),
     ] = None,
-    durability: Annotated[DurabilityChoice | None, typer.Option(help="Of the topics.")] = None,
+    durability: Annotated[Load | None, typer.Option(help="Of the topics.")] = None,
     message_bytes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Size.")] = None,
     messages: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many.")] = None,
     seconds: Annotated[
@@ -112,7 +103,7 @@ def bench(
         "transport": transport, "message_bytes": message_bytes, "messages": messages,
         "seconds": seconds, "producers": producers, "consumers": consumers, "topics": topics,
         "clients": clients, "rate": rate, "log_bytes": log_bytes, "spin_us": spin_us,
-        "durability": None if durability is None else durability.value,
+        "durability": durability,
     }  # fmt: skip
     given = {name: value for name, value in changes.items() if value is not None}
     from danube_fast.bench import command  # loads the kernels; --help must not wait for them

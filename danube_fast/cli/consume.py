@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -16,8 +15,8 @@ from danube_fast.cli.options import (
     DEFAULT_URL,
     OutputForm,
     OutputOption,
-    TransportName,
     TransportOption,
+    TypeOption,
     UrlOption,
     command,
     seconds_of,
@@ -34,15 +33,6 @@ POLL_SECONDS = 0.2
 """A signal that comes while it waits for messages is acted on after so long at most."""
 INTERRUPTED_SECONDS = 2.0
 """How long Ctrl-C waits to tell which acks arrived."""
-
-
-class TypeName(enum.StrEnum):
-    """Subscription types."""
-
-    EXCLUSIVE = "exclusive"
-    SHARED = "shared"
-    FAILOVER = "failover"
-    KEY_SHARED = "key_shared"
 
 
 FormatOption = Annotated[
@@ -94,9 +84,7 @@ def consume(
         ),
     ],
     pattern: PatternOption = None,
-    type_name: Annotated[
-        TypeName, typer.Option("--type", help="How consumers of the subscription share messages.")
-    ] = TypeName.EXCLUSIVE,
+    type_name: TypeOption = "exclusive",
     start: Annotated[
         str,
         typer.Option(
@@ -118,7 +106,7 @@ def consume(
     no_ack: Annotated[
         bool, typer.Option("--no-ack", help="Only look: the messages will come again.")
     ] = False,
-    transport: TransportOption = TransportName.AUTO,
+    transport: TransportOption = "auto",
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
@@ -138,9 +126,9 @@ def consume(
     if quiet_seconds is not None:
         options["timeout"] = quiet_seconds
     printed = _Printed(topic or str(pattern), acknowledge=not no_ack)
-    options |= {"subscription": subscription, "type": type_name.value, "initial_position": position}
+    options |= {"subscription": subscription, "type": type_name, "initial_position": position}
     with (
-        connect(url, transport.value) as client,
+        connect(url, transport) as client,
         client.consumer(topic, **options) as consumer,
     ):
         _consume_from(

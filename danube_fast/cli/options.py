@@ -12,20 +12,20 @@ import typer
 from danube_fast.checks import check_seconds, parse_amount
 from danube_fast.cli.names import complete_subscriptions, complete_topics
 from danube_fast.client.link.url import DEFAULT_URL
+from danube_fast.client.values.arguments import SubscriptionType, Transport
 from danube_fast.errors import InvalidArgument
 
 __all__ = [
     "DEFAULT_URL",
     "ConfigOption",
     "DataDirOption",
-    "DurabilityName",
     "OutputForm",
     "OutputOption",
     "PolicyArgument",
     "SubscriptionName",
     "TopicArgument",
-    "TransportName",
     "TransportOption",
+    "TypeOption",
     "UrlOption",
     "YesOption",
     "amount",
@@ -45,29 +45,17 @@ class OutputForm(enum.StrEnum):
     JSON = "json"
 
 
-class DurabilityName(enum.StrEnum):
-    """Durabilities that this version can give a topic."""
-
-    MEMORY = "memory"
-    OS = "os"
-    FSYNC = "fsync"
-
-
-class TransportName(enum.StrEnum):
-    """How a client reaches the workers."""
-
-    AUTO = "auto"
-    ZMQ = "zmq"
-    SHM = "shm"
-
-
 UrlOption = Annotated[
     str,
     typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Where the broker listens."),
 ]
 TransportOption = Annotated[
-    TransportName,
+    Transport,
     typer.Option(help="Shared memory or ZeroMQ; auto takes shared memory on the broker's host."),
+]
+TypeOption = Annotated[
+    SubscriptionType,
+    typer.Option("--type", help="How consumers of the subscription share messages."),
 ]
 OutputOption = Annotated[OutputForm, typer.Option("--output", "-o", help="Form of the output.")]
 ConfigOption = Annotated[

@@ -20,11 +20,9 @@ from danube_fast.cli.broker import connect
 from danube_fast.cli.interrupts import terminable
 from danube_fast.cli.options import (
     DEFAULT_URL,
-    DurabilityName,
     OutputForm,
     OutputOption,
     TopicArgument,
-    TransportName,
     TransportOption,
     UrlOption,
     command,
@@ -38,6 +36,7 @@ from danube_fast.cli.output import (
     print_result,
 )
 from danube_fast.cli.records import LINE_END, Record, parse_records
+from danube_fast.client.values.arguments import DurabilityLevel
 from danube_fast.clock import SECOND_NS, Clock, SystemClock
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound
 from danube_fast.types import Dispatch
@@ -93,7 +92,7 @@ def produce(
         Dispatch | None, typer.Option(help="For a new topic (default reliable).")
     ] = None,
     durability: Annotated[
-        DurabilityName | None, typer.Option(help="For a new topic (default fsync).")
+        DurabilityLevel | None, typer.Option(help="For a new topic (default fsync).")
     ] = None,
     partitions: Annotated[int | None, typer.Option(min=0, help="For a new topic.")] = None,
     deliver_after: Annotated[
@@ -104,7 +103,7 @@ def produce(
     name: Annotated[
         str | None, typer.Option(metavar="PRODUCER", help="Name that duplicates are found by.")
     ] = None,
-    transport: TransportOption = TransportName.AUTO,
+    transport: TransportOption = "auto",
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
@@ -118,13 +117,13 @@ def produce(
     }  # fmt: skip
     options = {
         "name": name, "dispatch": dispatch and dispatch.value,
-        "durability": durability and durability.value, "partitions": partitions,
+        "durability": durability, "partitions": partitions,
     }  # fmt: skip
     given = {option: value for option, value in options.items() if value is not None}
     with contextlib.ExitStack() as cleanup:
         source = _Source(message, file, input_form, cleanup)
         source.delay_seconds = seconds_of("--deliver-after", deliver_after)
-        client = cleanup.enter_context(connect(url, transport.value))
+        client = cleanup.enter_context(connect(url, transport))
         producer = cleanup.enter_context(client.producer(topic, **given))
         summary = _Summary(SystemClock(), topic, cleanup.enter_context(Progress()))
         is_lines = repeat == 1 and input_form is not InputForm.RAW

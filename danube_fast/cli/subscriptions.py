@@ -8,11 +8,12 @@ import typer
 
 from danube_fast.broker.subscription.policy import Backoff, Poison
 from danube_fast.cli.broker import Ask, asking
-from danube_fast.cli.consume import TypeName, position_of
+from danube_fast.cli.consume import position_of
 from danube_fast.cli.options import (
     OutputForm,
     SubscriptionName,
     TopicArgument,
+    TypeOption,
     YesOption,
     amount,
     example,
@@ -65,9 +66,7 @@ def create(
     ask: Ask,
     topic: TopicArgument,
     subscription: SubscriptionName,
-    type_name: Annotated[
-        TypeName, typer.Option("--type", help="How its consumers will share messages.")
-    ] = TypeName.EXCLUSIVE,
+    type_name: TypeOption = "exclusive",
     start: Annotated[
         str,
         typer.Option("--from", metavar="latest|earliest|OFFSET|TIME|-10m", help="Where it begins."),
@@ -79,7 +78,7 @@ def create(
         for known in client.admin.list_subscriptions(topic=topic):
             if known["subscription"] == subscription:
                 raise AlreadyExists(f"{topic} has a subscription {subscription} already; use it")
-        _attach(client, topic, subscription, type_name.value, initial_position=position)
+        _attach(client, topic, subscription, type_name, initial_position=position)
         made = client.admin.describe_subscription(topic=topic, subscription=subscription)
     ask.show(made, f"created {subscription} of {topic}")
 

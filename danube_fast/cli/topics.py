@@ -8,7 +8,6 @@ import typer
 
 from danube_fast.cli.broker import Ask, asking
 from danube_fast.cli.options import (
-    DurabilityName,
     OutputForm,
     PolicyArgument,
     TopicArgument,
@@ -18,6 +17,7 @@ from danube_fast.cli.options import (
 )
 from danube_fast.cli.output import print_policy, refuse_without_yes
 from danube_fast.cli.subscriptions import without_details
+from danube_fast.client.values.arguments import DurabilityLevel
 from danube_fast.errors import InvalidArgument
 from danube_fast.types import Dispatch
 
@@ -45,7 +45,7 @@ def create(
         Dispatch, typer.Option(help="How messages are treated; never changes.")
     ] = Dispatch.RELIABLE,
     durability: Annotated[
-        DurabilityName | None,
+        DurabilityLevel | None,
         typer.Option(help="When a publish is acknowledged (default fsync, if reliable)."),
     ] = None,
     partitions: Annotated[
@@ -57,7 +57,7 @@ def create(
         "create_topic",
         topic=topic,
         dispatch=dispatch.value,
-        durability=durability and durability.value,
+        durability=durability,
         partitions=partitions,
     )
     ask.show(made, f"created {topic}")
@@ -119,7 +119,7 @@ def set_topic(
     ask: Ask,
     topic: TopicArgument,
     durability: Annotated[
-        DurabilityName | None, typer.Option(help="When a publish is acknowledged.")
+        DurabilityLevel | None, typer.Option(help="When a publish is acknowledged.")
     ] = None,
     partitions: Annotated[
         int | None, typer.Option(min=1, help="More partitions; there are never fewer again.")
@@ -129,8 +129,8 @@ def set_topic(
     values: dict[str, Any] = {}
     words = []
     if durability is not None:
-        values["durability"] = durability.value
-        words.append(f"acknowledges at {durability.value}")
+        values["durability"] = durability
+        words.append(f"acknowledges at {durability}")
     if partitions is not None:
         values["partitions"] = partitions
         words.append(f"has {partitions} partitions")

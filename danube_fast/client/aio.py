@@ -7,21 +7,19 @@ leaves the message on its way.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from danube_fast.client.consume.batch import Batch
 from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consumer import Consumer, ConsumerView
-from danube_fast.client.faces import AsyncClosing, at_once, twin
+from danube_fast.client.faces import AsyncClosing, twin
 from danube_fast.client.link.loop import LoopDriver
-from danube_fast.client.produce.outgoing import Attributes, OnDelivery
 from danube_fast.client.produce.publisher import Publisher
 from danube_fast.client.producer import Producer, ProducerView
 from danube_fast.client.reader import Reader, ReaderView
-from danube_fast.client.values.arguments import Moment
 from danube_fast.client.values.limits import BATCH_MESSAGES_DEFAULT
-from danube_fast.client.values.message import Message, MessageId, Received
+from danube_fast.client.values.message import Message
 
 __all__ = ["AsyncConsumer", "AsyncProducer", "AsyncReader"]
 
@@ -35,34 +33,7 @@ class AsyncProducer(ProducerView, AsyncClosing):
     def __init__(self, publisher: Publisher, driver: LoopDriver) -> None:
         super().__init__(publisher, driver.run, driver.end)
 
-    async def send(
-        self,
-        payload: bytes | None,
-        *,
-        key: bytes | str | None = None,
-        attributes: Attributes | None = None,
-        event_time: Moment | None = None,
-        deliver_at: Moment | None = None,
-        deliver_after: float | None = None,
-        on_delivery: OnDelivery | None = None,
-    ) -> None:
-        """Queue one message; waits only while the window is full."""
-        if (
-            key is None
-            and attributes is None
-            and on_delivery is None
-            and event_time is None
-            and deliver_at is None
-            and deliver_after is None
-            and self._publisher.send_plain(payload)
-        ):
-            return
-        publisher = self._publisher
-        fields = publisher.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
-        if publisher.try_send(fields, on_delivery) is not None:
-            await self._run(publisher.send_steps(fields, on_delivery))
-
-    send.__doc__ = Producer.send.__doc__
+    send = twin(Producer.send)
     send_many = twin(Producer.send_many)
     publish = twin(Producer.publish)
     flush = twin(Producer.flush)
@@ -93,20 +64,12 @@ class AsyncConsumer(ConsumerView, AsyncClosing):
             if not inbox._closed:
                 await self._run(inbox.next_steps(None))
 
-    async def ack(self, what: Message | MessageId | Batch | Iterable[Message]) -> None:
-        """Ack a message, its id, a batch, or a list of messages."""
-        with self._lock:
-            if type(what) is Received:
-                self._acks.add_one(what)
-            else:
-                self._acks.add(what)
-
     receive.__doc__ = Consumer.receive.__doc__
-    ack.__doc__ = Consumer.ack.__doc__
+    ack = twin(Consumer.ack)
     receive_batch = twin(Consumer.receive_batch)
-    ack_cumulative = at_once(Consumer.ack_cumulative)
-    nack = at_once(Consumer.nack)
-    extend = at_once(Consumer.extend)
+    ack_cumulative = twin(Consumer.ack_cumulative)
+    nack = twin(Consumer.nack)
+    extend = twin(Consumer.extend)
     flush_acks = twin(Consumer.flush_acks)
     seek = twin(Consumer.seek)
     lag = twin(Consumer.lag)

@@ -1,7 +1,7 @@
 """How the faces of a client open and close, and how asynchronous methods are made of synchronous ones.
 
-The body of a synchronous method ends with `return self._run(steps)`. What that returns in an asynchronous
-face is awaited by its twin, which has the same parameters and documentation. A method that opens a resource
+The body of a synchronous method ends with `return self._run(steps)`, or returns None at once. What `_run` returns
+in an asynchronous face is awaited by its twin, which has the same parameters and documentation. A method that opens a resource
 returns an `Opening`: both `client = await danube_fast.connect_async(url)` and
 `async with danube_fast.connect_async(url) as client:` open it; the second closes it as well.
 """
@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from danube_fast.errors import DanubeError
 
-__all__ = ["AsyncClosing", "Closing", "Opening", "Run", "at_once", "opening", "opens", "twin"]
+__all__ = ["AsyncClosing", "Closing", "Opening", "Run", "opening", "opens", "twin"]
 
 T = TypeVar("T")
 A = TypeVar("A", bound=AbstractAsyncContextManager[Any, None])
@@ -118,23 +118,15 @@ def opens(function: Callable[P, Coroutine[Any, None, A]]) -> Callable[P, Opening
 def twin(
     sync: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Make a method to be awaited of a synchronous one that ends with `return self._run(steps)`."""
+    """Make a method to be awaited of a synchronous one that ends with `return self._run(steps)`, or returns
+    None at once when there is nothing to wait for."""
 
     @functools.wraps(sync)
     async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await sync(self, *args, **kwargs)  # type: ignore[misc, no-any-return]
-
-    return method
-
-
-def at_once(
-    sync: Callable[Concatenate[Any, P], T],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Make a method to be awaited of a synchronous one that waits for nothing."""
-
-    @functools.wraps(sync)
-    async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return sync(self, *args, **kwargs)
+        done: Any = sync(self, *args, **kwargs)
+        if done is not None:
+            done = await done
+        return done  # type: ignore[no-any-return]
 
     return method
 

@@ -90,11 +90,12 @@ class Producer(ProducerView, Closing):
             and deliver_after is None
             and self._publisher.send_plain(payload)
         ):
-            return
+            return None
         publisher = self._publisher
         fields = publisher.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
         if publisher.try_send(fields, on_delivery) is not None:
-            self._run(publisher.send_steps(fields, on_delivery))
+            return self._run(publisher.send_steps(fields, on_delivery))
+        return None
 
     def send_many(
         self,

@@ -9,6 +9,7 @@ import pytest
 
 import danube_fast
 from danube_fast.broker.admin import OPERATIONS, Answer
+from danube_fast.broker.answers import ClientPage
 from danube_fast.broker.messages import ListClients
 from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.net.session import Session
@@ -69,11 +70,11 @@ def test_a_page_is_bounded_by_what_is_open_on_its_connections() -> None:
     after, seen, pages = 0, [], 0
     while True:
         page = client_page(sessions, after, 1000, 0, None)
-        assert sum(1 + len(row["consumers"]) for row in page["clients"]) <= PAGE_ITEMS_MAX
-        assert all(row["consumer_count"] == ITEMS_MAX + 5 for row in page["clients"])
-        seen += [row["session"] for row in page["clients"]]
+        assert sum(1 + len(row.consumers) for row in page.clients) <= PAGE_ITEMS_MAX
+        assert all(row.consumer_count == ITEMS_MAX + 5 for row in page.clients)
+        seen += [row.session for row in page.clients]
         pages += 1
-        if not page["more"]:
+        if not page.more:
             break
         after = seen[-1]
     assert seen == list(range(1, 101))
@@ -94,7 +95,7 @@ class Context:
     processes = Processes.with_workers(2)
     down = 0
 
-    def clients(self, after: int, limit: int) -> dict[str, Any]:
+    def clients(self, after: int, limit: int) -> ClientPage:
         return client_page(_sessions(3, 0), after, limit, 0, None)
 
     def ask(self, worker: int, message: Any, on_reply: Any) -> None:
@@ -110,9 +111,9 @@ def test_pages_go_through_all_processes(limit: int) -> None:
     after, seen = "", []
     for _ in range(20):
         page = _list(Context(), after=after, limit=limit)
-        assert len(page["clients"]) <= limit
-        seen += [(row["process"], row["session"]) for row in page["clients"]]
-        after = page["after"]
+        assert len(page.clients) <= limit
+        seen += [(row.process, row.session) for row in page.clients]
+        after = page.after
         if not after:
             break
     names = ("coordinator", "worker-0", "worker-1")

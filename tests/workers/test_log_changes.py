@@ -64,6 +64,7 @@ def test_a_log_comes_and_goes_with_its_messages(rig: Rig) -> None:
     rig.assign(2, log_id=7)
     again = client.open_producer(2)
     assert again["next_sequence"] == 50, "the producers of a log are known again"
+    assert not rig.worker.state.leaving
     client.subscribe(2, consumer_id=2)
     client.send(21, 2, 1 << 30, 1 << 30)
     expected = list(zip(range(20, 50), PAYLOADS[20:], strict=True))
@@ -81,6 +82,8 @@ def test_what_is_not_durable_yet_is_answered_before_the_end(rig: Rig) -> None:
     rig.turn(lambda: rig.worker.intake.messages_in, "the message")
     ended: list[DanubeError | None] = []
     rig.worker.log_changes.close(7, ended.append)
+    with pytest.raises(FailedPrecondition, match="being closed already"):
+        rig.worker.log_changes.close(7, ended.append)
     assert client.answer(request)[1] == [0, 0]
     rig.turn(lambda: ended, "the end of log 7")
 

@@ -22,6 +22,7 @@ import zmq
 
 from danube_fast.broker import admin
 from danube_fast.broker import messages as m
+from danube_fast.broker.answers import BrokerStatus, ClientPage, LogStatus
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
 from danube_fast.clock import MILLISECOND_NS, Clock
@@ -258,31 +259,28 @@ class Coordinator:
         target = self.mover.moving.get(partition_id)
         return None if target is None else self.processes.number(target)
 
-    def clients(self, after: int, limit: int) -> dict[str, Any]:
+    def clients(self, after: int, limit: int) -> ClientPage:
         """List connections to the coordinator; see `AdminContext`."""
         return client_page(self.connections.sessions, after, limit, self._now_ns, None)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> BrokerStatus:
         """Describe processes, logs and counters, for `danube-fast status`."""
         boot, config, cursors = self._boot, self._config, self.quota.cursors
-        return {
-            "version": VERSION,
-            "supervisor_pid": config.supervisor_pid,
-            "data_dir": config.data_dir,
-            "topics": len(self.topics.topics()),
-            "partitions": self.topics.partition_count,
-            "rebalance": self.rebalancer.status(),
-            "processes": web.BrokerView(boot.control, boot.counters, self.clock).processes(),
-            "logs": [
-                {
-                    "log_id": log_id,
-                    "worker": owner.worker,
-                    **(cursors[log_id]._asdict() if log_id in cursors else {}),
-                }
-                for log_id, owner in enumerate(config.owners)
-            ],
-            "counters": {counter.name.lower(): boot.counters.total(counter) for counter in Counter},
-        }
+        logs = [
+            LogStatus(
+                worker=owner.worker,
+                **(cursors[log_id]._asdict() if log_id in cursors else {"log_id": log_id}),
+            )
+            for log_id, owner in enumerate(config.owners)
+        ]
+        return BrokerStatus(
+            version=VERSION, supervisor_pid=config.supervisor_pid, data_dir=config.data_dir,
+            topics=len(self.topics.topics()), partitions=self.topics.partition_count,
+            rebalance=self.rebalancer.status(),
+            processes=web.BrokerView(boot.control, boot.counters, self.clock).processes(),
+            logs=logs,
+            counters={counter.name.lower(): boot.counters.total(counter) for counter in Counter},
+        )  # fmt: skip
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from danube_fast.broker import messages as m
 from danube_fast.broker.admin.registry import AdminContext
+from danube_fast.broker.answers import RebalanceStatus
 from danube_fast.broker.balance import RULES, Balancer, Move, Share, Strategy
 from danube_fast.clock import SECOND_NS
 from danube_fast.config import Settings
@@ -47,7 +48,7 @@ class Rebalancer:
         mailbox.serve(m.LoadReport, self._reported)
         mailbox.epoch_watchers.append(self._restarted)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> RebalanceStatus:
         """Describe strategy, moves and loads, for `danube-fast status`."""
         now_ns = self._coordinator.clock.monotonic_ns()
         loads = []
@@ -56,7 +57,9 @@ class Rebalancer:
                 round(self._balancer.load_of(worker, now_ns), 3)
                 for worker in self._processes.workers
             ]
-        return {"strategy": self.strategy.value, "moves": self.move_count, "worker_loads": loads}
+        return RebalanceStatus(
+            strategy=self.strategy.value, moves=self.move_count, worker_loads=loads
+        )
 
     def _restarted(self, worker: int, epoch: int) -> None:
         if self._balancer is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from danube_fast.broker.admin.registry import AdminContext, Answer, operation
+from danube_fast.broker.answers import ClientConnection, ClientPage, Clients
 from danube_fast.broker.messages import ListClients
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.roles import COORDINATOR
@@ -30,21 +29,22 @@ def list_clients(
         raise InvalidArgument(f"limit {limit} shows nothing; ask for 1 or more")
     last = len(context.processes) - 1
     most = min(limit, CLIENTS_LISTED_MAX)
-    rows: list[dict[str, Any]] = []
+    rows: list[ClientConnection] = []
 
     def ask(process: int, number: int) -> None:
-        def got(page: Any, error: DanubeError | None) -> None:
+        def got(page: ClientPage, error: DanubeError | None) -> None:
             if error is not None:
                 answer.fail(error)
                 return
-            name = context.processes.name(process)
-            rows.extend({"process": name, **row} for row in page["clients"])
-            if page["more"] or len(rows) >= most:
-                answer.done({"clients": rows, "after": f"{process}:{rows[-1]['session']}"})
+            for row in page.clients:
+                row.process = context.processes.name(process)
+            rows.extend(page.clients)
+            if page.more or len(rows) >= most:
+                answer.done(Clients(clients=rows, after=f"{process}:{rows[-1].session}"))
             elif process < last:
                 ask(process + 1, 0)
             else:
-                answer.done({"clients": rows, "after": ""})
+                answer.done(Clients(clients=rows, after=""))
 
         left = most - len(rows)
         if process == COORDINATOR:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from danube_fast.broker.answers import BrokerStatus, ClientPage
 from danube_fast.broker.messages import Message
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
@@ -108,11 +109,11 @@ class AdminContext(Protocol):
         """The processes of this host."""
         ...
 
-    def clients(self, after: int, limit: int) -> dict[str, Any]:
-        """Connections to the coordinator behind session number `after`, as a worker's "clients"."""
+    def clients(self, after: int, limit: int) -> ClientPage:
+        """Connections to the coordinator behind session number `after`."""
         ...
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> BrokerStatus:
         """Processes, logs, counters, data directory."""
         ...
 

@@ -68,10 +68,12 @@ class LogChanges(Job):
             raise
 
     def close(self, log_id: int, done: Done) -> None:
-        """Close a log; `done` when another process may open it. Its clients look its topics up again. Raises
-        NotOwner, FailedPrecondition while one of its partitions moves."""
+        """Close a log; `done` when another process may open it, which a disk that fails puts off. Its clients look
+        its topics up again. Raises NotOwner, FailedPrecondition while it is closed or one of its partitions moves."""
         slot = self._ownership.slot_of(log_id)
         partitions = self._state.catalog.of_log(slot)
+        if slot in self._closing:
+            raise FailedPrecondition(f"log {log_id} is being closed already; wait for its end")
         moving = [partition.topic for partition in partitions if partition.moving]
         if moving or slot in self._state.catalog.others:
             raise FailedPrecondition(
@@ -79,6 +81,7 @@ class LogChanges(Job):
                 f"({', '.join(moving[:5])}); close it when they have arrived"
             )
         for partition in partitions:
+            self._state.leaving.add(partition.partition_id)
             text = f"{partition.topic} is being moved to another worker; look it up again"
             self._state.gate.close(partition, Cause.MOVE, text)
             self._ownership.send_consumers_away(partition)
@@ -107,5 +110,6 @@ class LogChanges(Job):
         state = self._state
         for partition in state.catalog.of_log(slot):
             self._ownership.forget(partition)
+            state.leaving.discard(partition.partition_id)
         self._restored.forget(slot)
         del state.logs[slot], state.journals[slot]
