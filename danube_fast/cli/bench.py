@@ -13,7 +13,7 @@ from danube_fast.cli.output import note, print_result
 
 __all__ = ["bench"]
 
-Load = Literal["memory", "os", "fsync", "non_reliable"]
+TopicDurability = Literal["memory", "os", "fsync", "non_reliable"]
 PlotOption = Annotated[
     Path | None, typer.Option(metavar="FILE.svg", help="Bars of the rates as an SVG.")
 ]
@@ -58,7 +58,7 @@ def bench(
         Literal["zmq", "shm"] | None,
         typer.Option(help="How clients reach the broker (zmq; --peers: both)."),
     ] = None,
-    durability: Annotated[Load | None, typer.Option(help="Of the topics.")] = None,
+    durability: Annotated[TopicDurability | None, typer.Option(help="Of the topics.")] = None,
     message_bytes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Size.")] = None,
     messages: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many.")] = None,
     seconds: Annotated[

@@ -178,7 +178,7 @@ class Log:
         """Where the next group starts; before `begin_epoch` the end that replay found."""
         return self._appender.written_position or self._recovery.cut or 0
 
-    def stand(self) -> tuple[int, int, int, int]:
+    def next_stamp(self) -> tuple[int, int, int, int]:
         """The log id, position, epoch and synced position that the next frame is stamped with."""
         appender = self._appender
         if not appender.epoch:

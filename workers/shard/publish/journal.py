@@ -97,7 +97,7 @@ class Journal:
 
     def refresh(self) -> None:
         """Tell the kernel where the log stands; only while no group is open."""
-        self._tables.set_log(self.log_slot, *self.log.stand())
+        self._tables.set_log(self.log_slot, *self.log.next_stamp())
 
     # ------------------------------------------------------------ filling a group
 
