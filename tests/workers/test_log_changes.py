@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from danube_fast.broker import messages as m
-from danube_fast.errors import DanubeError, FailedPrecondition, NotOwner
+from danube_fast.errors import DanubeError, DataLoss, FailedPrecondition, NotOwner
 from danube_fast.frame.bundle import sealed_bundle
 from tests.workers.shard_rig import RawClient, Rig
 
+PATTERN = b"\x07" * 5000
 PAYLOADS = [f"message {i}".encode() for i in range(50)]
 
 
@@ -141,3 +142,30 @@ def test_an_older_copy_is_refused_and_let_go(rig: Rig, monkeypatch: pytest.Monke
             open_log(rig, 7)
     assert list(rig.worker.state.logs) == [0] and list(restored._begun) == [0]
     open_log(rig, 7)
+
+
+def test_a_damaged_log_is_refused_and_leaves_nothing_behind(rig: Rig) -> None:
+    """The damage is found behind messages that were taken up already."""
+    open_log(rig, 7)
+    rig.assign(2, log_id=7)
+    client = rig.client()
+    for _ in range(3):
+        publish(client, 2, [PATTERN] * 10)
+    close(rig, 7)
+    segments = sorted((rig.directory / "log-7").glob("*.seg"))
+    segment = [each for each in segments if PATTERN in each.read_bytes()][-1]
+    for snapshot in (rig.directory / "log-7").glob("*.snap"):
+        snapshot.unlink()
+    whole = segment.read_bytes()
+    damaged = bytearray(whole)
+    damaged[damaged.rindex(PATTERN)] ^= 0xFF
+    segment.write_bytes(damaged)
+    with pytest.raises(DataLoss):
+        open_log(rig, 7)
+    assert list(rig.worker.state.logs) == [0] and list(rig.worker.state.catalog.by_id) == [1]
+    publish(client, 1, PAYLOADS)
+    segment.write_bytes(whole)
+    open_log(rig, 7)
+    rig.assign(2, log_id=7)
+    client.subscribe(2)
+    assert len(client.receive(30)) == 30

@@ -325,7 +325,7 @@ class Mailbox:
             done += self._receive(link)
         if self._deadlines and self._deadlines[0][0] <= now_ns:
             self._expire(now_ns)
-        return done + self._finish() if self._ended else done
+        return done + (self._finish() if self._ended else 0)
 
     def next_deadline_ns(self) -> int:
         """When `do_work` must run again at the latest (monotonic ns), though nothing came in."""

@@ -410,6 +410,11 @@ class Catalog:
             ),
         ]
 
+    def forget_log(self, log_slot: int) -> None:
+        """Keep nothing of a log that is closed, once its partitions are removed."""
+        self.others.pop(log_slot, None)
+        self._last_epoch.pop(log_slot, None)
+
     def of_log(self, log_slot: int) -> list[Partition]:
         """List the partitions of a log."""
         return [p for p in self.by_id.values() if p.log_slot == log_slot]

@@ -25,22 +25,22 @@ class Logs:
         self._state, self._background = state, background
 
     def load(self, log_id: int, path: str) -> int:
-        """Open a log and restore its partitions; its slot. Raises DataLoss, FailedPrecondition for a log that
-        another process has open."""
+        """Open a log and restore its partitions; its slot, which is taken even if that fails. Raises DataLoss,
+        FailedPrecondition for a log that is open already: then no slot is taken."""
         state = self._state
         slot = next(slot for slot in itertools.count() if slot not in state.logs)
         log = Log.open(
             path, log_id=log_id, settings=state.settings, clock=state.clock,
             wake_fd=state.boot.mailbox.fileno(), background=self._background,
         )  # fmt: skip
+        state.tables.add_log(slot)
+        state.logs[slot] = log
+        state.journals[slot] = Journal(log, slot, state.tables, state.settings)
         if log.snapshot is not None:
             state.catalog.apply_snapshot(r.decode_snapshot(log.snapshot[1]), slot)
         for block in log.replay():
             state.boot.heartbeat()
             state.catalog.apply_block(block, slot)
-        state.logs[slot] = log
-        state.tables.add_log(slot)
-        state.journals[slot] = Journal(log, slot, state.tables, state.settings)
         return slot
 
     def begin_epoch(self, slot: int, skipped: list[r.PartitionState]) -> None:

@@ -56,7 +56,7 @@ from danube_fast.frame.unpack_kernels import find_buffer
 
 __all__ = ["NEED_RESERVATION", "NOT_ADMITTED_YET", "admit", "find_producer", "insert_producer"]
 
-# Statuses of a result row, as kernels want them; the last two never leave the worker.
+# Statuses of a result row, beside those of `Status`. NEED_RESERVATION and NOT_ADMITTED_YET never leave the worker.
 STATUS_INVALID = InvalidArgument.code
 STATUS_TOO_OLD = AlreadyExists.code
 NEED_RESERVATION = 100

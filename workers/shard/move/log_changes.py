@@ -59,17 +59,19 @@ class LogChanges(Job):
     def open(self, log_id: int, path: str) -> None:
         """Open a log. Its partitions are served when they are assigned: ask for that afterwards. Raises
         FailedPrecondition for a log that is open, DataLoss for one that is damaged, or an older copy."""
-        slot = self._logs.load(log_id, path)
+        before = set(self._state.logs)
         try:
-            self.begin(slot)
+            self.begin(self._logs.load(log_id, path))
         except DanubeError:
-            self._state.logs[slot].abandon()
-            self._forget(slot)
+            for slot in set(self._state.logs) - before:
+                self._state.logs[slot].abandon()
+                self._forget(slot)
             raise
 
     def close(self, log_id: int, done: Done) -> None:
         """Close a log; `done` when another process may open it, which a disk that fails puts off. Its clients look
-        its topics up again. Raises NotOwner, FailedPrecondition while it is closed or one of its partitions moves."""
+        its topics up again; what topics of durability memory hold is gone, as at a restart. Raises NotOwner,
+        FailedPrecondition while it is being closed or one of its partitions moves."""
         slot = self._ownership.slot_of(log_id)
         partitions = self._state.catalog.of_log(slot)
         if slot in self._closing:
@@ -111,5 +113,6 @@ class LogChanges(Job):
         for partition in state.catalog.of_log(slot):
             self._ownership.forget(partition)
             state.leaving.discard(partition.partition_id)
+        state.catalog.forget_log(slot)
         self._restored.forget(slot)
         del state.logs[slot], state.journals[slot]

@@ -330,8 +330,6 @@ class Intake:
         """Take the outcomes of finished publications, and the texts of refusals, by session."""
         by_session: dict[int, list[Outcome]] = {}
         texts: dict[int, dict[int, str]] = {}
-        if not self.answered:
-            return by_session, texts
         answered, self.answered = self.answered, []
         for publication in answered:
             if publication.done is not None:
