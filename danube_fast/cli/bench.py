@@ -55,8 +55,8 @@ def bench(
     ] = None,
     check: CheckOption = False,
     transport: Annotated[
-        Literal["zmq", "shm"] | None,
-        typer.Option(help="How clients reach the broker (zmq; --peers: both)."),
+        str | None,
+        typer.Option(metavar="zmq|shm", help="How clients reach the broker (zmq; --peers: both)."),
     ] = None,
     durability: Annotated[TopicDurability | None, typer.Option(help="Of the topics.")] = None,
     message_bytes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Size.")] = None,
