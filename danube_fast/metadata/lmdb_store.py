@@ -18,6 +18,7 @@ from pathlib import Path
 import lmdb
 
 from danube_fast.clock import Clock
+from danube_fast.durable import sync_directory
 from danube_fast.errors import (
     DanubeError,
     DataLoss,
@@ -124,11 +125,7 @@ class LmdbStore(LocalStore):
             writemap=False,
         )
         # the names of a new directory survive a power cut only once their folder is synced
-        folder = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_directory(self._directory)
         return environment
 
     @property

@@ -14,7 +14,6 @@ logs yet: only there, and where revision 0 is told, may a store be made. The coo
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import struct
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from danube_fast.descriptors import open_file
+from danube_fast.durable import replace_file
 from danube_fast.errors import FailedPrecondition
 from danube_fast.frame.crc import crc32c
 
@@ -95,18 +95,8 @@ class SealFile:
 
     def create(self, seal: Seal) -> None:
         """Make it anew, both slots, durably. Raises OSError."""
-        partial = self.path.with_name(f"{self.path.name}.partial")
-        with open(partial, "wb", opener=open_file) as file:
-            file.write(seal.encode().ljust(SLOT_DISTANCE_BYTES, b"\0") + seal.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.path)
-        folder = open_file(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with contextlib.suppress(OSError):  # some file systems cannot sync a directory
-                os.fsync(folder)
-        finally:
-            os.close(folder)
+        slot = seal.encode()
+        replace_file(self.path, slot.ljust(SLOT_DISTANCE_BYTES, b"\0"), slot)
 
     def open(self) -> int:
         """A descriptor for `write`. Raises OSError."""

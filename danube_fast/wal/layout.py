@@ -21,8 +21,7 @@
 A segment ends where the next one begins, whatever its file still holds behind that. Groups of
 frames start at multiples of 4096 and are closed by a PAD frame, so the log has no holes.
 
-`version` at 8 and the crc of bytes 0 to 59 at 60 stay there in every later version: that is how an
-older program can tell a newer format from a damaged file.
+Both headers are as `frame/file_header.py` draws them.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from danube_fast.errors import DataLoss, FailedPrecondition
-from danube_fast.frame.crc import crc32c
+from danube_fast.frame.file_header import FILE_HEADER_BYTES, open_header, seal_header
 from danube_fast.frame.layout import HEADER_BYTES
 
 __all__ = [
@@ -48,7 +46,6 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-FILE_HEADER_BYTES = 64
 SEGMENT_HEADER_BYTES = 4096
 GROUP_ALIGNMENT = 4096
 SEGMENT_MAGIC = int.from_bytes(b"DanubeSg", "little")
@@ -69,9 +66,6 @@ NAME_DIGITS = 20
 
 _SEGMENT = struct.Struct("<QIIQQQQqII")
 _SNAPSHOT = struct.Struct("<QIIQQQqIIII")
-_CRC_AT = 60
-_VERSION_AT = 8
-_CRC = struct.Struct("<I")
 
 RUN_DTYPE = np.dtype(
     [
@@ -182,12 +176,12 @@ class SegmentHeader(NamedTuple):
             0,
             0,
         )
-        return _with_crc(head).ljust(SEGMENT_HEADER_BYTES, b"\0")
+        return seal_header(head).ljust(SEGMENT_HEADER_BYTES, b"\0")
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> SegmentHeader:
         """Read a header. Raises FailedPrecondition for a newer format, DataLoss if it is damaged."""
-        fields = _SEGMENT.unpack(_checked(data, SEGMENT_MAGIC, path, "segment"))
+        fields = _SEGMENT.unpack(_open(data, SEGMENT_MAGIC, f"segment {path}"))
         _, _, epoch, log_id, first, previous, segment_bytes, created_ns, _, _ = fields
         return cls(log_id, first, previous, segment_bytes, created_ns, epoch)
 
@@ -205,7 +199,7 @@ class SnapshotHeader(NamedTuple):
 
     def encode(self) -> bytes:
         """The 64 bytes that open the file."""
-        return _with_crc(
+        return seal_header(
             _SNAPSHOT.pack(
                 SNAPSHOT_MAGIC,
                 FORMAT_VERSION,
@@ -224,31 +218,13 @@ class SnapshotHeader(NamedTuple):
     @classmethod
     def decode(cls, data: bytes, path: str) -> SnapshotHeader:
         """Read a header. Raises FailedPrecondition for a newer format, DataLoss if it is damaged."""
-        fields = _SNAPSHOT.unpack(_checked(data, SNAPSHOT_MAGIC, path, "snapshot"))
+        fields = _SNAPSHOT.unpack(_open(data, SNAPSHOT_MAGIC, f"snapshot {path}"))
         _, _, epoch, log_id, position, state_bytes, created_ns, clean, state_crc, _, _ = fields
         return cls(log_id, position, state_bytes, created_ns, epoch, bool(clean), state_crc)
 
 
-def _with_crc(head: bytes) -> bytes:
-    return head[:_CRC_AT] + _CRC.pack(crc32c(head[:_CRC_AT]))
-
-
-def _checked(data: bytes, magic: int, path: str, kind: str) -> bytes:
-    """The 64 header bytes if they are whole and of this format version."""
-    head = bytes(data[:FILE_HEADER_BYTES])
-    if (
-        len(head) < FILE_HEADER_BYTES
-        or int.from_bytes(head[:_VERSION_AT], "little") != magic
-        or crc32c(head[:_CRC_AT]) != _CRC.unpack_from(head, _CRC_AT)[0]
-    ):
-        raise DataLoss(f"the header of {kind} {path} is damaged; run `danube-fast wal verify`")
-    (version,) = _CRC.unpack_from(head, _VERSION_AT)
-    if version > FORMAT_VERSION:
-        raise FailedPrecondition(
-            f"{path} has log format version {version}, this program reads up to {FORMAT_VERSION}: "
-            "start the newer danube-fast that wrote it"
-        )
-    return head
+def _open(data: bytes, magic: int, what: str) -> bytes:
+    return open_header(data, magic, FORMAT_VERSION, what, "run `danube-fast wal verify`")
 
 
 def _prove() -> None:

@@ -21,10 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from danube_fast.durable import sync_directory
 from danube_fast.errors import DataLoss, FailedPrecondition, Internal
 from danube_fast.wal.layout import SegmentHeader, SnapshotHeader
 from danube_fast.wal.scan import ScanCode, describe_scan
-from danube_fast.wal.segment import Chain, sync_directory
+from danube_fast.wal.segment import Chain
 from danube_fast.wal.spares import SparePool
 from danube_fast.wal.trims import trimmed_position
 from danube_fast.wal.walk import Evidence, ReplayBlock, Walk, collect_evidence

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from danube_fast.durable import replace_file, sync_directory
 from danube_fast.frame.crc import crc32c
 from danube_fast.wal.layout import (
     INDEX_NAME,
@@ -30,7 +31,7 @@ from danube_fast.wal.layout import (
     SnapshotHeader,
     position_name,
 )
-from danube_fast.wal.segment import Chain, Segment, list_segments, sync_directory
+from danube_fast.wal.segment import Chain, Segment, list_segments
 from danube_fast.wal.snapshot import list_snapshots, write_snapshot
 from danube_fast.wal.trims import note_trim
 from danube_fast.wal.writer import PadStamper
@@ -145,12 +146,7 @@ def _cover(
 
 
 def _write_filler(path: Path, header: SegmentHeader, pad: bytearray) -> None:
-    temporary = path.with_suffix(TEMPORARY_SUFFIX)
-    with open(temporary, "wb") as file:
-        file.write(header.encode() + pad)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, path)
+    replace_file(path, header.encode(), pad, temporary=path.with_suffix(TEMPORARY_SUFFIX))
 
 
 def _relink(directory: Path, log_id: int, wall_ns: int) -> None:

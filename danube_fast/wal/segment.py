@@ -30,7 +30,7 @@ from danube_fast.wal.layout import (
 from danube_fast.wal.rewrite import WrittenGroup
 from danube_fast.wal.writer import WriteFault, write_all
 
-__all__ = ["Chain", "Segment", "list_segments", "sync_directory", "usable_segments"]
+__all__ = ["Chain", "Segment", "list_segments", "usable_segments"]
 
 _OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC
 
@@ -282,15 +282,6 @@ def usable_segments(directory: Path, segment_bytes: int, log_id: int) -> list[Se
                 "put the folders of the logs back where they were"
             )
     return segments
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a folder durable. Raises OSError."""
-    fd = open_file(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _without_given_up(segments: list[Segment]) -> list[Segment]:

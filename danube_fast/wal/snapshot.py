@@ -16,19 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from danube_fast.descriptors import open_file
+from danube_fast.durable import replace_file
 from danube_fast.errors import DataLoss
 from danube_fast.frame.crc import crc32c
+from danube_fast.frame.file_header import FILE_HEADER_BYTES
 from danube_fast.wal.background import Background, Job
 from danube_fast.wal.layout import (
-    FILE_HEADER_BYTES,
     SNAPSHOT_SUFFIX,
     TEMPORARY_SUFFIX,
     SnapshotHeader,
     position_from_name,
     position_name,
 )
-from danube_fast.wal.segment import sync_directory
 
 __all__ = ["Snapshot", "SnapshotStore", "list_snapshots", "read_snapshot"]
 
@@ -68,14 +67,7 @@ def write_snapshot(directory: Path, header: SnapshotHeader, state: bytes) -> Non
     """Write one durably under its final name. Raises OSError."""
     path = directory / position_name(header.position, SNAPSHOT_SUFFIX)
     temporary = path.with_suffix(TEMPORARY_SUFFIX)
-    with open(temporary, "wb", buffering=0, opener=open_file) as file:
-        for part in (header.encode(), state):
-            view = memoryview(part)
-            while view:
-                view = view[file.write(view) :]
-        os.fsync(file.fileno())
-    os.rename(temporary, path)
-    sync_directory(directory)
+    replace_file(path, header.encode(), state, temporary=temporary)
 
 
 class SnapshotStore:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from danube_fast.durable import sync_directory
 from danube_fast.wal.layout import TRIM_SUFFIX, position_from_name, position_name
-from danube_fast.wal.segment import sync_directory
 
 __all__ = ["note_trim", "trimmed_position"]
 

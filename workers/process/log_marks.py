@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
+from danube_fast.durable import write_file
 
 __all__ = ["MARKS_NAME", "LogMark", "read_marks", "write_marks"]
 
@@ -42,8 +43,5 @@ def write_marks(metadata: Path, marks: Mapping[int, LogMark]) -> None:
     """Replace what the metadata knows of logs, durably. Raises OSError."""
     data = msgspec.json.encode(list(marks.values()))
     partial = metadata / f"{MARKS_NAME}.partial"
-    with partial.open("wb") as file:
-        file.write(b"%08x %s" % (zlib.crc32(data), data))
-        file.flush()
-        os.fsync(file.fileno())
+    write_file(partial, b"%08x %s" % (zlib.crc32(data), data))
     partial.replace(metadata / MARKS_NAME)

@@ -17,12 +17,12 @@ workers may change from start to start.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import os
 from pathlib import Path
 
+from danube_fast.durable import replace_file, sync_directory
 from danube_fast.errors import DataLoss, FailedPrecondition, Unavailable
 from danube_fast.workers.process.environment import METADATA_SEAL
 
@@ -109,8 +109,8 @@ class DataDirectory:
         logs = [(log_id, self._folder(log_id)) for log_id in range(max(count, used))]
         for _, directory in logs:
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        _sync_directory(folder)
-        _sync_directory(self.path)
+        sync_directory(folder)
+        sync_directory(self.path)
         return [(log_id, str(directory)) for log_id, directory in logs]
 
     def note_used(self) -> None:
@@ -119,7 +119,7 @@ class DataDirectory:
         while _segments(self._folder(log_id)):
             log_id += 1
         if log_id > self._logs_used():
-            _write_line(self.path / "LOGS", f"{_LOGS_PREFIX}{log_id}")
+            replace_file(self.path / "LOGS", f"{_LOGS_PREFIX}{log_id}\n".encode())
 
     def _folder(self, log_id: int) -> Path:
         return self.path / "logs" / f"{log_id:0{_LOG_DIGITS}}"
@@ -172,7 +172,7 @@ def _check_format(root: Path) -> None:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        _write_line(path, f"{_FORMAT_PREFIX}{FORMAT_VERSION}")
+        replace_file(path, f"{_FORMAT_PREFIX}{FORMAT_VERSION}\n".encode())
         return
     version = text.removeprefix(_FORMAT_PREFIX).strip()
     if not text.startswith(_FORMAT_PREFIX) or not version.isdecimal():
@@ -182,22 +182,3 @@ def _check_format(root: Path) -> None:
             f"the data in {root} has format {version} and this version reads up to "
             f"{FORMAT_VERSION}; start the newer danube-fast that wrote it"
         )
-
-
-def _write_line(path: Path, line: str) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(f"{line}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # some file systems cannot sync a directory
-            os.fsync(fd)
-    finally:
-        os.close(fd)
