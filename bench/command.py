@@ -49,7 +49,7 @@ class Choices(NamedTuple):
     is_json: bool = False
     peers: str | None = None
     sweep: str | None = None
-    page: Path | None = None
+    pages: Sequence[Path] = ()
 
 
 Note = Callable[[str], None]
@@ -63,10 +63,11 @@ def prepare(choices: Choices, note: Note) -> None:
         raise InvalidArgument(f"--transport {transport!r} is unknown; use zmq or shm")
     if choices.plot is not None and choices.plot.suffix != ".svg":
         raise InvalidArgument(f"--plot {choices.plot} is drawn as SVG; give it a name in .svg")
-    if choices.page is not None and choices.peers is None:
-        raise InvalidArgument(f"--page {choices.page} gets the table of --peers; add that")
-    if choices.page is not None and not choices.page.is_file():
-        raise NotFound(f"there is no {choices.page}; name a page with a place for the table")
+    for page in choices.pages:
+        if choices.peers is None:
+            raise InvalidArgument(f"--page {page} gets the table of --peers; add that")
+        if not page.is_file():
+            raise NotFound(f"there is no {page}; name a page with a place for the table")
     note(f"danube-fast {VERSION} on {host.machine()}")
 
 

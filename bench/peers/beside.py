@@ -14,6 +14,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -25,7 +26,7 @@ from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.peers import catalog
 from danube_fast.bench.peers.adapter import Adapter, Variant
 from danube_fast.bench.peers.runs import Bench, sized
-from danube_fast.bench.peers.table import joined, label, markdown, print_rows
+from danube_fast.bench.peers.table import Row, fastest, joined, label, markdown, print_rows
 from danube_fast.bench.plan import NON_RELIABLE, Figures, Plan
 from danube_fast.bench.reporting import report
 from danube_fast.bench.reporting.pages import machine_note, replaced
@@ -36,6 +37,8 @@ from danube_fast.errors import DanubeError, InvalidArgument
 __all__ = ["WORKLOADS_COMPARED", "beside"]
 
 WORKLOADS_COMPARED = ("throughput", "latency")
+FASTEST = "fastest"
+"""Marks the place of a table with a row or two of each system."""
 TAKES = frozenset({"transport", "durability", "message_bytes", "messages", "seconds", "rate"})
 DURABILITIES = (NON_RELIABLE, "memory", "os", "fsync")
 SECONDS = 5.0
@@ -173,8 +176,8 @@ def beside(choices: Choices, note: Note, emit: Emit) -> bool:
     names = catalog.select(choices.peers or "")
     plans = _plans(choices)
     prepare(choices, note)
-    if choices.page is not None:
-        replaced(choices.page.read_text(), "peers", "")  # before an hour of measuring
+    for page in choices.pages:
+        replaced(page.read_text(), _marker(page), "")  # before an hour of measuring
     reasons = {name: catalog.absence(name) for name in names}
     absent = {name: reason for name, reason in reasons.items() if reason is not None}
     for name, reason in absent.items():
@@ -196,18 +199,32 @@ def beside(choices: Choices, note: Note, emit: Emit) -> bool:
 
 
 def _publish(choices: Choices, found: Sequence[Figures], count: int) -> None:
-    """The picture, and the table of a page."""
-    rows = joined(found)
+    """The picture, and the tables of pages, each with a picture of its rows."""
+    rows, note = joined(found), machine_note(count)
     if choices.plot is not None:
-        bars = [
-            Bar(label(row), row.rate, row.client, row.rate_min, row.rate_max)
-            for row in rows
-            if row.rate is not None
-        ]
-        write_bars(choices.plot, "messages a second", bars, machine_note(count))
-    if choices.page is not None:
-        table = markdown(rows, machine_note(count), found)
-        if choices.plot is not None:
-            place = os.path.relpath(choices.plot, choices.page.parent)
-            table += f"\n\n![messages a second]({place})"
-        choices.page.write_text(replaced(choices.page.read_text(), "peers", table))
+        _draw(choices.plot, rows, note)
+    for page in choices.pages:
+        marker, plot, shown = _marker(page), choices.plot, rows
+        if marker == FASTEST:
+            shown = fastest(rows)
+            if plot is not None:
+                plot = plot.with_stem(f"{plot.stem}-{FASTEST}")
+                _draw(plot, shown, note)
+        table = markdown(shown, note, found)
+        if plot is not None:
+            table += f"\n\n![messages a second]({os.path.relpath(plot, page.parent)})"
+        page.write_text(replaced(page.read_text(), marker, table))
+
+
+def _draw(plot: Path, rows: Sequence[Row], note: str) -> None:
+    bars = [
+        Bar(label(row), row.rate, row.client, row.rate_min, row.rate_max)
+        for row in rows
+        if row.rate is not None
+    ]
+    write_bars(plot, "messages a second", bars, note)
+
+
+def _marker(page: Path) -> str:
+    """Which table a page has a place for."""
+    return FASTEST if f"<!-- bench:{FASTEST} -->" in page.read_text() else "peers"

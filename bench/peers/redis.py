@@ -148,7 +148,7 @@ class Redis(Adapter):
     name = "redis"
     variants = (
         Variant(
-            "redis pub/sub", "none: to whoever listens, at most once", TRANSPORT, True,
+            "redis pub/sub", "none: to those who listen, at most once", TRANSPORT, True,
             {"is_stream": False, "settings": {}}, client=LISTS,
         ),
         _stream("memory (appendonly no)", appendonly="no"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from danube_fast.bench.plan import NON_RELIABLE, ONE_BY_ONE, Figures
 from danube_fast.bench.reporting.pages import note_text
 from danube_fast.bench.reporting.report import amount
 
-__all__ = ["OWN_DURABILITY", "Row", "joined", "label", "markdown", "print_rows"]
+__all__ = ["OWN_DURABILITY", "Row", "fastest", "joined", "label", "markdown", "print_rows"]
 
 OWN = "danube-fast"
 OWN_DURABILITY = {
@@ -23,6 +24,8 @@ OWN_DURABILITY = {
     "fsync": "fsync: fdatasync before each ack, shared by a group",
 }
 """Our own durabilities in the words of the table."""
+SYNCED = re.compile(r"f(data)?sync\b.* before ")
+"""The durabilities whose ack waits for the disk."""
 LABEL_LETTERS_MAX = 60
 LANES = {"shm": "shared memory", "zmq": "ipc"}
 
@@ -77,6 +80,29 @@ def label(row: Row) -> str:
         return f"{row.system}, {level}"
     words = f"{row.system}, {', '.join(row.durability.split(' (')[0].split(', ')[:2])}"
     return textwrap.shorten(words, LABEL_LETTERS_MAX, placeholder=" ...")
+
+
+def fastest(rows: Sequence[Row]) -> list[Row]:
+    """Of each system its fastest row, among those that sync before an ack, and among the others; the fastest
+    first. Latencies are those of the same durability."""
+    chosen: list[Row] = []
+    for is_synced in (True, False):
+        best: dict[str, Row] = {}
+        for row in rows:
+            if row.rate is None or bool(SYNCED.search(row.durability)) != is_synced:
+                continue
+            name = re.split(r"[ ,]", row.system)[0]
+            if name not in best or row.rate > (best[name].rate or 0):
+                best[name] = row
+        chosen += sorted(best.values(), key=lambda row: -(row.rate or 0))
+    return [_with_latencies(row, rows) for row in chosen]
+
+
+def _with_latencies(row: Row, rows: Sequence[Row]) -> Row:
+    for other in rows:
+        if other[:2] == row[:2] and row.p50_us is None:
+            row = row._replace(p50_us=other.p50_us, p99_us=other.p99_us)
+    return row
 
 
 def markdown(rows: Sequence[Row], note: str, found: Sequence[Figures]) -> str:

@@ -1,6 +1,5 @@
-"""`./run bench`: measures the cases of the floors and writes tables and plots of the pages anew.
+"""`./run bench`: measures the cases of the floors and writes a table and plots anew.
 
-    README.md             <!-- bench:rates -->  ... <!-- bench:end -->   what moves how many messages
     docs/measurements.md  <!-- bench:floors --> ... <!-- bench:end -->   every case with its floor and target
     docs/plots/rates.svg, docs/plots/latencies.svg                       the same as bars
 
@@ -27,10 +26,10 @@ from danube_fast.bench.workloads.catalog import find
 from danube_fast.errors import DanubeError, NotFound
 from danube_fast.version import VERSION
 
-__all__ = ["floors_table", "machine_note", "main", "note_text", "plots", "rates_table", "replaced"]
+__all__ = ["floors_table", "machine_note", "main", "note_text", "plots", "replaced"]
 
 END = "<!-- bench:end -->"
-PAGES = {"README.md": "rates", "docs/measurements.md": "floors"}
+PAGES = {"docs/measurements.md": "floors"}
 PLOTS = Path("docs", "plots")
 RAW = "the same, raw ZeroMQ"
 OWN_GROUP, RAW_GROUP = "danube-fast", "raw ZeroMQ"
@@ -66,23 +65,6 @@ def _header(*names: str) -> list[str]:
     return ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
 
 
-def rates_table(found: Sequence[Verdict], durabilities: Sequence[str], runs: int) -> str:
-    """What moves how many messages a second."""
-    lines = _header("what", "durability", "messages/s", "of raw ZeroMQ")
-    for verdict, durability in zip(found, durabilities, strict=True):
-        if verdict.floor.figure != "messages_per_s":
-            continue
-        share = "-" if verdict.vs_reference is None else f"{verdict.vs_reference:.0%}"
-        lines.append(
-            f"| {verdict.case.what} | {durability} | {report.amount(verdict.median)} | {share} |"
-        )
-    note = (
-        "Measured by `./run bench`: broker with two workers, producer and consumer processes on the same "
-        f"host, ipc, 100 B incompressible payloads unless said, every byte compared. {machine_note(runs)}"
-    )
-    return "\n".join([note_text(note), "", *lines, "", f"![messages a second]({PLOTS}/rates.svg)"])
-
-
 def floors_table(found: Sequence[Verdict], durabilities: Sequence[str], runs: int) -> str:
     """Every case with its floor and target."""
     lines = _header("what", "durability", "floor", "target", "measured", "unit", "raw ZeroMQ")
@@ -94,8 +76,12 @@ def floors_table(found: Sequence[Verdict], durabilities: Sequence[str], runs: in
             f"{report.amount(floor.target)} | {measured} | {floor.unit} | "
             f"{report.amount(verdict.reference)} |"
         )
-    note = f"Measured by `./run bench`. {machine_note(runs)}"
-    return "\n".join([note_text(note), "", *lines, "", "![latencies](plots/latencies.svg)"])
+    note = (
+        "Measured by `./run bench`: broker with two workers, producer and consumer processes on the same "
+        f"host, ipc, 100 B incompressible payloads unless said, every byte compared. {machine_note(runs)}"
+    )
+    pictures = "![messages a second](plots/rates.svg)", "![latencies](plots/latencies.svg)"
+    return "\n".join([note_text(note), "", *lines, "", pictures[0], "", pictures[1]])
 
 
 def plots(
@@ -151,13 +137,12 @@ def _rewrite(arguments: argparse.Namespace) -> None:
         measured = floors.check(rig, cases, arguments.runs, changes, _say)
     found = floors.verdicts(cases, measured)
     durabilities = [_durability(verdict.case) for verdict in found]
-    tables = {"rates": rates_table, "floors": floors_table}
     folder = arguments.root / PLOTS
     folder.mkdir(parents=True, exist_ok=True)
     for name, (title, rows) in plots(found, durabilities).items():
         write_bars(folder / name, title, rows, machine_note(arguments.runs))
     for name, path in pages.items():
-        table = tables[PAGES[name]](found, durabilities, arguments.runs)
+        table = floors_table(found, durabilities, arguments.runs)
         path.write_text(replaced(path.read_text(), PAGES[name], table))
         print(f"{path}: written", file=sys.stderr)
 

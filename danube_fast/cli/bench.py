@@ -36,8 +36,10 @@ SweepOption = Annotated[
     typer.Option(metavar="SETTING=V1,V2,...", help="The same load on brokers set differently."),
 ]
 PageOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE.md", help="Page whose table of --peers is written anew."),
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE.md", help="Page whose table of --peers is written anew; repeatable."
+    ),
 ]
 
 
@@ -111,7 +113,7 @@ def bench(
     from danube_fast.bench.sweep import in_turns
 
     choices = command.Choices(
-        workloads or [], given, runs, url, plot, output is OutputForm.JSON, peers, sweep, page
+        workloads or [], given, runs, url, plot, output is OutputForm.JSON, peers, sweep, page or ()
     )
     measure = command.measure if peers is None else beside
     measure = measure if sweep is None else in_turns

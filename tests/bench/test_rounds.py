@@ -10,7 +10,7 @@ import pytest
 
 from danube_fast.bench.peers import beside, catalog
 from danube_fast.bench.peers.beside import _Entrant, _Rounds
-from danube_fast.bench.peers.table import joined, label, markdown
+from danube_fast.bench.peers.table import fastest, joined, label, markdown
 from danube_fast.bench.plan import LISTS, ONE_BY_ONE, Figures, Plan
 from danube_fast.errors import InvalidArgument, NotFound, Unavailable
 
@@ -110,7 +110,7 @@ def test_table_and_picture_of_a_page_have_the_same_rows(tmp_path: Path) -> None:
     page, plot = tmp_path / "docs" / "peers.md", tmp_path / "docs" / "plots" / "peers.svg"
     plot.parent.mkdir(parents=True)
     page.write_text("# T\n<!-- bench:peers -->\n<!-- bench:end -->\nend\n")
-    beside._publish(beside.Choices([], {}, page=page, plot=plot), FOUND, 5)
+    beside._publish(beside.Choices([], {}, pages=[page], plot=plot), FOUND, 5)
     text = page.read_text()
     assert text.endswith("![messages a second](plots/peers.svg)\n<!-- bench:end -->\nend\n")
     assert "medians of 5 runs" in text
@@ -119,13 +119,43 @@ def test_table_and_picture_of_a_page_have_the_same_rows(tmp_path: Path) -> None:
     assert drawn.count(LISTS) == drawn.count(ONE_BY_ONE) == 1
 
 
+def test_a_short_table_has_the_fastest_rows_of_each_system(tmp_path: Path) -> None:
+    more = [
+        figures("throughput", transport="zmq", messages_per_s=6e6),
+        figures("throughput", durability="non_reliable", messages_per_s=9e6),
+        figures("throughput", durability="os", messages_per_s=8e6),
+        figures(
+            "throughput", system="kafka synced", version="4", durability="fsync of each before its ack",
+            messages_per_s=3e5,
+        ),
+        figures(
+            "throughput", system="nats file", version="2", durability="file, fsync every 2 min",
+            messages_per_s=4e4,
+        ),
+    ]  # fmt: skip
+    rows = fastest(joined([*FOUND, *more]))
+    assert [(row.system, row.rate, row.p50_us) for row in rows] == [
+        ("danube-fast, ipc", 6e6, None), ("kafka synced", 3e5, None),
+        ("danube-fast, shared memory", 9e6, None), ("kafka acks=all", 2e5, 2000.0),
+        ("nats file", 4e4, None),
+    ]  # fmt: skip
+    assert fastest(joined(FOUND))[0].p50_us == 300.0, "that of single messages"
+    readme, plot = tmp_path / "README.md", tmp_path / "peers.svg"
+    readme.write_text("<!-- bench:fastest -->\n<!-- bench:end -->\n")
+    beside._publish(beside.Choices([], {}, pages=[readme], plot=plot), FOUND, 5)
+    assert readme.read_text().count("\n| ") - 1 == 2
+    assert "![messages a second](peers-fastest.svg)" in readme.read_text()
+    drawn = (tmp_path / "peers-fastest.svg").read_text()
+    assert drawn.count("<rect") - 1 == 2 < plot.read_text().count("<rect") - 1
+
+
 def test_a_page_without_a_place_for_the_table_is_refused_before_anything_runs(
     tmp_path: Path,
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text("# nothing\n")
     with pytest.raises(NotFound, match="bench:peers"):
-        beside.beside(beside.Choices([], {}, peers="zeromq", page=page), print, print)
+        beside.beside(beside.Choices([], {}, peers="zeromq", pages=[page]), print, print)
 
 
 def test_a_page_without_peers_is_refused() -> None:
