@@ -223,7 +223,7 @@ def test_frames_with_gaps_are_handed_out_as_what_is_there(kind, seed):
     else:
         assert topic.acked == topic.there
         assert topic.sub.cursor == topic.end
-        assert (topic.sub.ledger.held, topic.sub.ledger.waiting) == (0, 0)
+        assert (topic.sub.ledger.unacked, topic.sub.ledger.waiting) == (0, 0)
 
 
 # ---------------------------------------------------------------- where messages stand

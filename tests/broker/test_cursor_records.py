@@ -35,7 +35,7 @@ def ack_many(sub: Subscription, offsets: list[int]) -> None:
     sub.attach(consumer)
     for offset in offsets:
         if offset >= sub.cursor and sub.ledger.state_of(offset)[0] == State.FRESH:
-            sub.ledger.hold(offset, offset + 1, consumer.slot, 0)
+            sub.ledger.deliver(offset, offset + 1, consumer.slot, 0)
     sub.ack(consumer, [edge for offset in sorted(offsets) for edge in (offset, offset + 1)])
     sub.detach(consumer)
 

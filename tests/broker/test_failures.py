@@ -119,7 +119,7 @@ def test_a_timer_that_is_armed_for_a_subscription_that_is_gone_finds_nothing():
     partition.forget_subscription("s")
     for late in timers.due(100 * SECOND):
         late.on_time(100 * SECOND)
-    assert sub.ledger.held == sub.ledger.waiting == 0
+    assert sub.ledger.unacked == sub.ledger.waiting == 0
 
 
 def test_poison_is_blocked_and_only_that_message():

@@ -387,7 +387,7 @@ def test_a_key_has_one_consumer_on_a_topic_that_keeps_nothing():
     delivered = sum(map(len, group.hands.values()))
     skipped = sum(key[:1] == b"d" for key in keys if key is not None)
     assert (delivered, group.sub.router.skipped_count) == (1000 - skipped, skipped)  # type: ignore[union-attr]
-    assert (group.sub.cursor, group.sub.ledger.held, group.sub.lost_count) == (1000, 0, 0)
+    assert (group.sub.cursor, group.sub.ledger.unacked, group.sub.lost_count) == (1000, 0, 0)
 
 
 def test_what_a_slow_consumer_does_not_take_before_it_is_gone_is_counted():

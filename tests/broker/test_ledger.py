@@ -62,10 +62,10 @@ def assert_alike(ledger: Ledger, model: Model) -> None:
     assert ledger.settled_ahead == len(model.settled_ahead())
     counts = (ledger.waiting, ledger.delayed, ledger.blocked)
     assert counts == (model.count("waiting"), model.count("delayed"), model.count("blocked"))
-    assert [ledger.held_by(slot) for slot in range(SLOTS)] == [
+    assert [ledger.unacked_of(slot) for slot in range(SLOTS)] == [
         len(model.held_by(slot)) for slot in range(SLOTS)
     ]
-    assert ledger.held == sum(len(model.held_by(slot)) for slot in range(SLOTS))
+    assert ledger.unacked == sum(len(model.held_by(slot)) for slot in range(SLOTS))
     waiting = [offset for offset, state in model.state.items() if state == "waiting"]
     assert ledger.first_waiting() == (min(waiting) if waiting else None)
     if waiting:
@@ -103,9 +103,9 @@ def apply(ledger: Ledger, model: Model, action: tuple, start: int) -> None:
         if offsets:
             whole = step == 1 and len(offsets) == detail
             if whole:
-                ledger.hold(base, end, slot, 5)
+                ledger.deliver(base, end, slot, 5)
             else:
-                ledger.hold_rows(base, rows, slot, 5)
+                ledger.deliver_rows(base, rows, slot, 5)
             model.hold(offsets, slot)
         # what nobody took does not exist
         lost = [offset for offset in range(base, end) if offset not in model.state]
@@ -119,7 +119,7 @@ def apply(ledger: Ledger, model: Model, action: tuple, start: int) -> None:
         if waiting:
             base = waiting[0]
             rows = np.array([offset - base for offset in waiting], np.int32)
-            ledger.hold_rows(base, rows, slot, 6)
+            ledger.deliver_rows(base, rows, slot, 6)
             model.hold(waiting, slot)
     elif what == "ack":
         pairs = [edge for i in range(low, high, 2 * step) for edge in (i, i + step)]
@@ -191,15 +191,15 @@ def test_every_history_leaves_what_the_model_says(start, history):
 def test_the_cursor_frees_pages_and_a_settled_run_costs_nothing():
     pool = PagePool()
     ledger = Ledger(pool, 10)
-    ledger.hold(10, 11, 0, 1)
+    ledger.deliver(10, 11, 0, 1)
     for low in range(11, 3_000_000, 10_000):
-        ledger.hold(low, low + 10_000, 1, 2)
+        ledger.deliver(low, low + 10_000, 1, 2)
         ledger.ack(1, [low, low + 10_000])
     assert ledger.cursor == 10 and ledger.settled_ahead > 2_900_000
     assert pool._count - pool.free_count <= 3
     assert len(ledger.settled_pairs()) == 2
     ledger.ack(0, [10, 11])
-    assert ledger.cursor == ledger.next_offset and ledger.held == 0
+    assert ledger.cursor == ledger.next_offset and ledger.unacked == 0
 
 
 def test_a_gap_of_billions_is_settled_in_steps():
@@ -210,8 +210,8 @@ def test_a_gap_of_billions_is_settled_in_steps():
 
 def test_the_delivery_that_is_held_longest_comes_first():
     ledger = Ledger(PagePool(), 0)
-    first = ledger.hold(0, 10, 0, 100)
-    ledger.hold(10, 20, 1, 200)
+    first = ledger.deliver(0, 10, 0, 100)
+    ledger.deliver(10, 20, 1, 200)
     assert ledger.oldest() == (first, 100)
     ledger.extend(3, 5, 0, 400)
     ledger.extend(7, 8, 0, 500)
@@ -227,17 +227,17 @@ def test_the_delivery_that_is_held_longest_comes_first():
 
 def test_an_ack_may_have_its_numbers_as_bytes():
     ledger = Ledger(PagePool(), 0)
-    ledger.hold(0, 100, 1, 0)
+    ledger.deliver(0, 100, 1, 0)
     ranges = np.array([(at, at + 1) for at in range(0, 100, 2)], "<i8")
     ledger.ack(1, ranges.tobytes())
-    assert (ledger.cursor, ledger.held) == (1, 50)
+    assert (ledger.cursor, ledger.unacked) == (1, 50)
     ledger.ack(2, ranges.tobytes())
     ledger.ack(1, [1, 2])
-    assert (ledger.cursor, ledger.held) == (3, 49)
+    assert (ledger.cursor, ledger.unacked) == (3, 49)
     for torn in (b"1234567", bytes(8), bytes(24)):
         with pytest.raises(InvalidArgument, match="pairs of offsets"):
             ledger.ack(1, torn)
-    assert ledger.held == 49
+    assert ledger.unacked == 49
 
 
 @settings(deadline=None, max_examples=100)
@@ -253,7 +253,7 @@ def test_the_first_that_is_fresh(seed: int) -> None:
         if draw.random() < 0.5:
             ledger.settle(low, high)
         elif low >= ledger.cursor:
-            ledger.hold(low, high, 1, 0)
+            ledger.deliver(low, high, 1, 0)
     low = draw.randrange(ledger.cursor, end + 1)
     fresh = ledger.select(low, low, end, State.FRESH)
     assert ledger.first_fresh(low, end) == (low + int(fresh[0]) if len(fresh) else end)

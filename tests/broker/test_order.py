@@ -438,7 +438,7 @@ class Story:
         assert broker.end == 0 or broker.hands[consumer] == {
             offset
             for offset in range(broker.end)
-            if broker.sub.ledger.state_of(offset)[0] is State.HELD
+            if broker.sub.ledger.state_of(offset)[0] is State.UNACKED
         }
         broker.ack(consumer, sorted(broker.hands[consumer]))
         assert broker.sub.cursor == broker.end, "a message waits for ever"

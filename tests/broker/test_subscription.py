@@ -83,7 +83,7 @@ def acked_ahead(sub: Subscription) -> list[int]:
 
 
 def held(sub: Subscription, consumer: Consumer) -> list[int]:
-    wanted = (State.HELD, consumer.slot)
+    wanted = (State.UNACKED, consumer.slot)
     return [n for n in range(sub.next_offset) if sub.ledger.state_of(n) == wanted]
 
 
@@ -104,7 +104,7 @@ def test_exclusive_gets_whole_frames_in_order_and_the_cursor_follows_acks():
     sub.ack(consumer, [2, 5])
     assert (sub.cursor, acked_ahead(sub)) == (0, [2, 5])
     sub.ack(consumer, [0, 2])
-    assert (sub.cursor, acked_ahead(sub), sub.ledger.held) == (5, [], 2)
+    assert (sub.cursor, acked_ahead(sub), sub.ledger.unacked) == (5, [], 2)
 
 
 def test_a_second_exclusive_consumer_is_refused_until_the_first_is_gone():

@@ -42,10 +42,10 @@ def test_a_place_in_what_was_sent_divides_what_is_held(frames, acked, extended, 
     at = 0
     for number, (size, step) in enumerate(frames):
         rows = np.arange(0, size, step, dtype=np.int32)
-        ledger.hold_rows(at, rows, 1, 5, number)
+        ledger.deliver_rows(at, rows, 1, 5, number)
         sent.update((at + row, number) for row in rows.tolist())
         at += size
-    ledger.hold(at, at + 10, 2, 5, 0)  # of another consumer
+    ledger.deliver(at, at + 10, 2, 5, 0)  # of another consumer
     for low, length in extended:
         ledger.extend(low, low + length, 1, 7)
     for low, length in acked:
@@ -59,7 +59,7 @@ def test_a_place_in_what_was_sent_divides_what_is_held(frames, acked, extended, 
     ledger.give_back(1, taken)
     assert attempts(ledger, sorted(sent)) == [int((sent[o], o) < taken) for o in sorted(sent)]
     assert all(ledger.state_of(offset)[0] is State.WAITING for offset in sent)
-    assert ledger.held == 10
+    assert ledger.unacked == 10
 
 
 @settings(max_examples=100, deadline=None)
@@ -71,7 +71,7 @@ def test_what_was_taken_fails_and_nothing_else(frames, place, most):
     sent: dict[int, int] = {}
     at = 0
     for number, (size, _) in enumerate(frames):
-        ledger.hold(at, at + size, 1, 5, number)
+        ledger.deliver(at, at + size, 1, 5, number)
         sent.update((at + row, number) for row in range(size))
         at += size
     runs = ledger.fail_taken(1, taken, most)
@@ -87,9 +87,9 @@ def test_attempts_go_to_another_ledger(pieces):
     at = 0
     for size, times in pieces:
         for _ in range(times):
-            ledger.hold(at, at + size, 1, 5)
+            ledger.deliver(at, at + size, 1, 5)
             ledger.give_back(1)
-        ledger.hold(at, at + size, 1, 5)
+        ledger.deliver(at, at + size, 1, 5)
         at += size
     ledger.ack(1, [0, 7, 11, 13])
     for offset in range(at):
@@ -119,7 +119,7 @@ def test_how_a_consumer_leaves_decides_what_counts(parting, delivered, failed):
     sub = Subscription(1, "s", SubscriptionKind.EXCLUSIVE, 0, tracks=True)
     sub.policy = parse_policy({"max_redelivery_count": 0, "poison_policy": "block"})
     consumer = consumer_of(sub, reports=True)
-    sub.ledger.hold(0, 200, consumer.slot, 0, consumer.next_frame())
+    sub.ledger.deliver(0, 200, consumer.slot, 0, consumer.next_frame())
     consumer.report(0, 10)
     sub.detach(consumer, parting)
     assert attempts(sub.ledger, list(range(200))) == [int(o < delivered) for o in range(200)]
@@ -132,7 +132,7 @@ def test_of_a_consumer_that_does_not_report_everything_counts_and_nothing_fails(
     sub = Subscription(1, "s", SubscriptionKind.SHARED, 0, tracks=True)
     sub.policy = parse_policy({"max_redelivery_count": 0, "poison_policy": "drop"})
     consumer = consumer_of(sub, reports=False)
-    sub.ledger.hold(0, 200, consumer.slot, 0, consumer.next_frame())
+    sub.ledger.deliver(0, 200, consumer.slot, 0, consumer.next_frame())
     consumer.report(0, 10)
     assert consumer.taken is EVERYTHING
     sub.detach(consumer, Parting.DIED)
@@ -144,7 +144,7 @@ def test_of_a_consumer_that_does_not_report_everything_counts_and_nothing_fails(
 def test_a_report_beyond_all_numbers_is_bounded():
     sub = Subscription(1, "s", SubscriptionKind.EXCLUSIVE, 0, tracks=True)
     consumer = consumer_of(sub, reports=True)
-    sub.ledger.hold(0, 5, consumer.slot, 0, consumer.next_frame())
+    sub.ledger.deliver(0, 5, consumer.slot, 0, consumer.next_frame())
     consumer.report(2**64 - 1, -5)
     sub.detach(consumer, Parting.DIED)
     assert attempts(sub.ledger, list(range(5))) == [1] * 5

@@ -52,7 +52,7 @@ def test_records_that_come_behind_a_reservation(rig: Rig, monkeypatch: pytest.Mo
     partition = rig.worker.state.catalog.by_id[1]
     client.ack(FRAMES * MESSAGES - 1, FRAMES * MESSAGES)
     ledger = partition.subscriptions["s"].ledger
-    held = [i for i in range(FRAMES * MESSAGES) if ledger.state_of(i)[0] is State.HELD]
+    held = [i for i in range(FRAMES * MESSAGES) if ledger.state_of(i)[0] is State.UNACKED]
     assert held == list(holes)
     assert rig.worker.state.logs[0].written_position > 10 * 64 * KIB
 

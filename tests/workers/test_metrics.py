@@ -159,7 +159,7 @@ def test_what_has_no_name_goes_on_counting_whichever_rows_it_has() -> None:
 
 def _state(topics: int, most: int) -> Any:
     """A worker of so many topics with one subscription each; `reports` is what it tells."""
-    ledger = SimpleNamespace(settled_ahead=0, held=0, waiting=0)
+    ledger = SimpleNamespace(settled_ahead=0, unacked=0, waiting=0)
     partitions: dict[int, Any] = {}
     for number in range(topics):
         sub = SimpleNamespace(

@@ -476,7 +476,7 @@ def test_nothing_but_acks_is_taken_of_who_was_sent_away(
     assert client.ask(24, 1, "earliest")[2] == NotOwner.code
     assert client.subscribe(held.pid, "s", kind="shared", consumer_id=2)[2] == NotOwner.code
     sub = held.rig.workers[1].worker.state.catalog.by_id[held.pid].subscriptions["s"]
-    assert (sub.ledger.held, sub.ledger.waiting) == (PER_FRAME, 0)
+    assert (sub.ledger.unacked, sub.ledger.waiting) == (PER_FRAME, 0)
     assert client.ask(25, 1)[0] == 67
     held.rig.settle()
     assert held.outcome[0][1] is None

@@ -388,7 +388,7 @@ def test_who_is_close_behind_holds_up_a_non_reliable_producer_a_little(rigs):
         frame = client.frame(opened, len(requests), [bytes(size)])
         requests.append(post_publish(client, (1, frame)))
         rig.turn(lambda: rig.worker.intake.messages_in > before, "admission")
-        return len(rig.worker.intake.held) == 0
+        return len(rig.worker.intake.put_off) == 0
 
     while is_acked():
         assert len(requests) < 50, "no ack ever waited"

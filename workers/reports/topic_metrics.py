@@ -165,7 +165,7 @@ def _values(partition: Partition, sub: Subscription) -> list[int]:
     values[SubscriptionRow.LOST] = sub.dropped_count + sub.lost_count
     values[SubscriptionRow.DEAD_LETTERS] = sub.dead_letter_count
     values[SubscriptionRow.LAG] = max(0, partition.visible - settled)
-    values[SubscriptionRow.UNACKED] = ledger.held
+    values[SubscriptionRow.UNACKED] = ledger.unacked
     values[SubscriptionRow.WAITING] = ledger.waiting
     return values
 

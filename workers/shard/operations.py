@@ -85,7 +85,7 @@ class Operations:
             cursor=sub.cursor,
             lag_messages=max(0, partition.visible - sub.cursor - ledger.settled_ahead),
             lag_seconds=lag_seconds(self._state, partition, sub),
-            unacked=ledger.held,
+            unacked=ledger.unacked,
             waiting_redelivery=ledger.waiting,
             delayed=ledger.delayed,
             blocked=ledger.blocked,

@@ -263,7 +263,7 @@ class ShardWorker:
         for journal in self.state.journals.values():
             if journal.gathers and journal.waits:
                 return GATHERING_POLL_MS
-        if self.delivery.waiting or self.intake.held:
+        if self.delivery.waiting or self.intake.put_off:
             return BUSY_POLL_MS
         return self.upkeep.idle_poll_ms
 
@@ -298,8 +298,8 @@ class ShardWorker:
         self._commit()
         work += self.dispatcher.dispatch()
         work += self.delivery.flush()
-        if self.intake.held:
-            self.intake.release_held()
+        if self.intake.put_off:
+            self.intake.answer_put_off()
         if self.intake.answered:
             self.delivery.answer(*self.intake.take_answers())
         self.upkeep.do_work(self.state.now_ns)

@@ -31,7 +31,7 @@ from danube_fast.broker.ledger.pages import (
     count_waiting,
     drop_page,
     entry_of,
-    is_held,
+    is_unacked_by,
     leave,
     open_row,
     page_of,
@@ -51,12 +51,12 @@ from danube_fast.frame.memory import (
 )
 
 __all__ = [
+    "deliver",
+    "extend",
     "give_back",
-    "hold",
     "next_fresh",
     "next_waiting",
     "read_attempts",
-    "rehold",
     "rewind",
     "select",
     "settle",
@@ -74,10 +74,10 @@ _DELIVERIES, _FAILURES = 0xFF, 0xFF00
 
 
 @kernel("int64(int64,int64,int64,int64)")
-def _count_held(head: int, row: int, left: int, high: int) -> int:
+def _count_delivered(head: int, row: int, left: int, high: int) -> int:
     """A delivery of so many messages has begun."""
     store_word(load_word(head, HeadWord.ROWS) + ROW_BYTES * row, RowWord.LEFT, left)
-    add(head, HeadWord.HELD, left)
+    add(head, HeadWord.UNACKED, left)
     if left == 0:
         close_row(head, row)
     if high > load_word(head, HeadWord.NEXT):
@@ -86,9 +86,11 @@ def _count_held(head: int, row: int, left: int, high: int) -> int:
 
 
 @kernel("int64(int64,int64,int64,int64,int64,int64,int64)")
-def hold(head: int, base: int, rows: int, count: int, slot: int, time_ns: int, frame: int) -> int:
-    """Messages base + rows[i] (int32; every one of `count` if `rows` is 0), in rising order, are held
-    by `slot` from now on, in its frame number `frame`; they are fresh or waiting. The row of the
+def deliver(
+    head: int, base: int, rows: int, count: int, slot: int, time_ns: int, frame: int
+) -> int:
+    """Messages base + rows[i] (int32; every one of `count` if `rows` is 0), in rising order, are with
+    `slot` from now on, in its frame number `frame`; they are fresh or waiting. The row of the
     delivery, or NEED_..."""
     if load_word(head, HeadWord.FREE_ROW) < 0:
         return NEED_ROWS
@@ -111,27 +113,27 @@ def hold(head: int, base: int, rows: int, count: int, slot: int, time_ns: int, f
             continue
         if load_u32(place) == State.WAITING:
             count_waiting(head, page, offset & PAGE_MASK, -1)
-        store_u32(place, State.HELD + row)
+        store_u32(place, State.UNACKED + row)
         left += 1
         if buckets:
             route = load_u32(page + AT_ROUTES + 4 * (offset & PAGE_MASK))
             bucket = buckets + BUCKET_BYTES * (route & BUCKET_MASK)
-            store_word(bucket, BucketWord.HOLDER, slot)
-            add(bucket, BucketWord.HELD, 1)
-    return _count_held(head, row, left, high)
+            store_word(bucket, BucketWord.SLOT, slot)
+            add(bucket, BucketWord.UNACKED, 1)
+    return _count_delivered(head, row, left, high)
 
 
 @kernel("int64(int64,int64,int64,int64,int64)")
-def rehold(head: int, low: int, high: int, slot: int, deadline_ns: int) -> int:
-    """Make what `slot` holds of a range deliveries with a deadline of their own, one for each frame that
+def extend(head: int, low: int, high: int, slot: int, deadline_ns: int) -> int:
+    """Make what is with `slot` of a range deliveries with a deadline of their own, one for each frame that
     it came in. Where to go on: `high`, or less when rows ran out; or NEED_ROWS at once."""
     row, mine, frame = -1, 0, 0
     for offset in range(low, high):
         page = page_of(head, offset)
         place = page + AT_STATES + 4 * (offset & PAGE_MASK)
-        if not page or not is_held(head, load_u32(place), slot, -1):
+        if not page or not is_unacked_by(head, load_u32(place), slot, -1):
             continue
-        number = load_u32(place) - State.HELD
+        number = load_u32(place) - State.UNACKED
         old = load_word(head, HeadWord.ROWS) + ROW_BYTES * number
         if row < 0 or load_word(old, RowWord.FRAME) != frame:
             if load_word(head, HeadWord.FREE_ROW) < 0:
@@ -143,7 +145,7 @@ def rehold(head: int, low: int, high: int, slot: int, deadline_ns: int) -> int:
         add(old, RowWord.LEFT, -1)
         if load_word(old, RowWord.LEFT) == 0:
             close_row(head, number)
-        store_u32(place, State.HELD + row)
+        store_u32(place, State.UNACKED + row)
         add(mine, RowWord.LEFT, 1)
         store_word(mine, RowWord.END, offset + 1)
     return high
@@ -259,8 +261,8 @@ def _advance(head: int) -> None:
 
 @kernel("int64(int64,int64,int64,int64,int64)")
 def _settle_in_page(head: int, page: int, low: int, high: int, slot: int) -> int:
-    """Settle what `slot` holds of a range within one page, with -1 all that is not; how many."""
-    settled, held = 0, 0
+    """Settle what is with `slot` of a range within one page, with -1 all that is not; how many."""
+    settled, unacked = 0, 0
     known, is_mine = -1, 0
     for index in range(low & PAGE_MASK, (low & PAGE_MASK) + high - low):
         place = page + AT_STATES + 4 * index
@@ -269,12 +271,12 @@ def _settle_in_page(head: int, page: int, low: int, high: int, slot: int) -> int
             continue
         if slot >= 0:
             if state != known:
-                known, is_mine = state, is_held(head, state, slot, -1)
+                known, is_mine = state, is_unacked_by(head, state, slot, -1)
             if not is_mine:
                 continue
-        if state >= State.HELD:
+        if state >= State.UNACKED:
             leave(head, page, index)
-            held += 1
+            unacked += 1
         elif state == State.WAITING:
             count_waiting(head, page, index, -1)
         elif state == State.DELAYED:
@@ -283,7 +285,7 @@ def _settle_in_page(head: int, page: int, low: int, high: int, slot: int) -> int
             add(head, HeadWord.BLOCKED, -1)
         store_u32(place, State.SETTLED_NEW)
         settled += 1
-    add(head, HeadWord.HELD, -held)
+    add(head, HeadWord.UNACKED, -unacked)
     add(head, HeadWord.SETTLED, settled)
     add(head, HeadWord.EVER_SETTLED, settled)
     add(page, PageWord.SETTLED, settled)
@@ -323,7 +325,7 @@ def _settle_range(head: int, low: int, high: int, slot: int) -> int:
 
 @kernel("int64(int64,int64,int64,int64)")
 def settle(head: int, pairs: int, count: int, slot: int) -> int:
-    """Settle what `slot` holds of so many ranges (int64 low, high), with -1 all that is in them."""
+    """Settle what is with `slot` of so many ranges (int64 low, high), with -1 all that is in them."""
     code = 0
     for index in range(count):
         pair = pairs + 2 * WORD_BYTES * index
@@ -376,14 +378,14 @@ def rewind(head: int) -> int:
 
 @kernel("void(int64,int64,int64)")
 def _give_back_row(head: int, number: int, taken: int) -> None:
-    """Let what is held of one delivery wait; below offset `taken` it was delivered once more."""
+    """Let what is unacked of one delivery wait; below offset `taken` it was delivered once more."""
     row = load_word(head, HeadWord.ROWS) + ROW_BYTES * number
     low, high = load_word(row, RowWord.START), load_word(row, RowWord.END)
     store_word(head, HeadWord.FIRST_WAITING, min(low, load_word(head, HeadWord.FIRST_WAITING)))
     for offset in range(low, high):
         page = page_of(head, offset)
         place = page + AT_STATES + 4 * (offset & PAGE_MASK)
-        if not page or load_u32(place) != State.HELD + number:
+        if not page or load_u32(place) != State.UNACKED + number:
             continue
         at = page + AT_ATTEMPTS + 2 * (offset & PAGE_MASK)
         if offset < taken and load_u16(at) & _DELIVERIES < _DELIVERIES:
@@ -391,12 +393,12 @@ def _give_back_row(head: int, number: int, taken: int) -> None:
         leave(head, page, offset & PAGE_MASK)
         store_u32(place, State.WAITING)
         count_waiting(head, page, offset & PAGE_MASK, 1)
-        add(head, HeadWord.HELD, -1)
+        add(head, HeadWord.UNACKED, -1)
 
 
 @kernel("void(int64,int64,int64,int64,int64)")
 def give_back(head: int, slot: int, row_count: int, frames: int, offset: int) -> None:
-    """Let all that `slot` holds wait. Its first `frames` frames, and what lies below `offset` in
+    """Let all that is with `slot` wait. Its first `frames` frames, and what lies below `offset` in
     the next one, were delivered once more; the rest was never taken out of its queue."""
     for number in range(row_count):
         row = load_word(head, HeadWord.ROWS) + ROW_BYTES * number
@@ -430,7 +432,7 @@ def _add_run(runs: int, count: int, offset: int, failures: int, blocked: int) ->
 def take_back(
     head: int, low: int, high: int, slot: int, row: int, failures_max: int, runs: int
 ) -> int:
-    """Let what the delivery `row`, or if that is negative `slot`, holds of a range fail: it is
+    """Let what the delivery `row`, or if that is negative `slot`, has unacked of a range fail: it is
     DELAYED from now on, or BLOCKED if it failed more often than `failures_max`. Writes runs (int64)
     of low, high, failures, 1 if blocked; how many. There is room for one a message."""
     count = 0
@@ -441,7 +443,7 @@ def take_back(
     for offset in range(low, high):
         page = page_of(head, offset)
         place = page + AT_STATES + 4 * (offset & PAGE_MASK)
-        if not page or not is_held(head, load_u32(place), slot, row):
+        if not page or not is_unacked_by(head, load_u32(place), slot, row):
             continue
         at = page + AT_ATTEMPTS + 2 * (offset & PAGE_MASK)
         attempts = load_u16(at)
@@ -453,6 +455,6 @@ def take_back(
         leave(head, page, offset & PAGE_MASK)
         store_u32(place, State.BLOCKED if blocked else State.DELAYED)
         add(head, HeadWord.BLOCKED if blocked else HeadWord.DELAYED, 1)
-        add(head, HeadWord.HELD, -1)
+        add(head, HeadWord.UNACKED, -1)
         count = _add_run(runs, count, offset, failures, blocked)
     return count

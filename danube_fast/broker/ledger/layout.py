@@ -5,10 +5,10 @@
            UNTOUCHED | ALL_SETTLED | ALL_SETTLED_NEW | address of a page
     page   64 bytes of words (`PageWord`), then columns: state u32, attempts u16 and, in pages of a
            key_shared subscription, route u32
-    rows   int64 words, a row a delivery (`RowWord`); free rows form a list, those that are held too
+    rows   int64 words, a row a delivery (`RowWord`); free rows form a list, those in use too
     pool   int64 words: how many free pages there are, and where their addresses stand
 
-The state of a message is one number: `State`, or HELD + the row of the delivery that it is held by.
+The state of a message is one number: `State`, or UNACKED + the row of its delivery.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NEED_PAGES = -3
 
 
 class State(enum.IntEnum):
-    """States of a message that no consumer holds."""
+    """States of a message that is with no consumer."""
 
     FRESH = 0
     """Never handed out."""
@@ -55,8 +55,8 @@ class State(enum.IntEnum):
     """Given back too often: stays until the failure policy or a seek decides."""
     SETTLED_NEW = 5
     """Settled, and no record says so yet."""
-    HELD = 8
-    """From here on: held by the delivery in that row."""
+    UNACKED = 8
+    """From here on: unacked, in the delivery of that row."""
 
 
 class HeadWord(enum.IntEnum):
@@ -73,12 +73,12 @@ class HeadWord(enum.IntEnum):
     FREE_ROW = 6
     """First of the free rows, -1 for none."""
     OLDEST = 7
-    """The row that is held longest; -1 for none. Rows form a list in the order of TIME_NS."""
+    """The row that is unacked longest; -1 for none. Rows form a list in the order of TIME_NS."""
     NEWEST = 8
     POOL = 9
     PAGE_SIZE = 10
     """Bytes of a page."""
-    HELD = 11
+    UNACKED = 11
     """Messages in that state, as in the next four."""
     WAITING = 12
     DELAYED = 13
@@ -103,10 +103,10 @@ class HeadWord(enum.IntEnum):
 class BucketWord(enum.IntEnum):
     """A bucket of keys. Its messages are with one consumer at a time, in their order."""
 
-    HOLDER = 0
-    """The slot that the messages are with, while HELD is not 0."""
-    HELD = 1
-    """Messages that are held."""
+    SLOT = 0
+    """The slot that the messages are with, while UNACKED is not 0."""
+    UNACKED = 1
+    """Messages that are unacked."""
     WAITING = 2
     """Messages that wait: those behind them wait too."""
     MARK = 3
@@ -161,7 +161,7 @@ class RowWord(enum.IntEnum):
     TIME_NS = 3
     """When, monotonic nanoseconds."""
     LEFT = 4
-    """Messages of it that are held still."""
+    """Messages of it that are unacked still."""
     BEFORE = 5
     FOLLOWING = 6
     DEADLINE_NS = 7

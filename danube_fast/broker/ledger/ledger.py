@@ -1,13 +1,13 @@
 r"""The ledger of a subscription: what is the case with each message that is not settled and below
 `next_offset`. IO-free; kernels do what is done message by message.
 
-    FRESH -> HELD -> SETTLED            handed out, acked
+    FRESH -> UNACKED -> SETTLED         handed out, acked
               |  \-> DELAYED | BLOCKED  given back: waits for its time, or for a decision
               v             |
-             WAITING <------+ -> HELD   its holder is gone, or the time has come
+             WAITING <------+ -> UNACKED   its consumer is gone, or the time has come
 
 A message costs 6 bytes while its page is in use (10 with routes), a page 2,048 messages, a run of
-settled ones nothing. Each delivery has a row: who holds it, since when, how much of it is left.
+settled ones nothing. Each delivery has a row: who has it, since when, how much of it is left.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
     "runs_of",
 ]
 
-_hold, _rehold = direct(k.hold), direct(k.rehold)
+_deliver, _extend = direct(k.deliver), direct(k.extend)
 _select, _next_waiting, _attempts = (
     direct(k.select),
     direct(k.next_waiting),
@@ -94,7 +94,7 @@ EVERYTHING = Taken(_FAR, 0)
 """Of a consumer that does not say."""
 
 _CURSOR, _NEXT = int(HeadWord.CURSOR), int(HeadWord.NEXT)
-_HELD, _WAITING, _SETTLED = int(HeadWord.HELD), int(HeadWord.WAITING), int(HeadWord.SETTLED)
+_UNACKED, _WAITING, _SETTLED = int(HeadWord.UNACKED), int(HeadWord.WAITING), int(HeadWord.SETTLED)
 
 
 class Ledger:
@@ -137,7 +137,7 @@ class Ledger:
             self._pool.take_back(used)
 
     def move_to(self, offset: int) -> None:
-        """Settle all below `offset`, in a ledger that nothing is held in."""
+        """Settle all below `offset`, in a ledger without unacked messages."""
         words = self.words
         words[_CURSOR] = words[_NEXT] = words[HeadWord.RECORDED] = offset
 
@@ -158,9 +158,9 @@ class Ledger:
         self.words[_NEXT] = offset
 
     @property
-    def held(self) -> int:
-        """Messages that consumers hold."""
-        return self.words[_HELD]
+    def unacked(self) -> int:
+        """Messages that consumers have and have not acked."""
+        return self.words[_UNACKED]
 
     @property
     def waiting(self) -> int:
@@ -194,22 +194,22 @@ class Ledger:
         words = self.words
         return words[_CURSOR] > words[HeadWord.RECORDED] or bool(words[HeadWord.DIRTY_HIGH])
 
-    def held_by(self, slot: int) -> int:
-        """Messages that one consumer holds."""
+    def unacked_of(self, slot: int) -> int:
+        """The same of one consumer."""
         mine = self._rows[:, RowWord.SLOT] == slot
         return int(self._rows[mine, RowWord.LEFT].sum())
 
     def state_of(self, offset: int) -> tuple[State, int]:
-        """State of a message, and the slot that holds it if it is HELD (else -1)."""
+        """State of a message, and the slot that it is with if it is UNACKED (else -1)."""
         if offset < self.cursor:
             return State.SETTLED, -1
         state = int(_state_at(self.address, offset))
-        if state < State.HELD:
+        if state < State.UNACKED:
             return State(state), -1
-        return State.HELD, int(self._rows[state - State.HELD, RowWord.SLOT])
+        return State.UNACKED, int(self._rows[state - State.UNACKED, RowWord.SLOT])
 
     def oldest(self) -> tuple[int, int] | None:
-        """The row of the delivery that is held longest, and since when; None if there is none."""
+        """The row of the delivery that is unacked longest, and since when; None if there is none."""
         row = self.words[HeadWord.OLDEST]
         return None if row < 0 else (row, int(self._rows[row, RowWord.TIME_NS]))
 
@@ -269,21 +269,23 @@ class Ledger:
 
     # ------------------------------------------------------------ hand out
 
-    def hold(self, low: int, high: int, slot: int, time_ns: int, frame: int = 0) -> int:
-        """Let `slot` hold all of [low, high), in its frame number `frame`. The row of the
+    def deliver(self, low: int, high: int, slot: int, time_ns: int, frame: int = 0) -> int:
+        """Hand all of [low, high) to `slot`, in its frame number `frame`. The row of the
         delivery."""
-        return self.call(_hold, low, high, low, 0, high - low, slot, time_ns, frame)
+        return self.call(_deliver, low, high, low, 0, high - low, slot, time_ns, frame)
 
-    def hold_rows(self, base: int, rows: Rows, slot: int, time_ns: int, frame: int = 0) -> int:
-        """Let `slot` hold messages base + rows (rising). The row of the delivery."""
+    def deliver_rows(self, base: int, rows: Rows, slot: int, time_ns: int, frame: int = 0) -> int:
+        """Hand messages base + rows (rising) to `slot`. The row of the delivery."""
         low, high = base + int(rows[0]), base + int(rows[-1]) + 1
-        return self.call(_hold, low, high, base, address_of(rows), len(rows), slot, time_ns, frame)
+        return self.call(
+            _deliver, low, high, base, address_of(rows), len(rows), slot, time_ns, frame
+        )
 
     def extend(self, low: int, high: int, slot: int, deadline_ns: int) -> None:
-        """Give what `slot` holds of a range a deadline of its own."""
+        """Give what is with `slot` of a range a deadline of its own."""
         low, high = max(low, self.cursor), min(high, self.next_offset)
         while low < high:
-            low = self.call(_rehold, low, high, low, high, slot, deadline_ns)
+            low = self.call(_extend, low, high, low, high, slot, deadline_ns)
 
     def select(self, base: int, low: int, high: int, state: int) -> Rows:
         """Messages of [low, high) in that state, int32 less `base`."""
@@ -330,14 +332,14 @@ class Ledger:
     # ------------------------------------------------------------ settle
 
     def ack(self, slot: int, pairs: list[int] | bytes) -> None:
-        """Settle what `slot` holds of flat [start, end) pairs."""
+        """Settle what is with `slot` of flat [start, end) pairs."""
         if not pairs:
             return
         ranges = as_offsets(pairs)
         _settle(self.address, address_of(ranges), len(ranges) // 2, slot)
 
     def settle(self, low: int, high: int) -> int:
-        """Settle all of [low, high), held or not. How much of it was not settled."""
+        """Settle all of [low, high), with a consumer or not. How much of it was not settled."""
         words = self.words
         low = max(low, words[_CURSOR])
         before = words[HeadWord.EVER_SETTLED]
@@ -371,11 +373,11 @@ class Ledger:
     # ------------------------------------------------------------ give back
 
     def give_back(self, slot: int, taken: Taken = EVERYTHING) -> None:
-        """Let all that `slot` holds wait; what its application has taken, once more delivered."""
+        """Let all that is with `slot` wait; what its application has taken, once more delivered."""
         _give_back(self.address, slot, len(self._rows), *taken)
 
     def fail_taken(self, slot: int, taken: Taken, failures_max: int) -> list[Failed]:
-        """Let what `slot` holds and its application has taken fail, as in `fail`."""
+        """Let what is with `slot` and its application has taken fail, as in `fail`."""
         runs: list[Failed] = []
         for row, frame in self._rows_of(slot, 0, taken.frames):
             low, high = self._rows[row, RowWord.START : RowWord.END + 1].tolist()
@@ -385,14 +387,14 @@ class Ledger:
         return runs
 
     def taken_next(self, slot: int, taken: Taken, count: int) -> Taken:
-        """Where an application would be that has taken the next `count` messages that `slot` holds."""
+        """Where an application would be that has taken the next `count` messages that are with `slot`."""
         rows = self._rows_of(slot, taken.frames, _FAR)
         for frame, group in itertools.groupby(rows, key=lambda each: each[1]):
             parts = []
             for row, _ in group:
                 low, high = self._rows[row, RowWord.START : RowWord.END + 1].tolist()
                 low = max(low, self.cursor, taken.offset if frame == taken.frames else 0)
-                parts.append(low + self.select(low, low, high, State.HELD + row))
+                parts.append(low + self.select(low, low, high, State.UNACKED + row))
             offsets = np.sort(np.concatenate(parts))
             if len(offsets) >= count:
                 return Taken(frame, int(offsets[count - 1]) + 1) if count else taken
@@ -413,7 +415,7 @@ class Ledger:
         return int(_wake(self.address, low, high, state))
 
     def fail(self, slot: int, pairs: list[int], failures_max: int) -> list[Failed]:
-        """Let what `slot` holds of flat [start, end) pairs fail: DELAYED, or BLOCKED if it failed more
+        """Let what is with `slot` of flat [start, end) pairs fail: DELAYED, or BLOCKED if it failed more
         than `failures_max` times."""
         runs: list[Failed] = []
         for at in range(0, len(pairs) - 1, 2):
@@ -421,7 +423,7 @@ class Ledger:
         return runs
 
     def fail_row(self, row: int, failures_max: int) -> list[Failed]:
-        """Let all that is held of one delivery fail."""
+        """Let all that is unacked of one delivery fail."""
         low, high = self._rows[row, RowWord.START : RowWord.END + 1].tolist()
         return self._fail(low, high, -1, row, failures_max)
 

@@ -40,7 +40,7 @@ __all__ = [
     "count_waiting",
     "drop_page",
     "entry_of",
-    "is_held",
+    "is_unacked_by",
     "leave",
     "open_row",
     "page_of",
@@ -141,7 +141,7 @@ def open_row(head: int, low: int, high: int, slot: int, time_ns: int, frame: int
 
 @kernel("void(int64,int64)")
 def close_row(head: int, index: int) -> None:
-    """Free the row of a delivery of which nothing is held any more."""
+    """Free the row of a delivery of which nothing is unacked any more."""
     rows = load_word(head, HeadWord.ROWS)
     row = rows + ROW_BYTES * index
     if load_word(row, RowWord.TIME_NS) >= 0:
@@ -161,8 +161,8 @@ def close_row(head: int, index: int) -> None:
 
 @kernel("void(int64,int64,int64)")
 def leave(head: int, page: int, index: int) -> None:
-    """Release a message of a page from its holder; the caller sets its state and counts."""
-    number = load_u32(page + AT_STATES + 4 * index) - State.HELD
+    """Release a message of a page from its consumer; the caller sets its state and counts."""
+    number = load_u32(page + AT_STATES + 4 * index) - State.UNACKED
     row = load_word(head, HeadWord.ROWS) + ROW_BYTES * number
     left = load_word(row, RowWord.LEFT) - 1
     store_word(row, RowWord.LEFT, left)
@@ -172,9 +172,9 @@ def leave(head: int, page: int, index: int) -> None:
     if buckets:
         route = load_u32(page + AT_ROUTES + 4 * index)
         bucket = buckets + BUCKET_BYTES * (route & BUCKET_MASK)
-        held = load_word(bucket, BucketWord.HELD) - 1
-        store_word(bucket, BucketWord.HELD, held)
-        if held == 0 and load_word(bucket, BucketWord.WAITING):
+        unacked = load_word(bucket, BucketWord.UNACKED) - 1
+        store_word(bucket, BucketWord.UNACKED, unacked)
+        if unacked == 0 and load_word(bucket, BucketWord.WAITING):
             store_word(head, HeadWord.UNBLOCKED, 1)
 
 
@@ -190,13 +190,13 @@ def count_waiting(head: int, page: int, index: int, amount: int) -> None:
 
 
 @kernel("int64(int64,int64,int64,int64)")
-def is_held(head: int, state: int, slot: int, row: int) -> int:
-    """1 if that state says: held by the delivery `row`, or if that is negative by `slot`."""
-    if state < State.HELD:
+def is_unacked_by(head: int, state: int, slot: int, row: int) -> int:
+    """1 if that state says: unacked in the delivery `row`, or if that is negative by `slot`."""
+    if state < State.UNACKED:
         return 0
     if row >= 0:
-        return 1 if state == State.HELD + row else 0
-    holder = load_word(
-        load_word(head, HeadWord.ROWS) + ROW_BYTES * (state - State.HELD), RowWord.SLOT
+        return 1 if state == State.UNACKED + row else 0
+    consumer = load_word(
+        load_word(head, HeadWord.ROWS) + ROW_BYTES * (state - State.UNACKED), RowWord.SLOT
     )
-    return 1 if holder == slot else 0
+    return 1 if consumer == slot else 0

@@ -241,9 +241,9 @@ class Consumer:
 
     @property
     def unacked(self) -> int:
-        """Messages that it holds."""
+        """Messages that it has and has not acked."""
         ledger: Ledger = self.subscription.ledger
-        return ledger.held_by(self.slot) if self.slot >= 0 else 0
+        return ledger.unacked_of(self.slot) if self.slot >= 0 else 0
 
 
 class Deliver(NamedTuple):

@@ -115,7 +115,7 @@ class Returns:
         return self.ledger.cursor
 
     def settle(self, start: int, end: int) -> int:
-        """Settle [start, end), held or not: it needs no delivery any more. How much of it did."""
+        """Settle [start, end), with a consumer or not: it needs no delivery any more. How much of it did."""
         settled = self.ledger.settle(start, end)
         self.next_offset = max(self.next_offset, self.ledger.cursor)
         return settled
@@ -183,7 +183,7 @@ class Returns:
             self._failed(failed, delay_ns, now_ns, reason)
 
     def take_from(self, consumer: Consumer, parting: Parting) -> None:
-        """Let what a consumer holds wait for redelivery, before anything newer. What its application had taken
+        """Let what is with a consumer wait for redelivery, before anything newer. What its application had taken
         counts as delivered; if the consumer died, what it had reported failed, too, and may have failed too
         often."""
         ledger, slot, taken = self.ledger, consumer.slot, consumer.taken
@@ -255,7 +255,7 @@ class Returns:
     # ------------------------------------------------------------ time
 
     def extend(self, consumer: Consumer, pairs: list[int], until_ns: int) -> None:
-        """Let the consumer keep what it holds of these pairs until then, whatever the timeout is."""
+        """Let the consumer keep what is with it of these pairs until then, whatever the timeout is."""
         if consumer.slot < 0:
             return
         for at in range(0, len(pairs) - 1, 2):
@@ -280,7 +280,7 @@ class Returns:
             self._timers.arm(self, due)
 
     def on_time(self, now_ns: int) -> None:
-        """Delayed messages wait from now on if their time has come; what is held for too long failed."""
+        """Delayed messages wait from now on if their time has come; what is unacked for too long failed."""
         self._rested_until_ns = 0
         if self.delays and self.delays.wake(now_ns + self._timers.wall_ahead_ns):
             self._rewake()

@@ -2,7 +2,7 @@
 
     key hash -> bucket (16,384 of them) -> owner, by 100 points of each consumer on a ring
 
-A bucket's messages are with one consumer at a time: while one holds some, another owner has to wait;
+A bucket's messages are with one consumer at a time: while one has some, another owner has to wait;
 behind a message that waits all others of its bucket wait, so the order of a key is kept, whichever consumer
 comes, goes or has no credit. A message without a key goes to any bucket. With filters a message has
 a mask that says which sets of filters take its key, and each mask has owners of its own. IO-free.
@@ -81,7 +81,7 @@ class Router:
         """Messages whose key no consumer took."""
 
     def restart(self) -> None:
-        """Begin anew with the ledger: no consumer holds anything."""
+        """Begin anew with the ledger: no consumer has anything."""
         self._buckets[:] = 0
 
     @property

@@ -51,7 +51,7 @@ def _owner_of(head: int, job: int, route: int) -> int:
     if owner == NO_SLOT:
         return NO_SLOT
     stays = 1 if load_word(bucket, BucketWord.MARK) == load_word(job, RouteWord.PASS) else 0
-    if load_word(bucket, BucketWord.HELD) and load_word(bucket, BucketWord.HOLDER) != owner:
+    if load_word(bucket, BucketWord.UNACKED) and load_word(bucket, BucketWord.SLOT) != owner:
         stays = 1
     if load_i64(load_word(job, RouteWord.ALLOWANCE) + WORD_BYTES * owner) <= 0:
         stays = 1

@@ -1,11 +1,11 @@
-"""One subscription on one partition: who gets which messages, what is held, what is acked.
+"""One subscription on one partition: who gets which messages, what is unacked, what is acked.
 
 IO-free: it takes events (attach, detach, ack, nack, time, dispatch) and returns or appends effects;
 the worker turns a `Deliver` into frames on a socket. One engine serves all types and readers; they
 differ in who may attach and in how the messages of a frame are divided (`_share_out`). What is the
 case with each message stands in the ledger.
 
-    settled below | settled, held, waiting, delayed, blocked | fresh
+    settled below | settled, unacked, waiting, delayed, blocked | fresh
     --------------^ cursor                                    ^ next_offset   ^ visible
 """
 
@@ -100,12 +100,12 @@ class Subscription(Returns):
             self._reroute()
 
     def dismiss(self, consumer: Consumer) -> None:
-        """Hand it nothing more; until it is detached it keeps what it holds, and may ack it."""
+        """Hand it nothing more; until it is detached it keeps what it has, and may ack it."""
         self.consumers.remove(consumer)
         consumer.flow.users.pop(consumer, None)
 
     def detach(self, consumer: Consumer, parting: Parting = Parting.CLOSED) -> None:
-        """Remove a consumer; what it holds waits for redelivery."""
+        """Remove a consumer; what it has waits for redelivery."""
         if consumer.slot < 0:
             return
         if consumer in self.consumers:
@@ -128,13 +128,13 @@ class Subscription(Returns):
     # ------------------------------------------------------------ acks
 
     def ack(self, consumer: Consumer, pairs: list[int] | bytes) -> None:
-        """Acknowledge flat [start, end) pairs, as far as the consumer holds them."""
+        """Acknowledge flat [start, end) pairs, as far as they are with the consumer."""
         if consumer.slot >= 0:
             self.ledger.ack(consumer.slot, pairs)
 
     def seek(self, offset: int) -> None:
         """Start over at `offset`: everything below counts as acked, everything above as new.
-        Consumers stay attached and hold nothing."""
+        Consumers stay attached and have nothing."""
         if offset < 0:
             raise InvalidArgument(f"offset {offset} is negative; seek to 0 or above")
         self.start_over(offset)
@@ -310,7 +310,7 @@ class Subscription(Returns):
         )
 
     def _find_fresh(self, visible: int) -> bool:
-        """Go on to the next fresh message; False: there is none. What is settled, held or put aside is
+        """Go on to the next fresh message; False: there is none. What is settled, unacked or put aside is
         not even read."""
         if not self._is_untouched:
             self.next_offset = self.ledger.first_fresh(self.next_offset, visible)
@@ -400,7 +400,7 @@ class Subscription(Returns):
         end = self.next_offset = stored.end_offset
         if self.tracks:
             frame = consumer.next_frame()
-            self.ledger.hold(stored.base_offset, end, consumer.slot, now_ns, frame)
+            self.ledger.deliver(stored.base_offset, end, consumer.slot, now_ns, frame)
             if self.armed_ns == NEVER:
                 self.arm()
         else:
@@ -486,9 +486,9 @@ class Subscription(Returns):
         if not self.by_message:
             self.ledger.move_to(base + int(rows[-1]) + 1)
         elif count == stored.message_count and not stored.is_sparse:
-            self.ledger.hold(base, stored.end_offset, consumer.slot, now_ns, frame)
+            self.ledger.deliver(base, stored.end_offset, consumer.slot, now_ns, frame)
         else:
-            self.ledger.hold_rows(base, rows, consumer.slot, now_ns, frame)
+            self.ledger.deliver_rows(base, rows, consumer.slot, now_ns, frame)
         if self.by_message and not self.tracks:
             self.ledger.ack(consumer.slot, [base, stored.end_offset])
         flow.take(size, count)

@@ -117,7 +117,7 @@ class ConsumerCommands:
             self._limits.check_subscription(partition, command.subscription, session)
             sub, created = partition.subscribe(command.subscription, kind, place)
             self._limits.equip(partition, sub)
-            self._limits.reap_holder(sub, session)
+            self._limits.reap_exclusive(sub, session)
         skips = not sub.tracks and kind is not SubscriptionKind.READER and not sub.consumers
         if skips and self._state.now_ns >= partition.resumes_until_ns:
             sub.start_over(max(sub.cursor, partition.position("latest")))

@@ -179,7 +179,7 @@ class Compaction:
         """Write the survivors below `end` again, and record that."""
         before = partition.compacted
         lowest = lowest_position(job.log, partition, partition.first_offset)
-        job.held_position = job.held_position if lowest is None else lowest
+        job.needed_from = job.needed_from if lowest is None else lowest
         tombstone_age_ns = self._state.settings.compaction_tombstone_seconds * SECOND_NS
         old_ns = self._state.steady_wall_ns - tombstone_age_ns
         may_go = before.until if job.log.oldest_position >= before.stale_position else 0

@@ -131,7 +131,7 @@ class Limits:
                 self._delivery.gone.remove(session)
                 self._consumers.close_session(session, Parting.DIED)
 
-    def reap_holder(self, sub: Subscription, session: Session) -> None:
+    def reap_exclusive(self, sub: Subscription, session: Session) -> None:
         """Close the session with an exclusive subscription if its connection has ended, so that a process that
         was killed and restarted is not refused until the session timeout."""
         if sub.kind is SubscriptionKind.EXCLUSIVE:

@@ -45,7 +45,7 @@ def free_oldest_segment(job: Rewrite, segments: Segments) -> Generator[bool, Non
     if log.segment_count < 2 or (pinned is not None and pinned < end):
         return True  # nothing to give back just now
     yield from job.wait_durable()
-    job.held_position = start
+    job.needed_from = start
     asking = _asking(job)
     needed: list[tuple[Partition, list[tuple[Run, Rows | None]]]] = []
     room = (end - start) // 2

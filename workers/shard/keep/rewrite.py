@@ -24,7 +24,7 @@ class Rewrite:
     def __init__(self, state: ShardState, slot: int) -> None:
         self.state, self.slot = state, slot
         self.log: Log = state.logs[slot]
-        self.held_position = self.log.oldest_position
+        self.needed_from = self.log.oldest_position
         """Nothing from here on may be trimmed until all that was written is durable."""
         self._epoch = self.log.epoch
 

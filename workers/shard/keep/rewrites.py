@@ -58,7 +58,7 @@ class Rewrites(Job):
         """Find the position from which on that log must not be trimmed; None if no job needs it."""
         if self._job is None or self._job.slot != slot:
             return None
-        return self._job.held_position
+        return self._job.needed_from
 
     def free_oldest_segment(self, slot: int) -> bool:
         """Free the oldest segment of a full log soon; False if that was refused lately."""

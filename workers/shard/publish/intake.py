@@ -111,7 +111,7 @@ class Intake:
         """See `Limits`."""
         self.answered: list[Publication] = []
         """Publications that are ready to be answered."""
-        self.held: deque[tuple[int, Partition, Publication]] = deque()
+        self.put_off: deque[tuple[int, Partition, Publication]] = deque()
         """Publications to non_reliable topics whose ack waits for consumers that are close behind, at
         most until a monotonic time: better a short wait than a loss."""
         self._now_ns = 0
@@ -307,7 +307,7 @@ class Intake:
             bundle: Any = stored.holder
             flood = not partition.reliable and len(bundle) >= FLOOD_BYTES_MIN
             if flood and self._is_followed(partition):
-                self.held.append((self._now_ns + ACK_WAIT_NS_MAX, partition, publication))
+                self.put_off.append((self._now_ns + ACK_WAIT_NS_MAX, partition, publication))
                 publication.pending += 1
             return
         publication.pending += 1
@@ -342,14 +342,14 @@ class Intake:
                 texts.setdefault(publication.session, {}).update(publication.texts)
         return by_session, texts
 
-    def release_held(self) -> None:
-        """Answer held publications whose consumers have caught up, or that waited long enough."""
-        held = self.held
-        while held:
-            until_ns, partition, publication = held[0]
+    def answer_put_off(self) -> None:
+        """Answer publications that were put off, once consumers have caught up or the time is over."""
+        put_off = self.put_off
+        while put_off:
+            until_ns, partition, publication = put_off[0]
             if self._now_ns < until_ns and partition.lag()[0] > LAG_BYTES_MAX:
                 return
-            held.popleft()
+            put_off.popleft()
             self.release(publication)
 
     def _show_safe(self, partition: Partition) -> None:
