@@ -22,7 +22,7 @@ def pins(name: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", ["dev.txt", "demo.txt"])
+@pytest.mark.parametrize("name", ["dev.txt", "demo.txt", "servers.txt"])
 def test_every_pin_has_a_hash_and_no_line_names_an_index(name: str) -> None:
     text = (ROOT / "requirements" / name).read_text()
     blocks = re.split(r"\n(?=[A-Za-z0-9])", text.strip())

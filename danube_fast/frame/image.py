@@ -46,7 +46,9 @@ __all__ = [
     "pack_image",
 ]
 
-KERNEL_HOMES = ("frame", "lmdb_file.py", "ring", "wal", "net", "broker", "client", "workers")
+KERNEL_HOMES = (
+    "frame", "lmdb_file.py", "ring", "wal", "history", "net", "broker", "client", "workers",
+)  # fmt: skip
 """Folders and files of the package."""
 BENCH = "bench"
 """The benchmark's kernels have an image of their own, built when it runs for the first time."""

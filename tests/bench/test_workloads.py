@@ -171,11 +171,9 @@ def test_pages_are_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     command = ["pages", "--root", str(tmp_path), "--runs", "1", "--messages", "200", "fanout"]
     monkeypatch.setattr(sys, "argv", command)
     assert pages.main() == 0
-    assert "| fan-out 1 to 8, sum | fsync |" in (tmp_path / "README.md").read_text()
-    assert (
-        "8.00 M | 12.00 M | 7.00 M (missed) | msgs/s |"
-        in (tmp_path / "docs/measurements.md").read_text()
-    )
+    text = (tmp_path / "docs/measurements.md").read_text()
+    assert "| fan-out 1 to 8, sum | fsync |" in text
+    assert "8.00 M | 12.00 M | 7.00 M (missed) | msgs/s |" in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,368 @@
+"""Manifests: which objects hold the history of a partition, as numbered records that are made once.
+
+    manifests/<partition id>/000000000007       record 7: what was added and removed since its `previous`
+
+A record is made by a conditional create, so of two uploaders that want the same number one succeeds.
+An uploader has an epoch; a newer one began later. Records are believed by two rules:
+
+    1. the newest one counts, unless a record before it has a higher epoch
+    2. a record names the `previous` one that it builds on: those that are found so count, too
+
+    manifests/<partition id>/pruned             made before the first record is ever deleted
+
+So an old uploader that wakes up can still make a record, but only one that the living uploader has seen
+(then it counts) or one that nobody builds on. The newest record is found by reading on until
+there is none; a listing, which may be late, is only where that begins. Every 64th record or so is a
+snapshot: it holds everything, and replay begins there; older records can be pruned, the oldest first. So
+a record that is there proves that all later ones are.
+
+    record   0      8      12     16     20     24
+             +------+------+------+------+------+---------
+             | magic| vers | crc  | bytes|      | msgpack of Record, an array
+             +------+------+------+------+------+---------
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from danube_fast.errors import (
+    AlreadyExists,
+    DataLoss,
+    FailedPrecondition,
+    Internal,
+    NotFound,
+    Unavailable,
+)
+from danube_fast.frame.crc import crc32c
+from danube_fast.history.stores.store import ObjectStore
+
+__all__ = ["Manifest", "ManifestLog", "Record", "Section", "manifest_key", "manifest_prefix"]
+
+MAGIC = int.from_bytes(b"DanubeMf", "little")
+VERSION = 1
+SNAPSHOT_EVERY = 64
+"""Records between two snapshots."""
+NONE = -1
+_HEADER = struct.Struct("<QIIII")
+_MAKE_TRIES = 1000
+"""Numbers that older uploaders may have taken in the meantime."""
+
+
+class Section(msgspec.Struct, frozen=True, array_like=True):
+    """The frames of one partition in one object."""
+
+    key: str
+    position: int
+    """Where its frames begin in the object, bytes."""
+    byte_count: int
+    base_offset: int
+    end_offset: int
+    """Behind the last message."""
+    message_count: int
+    append_min_ns: int
+    append_max_ns: int
+    publish_min_ns: int
+    publish_max_ns: int
+    blocks_position: int
+    """Where its rows of the table of blocks begin in the object, bytes."""
+    block_count: int
+    blocks_crc: int
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """One step of a manifest."""
+
+    identity: bytes
+    """Of the broker whose history it is: of its metadata's seal, 16 bytes."""
+    partition_id: int
+    topic: str
+    incarnation: int
+    number: int
+    previous: int
+    """Number of the record that this one builds on; -1: none."""
+    snapshot: int
+    """Number of the newest snapshot that it builds on, its own if it is one."""
+    owner_epoch: int
+    uploader_epoch: int
+    first_offset: int
+    """First message that may be read."""
+    end_offset: int
+    """All below is in history, or was never there."""
+    added: list[Section] = []
+    removed: list[str] = []
+    """Keys of objects whose sections of this partition are history no more."""
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether `added` holds everything."""
+        return self.snapshot == self.number
+
+    def encode(self) -> bytes:
+        """The object's bytes."""
+        body = msgspec.msgpack.encode(self)
+        return _HEADER.pack(MAGIC, VERSION, crc32c(body), len(body), 0) + body
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> Record:
+        """Read one. Raises DataLoss if it is damaged, FailedPrecondition if its format is newer."""
+        if len(data) < _HEADER.size:
+            raise DataLoss(f"{where} has {len(data)} bytes, which is no manifest")
+        magic, version, crc, size, _ = _HEADER.unpack_from(data)
+        body = data[_HEADER.size :]
+        if magic != MAGIC:
+            raise DataLoss(f"{where} is no manifest")
+        if version > VERSION:
+            raise FailedPrecondition(
+                f"{where} has format {version} and this version reads up to {VERSION}; start the "
+                "newer danube-fast that wrote it"
+            )
+        if len(body) != size or crc32c(body) != crc:
+            raise DataLoss(f"{where} is damaged: its crc is wrong")
+        try:
+            return msgspec.msgpack.decode(body, type=cls)
+        except msgspec.MsgspecError as error:
+            raise DataLoss(f"{where} is damaged: {error}") from None
+
+
+class Manifest:
+    """The history of one partition, as its newest record tells it."""
+
+    def __init__(self) -> None:
+        self.number = NONE
+        """Of the newest record."""
+        self.snapshot = NONE
+        self.owner_epoch = self.uploader_epoch = 0
+        self.topic = ""
+        self.first_offset = self.end_offset = 0
+        self.sections: list[Section] = []
+        """In the order of offsets."""
+
+    def apply(self, record: Record) -> None:
+        """Take one record more."""
+        if record.is_snapshot:
+            self.sections = []
+        elif record.removed:
+            gone = set(record.removed)
+            self.sections = [section for section in self.sections if section.key not in gone]
+        self.sections += record.added
+        self.sections.sort(key=lambda section: section.base_offset)
+        self.number, self.snapshot = record.number, record.snapshot
+        self.owner_epoch, self.uploader_epoch = record.owner_epoch, record.uploader_epoch
+        self.topic = record.topic
+        self.first_offset, self.end_offset = record.first_offset, record.end_offset
+
+    def find(self, offset: int) -> Section | None:
+        """The section that holds `offset`, or the first one behind it; None if there is none."""
+        place = bisect.bisect_right(self.sections, offset, key=lambda section: section.end_offset)
+        return self.sections[place] if place < len(self.sections) else None
+
+    def find_time(self, time_ns: int) -> Section | None:
+        """The first section that may hold a message that the broker got at `time_ns` or later."""
+        for section in self.sections:
+            if section.append_max_ns >= time_ns:
+                return section
+        return None
+
+
+class ManifestLog:
+    """The records of one partition in a store, as one uploader reads and makes them."""
+
+    def __init__(
+        self, store: ObjectStore, identity: bytes, partition_id: int, uploader_epoch: int
+    ) -> None:
+        self._store = store
+        self._identity = identity
+        self._partition_id = partition_id
+        self._epoch = uploader_epoch
+        self._next = 0
+        """Number that is free, as far as was read."""
+        self.manifest = Manifest()
+
+    def load(self, hint: int = NONE) -> Manifest:
+        """Read the manifest anew. `hint` is the number of a record that was made once; -1 lists.
+
+        Raises what the store raises, DataLoss for a record that is damaged or missing,
+        FailedPrecondition for one of another broker or a newer uploader.
+        """
+        records: dict[int, Record] = {}
+        newest = self._read_on(hint if hint != NONE else self._listed(), records)
+        chain, start = believed(records)
+        while start != NONE and start not in records:
+            for number in range(start, min(records)):
+                records[number] = self._read(number)
+            chain, start = believed(records)
+        self._next = newest + 1
+        self.manifest = Manifest()
+        for record in chain:
+            self.manifest.apply(record)
+        self._check_epoch(self.manifest.uploader_epoch)
+        return self.manifest
+
+    def commit(
+        self,
+        topic: str,
+        incarnation: int,
+        owner_epoch: int,
+        *,
+        first_offset: int,
+        end_offset: int,
+        added: Sequence[Section] = (),
+        removed: Sequence[str] = (),
+    ) -> Manifest:
+        """Make the next record; the manifest with it.
+
+        Raises FailedPrecondition if a newer uploader has made one: this one has to end. After any
+        other error either the same call is made again, or `load`: the record may have been made.
+        """
+        base = self.manifest
+        for number in range(self._next, self._next + _MAKE_TRIES):
+            is_snapshot = base.number == NONE or number - base.snapshot >= SNAPSHOT_EVERY
+            record = Record(
+                identity=self._identity, partition_id=self._partition_id, topic=topic,
+                incarnation=incarnation, number=number, previous=base.number,
+                snapshot=number if is_snapshot else base.snapshot, owner_epoch=owner_epoch,
+                uploader_epoch=self._epoch, first_offset=first_offset, end_offset=end_offset,
+                added=list(added), removed=list(removed),
+            )  # fmt: skip
+            if is_snapshot and base.number != NONE:
+                whole = Manifest()
+                whole.apply(msgspec.structs.replace(record, added=base.sections, removed=[]))
+                whole.apply(msgspec.structs.replace(record, snapshot=base.snapshot))
+                record = msgspec.structs.replace(record, added=whole.sections, removed=[])
+            if self._make(record):
+                self._next = number + 1
+                base.apply(record)
+                return base
+        raise Internal(
+            f"{self._store.url}: {_MAKE_TRIES} records of partition {self._partition_id} were made "
+            "by older uploaders at the same time"
+        )
+
+    def prune(self, oldest: int) -> int:
+        """Delete records from `oldest` up to the newest snapshot; the number of the oldest one left.
+
+        The manifest must be known to the owner of the partition up to that snapshot: a start reads on
+        from the record that it knows.
+        """
+        if oldest < self.manifest.snapshot and not self._is_pruned():
+            try:
+                self._store.create(self._pruned_key, b"")
+            except AlreadyExists:
+                pass
+        for number in range(oldest, self.manifest.snapshot):
+            self._store.delete([manifest_key(self._partition_id, number)])  # one by one, in order
+        return max(oldest, self.manifest.snapshot)
+
+    # ------------------------------------------------------------ one record
+
+    def _make(self, record: Record) -> bool:
+        """Create it; False if an older uploader has taken its number."""
+        key = manifest_key(self._partition_id, record.number)
+        data = record.encode()
+        try:
+            self._store.create(key, data)
+        except AlreadyExists:
+            found = self._store.read(key)
+            if found == data:
+                return True  # the answer of an earlier try was lost
+            self._check_epoch(self._decode(found, key).uploader_epoch, is_own_wrong=True)
+            return False
+        return True
+
+    def _read(self, number: int) -> Record:
+        key = manifest_key(self._partition_id, number)
+        try:
+            return self._decode(self._store.read(key), key)
+        except NotFound as error:
+            raise DataLoss(
+                f"{self._store.url}: record {key} is missing, and later ones build on it: {error}"
+            ) from None
+
+    def _decode(self, data: bytes, key: str) -> Record:
+        record = Record.decode(data, f"{self._store.url}: {key}")
+        if record.identity != self._identity:
+            raise FailedPrecondition(
+                f"{self._store.url}: {key} is the history of another broker "
+                f"({record.identity.hex()}); give each broker a store, or a prefix, of its own"
+            )
+        named = manifest_key(record.partition_id, record.number)
+        if named != key:
+            raise DataLoss(f"{self._store.url}: {key} holds the record {named}")
+        return record
+
+    def _listed(self) -> int:
+        """Number of a record to begin with: the newest that a listing shows, 0 if it shows none."""
+        prefix = manifest_prefix(self._partition_id)
+        newest = 0
+        for info in self._store.list(prefix):
+            name = info.key.removeprefix(prefix)
+            if name.isdigit():
+                newest = int(name)
+        return newest
+
+    def _read_on(self, number: int, records: dict[int, Record]) -> int:
+        """Read `number` and on, until there is none; the newest, -1 if there was never any."""
+        at = number
+        while True:
+            key = manifest_key(self._partition_id, at)
+            try:
+                data = self._store.read(key)
+            except NotFound:
+                break
+            records[at] = self._decode(data, key)
+            at += 1
+        if not records and self._is_pruned():
+            raise Unavailable(
+                f"{self._store.url}: record {key} was pruned, and the store does not list the later "
+                "ones yet"
+            )
+        if not records and number:
+            raise DataLoss(f"{self._store.url}: record {key} is missing")
+        return at - 1
+
+    def _is_pruned(self) -> bool:
+        return self._store.head(self._pruned_key) is not None
+
+    @property
+    def _pruned_key(self) -> str:
+        return f"{manifest_prefix(self._partition_id)}pruned"
+
+    def _check_epoch(self, found: int, *, is_own_wrong: bool = False) -> None:
+        if found > self._epoch or (is_own_wrong and found == self._epoch):
+            raise FailedPrecondition(
+                f"{self._store.url}: a newer uploader (epoch {found}, this one has {self._epoch}) "
+                f"writes the history of partition {self._partition_id}"
+            )
+
+
+def believed(records: Mapping[int, Record]) -> tuple[list[Record], int]:
+    """Which of these count, in the order of their numbers; and the snapshot that they begin with.
+
+    If that is not among them, they do not reach far enough back: read from it on.
+    """
+    head: Record | None = None
+    for number in sorted(records):
+        if head is None or records[number].uploader_epoch >= head.uploader_epoch:
+            head = records[number]
+    if head is None:
+        return [], NONE
+    chain, at = [], head.number
+    while at >= head.snapshot and at in records:
+        chain.append(records[at])
+        at = records[at].previous
+    return chain[::-1], head.snapshot
+
+
+def manifest_prefix(partition_id: int) -> str:
+    """What the keys of a partition's records begin with."""
+    return f"manifests/{partition_id:010d}/"
+
+
+def manifest_key(partition_id: int, number: int) -> str:
+    """Key of one record."""
+    return f"{manifest_prefix(partition_id)}{number:012d}"

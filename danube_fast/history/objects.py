@@ -1,0 +1,205 @@
+"""Objects of history: made part by part as frames come, and read by ranges.
+
+ObjectWriter     frames of one partition after the other -> parts, sections, table of blocks
+read_blocks      the blocks of a section, by one ranged read
+verify_object    every byte of an object
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from danube_fast.errors import DataLoss
+from danube_fast.frame.crc import crc32c
+from danube_fast.history.blocks import BlockTable
+from danube_fast.history.layout import (
+    BLOCK_DTYPE,
+    OBJECT_HEADER_BYTES,
+    TRAILER_BYTES,
+    Blocks,
+    ObjectHeader,
+    Trailer,
+    decode_blocks,
+    object_key,
+)
+from danube_fast.history.manifest import Section
+from danube_fast.history.stores.store import ObjectStore
+
+__all__ = ["ObjectWriter", "OutgoingPart", "read_blocks", "verify_object"]
+
+
+class OutgoingPart(NamedTuple):
+    """Bytes of an object that are complete."""
+
+    number: int
+    """From 1 on."""
+    offset: int
+    """Where they stand in the object."""
+    data: memoryview
+
+
+class _Begun(NamedTuple):
+    """A partition whose frames are being added."""
+
+    partition_id: int
+    position: int
+    first_row: int
+
+
+class ObjectWriter:
+    """The bytes of one object, in memory only until a part is complete.
+
+        writer = ObjectWriter(header, part_bytes)
+        writer.begin(partition_id, next_offset)
+        space = writer.space(byte_count)            read whole frames into it
+        for part in writer.add(byte_count, where):  checked; send what is complete
+            ...
+        writer.end()
+        parts, sections = writer.finish()           table and trailer; what the manifests get
+
+    All parts but the last have `part_bytes` bytes.
+    """
+
+    def __init__(self, header: ObjectHeader, part_bytes: int) -> None:
+        self.key = object_key(header.epoch, header.number)
+        self._part_bytes = part_bytes
+        self._buffer = bytearray(part_bytes)
+        self._fill = 0
+        self._sent = self._number = 0
+        self._table = BlockTable(OBJECT_HEADER_BYTES)
+        self._begun: _Begun | None = None
+        self._ended: list[tuple[_Begun, int]] = []
+        """Partitions whose frames are all there, and the row behind each."""
+        self._put(header.encode())
+
+    @property
+    def size(self) -> int:
+        """Bytes up to now."""
+        return self._sent + self._fill
+
+    def begin(self, partition_id: int, next_offset: int) -> None:
+        """Begin the frames of a partition; none may begin before `next_offset`."""
+        first_row = self._table.begin(partition_id, next_offset)
+        self._begun = _Begun(partition_id, self._table.position, first_row)
+
+    def space(self, byte_count: int) -> memoryview:
+        """Room for the next frames. It is valid until the next call."""
+        needed = self._fill + byte_count
+        if needed > len(self._buffer):
+            larger = bytearray(needed)
+            larger[: self._fill] = memoryview(self._buffer)[: self._fill]
+            self._buffer = larger
+        return memoryview(self._buffer)[self._fill : needed]
+
+    def add(self, byte_count: int, where: str) -> Iterator[OutgoingPart]:
+        """Check the frames that were put into `space`; the parts that are complete with them.
+
+        Raises DataLoss, and nothing of them is in the object, if they are not sound frames of the
+        partition in the order of offsets.
+        """
+        self._table.add(memoryview(self._buffer)[self._fill : self._fill + byte_count], where)
+        self._fill += byte_count
+        return self._complete()
+
+    def end(self) -> None:
+        """End the frames of the partition; one without any is not in the object."""
+        if self._begun is not None and len(self._table.rows) > self._begun.first_row:
+            self._ended.append((self._begun, len(self._table.rows)))
+        self._begun = None
+
+    def finish(self) -> tuple[list[OutgoingPart], list[Section]]:
+        """End the object: its last parts, and what it holds of each partition."""
+        self.end()
+        rows = self._table.rows
+        blocks_position = self._table.position
+        table = rows.tobytes()
+        size = blocks_position + len(table) + TRAILER_BYTES
+        self._put(table)
+        self._put(Trailer(len(rows), blocks_position, size, crc32c(table)).encode())
+        parts = list(self._complete())
+        if self._fill:
+            parts.append(self._take(self._fill))
+        sections = [self._section(begun, end, blocks_position) for begun, end in self._ended]
+        return parts, sections
+
+    def _section(self, begun: _Begun, end_row: int, blocks_position: int) -> Section:
+        rows = self._table.rows[begun.first_row : end_row]
+        return Section(
+            key=self.key,
+            position=begun.position,
+            byte_count=int(rows["byte_count"].sum()),
+            base_offset=int(rows["base_offset"][0]),
+            end_offset=int(rows["end_offset"][-1]),
+            message_count=int(rows["message_count"].sum()),
+            append_min_ns=int(rows["append_min_ns"].min()),
+            append_max_ns=int(rows["append_max_ns"].max()),
+            publish_min_ns=int(rows["publish_min_ns"].min()),
+            publish_max_ns=int(rows["publish_max_ns"].max()),
+            blocks_position=blocks_position + begun.first_row * BLOCK_DTYPE.itemsize,
+            block_count=len(rows),
+            blocks_crc=crc32c(rows.tobytes()),
+        )
+
+    def _put(self, data: bytes) -> None:
+        self.space(len(data))[:] = data
+        self._fill += len(data)
+
+    def _complete(self) -> Iterator[OutgoingPart]:
+        while self._fill >= self._part_bytes:
+            yield self._take(self._part_bytes)
+
+    def _take(self, size: int) -> OutgoingPart:
+        """The first bytes of the buffer, which stay as they are; the rest goes into a new one."""
+        taken = memoryview(self._buffer)[:size]
+        rest = memoryview(self._buffer)[size : self._fill]
+        self._buffer = bytearray(max(self._part_bytes, len(rest)))
+        self._buffer[: len(rest)] = rest
+        self._fill = len(rest)
+        self._number += 1
+        part = OutgoingPart(self._number, self._sent, taken)
+        self._sent += size
+        return part
+
+
+def read_blocks(store: ObjectStore, section: Section) -> Blocks:
+    """The blocks of a section, by one read. Raises DataLoss if they are damaged."""
+    size = section.block_count * BLOCK_DTYPE.itemsize
+    data = store.read(section.key, section.blocks_position, size)
+    return decode_blocks(data, section.blocks_crc, f"{store.url}: {section.key}")
+
+
+def verify_object(store: ObjectStore, key: str, identity: bytes) -> Blocks:
+    """Check every byte of an object; its table of blocks.
+
+    Raises DataLoss that names what is wrong, NotFound if it is missing.
+    """
+    where = f"{store.url}: {key}"
+    info = store.head(key)
+    size = info.size if info else 0
+    if size < OBJECT_HEADER_BYTES + TRAILER_BYTES:
+        raise DataLoss(f"{where} has {size} bytes, which is no object of history")
+    header = ObjectHeader.decode(store.read(key, 0, OBJECT_HEADER_BYTES), where)
+    if header.identity != identity or object_key(header.epoch, header.number) != key:
+        raise DataLoss(f"{where} is an object of another broker, or of another name")
+    trailer = Trailer.decode(store.read(key, size - TRAILER_BYTES, TRAILER_BYTES), where)
+    table_bytes = trailer.block_count * BLOCK_DTYPE.itemsize
+    if (
+        trailer.object_bytes != size
+        or trailer.blocks_position + table_bytes != size - TRAILER_BYTES
+    ):
+        raise DataLoss(f"{where} has {size} bytes, and its end speaks of {trailer.object_bytes}")
+    data = store.read(key, trailer.blocks_position, table_bytes)
+    rows = decode_blocks(data, trailer.blocks_crc, where)
+    checked = BlockTable(OBJECT_HEADER_BYTES)
+    partition_id = -1
+    for row in rows:
+        if int(row["partition_id"]) != partition_id:
+            partition_id = int(row["partition_id"])
+            checked.begin(partition_id)
+        position = int(row["position"])
+        frames = store.read(key, position, int(row["byte_count"]))
+        checked.add(frames, f"{where}, position {position}")
+    if checked.rows.tobytes() != data:
+        raise DataLoss(f"the frames of {where} are not those that its table of blocks tells of")
+    return rows

@@ -1,0 +1,117 @@
+"""Reading a partition's history: from an offset or a time to frames, with as few requests as can be.
+
+    offset --manifest--> section --its blocks, one read--> block --one read--> frames, checked
+
+The manifest is in memory; blocks that were read are kept. So the first message at any offset costs two
+requests to the store, however many objects there are, and the ones behind it one for each range.
+"""
+
+from __future__ import annotations
+
+import collections
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from danube_fast.errors import DataLoss, NotFound
+from danube_fast.frame.layout import At
+from danube_fast.history.blocks import BlockTable
+from danube_fast.history.layout import Blocks
+from danube_fast.history.manifest import Manifest, Section
+from danube_fast.history.objects import read_blocks
+from danube_fast.history.stores.store import ObjectStore
+
+__all__ = ["Fetched", "HistoryReader"]
+
+BLOCK_TABLES_KEPT = 64
+"""Tables of blocks of the sections that were read last: about 20 KiB for 64 MiB of frames."""
+_HEADER = struct.Struct(
+    f"<{At.FRAME_BYTES}xI{At.BASE_OFFSET - At.FRAME_BYTES - 4}xQq"
+)  # frame_bytes, base_offset, append_time_ns
+
+
+class Fetched(NamedTuple):
+    """Whole frames of a partition, in the order of offsets, back to back."""
+
+    base_offset: int
+    end_offset: int
+    """Behind the last message."""
+    data: bytes
+
+
+class HistoryReader:
+    """Read the history of one partition as a manifest tells it."""
+
+    def __init__(self, store: ObjectStore, partition_id: int, manifest: Manifest) -> None:
+        self._store, self._partition_id = store, partition_id
+        self.manifest = manifest
+        self._blocks: collections.OrderedDict[Section, Blocks] = collections.OrderedDict()
+
+    def fetch(self, offset: int, bytes_max: int) -> Fetched | None:
+        """Whole frames from the one that holds `offset`, or the first one behind it, on: blocks of one
+        object, `bytes_max` bytes at most but one block at least. None: there are none.
+
+        Raises what the store raises; DataLoss that names object and offsets if they are not there.
+        """
+        section = self.manifest.find(offset)
+        if section is None:
+            return None
+        rows = self._blocks_of(section)
+        first = int(np.searchsorted(rows["end_offset"], offset, side="right"))
+        ends = np.cumsum(rows["byte_count"][first:], dtype=np.int64)
+        count = max(1, int(np.searchsorted(ends, bytes_max, side="right")))
+        return self._read(section, rows[first : first + count])
+
+    def find_time(self, time_ns: int) -> int | None:
+        """Offset of the first message that the broker got at `time_ns` (Unix time, ns) or later; None if
+        all of the history is older. Reads one section's blocks and one block at most. Raises as `fetch`."""
+        section = self.manifest.find_time(time_ns)
+        if section is None:
+            return None
+        if section.append_min_ns >= time_ns:
+            return section.base_offset
+        rows = self._blocks_of(section)
+        block = rows[int(np.searchsorted(rows["append_max_ns"], time_ns))]
+        if int(block["append_min_ns"]) >= time_ns:
+            return int(block["base_offset"])
+        data = self._read(section, np.array([block])).data
+        at, (size, base_offset, append_ns) = 0, _HEADER.unpack_from(data)
+        while append_ns < time_ns:
+            at += size
+            size, base_offset, append_ns = _HEADER.unpack_from(data, at)
+        return int(base_offset)
+
+    def _blocks_of(self, section: Section) -> Blocks:
+        rows = self._blocks.get(section)
+        if rows is None:
+            try:
+                rows = self._blocks[section] = read_blocks(self._store, section)
+            except NotFound as error:
+                raise self._missing(section, error) from None
+            if len(self._blocks) > BLOCK_TABLES_KEPT:
+                self._blocks.popitem(last=False)
+        self._blocks.move_to_end(section)
+        return rows
+
+    def _read(self, section: Section, rows: Blocks) -> Fetched:
+        start, size = int(rows["position"][0]), int(rows["byte_count"].sum(dtype=np.int64))
+        base, end = int(rows["base_offset"][0]), int(rows["end_offset"][-1])
+        try:
+            data = self._store.read(section.key, start, size)
+        except NotFound as error:
+            raise self._missing(section, error) from None
+        checked = BlockTable(start)
+        checked.begin(self._partition_id, base)
+        where = f"{self._store.url}: offsets {base} to {end} in {section.key}, position {start}"
+        checked.add(data, where)
+        found = checked.rows
+        if int(found["base_offset"][0]) != base or int(found["end_offset"][-1]) != end:
+            raise DataLoss(f"{where}: other offsets are there")
+        return Fetched(base, end, data)
+
+    def _missing(self, section: Section, error: NotFound) -> DataLoss:
+        return DataLoss(
+            f"offsets {section.base_offset} to {section.end_offset} of {self.manifest.topic} are lost: "
+            f"{error}"
+        )
