@@ -23,7 +23,7 @@ from danube_fast.wal.layout import GROUP_ALIGNMENT, SEGMENT_HEADER_BYTES
 from danube_fast.wal.log import Log
 from danube_fast.wal.segment import Chain, list_segments
 from danube_fast.wal.walk import Walk, read_at
-from danube_fast.workers.process.environment import METADATA_SEAL
+from danube_fast.workers.process.layout import METADATA_SEAL
 from danube_fast.workers.shard.catalog import Catalog
 from danube_fast.workers.supervisor.datadir import DataDirectory
 from tests.crash.rig import SMALL, Server

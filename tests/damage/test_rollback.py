@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from danube_fast.workers.process.environment import METADATA_SEAL
+from danube_fast.workers.process.layout import METADATA_SEAL
 from danube_fast.workers.process.log_marks import MARKS_NAME, LogMark, read_marks, write_marks
 from tests.crash.rig import Server
 from tests.damage.store import copy_of

@@ -380,3 +380,15 @@ def test_endpoints_are_called_after_the_data_directory(tmp_path: Path) -> None:
         directory.close()
     assert tokens[0] == tokens[1] != tokens[2]
     assert len(tokens[0]) == TOKEN_CHARACTERS
+
+
+def test_the_supervisor_is_light() -> None:
+    """It starts before all others, and they wait for it: what takes long to import is not for it."""
+    look = (
+        "import sys, danube_fast.workers.supervisor.supervisor; "
+        "print([name for name in ('numpy', 'zmq', 'lmdb', 'numba', 'llvmlite') if name in sys.modules])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout.strip() == "[]"

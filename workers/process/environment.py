@@ -23,12 +23,11 @@ from danube_fast.net.server import Server
 from danube_fast.net.session import TOKEN_BYTES
 from danube_fast.security import AllowAll, Authenticator, Authorizer, TrustClaims
 from danube_fast.wal.background import Background
+from danube_fast.workers.process.layout import METADATA, METADATA_SEAL
 from danube_fast.workers.process.log_marks import LogMark, read_marks, write_marks
 
-__all__ = ["METADATA_SEAL", "Environment"]
+__all__ = ["Environment"]
 
-METADATA = "metadata"
-METADATA_SEAL = "metadata.seal"
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 
 

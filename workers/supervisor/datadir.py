@@ -24,7 +24,7 @@ from pathlib import Path
 
 from danube_fast.durable import replace_file, sync_directory
 from danube_fast.errors import DataLoss, FailedPrecondition, Unavailable
-from danube_fast.workers.process.environment import METADATA_SEAL
+from danube_fast.workers.process.layout import METADATA_SEAL
 
 __all__ = ["FORMAT_VERSION", "DataDirectory"]
 
