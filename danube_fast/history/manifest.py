@@ -11,7 +11,7 @@ An uploader has an epoch; a newer one began later. Records are believed by two r
     manifests/<partition id>/pruned             made before the first record is ever deleted
 
 So an old uploader that wakes up can still make a record, but only one that the living uploader has seen
-(then it counts) or one that nobody builds on. The newest record is found by reading on until
+(then it counts) or one that no other builds on. The newest record is found by reading on until
 there is none; a listing, which may be late, is only where that begins. Every 64th record or so is a
 snapshot: it holds everything, and replay begins there; older records can be pruned, the oldest first. So
 a record that is there proves that all later ones are.
@@ -359,7 +359,7 @@ def believed(records: Mapping[int, Record]) -> tuple[list[Record], int]:
 
 
 def manifest_prefix(partition_id: int) -> str:
-    """What the keys of a partition's records begin with."""
+    """Prefix of the keys of a partition's records."""
     return f"manifests/{partition_id:010d}/"
 
 

@@ -24,9 +24,9 @@ from danube_fast.errors import (
     Unavailable,
 )
 from danube_fast.history.stores import s3
+from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.s3 import S3Store
 from danube_fast.history.stores.store import ObjectStore
-from danube_fast.history.stores.url import open_store
 from tests.history.conformance import Conformance, keys, parts_of
 from tests.history.s3_servers import (
     ACCESS_KEY,

@@ -11,8 +11,9 @@ from danube_fast.clock import SystemClock
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.history.stores.local import LocalStore
 from danube_fast.history.stores.memory import MemoryStore
+from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.probe import probe_store
-from danube_fast.history.stores.url import open_store, parse_store_url
+from danube_fast.history.stores.url import parse_store_url
 from tests.history.conformance import keys
 
 CLOCK = SystemClock()
