@@ -226,9 +226,13 @@ class BlockTable:
         return len(self.rows)
 
     def add(self, frames: Any, where: str) -> None:
-        """Check whole frames and note them. Raises DataLoss that names the position in `where`."""
+        """Check whole frames and note them.
+
+        Raises DataLoss that names the position in `where`, and notes none of them.
+        """
         view = memoryview(frames).cast("B")
         base, at = address_of(view) if len(view) else 0, 0
+        before, last = self._state.copy(), self.rows[-1:].copy()
         while at < len(view):
             code = _add_frames(
                 self._state.ctypes.data,
@@ -239,6 +243,8 @@ class BlockTable:
             )
             at += int(self._state[BlockWord.CONSUMED])
             if code < 0:
+                self._state[:] = before
+                self.rows[-1:] = last
                 raise DataLoss(f"{where}, {at} bytes on: {_TEXTS[HistoryFault(code)]}")
             if code:
                 self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])

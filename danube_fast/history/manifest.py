@@ -190,7 +190,19 @@ class ManifestLog:
         FailedPrecondition for one of another broker or a newer uploader.
         """
         records: dict[int, Record] = {}
-        newest = self._read_on(hint if hint != NONE else self._listed(), records)
+        newest = self._read_on(hint, records) if hint != NONE else NONE
+        if newest == NONE:
+            if hint != NONE and not self._is_pruned():
+                raise DataLoss(
+                    f"{self._store.url}: record {manifest_key(self._partition_id, hint)} is missing, "
+                    "and was there"
+                )
+            newest = self._read_on(self._listed(), records)
+            if newest == NONE and self._is_pruned():
+                raise Unavailable(
+                    f"{self._store.url}: records of partition {self._partition_id} were pruned, and "
+                    "the store does not list the later ones yet"
+                )
         chain, start = believed(records)
         while start != NONE and start not in records:
             for number in range(start, min(records)):
@@ -267,12 +279,31 @@ class ManifestLog:
         try:
             self._store.create(key, data)
         except AlreadyExists:
-            found = self._store.read(key)
-            if found == data:
-                return True  # the answer of an earlier try was lost
-            self._check_epoch(self._decode(found, key).uploader_epoch, is_own_wrong=True)
-            return False
+            try:
+                found = self._store.read(key)
+            except NotFound:
+                raise self._fenced("a record was pruned") from None
+            if found != data:
+                self._check_epoch(self._decode(found, key).uploader_epoch, is_own_wrong=True)
+                return False
+            # else the answer of an earlier try was lost
+        self._check_not_pruned(record)
         return True
+
+    def _check_not_pruned(self, record: Record) -> None:
+        """Take a record back whose number was free because a newer uploader has pruned the one that it had.
+
+        Raises FailedPrecondition then. What a record builds on is pruned by newer uploaders only.
+        """
+        base = self.manifest
+        if base.number == NONE:
+            is_pruned = self._is_pruned()
+        else:
+            base_key = manifest_key(self._partition_id, base.snapshot)
+            is_pruned = self._store.head(base_key) is None
+        if is_pruned:
+            self._store.delete([manifest_key(self._partition_id, record.number)])
+            raise self._fenced("it has pruned what this one builds on")
 
     def _read(self, number: int) -> Record:
         key = manifest_key(self._partition_id, number)
@@ -306,24 +337,16 @@ class ManifestLog:
         return newest
 
     def _read_on(self, number: int, records: dict[int, Record]) -> int:
-        """Read `number` and on, until there is none; the newest, -1 if there was never any."""
+        """Read `number` and on, until there is none; the newest, -1 if `number` itself is not there."""
         at = number
         while True:
             key = manifest_key(self._partition_id, at)
             try:
                 data = self._store.read(key)
             except NotFound:
-                break
+                return at - 1 if records else NONE
             records[at] = self._decode(data, key)
             at += 1
-        if not records and self._is_pruned():
-            raise Unavailable(
-                f"{self._store.url}: record {key} was pruned, and the store does not list the later "
-                "ones yet"
-            )
-        if not records and number:
-            raise DataLoss(f"{self._store.url}: record {key} is missing")
-        return at - 1
 
     def _is_pruned(self) -> bool:
         return self._store.head(self._pruned_key) is not None
@@ -334,10 +357,13 @@ class ManifestLog:
 
     def _check_epoch(self, found: int, *, is_own_wrong: bool = False) -> None:
         if found > self._epoch or (is_own_wrong and found == self._epoch):
-            raise FailedPrecondition(
-                f"{self._store.url}: a newer uploader (epoch {found}, this one has {self._epoch}) "
-                f"writes the history of partition {self._partition_id}"
-            )
+            raise self._fenced(f"epoch {found}, this one has {self._epoch}")
+
+    def _fenced(self, how: str) -> FailedPrecondition:
+        return FailedPrecondition(
+            f"{self._store.url}: a newer uploader writes the history of partition "
+            f"{self._partition_id}: {how}"
+        )
 
 
 def believed(records: Mapping[int, Record]) -> tuple[list[Record], int]:

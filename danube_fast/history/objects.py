@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from danube_fast.errors import DataLoss
+from danube_fast.errors import DataLoss, NotFound
 from danube_fast.frame.crc import crc32c
 from danube_fast.history.blocks import BlockTable
 from danube_fast.history.layout import (
@@ -80,6 +80,7 @@ class ObjectWriter:
 
     def begin(self, partition_id: int, next_offset: int) -> None:
         """Begin the frames of a partition; none may begin before `next_offset`."""
+        self.end()
         first_row = self._table.begin(partition_id, next_offset)
         self._begun = _Begun(partition_id, self._table.position, first_row)
 
@@ -176,7 +177,9 @@ def verify_object(store: ObjectStore, key: str, identity: bytes) -> Blocks:
     """
     where = f"{store.url}: {key}"
     info = store.head(key)
-    size = info.size if info else 0
+    if info is None:
+        raise NotFound(f"{where}: there is no such object")
+    size = info.size
     if size < OBJECT_HEADER_BYTES + TRAILER_BYTES:
         raise DataLoss(f"{where} has {size} bytes, which is no object of history")
     header = ObjectHeader.decode(store.read(key, 0, OBJECT_HEADER_BYTES), where)
@@ -200,6 +203,6 @@ def verify_object(store: ObjectStore, key: str, identity: bytes) -> Blocks:
         position = int(row["position"])
         frames = store.read(key, position, int(row["byte_count"]))
         checked.add(frames, f"{where}, position {position}")
-    if checked.rows.tobytes() != data:
+    if checked.rows.tobytes() != data or checked.position != trailer.blocks_position:
         raise DataLoss(f"the frames of {where} are not those that its table of blocks tells of")
     return rows

@@ -49,8 +49,9 @@ class HistoryReader:
         self._blocks: collections.OrderedDict[Section, Blocks] = collections.OrderedDict()
 
     def fetch(self, offset: int, bytes_max: int) -> Fetched | None:
-        """Whole frames from the one that holds `offset`, or the first one behind it, on: blocks of one
-        object, `bytes_max` bytes at most but one block at least. None: there are none.
+        """Whole blocks of one object, from the one with `offset` on, or with the first message behind it;
+        `bytes_max` bytes at most but one block at least. Frames that end before `offset` may come first.
+        None: there are none.
 
         Raises what the store raises; DataLoss that names object and offsets if they are not there.
         """

@@ -19,6 +19,7 @@ from danube_fast.errors import (
     DataLoss,
     FailedPrecondition,
     InvalidArgument,
+    NotFound,
     PermissionDenied,
     ResourceExhausted,
     Unavailable,
@@ -239,7 +240,20 @@ def test_names_are_durable_before_an_object_is_told(
     calls.clear()
     with pytest.raises(AlreadyExists):
         store.create("n/m/1", b"x")
-    assert calls == ["file", "n/m"]
+    assert calls == ["file", "n/m", "n", "."], "its maker may not have come so far"
     calls.clear()
     store.create("n/m/2", b"x")
-    assert calls == ["file", "link", "n/m"]
+    assert calls == ["file", "link", "n/m", "n", "."]
+
+
+def test_an_object_does_not_change_with_the_upload_that_it_came_from(store: LocalStore) -> None:
+    """As after a kill between the name and the end of the upload."""
+    upload = store.begin("k")
+    parts = [store.put_part(upload, 1, 0, b"0123456789")]
+    data = store.directory / local.UPLOADS_NAME / upload.upload_id / "data"
+    os.link(data, store.directory / "k")
+    with pytest.raises(NotFound, match="has ended"):
+        store.put_part(upload, 1, 0, b"abc")
+    with pytest.raises(AlreadyExists):
+        store.complete(upload, [parts[0]._replace(size=4)])
+    assert store.read("k") == b"0123456789"

@@ -139,6 +139,41 @@ def test_an_uploader_ends_when_a_newer_one_has_begun(store: MemoryStore) -> None
     assert ranges(log_of(store, 2).load()) == [(0, 10), (10, 20)]
 
 
+@pytest.mark.parametrize("records", [1, 10, SNAPSHOT_EVERY + 3])
+def test_an_old_uploader_does_not_take_a_number_that_was_pruned(
+    store: MemoryStore, records: int
+) -> None:
+    old, new = log_of(store, 1), log_of(store, 2)
+    old.load()
+    for end in range(1, records):
+        add(old, end)
+    new.load()
+    for end in range(1000, 1000 + 3 * SNAPSHOT_EVERY):
+        add(new, end)
+    wanted = ranges(new.manifest)
+    new.prune(0)
+    before = {info.key for info in store.list()}
+    with pytest.raises(FailedPrecondition, match="newer uploader"):
+        add(old, 5000)
+    assert {info.key for info in store.list()} == before
+    assert ranges(log_of(store, 3).load()) == wanted
+
+
+def test_a_hint_that_was_pruned_is_not_needed(store: MemoryStore) -> None:
+    log = log_of(store)
+    log.load()
+    for end in range(1, SNAPSHOT_EVERY + 5):
+        add(log, end)
+    log.prune(0)
+    assert ranges(log_of(store, 2).load(3)) == ranges(log.manifest)
+
+
+@pytest.mark.parametrize("hint", [0, 3])
+def test_a_store_that_was_emptied_is_not_a_new_one(store: MemoryStore, hint: int) -> None:
+    with pytest.raises(DataLoss, match="is missing, and was there"):
+        log_of(store).load(hint)
+
+
 def test_what_an_old_uploader_adds_unseen_is_void(store: MemoryStore) -> None:
     old, new = log_of(store, 1), log_of(store, 2)
     old.load()

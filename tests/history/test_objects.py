@@ -14,6 +14,7 @@ from danube_fast.clock import SystemClock
 from danube_fast.errors import DataLoss, FailedPrecondition
 from danube_fast.frame.file_header import seal_header
 from danube_fast.frame.layout import FRAME_BYTES_CAP, At
+from danube_fast.frame.view import FrameView
 from danube_fast.history.blocks import BlockTable
 from danube_fast.history.layout import (
     BLOCK_BYTES,
@@ -116,6 +117,35 @@ def test_a_damaged_frame_does_not_get_in(at: int, words: str) -> None:
     writer.space(len(good) + len(bad))[:] = good + bad
     with pytest.raises(DataLoss, match=f"segment 3, {len(good)} bytes on: .*({words})"):
         list(writer.add(len(good) + len(bad), "segment 3"))
+
+
+def test_an_object_goes_on_without_the_frames_that_were_refused(store: MemoryStore) -> None:
+    """Good frames before a bad one are not in it either: the caller reads all of them again."""
+    writer = ObjectWriter(ObjectHeader(IDENTITY, 1, 0, START_NS), 100)
+    whole = bytearray()
+    good = make_frames(5, 0, 3, random.Random(4))
+    bad = make_frame(5, 100, [b"y" * 20])
+    bad[130] ^= 1
+    later = make_frame(6, 0, [b"z"])
+    writer.begin(5, 0)
+    for frames, is_sound in ((good[:1], True), ([*good[1:], bad], False), (good[1:], True)):
+        data = b"".join(frames)
+        writer.space(len(data))[:] = data
+        if is_sound:
+            whole += b"".join(part.data for part in writer.add(len(data), "x"))
+        else:
+            with pytest.raises(DataLoss):
+                writer.add(len(data), "x")
+    writer.begin(6, 0)
+    writer.space(len(later))[:] = later
+    whole += b"".join(part.data for part in writer.add(len(later), "x"))
+    parts, sections = writer.finish()
+    whole += b"".join(part.data for part in parts)
+    store.create(KEY, whole)
+    verify_object(store, KEY, IDENTITY)
+    assert [section.message_count for section in sections] == [
+        sum(FrameView(frame).message_count for frame in good), 1,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

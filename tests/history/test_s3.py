@@ -175,6 +175,36 @@ def test_a_busy_store_is_asked_again_and_then_is_unavailable(
     assert 2 <= lasting.met <= 8
 
 
+def test_a_404_that_is_not_the_stores_own_is_no_missing_object(
+    store: ObjectStore, proxy: FaultyProxy
+) -> None:
+    """Of a load balancer, for example: a manifest must not end there."""
+    store.create("some/key", b"data")
+    proxy.fail("GET", "some/key", 99, status=404, code="")
+    with pytest.raises(Unavailable, match="404"):
+        store.read("some/key")
+
+
+def test_a_head_finds_out_why_it_was_refused(store: ObjectStore, proxy: FaultyProxy) -> None:
+    """The answer to a HEAD has no body; it may be an expired token."""
+    store.create("some/key", b"data")
+    expired = proxy.fail("HEAD", "some/key", 1, status=400, code="ExpiredToken")
+    info = store.head("some/key")
+    assert expired.met == 1
+    assert info is not None
+    assert info.size == 4
+    proxy.fail("HEAD", "some/key", 99, status=403, code="AccessDenied")
+    with pytest.raises(PermissionDenied, match="some/key"):
+        store.head("some/key")
+
+
+@pytest.mark.parametrize("code", ["ThrottlingException", "RequestTimeout", "IncompleteBody"])
+def test_what_passes_is_unavailable(store: ObjectStore, proxy: FaultyProxy, code: str) -> None:
+    proxy.fail("GET", "some/key", 99, status=400, code=code)
+    with pytest.raises(Unavailable, match=code):
+        store.read("some/key")
+
+
 def test_a_412_is_somebody_elses_object(store: ObjectStore, proxy: FaultyProxy) -> None:
     proxy.fail("PUT", "some/key", status=412, code="PreconditionFailed")
     with pytest.raises(AlreadyExists, match="some/key"):
@@ -336,6 +366,7 @@ def test_a_deleted_version_is_told(store: ObjectStore, proxy: FaultyProxy) -> No
     ("more", "words"),
     [
         ("?sse=rot13", "AES256 or aws:kms"),
+        ("?endpoint_url=localhost:9000", "begins with http"),
         ("?path_stile=true", "path_style"),
         ("?path_style=perhaps", "path_style|bool"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from danube_fast.history.stores.local import LocalStore
 from danube_fast.history.stores.memory import MemoryStore
 from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.probe import probe_store
+from danube_fast.history.stores.store import Part, Upload
 from danube_fast.history.stores.url import parse_store_url
 from tests.history.conformance import keys
 
@@ -77,6 +79,8 @@ def test_wrong_urls(text: str, words: str) -> None:
     "text",
     [
         "s3://AKIA123:wonderland@bucket/prefix",
+        "s3://AKIA123:wonder#land@bucket/prefix",
+        "s3://bucket/?endpoint_url=http://AKIA123:wonderland@host:9000",
         "s3://bucket/?secret_access_key=wonderland",
         "s3://bucket/?aws_access_key_id=wonderland",
         "s3://bucket/?session_token=wonderland",
@@ -133,6 +137,14 @@ class Careless(MemoryStore):
         super().create(key, data)
 
 
+class CarelessOfParts(MemoryStore):
+    """A store that overwrites only with objects in parts."""
+
+    def complete(self, upload: Upload, parts: Sequence[Part]) -> None:
+        self.delete([upload.key])
+        super().complete(upload, parts)
+
+
 class Forgetful(MemoryStore):
     """A store that gives back other bytes."""
 
@@ -141,7 +153,11 @@ class Forgetful(MemoryStore):
 
 
 def test_stores_that_do_not_keep_their_promises_are_found_out() -> None:
-    for kind, words in ((Careless, "conditional writes"), (Forgetful, "other bytes")):
+    for kind, words in (
+        (Careless, "conditional writes"),
+        (CarelessOfParts, "conditional writes"),
+        (Forgetful, "other bytes"),
+    ):
         store = kind(CLOCK)
         with pytest.raises(FailedPrecondition, match=words):
             probe_store(store)

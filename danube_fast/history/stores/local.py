@@ -67,10 +67,10 @@ class LocalStore:
         self._clock = clock
         self._uploads = self.directory / UPLOADS_NAME
         try:
-            if not self.directory.is_dir():
-                self.directory.mkdir(mode=0o700)
-                sync_directory(self.directory.parent)
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+            sync_directory(self.directory.parent)
             self._uploads.mkdir(mode=0o700, exist_ok=True)
+            sync_directory(self.directory)
         except OSError as error:
             raise self._explain(error, "the store's folder") from error
 
@@ -154,6 +154,8 @@ class LocalStore:
         with self._explained(upload.key):
             fd = self._open(upload)
             try:
+                if os.fstat(fd).st_nlink > 1:
+                    raise self._has_ended(upload)
                 written = 0
                 while written < len(view):
                     written += os.pwrite(fd, view[written:], offset + written)
@@ -168,13 +170,14 @@ class LocalStore:
         with self._explained(upload.key):
             fd = self._open(upload)
             try:
-                found = os.fstat(fd).st_size
-                if found < size:
+                state = os.fstat(fd)
+                if state.st_size < size:
                     raise InvalidArgument(
-                        f"{upload.key}: parts of {size} bytes were named and {found} are there"
+                        f"{upload.key}: parts of {size} bytes were named and {state.st_size} are there"
                     )
-                os.ftruncate(fd, size)  # a longer part may have been sent before its last form
-                os.fsync(fd)
+                if state.st_nlink == 1:  # else it is an object already, and must not change
+                    os.ftruncate(fd, size)  # a longer part may have been sent before its last form
+                    os.fsync(fd)
             finally:
                 os.close(fd)
             data = self._uploads / upload.upload_id / "data"
@@ -214,34 +217,27 @@ class LocalStore:
         return self.directory / check_object_key(key)
 
     def _give_name(self, source: Path, path: Path, key: str) -> None:
+        """Link a file to its name. Its folders may have been made by another writer that has not synced them: all are synced."""
+        is_taken = False
         for _ in range(_NAMING_TRIES):
-            made = self._make_folders(path.parent)
+            self._check_folder()
             try:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 os.link(source, path)
-            except FileNotFoundError:
+            except FileNotFoundError:  # another has removed a folder that was empty
                 if not source.exists():
                     raise
                 continue
             except FileExistsError:
-                sync_directory(path.parent)  # its maker may not have come so far
-                raise AlreadyExists(f"{self.url}: there is an object {key} already") from None
-            for folder in {path.parent, *made}:
+                is_taken = True
+            for folder in path.parents:
                 sync_directory(folder)
+                if folder == self.directory:
+                    break
+            if is_taken:
+                raise AlreadyExists(f"{self.url}: there is an object {key} already")
             return
         raise Unavailable(f"{self.url}: the folder of {key} is removed again and again")
-
-    def _make_folders(self, folder: Path) -> Sequence[Path]:
-        """Make folders that are missing; those whose entries have changed."""
-        missing = []
-        while not folder.is_dir():
-            if folder == self.directory:
-                self._check_folder()
-            missing.append(folder)
-            folder = folder.parent
-        for made in reversed(missing):
-            with contextlib.suppress(FileExistsError):
-                made.mkdir(mode=0o700)
-        return [made.parent for made in missing]
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[ObjectInfo]:
         try:
@@ -268,7 +264,10 @@ class LocalStore:
             return open_file(self._uploads / upload.upload_id / "data", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             self._check_folder()
-            raise NotFound(f"{self.url}: the upload of {upload.key} has ended") from None
+            raise self._has_ended(upload) from None
+
+    def _has_ended(self, upload: Upload) -> NotFound:
+        return NotFound(f"{self.url}: the upload of {upload.key} has ended")
 
     def _check_folder(self) -> None:
         """Raise FailedPrecondition if the store itself is gone: no object may then count as missing."""

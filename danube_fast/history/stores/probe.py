@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from collections.abc import Callable
 
 from danube_fast.errors import AlreadyExists, DanubeError, FailedPrecondition
 from danube_fast.history.stores.store import ObjectStore
@@ -13,7 +15,7 @@ PROBE_PREFIX = "probe/"
 
 
 def probe_store(store: ObjectStore) -> None:
-    """Create, create again, read, list, delete one small object.
+    """Create an object, create it again, at once and in parts, read and delete it.
 
     Raises what the store raises, and FailedPrecondition if it takes a second object under the same
     key or does not give back what it was given: several servers that speak S3 do so, and two writers
@@ -21,17 +23,19 @@ def probe_store(store: ObjectStore) -> None:
     """
     key = f"{PROBE_PREFIX}{secrets.token_hex(16)}"
     data = key.encode()
-    store.create(key, data)
     try:
+        with contextlib.suppress(AlreadyExists):  # of a try whose answer was lost; the read tells
+            store.create(key, data)
+        upload = store.begin(key)
         try:
-            store.create(key, b"another")
-        except AlreadyExists:
-            pass
-        else:
-            raise FailedPrecondition(
-                f"{store.url}: the store has overwritten an object that it was asked to create "
-                "only if it did not exist; history needs a store with conditional writes"
-            )
+            part = store.put_part(upload, 1, 0, b"in parts")
+            for attempt in (
+                lambda: store.create(key, b"another"),
+                lambda: store.complete(upload, [part]),
+            ):
+                _expect_refusal(store, attempt)
+        finally:
+            store.abort(upload)
         if store.read(key, 1, len(data) - 2) != data[1:-1]:
             raise FailedPrecondition(
                 f"{store.url}: the store gave back other bytes than it was given; history needs "
@@ -39,6 +43,17 @@ def probe_store(store: ObjectStore) -> None:
             )
     finally:
         _forget(store, key)
+
+
+def _expect_refusal(store: ObjectStore, attempt: Callable[[], None]) -> None:
+    try:
+        attempt()
+    except AlreadyExists:
+        return
+    raise FailedPrecondition(
+        f"{store.url}: the store has overwritten an object that it was asked to create only if it did "
+        "not exist; history needs a store with conditional writes, of objects in parts, too"
+    )
 
 
 def _forget(store: ObjectStore, key: str) -> None:

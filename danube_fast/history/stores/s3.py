@@ -12,6 +12,7 @@ import datetime as dt
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from botocore.exceptions import (
     ClientError,
     CredentialRetrievalError,
     NoCredentialsError,
+    ParamValidationError,
     PartialCredentialsError,
     ProfileNotFound,
     TokenRetrievalError,
@@ -73,6 +75,10 @@ _TEXTS: dict[str, tuple[type[DanubeError], str]] = {
         FailedPrecondition,
         "give the bucket's region in the store's URL",
     ),
+    "AccessDenied": (PermissionDenied, "check what the credentials allow"),
+    "InvalidToken": (PermissionDenied, "check the credentials"),
+    "RequestTimeout": (Unavailable, ""),
+    "IncompleteBody": (Unavailable, ""),
     "NoSuchKey": (NotFound, ""),
     "NoSuchVersion": (NotFound, ""),
     "NoSuchUpload": (NotFound, "the upload has ended"),
@@ -99,13 +105,24 @@ _STATUSES: dict[int, tuple[type[DanubeError], str]] = {
     400: (InvalidArgument, ""),
     401: (PermissionDenied, "check the credentials"),
     403: (PermissionDenied, "check the credentials and what they allow"),
-    404: (NotFound, ""),
+    404: (Unavailable, "a 404 that names no object is not the store's own"),
     409: (Unavailable, "another request for this object was under way"),
     412: (AlreadyExists, ""),
     416: _TEXTS["InvalidRange"],
     501: _TEXTS["NotImplemented"],
     507: _TEXTS["InsufficientStorage"],
 }
+
+
+_HEADLESS = (HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
+
+
+class _Headless(Exception):
+    """An error without a body that would say more."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class S3Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,6 +141,8 @@ class S3Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def open_s3(url: StoreUrl, clock: Clock, scratch: Path) -> S3Store:
     """Open the bucket of an `s3://` URL. Raises InvalidArgument for a wrong parameter."""
     options = store_options(url, S3Options)
+    if options.endpoint_url and not options.endpoint_url.startswith(("http://", "https://")):
+        raise InvalidArgument(f"{url.text!r}: endpoint_url begins with http:// or https://")
     if options.sse not in (None, "AES256", "aws:kms"):
         raise InvalidArgument(f"{url.text!r}: sse is AES256 or aws:kms, not {options.sse}")
     return S3Store(url, options)
@@ -153,13 +172,19 @@ class S3Store:
 
     def head(self, key: str) -> ObjectInfo | None:
         """Tell of one object; None if there is none."""
-        try:
-            found = self._call("head_object", key)
-        except NotFound:
-            # a HEAD has no body that could say whether the bucket itself is missing
-            self._call("list_objects_v2", MaxKeys=1)
-            return None
-        return ObjectInfo(key, found["ContentLength"], _time_ns(found["LastModified"]))
+        for is_second in (False, True):
+            try:
+                found = self._call("head_object", key)
+            except _Headless as error:
+                # the answer to a HEAD has no body: another request says what is wrong, if more than this
+                self._call("list_objects_v2", Prefix=self._prefix, MaxKeys=1)
+                if error.status == HTTPStatus.NOT_FOUND:
+                    return None
+                if is_second:
+                    raise PermissionDenied(str(error)) from None
+            else:
+                return ObjectInfo(key, found["ContentLength"], _time_ns(found["LastModified"]))
+        return None
 
     def read(self, key: str, start: int = 0, count: int | None = None) -> bytes:
         """Read a range. Raises NotFound, or DataLoss if the object ends before."""
@@ -298,8 +323,13 @@ class S3Store:
                 answer = error.response
                 fault = answer.get("Error", {})
                 meta = answer.get("ResponseMetadata", {})
+                status = meta.get("HTTPStatusCode", 0)
                 if fault.get("Code") in _EXPIRED and not is_second:
                     continue
+                if name == "head_object" and status in _HEADLESS:
+                    raise _Headless(f"{self.url}: {what}: {status}", status) from None
+                if "Throttl" in str(fault.get("Code")):
+                    raise Unavailable(f"{self.url}: {what}: {fault.get('Code')}") from None
                 if meta.get("HTTPHeaders", {}).get("x-amz-delete-marker") == "true":
                     raise NotFound(
                         f"{self.url}: {what} was deleted in a bucket that keeps versions; remove "
@@ -307,7 +337,7 @@ class S3Store:
                     ) from None
                 raise self._error(
                     str(fault.get("Code", "")),
-                    meta.get("HTTPStatusCode", 0),
+                    status,
                     str(fault.get("Message", "")),
                     what,
                 ) from None
@@ -317,6 +347,8 @@ class S3Store:
                 ) from None
             except (CredentialRetrievalError, TokenRetrievalError) as error:
                 raise PermissionDenied(f"{self.url}: {error}") from None
+            except ParamValidationError as error:
+                raise InvalidArgument(f"{self.url}: {what}: {error}") from None
             except BotoCoreError as error:
                 raise Unavailable(f"{self.url}: {what}: {error}") from None
             except OSError as error:

@@ -50,16 +50,17 @@ def parse_store_url(text: str) -> StoreUrl:
         )
     except ValueError as error:
         raise InvalidArgument(f"{text!r} is not the URL of a store: {error}") from None
-    if not parts.scheme or "://" not in text or parts.fragment:
-        raise InvalidArgument(
-            f"{text!r} is not the URL of a store; write file:///folder or s3://bucket/prefix"
-        )
     options = dict(pairs)
-    if "@" in parts.netloc or any(_SECRET.search(name) for name in options.keys() - _NO_SECRETS):
+    hidden = "@" in text or any(_SECRET.search(name) for name in options.keys() - _NO_SECRETS)
+    if hidden:
         raise InvalidArgument(
             f"the URL of the store {parts.scheme}://... holds credentials; leave them out and give "
             "them where the store's own tools look for them, such as AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY"
+        )
+    if not parts.scheme or "://" not in text or parts.fragment:
+        raise InvalidArgument(
+            f"{text!r} is not the URL of a store; write file:///folder or s3://bucket/prefix"
         )
     if parts.scheme == "file":
         return _parse_file(text, parts, options)
