@@ -77,8 +77,8 @@ MUTANTS: dict[str, Mutant] = {
         "late = times[rows] > now_ns + self._timers.wall_ahead_ns + 200_000_000",
     ),
     "what_was_cut_out_stands_for_its_neighbour": Mutant(
-        "self._frames[base + row] = Stored(",
-        "self._frames[base + row + 1] = Stored(",
+        "rows: Rows = np.array([row], np.int32)",
+        "rows: Rows = np.array([max(row - 1, 0)], np.int32)",
     ),
     "what_is_woken_is_forgotten": Mutant(
         "if self.delays and self.delays.wake(now_ns + self._timers.wall_ahead_ns):",
