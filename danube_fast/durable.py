@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["replace_file", "sync_directory", "write_file"]
 
-_CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EROFS})
-"""What file systems answer that cannot sync a directory."""
+_CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP})
+"""Errors of file systems that have no sync of directories. Not EROFS: a disk that failed is mounted read-only."""
 
 
 def sync_directory(directory: Path) -> None:

@@ -252,7 +252,7 @@ class ManifestLog:
                 return base
         raise Internal(
             f"{self._store.url}: {_MAKE_TRIES} records of partition {self._partition_id} were made "
-            "by older uploaders at the same time"
+            "by older uploaders at the same time; end them, and this one tries again"
         )
 
     def prune(self, oldest: int) -> int:

@@ -42,7 +42,6 @@ class OutgoingPart(NamedTuple):
 class _Begun(NamedTuple):
     """A partition whose frames are being added."""
 
-    partition_id: int
     position: int
     first_row: int
 
@@ -82,7 +81,7 @@ class ObjectWriter:
         """Begin the frames of a partition; none may begin before `next_offset`."""
         self.end()
         first_row = self._table.begin(partition_id, next_offset)
-        self._begun = _Begun(partition_id, self._table.position, first_row)
+        self._begun = _Begun(self._table.position, first_row)
 
     def space(self, byte_count: int) -> memoryview:
         """Room for the next frames. It is valid until the next call."""

@@ -1,4 +1,4 @@
-"""Manifests: one history, whoever writes it, whatever answers are lost and however late a listing is."""
+"""Manifests: one history, whichever uploader writes it, whatever answers are lost and however late a listing is."""
 
 from __future__ import annotations
 

@@ -217,7 +217,8 @@ class LocalStore:
         return self.directory / check_object_key(key)
 
     def _give_name(self, source: Path, path: Path, key: str) -> None:
-        """Link a file to its name. Its folders may have been made by another writer that has not synced them: all are synced."""
+        """Link a file to its name, and sync all its folders: another writer may have made them, and not
+        synced them yet."""
         is_taken = False
         for _ in range(_NAMING_TRIES):
             self._check_folder()

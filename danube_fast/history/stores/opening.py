@@ -30,7 +30,8 @@ Opener = Callable[[StoreUrl, Clock, Path], ObjectStore]
 def open_store(text: str, clock: Clock, scratch: Path) -> ObjectStore:
     """Open the store of a URL; does not talk to it yet.
 
-    `scratch` is a folder of this host for stores that keep parts of an object until it is complete. Raises InvalidArgument for a URL that names none, or whose package is not installed.
+    `scratch` is a folder of this host for stores that keep parts of an object until it is complete.
+    Raises InvalidArgument for a URL that names none, or whose package is not installed.
     """
     url = parse_store_url(text)
     return _find_opener(url.scheme)(url, clock, scratch)

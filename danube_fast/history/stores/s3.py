@@ -78,6 +78,10 @@ _TEXTS: dict[str, tuple[type[DanubeError], str]] = {
     "AccessDenied": (PermissionDenied, "check what the credentials allow"),
     "InvalidToken": (PermissionDenied, "check the credentials"),
     "RequestTimeout": (Unavailable, ""),
+    "RequestThrottled": (Unavailable, ""),
+    "ThrottledException": (Unavailable, ""),
+    "Throttling": (Unavailable, ""),
+    "ThrottlingException": (Unavailable, ""),
     "IncompleteBody": (Unavailable, ""),
     "NoSuchKey": (NotFound, ""),
     "NoSuchVersion": (NotFound, ""),
@@ -114,11 +118,11 @@ _STATUSES: dict[int, tuple[type[DanubeError], str]] = {
 }
 
 
-_HEADLESS = (HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
+_HEAD_REFUSALS = (HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
 
 
-class _Headless(Exception):
-    """An error without a body that would say more."""
+class _HeadRefused(Exception):
+    """A HEAD was refused: its answer has no body that would say why."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -175,8 +179,8 @@ class S3Store:
         for is_second in (False, True):
             try:
                 found = self._call("head_object", key)
-            except _Headless as error:
-                # the answer to a HEAD has no body: another request says what is wrong, if more than this
+            except _HeadRefused as error:
+                # another request says why, if it is more than a missing object
                 self._call("list_objects_v2", Prefix=self._prefix, MaxKeys=1)
                 if error.status == HTTPStatus.NOT_FOUND:
                     return None
@@ -326,10 +330,8 @@ class S3Store:
                 status = meta.get("HTTPStatusCode", 0)
                 if fault.get("Code") in _EXPIRED and not is_second:
                     continue
-                if name == "head_object" and status in _HEADLESS:
-                    raise _Headless(f"{self.url}: {what}: {status}", status) from None
-                if "Throttl" in str(fault.get("Code")):
-                    raise Unavailable(f"{self.url}: {what}: {fault.get('Code')}") from None
+                if name == "head_object" and status in _HEAD_REFUSALS:
+                    raise _HeadRefused(f"{self.url}: {what}: {status}", status) from None
                 if meta.get("HTTPHeaders", {}).get("x-amz-delete-marker") == "true":
                     raise NotFound(
                         f"{self.url}: {what} was deleted in a bucket that keeps versions; remove "
