@@ -290,6 +290,7 @@ class ShardWorker:
         self._begin_turn()
         if woken and not self.is_gathering:
             self._serve_first()
+            self._begin_turn()  # it took time, and what it answered frees its result rows
         work = self.state.boot.mailbox.do_work(self.state.now_ns)
         work += self._complete()
         alone = not work
