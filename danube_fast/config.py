@@ -89,6 +89,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     index_map_bytes: Annotated[int, Meta(ge=MIB, le=16 * TIB)] = MIB
     """First size of an index's memory map and its file. Both grow by themselves."""
 
+    # history
+    store: str = ""
+    """URL of the object store of the broker's history: `file:///DIR`, `s3://BUCKET/PREFIX`. Topics with retention
+    `forever` or `until_expired` are uploaded there, and may become larger than the disk. Empty: there is no history."""
+    history_object_bytes: Annotated[int, Meta(ge=64 * KIB, le=16 * GIB)] = 256 * MIB
+    """Size of an object of history, about."""
+    history_part_bytes: Annotated[int, Meta(ge=64 * KIB, le=GIB)] = 8 * MIB
+    """Larger objects are sent in parts of this size, several at a time."""
+    history_backlog_bytes_max: Annotated[int, Meta(ge=0)] = 0
+    """Bytes of a worker's topics with history that may wait for the store. Above it publishes to them are refused. 0:
+    half of the room of its logs."""
+    history_flush_seconds: Annotated[int, Meta(ge=1, le=YEAR_SECONDS)] = 3600
+    """A message is in the store so long after it was published, at the latest."""
+    history_throttle_bytes_per_s: Annotated[int, Meta(ge=0, le=TIB)] = 0
+    """Most that is uploaded in a second. 0: as fast as the store is."""
+    history_cache_bytes: Annotated[int, Meta(ge=MIB, le=16 * TIB)] = 1 * GIB
+    """Bytes of history on this disk that consumers read just now."""
+
     # messages
     message_bytes_max: Annotated[int, Meta(ge=KIB, le=GIB)] = 16 * MIB
     """Largest message. A larger one is refused."""

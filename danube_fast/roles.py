@@ -1,7 +1,7 @@
 """The processes of one broker by role, and who owns a log.
 
-    process   0             1          2     ...
-    role      coordinator   worker 0   worker 1
+    process   0             1          2     ...   the last
+    role      coordinator   worker 0   worker 1    uploader, if there is a store for history
 
 A process is named by its index, everywhere inside; a worker by its number, which is what people see.
 """
@@ -24,6 +24,7 @@ class Role(enum.StrEnum):
 
     COORDINATOR = "coordinator"
     WORKER = "worker"
+    UPLOADER = "uploader"
 
 
 class Owner(NamedTuple):
@@ -39,9 +40,9 @@ class Processes(msgspec.Struct, frozen=True):
     roles: tuple[Role, ...]
 
     @classmethod
-    def with_workers(cls, count: int) -> Processes:
-        """A coordinator and so many workers."""
-        return cls((Role.COORDINATOR, *[Role.WORKER] * count))
+    def with_workers(cls, count: int, *, uploader: bool = False) -> Processes:
+        """A coordinator and so many workers; with an `uploader` behind them."""
+        return cls((Role.COORDINATOR, *[Role.WORKER] * count, *[Role.UPLOADER] * uploader))
 
     def __len__(self) -> int:
         return len(self.roles)
@@ -51,11 +52,21 @@ class Processes(msgspec.Struct, frozen=True):
         """Process indexes of the workers, by number."""
         return [process for process, role in enumerate(self.roles) if role is Role.WORKER]
 
+    @property
+    def uploader(self) -> int | None:
+        """Process index of the uploader; None if there is none."""
+        return len(self.roles) - 1 if self.roles[-1] is Role.UPLOADER else None
+
+    @property
+    def serving(self) -> list[int]:
+        """Process indexes of those that clients need: all but the uploader."""
+        return [process for process, role in enumerate(self.roles) if role is not Role.UPLOADER]
+
     def number(self, process: int) -> int:
         """The number of a process among those of its role."""
         return self.roles[:process].count(self.roles[process])
 
     def name(self, process: int) -> str:
-        """coordinator, worker-0, worker-1, ..."""
+        """coordinator, worker-0, worker-1, ..., uploader"""
         role = self.roles[process]
-        return role.value if role is Role.COORDINATOR else f"{role.value}-{self.number(process)}"
+        return f"{role.value}-{self.number(process)}" if role is Role.WORKER else role.value

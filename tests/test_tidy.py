@@ -260,12 +260,12 @@ WORKER_LAYERS: tuple[tuple[str, ...], ...] = (
     ("shard.job", "shard.catalog", "shard.transports", "shard.publish.journal", "shard.publish.group",
      "shard.publish.runs", "shard.keep.pins"),
     ("shard.state",),
-    ("shard.publish", "shard.deliver", "shard.read", "shard.keep", "shard.logs",
+    ("shard.publish", "shard.deliver", "shard.read", "shard.keep", "shard.history", "shard.logs",
      "reports.quota"),
     ("shard.move",),
     ("shard.assignments", "shard.commands", "shard.move.log_changes", "shard.operations", "shard.rollback",
      "shard.session_checks", "shard.upkeep", "reports"),
-    ("shard.worker", "coordinator"),
+    ("shard.worker", "coordinator", "uploader"),
     ("supervisor",),
 )  # fmt: skip
 """Inside workers, from the bottom: a module imports its own layer and those below. The longest name decides."""

@@ -100,7 +100,7 @@ class _Collector(Collector):
         for histogram, text in _HISTOGRAM_HELP.items():
             name = f"{PREFIX}_{histogram.name.lower()}_seconds"
             family = HistogramMetricFamily(name, f"seconds {text}", labels=["process"])
-            for process in range(1, view.process_count):  # the coordinator has no log
+            for process in view.workers:  # the others have no log
                 words = view.counters.histogram(process, histogram)
                 buckets, count = [], 0
                 for place in range(HISTOGRAM_BUCKETS):

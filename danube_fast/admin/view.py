@@ -70,6 +70,7 @@ class BrokerView:
 
     def __init__(
         self,
+        processes: Processes,
         control: ControlBlock,
         counters: CounterBlock,
         clock: Clock,
@@ -78,7 +79,7 @@ class BrokerView:
     ) -> None:
         self.topics = topics
         self.room = room
-        self._control = control
+        self._processes, self._control = processes, control
         self.counters = counters
         self._clock = clock
 
@@ -89,12 +90,17 @@ class BrokerView:
 
     @property
     def process_count(self) -> int:
-        """Coordinator and workers."""
+        """All processes of the host but the supervisor."""
         return self._control.process_count
 
     def name(self, process: int) -> str:
-        """coordinator, worker-0, worker-1, ..."""
-        return Processes.with_workers(self.process_count - 1).name(process)
+        """coordinator, worker-0, worker-1, ..., uploader"""
+        return self._processes.name(process)
+
+    @property
+    def workers(self) -> list[int]:
+        """Process indexes of the workers."""
+        return self._processes.workers
 
     def beat_age_ms(self, process: int) -> int:
         """Milliseconds since the process last showed life."""
@@ -115,10 +121,10 @@ class BrokerView:
         )  # fmt: skip
 
     def unready(self) -> list[str]:
-        """Names of the processes that do not serve just now."""
+        """Names of the processes that clients need and that do not serve just now."""
         return [
             self.name(process)
-            for process in range(self.process_count)
+            for process in self._processes.serving
             if self._control.state(process) != ProcessState.READY
         ]
 

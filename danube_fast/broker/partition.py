@@ -24,6 +24,7 @@ from danube_fast.broker.records import (
     PendingGapsSet,
     PolicySet,
     SubscriptionCreated,
+    Uploaded,
 )
 from danube_fast.broker.sizes import Sizes
 from danube_fast.broker.subscription.consumer import (
@@ -60,7 +61,7 @@ class Partition(Tail):
         "log_slot", "moving", "moving_epoch", "old_at_ns", "partition_id", "policy", "producer_names",
         "purged_until", "rate", "readers", "refusals", "reliable", "replayed_end", "reserve_block",
         "reserving_until", "resumes_until_ns", "safe_until", "sizes", "sizes_base", "slot", "strict",
-        "strict_end", "subscriptions", "switching", "topic", "unsure_until",
+        "strict_end", "subscriptions", "switching", "topic", "unsure_until", "uploaded",
     )  # fmt: skip
 
     def __init__(
@@ -114,6 +115,8 @@ class Partition(Tail):
         self.compacted = Compacted(assigned.partition_id, 0, 0, 0, 0)
         self.breaks: list[int] = []
         """Offsets at which positions in the log fall: what is below was written again."""
+        self.uploaded = Uploaded(assigned.partition_id, 0, 0, -1)
+        """How far its messages are in the history of the object store."""
         self.replayed_end = 0
         """What the log said at the start of this partition ends here."""
         self._turn = 0
@@ -271,6 +274,14 @@ class Partition(Tail):
     def keep_breaks(self, breaks: list[int]) -> None:
         """Forget all other breaks: the log has been trimmed."""
         self.breaks = breaks
+
+    def note_uploaded(self, record: Uploaded) -> None:
+        """Note how far its messages are in history, durably."""
+        self.uploaded = record
+
+    def is_in_history(self, offset: int) -> bool:
+        """Whether a message is to be read from history, if the log does not have it."""
+        return self.first_offset <= offset < self.uploaded.until
 
     def written_again(self, start: int, end: int) -> None:
         """Note that [start, end) stands behind all else of the log now, under its old offsets."""

@@ -34,6 +34,7 @@ __all__ = [
     "Reserved",
     "SubscriptionCreated",
     "SubscriptionDeleted",
+    "Uploaded",
     "decode_record",
     "decode_snapshot",
     "encode_record",
@@ -202,6 +203,19 @@ class PendingGapsSet(_Record, tag=23, frozen=True):
     gaps: list[tuple[int, int, str, bool]]
 
 
+class Uploaded(_Record, tag=25, frozen=True):
+    """The messages from `first_offset` to `until` are in the object store's history, or were never there.
+
+    `manifest` is the number of the record of the partition's manifest that says so. The log may be trimmed up to
+    `until`; messages below are read from history.
+    """
+
+    partition_id: int
+    until: int
+    first_offset: int
+    manifest: int
+
+
 class Attempts(_Record, tag=24, frozen=True):
     """How often messages of a subscription were delivered, and failed: flat [start, end, entry], of a
     partition that arrives. A restart forgets it."""
@@ -237,7 +251,7 @@ Record = (
     EpochStarted | PartitionAssigned | PartitionRemoved | Reserved | ProducerOpened
     | ProducerExpired | SubscriptionCreated | SubscriptionDeleted | Cursor | PartitionState
     | ProducerState | Acked | PolicySet | Purged | PartitionMoving | Compacted | PendingGapsSet
-    | Attempts
+    | Attempts | Uploaded
 )  # fmt: skip
 
 encode_record = msgspec.msgpack.Encoder().encode

@@ -38,6 +38,13 @@ def serve(
             metavar="HOST:PORT", help="Admin port (default: port of --listen + 1 on loopback)."
         ),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Object store of history: file:///DIR, s3://BUCKET/PREFIX (default: none, all stays in the log).",
+        ),
+    ] = None,
     pin: Annotated[
         bool | None, typer.Option("--pin", help="Keep each worker on a core of its own.")
     ] = None,
@@ -67,6 +74,7 @@ def serve(
         "listen": listen,
         "advertise": advertise,
         "admin": admin,
+        "store": store,
         "pin": pin,
         "log_format": log_format,
     }

@@ -144,13 +144,12 @@ class Manifest:
 
     def apply(self, record: Record) -> None:
         """Take one record more."""
-        if record.is_snapshot:
-            self.sections = []
-        elif record.removed:
-            gone = set(record.removed)
-            self.sections = [section for section in self.sections if section.key not in gone]
-        self.sections += record.added
-        self.sections.sort(key=lambda section: section.base_offset)
+        gone = set(record.removed)
+        kept = (
+            [] if record.is_snapshot else [each for each in self.sections if each.key not in gone]
+        )
+        # a new list: a reader in another thread may have the old one
+        self.sections = sorted([*kept, *record.added], key=lambda section: section.base_offset)
         self.number, self.snapshot = record.number, record.snapshot
         self.owner_epoch, self.uploader_epoch = record.owner_epoch, record.uploader_epoch
         self.topic = record.topic

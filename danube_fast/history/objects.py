@@ -77,6 +77,12 @@ class ObjectWriter:
         """Bytes up to now."""
         return self._sent + self._fill
 
+    @property
+    def end_offset(self) -> int:
+        """Behind the last message that was added; -1 if there is none."""
+        rows = self._table.rows
+        return int(rows["end_offset"][-1]) if len(rows) else -1
+
     def begin(self, partition_id: int, next_offset: int) -> None:
         """Begin the frames of a partition; none may begin before `next_offset`."""
         self.end()

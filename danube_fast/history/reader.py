@@ -38,6 +38,10 @@ class Fetched(NamedTuple):
     end_offset: int
     """Behind the last message."""
     data: bytes
+    key: str
+    """Of the object."""
+    rows: Blocks
+    """The blocks, with their positions in the object."""
 
 
 class HistoryReader:
@@ -109,7 +113,7 @@ class HistoryReader:
         found = checked.rows
         if int(found["base_offset"][0]) != base or int(found["end_offset"][-1]) != end:
             raise DataLoss(f"{where}: other offsets are there")
-        return Fetched(base, end, data)
+        return Fetched(base, end, data, section.key, found)
 
     def _missing(self, section: Section, error: NotFound) -> DataLoss:
         return DataLoss(

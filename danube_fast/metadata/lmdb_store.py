@@ -100,6 +100,11 @@ class LmdbStore(LocalStore):
         """The newest revision that the seal tells of, durably."""
         return self._sealed if self._seal_file is not None else self.revision
 
+    @property
+    def identity(self) -> bytes:
+        """16 bytes that no other store has."""
+        return self._identity
+
     def _take_lock(self) -> None:
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -141,6 +141,11 @@ class LocalStore(abc.ABC):
         """Revision that the store will surely tell of when it is opened the next time."""
         return self.revision
 
+    @property
+    def identity(self) -> bytes:
+        """16 bytes that no other store has."""
+        return bytes(16)
+
     def raise_revision(self, revision: int) -> None:
         """Make the next change have a revision above that; nothing if it has already."""
         with self.lock:

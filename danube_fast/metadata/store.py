@@ -109,6 +109,11 @@ class MetadataStore(Protocol):
         """Revision that the store will surely tell of when it is opened the next time."""
         ...
 
+    @property
+    def identity(self) -> bytes:
+        """16 bytes that no other store has: the broker's name in an object store."""
+        ...
+
     def raise_revision(self, revision: int) -> None:
         """Make the next change have a revision above that; nothing if it has already."""
         ...

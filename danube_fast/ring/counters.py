@@ -80,6 +80,20 @@ class Counter(enum.IntEnum):
     PARTITIONS = 19, CounterKind.LEVEL, "partitions", "served"
     LOGS_FAILING = 20, CounterKind.LEVEL, "logs", "that take no messages because syncs fail"
     SCRAPES = 21, CounterKind.TOTAL, "scrapes", "of /metrics answered"
+    HISTORY_LAG_BYTES = (
+        22,
+        CounterKind.LEVEL,
+        "bytes",
+        "of topics with history not uploaded yet, about",
+    )
+    HISTORY_LAG_SECONDS = (
+        23,
+        CounterKind.LEVEL,
+        "seconds",
+        "of age of the oldest message not uploaded",
+    )
+    HISTORY_OBJECTS = 24, CounterKind.TOTAL, "objects", "uploaded"
+    HISTORY_BYTES = 25, CounterKind.TOTAL, "bytes", "uploaded"
 
 
 HISTOGRAM_BUCKETS = 27

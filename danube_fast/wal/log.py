@@ -369,6 +369,10 @@ class Log:
         """`read_run` if it need not wait for the disk, else None."""
         return self._reader.read_cached(run, self._read_end())
 
+    def files(self, run: Run) -> list[tuple[str, int, int]]:
+        """Path, place in the file and number of bytes of a run, or of each part of it."""
+        return self._reader.files(run.position, run.byte_count)
+
     def prefetch(self, run: Run, byte_count: int) -> Callable[[], None]:
         """Return work that brings a run, and what follows it, into the page cache: `byte_count` bytes, as far as
         there are. Call it once, in another thread."""

@@ -78,6 +78,13 @@ class LogReader:
                 at = end
             index += 1
 
+    def files(self, position: int, byte_count: int) -> list[tuple[str, int, int]]:
+        """Where [position, position + byte_count) stands: path, place in the file, number of bytes."""
+        return [
+            (str(segment.path), segment.file_offset(start), end - start)
+            for segment, start, end in self._parts(position, byte_count)
+        ]
+
     def _read_part(self, segment: Segment, position: int, view: memoryview) -> None:
         done = 0
         try:

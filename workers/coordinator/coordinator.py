@@ -42,6 +42,7 @@ from danube_fast.workers.coordinator.marks import MarkRegistry
 from danube_fast.workers.coordinator.mover import MoveDone, Mover
 from danube_fast.workers.coordinator.placement import Placement
 from danube_fast.workers.coordinator.rebalancer import Rebalancer
+from danube_fast.workers.coordinator.uploaders import UploaderEpochs
 from danube_fast.workers.coordinator.watches import Watches
 from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.environment import Environment
@@ -87,6 +88,7 @@ class Coordinator:
         self.placement.revision = lambda: self._store.sealed_revision
         self.marks = MarkRegistry(booted, environment, self._store, self.topics)
         self.placement.asked.append(lambda worker, asked: self.marks.hear(asked.marks))
+        UploaderEpochs(booted.mailbox, self._store)
         self.mover = Mover(booted.mailbox, self.topics, self.placement, self)
         self.rebalancer = Rebalancer(booted.mailbox, self._settings, self)
         self.quota = LogQuotas(booted.mailbox, booted.config)
@@ -150,7 +152,7 @@ class Coordinator:
         if self._web is None and self._config.admin_fd >= 0 and self._all_ready():
             boot = self._boot
             view = web.BrokerView(
-                boot.control, boot.counters, self.clock, self.topic_reports.table,
+                self.processes, boot.control, boot.counters, self.clock, self.topic_reports.table,
                 lambda: room_of(boot.config, boot.counters),
             )  # fmt: skip
             self._web = web.WebThread(view, self._config.admin_fd)
@@ -168,7 +170,7 @@ class Coordinator:
 
     def _all_ready(self) -> bool:
         control = self._boot.control
-        states = (control.state(process) for process in range(len(self.processes)))
+        states = (control.state(process) for process in self.processes.serving)
         return all(state == ProcessState.READY for state in states)
 
     # ---------------------------------------------------------------- ADMIN
@@ -277,7 +279,9 @@ class Coordinator:
             version=VERSION, supervisor_pid=config.supervisor_pid, data_dir=config.data_dir,
             topics=len(self.topics.topics()), partitions=self.topics.partition_count,
             rebalance=self.rebalancer.status(),
-            processes=web.BrokerView(boot.control, boot.counters, self.clock).processes(),
+            processes=web.BrokerView(
+                self.processes, boot.control, boot.counters, self.clock
+            ).processes(),
             logs=logs,
             counters={counter.name.lower(): boot.counters.total(counter) for counter in Counter},
         )  # fmt: skip

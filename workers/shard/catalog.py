@@ -159,6 +159,8 @@ class Catalog:
                 partition.note_replayed(record.next_offset)
         elif isinstance(record, r.Compacted):
             partition.note_compacted(record)
+        elif isinstance(record, r.Uploaded):
+            partition.note_uploaded(record)
         elif isinstance(record, r.Purged):
             partition.purge(record.until, restoring=True)
         elif isinstance(record, r.ProducerOpened):
@@ -370,6 +372,8 @@ class Catalog:
         records: list[r.Record] = [self.state_of(partition), *partition.subscription_records()]
         if partition.purged_until:
             records.append(r.Purged(partition.partition_id, partition.purged_until))
+        if partition.uploaded.until:
+            records.append(partition.uploaded)
         return records
 
     def export(self, partition: Partition) -> list[r.Record]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.records import PartitionRemoved, Record
+from danube_fast.broker.topics.policy import RetentionPolicy
 from danube_fast.config import Settings
 from danube_fast.countdown import Done
 from danube_fast.errors import NotOwner
@@ -74,6 +75,12 @@ class ShardState:
         """The wall clock at the start plus the time since then: setting the clock forward makes no message
         older."""
         return self._wall_at_zero_ns + self.now_ns
+
+    def keeps_history(self, partition: Partition) -> bool:
+        """Whether a partition's messages are uploaded to the object store."""
+        policy = partition.policy
+        stays = policy.retention_policy is not RetentionPolicy.UNTIL_ACKED
+        return bool(self.settings.store) and stays and partition.logged and not policy.compaction
 
     def partition(self, partition_id: int) -> Partition | None:
         """Find a partition of this worker, None if it has none of that id."""

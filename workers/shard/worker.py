@@ -48,6 +48,9 @@ from danube_fast.workers.shard.deliver.lookahead import Lookahead
 from danube_fast.workers.shard.deliver.redeliveries import Redeliveries
 from danube_fast.workers.shard.deliver.subscriptions import Subscriptions
 from danube_fast.workers.shard.deliver.tails import Tails
+from danube_fast.workers.shard.history.backlogs import Backlogs
+from danube_fast.workers.shard.history.fetches import HistoryReads
+from danube_fast.workers.shard.history.uploads import Uploads
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.keep.checkpoints import Checkpoints
 from danube_fast.workers.shard.keep.cursors import Cursors
@@ -127,7 +130,8 @@ class ShardWorker:
         state.removal_listeners += [self.intake.forget, self.tails.empty]
         parts = self.intake, self.delivery, self.tails
         state.settings_listeners += [part.apply for part in parts]
-        self.reader = LogReader(state, self._environment.background)
+        self.history = HistoryReads(state)
+        self.reader = LogReader(state, self._environment.background, self.history)
 
     def _compose_keeping(self) -> None:
         """Compose the parts that keep messages, and give them up."""
@@ -142,6 +146,8 @@ class ShardWorker:
         self.retention = Retention(state, self.gaps, self.subscriptions)
         self.segments = Segments(state, self.checkpoints, self.retention)
         self.rewrites = Rewrites(state, self.segments)
+        self.backlogs = Backlogs(state, self.quota)
+        self.uploads = Uploads(state, self.backlogs)
         self.trimming = Trimming(state, self.quota, self.segments, self.rewrites)
         self.dispatcher = Dispatcher(
             state, self.intake, self.delivery, self.tails, self.reader, self.gaps, self.retention
@@ -217,6 +223,8 @@ class ShardWorker:
             self.arrivals,
             self.departures,
             self.rewrites,
+            self.history,
+            self.backlogs,
             self.log_changes,
             self.positions,
             LoadReports(state, self.intake, self.delivery),

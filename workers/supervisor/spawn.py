@@ -37,7 +37,7 @@ from danube_fast.roles import COORDINATOR, Owner, Processes, Role
 from danube_fast.workers.process.boot import BootConfig
 from danube_fast.workers.supervisor.datadir import DataDirectory
 
-__all__ = ["Addresses", "Shared"]
+__all__ = ["Addresses", "Shared", "processes_of"]
 
 STANDARD_ERROR = 2
 ALL_INTERFACES = ("0.0.0.0", "::", "*")  # noqa: S104 - recognised, not bound
@@ -45,8 +45,14 @@ ADMIN_BACKLOG = 128
 MODULES = {
     Role.COORDINATOR: "danube_fast.workers.coordinator.coordinator",
     Role.WORKER: "danube_fast.workers.shard.worker",
+    Role.UPLOADER: "danube_fast.workers.uploader.uploader",
 }
 """Role -> module that runs it; tests put others in."""
+
+
+def processes_of(settings: Settings) -> Processes:
+    """Processes of a broker with these settings."""
+    return Processes.with_workers(settings.workers, uploader=bool(settings.store))
 
 
 class Addresses:
@@ -63,8 +69,8 @@ class Addresses:
                 f"--listen {settings.listen} with {settings.workers} workers needs ports up to "
                 f"{last}; the highest is {PORT_MAX}"
             )
-        self.ports = [port, *((port + 2 + i) if port else 0 for i in range(settings.workers))]
-        """By process index; 0 until the system has chosen one."""
+        self.ports = [port, *((port + 2 + i) if port else 0 for i in range(settings.workers)), 0]
+        """By process index; 0 until the system has chosen one, and for the uploader, which has none."""
         self.admin_host, self.admin_port = _loopback_of(self.host), port + 1 if port else 0
         if settings.admin:
             self.admin_host, self.admin_port = split_address(settings.admin, "--admin")
@@ -145,7 +151,7 @@ class Shared:
         self.settings, self.accept_rollback, self.directory = settings, accept_rollback, directory
         self.addresses = Addresses(settings)
         self.logs = directory.logs(settings.workers)
-        self.processes = Processes.with_workers(settings.workers)
+        self.processes = processes_of(settings)
         self.process_count = len(self.processes)
         self.control = ControlBlock.create(self.process_count)
         self.counters = CounterBlock.create(self.process_count)

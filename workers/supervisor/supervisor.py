@@ -37,12 +37,13 @@ from danube_fast.descriptors import (
     raise_descriptor_limit,
 )
 from danube_fast.errors import DanubeError, FailedPrecondition, Internal, Unavailable, failure_line
+from danube_fast.history.stores.opening import check_broker_store
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.memory import signal_eventfd
-from danube_fast.roles import COORDINATOR, Processes
+from danube_fast.roles import COORDINATOR
 from danube_fast.workers.supervisor.datadir import DataDirectory
 from danube_fast.workers.supervisor.precompile import precompile
-from danube_fast.workers.supervisor.spawn import Shared
+from danube_fast.workers.supervisor.spawn import Shared, processes_of
 
 __all__ = ["Supervisor", "serve"]
 
@@ -209,7 +210,8 @@ class Supervisor:
 
     def _plan_restart(self, child: _Child, code: int, now_ns: int) -> None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-        if not self._was_ready and code >= 0:
+        is_needed = child.process in self._shared.processes.serving
+        if not self._was_ready and code >= 0 and is_needed:
             raise Unavailable(f"{child.name} {how} before it was ready; its reason stands above")
         quick = now_ns - child.started_ns < QUICK_DEATH_NS
         child.quick_deaths = child.quick_deaths + 1 if quick else 0
@@ -222,10 +224,11 @@ class Supervisor:
 
     def _all_ready(self) -> bool:
         control = self._shared.control
-        statuses = [control.status(child.process) for child in self._children]
+        needed = [self._children[process] for process in self._shared.processes.serving]
+        statuses = [control.status(child.process) for child in needed]
         return all(
             status.state == ProcessState.READY and status.epoch == child.epoch and child.is_alive
-            for status, child in zip(statuses, self._children, strict=True)
+            for status, child in zip(statuses, needed, strict=True)
         )
 
     def _announce_ready(self) -> None:
@@ -233,7 +236,9 @@ class Supervisor:
         for child in self._children:
             addresses.ports[child.process] = self._shared.control.port(child.process)
         self._shared.directory.note_used()
-        pids = [child.popen.pid for child in self._children if child.popen is not None]
+        pids = {
+            child.process: child.popen.pid for child in self._children if child.popen is not None
+        }
         worker_pids = [pids[process] for process in self._shared.processes.workers]
         self._output.ready(self._shared, pids[COORDINATOR], worker_pids)
 
@@ -263,8 +268,8 @@ class Supervisor:
         began_ns = self._clock.monotonic_ns()
         total_ns = self._settings.stop_timeout_ms * MILLISECOND_NS
         workers_ns = int(total_ns * STOP_SHARE_OF_WORKERS)
-        workers = [self._children[process] for process in self._shared.processes.workers]
-        self._stop_some(workers, began_ns + workers_ns)
+        others = [child for child in self._children if child.process != COORDINATOR]
+        self._stop_some(others, began_ns + workers_ns)
         self._stop_some([self._children[COORDINATOR]], began_ns + total_ns)
 
     def _stop_some(self, children: list[_Child], deadline_ns: int) -> None:
@@ -339,7 +344,7 @@ class _Output:
 def _within_descriptors(settings: Settings, lines: _Output) -> Settings:
     """Raise the limit of descriptors, which is often 1024, and keep the settings below it."""
     limit = raise_descriptor_limit()
-    allowed = clients_allowed(limit, len(Processes.with_workers(settings.workers)))
+    allowed = clients_allowed(limit, len(processes_of(settings)))
     if limit < DESCRIPTORS_NEEDED:
         lines.note(
             f"warning: {limit} file descriptors are allowed here, enough for {allowed} clients of "
@@ -381,6 +386,8 @@ def _serve(settings: Settings, lines: _Output, *, accept_rollback: bool) -> None
         raise FailedPrecondition("serve() must run in the main thread; start a process for it")
     if settings.workers < 1:
         raise FailedPrecondition("a broker needs at least 1 worker; give --workers 1 or more")
+    if settings.store:
+        check_broker_store(settings.store)
     settings = _within_descriptors(settings, lines)
     clock = SystemClock()
     with contextlib.ExitStack() as cleanup:

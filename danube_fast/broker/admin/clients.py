@@ -27,7 +27,7 @@ def list_clients(
     process, number = _place(after)
     if limit < 1:
         raise InvalidArgument(f"limit {limit} shows nothing; ask for 1 or more")
-    last = len(context.processes) - 1
+    last = context.processes.serving[-1]
     most = min(limit, CLIENTS_LISTED_MAX)
     rows: list[ClientConnection] = []
 

@@ -24,10 +24,11 @@ class Cause(enum.IntEnum):
     MOVE = 1
     DURABILITY = 2
     LOG = 3
-    MEMORY = 4
-    BACKLOG = 5
-    STORAGE = 6
-    RATE = 7
+    HISTORY = 4
+    MEMORY = 5
+    BACKLOG = 6
+    STORAGE = 7
+    RATE = 8
 
 
 _STATUS = {Cause.DELETED: TopicDeleted.code, Cause.RATE: Status.THROTTLED}

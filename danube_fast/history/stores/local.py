@@ -74,6 +74,10 @@ class LocalStore:
         except OSError as error:
             raise self._explain(error, "the store's folder") from error
 
+    def path_of(self, key: str) -> Path:
+        """The file of an object."""
+        return self._path(key)
+
     def create(self, key: str, data: Buffer) -> None:
         """Make an object, durably. Raises AlreadyExists if there is one."""
         path = self._path(key)

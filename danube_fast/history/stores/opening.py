@@ -8,6 +8,7 @@ returns an `ObjectStore`.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from danube_fast.history.stores.memory import MemoryStore
 from danube_fast.history.stores.store import ObjectStore
 from danube_fast.history.stores.url import StoreUrl, parse_store_url
 
-__all__ = ["ENTRY_POINT_GROUP", "open_store"]
+__all__ = ["ENTRY_POINT_GROUP", "check_broker_store", "open_store"]
 
 ENTRY_POINT_GROUP = "danube_fast.object_stores"
 _BUILT_IN = ("file", "memory", "s3")
+_PACKAGES = {"s3": "boto3"}
+"""Package that a scheme needs."""
 
 Opener = Callable[[StoreUrl, Clock, Path], ObjectStore]
 
@@ -37,6 +40,24 @@ def open_store(text: str, clock: Clock, scratch: Path) -> ObjectStore:
     return _find_opener(url.scheme)(url, clock, scratch)
 
 
+def check_broker_store(text: str) -> None:
+    """Check the URL of a broker's store before anything begins; does not talk to it, and loads no package.
+
+    Raises InvalidArgument for a URL that names no store, or one that ends with its process.
+    """
+    url = parse_store_url(text)
+    if url.scheme == "memory":
+        raise InvalidArgument(
+            "memory:// ends with its process, and a broker's history has to stay; use file:///DIR or "
+            "s3://BUCKET/PREFIX"
+        )
+    if url.scheme not in _BUILT_IN:
+        _entry_point(url.scheme)
+    package = _PACKAGES.get(url.scheme)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise _not_installed(url.scheme, package)
+
+
 def _find_opener(scheme: str) -> Opener:
     if scheme == "file":
         return lambda url, clock, scratch: LocalStore(Path(url.prefix), clock)
@@ -48,21 +69,20 @@ def _find_opener(scheme: str) -> Opener:
 
             return open_s3
     except ImportError as error:
-        raise InvalidArgument(
-            f"{scheme}:// needs a package that is not installed ({error.name}); run "
-            f"pip install 'danube-fast[{scheme}]'"
-        ) from None
+        raise _not_installed(scheme, str(error.name)) from None
     return _load(scheme)
+
+
+def _not_installed(scheme: str, package: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{scheme}:// needs a package that is not installed ({package}); run "
+        f"pip install 'danube-fast[{scheme}]'"
+    )
 
 
 def _load(scheme: str) -> Opener:
     """The callable of another package. Raises InvalidArgument if none has that name, or it fails."""
-    found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=scheme)
-    if not found:
-        others = sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP).names)
-        known = ", ".join(f"{name}://" for name in (*_BUILT_IN, *others))
-        raise InvalidArgument(f"there is no store {scheme}://; there are {known}")
-    entry = next(iter(found))
+    entry = _entry_point(scheme)
     try:
         opener: Any = entry.load()
     except Exception as error:  # whatever a foreign package raises while it is imported
@@ -81,3 +101,13 @@ def _load(scheme: str) -> Opener:
             raise InvalidArgument(f"{entry.value} cannot open {url.text}: {error!r}") from error
 
     return checked
+
+
+def _entry_point(scheme: str) -> importlib.metadata.EntryPoint:
+    """The entry point of a scheme. Raises InvalidArgument if there is none."""
+    found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=scheme)
+    if not found:
+        others = sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP).names)
+        known = ", ".join(f"{name}://" for name in (*_BUILT_IN, *others))
+        raise InvalidArgument(f"there is no store {scheme}://; there are {known}")
+    return next(iter(found))

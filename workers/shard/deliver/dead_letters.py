@@ -232,6 +232,8 @@ class DeadLetters(Job):
                 self._publish(target, message, found)
             elif isinstance(found, Gap):  # gone from the log meanwhile
                 self._mark_acked(message)
+            elif self._reader.is_in_history(partition, offset):
+                repeated.append(message)  # it is being fetched
         target.waiting += repeated
 
     def _publish(self, target: _Target, message: _DeadLetter, stored: Stored) -> None:

@@ -184,7 +184,7 @@ class Positions(Job):
             return
         found = partition.frame_at(self._reader.read_now, at) if at < end else PENDING
         if found is PENDING:
-            walk.is_over = True
+            walk.is_over = not self._reader.is_in_history(partition, at)
             return
         if isinstance(found, Gap):  # no consumer would get these
             walk.at = min(found.end, end)

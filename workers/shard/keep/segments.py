@@ -66,7 +66,18 @@ class Segments:
         return until_acked and not own and partition.first_offset < partition.visible
 
     def claims(self, partition: Partition, *, over: bool) -> list[tuple[int, str]]:
-        """List offsets from which on a partition needs its messages, and what needs them."""
+        """List offsets from which on a partition needs its messages in the log, and what needs them."""
+        claims = self._claims(partition, over=over)
+        if not self._state.keeps_history(partition):
+            return claims
+        until = partition.uploaded.until
+        claims = [(max(offset, until), who) for offset, who in claims]
+        return [
+            *claims,
+            (max(partition.first_offset, until), "its history, which is not uploaded yet"),
+        ]
+
+    def _claims(self, partition: Partition, *, over: bool) -> list[tuple[int, str]]:
         policy = partition.policy
         if policy.retention_policy is RetentionPolicy.FOREVER:
             return [(partition.first_offset, "retention_policy forever")]
@@ -96,9 +107,10 @@ class Segments:
         log = self._state.logs[slot]
         for partition in self._state.catalog.of_log(slot):
             if partition.logged:
-                run = first_run(log, partition, partition.first_offset)
-                first = run.base_offset if run is not None else partition.visible
-                partition.trim(first)
+                if not partition.is_in_history(partition.first_offset):
+                    run = first_run(log, partition, partition.first_offset)
+                    first = run.base_offset if run is not None else partition.visible
+                    partition.trim(first)
                 if partition.breaks:
                     partition.keep_breaks(breaks_left(log, partition))
 
@@ -110,6 +122,8 @@ class Segments:
                 first = max(partition.assigned.first_offset, partition.purged_until)
                 if partition.breaks or partition.compacted.until:
                     log.note_rewritten(partition.partition_id)
+                uploaded = partition.uploaded
+                first = max(first, uploaded.first_offset)
                 run = first_run(log, partition, first)
                 found = run.base_offset if run is not None else partition.visible
-                partition.begin_at(max(found, first))
+                partition.begin_at(first if first < uploaded.until else max(found, first))

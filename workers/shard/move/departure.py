@@ -96,9 +96,9 @@ class Departures(Job):
         oldest = partition.oldest_in_tail()
         kept_until = partition.visible if oldest is None else oldest.base_offset
         if partition.reliable and (partition.logged or offset < kept_until):
-            found = self._reader.read_now(partition, offset, PIECE_BYTES)
+            found = self._reader.read_log(partition, offset, PIECE_BYTES)
             if isinstance(found, Gap):
-                found = self._reader.read_now(partition, found.end, PIECE_BYTES)
+                found = self._reader.read_log(partition, found.end, PIECE_BYTES)
             frames = found.frames if isinstance(found, Ready) else []
             if frames or partition.logged:
                 return True, [(stored.memory, stored.end_offset) for stored in frames]

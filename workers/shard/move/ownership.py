@@ -128,7 +128,7 @@ class Ownership:
             if not partition.keeps_memory:
                 self._tails.count(partition, stored)
         partition.show_until(int(row[PartitionWord.NEXT_OFFSET]))
-        if partition.logged:
+        if partition.logged and not partition.is_in_history(partition.first_offset):
             run = self._state.logs[slot].find(partition.partition_id, partition.first_offset)
             partition.begin_at(run.base_offset if run is not None else partition.visible)
         self._state.apply_policy(partition)

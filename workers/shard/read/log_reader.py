@@ -12,8 +12,9 @@ from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import PENDING, Read, Ready, Stored
 from danube_fast.wal.background import Background
 from danube_fast.wal.index import Run
+from danube_fast.workers.shard.history.fetches import HistoryReads
 from danube_fast.workers.shard.read.frames import frames_of
-from danube_fast.workers.shard.read.places import gap_in_log, live_runs
+from danube_fast.workers.shard.read.places import first_run, gap_in_log, live_runs
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["LogReader"]
@@ -37,8 +38,8 @@ class _Fetch:
 class LogReader:
     """Read the logs of one worker, and count the bytes."""
 
-    def __init__(self, state: ShardState, background: Background) -> None:
-        self._state = state
+    def __init__(self, state: ShardState, background: Background, history: HistoryReads) -> None:
+        self._state, self._history = state, history
         self._start = background.make_fetch(state.boot.mailbox.fileno())
         self.bytes_read = 0
         self.fetches: dict[int, _Fetch] = {}
@@ -52,14 +53,36 @@ class LogReader:
         return self._read(partition, offset, byte_limit, waits=False)
 
     def read_now(self, partition: Partition, offset: int, byte_limit: int = 1) -> Read:
-        """Read like `read`, but wait for the disk, for a caller that cannot come again. PENDING: nothing is visible there."""
+        """Read like `read`, but wait for the disk, for a caller that cannot come again. PENDING: nothing is visible
+        there, or it comes from history (`is_in_history`)."""
         return self._read(partition, offset, byte_limit, waits=True)
 
-    def _read(self, partition: Partition, offset: int, byte_limit: int, *, waits: bool) -> Read:
+    def read_log(self, partition: Partition, offset: int, byte_limit: int) -> Read:
+        """Read like `read_now`, but nothing of history: what is not in the log is a gap."""
+        return self._read(partition, offset, byte_limit, waits=True, only_log=True)
+
+    def is_in_history(self, partition: Partition, offset: int) -> bool:
+        """Whether a message has to be fetched from history."""
+        if not partition.is_in_history(offset):
+            return False
+        run = first_run(self._state.logs[partition.log_slot], partition, offset)
+        return run is None or run.base_offset > offset
+
+    def _read(
+        self,
+        partition: Partition,
+        offset: int,
+        byte_limit: int,
+        *,
+        waits: bool,
+        only_log: bool = False,
+    ) -> Read:
         log = self._state.logs[partition.log_slot]
         runs = live_runs(log, partition, offset, byte_limit)
         if not runs or runs[0].base_offset > offset:
             end = runs[0].base_offset if runs else partition.visible
+            if partition.is_in_history(offset) and not only_log:
+                return self._read_history(partition, offset, end, byte_limit)
             return gap_in_log(partition, offset, end) if offset < end else PENDING
         frames: list[Stored] = []
         for run in runs:
@@ -70,6 +93,12 @@ class LogReader:
             frames.extend(frames_of(partition.partition_id, data))
         found = [frame for frame in frames if offset < frame.end_offset <= partition.visible]
         return Ready(found) if found else PENDING
+
+    def _read_history(self, partition: Partition, offset: int, end: int, byte_limit: int) -> Read:
+        read = self._history.read(partition, offset, min(end, partition.uploaded.until), byte_limit)
+        if isinstance(read, Ready):
+            self.bytes_read += sum(frame.frame_bytes for frame in read.frames)
+        return read
 
     def _run(self, partition: Partition, run: Run) -> bytearray | None:
         """`read_run`, but what was fetched last is not fetched again: if it is not there even so, for lack of

@@ -1,0 +1,165 @@
+"""How many bytes of each partition are not uploaded yet, and the refusal of topics that have too many of them.
+
+    | uploaded | in the log only: counted from the index once, then by what is published | tail
+
+At `history_backlog_bytes_max` a topic with history takes no more; topics without go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from danube_fast.broker.admission.gate import Cause
+from danube_fast.broker.partition import Partition
+from danube_fast.clock import MILLISECOND_NS
+from danube_fast.workers.reports.quota import WorkerQuota
+from danube_fast.workers.shard.job import PeriodicJob
+from danube_fast.workers.shard.read.places import first_run, live_runs
+from danube_fast.workers.shard.state import ShardState
+
+__all__ = ["Backlogs"]
+
+LOOK_NS = 50 * MILLISECOND_NS
+COUNT_NS_MAX = 5 * MILLISECOND_NS
+"""Time in each look for counting what is in the log at the start."""
+COUNT_BYTES = 1 << 18
+"""Frames of so many bytes are looked up at a time."""
+DEFAULT_PART = 2
+"""Without a setting half of the room of the logs may wait for the store."""
+
+
+class _Size:
+    """Bytes of one partition that are not uploaded."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._before = 0
+        """Bytes that were counted, or left by the last upload."""
+        self._counted_at = partition.byte_count
+        """`byte_count` of the partition then."""
+        self.start = -1
+        """First message that is not uploaded, as of `came_ns`."""
+        self.came_ns = 0
+        """When that message came, wall clock; 0: there is none."""
+
+    def bytes(self, partition: Partition) -> int:
+        """Bytes that are not uploaded."""
+        return self._before + partition.byte_count - self._counted_at
+
+    def add(self, byte_count: int) -> None:
+        """Count bytes that were in the log before."""
+        self._before += byte_count
+
+    def set(self, partition: Partition, left: int) -> None:
+        """Note what an upload has left."""
+        self._before, self._counted_at = left, partition.byte_count
+
+
+class Backlogs(PeriodicJob):
+    """Watch what waits for the store on one worker."""
+
+    interval_ns = LOOK_NS
+
+    def __init__(self, state: ShardState, quota: WorkerQuota) -> None:
+        self._state, self._quota = state, quota
+        self._sizes: dict[int, _Size] = {}
+        """By id of a partition with history."""
+        self._countings: dict[int, Iterator[None]] = {}
+        self.fault = ""
+        """Why the uploader cannot upload, as it said last."""
+        state.policy_listeners.append(self._apply)
+        state.removal_listeners.append(self._forget)
+
+    @property
+    def bytes_max(self) -> int:
+        """Bytes that may wait for the store."""
+        setting = self._state.settings.history_backlog_bytes_max
+        return setting or self._quota.allowance_bytes // DEFAULT_PART
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that wait for the store."""
+        by_id = self._state.catalog.by_id
+        return sum(size.bytes(by_id[number]) for number, size in self._sizes.items())
+
+    def partitions(self) -> list[Partition]:
+        """List the partitions with history."""
+        return [self._state.catalog.by_id[number] for number in self._sizes]
+
+    def size_of(self, partition: Partition) -> int:
+        """Count the bytes of a partition that are not uploaded."""
+        size = self._sizes.get(partition.partition_id)
+        return 0 if size is None else size.bytes(partition)
+
+    def age_ns(self, partition: Partition) -> int:
+        """Age of its oldest message that is not uploaded, 0 without any."""
+        size = self._sizes[partition.partition_id]
+        start = max(partition.uploaded.until, partition.first_offset)
+        if start >= partition.visible:
+            return 0
+        if size.start != start or not size.came_ns:
+            run = first_run(self._state.logs[partition.log_slot], partition, start)
+            size.start, size.came_ns = start, run.append_time_ns if run is not None else 0
+        return max(0, self._state.now_wall_ns - size.came_ns) if size.came_ns else 0
+
+    def note_uploaded(self, partition: Partition, before: int) -> None:
+        """Note that a partition is uploaded up to its `uploaded.until`, and was up to `before`."""
+        size = self._sizes.get(partition.partition_id)
+        if size is None:
+            return
+        self._countings.pop(partition.partition_id, None)
+        until, span = partition.uploaded.until, partition.visible - before
+        left = size.bytes(partition) * (partition.visible - until) // span if span > 0 else 0
+        size.set(partition, max(0, left))
+
+    # ------------------------------------------------------------ partitions
+
+    def _apply(self, partition: Partition) -> None:
+        number = partition.partition_id
+        if not self._state.keeps_history(partition):
+            self._forget(partition)
+            self._state.gate.open(partition, Cause.HISTORY)
+        elif number not in self._sizes:
+            self._sizes[number] = _Size(partition)
+            self._countings[number] = self._count(partition)
+
+    def _forget(self, partition: Partition) -> None:
+        self._sizes.pop(partition.partition_id, None)
+        self._countings.pop(partition.partition_id, None)
+
+    def _count(self, partition: Partition) -> Iterator[None]:
+        """Count what is in the log already."""
+        size, end = self._sizes[partition.partition_id], partition.visible
+        at = max(partition.uploaded.until, partition.first_offset)
+        while at < end and (
+            runs := live_runs(self._state.logs[partition.log_slot], partition, at, COUNT_BYTES)
+        ):
+            size.add(sum(run.byte_count for run in runs if run.base_offset < end))
+            at = runs[-1].end_offset
+            yield
+
+    # ------------------------------------------------------------ refusals
+
+    def run(self, now_ns: int) -> None:
+        """Count on, and refuse topics of which too much waits."""
+        if not self._sizes:
+            return
+        self._count_on()
+        limit = self.bytes_max
+        text = ""
+        if self.bytes > limit:
+            store = self.fault or f"{self._state.settings.store} takes less than is published"
+            text = (
+                f"{self.bytes} bytes wait for the object store, and history_backlog_bytes_max allows {limit} "
+                f"here: {store}; wait until it has caught up"
+            )
+        for partition in self.partitions():
+            self._state.gate.set(partition, Cause.HISTORY, text)
+
+    def _count_on(self) -> None:
+        clock = self._state.clock
+        until_ns = clock.monotonic_ns() + COUNT_NS_MAX
+        for number, steps in list(self._countings.items()):
+            for _ in steps:
+                if clock.monotonic_ns() >= until_ns:
+                    return
+            self._countings.pop(number, None)

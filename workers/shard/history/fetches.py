@@ -1,0 +1,162 @@
+"""Reads of history: the uploader fetches blocks into files of this host, and the worker reads those.
+
+    read --> a chunk that is here: Ready, or a Gap
+         --> else Pending; FetchHistory --> uploader --> a file; the partition is marked ready, and asks again
+
+The worker never waits for a store. The next chunk is asked for when the last one begins to be read.
+"""
+
+from __future__ import annotations
+
+import collections
+
+from danube_fast.broker import messages as m
+from danube_fast.broker.partition import Partition
+from danube_fast.broker.subscription.consumer import PENDING, Gap, Read, Ready
+from danube_fast.clock import SECOND_NS
+from danube_fast.errors import DanubeError, DataLoss, FailedPrecondition, Unavailable
+from danube_fast.workers.process.mailbox import Reply
+from danube_fast.workers.shard.history.chunks import Chunk
+from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.state import ShardState
+
+__all__ = ["HistoryReads"]
+
+CHUNKS_MAX = 64
+"""Files that are open at a time, of all partitions."""
+FETCH_MS = 60_000
+RETRY_NS = SECOND_NS
+"""Pause after a fetch that failed."""
+NEVER_USED = "these offsets were never used"
+
+_FINAL = DataLoss, FailedPrecondition
+"""Errors that readers are told of; after others they wait."""
+
+Place = tuple[int, int]
+"""Partition id and offset that were asked for."""
+
+
+class HistoryReads(Job):
+    """Read the history of the partitions of one worker."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._chunks: collections.OrderedDict[Place, Chunk] = collections.OrderedDict()
+        """The ones that were read last stand at the end."""
+        self._asked: dict[Place, bool] = {}
+        """Fetches that are under way; whether a reader waits."""
+        self._failed: dict[Place, tuple[DanubeError, int]] = {}
+        """Fetches that failed, and when they may be tried again."""
+        state.removal_listeners.append(self._forget)
+
+    def read(self, partition: Partition, offset: int, end: int, byte_limit: int) -> Read:
+        """Frames from `offset` on, about `byte_limit` bytes; the gap there, up to `end` at most; or PENDING.
+
+        Raises DataLoss if the messages are lost.
+        """
+        chunk = self._find(partition.partition_id, offset)
+        if chunk is None:
+            self._ask(partition, offset, is_waited_for=True)
+            return PENDING
+        if chunk.end_offset < partition.uploaded.until:
+            self._ask(partition, chunk.end_offset, is_waited_for=False)
+        if offset < chunk.base_offset:
+            return Gap(min(end, chunk.base_offset), NEVER_USED)
+        frames = [
+            stored
+            for stored in chunk.read(offset, byte_limit)
+            if offset < stored.end_offset <= partition.visible
+        ]
+        if not frames:
+            self._drop(partition.partition_id, chunk)
+            self._ask(partition, offset, is_waited_for=True)
+            return PENDING
+        return Ready(frames)
+
+    def _find(self, partition_id: int, offset: int) -> Chunk | None:
+        for place in reversed(self._chunks):
+            chunk = self._chunks[place]
+            if place[0] == partition_id and chunk.start <= offset < chunk.end_offset:
+                self._chunks.move_to_end(place)
+                return chunk
+        return None
+
+    # ------------------------------------------------------------ fetching
+
+    def _ask(self, partition: Partition, offset: int, *, is_waited_for: bool) -> None:
+        place = partition.partition_id, offset
+        error, until_ns = self._failed.get(place, (None, 0))
+        if error is not None and self._state.now_ns < until_ns:
+            if is_waited_for and isinstance(error, _FINAL):
+                raise error
+            return
+        if place in self._asked:
+            self._asked[place] |= is_waited_for
+            return
+        if not is_waited_for and self._find(*place) is not None:
+            return
+        uploader = self._state.boot.config.processes.uploader
+        if uploader is None:
+            raise FailedPrecondition(
+                f"{partition.topic} has messages in history, and the broker was started without "
+                "--store; start it with the store that it had"
+            )
+        self._asked[place] = is_waited_for
+        message = m.FetchHistory(*place, partition.uploaded.manifest)
+        self._state.boot.mailbox.call(
+            uploader,
+            message,
+            on_reply=lambda reply: self._answered(partition, offset, reply),
+            timeout_ms=FETCH_MS,
+        )
+
+    def _answered(self, partition: Partition, offset: int, reply: Reply) -> None:
+        place = partition.partition_id, offset
+        is_waited_for = self._asked.pop(place, False)
+        if self._state.partition(partition.partition_id) is not partition:
+            return
+        try:
+            fetched: m.FetchedHistory = reply.result()
+            if not fetched.blocks:
+                raise Unavailable(f"history of {partition.topic} ends before offset {offset}")
+            self._add(place, Chunk(partition.partition_id, offset, fetched))
+        except DanubeError as error:
+            self._failed[place] = error, self._state.now_ns + RETRY_NS
+            if not isinstance(error, _FINAL):
+                return  # `do_work` lets them ask again
+        else:
+            self._failed.pop(place, None)
+        if is_waited_for:
+            self._state.mark_ready(partition)
+
+    def _add(self, place: Place, chunk: Chunk) -> None:
+        old = self._chunks.pop(place, None)
+        if old is not None:
+            old.close()
+        self._chunks[place] = chunk
+        if len(self._chunks) > CHUNKS_MAX:
+            _, oldest = self._chunks.popitem(last=False)
+            oldest.close()
+
+    def do_work(self, now_ns: int) -> None:
+        """Let readers whose fetch has failed ask again."""
+        for place, (_, until_ns) in list(self._failed.items()):
+            if now_ns >= until_ns:
+                del self._failed[place]
+                partition = self._state.partition(place[0])
+                if partition is not None:
+                    self._state.mark_ready(partition)
+
+    # ------------------------------------------------------------ forgetting
+
+    def _drop(self, partition_id: int, chunk: Chunk) -> None:
+        for place, each in list(self._chunks.items()):
+            if each is chunk:
+                del self._chunks[place]
+        chunk.close()
+
+    def _forget(self, partition: Partition) -> None:
+        for place in [place for place in self._chunks if place[0] == partition.partition_id]:
+            self._chunks.pop(place).close()
+        for place in [place for place in self._failed if place[0] == partition.partition_id]:
+            del self._failed[place]

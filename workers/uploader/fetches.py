@@ -1,0 +1,93 @@
+"""Fetches for workers: blocks of history from the store into files of this host.
+
+A store that is a folder of this host needs no copy: the worker is told the object's own file, once its bytes were
+checked. Fetches of one partition come one after the other, so that two readers at one place share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from danube_fast.broker import messages as m
+from danube_fast.errors import DanubeError
+from danube_fast.history.reader import Fetched, HistoryReader
+from danube_fast.history.stores.local import LocalStore
+from danube_fast.workers.process.mailbox import Request
+from danube_fast.workers.process.tasks import Do, Join, Running, Task
+from danube_fast.workers.uploader.cache import Cache, Piece
+from danube_fast.workers.uploader.state import CACHE_NAME, History, UploaderState
+
+__all__ = ["Fetches"]
+
+FETCH_BYTES = 4 << 20
+"""Fetched at a time, about."""
+
+
+class Fetches:
+    """Answer workers that read history."""
+
+    def __init__(self, state: UploaderState) -> None:
+        self._state = state
+        directory = state.data_dir / CACHE_NAME
+        self._cache = Cache(directory, state.settings.history_cache_bytes)
+        self._last: dict[int, Running] = {}
+        """By partition id: the fetch that was begun last."""
+        self._cache.clear()
+        state.boot.mailbox.serve(m.FetchHistory, self._fetch)
+
+    def _fetch(self, request: Request[m.FetchHistory]) -> None:
+        partition_id = request.message.partition_id
+        before = self._last.get(partition_id)
+        running = self._state.tasks.start(self._answer(request, before))
+        self._last[partition_id] = running
+
+    def _answer(self, request: Request[m.FetchHistory], before: Running | None) -> Task:
+        if before is not None and not before.is_over:
+            yield Join(before)
+        asked = request.message
+        try:
+            piece: Piece | None = yield from self._piece(asked)
+        except DanubeError as error:
+            request.fail(error)
+        else:
+            request.reply(m.FetchedHistory(*piece[:2]) if piece else m.FetchedHistory("", []))
+        last = self._last.get(asked.partition_id)
+        if last is not None and last.is_over:
+            del self._last[asked.partition_id]
+
+    def _piece(self, asked: m.FetchHistory) -> Task:
+        found = self._cache.find(asked.partition_id, asked.offset)
+        if found is not None:
+            return found
+        history: History = yield from self._state.history(asked.partition_id, asked.manifest)
+        fetch = self._work(history.reader, asked.offset)
+        piece: Piece | None = yield Do(fetch)
+        if piece is not None:
+            self._cache.add(asked.partition_id, piece)
+        return piece
+
+    def _work(self, reader: HistoryReader, offset: int) -> Callable[[], Piece | None]:
+        store = self._state.store
+
+        def fetch() -> Piece | None:
+            fetched = reader.fetch(offset, FETCH_BYTES)
+            if fetched is None:
+                return None
+            if isinstance(store, LocalStore):
+                return Piece(str(store.path_of(fetched.key)), _blocks(fetched, 0), 0)
+            start = int(fetched.rows["position"][0])
+            path = self._cache.write(fetched.data)
+            return Piece(path, _blocks(fetched, start), len(fetched.data))
+
+        return fetch
+
+
+def _blocks(fetched: Fetched, start: int) -> list[m.Block]:
+    """The blocks, their positions counted from `start`."""
+    return [
+        m.Block(
+            int(row["base_offset"]), int(row["end_offset"]), int(row["position"]) - start,
+            int(row["byte_count"]),
+        )
+        for row in fetched.rows
+    ]  # fmt: skip

@@ -1,0 +1,270 @@
+"""Rounds of upload: which partitions are due, one object of their frames, their manifests, their frontiers.
+
+    backlogs --> due --> object, frames of one partition after the other --> a record for each manifest
+             --> SetUploaded to each owner: its log may be trimmed
+
+A round that is cut short leaves an object that no manifest names, or a manifest that its owner does not know:
+the next round tells the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from danube_fast.broker import messages as m
+from danube_fast.clock import SECOND_NS
+from danube_fast.errors import DanubeError, DataLoss, FailedPrecondition, NotOwner, Unavailable
+from danube_fast.history.layout import ObjectHeader
+from danube_fast.history.manifest import Manifest, Section
+from danube_fast.history.objects import ObjectWriter, OutgoingPart
+from danube_fast.ring.counters import Counter
+from danube_fast.workers.process.tasks import Ask, Do, Fork, Join, Pause, Task
+from danube_fast.workers.uploader.log_files import add_ranges
+from danube_fast.workers.uploader.sender import Sender
+from danube_fast.workers.uploader.state import History, UploaderState
+
+__all__ = ["Rounds"]
+
+READ_BYTES = 4 << 20
+"""Read from a log at a time."""
+COMMITS_MAX = 16
+"""Manifests that are written at the same time."""
+ASIDE_NS = 60 * SECOND_NS
+"""How long a partition is left alone whose messages cannot be uploaded."""
+
+
+class _Owned(NamedTuple):
+    """A backlog and the process that has it."""
+
+    worker: int
+    backlog: m.Backlog
+
+
+class _Taken(NamedTuple):
+    """A partition whose frames are in the object."""
+
+    owned: _Owned
+    history: History
+    until: int
+    """All below is in the object, or in those before."""
+    has_frames: bool
+
+
+class Rounds:
+    """Upload what is due, again and again."""
+
+    def __init__(self, state: UploaderState) -> None:
+        self._state = state
+        self._number = 0
+        self._aside: dict[int, int] = {}
+        """By partition id: until when it is left alone."""
+        self._budget_ns = 0
+        """When the next part may be sent, if uploads are throttled."""
+
+    def round(self) -> Task:
+        """Upload one object, if anything is due; whether anything was. Raises DanubeError."""
+        owned: list[_Owned] = yield from self._backlogs()
+        ahead = yield from self._tell_what_is_known(owned)
+        due = [] if ahead else self._due(owned)
+        if not due:
+            return ahead
+        taken: list[_Taken] = []
+        sections: list[Section] = yield from self._make_object(due, taken)
+        yield from self._commit_all(taken, sections)
+        return True
+
+    # ------------------------------------------------------------ what is due
+
+    def _backlogs(self) -> Task:
+        """Ask all workers; one that is away has its turn later."""
+        state = self._state
+        owned: list[_Owned] = []
+        lag_bytes = lag_ns = 0
+        for worker in state.boot.config.processes.workers:
+            try:
+                found = yield Ask(worker, m.ListBacklogs(state.epoch, state.fault))
+            except Unavailable:
+                continue
+            owned += [_Owned(worker, backlog) for backlog in found]
+            lag_bytes += sum(backlog.bytes for backlog in found)
+            lag_ns = max([lag_ns, *(backlog.age_ns for backlog in found)])
+        state.boot.counters.set(Counter.HISTORY_LAG_BYTES, lag_bytes)
+        state.boot.counters.set(Counter.HISTORY_LAG_SECONDS, lag_ns // SECOND_NS)
+        return owned
+
+    def _tell_what_is_known(self, owned: Sequence[_Owned]) -> Task:
+        """Tell owners of manifests that are further than they know; whether there were any."""
+        told = False
+        for worker, backlog in owned:
+            history = self._state.known(backlog.partition_id)
+            if history is not None and history.log.manifest.end_offset > backlog.uploaded_until:
+                told |= yield from self._tell(worker, backlog.partition_id, history.log.manifest)
+        return told
+
+    def _is_aside(self, backlog: m.Backlog) -> bool:
+        until_ns = self._aside.get(backlog.partition_id, 0)
+        return self._state.clock.monotonic_ns() < until_ns
+
+    def _due(self, owned: Sequence[_Owned]) -> list[_Owned]:
+        settings = self._state.settings
+        flush_ns = settings.history_flush_seconds * SECOND_NS
+        return [
+            each
+            for each in owned
+            if not self._is_aside(each.backlog)
+            and each.backlog.end_offset
+            > max(each.backlog.uploaded_until, each.backlog.first_offset)
+            and (
+                each.backlog.bytes >= settings.history_object_bytes
+                or each.backlog.age_ns >= flush_ns
+                or each.backlog.is_urgent
+            )
+        ]
+
+    def _load(self, backlog: m.Backlog) -> Task:
+        """The history of a partition; None, and it is put aside, if its manifest is wrong."""
+        try:
+            history: History = yield from self._state.history(
+                backlog.partition_id, backlog.manifest
+            )
+        except (DataLoss, FailedPrecondition) as error:
+            self._put_aside(backlog, error)
+            return None
+        if history.log.manifest.end_offset > backlog.end_offset:
+            older = FailedPrecondition(
+                f"the store has {backlog.topic} up to offset {history.log.manifest.end_offset}, and its log "
+                f"ends at {backlog.end_offset}: the log is an older copy; put back the newest one"
+            )
+            self._put_aside(backlog, older)
+            return None
+        return history
+
+    def _put_aside(self, backlog: m.Backlog, error: DanubeError) -> None:
+        until_ns = self._state.clock.monotonic_ns() + ASIDE_NS
+        self._aside[backlog.partition_id] = until_ns
+        self._state.forget(backlog.partition_id)
+        self._state.note_fault(error)
+
+    # ------------------------------------------------------------ one object
+
+    def _make_object(self, due: Sequence[_Owned], taken: list[_Taken]) -> Task:
+        """Send one object with frames of the partitions that are due; its sections, by partition."""
+        state = self._state
+        settings, store = state.settings, state.store
+        self._number += 1
+        header = ObjectHeader(state.identity, state.epoch, self._number, state.clock.wall_ns())
+        part_bytes = max(store.part_bytes_min, settings.history_part_bytes)
+        writer = ObjectWriter(header, part_bytes)
+        sender = Sender(store, writer.key)
+        try:
+            for owned in due:
+                if writer.size >= settings.history_object_bytes:
+                    break
+                history = yield from self._load(owned.backlog)
+                if history is not None:
+                    yield from self._add_partition(writer, sender, owned, history, taken)
+            parts, sections = writer.finish()
+            if sections:
+                for part in parts[:-1]:
+                    yield from self._send(sender, part)
+                yield from sender.finish(parts[-1:])
+                state.boot.counters.add(Counter.HISTORY_OBJECTS, 1)
+                state.boot.counters.add(Counter.HISTORY_BYTES, writer.size)
+        except DanubeError:
+            yield from sender.abort()
+            raise
+        return sections
+
+    def _add_partition(
+        self,
+        writer: ObjectWriter,
+        sender: Sender,
+        owned: _Owned,
+        history: History,
+        taken: list[_Taken],
+    ) -> Task:
+        backlog, object_bytes = owned.backlog, self._state.settings.history_object_bytes
+        manifest = history.log.manifest
+        at = max(manifest.end_offset, backlog.first_offset)
+        writer.begin(backlog.partition_id, at)
+        before = writer.size
+        while writer.size < object_bytes:
+            asked = m.HistoryRuns(self._state.epoch, backlog.partition_id, at, READ_BYTES)
+            try:
+                runs: m.Runs = yield Ask(owned.worker, asked)
+            except (NotOwner, FailedPrecondition, Unavailable):
+                break  # it moves, or its worker is away: what was taken counts
+            if runs.ranges:
+                parts = yield Do(partial(add_ranges, writer, runs.ranges))
+                for part in parts:
+                    yield from self._send(sender, part)
+            if runs.end_offset <= at:
+                break
+            at = runs.end_offset
+        writer.end()
+        if at > manifest.end_offset or at > backlog.uploaded_until:
+            taken.append(_Taken(owned, history, at, has_frames=writer.size > before))
+
+    def _send(self, sender: Sender, part: OutgoingPart) -> Task:
+        """Send a part, not before the throttle allows."""
+        limit = self._state.settings.history_throttle_bytes_per_s
+        if limit:
+            now_ns = self._state.clock.monotonic_ns()
+            if self._budget_ns > now_ns:
+                yield Pause(self._budget_ns - now_ns)
+            self._budget_ns = max(self._budget_ns, now_ns) + len(part.data) * SECOND_NS // limit
+        yield from sender.send(part)
+
+    # ------------------------------------------------------------ manifests and frontiers
+
+    def _commit_all(self, taken: Sequence[_Taken], sections: Sequence[Section]) -> Task:
+        """Name the object in the manifests, and tell the owners. Raises the first error of them."""
+        rest = iter(sections)
+        pairs = [(each, next(rest) if each.has_frames else None) for each in taken]
+        running = []
+        fault: DanubeError | None = None
+        for place, (each, section) in enumerate(pairs):
+            running.append((yield Fork(self._commit(each, section))))
+            if len(running) < COMMITS_MAX and place < len(pairs) - 1:
+                continue
+            for commit in running:
+                try:
+                    yield Join(commit)
+                except DanubeError as error:
+                    fault = fault or error
+            running.clear()
+        if fault is not None:
+            raise fault
+
+    def _commit(self, taken: _Taken, section: Section | None) -> Task:
+        (worker, backlog), log = taken.owned, taken.history.log
+        commit = partial(
+            log.commit, backlog.topic, backlog.incarnation, 0,
+            first_offset=backlog.first_offset, end_offset=taken.until,
+            added=[section] if section is not None else [],
+        )  # fmt: skip
+        manifest = log.manifest
+        try:
+            if taken.until > manifest.end_offset:
+                manifest = yield Do(commit)
+        except DanubeError:
+            self._state.forget(backlog.partition_id)  # it may have been made
+            raise
+        yield from self._tell(worker, backlog.partition_id, manifest)
+
+    def _tell(self, worker: int, partition_id: int, manifest: Manifest) -> Task:
+        """Tell the owner of a partition how far it is uploaded; whether it has taken note."""
+        message = m.SetUploaded(
+            self._state.epoch,
+            partition_id,
+            manifest.end_offset,
+            manifest.first_offset,
+            manifest.number,
+        )
+        try:
+            yield Ask(worker, message)
+        except (NotOwner, Unavailable):
+            return False  # it moves, or its worker is away; the next round tells its owner
+        return True

@@ -1,0 +1,103 @@
+"""The state that the parts of the uploader share: the store, manifests, and what went wrong last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from danube_fast.errors import DanubeError, Unavailable
+from danube_fast.history.manifest import ManifestLog
+from danube_fast.history.reader import HistoryReader
+from danube_fast.history.stores.store import ObjectStore
+from danube_fast.workers.process.boot import Boot
+from danube_fast.workers.process.tasks import Do, Join, Running, Task, Tasks
+
+__all__ = ["History", "UploaderState"]
+
+_log = logging.getLogger(__name__)
+
+CACHE_NAME = "history-cache"
+SCRATCH_NAME = "history-parts"
+
+
+class History:
+    """The history of one partition: its manifest, and a reader."""
+
+    def __init__(self, log: ManifestLog, reader: HistoryReader) -> None:
+        self.log, self.reader = log, reader
+
+
+class UploaderState:
+    """State of one uploader; the parts do the work with it."""
+
+    def __init__(self, boot: Boot, tasks: Tasks) -> None:
+        self.boot, self.settings, self.clock, self.tasks = boot, boot.settings, boot.clock, tasks
+        self.identity = b""
+        self.epoch = 0
+        """0 until the coordinator has given it one."""
+        self.fault = ""
+        """Why nothing can be uploaded just now; empty while all is well."""
+        self._store: ObjectStore | None = None
+        self._histories: dict[int, History] = {}
+        self._loading: dict[int, Running] = {}
+        self.on_new: list[Callable[[], None]] = []
+        """Called when the store is ready."""
+
+    @property
+    def data_dir(self) -> Path:
+        """Folder of the broker."""
+        return Path(self.boot.config.data_dir)
+
+    def begin(self, identity: bytes, epoch: int, store: ObjectStore) -> None:
+        """Take over an epoch, and a store that keeps its promises."""
+        self.identity, self.epoch, self._store = identity, epoch, store
+
+    @property
+    def store(self) -> ObjectStore:
+        """The store. Raises Unavailable until it has answered."""
+        if self._store is None:
+            raise Unavailable(self.fault or f"{self.settings.store} has not answered yet")
+        return self._store
+
+    def note_fault(self, error: DanubeError | None) -> None:
+        """Keep the reason why nothing can be uploaded, and log it once; None: all is well."""
+        text = "" if error is None else str(error)
+        if text != self.fault:
+            if text:
+                _log.warning("history: %s", text)
+            else:
+                _log.info("history: uploading again")
+        self.fault = text
+
+    def history(self, partition_id: int, manifest: int) -> Task:
+        """The history of a partition, whose manifest is read if it is not known. `manifest`: number of a record
+        that there is, -1 if none is known."""
+        known = self._histories.get(partition_id)
+        if known is not None:
+            return known
+        loading = self._loading.get(partition_id)
+        if loading is None:
+            loading = self.tasks.start(self._load(partition_id, manifest))
+            self._loading[partition_id] = loading
+        found: History = yield Join(loading)
+        return found
+
+    def _load(self, partition_id: int, manifest: int) -> Task:
+        try:
+            store = self.store
+            log = ManifestLog(store, self.identity, partition_id, self.epoch)
+            yield Do(lambda: log.load(manifest))
+            found = History(log, HistoryReader(store, partition_id, log.manifest))
+            self._histories[partition_id] = found
+        finally:
+            del self._loading[partition_id]
+        return found
+
+    def known(self, partition_id: int) -> History | None:
+        """The history of a partition, if its manifest was read or written already."""
+        return self._histories.get(partition_id)
+
+    def forget(self, partition_id: int) -> None:
+        """Read the manifest of a partition anew, the next time: it is not known what the store has of it."""
+        self._histories.pop(partition_id, None)

@@ -1,0 +1,137 @@
+"""The uploader: sends closed history of all workers to the object store, and fetches it back for them.
+
+    workers --runs--> rounds.py --objects, manifests--> store
+            <--frontiers--'
+            --offset--> fetches.py <--blocks--- store
+            <--file of this host--'
+
+One loop in one thread drives tasks; store and disk are used by threads beside it. No client talks to it, and
+nothing waits for it but reads of history: its death delays those, and the trimming of logs.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+
+from danube_fast.broker import messages as m
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS
+from danube_fast.errors import DanubeError
+from danube_fast.history.stores.opening import open_store
+from danube_fast.history.stores.probe import probe_store
+from danube_fast.history.stores.store import ObjectStore
+from danube_fast.ring.control import ProcessState
+from danube_fast.roles import COORDINATOR
+from danube_fast.workers.process.boot import Boot, boot
+from danube_fast.workers.process.environment import Environment
+from danube_fast.workers.process.idle import IdleStrategy
+from danube_fast.workers.process.tasks import Ask, Do, Pause, Task, Tasks
+from danube_fast.workers.uploader.fetches import Fetches
+from danube_fast.workers.uploader.rounds import Rounds
+from danube_fast.workers.uploader.state import SCRATCH_NAME, UploaderState
+
+__all__ = ["Uploader", "main"]
+
+_log = logging.getLogger(__name__)
+
+IDLE_POLL_MS = 1000
+LOOK_NS = SECOND_NS
+"""How often workers are asked for what is due."""
+RETRY_NS = SECOND_NS
+RETRY_NS_MAX = 60 * SECOND_NS
+"""Pauses after failures, which double."""
+
+
+class Uploader:
+    """The uploader without its process: `do_work` can be driven by a test."""
+
+    def __init__(self, booted: Boot, environment: Environment | None = None) -> None:
+        self._environment = environment or Environment()
+        self._boot = booted
+        mailbox = booted.mailbox
+        start_work = self._environment.background.make_fetch(mailbox.fileno())
+        self._tasks = Tasks(mailbox, start_work, booted.clock)
+        self.state = UploaderState(booted, self._tasks)
+        self._rounds = Rounds(self.state)
+        self._fetches = Fetches(self.state)
+        self._draw = random.Random()
+
+    # ------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Report READY, and begin."""
+        self._idle = IdleStrategy([], lambda: False, self._boot.mailbox, self._boot.clock)
+        self._tasks.start(self._work())
+        self._boot.set_state(ProcessState.READY)
+
+    def run(self) -> None:
+        """Run the loop until a stop is requested."""
+        while not self._boot.stop_requested:
+            if not self.do_work():
+                self._idle.sleep(self.sleep_ms())
+        self._boot.set_state(ProcessState.STOPPED)
+
+    def do_work(self) -> int:
+        """Do one bounded turn; the number of things done."""
+        now_ns = self._boot.clock.monotonic_ns()
+        self._boot.heartbeat()
+        return self._boot.mailbox.do_work(now_ns) + self._tasks.do_work(now_ns)
+
+    def sleep_ms(self) -> int:
+        """How long to sleep, unless a process or a thread wakes the loop."""
+        waiting = self._boot.mailbox.next_deadline_ns(), self._tasks.next_deadline_ns()
+        left_ms = (min(waiting) - self._boot.clock.monotonic_ns()) // MILLISECOND_NS + 1
+        return int(max(min(left_ms, IDLE_POLL_MS), 0))
+
+    # ------------------------------------------------------------ work
+
+    def _work(self) -> Task:
+        """Begin, then upload whatever is due, until the process ends."""
+        pause_ns = RETRY_NS
+        while True:
+            try:
+                if not self.state.epoch:
+                    yield from self._begin()
+                uploaded = yield from self._rounds.round()
+            except DanubeError as error:
+                self.state.note_fault(error)
+                yield Pause(int(pause_ns * self._draw.uniform(0.5, 1)))
+                pause_ns = min(2 * pause_ns, RETRY_NS_MAX)
+                continue
+            pause_ns = RETRY_NS
+            self.state.note_fault(None)
+            if not uploaded:
+                yield Pause(LOOK_NS)
+
+    def _begin(self) -> Task:
+        """Take an epoch, tell all workers of it, and prove the store."""
+        given: m.Uploader = yield Ask(COORDINATOR, m.BeginUploader())
+        store: ObjectStore = yield Do(self._open)
+        for worker in self._boot.config.processes.workers:
+            yield Ask(worker, m.ListBacklogs(given.epoch))
+        self.state.begin(given.identity, given.epoch, store)
+
+    def _open(self) -> ObjectStore:
+        scratch = self.state.data_dir / SCRATCH_NAME
+        store = open_store(self._boot.settings.store, self._boot.clock, scratch)
+        probe_store(store)
+        return store
+
+
+def main() -> int:
+    """Run as `python -m danube_fast.workers.uploader.uploader --boot-fd N`; the exit code."""
+    booted = boot()
+    try:
+        uploader = Uploader(booted)
+        uploader.start()
+        uploader.run()
+    except DanubeError as error:
+        _log.error("%s", error)  # one sentence is enough: it says what to do
+        booted.set_state(ProcessState.FAILED)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
