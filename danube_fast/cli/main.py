@@ -19,6 +19,7 @@ from danube_fast.cli import (
     consume,
     demo,
     doctor,
+    history,
     interrupts,
     namespaces,
     produce,
@@ -61,7 +62,7 @@ for _command in (
     bench.bench, completion.completion,
 ):  # fmt: skip
     app.command(epilog=_command.epilog)(_command)  # type: ignore[union-attr]
-for _module in (topic_messages, subscriptions, status, namespaces, wal, config):
+for _module in (topic_messages, subscriptions, status, namespaces, wal, history, config):
     app.add_typer(_module.app)
 
 

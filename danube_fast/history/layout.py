@@ -32,6 +32,7 @@ from danube_fast.frame.file_header import FILE_HEADER_BYTES, open_header, seal_h
 __all__ = [
     "BLOCK_BYTES",
     "BLOCK_DTYPE",
+    "OBJECTS_PREFIX",
     "OBJECT_HEADER_BYTES",
     "TRAILER_BYTES",
     "Blocks",
@@ -45,6 +46,7 @@ FORMAT_VERSION = 1
 OBJECT_MAGIC = int.from_bytes(b"DanubeOb", "little")
 TRAILER_MAGIC = int.from_bytes(b"DanubeOt", "little")
 OBJECT_HEADER_BYTES = TRAILER_BYTES = FILE_HEADER_BYTES
+OBJECTS_PREFIX = "objects/"
 BLOCK_BYTES = 256 * 1024
 """A block ends with the frame that makes it as large as this, or with its partition."""
 
@@ -132,7 +134,7 @@ def decode_blocks(data: bytes, crc: int, where: str) -> Blocks:
 
 def object_key(epoch: int, number: int) -> str:
     """Key of an object: the epoch of its uploader, and its number there."""
-    return f"objects/{epoch:08d}/{number:012d}"
+    return f"{OBJECTS_PREFIX}{epoch:08d}/{number:012d}"
 
 
 def _prove() -> None:

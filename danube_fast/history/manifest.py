@@ -41,13 +41,26 @@ from danube_fast.errors import (
 from danube_fast.frame.crc import crc32c
 from danube_fast.history.stores.store import ObjectStore
 
-__all__ = ["Manifest", "ManifestLog", "Record", "Section", "manifest_key", "manifest_prefix"]
+__all__ = [
+    "MANIFESTS_PREFIX",
+    "NONE",
+    "PRUNED_NAME",
+    "Manifest",
+    "ManifestLog",
+    "ManifestReader",
+    "Record",
+    "Section",
+    "manifest_key",
+    "manifest_prefix",
+]
 
 MAGIC = int.from_bytes(b"DanubeMf", "little")
 VERSION = 1
 SNAPSHOT_EVERY = 64
 """Records between two snapshots."""
 NONE = -1
+MANIFESTS_PREFIX = "manifests/"
+PRUNED_NAME = "pruned"
 _HEADER = struct.Struct("<QIIII")
 _MAKE_TRIES = 1000
 """Numbers that older uploaders may have taken in the meantime."""
@@ -138,6 +151,7 @@ class Manifest:
         self.snapshot = NONE
         self.owner_epoch = self.uploader_epoch = 0
         self.topic = ""
+        self.incarnation = 0
         self.first_offset = self.end_offset = 0
         self.sections: list[Section] = []
         """In the order of offsets."""
@@ -152,7 +166,7 @@ class Manifest:
         self.sections = sorted([*kept, *record.added], key=lambda section: section.base_offset)
         self.number, self.snapshot = record.number, record.snapshot
         self.owner_epoch, self.uploader_epoch = record.owner_epoch, record.uploader_epoch
-        self.topic = record.topic
+        self.topic, self.incarnation = record.topic, record.incarnation
         self.first_offset, self.end_offset = record.first_offset, record.end_offset
 
     def find(self, offset: int) -> Section | None:
@@ -168,16 +182,14 @@ class Manifest:
         return None
 
 
-class ManifestLog:
-    """The records of one partition in a store, as one uploader reads and makes them."""
+class ManifestReader:
+    """The records of one partition in a store. Reading makes nothing there."""
 
-    def __init__(
-        self, store: ObjectStore, identity: bytes, partition_id: int, uploader_epoch: int
-    ) -> None:
+    def __init__(self, store: ObjectStore, identity: bytes | None, partition_id: int) -> None:
+        """`identity` None: that of the first record which is read; all others must have it, too."""
         self._store = store
-        self._identity = identity
+        self.identity = identity
         self._partition_id = partition_id
-        self._epoch = uploader_epoch
         self._next = 0
         """Number that is free, as far as was read."""
         self.manifest = Manifest()
@@ -186,7 +198,7 @@ class ManifestLog:
         """Read the manifest anew. `hint` is the number of a record that was made once; -1 lists.
 
         Raises what the store raises, DataLoss for a record that is damaged or missing,
-        FailedPrecondition for one of another broker or a newer uploader.
+        FailedPrecondition for one of another broker.
         """
         records: dict[int, Record] = {}
         newest = self._read_on(hint, records) if hint != NONE else NONE
@@ -211,8 +223,82 @@ class ManifestLog:
         self.manifest = Manifest()
         for record in chain:
             self.manifest.apply(record)
-        self._check_epoch(self.manifest.uploader_epoch)
         return self.manifest
+
+    def _read(self, number: int) -> Record:
+        key = manifest_key(self._partition_id, number)
+        try:
+            return self._decode(self._store.read(key), key)
+        except NotFound as error:
+            raise DataLoss(
+                f"{self._store.url}: record {key} is missing, and later ones build on it: {error}"
+            ) from None
+
+    def _decode(self, data: bytes, key: str) -> Record:
+        record = Record.decode(data, f"{self._store.url}: {key}")
+        if self.identity is None:
+            self.identity = record.identity
+        if record.identity != self.identity:
+            raise FailedPrecondition(
+                f"{self._store.url}: {key} is the history of another broker "
+                f"({record.identity.hex()}); give each broker a store, or a prefix, of its own"
+            )
+        named = manifest_key(record.partition_id, record.number)
+        if named != key:
+            raise DataLoss(f"{self._store.url}: {key} holds the record {named}")
+        if not NONE <= record.previous < record.number or not 0 <= record.snapshot <= record.number:
+            # links that do not lead back would be followed for ever
+            raise DataLoss(
+                f"{self._store.url}: {key} builds on record {record.previous} and snapshot "
+                f"{record.snapshot}, which are not before it"
+            )
+        return record
+
+    def _listed(self) -> int:
+        """Number of a record to begin with: the newest that a listing shows, 0 if it shows none."""
+        prefix = manifest_prefix(self._partition_id)
+        newest = 0
+        for info in self._store.list(prefix):
+            name = info.key.removeprefix(prefix)
+            if name.isdigit():
+                newest = int(name)
+        return newest
+
+    def _read_on(self, number: int, records: dict[int, Record]) -> int:
+        """Read `number` and on, until there is none; the newest, -1 if `number` itself is not there."""
+        at = number
+        while True:
+            key = manifest_key(self._partition_id, at)
+            try:
+                data = self._store.read(key)
+            except NotFound:
+                return at - 1 if records else NONE
+            records[at] = self._decode(data, key)
+            at += 1
+
+    def _is_pruned(self) -> bool:
+        return self._store.head(self._pruned_key) is not None
+
+    @property
+    def _pruned_key(self) -> str:
+        return f"{manifest_prefix(self._partition_id)}{PRUNED_NAME}"
+
+
+class ManifestLog(ManifestReader):
+    """The records of one partition in a store, as one uploader reads and makes them."""
+
+    def __init__(
+        self, store: ObjectStore, identity: bytes, partition_id: int, uploader_epoch: int
+    ) -> None:
+        super().__init__(store, identity, partition_id)
+        self._identity = identity
+        self._epoch = uploader_epoch
+
+    def load(self, hint: int = NONE) -> Manifest:
+        """Read the manifest anew. Raises FailedPrecondition, too, if a newer uploader has made records."""
+        manifest = super().load(hint)
+        self._check_epoch(manifest.uploader_epoch)
+        return manifest
 
     def commit(
         self,
@@ -304,56 +390,6 @@ class ManifestLog:
             self._store.delete([manifest_key(self._partition_id, record.number)])
             raise self._fenced("it has pruned what this one builds on")
 
-    def _read(self, number: int) -> Record:
-        key = manifest_key(self._partition_id, number)
-        try:
-            return self._decode(self._store.read(key), key)
-        except NotFound as error:
-            raise DataLoss(
-                f"{self._store.url}: record {key} is missing, and later ones build on it: {error}"
-            ) from None
-
-    def _decode(self, data: bytes, key: str) -> Record:
-        record = Record.decode(data, f"{self._store.url}: {key}")
-        if record.identity != self._identity:
-            raise FailedPrecondition(
-                f"{self._store.url}: {key} is the history of another broker "
-                f"({record.identity.hex()}); give each broker a store, or a prefix, of its own"
-            )
-        named = manifest_key(record.partition_id, record.number)
-        if named != key:
-            raise DataLoss(f"{self._store.url}: {key} holds the record {named}")
-        return record
-
-    def _listed(self) -> int:
-        """Number of a record to begin with: the newest that a listing shows, 0 if it shows none."""
-        prefix = manifest_prefix(self._partition_id)
-        newest = 0
-        for info in self._store.list(prefix):
-            name = info.key.removeprefix(prefix)
-            if name.isdigit():
-                newest = int(name)
-        return newest
-
-    def _read_on(self, number: int, records: dict[int, Record]) -> int:
-        """Read `number` and on, until there is none; the newest, -1 if `number` itself is not there."""
-        at = number
-        while True:
-            key = manifest_key(self._partition_id, at)
-            try:
-                data = self._store.read(key)
-            except NotFound:
-                return at - 1 if records else NONE
-            records[at] = self._decode(data, key)
-            at += 1
-
-    def _is_pruned(self) -> bool:
-        return self._store.head(self._pruned_key) is not None
-
-    @property
-    def _pruned_key(self) -> str:
-        return f"{manifest_prefix(self._partition_id)}pruned"
-
     def _check_epoch(self, found: int, *, is_own_wrong: bool = False) -> None:
         if found > self._epoch or (is_own_wrong and found == self._epoch):
             raise self._fenced(f"epoch {found}, this one has {self._epoch}")
@@ -385,7 +421,7 @@ def believed(records: Mapping[int, Record]) -> tuple[list[Record], int]:
 
 def manifest_prefix(partition_id: int) -> str:
     """Prefix of the keys of a partition's records."""
-    return f"manifests/{partition_id:010d}/"
+    return f"{MANIFESTS_PREFIX}{partition_id:010d}/"
 
 
 def manifest_key(partition_id: int, number: int) -> str:

@@ -26,7 +26,7 @@ from danube_fast.history.layout import (
 from danube_fast.history.manifest import Section
 from danube_fast.history.stores.store import ObjectStore
 
-__all__ = ["ObjectWriter", "OutgoingPart", "read_blocks", "verify_object"]
+__all__ = ["ObjectWriter", "OutgoingPart", "read_blocks", "section_of", "verify_object"]
 
 
 class OutgoingPart(NamedTuple):
@@ -37,13 +37,6 @@ class OutgoingPart(NamedTuple):
     offset: int
     """Where they stand in the object."""
     data: memoryview
-
-
-class _Begun(NamedTuple):
-    """A partition whose frames are being added."""
-
-    position: int
-    first_row: int
 
 
 class ObjectWriter:
@@ -67,9 +60,10 @@ class ObjectWriter:
         self._fill = 0
         self._sent = self._number = 0
         self._table = BlockTable(OBJECT_HEADER_BYTES)
-        self._begun: _Begun | None = None
-        self._ended: list[tuple[_Begun, int]] = []
-        """Partitions whose frames are all there, and the row behind each."""
+        self._first_row: int | None = None
+        """Of the partition whose frames are being added."""
+        self._ended: list[tuple[int, int]] = []
+        """Partitions whose frames are all there: the first row of each, and the one behind its last."""
         self._put(header.encode())
 
     @property
@@ -86,8 +80,7 @@ class ObjectWriter:
     def begin(self, partition_id: int, next_offset: int) -> None:
         """Begin the frames of a partition; none may begin before `next_offset`."""
         self.end()
-        first_row = self._table.begin(partition_id, next_offset)
-        self._begun = _Begun(self._table.position, first_row)
+        self._first_row = self._table.begin(partition_id, next_offset)
 
     def space(self, byte_count: int) -> memoryview:
         """Room for the next frames. It is valid until the next call."""
@@ -110,9 +103,9 @@ class ObjectWriter:
 
     def end(self) -> None:
         """End the frames of the partition; one without any is not in the object."""
-        if self._begun is not None and len(self._table.rows) > self._begun.first_row:
-            self._ended.append((self._begun, len(self._table.rows)))
-        self._begun = None
+        if self._first_row is not None and len(self._table.rows) > self._first_row:
+            self._ended.append((self._first_row, len(self._table.rows)))
+        self._first_row = None
 
     def finish(self) -> tuple[list[OutgoingPart], list[Section]]:
         """End the object: its last parts, and what it holds of each partition."""
@@ -126,26 +119,10 @@ class ObjectWriter:
         parts = list(self._complete())
         if self._fill:
             parts.append(self._take(self._fill))
-        sections = [self._section(begun, end, blocks_position) for begun, end in self._ended]
+        sections = [
+            section_of(self.key, rows, first, end, blocks_position) for first, end in self._ended
+        ]
         return parts, sections
-
-    def _section(self, begun: _Begun, end_row: int, blocks_position: int) -> Section:
-        rows = self._table.rows[begun.first_row : end_row]
-        return Section(
-            key=self.key,
-            position=begun.position,
-            byte_count=int(rows["byte_count"].sum()),
-            base_offset=int(rows["base_offset"][0]),
-            end_offset=int(rows["end_offset"][-1]),
-            message_count=int(rows["message_count"].sum()),
-            append_min_ns=int(rows["append_min_ns"].min()),
-            append_max_ns=int(rows["append_max_ns"].max()),
-            publish_min_ns=int(rows["publish_min_ns"].min()),
-            publish_max_ns=int(rows["publish_max_ns"].max()),
-            blocks_position=blocks_position + begun.first_row * BLOCK_DTYPE.itemsize,
-            block_count=len(rows),
-            blocks_crc=crc32c(rows.tobytes()),
-        )
 
     def _put(self, data: bytes) -> None:
         self.space(len(data))[:] = data
@@ -166,6 +143,28 @@ class ObjectWriter:
         part = OutgoingPart(self._number, self._sent, taken)
         self._sent += size
         return part
+
+
+def section_of(
+    key: str, table: Blocks, first_row: int, end_row: int, blocks_position: int
+) -> Section:
+    """Tell of rows of an object's table of blocks, which begins at `blocks_position`, as a manifest does."""
+    rows = table[first_row:end_row]
+    return Section(
+        key=key,
+        position=int(rows["position"][0]),
+        byte_count=int(rows["byte_count"].sum()),
+        base_offset=int(rows["base_offset"][0]),
+        end_offset=int(rows["end_offset"][-1]),
+        message_count=int(rows["message_count"].sum()),
+        append_min_ns=int(rows["append_min_ns"].min()),
+        append_max_ns=int(rows["append_max_ns"].max()),
+        publish_min_ns=int(rows["publish_min_ns"].min()),
+        publish_max_ns=int(rows["publish_max_ns"].max()),
+        blocks_position=blocks_position + first_row * BLOCK_DTYPE.itemsize,
+        block_count=len(rows),
+        blocks_crc=crc32c(rows.tobytes()),
+    )
 
 
 def read_blocks(store: ObjectStore, section: Section) -> Blocks:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from danube_fast.frame.kernel import address_of
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.stamp import stamp
+from danube_fast.frame.view import FrameView
 from danube_fast.history.layout import ObjectHeader
-from danube_fast.history.manifest import Section
+from danube_fast.history.manifest import ManifestLog, Section
 from danube_fast.history.objects import ObjectWriter
 from danube_fast.history.stores.store import ObjectStore
 
@@ -73,3 +74,40 @@ def put_object(
     sent.extend(store.put_part(upload, *part) for part in parts)
     store.complete(upload, sent)
     return sections
+
+
+def put_history(
+    store: ObjectStore,
+    object_count: int,
+    topics: Mapping[int, str],
+    *,
+    frame_count: int = 4,
+    bytes_max: int = 400,
+    part_bytes: int = 1 << 20,
+) -> dict[int, ManifestLog]:
+    """Objects with frames of each of these partitions, and their manifests."""
+    chance = random.Random(1)
+    logs = {partition_id: ManifestLog(store, IDENTITY, partition_id, 1) for partition_id in topics}
+    ends = dict.fromkeys(topics, 0)
+    for number in range(object_count):
+        frames = {
+            partition_id: make_frames(partition_id, end, frame_count, chance, bytes_max)
+            for partition_id, end in ends.items()
+        }
+        sections = put_object(store, frames, number=number, part_bytes=part_bytes)
+        for (partition_id, log), section in zip(logs.items(), sections, strict=True):
+            last = FrameView(frames[partition_id][-1])
+            ends[partition_id] = last.base_offset + last.offset_span
+            log.commit(
+                topics[partition_id], 1, 1, first_offset=0, end_offset=ends[partition_id],
+                added=[section],
+            )  # fmt: skip
+    return logs
+
+
+def change_object(store: ObjectStore, key: str, change: Callable[[bytearray], object]) -> None:
+    """Put other bytes in an object's place, as a faulty disk does."""
+    data = bytearray(store.read(key))
+    change(data)
+    store.delete([key])
+    store.create(key, data)

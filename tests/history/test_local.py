@@ -257,3 +257,34 @@ def test_an_object_does_not_change_with_the_upload_that_it_came_from(store: Loca
     with pytest.raises(AlreadyExists):
         store.complete(upload, [parts[0]._replace(size=4)])
     assert store.read("k") == b"0123456789"
+
+
+def test_a_folder_for_reading_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match="correct the store's URL"):
+        LocalStore(tmp_path / "absent", SystemClock(), must_exist=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_without_uploads_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    (tmp_path / "objects" / "0").write_bytes(b"0123")
+    store = LocalStore(tmp_path, SystemClock(), must_exist=True)
+    assert [info.key for info in store.list()] == ["objects/0"]
+    assert store.read("objects/0", 1, 2) == b"12"
+    assert store.head("objects/1") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["objects"]
+
+
+@pytest.mark.parametrize("with_uploads", [False, True])
+def test_a_folder_for_reading_that_goes_is_told(tmp_path: Path, with_uploads: bool) -> None:
+    folder = tmp_path / "store"
+    if with_uploads:
+        LocalStore(folder, SystemClock())
+    else:
+        folder.mkdir()
+    store = LocalStore(folder, SystemClock(), must_exist=True)
+    folder.rename(tmp_path / "elsewhere")
+    if with_uploads:
+        folder.mkdir()  # where it was mounted
+    with pytest.raises(FailedPrecondition, match="mount it again"):
+        store.head("objects/0")

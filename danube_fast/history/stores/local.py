@@ -60,12 +60,27 @@ class LocalStore:
 
     part_bytes_min = 1
 
-    def __init__(self, directory: Path, clock: Clock) -> None:
-        """Make the folder if the one above it exists. Raises FailedPrecondition if that is missing."""
+    def __init__(self, directory: Path, clock: Clock, *, must_exist: bool = False) -> None:
+        """Make the folder if the one above it exists. Raises FailedPrecondition if that is missing.
+
+        `must_exist`: make nothing, for a caller that only reads; the folder itself has to be there. It
+        may be a copy, which has no folder of uploads.
+        """
         self.directory = directory.absolute()
         self.url = f"file://{self.directory}"
         self._clock = clock
         self._uploads = self.directory / UPLOADS_NAME
+        self._mark = self._uploads
+        """A folder that is there as long as the store is."""
+        self._needs = (
+            "let this user read there" if must_exist else "let the broker's user write there"
+        )
+        if must_exist:
+            with self._explained("the store's folder"):
+                os.scandir(self.directory).close()
+                if not self._uploads.is_dir():
+                    self._mark = self.directory
+            return
         try:
             self.directory.mkdir(mode=0o700, exist_ok=True)
             sync_directory(self.directory.parent)
@@ -276,7 +291,7 @@ class LocalStore:
 
     def _check_folder(self) -> None:
         """Raise FailedPrecondition if the store itself is gone: no object may then count as missing."""
-        if not self._uploads.is_dir():
+        if not self._mark.is_dir():
             raise FailedPrecondition(
                 f"{self.url}: the folder of the store is not there any more; mount it again or "
                 "put it back, it is used again at once"
@@ -296,7 +311,7 @@ class LocalStore:
         if error.errno in _FULL:
             return ResourceExhausted(f"{cause}; make room on that disk")
         if error.errno in _REFUSED:
-            return PermissionDenied(f"{cause}; let the broker's user write there")
+            return PermissionDenied(f"{cause}; {self._needs}")
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return FailedPrecondition(f"{cause}; make the folder or correct the store's URL")
         return Unavailable(cause)

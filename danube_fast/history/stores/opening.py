@@ -30,13 +30,16 @@ _PACKAGES = {"s3": "boto3"}
 Opener = Callable[[StoreUrl, Clock, Path], ObjectStore]
 
 
-def open_store(text: str, clock: Clock, scratch: Path) -> ObjectStore:
+def open_store(text: str, clock: Clock, scratch: Path, *, must_exist: bool = False) -> ObjectStore:
     """Open the store of a URL; does not talk to it yet.
 
     `scratch` is a folder of this host for stores that keep parts of an object until it is complete.
+    `must_exist` is for a caller that only reads: the folder of a `file://` URL is not made then.
     Raises InvalidArgument for a URL that names none, or whose package is not installed.
     """
     url = parse_store_url(text)
+    if url.scheme == "file":
+        return LocalStore(Path(url.prefix), clock, must_exist=must_exist)
     return _find_opener(url.scheme)(url, clock, scratch)
 
 
@@ -59,8 +62,6 @@ def check_broker_store(text: str) -> None:
 
 
 def _find_opener(scheme: str) -> Opener:
-    if scheme == "file":
-        return lambda url, clock, scratch: LocalStore(Path(url.prefix), clock)
     if scheme == "memory":
         return lambda url, clock, scratch: MemoryStore(clock)
     try:

@@ -1,0 +1,245 @@
+"""`danube-fast history`: looks into history in an object store; no broker is needed, nothing is written."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from danube_fast.cli.options import OutputForm, OutputOption, example
+from danube_fast.cli.output import (
+    Progress,
+    bytes_text,
+    counted,
+    print_result,
+    print_table,
+    time_text,
+    write,
+)
+from danube_fast.clock import SystemClock
+from danube_fast.errors import DataLoss, NotFound
+
+if TYPE_CHECKING:
+    from danube_fast.history.audit import Verification
+    from danube_fast.history.catalog import Catalog, Damage, PartitionHistory
+    from danube_fast.history.stores.store import ObjectStore
+
+__all__ = ["app"]
+
+STORE = "s3://bucket/prefix"
+
+app = typer.Typer(
+    name="history",
+    help="Look into history in an object store.",
+    no_args_is_help=True,
+    epilog=example(f"danube-fast history ls --store {STORE}"),
+)
+
+StoreOption = Annotated[
+    str, typer.Option("--store", metavar="URL", help="Store: file:///folder or s3://bucket/prefix.")
+]
+TopicFilter = Annotated[
+    str | None, typer.Argument(metavar="TOPIC", help="Only this one: /namespace/topic")
+]
+
+
+@app.command(name="ls", epilog=example(f"danube-fast history ls --store {STORE}"))
+def list_history(
+    store: StoreOption, topic: TopicFilter = None, output: OutputOption = OutputForm.TEXT
+) -> None:
+    """List partitions with history: how much there is, which offsets, from when until when."""
+    with _opened(store) as opened, Progress() as progress:
+        catalog = _read(opened, progress)
+    chosen = sorted(
+        catalog.of_topic(topic), key=lambda each: (each.manifest.topic, each.partition_id)
+    )
+    if topic is not None and not chosen and not catalog.damages:
+        raise _missing(store, topic)
+    if chosen or not catalog.damages or output is OutputForm.JSON:
+        print_table(output, [_row(each) for each in chosen], f"no history in {store}")
+    _fail_for(store, catalog.damages)
+
+
+@app.command(
+    epilog=example(
+        f"danube-fast history describe --store {STORE} /default/flights",
+        f"danube-fast history describe --store {STORE} 17 --objects",
+    )
+)
+def describe(
+    store: StoreOption,
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC|PARTITION_ID", help="/namespace/topic, or a number.")
+    ],
+    objects: Annotated[
+        bool, typer.Option("--objects", help="Name each object, and what it holds.")
+    ] = False,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Show the manifest of each partition of a topic, or of one partition."""
+    damages: list[Damage] = []
+    with _opened(store) as opened, Progress() as progress:
+        if topic.isdecimal():
+            from danube_fast.history.catalog import load_partition
+
+            chosen = [load_partition(opened, int(topic))]
+            chosen = [each for each in chosen if each.identity]
+        else:
+            catalog = _read(opened, progress)
+            chosen, damages = catalog.of_topic(topic), catalog.damages
+    if not chosen and not damages:
+        raise _missing(store, f"partition {topic}" if topic.isdecimal() else topic)
+    described = [_described(each, objects) for each in chosen]
+    if output is OutputForm.JSON:
+        print_result(output, described)
+    for place, each in enumerate(described if output is OutputForm.TEXT else []):
+        if place:
+            write(b"\n")
+        print_result(output, each)
+    _fail_for(store, damages)
+
+
+@app.command(
+    epilog=example(
+        f"danube-fast history verify --store {STORE}",
+        f"danube-fast history verify --store {STORE} /default/flights",
+    )
+)
+def verify(
+    store: StoreOption, topic: TopicFilter = None, output: OutputOption = OutputForm.TEXT
+) -> None:
+    """Check every byte of history, and what manifests say of it; exit code 1 if something is damaged."""
+    from danube_fast.history.audit import verify_history
+
+    with _opened(store) as opened, Progress() as progress:
+        report = verify_history(opened, topic, _shown_by(progress, store))
+    print_result(output, msgspec.to_builtins(report), "\n".join(_verified(report)))
+    if report.damages:
+        raise DataLoss(
+            f"{counted(len(report.damages), 'damage')} in {store}; do what stands behind each, then "
+            "verify again"
+        )
+
+
+@contextlib.contextmanager
+def _opened(url: str) -> Iterator[ObjectStore]:
+    """Open the store of a URL for reading, and close it."""
+    from danube_fast.history.stores.opening import open_store
+
+    with tempfile.TemporaryDirectory(prefix="danube-fast-") as scratch:
+        opened = open_store(url, SystemClock(), Path(scratch), must_exist=True)
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+def _read(store: ObjectStore, progress: Progress) -> Catalog:
+    from danube_fast.history.catalog import read_catalog
+
+    return read_catalog(store, _shown_by(progress, store.url))
+
+
+def _shown_by(progress: Progress, url: str) -> Any:
+    def show(unit: str, done: int, total: int) -> None:
+        if unit == "bytes":
+            progress.show(f"{url}: {bytes_text(done)} of {bytes_text(total)} checked")
+        else:
+            progress.show(f"{url}: {done} of {total} {unit} read")
+
+    return show
+
+
+def _missing(url: str, what: str) -> NotFound:
+    return NotFound(f"{url} has no history of {what}; `danube-fast history ls` lists it")
+
+
+def _fail_for(url: str, damages: list[Damage]) -> None:
+    """Raise DataLoss if manifests cannot be trusted: the first of them, with its remedy."""
+    if not damages:
+        return
+    first = damages[0]
+    others = f", and {len(damages) - 1} more" if len(damages) > 1 else ""
+    raise DataLoss(f"{url}: {first.key}: {first.reason}{others}; {first.remedy}")
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def _row(partition: PartitionHistory) -> dict[str, Any]:
+    manifest = partition.manifest
+    sections = manifest.sections
+    return {
+        "topic": manifest.topic,
+        "partition_id": partition.partition_id,
+        "messages": sum(section.message_count for section in sections),
+        "bytes": sum(section.byte_count for section in sections),
+        "first_offset": manifest.first_offset,
+        "end_offset": manifest.end_offset,
+        "objects": len({section.key for section in sections}),
+        "from_ns": min((section.append_min_ns for section in sections), default=None),
+        "until_ns": max((section.append_max_ns for section in sections), default=None),
+        "record": manifest.number,
+    }
+
+
+def _described(partition: PartitionHistory, with_objects: bool) -> dict[str, Any]:
+    manifest = partition.manifest
+    found = {
+        **_row(partition),
+        "snapshot": manifest.snapshot,
+        "incarnation": manifest.incarnation,
+        "owner_epoch": manifest.owner_epoch,
+        "uploader_epoch": manifest.uploader_epoch,
+        "identity": partition.identity.hex(),
+    }
+    if with_objects:
+        found["sections"] = [
+            {
+                "object": section.key,
+                "base_offset": section.base_offset,
+                "end_offset": section.end_offset,
+                "messages": section.message_count,
+                "bytes": section.byte_count,
+                "from_ns": section.append_min_ns,
+                "until_ns": section.append_max_ns,
+            }
+            for section in manifest.sections
+        ]
+    return found
+
+
+def _verified(report: Verification) -> list[str]:
+    lines = [f"DAMAGE {_damage_text(damage)}" for damage in report.damages]
+    lines += [
+        f"orphan {orphan.key}: {bytes_text(orphan.bytes)}, made {time_text(orphan.made_ns)}; no "
+        "manifest names it, nothing was deleted"
+        for orphan in report.orphans or []
+    ]
+    checked = ", ".join(
+        (
+            counted(report.partitions, "partition"),
+            counted(report.objects, "object"),
+            counted(report.messages, "message"),
+            bytes_text(report.bytes),
+        )
+    )
+    health = counted(len(report.damages), "damage") if report.damages else "sound"
+    orphans = "" if report.orphans is None else f", {counted(len(report.orphans), 'orphan')}"
+    return [*lines, f"{report.store}: {checked}: {health}{orphans}"]
+
+
+def _damage_text(damage: Damage) -> str:
+    """Write damage as one line: the object, the offsets, what is wrong, what to do."""
+    place = ""
+    if damage.partition_id is not None:
+        topic = f"{damage.topic} " if damage.topic else ""
+        place = f" {topic}partition {damage.partition_id}"
+    if damage.base_offset is not None:
+        place += f" offsets {damage.base_offset} to {damage.end_offset}"
+    return " ".join(f"{damage.key}:{place}: {damage.reason}; {damage.remedy}".split())
