@@ -102,6 +102,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     half of the room of its logs."""
     history_flush_seconds: Annotated[int, Meta(ge=1, le=YEAR_SECONDS)] = 3600
     """A message is in the store so long after it was published, at the latest."""
+    history_delete_seconds: Annotated[int, Meta(ge=1, le=YEAR_SECONDS)] = 24 * 3600
+    """Objects of a deleted topic, and others that are needed no more, are deleted within that time."""
     history_throttle_bytes_per_s: Annotated[int, Meta(ge=0, le=TIB)] = 0
     """Most that is uploaded in a second. 0: as fast as the store is."""
     history_cache_bytes: Annotated[int, Meta(ge=MIB, le=16 * TIB)] = 1 * GIB

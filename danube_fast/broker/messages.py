@@ -405,6 +405,12 @@ class Backlog(msgspec.Struct, frozen=True):
     """About so many are not uploaded."""
     age_ns: int
     """Of the oldest message that is not uploaded."""
+    retention_seconds: int
+    """How long messages stay; 0: for ever."""
+    retention_bytes: int
+    """So much stays, the newest; 0: all."""
+    bytes_in_log: int
+    """Bytes from `uploaded_until` on, not more than there are: a bound of sizes may give up what lies before."""
     is_urgent: bool
     """Whether the log is nearly full."""
 
@@ -416,6 +422,13 @@ class ListBacklogs(Message, frozen=True):
     fault: str = ""
     """Why nothing can be uploaded just now."""
     answer = list[Backlog]
+
+
+class FindWithoutHistory(Message, frozen=True):
+    """Ask the coordinator which of these partitions were deleted, or are to have no history any more."""
+
+    partition_ids: list[int]
+    answer = list[int]
 
 
 class FileRange(NamedTuple):

@@ -94,6 +94,7 @@ class Counter(enum.IntEnum):
     )
     HISTORY_OBJECTS = 24, CounterKind.TOTAL, "objects", "uploaded"
     HISTORY_BYTES = 25, CounterKind.TOTAL, "bytes", "uploaded"
+    HISTORY_DELETED = 26, CounterKind.TOTAL, "objects", "of history deleted"
 
 
 HISTOGRAM_BUCKETS = 27

@@ -16,6 +16,7 @@ import pytest
 
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DanubeError, ResourceExhausted
+from danube_fast.history.holds import make_hold, release_hold, renew_hold
 from danube_fast.history.manifest import ManifestLog, Record
 from danube_fast.history.objects import verify_object
 from danube_fast.history.stores.local import LocalStore
@@ -348,3 +349,78 @@ def test_topics_without_history_go_on_while_the_store_is_away(tmp_path: Path) ->
 def test_wrong_store_urls_are_told(tmp_path: Path) -> None:
     with pytest.raises(DanubeError, match="nonsense://"):
         Broker(store="nonsense://bucket").stop()
+
+
+def objects(store: Path) -> set[str]:
+    """Names of the objects in the store."""
+    return {
+        str(path.relative_to(store)) for path in (store / "objects").rglob("*") if path.is_file()
+    }
+
+
+@pytest.fixture
+def sweeping(store: Path) -> Iterator[Broker]:
+    """A broker that deletes quickly."""
+    settings = {**SMALL, "history_delete_seconds": 2}
+    with Broker(workers=2, store=f"file://{store}", **settings) as running:
+        yield running
+
+
+def test_old_messages_leave_the_store(sweeping: Broker, store: Path) -> None:
+    """`retention_bytes` counts log and history once; what is over goes by whole objects, then from the store."""
+    with sweeping.client() as client:
+        client.admin.create_topic(TOPIC)
+        values = {"retention_policy": "until_expired", "retention_bytes": 10 * MIB}
+        client.admin.set_topic_policy(TOPIC, values)
+        publish(client, 0, 30_000)
+        wait_until("the upload", uploaded(store, 1))
+
+        def is_bounded() -> bool:
+            logs = manifests(store).values()
+            kept = sum(s.byte_count for log in logs for s in log.manifest.sections)
+            return len(objects(store)) <= 5 and kept <= 15 * MIB and nothing_waits(client)
+
+        wait_until("the deletion", is_bounded)
+        first = first_offset(client)
+        assert 10_000 < first < 22_000
+        read_all(client, first, 30_000)
+    verify(store)
+
+
+def test_a_deleted_topic_leaves_the_store(sweeping: Broker, store: Path) -> None:
+    """Its own objects go, and those that it shares are written again without it."""
+    other = "/default/other"
+    with sweeping.client() as client:
+        keep_for_ever(client)
+        keep_for_ever(client, other)
+        publish(client, 0, 1000)
+        publish(client, 0, 1000, other)
+        wait_until("the upload", uploaded(store, 2000))
+        before = objects(store)
+        client.admin.delete_topic(TOPIC)
+
+        def is_gone() -> bool:
+            return (len(manifests(store)) == 1 and not before & objects(store)) or len(before) > 1
+
+        wait_until("the deletion", is_gone)
+        wait_until("the records", lambda: len(manifests(store)) == 1)
+        read_all(client, 0, 1000, other)
+        assert verify(store) == 1000
+
+
+def test_orphans_are_swept_and_held_objects_stay(sweeping: Broker, store: Path) -> None:
+    """An object that no manifest names goes, unless a reader outside has a hold on it."""
+    with sweeping.client() as client:
+        keep_for_ever(client)
+        publish(client, 0, 1000)
+        wait_until("the upload", uploaded(store, 1000))
+        named = objects(store)
+        opened, clock = LocalStore(store, SystemClock()), SystemClock()
+        orphan, held = "objects/00000000/000000000001", "objects/00000000/000000000002"
+        opened.create(orphan, b"left behind")
+        opened.create(held, b"read by others")
+        hold = make_hold(opened, [held], 3600, clock.wall_ns())
+        wait_until("the deletion", lambda: objects(store) == named | {held})
+        release_hold(opened, renew_hold(opened, hold, 7200, clock.wall_ns()))
+        wait_until("the deletion", lambda: objects(store) == named)
+        read_all(client, 0, 1000)

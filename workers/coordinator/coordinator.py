@@ -88,7 +88,7 @@ class Coordinator:
         self.placement.revision = lambda: self._store.sealed_revision
         self.marks = MarkRegistry(booted, environment, self._store, self.topics)
         self.placement.asked.append(lambda worker, asked: self.marks.hear(asked.marks))
-        UploaderEpochs(booted.mailbox, self._store)
+        UploaderEpochs(booted.mailbox, self._store, self.topics)
         self.mover = Mover(booted.mailbox, self.topics, self.placement, self)
         self.rebalancer = Rebalancer(booted.mailbox, self._settings, self)
         self.quota = LogQuotas(booted.mailbox, booted.config)

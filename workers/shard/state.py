@@ -12,7 +12,6 @@ from collections.abc import Callable
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.records import PartitionRemoved, Record
-from danube_fast.broker.topics.policy import RetentionPolicy
 from danube_fast.config import Settings
 from danube_fast.countdown import Done
 from danube_fast.errors import NotOwner
@@ -78,9 +77,7 @@ class ShardState:
 
     def keeps_history(self, partition: Partition) -> bool:
         """Whether a partition's messages are uploaded to the object store."""
-        policy = partition.policy
-        stays = policy.retention_policy is not RetentionPolicy.UNTIL_ACKED
-        return bool(self.settings.store) and stays and partition.logged and not policy.compaction
+        return bool(self.settings.store) and partition.logged and partition.policy.stays
 
     def partition(self, partition_id: int) -> Partition | None:
         """Find a partition of this worker, None if it has none of that id."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from danube_fast.broker import messages as m
 from danube_fast.clock import SECOND_NS
@@ -22,6 +22,7 @@ from danube_fast.history.objects import ObjectWriter, OutgoingPart
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.process.tasks import Ask, Do, Fork, Join, Pause, Task
 from danube_fast.workers.uploader.log_files import add_ranges
+from danube_fast.workers.uploader.retention import first_kept, keys_below
 from danube_fast.workers.uploader.sender import Sender
 from danube_fast.workers.uploader.state import History, UploaderState
 
@@ -57,7 +58,8 @@ class Rounds:
 
     def __init__(self, state: UploaderState) -> None:
         self._state = state
-        self._number = 0
+        self._key = ""
+        """Of the object that is being made."""
         self._aside: dict[int, int] = {}
         """By partition id: until when it is left alone."""
         self._budget_ns = 0
@@ -67,12 +69,16 @@ class Rounds:
         """Upload one object, if anything is due; whether anything was. Raises DanubeError."""
         owned: list[_Owned] = yield from self._backlogs()
         ahead = yield from self._tell_what_is_known(owned)
+        ahead |= yield from self._give_up_old(owned)
         due = [] if ahead else self._due(owned)
         if not due:
             return ahead
         taken: list[_Taken] = []
-        sections: list[Section] = yield from self._make_object(due, taken)
-        yield from self._commit_all(taken, sections)
+        try:
+            sections: list[Section] = yield from self._make_object(due, taken)
+            yield from self._commit_all(taken, sections)
+        finally:
+            self._state.writing.discard(self._key)
         return True
 
     # ------------------------------------------------------------ what is due
@@ -99,11 +105,36 @@ class Rounds:
         told = False
         for worker, backlog in owned:
             history = self._state.known(backlog.partition_id)
-            if history is not None and history.log.manifest.end_offset > backlog.uploaded_until:
-                told |= yield from self._tell(worker, backlog.partition_id, history.log.manifest)
+            if history is not None and history.manifest.end_offset > backlog.uploaded_until:
+                told |= yield from self._tell(worker, backlog.partition_id, history.manifest)
         return told
 
+    def _give_up_old(self, owned: Sequence[_Owned]) -> Task:
+        """Take sections out of the manifests that no policy keeps; whether there were any."""
+        done = False
+        for worker, backlog in owned:
+            history = self._state.known(backlog.partition_id)
+            expires = backlog.retention_seconds or backlog.retention_bytes
+            if (
+                history is None
+                and expires
+                and backlog.uploaded_until
+                and not self._is_aside(backlog)
+            ):
+                history = yield from self._load(backlog)
+            if history is None:
+                continue
+            first = first_kept(history.manifest, backlog, self._state.clock.wall_ns())
+            keys = keys_below(history.manifest, first)
+            if keys:
+                changes = {"first_offset": first, "removed": keys}
+                manifest = yield from self._commit_changes(history, backlog, changes)
+                done |= yield from self._tell(worker, backlog.partition_id, manifest)
+        return done
+
     def _is_aside(self, backlog: m.Backlog) -> bool:
+        if backlog.partition_id in self._state.deleting:
+            return True
         until_ns = self._aside.get(backlog.partition_id, 0)
         return self._state.clock.monotonic_ns() < until_ns
 
@@ -132,9 +163,9 @@ class Rounds:
         except (DataLoss, FailedPrecondition) as error:
             self._put_aside(backlog, error)
             return None
-        if history.log.manifest.end_offset > backlog.end_offset:
+        if history.manifest.end_offset > backlog.end_offset:
             older = FailedPrecondition(
-                f"the store has {backlog.topic} up to offset {history.log.manifest.end_offset}, and its log "
+                f"the store has {backlog.topic} up to offset {history.manifest.end_offset}, and its log "
                 f"ends at {backlog.end_offset}: the log is an older copy; put back the newest one"
             )
             self._put_aside(backlog, older)
@@ -153,11 +184,14 @@ class Rounds:
         """Send one object with frames of the partitions that are due; its sections, by partition."""
         state = self._state
         settings, store = state.settings, state.store
-        self._number += 1
-        header = ObjectHeader(state.identity, state.epoch, self._number, state.clock.wall_ns())
+        header = ObjectHeader(
+            state.identity, state.epoch, state.next_number(), state.clock.wall_ns()
+        )
         part_bytes = max(store.part_bytes_min, settings.history_part_bytes)
         writer = ObjectWriter(header, part_bytes)
         sender = Sender(store, writer.key)
+        self._key = writer.key
+        state.writing.add(writer.key)
         try:
             for owned in due:
                 if writer.size >= settings.history_object_bytes:
@@ -186,9 +220,9 @@ class Rounds:
         taken: list[_Taken],
     ) -> Task:
         backlog, object_bytes = owned.backlog, self._state.settings.history_object_bytes
-        manifest = history.log.manifest
+        manifest = history.manifest
         at = max(manifest.end_offset, backlog.first_offset)
-        writer.begin(backlog.partition_id, at)
+        writer.begin(backlog.partition_id, manifest.end_offset)
         before = writer.size
         while writer.size < object_bytes:
             asked = m.HistoryRuns(self._state.epoch, backlog.partition_id, at, READ_BYTES)
@@ -197,7 +231,11 @@ class Rounds:
             except (NotOwner, FailedPrecondition, Unavailable):
                 break  # it moves, or its worker is away: what was taken counts
             if runs.ranges:
-                parts = yield Do(partial(add_ranges, writer, runs.ranges))
+                try:
+                    parts = yield Do(partial(add_ranges, writer, runs.ranges, at))
+                except DataLoss as error:
+                    self._put_aside(backlog, error)
+                    raise
                 for part in parts:
                     yield from self._send(sender, part)
             if runs.end_offset <= at:
@@ -239,20 +277,28 @@ class Rounds:
             raise fault
 
     def _commit(self, taken: _Taken, section: Section | None) -> Task:
-        (worker, backlog), log = taken.owned, taken.history.log
-        commit = partial(
-            log.commit, backlog.topic, backlog.incarnation, 0,
-            first_offset=backlog.first_offset, end_offset=taken.until,
-            added=[section] if section is not None else [],
-        )  # fmt: skip
-        manifest = log.manifest
+        (worker, backlog), history = taken.owned, taken.history
+        manifest = history.manifest
+        if taken.until > manifest.end_offset:
+            added = [section] if section is not None else []
+            changes = {
+                "first_offset": backlog.first_offset, "end_offset": taken.until, "added": added,
+            }  # fmt: skip
+            manifest = yield from self._commit_changes(history, backlog, changes)
+        yield from self._tell(worker, backlog.partition_id, manifest)
+
+    def _commit_changes(
+        self, history: History, backlog: m.Backlog, changes: dict[str, Any]
+    ) -> Task:
+        """Make the next record of a manifest. Raises DanubeError; the manifest is read anew then."""
         try:
-            if taken.until > manifest.end_offset:
-                manifest = yield Do(commit)
+            manifest: Manifest = yield Do(
+                partial(history.commit, backlog.topic, backlog.incarnation, **changes)
+            )
         except DanubeError:
             self._state.forget(backlog.partition_id)  # it may have been made
             raise
-        yield from self._tell(worker, backlog.partition_id, manifest)
+        return manifest
 
     def _tell(self, worker: int, partition_id: int, manifest: Manifest) -> Task:
         """Tell the owner of a partition how far it is uploaded; whether it has taken note."""

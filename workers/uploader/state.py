@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from danube_fast.errors import DanubeError, Unavailable
-from danube_fast.history.manifest import ManifestLog
+from danube_fast.history.manifest import Manifest, ManifestLog, Section
 from danube_fast.history.reader import HistoryReader
 from danube_fast.history.stores.store import ObjectStore
 from danube_fast.workers.process.boot import Boot
@@ -25,7 +26,26 @@ class History:
     """The history of one partition: its manifest, and a reader."""
 
     def __init__(self, log: ManifestLog, reader: HistoryReader) -> None:
-        self.log, self.reader = log, reader
+        self._log, self.reader = log, reader
+        self._lock = threading.Lock()
+
+    @property
+    def manifest(self) -> Manifest:
+        """The objects as they are now."""
+        return self._log.manifest
+
+    def commit(
+        self, topic: str, incarnation: int, *, first_offset: int = 0, end_offset: int = 0,
+        added: Sequence[Section] = (), removed: Sequence[str] = (),
+    ) -> Manifest:  # fmt: skip
+        """Make the next record; neither offset goes back. Runs in a thread; one commit waits for the other. Raises as
+        `ManifestLog.commit`."""
+        with self._lock:
+            manifest = self._log.manifest
+            return self._log.commit(
+                topic, incarnation, 0, first_offset=max(first_offset, manifest.first_offset),
+                end_offset=max(end_offset, manifest.end_offset), added=added, removed=removed,
+            )  # fmt: skip
 
 
 class UploaderState:
@@ -41,8 +61,11 @@ class UploaderState:
         self._store: ObjectStore | None = None
         self._histories: dict[int, History] = {}
         self._loading: dict[int, Running] = {}
-        self.on_new: list[Callable[[], None]] = []
-        """Called when the store is ready."""
+        self.writing: set[str] = set()
+        """Keys of objects that are being made; no manifest names them yet."""
+        self.deleting: set[int] = set()
+        """Ids of partitions whose history is being deleted."""
+        self._number = 0
 
     @property
     def data_dir(self) -> Path:
@@ -60,6 +83,11 @@ class UploaderState:
             raise Unavailable(self.fault or f"{self.settings.store} has not answered yet")
         return self._store
 
+    def next_number(self) -> int:
+        """Number of the next object of this epoch."""
+        self._number += 1
+        return self._number
+
     def note_fault(self, error: DanubeError | None) -> None:
         """Keep the reason why nothing can be uploaded, and log it once; None: all is well."""
         text = "" if error is None else str(error)
@@ -76,6 +104,8 @@ class UploaderState:
         known = self._histories.get(partition_id)
         if known is not None:
             return known
+        if partition_id in self.deleting:
+            raise Unavailable(f"history of partition {partition_id} is being deleted just now")
         loading = self._loading.get(partition_id)
         if loading is None:
             loading = self.tasks.start(self._load(partition_id, manifest))

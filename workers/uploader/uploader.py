@@ -30,6 +30,7 @@ from danube_fast.workers.process.tasks import Ask, Do, Pause, Task, Tasks
 from danube_fast.workers.uploader.fetches import Fetches
 from danube_fast.workers.uploader.rounds import Rounds
 from danube_fast.workers.uploader.state import SCRATCH_NAME, UploaderState
+from danube_fast.workers.uploader.sweep import Sweep
 
 __all__ = ["Uploader", "main"]
 
@@ -55,6 +56,7 @@ class Uploader:
         self.state = UploaderState(booted, self._tasks)
         self._rounds = Rounds(self.state)
         self._fetches = Fetches(self.state)
+        self._sweep = Sweep(self.state)
         self._draw = random.Random()
 
     # ------------------------------------------------------------ life
@@ -63,6 +65,7 @@ class Uploader:
         """Report READY, and begin."""
         self._idle = IdleStrategy([], lambda: False, self._boot.mailbox, self._boot.clock)
         self._tasks.start(self._work())
+        self._tasks.start(self._sweep.run())
         self._boot.set_state(ProcessState.READY)
 
     def run(self) -> None:

@@ -87,6 +87,11 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """The same in bytes."""
 
     @property
+    def stays(self) -> bool:
+        """Whether all messages stay, acked or not, for ever or for a time: history is made of these."""
+        return self.retention_policy is not RetentionPolicy.UNTIL_ACKED and not self.compaction
+
+    @property
     def bounds_storage(self) -> bool:
         """Whether ages and sizes have to be looked at."""
         return bool(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.broker.partition import Partition
+from danube_fast.broker.topics.policy import RetentionPolicy
 from danube_fast.errors import DanubeError, FailedPrecondition, Unavailable
 from danube_fast.wal.log import Log
 from danube_fast.workers.process.mailbox import Request
@@ -90,12 +91,23 @@ class Uploads:
         )
 
     def _backlog(self, partition: Partition, *, is_urgent: bool) -> m.Backlog:
-        uploaded = partition.uploaded
+        uploaded, policy = partition.uploaded, partition.policy
+        expires = policy.retention_policy is RetentionPolicy.UNTIL_EXPIRED
         return m.Backlog(
             partition.partition_id, partition.topic, partition.assigned.incarnation,
             partition.first_offset, uploaded.until, uploaded.manifest, partition.visible,
-            self._backlogs.size_of(partition), self._backlogs.age_ns(partition), is_urgent,
+            self._backlogs.size_of(partition), self._backlogs.age_ns(partition),
+            policy.retention_seconds if expires else 0, policy.retention_bytes if expires else 0, self._bytes_in_log(partition),
+            is_urgent,
         )  # fmt: skip
+
+    @staticmethod
+    def _bytes_in_log(partition: Partition) -> int:
+        """Count what is not uploaded, exactly, for a policy on sizes; 0 if that is not known."""
+        if partition.sizes is None:
+            return 0
+        start = max(partition.uploaded.until, partition.first_offset)
+        return partition.sizes.between(start, partition.visible)
 
     def _log(self, partition: Partition) -> Log:
         return self._state.logs[partition.log_slot]
