@@ -496,5 +496,14 @@ class FetchHistory(Message, frozen=True):
     answer = FetchedHistory
 
 
+class FindHistoryTime(Message, frozen=True):
+    """Ask for the offset of the first message in history that came at a time (wall clock) or later; None: all are older."""
+
+    partition_id: int
+    time_ns: int
+    manifest: int
+    answer = int | None
+
+
 OPERATIONS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}
 """Name -> operation."""

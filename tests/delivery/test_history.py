@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import signal
 import struct
@@ -424,3 +425,29 @@ def test_orphans_are_swept_and_held_objects_stay(sweeping: Broker, store: Path) 
         release_hold(opened, renew_hold(opened, hold, 7200, clock.wall_ns()))
         wait_until("the deletion", lambda: objects(store) == named)
         read_all(client, 0, 1000)
+
+
+def test_a_time_leads_into_history(broker: Broker, store: Path) -> None:
+    """A reader and a seek by time begin at the first message from then on, wherever that is."""
+    with broker.client() as client:
+        client.admin.create_topic(TOPIC)
+        values = {"retention_policy": "until_expired", "retention_seconds": 3600}
+        client.admin.set_topic_policy(TOPIC, values)
+        publish(client, 0, 8000)
+        between = dt.datetime.now(dt.UTC)
+        publish(client, 8000, 12_000)
+        wait_until("the upload", uploaded(store, 20_000))
+        wait_until("the trim", lambda: log_bytes(broker) < LOG_BYTES_MAX // 2)
+        read_all(client, 8000, 20_000, position=between)
+        read_all(client, 0, 20_000, position="-30m")
+        with client.consumer(
+            TOPIC, subscription="s", type="exclusive", initial_position="latest"
+        ) as consumer:
+            consumer.seek(between)
+            first = consumer.receive_batch(1, timeout=WAIT_SECONDS)
+            assert first.offsets.tolist() == [8000]
+            consumer.seek(dt.datetime.now(dt.UTC))
+            publish(client, 20_000, 1)
+            last = consumer.receive_batch(1, timeout=WAIT_SECONDS)
+            assert last.offsets.tolist() == [20_000]
+        assert first_offset(client) == 0  # nothing is an hour old

@@ -1,4 +1,4 @@
-"""What an uploader asks of the metadata: its epoch, higher than all before, durably; topics that are deleted."""
+"""The metadata's answers to the uploader: its epoch, higher than all before, durably; topics that want no history."""
 
 from __future__ import annotations
 

@@ -50,6 +50,7 @@ from danube_fast.workers.shard.deliver.subscriptions import Subscriptions
 from danube_fast.workers.shard.deliver.tails import Tails
 from danube_fast.workers.shard.history.backlogs import Backlogs
 from danube_fast.workers.shard.history.fetches import HistoryReads
+from danube_fast.workers.shard.history.times import HistoryTimes
 from danube_fast.workers.shard.history.uploads import Uploads
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.keep.checkpoints import Checkpoints
@@ -196,7 +197,7 @@ class ShardWorker:
         self.commands.handlers |= producers.handlers
         self.commands.handlers |= ConsumerCommands(
             state, delivery, consumers, self.cursors, self.limits, self.gaps, self.subscriptions,
-            self.dead_letters,
+            self.dead_letters, HistoryTimes(state),
         ).handlers  # fmt: skip
         self.operations = Operations(
             state, consumers, self.subscriptions, self.gaps, self.dead_letters

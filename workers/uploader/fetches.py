@@ -7,6 +7,7 @@ checked. Fetches of one partition come one after the other, so that two readers 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from danube_fast.broker import messages as m
 from danube_fast.errors import DanubeError
@@ -21,6 +22,8 @@ __all__ = ["Fetches"]
 
 FETCH_BYTES = 4 << 20
 """Fetched at a time, about."""
+LAST_MAX = 1000
+"""Partitions whose last fetch is remembered; beyond, those that are over are forgotten."""
 
 
 class Fetches:
@@ -34,26 +37,38 @@ class Fetches:
         """By partition id: the fetch that was begun last."""
         self._cache.clear()
         state.boot.mailbox.serve(m.FetchHistory, self._fetch)
+        state.boot.mailbox.serve(m.FindHistoryTime, self._find_time)
 
     def _fetch(self, request: Request[m.FetchHistory]) -> None:
+        self._start(request, self._fetched(request.message))
+
+    def _find_time(self, request: Request[m.FindHistoryTime]) -> None:
+        self._start(request, self._found(request.message))
+
+    def _start(self, request: Request[Any], task: Task) -> None:
+        """Answer a request with the result of a task, behind those that were begun before for its partition."""
         partition_id = request.message.partition_id
         before = self._last.get(partition_id)
-        running = self._state.tasks.start(self._answer(request, before))
+        running = self._state.tasks.start(self._answer(request, task, before))
         self._last[partition_id] = running
 
-    def _answer(self, request: Request[m.FetchHistory], before: Running | None) -> Task:
+    def _answer(self, request: Request[Any], task: Task, before: Running | None) -> Task:
         if before is not None and not before.is_over:
             yield Join(before)
-        asked = request.message
         try:
-            piece: Piece | None = yield from self._piece(asked)
+            request.reply((yield from task))
         except DanubeError as error:
             request.fail(error)
-        else:
-            request.reply(m.FetchedHistory(*piece[:2]) if piece else m.FetchedHistory("", []))
-        last = self._last.get(asked.partition_id)
-        if last is not None and last.is_over:
-            del self._last[asked.partition_id]
+        if len(self._last) > LAST_MAX:
+            self._last = {number: last for number, last in self._last.items() if not last.is_over}
+
+    def _fetched(self, asked: m.FetchHistory) -> Task:
+        piece: Piece | None = yield from self._piece(asked)
+        return m.FetchedHistory(*piece[:2]) if piece else m.FetchedHistory("", [])
+
+    def _found(self, asked: m.FindHistoryTime) -> Task:
+        history: History = yield from self._state.history(asked.partition_id, asked.manifest)
+        return (yield Do(lambda: history.reader.find_time(asked.time_ns)))
 
     def _piece(self, asked: m.FetchHistory) -> Task:
         found = self._cache.find(asked.partition_id, asked.offset)

@@ -1,4 +1,4 @@
-"""What history keeps: sections that the topic's policy, a purge or a move of its first message has given up.
+"""Retention of history: sections that the topic's policy or a purge has given up.
 
 Whole sections go, the oldest first; so a little more stays than the policy asks for. Their objects are deleted
 by sweep.py.

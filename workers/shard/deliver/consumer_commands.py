@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from danube_fast.broker import records as r
 from danube_fast.broker.partition import Partition
@@ -26,6 +28,7 @@ from danube_fast.workers.shard.deliver.dead_letters import DeadLetters, refuse_o
 from danube_fast.workers.shard.deliver.delivery import Delivery
 from danube_fast.workers.shard.deliver.gaps import Gaps
 from danube_fast.workers.shard.deliver.subscriptions import Subscriptions
+from danube_fast.workers.shard.history.times import HistoryTimes
 from danube_fast.workers.shard.keep.cursors import Cursors
 from danube_fast.workers.shard.keep.limits import Limits
 from danube_fast.workers.shard.publish.producers import NAME_BYTES_MAX
@@ -54,16 +57,21 @@ def _key_filters(options: dict[str, Any], kind: SubscriptionKind) -> tuple[str, 
     return tuple(sorted(set(filters)))
 
 
+C = TypeVar("C", p.Subscribe, p.Seek)
+
+
 class ConsumerCommands:
     """Run the commands of consumers of one worker."""
 
     def __init__(
         self, state: ShardState, delivery: Delivery, consumers: Consumers, cursors: Cursors,
         limits: Limits, gaps: Gaps, subscriptions: Subscriptions, dead_letters: DeadLetters,
+        times: HistoryTimes,
     ) -> None:  # fmt: skip
         self._state, self._delivery, self._consumers = state, delivery, consumers
         self._cursors, self._limits, self._gaps = cursors, limits, gaps
         self._subscriptions, self._dead_letters = subscriptions, dead_letters
+        self._times = times
         self.handlers: dict[type, Callable[[Session, Any], None]] = {
             p.Subscribe: self._subscribe,
             p.Flow: self._flow,
@@ -105,6 +113,8 @@ class ConsumerCommands:
         filters = _key_filters(command.options, kind)
         policy = parse_policy(command.options.get("failure_policy") or {})
         refuse_own_topic(policy, partition.topic)
+        if self._asks_history(session, command, partition, self._subscribe):
+            return
         place = self._place(partition, command.position)
         old = session.consumers.get(command.consumer_id)
         if old is not None:
@@ -204,6 +214,39 @@ class ConsumerCommands:
         time_ns = value if kind == "time_ns" else self._state.now_wall_ns - value
         return offset_at(partition, self._state.logs[partition.log_slot], time_ns)
 
+    def _asks_history(
+        self,
+        session: Session,
+        command: C,
+        partition: Partition,
+        handler: Callable[[Session, C], None],
+    ) -> bool:
+        """Whether history has to tell where a position by time is; then the command is run again with the offset."""
+        wanted = command.position
+        if not isinstance(wanted, dict) or len(wanted) != 1:
+            return False
+        ((kind, value),) = wanted.items()
+        if kind not in ("time_ns", "ago_ns"):
+            return False
+        time_ns = value if kind == "time_ns" else self._state.now_wall_ns - value
+        if not self._times.may_hold(partition, time_ns):
+            return False
+        number = session.number
+
+        def found(offset: int, error: DanubeError | None) -> None:
+            living = self._state.sessions.by_number(number)
+            if living is None:
+                return
+            try:
+                if error is not None:
+                    raise error
+                handler(living, msgspec.structs.replace(command, position=offset))
+            except DanubeError as fault:
+                self._delivery.respond(living, command.request, None, fault)
+
+        self._times.find(partition, time_ns, found)
+        return True
+
     @staticmethod
     def _flow_of(session: Session, flow_id: int) -> Flow:
         flow: Flow | None = session.flows.get(flow_id)
@@ -264,6 +307,8 @@ class ConsumerCommands:
         consumer = self._consumer(session, command.consumer_id)
         sub = consumer.subscription
         partition = self._state.served(sub.partition_id)
+        if self._asks_history(session, command, partition, self._seek):
+            return
         place, end = self._place(partition, command.position), partition.visible
         # one offset for all partitions of a topic lies beyond the end of some
         offset = partition.position(min(place, end) if isinstance(place, int) else place)
