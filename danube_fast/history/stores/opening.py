@@ -22,7 +22,8 @@ from danube_fast.history.stores.url import StoreUrl, parse_store_url
 __all__ = ["ENTRY_POINT_GROUP", "open_store"]
 
 ENTRY_POINT_GROUP = "danube_fast.object_stores"
-_BUILT_IN = ("file", "memory", "s3")
+_BUILT_IN = ("file", "memory", "s3", "gs", "az")
+_EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 
 Opener = Callable[[StoreUrl, Clock, Path], ObjectStore]
 
@@ -47,10 +48,18 @@ def _find_opener(scheme: str) -> Opener:
             from danube_fast.history.stores.s3 import open_s3
 
             return open_s3
+        if scheme == "gs":
+            from danube_fast.history.stores.gcs import open_gcs
+
+            return open_gcs
+        if scheme == "az":
+            from danube_fast.history.stores.azure import open_azure
+
+            return open_azure
     except ImportError as error:
         raise InvalidArgument(
             f"{scheme}:// needs a package that is not installed ({error.name}); run "
-            f"pip install 'danube-fast[{scheme}]'"
+            f"pip install 'danube-fast[{_EXTRAS[scheme]}]'"
         ) from None
     return _load(scheme)
 
