@@ -155,7 +155,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     _problems.extend(
         f"skipped, but not listed in {SKIPS_ALLOWED.relative_to(ROOT)}: {test} ({reason})"
         for test, reason in _skipped.items()
-        if not any(test == entry or test.startswith(f"{entry}[") for entry in allowed)
+        if not any(
+            test == entry or test.startswith((f"{entry}[", f"{entry}::")) for entry in allowed
+        )
     )
     if _problems and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         session.exitstatus = LEFT_BEHIND

@@ -28,11 +28,11 @@ from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.s3 import S3Store
 from danube_fast.history.stores.store import ObjectStore
 from tests.history.conformance import Conformance, keys, parts_of
+from tests.history.faulty_proxy import FaultyProxy
 from tests.history.s3_servers import (
     ACCESS_KEY,
     BUCKET,
     SECRET_KEY,
-    FaultyProxy,
     free_port,
     moto_server,
     plain_client,

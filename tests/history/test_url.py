@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,7 +66,10 @@ def test_parts_of_a_url() -> None:
         ("file://relative/folder", "is not a folder"),
         ("file:///folder?x=y", "is not a folder"),
         ("memory://name", "takes nothing behind it"),
-        ("ftp://host/x", "there is no store ftp://; there are file://, memory://, s3://"),
+        (
+            "ftp://host/x",
+            "there is no store ftp://; there are file://, memory://, s3://, gs://, az://",
+        ),
         ("s3://[bucket", "is not the URL of a store"),
         ("s3://bucket/?a", "is not the URL of a store"),
     ],
@@ -122,11 +126,29 @@ def test_stores_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     sys.modules.pop("store_plugin", None)
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "danube_fast.history.stores.s3", raising=False)
-    monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(InvalidArgument, match=r"pip install 'danube-fast\[s3\]'"):
-        open_store("s3://bucket", CLOCK, SCRATCH)
+@pytest.mark.parametrize(
+    ("url", "module", "package", "extra"),
+    [
+        ("s3://bucket", "s3", "boto3", "s3"),
+        ("gs://bucket", "gcs", "google.api_core.exceptions", "gcs"),
+        ("az://container", "azure", "obstore", "azure"),
+    ],
+)
+def test_a_package_that_is_missing_is_named(
+    url: str, module: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, f"danube_fast.history.stores.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InvalidArgument, match=rf"pip install 'danube-fast\[{extra}\]'"):
+        open_store(url, CLOCK, SCRATCH)
+
+
+def test_stores_are_imported_when_they_are_opened() -> None:
+    code = (
+        "import sys, danube_fast.history.stores.opening;"
+        "sys.exit(any(name in sys.modules for name in ('boto3', 'obstore', 'google.cloud')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 class Careless(MemoryStore):

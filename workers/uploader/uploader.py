@@ -18,6 +18,7 @@ import sys
 from danube_fast.broker import messages as m
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import DanubeError
+from danube_fast.frame.crc import crc32c
 from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.probe import probe_store
 from danube_fast.history.stores.store import ObjectStore
@@ -116,8 +117,10 @@ class Uploader:
         self.state.begin(given.identity, given.epoch, store)
 
     def _open(self) -> ObjectStore:
-        scratch = self.state.data_dir / SCRATCH_NAME
-        store = open_store(self._boot.settings.store, self._boot.clock, scratch)
+        url = self._boot.settings.store
+        # parts that wait there belong to that store alone
+        scratch = self.state.data_dir / SCRATCH_NAME / f"{crc32c(url.encode()):08x}"
+        store = open_store(url, self._boot.clock, scratch)
         probe_store(store)
         return store
 

@@ -185,6 +185,16 @@ class LocalStore:
 
     def complete(self, upload: Upload, parts: Sequence[Part]) -> None:
         """Give the object its name. Raises AlreadyExists, or NotFound if the upload has ended."""
+        data = self.seal(upload, parts)
+        with self._explained(upload.key):
+            self._give_name(data, self._path(upload.key), upload.key)
+        self.abort(upload)
+
+    def seal(self, upload: Upload, parts: Sequence[Part]) -> Path:
+        """Cut an upload to these parts, durably, and tell which file has them.
+
+        Raises InvalidArgument if they do not follow each other, NotFound if the upload has ended.
+        """
         size = check_parts(upload, parts)
         with self._explained(upload.key):
             fd = self._open(upload)
@@ -199,9 +209,7 @@ class LocalStore:
                     os.fsync(fd)
             finally:
                 os.close(fd)
-            data = self._uploads / upload.upload_id / "data"
-            self._give_name(data, self._path(upload.key), upload.key)
-        self.abort(upload)
+        return self._uploads / upload.upload_id / "data"
 
     def abort(self, upload: Upload) -> None:
         """Drop an upload and its parts."""

@@ -23,8 +23,9 @@ from danube_fast.history.stores.url import StoreUrl, parse_store_url
 __all__ = ["ENTRY_POINT_GROUP", "check_broker_store", "open_store"]
 
 ENTRY_POINT_GROUP = "danube_fast.object_stores"
-_BUILT_IN = ("file", "memory", "s3")
-_PACKAGES = {"s3": "boto3"}
+_BUILT_IN = ("file", "memory", "s3", "gs", "az")
+_EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
+_PACKAGES = {"s3": "boto3", "gs": "google.cloud.storage", "az": "obstore"}
 """Package that a scheme needs."""
 
 Opener = Callable[[StoreUrl, Clock, Path], ObjectStore]
@@ -57,8 +58,15 @@ def check_broker_store(text: str) -> None:
     if url.scheme not in _BUILT_IN:
         _entry_point(url.scheme)
     package = _PACKAGES.get(url.scheme)
-    if package is not None and importlib.util.find_spec(package) is None:
+    if package is not None and not _is_installed(package):
         raise _not_installed(url.scheme, package)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False
 
 
 def _find_opener(scheme: str) -> Opener:
@@ -69,6 +77,14 @@ def _find_opener(scheme: str) -> Opener:
             from danube_fast.history.stores.s3 import open_s3
 
             return open_s3
+        if scheme == "gs":
+            from danube_fast.history.stores.gcs import open_gcs
+
+            return open_gcs
+        if scheme == "az":
+            from danube_fast.history.stores.azure import open_azure
+
+            return open_azure
     except ImportError as error:
         raise _not_installed(scheme, str(error.name)) from None
     return _load(scheme)
@@ -77,7 +93,7 @@ def _find_opener(scheme: str) -> Opener:
 def _not_installed(scheme: str, package: str) -> InvalidArgument:
     return InvalidArgument(
         f"{scheme}:// needs a package that is not installed ({package}); run "
-        f"pip install 'danube-fast[{scheme}]'"
+        f"pip install 'danube-fast[{_EXTRAS[scheme]}]'"
     )
 
 

@@ -3,6 +3,9 @@
     file:///absolute/folder
     memory://
     s3://bucket/prefix?endpoint_url=http://host:9000&region=eu-west-1&path_style=true
+    gs://bucket/prefix?endpoint_url=http://host:4443
+    az://container/prefix?account=name
+    az://container/prefix?account=devstoreaccount1&endpoint_url=http://host:10000/devstoreaccount1
 
 A URL never holds a password or a key: they come from where each store's own tools look for them.
 """
@@ -23,6 +26,10 @@ __all__ = ["StoreUrl", "parse_store_url", "store_options"]
 
 _SECRET = re.compile(r"secret|password|token|key_id$|access_key|account_key|sas", re.IGNORECASE)
 _NO_SECRETS = frozenset({"sse_kms_key_id"})
+_PLACES = {
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+}
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -55,12 +62,12 @@ def parse_store_url(text: str) -> StoreUrl:
     if hidden:
         raise InvalidArgument(
             f"the URL of the store {parts.scheme}://... holds credentials; leave them out and give "
-            "them where the store's own tools look for them, such as AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY"
+            f"them where the store's own tools look for them, such as {_places_of(parts.scheme)}"
         )
     if not parts.scheme or "://" not in text or parts.fragment:
         raise InvalidArgument(
-            f"{text!r} is not the URL of a store; write file:///folder or s3://bucket/prefix"
+            f"{text!r} is not the URL of a store; write file:///folder, s3://bucket/prefix, "
+            "gs://bucket/prefix or az://container/prefix"
         )
     if parts.scheme == "file":
         return _parse_file(text, parts, options)
@@ -73,6 +80,10 @@ def parse_store_url(text: str) -> StoreUrl:
     prefix = urllib.parse.unquote(parts.path.strip("/"))
     prefix = check_object_prefix(f"{prefix}/" if prefix else "")
     return StoreUrl(text, parts.scheme, parts.netloc, prefix, options)
+
+
+def _places_of(scheme: str) -> str:
+    return _PLACES.get(scheme, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 
 
 def _parse_file(text: str, parts: urllib.parse.SplitResult, options: dict[str, str]) -> StoreUrl:
