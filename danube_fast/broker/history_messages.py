@@ -1,0 +1,162 @@
+"""The messages about history between workers, the uploader and the coordinator.
+
+    uploader -- ListBacklogs, HistoryRuns, SetUploaded --> worker
+    worker ---- FetchHistory, FindHistoryTime -----------> uploader
+    uploader -- BeginUploader, FindWithoutHistory -------> coordinator
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from danube_fast.broker.message import Message
+
+__all__ = [
+    "Backlog",
+    "BeginUploader",
+    "Block",
+    "FetchHistory",
+    "FetchedHistory",
+    "FileRange",
+    "FindHistoryTime",
+    "FindWithoutHistory",
+    "HistoryRuns",
+    "ListBacklogs",
+    "Runs",
+    "SetUploaded",
+    "Uploader",
+]
+
+
+class Uploader(NamedTuple):
+    """The epoch of a new uploader, and the broker that it works for."""
+
+    identity: bytes
+    """Of the broker, 16 bytes."""
+    epoch: int
+    """Higher than that of every uploader before."""
+
+
+class BeginUploader(Message, frozen=True):
+    """Ask the coordinator for the epoch of a new uploader."""
+
+    answer = Uploader
+
+
+class Backlog(msgspec.Struct, frozen=True):
+    """A partition with history, and what of it is in the log only."""
+
+    partition_id: int
+    topic: str
+    incarnation: int
+    first_offset: int
+    """First message that may be read."""
+    uploaded_until: int
+    """All below is in the store."""
+    manifest: int
+    """Number of the manifest's record that says so; -1: there is none."""
+    end_offset: int
+    bytes: int
+    """About so many are not uploaded."""
+    age_ns: int
+    """Of the oldest message that is not uploaded."""
+    retention_seconds: int
+    """How long messages stay; 0: for ever."""
+    retention_bytes: int
+    """So much stays, the newest; 0: all."""
+    bytes_in_log: int
+    """Bytes from `uploaded_until` on, not more than there are: a bound of sizes may give up what lies before."""
+    is_urgent: bool
+    """Whether the log is nearly full."""
+
+
+class ListBacklogs(Message, frozen=True):
+    """Ask a worker for its partitions with history; the worker believes no older uploader from then on."""
+
+    uploader_epoch: int
+    fault: str = ""
+    """Why nothing can be uploaded just now."""
+    answer = list[Backlog]
+
+
+class FindWithoutHistory(Message, frozen=True):
+    """Ask the coordinator which of these partitions were deleted, or are to have no history any more."""
+
+    partition_ids: list[int]
+    answer = list[int]
+
+
+class FileRange(NamedTuple):
+    """Whole frames of one partition in a file of the log."""
+
+    path: str
+    position: int
+    byte_count: int
+    end_offset: int
+    """Behind the last of their messages."""
+
+
+class Runs(msgspec.Struct, frozen=True):
+    """Frames in the order of their offsets."""
+
+    ranges: list[FileRange]
+    end_offset: int
+    """Behind them: there are no others below."""
+
+
+class HistoryRuns(Message, frozen=True):
+    """Ask where the frames of a partition stand, from an offset on: durable ones only."""
+
+    uploader_epoch: int
+    partition_id: int
+    offset: int
+    bytes_max: int
+    answer = Runs
+
+
+class SetUploaded(Message, frozen=True):
+    """Tell that a partition's messages below `until` are in the store; answered when that is durable."""
+
+    uploader_epoch: int
+    partition_id: int
+    until: int
+    first_offset: int
+    manifest: int
+
+
+class Block(NamedTuple):
+    """Whole frames of a partition, back to back."""
+
+    base_offset: int
+    end_offset: int
+    position: int
+    """In the file."""
+    byte_count: int
+
+
+class FetchedHistory(msgspec.Struct, frozen=True):
+    """History that was fetched into a file of this host, and checked."""
+
+    path: str
+    blocks: list[Block]
+    """None of them: there is no message from the offset on."""
+
+
+class FetchHistory(Message, frozen=True):
+    """Ask for blocks of a partition's history, from the one with a message at or behind an offset on."""
+
+    partition_id: int
+    offset: int
+    manifest: int
+    answer = FetchedHistory
+
+
+class FindHistoryTime(Message, frozen=True):
+    """Ask for the offset of the first message in history that came at a time (wall clock) or later; None: all are older."""
+
+    partition_id: int
+    time_ns: int
+    manifest: int
+    answer = int | None
