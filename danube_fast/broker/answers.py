@@ -301,6 +301,18 @@ class LogStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
     written_position: int | None = None
 
 
+class HistoryStatus(msgspec.Struct, kw_only=True):
+    """The upload of history."""
+
+    store: str
+    fault: str
+    """Why nothing can be uploaded just now; empty: all is well."""
+    lag_bytes: int
+    """Bytes that are not uploaded yet, about."""
+    lag_seconds: int
+    """Age of the oldest message that is not uploaded."""
+
+
 class BrokerStatus(msgspec.Struct, kw_only=True):
     """Processes, logs and counters of a broker."""
 
@@ -313,3 +325,5 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
     processes: list[ProcessStatus]
     logs: list[LogStatus]
     counters: dict[str, int]
+    history: HistoryStatus | None = None
+    """None: the broker has no store."""

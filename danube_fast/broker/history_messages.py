@@ -1,8 +1,8 @@
 """The messages about history between workers, the uploader and the coordinator.
 
-    uploader -- ListBacklogs, HistoryRuns, SetUploaded --> worker
-    worker ---- FetchHistory, FindHistoryTime -----------> uploader
-    uploader -- BeginUploader, FindWithoutHistory -------> coordinator
+uploader -- ListBacklogs, HistoryRuns, SetUploaded --> worker
+worker ---- FetchHistory, FindHistoryTime -----------> uploader
+uploader -- BeginUploader, FindWithoutHistory -------> coordinator
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ __all__ = [
     "FileRange",
     "FindHistoryTime",
     "FindWithoutHistory",
+    "FlushHistory",
+    "Flushed",
+    "FlushedPartition",
+    "HistoryReport",
     "HistoryRuns",
     "ListBacklogs",
     "Runs",
@@ -160,3 +164,43 @@ class FindHistoryTime(Message, frozen=True):
     time_ns: int
     manifest: int
     answer = int | None
+
+
+class FlushedPartition(msgspec.Struct, frozen=True):
+    """One partition, uploaded up to an offset."""
+
+    partition_id: int
+    partition: str
+    first_offset: int
+    end_offset: int
+    """Behind the last message when the flush was asked for."""
+    manifest: int
+    """Number of the manifest's newest record."""
+
+
+class Flushed(msgspec.Struct, frozen=True):
+    """All that a reader of the store needs to know."""
+
+    store: str
+    identity: str
+    """Of the broker, 32 hexadecimal digits."""
+    partitions: list[FlushedPartition]
+    hold: str
+    """Key of the hold on the objects; empty: there is none."""
+    expires: int
+    """When the hold ends, Unix time in seconds."""
+
+
+class FlushHistory(Message, frozen=True):
+    """Ask the uploader to upload all of some partitions up to now, and to hold their objects for so long."""
+
+    partition_ids: list[int]
+    hold_seconds: int
+    timeout_ms: int
+    answer = Flushed
+
+
+class HistoryReport(Message, frozen=True):
+    """Why nothing can be uploaded just now; empty: all is well. A notice."""
+
+    fault: str

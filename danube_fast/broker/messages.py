@@ -18,11 +18,15 @@ from danube_fast.broker.answers import ClientPage, PartitionCounts, Subscription
 from danube_fast.broker.history_messages import Backlog as Backlog
 from danube_fast.broker.history_messages import BeginUploader as BeginUploader
 from danube_fast.broker.history_messages import Block as Block
-from danube_fast.broker.history_messages import FetchHistory as FetchHistory
 from danube_fast.broker.history_messages import FetchedHistory as FetchedHistory
+from danube_fast.broker.history_messages import FetchHistory as FetchHistory
 from danube_fast.broker.history_messages import FileRange as FileRange
 from danube_fast.broker.history_messages import FindHistoryTime as FindHistoryTime
 from danube_fast.broker.history_messages import FindWithoutHistory as FindWithoutHistory
+from danube_fast.broker.history_messages import Flushed as Flushed
+from danube_fast.broker.history_messages import FlushedPartition as FlushedPartition
+from danube_fast.broker.history_messages import FlushHistory as FlushHistory
+from danube_fast.broker.history_messages import HistoryReport as HistoryReport
 from danube_fast.broker.history_messages import HistoryRuns as HistoryRuns
 from danube_fast.broker.history_messages import ListBacklogs as ListBacklogs
 from danube_fast.broker.history_messages import Runs as Runs
@@ -31,7 +35,6 @@ from danube_fast.broker.history_messages import Uploader as Uploader
 from danube_fast.broker.message import Message as Message
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy
-
 
 # ---------------------------------------------------------------- which partitions are a worker's
 

@@ -87,7 +87,17 @@ def _examine_broker(url: str) -> list[Finding]:
         )
     ]
     findings += [_process(process) for process in status.get("processes", [])]
+    if status.get("history"):
+        findings.append(_history(status["history"]))
     return findings + lagging
+
+
+def _history(history: dict[str, Any]) -> Finding:
+    lag = f"{history['lag_bytes']} bytes and {history['lag_seconds']} s behind"
+    seen = f"{history['store']}, {lag}"
+    if history["fault"]:
+        return Finding("history", Verdict.FAILURE, seen, history["fault"])
+    return Finding("history", Verdict.OK, seen)
 
 
 def _process(process: dict[str, Any]) -> Finding:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from danube_fast.cli.options import OutputForm, OutputOption, example
+from danube_fast.cli.broker import Ask, asking
+from danube_fast.cli.options import OutputForm, OutputOption, TopicArgument, example
 from danube_fast.cli.output import (
     Progress,
     bytes_text,
@@ -63,6 +64,26 @@ def list_history(
     if chosen or not catalog.damages or output is OutputForm.JSON:
         print_table(output, [_row(each) for each in chosen], f"no history in {store}")
     _fail_for(store, catalog.damages)
+
+
+@asking(app, "danube-fast history flush /default/flights --hold-seconds 3600")
+def flush(
+    ask: Ask,
+    topic: TopicArgument,
+    hold_seconds: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Keep its objects for so long, for readers that have the store alone."
+        ),
+    ] = 0,
+    wait_seconds: Annotated[int, typer.Option(min=1, help="How long the upload may take.")] = 60,
+) -> None:
+    """Upload all messages of a topic up to now; asks a running broker."""
+    flushed = ask(
+        "flush_history", topic=topic, hold_seconds=hold_seconds, timeout_ms=1000 * wait_seconds,
+        timeout=wait_seconds + 10,
+    )  # fmt: skip
+    ask.show(flushed)
 
 
 @app.command(

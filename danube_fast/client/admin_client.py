@@ -216,6 +216,16 @@ class AdminClient(_AdminView):
         A move that takes longer than `timeout` seconds goes on all the same.
         """
 
+    @_operation
+    def flush_history(
+        self, topic: str, *, hold_seconds: int | None = None, timeout_ms: int | None = None,
+        timeout: float = 70.0,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Upload all messages of a topic up to now to the broker's object store: the store, and each partition's
+        offsets. `hold_seconds`: its objects are not deleted for so long, for readers that have the store alone.
+        NotFound, FailedPrecondition for a topic without history, DeadlineExceeded after `timeout_ms` (60,000; the
+        upload goes on), Unavailable."""
+
     # ------------------------------------------------------------ subscriptions
 
     @_operation
@@ -290,6 +300,7 @@ class AsyncAdmin(_AdminView):
     topic_policy = twin(AdminClient.topic_policy)
     set_topic_policy = twin(AdminClient.set_topic_policy)
     move_topic = twin(AdminClient.move_topic)
+    flush_history = twin(AdminClient.flush_history)
     list_subscriptions = twin(AdminClient.list_subscriptions)
     describe_subscription = twin(AdminClient.describe_subscription)
     delete_subscription = twin(AdminClient.delete_subscription)

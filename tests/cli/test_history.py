@@ -16,15 +16,9 @@ from danube_fast.history.stores import local
 from danube_fast.history.stores.local import LocalStore
 from danube_fast.history.stores.opening import open_store
 from tests.cli.conftest import Run
+from tests.history.faulty_proxy import FaultyProxy
 from tests.history.rig import IDENTITY, START_NS, change_object, make_frame, put_history, put_object
-from tests.history.s3_servers import (
-    ACCESS_KEY,
-    BUCKET,
-    SECRET_KEY,
-    FaultyProxy,
-    moto_server,
-    plain_client,
-)
+from tests.history.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto_server, plain_client
 
 TOPICS = {6: "/default/a", 7: "/default/b", 11: "/default/a"}
 VERBS = [["ls"], ["describe", "/default/a"], ["describe", "6"], ["verify"]]

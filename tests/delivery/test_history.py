@@ -16,8 +16,14 @@ from typing import Any
 import pytest
 
 from danube_fast.clock import SystemClock
-from danube_fast.errors import DanubeError, ResourceExhausted
-from danube_fast.history.holds import make_hold, release_hold, renew_hold
+from danube_fast.errors import (
+    DanubeError,
+    DeadlineExceeded,
+    FailedPrecondition,
+    ResourceExhausted,
+    Unavailable,
+)
+from danube_fast.history.holds import held_keys, make_hold, release_hold, renew_hold
 from danube_fast.history.manifest import ManifestLog, Record
 from danube_fast.history.objects import verify_object
 from danube_fast.history.stores.local import LocalStore
@@ -451,3 +457,90 @@ def test_a_time_leads_into_history(broker: Broker, store: Path) -> None:
             last = consumer.receive_batch(1, timeout=WAIT_SECONDS)
             assert last.offsets.tolist() == [20_000]
         assert first_offset(client) == 0  # nothing is an hour old
+
+
+def test_a_flush_uploads_at_once(store: Path) -> None:
+    """All up to now is in the store when it returns, and held for a reader that has nothing else."""
+    settings = {**SMALL, "history_flush_seconds": 3600, "history_delete_seconds": 2}
+    with (
+        Broker(workers=2, store=f"file://{store}", **settings) as broker,
+        broker.client() as client,
+    ):
+        client.admin.create_topic(TOPIC, partitions=3)
+        client.admin.set_topic_policy(TOPIC, {"retention_policy": "forever"})
+        publish(client, 0, 3000)
+        flushed = client.admin.flush_history(TOPIC, hold_seconds=600)
+        assert flushed["store"] == f"file://{store}"
+        assert sum(each["end_offset"] for each in flushed["partitions"]) == 3000
+        assert verify(store) == 3000
+        opened = LocalStore(store, SystemClock())
+        assert held_keys(opened, SystemClock().wall_ns()) == objects(store)
+        again = client.admin.flush_history(TOPIC)
+        assert again["partitions"] == flushed["partitions"] and not again["hold"]
+        client.admin.create_topic("/default/acked")
+        with pytest.raises(FailedPrecondition, match="has no history"):
+            client.admin.flush_history("/default/acked")
+        status = client.admin.cluster_status()["history"]
+        assert status["store"] == f"file://{store}" and not status["fault"]
+
+
+def test_the_status_tells_why_nothing_is_uploaded(tmp_path: Path) -> None:
+    missing = tmp_path / "later" / "store"
+    with Broker(workers=1, store=f"file://{missing}", **SMALL) as broker, broker.client() as client:
+        keep_for_ever(client)
+        publish(client, 0, 1000)
+        wait_until(
+            "the reason", lambda: str(missing) in client.admin.cluster_status()["history"]["fault"]
+        )
+        with pytest.raises(Unavailable, match=str(missing)):
+            client.admin.flush_history(TOPIC)
+        missing.parent.mkdir()
+        wait_until("the upload", uploaded(missing, 1000))
+        wait_until("all is well", lambda: not client.admin.cluster_status()["history"]["fault"])
+
+
+def fill(client: Any) -> int:
+    """Publish until the broker refuses, as too much waits for the store; how many messages were accepted."""
+    sent = 0
+    while True:
+        producer = client.producer(TOPIC, timeout=2)
+        try:
+            producer.send_many(payloads(sent, 500))
+            producer.flush()
+        except (ResourceExhausted, DeadlineExceeded) as error:
+            told = str(error)
+            break
+        finally:
+            with contextlib.suppress(DanubeError):
+                producer.close(timeout=0)
+        sent += 500
+    assert "/later/store" in told
+    assert "history_backlog_bytes_max" in told
+    assert "make the folder or correct the store's URL" in told, told
+    return sent
+
+
+def test_others_go_on_while_the_store_is_away(tmp_path: Path) -> None:
+    """A topic with history is refused, and names the store; one without writes three times what the logs may hold,
+    and they stay within that and a segment. All drains by itself when the store is there."""
+    missing = tmp_path / "later" / "store"
+    other = "/default/acked"
+    with Broker(workers=1, store=f"file://{missing}", **SMALL) as broker, broker.client() as client:
+        keep_for_ever(client)
+        client.admin.create_topic(other)
+        sent = fill(client)
+        with client.consumer(other, subscription="s", type="exclusive") as consumer:
+            for start in range(0, 3 * LOG_BYTES_MAX // 1000, 2000):
+                publish(client, start, 2000, other)
+                seen = 0
+                while seen < 2000:
+                    batch = consumer.receive_batch(2000, timeout=WAIT_SECONDS)
+                    assert len(batch), f"nothing came behind message {start + seen}"
+                    consumer.ack(batch)
+                    seen += len(batch)
+                # a burst is two segments: what is over goes when the log is looked at next
+                wait_until("the trim", lambda: log_bytes(broker) <= LOG_BYTES_MAX + MIB)
+        missing.parent.mkdir()
+        wait_until("the upload", uploaded(missing, sent))
+        publish(client, sent, 1000)
+        read_all(client, 0, sent + 1000)

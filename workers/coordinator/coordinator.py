@@ -42,7 +42,7 @@ from danube_fast.workers.coordinator.marks import MarkRegistry
 from danube_fast.workers.coordinator.mover import MoveDone, Mover
 from danube_fast.workers.coordinator.placement import Placement
 from danube_fast.workers.coordinator.rebalancer import Rebalancer
-from danube_fast.workers.coordinator.uploaders import UploaderEpochs
+from danube_fast.workers.coordinator.uploaders import Uploads
 from danube_fast.workers.coordinator.watches import Watches
 from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.environment import Environment
@@ -88,7 +88,7 @@ class Coordinator:
         self.placement.revision = lambda: self._store.sealed_revision
         self.marks = MarkRegistry(booted, environment, self._store, self.topics)
         self.placement.asked.append(lambda worker, asked: self.marks.hear(asked.marks))
-        UploaderEpochs(booted.mailbox, self._store, self.topics)
+        self.uploads = Uploads(booted, self._store, self.topics)
         self.mover = Mover(booted.mailbox, self.topics, self.placement, self)
         self.rebalancer = Rebalancer(booted.mailbox, self._settings, self)
         self.quota = LogQuotas(booted.mailbox, booted.config)
@@ -189,12 +189,14 @@ class Coordinator:
         admin.run(self, authorize, session.principal, command.operation, asked, answer)
 
     def ask(
-        self, worker: int, message: m.Message, on_reply: Callable[[Any, DanubeError | None], None]
-    ) -> None:
+        self, worker: int, message: m.Message, on_reply: Callable[[Any, DanubeError | None], None],
+        timeout_ms: int = 5000,
+    ) -> None:  # fmt: skip
         """Call a worker; see `AdminContext`."""
         self._boot.mailbox.call(
-            worker, message, on_reply=lambda reply: on_reply(reply.value, reply.error)
-        )
+            worker, message, on_reply=lambda reply: on_reply(reply.value, reply.error),
+            timeout_ms=timeout_ms,
+        )  # fmt: skip
 
     @property
     def processes(self) -> Processes:
@@ -284,6 +286,7 @@ class Coordinator:
             ).processes(),
             logs=logs,
             counters={counter.name.lower(): boot.counters.total(counter) for counter in Counter},
+            history=self.uploads.status(),
         )  # fmt: skip
 
 

@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 from danube_fast.broker import messages as m
+from danube_fast.broker.answers import HistoryStatus
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.errors import Unavailable
 from danube_fast.metadata.store import MetadataStore
+from danube_fast.ring.counters import Counter
 from danube_fast.types import Dispatch, Durability
-from danube_fast.workers.process.mailbox import Mailbox, Request
+from danube_fast.workers.process.boot import Boot
+from danube_fast.workers.process.mailbox import Request
 
-__all__ = ["UploaderEpochs"]
+__all__ = ["Uploads"]
 
 EPOCH_KEY = "/history/uploader-epoch"
 
 
-class UploaderEpochs:
-    """Give a new uploader its epoch and the identity of the broker."""
+class Uploads:
+    """Give a new uploader its epoch and the identity of the broker, and keep what it reports."""
 
-    def __init__(self, mailbox: Mailbox, store: MetadataStore, topics: TopicDirectory) -> None:
-        self._store, self._topics = store, topics
+    def __init__(self, booted: Boot, store: MetadataStore, topics: TopicDirectory) -> None:
+        self._boot, self._store, self._topics = booted, store, topics
+        self._fault = ""
+        mailbox = booted.mailbox
+        mailbox.serve(m.HistoryReport, self._hear)
         mailbox.serve(m.BeginUploader, self._begin)
         mailbox.serve(m.FindWithoutHistory, self._find_without_history)
+
+    def status(self) -> HistoryStatus | None:
+        """Describe the upload; None without a store."""
+        settings, counters = self._boot.settings, self._boot.counters
+        if not settings.store:
+            return None
+        return HistoryStatus(
+            store=settings.store, fault=self._fault,
+            lag_bytes=counters.total(Counter.HISTORY_LAG_BYTES),
+            lag_seconds=counters.total(Counter.HISTORY_LAG_SECONDS),
+        )  # fmt: skip
+
+    def _hear(self, request: Request[m.HistoryReport]) -> None:
+        self._fault = request.message.fault
 
     def _begin(self, request: Request[m.BeginUploader]) -> None:
         found = self._store.get(EPOCH_KEY)

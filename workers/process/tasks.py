@@ -119,6 +119,15 @@ class Tasks:
         self._ready.append((running, None, None))
         return running
 
+    def wake(self, running: Running) -> None:
+        """End the pause of a task, if it is in one."""
+        for pause in self._pauses:
+            if pause[2] is running:
+                self._pauses.remove(pause)
+                heapq.heapify(self._pauses)
+                self._ready.append((running, None, None))
+                return
+
     def do_work(self, now_ns: int) -> int:
         """Let the tasks go on whose steps have ended; how many."""
         for work in [each for each in self._work if each.is_over]:

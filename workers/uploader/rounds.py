@@ -9,7 +9,7 @@ the next round tells the owner.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,10 +60,19 @@ class Rounds:
         self._state = state
         self._key = ""
         """Of the object that is being made."""
+        self._wanted: dict[int, int] = {}
+        """By partition id: up to where it is to be uploaded at once."""
+        self.wake: Callable[[], None] = lambda: None
+        """Ends the pause between two rounds."""
         self._aside: dict[int, int] = {}
         """By partition id: until when it is left alone."""
         self._budget_ns = 0
         """When the next part may be sent, if uploads are throttled."""
+
+    def want(self, partition_id: int, until: int) -> None:
+        """Upload a partition up to an offset at once."""
+        self._wanted[partition_id] = max(until, self._wanted.get(partition_id, 0))
+        self.wake()
 
     def round(self) -> Task:
         """Upload one object, if anything is due; whether anything was. Raises DanubeError."""
@@ -151,6 +160,7 @@ class Rounds:
                 each.backlog.bytes >= settings.history_object_bytes
                 or each.backlog.age_ns >= flush_ns
                 or each.backlog.is_urgent
+                or each.backlog.partition_id in self._wanted
             )
         ]
 
@@ -285,6 +295,8 @@ class Rounds:
                 "first_offset": backlog.first_offset, "end_offset": taken.until, "added": added,
             }  # fmt: skip
             manifest = yield from self._commit_changes(history, backlog, changes)
+        if manifest.end_offset >= self._wanted.get(backlog.partition_id, 0):
+            self._wanted.pop(backlog.partition_id, None)
         yield from self._tell(worker, backlog.partition_id, manifest)
 
     def _commit_changes(

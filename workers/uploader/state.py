@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from danube_fast.broker.messages import HistoryReport
 from danube_fast.errors import DanubeError, Unavailable
 from danube_fast.history.manifest import Manifest, ManifestLog, Section
 from danube_fast.history.reader import HistoryReader
@@ -96,6 +98,12 @@ class UploaderState:
                 _log.warning("history: %s", text)
             else:
                 _log.info("history: uploading again")
+        if text != self.fault:
+            for process in self.boot.config.processes.serving:
+                with contextlib.suppress(
+                    DanubeError
+                ):  # its ring is full: it hears of the next change
+                    self.boot.mailbox.notify(process, HistoryReport(text))
         self.fault = text
 
     def history(self, partition_id: int, manifest: int) -> Task:

@@ -17,7 +17,7 @@ import sys
 
 from danube_fast.broker import messages as m
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
-from danube_fast.errors import DanubeError
+from danube_fast.errors import DanubeError, Internal
 from danube_fast.frame.crc import crc32c
 from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.probe import probe_store
@@ -29,6 +29,7 @@ from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.process.idle import IdleStrategy
 from danube_fast.workers.process.tasks import Ask, Do, Pause, Task, Tasks
 from danube_fast.workers.uploader.fetches import Fetches
+from danube_fast.workers.uploader.flushes import Flushes
 from danube_fast.workers.uploader.rounds import Rounds
 from danube_fast.workers.uploader.state import SCRATCH_NAME, UploaderState
 from danube_fast.workers.uploader.sweep import Sweep
@@ -58,6 +59,7 @@ class Uploader:
         self._rounds = Rounds(self.state)
         self._fetches = Fetches(self.state)
         self._sweep = Sweep(self.state)
+        self._flushes = Flushes(self.state, self._rounds)
         self._draw = random.Random()
 
     # ------------------------------------------------------------ life
@@ -65,8 +67,9 @@ class Uploader:
     def start(self) -> None:
         """Report READY, and begin."""
         self._idle = IdleStrategy([], lambda: False, self._boot.mailbox, self._boot.clock)
-        self._tasks.start(self._work())
-        self._tasks.start(self._sweep.run())
+        working = self._tasks.start(self._work())
+        self._rounds.wake = lambda: self._tasks.wake(working)
+        self._endless = [working, self._tasks.start(self._sweep.run())]
         self._boot.set_state(ProcessState.READY)
 
     def run(self) -> None:
@@ -77,10 +80,14 @@ class Uploader:
         self._boot.set_state(ProcessState.STOPPED)
 
     def do_work(self) -> int:
-        """Do one bounded turn; the number of things done."""
+        """Do one bounded turn; the number of things done. Raises Internal when it cannot go on."""
         now_ns = self._boot.clock.monotonic_ns()
         self._boot.heartbeat()
-        return self._boot.mailbox.do_work(now_ns) + self._tasks.do_work(now_ns)
+        done = self._boot.mailbox.do_work(now_ns) + self._tasks.do_work(now_ns)
+        for task in self._endless:
+            if task.is_over:
+                raise Internal(f"the uploader starts anew: {task.error}")
+        return done
 
     def sleep_ms(self) -> int:
         """How long to sleep, unless a process or a thread wakes the loop."""

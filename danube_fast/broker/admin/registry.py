@@ -60,8 +60,9 @@ class AdminContext(Protocol):
         worker: int,
         message: Message,
         on_reply: Callable[[Any, DanubeError | None], None],
+        timeout_ms: int = 5000,
     ) -> None:
-        """Call a worker (by process index) over its mailbox; `on_reply` comes once, later."""
+        """Call a worker or the uploader (by process index) over its mailbox; `on_reply` comes once, later."""
         ...
 
     def process_of(self, log_id: int) -> int:

@@ -39,6 +39,7 @@ class Uploads:
         self._uploader_epoch = 0
         state.policy_listeners.append(self._apply)
         mailbox = state.boot.mailbox
+        mailbox.serve(m.HistoryReport, self._hear)
         mailbox.serve(m.ListBacklogs, self._list)
         mailbox.serve(m.HistoryRuns, self._runs)
         mailbox.serve(m.SetUploaded, self._set)
@@ -74,6 +75,9 @@ class Uploads:
         if partition.is_changing:
             raise Unavailable(f"{partition.topic} is being changed just now; try again")
         return partition
+
+    def _hear(self, request: Request[m.HistoryReport]) -> None:
+        self._backlogs.fault = request.message.fault
 
     # ------------------------------------------------------------ backlogs
 

@@ -4,7 +4,8 @@
       x       x x                                  | x x x |     then the segment goes
 
 That is done if at most half of a segment is written for the one that goes. Otherwise the topic that needs
-it is refused, see trimming.py.
+it is refused, see trimming.py. While topics with history wait for their store, and are refused, as much as a
+segment is written: the others go on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Generator, Iterator
 
 import numpy as np
 
+from danube_fast.broker.admission.gate import Cause
 from danube_fast.broker.ledger.layout import State
 from danube_fast.broker.ledger.ledger import Rows
 from danube_fast.broker.partition import Partition
@@ -48,7 +50,7 @@ def free_oldest_segment(job: Rewrite, segments: Segments) -> Generator[bool, Non
     job.needed_from = start
     asking = _asking(job)
     needed: list[tuple[Partition, list[tuple[Run, Rows | None]]]] = []
-    room = (end - start) // 2
+    room = end - start if _waits_for_store(job) else (end - start) // 2
     for partition in job.state.catalog.of_log(job.slot):
         if not partition.reliable:
             continue
@@ -81,15 +83,20 @@ def _asking(job: Rewrite) -> set[tuple[object, int]]:
     found: set[tuple[object, int]] = set()
     for partition in job.state.catalog.of_log(job.slot):
         if partition.reliable:
-            if _keeps_all(partition):
+            if _keeps_all(job, partition):
                 found.add((partition, 0))
             found |= {(sub, sub.start_count) for sub in partition.subscriptions.values()}
     return found
 
 
-def _keeps_all(partition: Partition) -> bool:
+def _waits_for_store(job: Rewrite) -> bool:
+    return any(Cause.HISTORY in each.refusals for each in job.state.catalog.of_log(job.slot))
+
+
+def _keeps_all(job: Rewrite, partition: Partition) -> bool:
     policy = partition.policy
-    return policy.compaction or policy.retention_policy is RetentionPolicy.FOREVER
+    forever = policy.retention_policy is RetentionPolicy.FOREVER
+    return policy.compaction or forever or job.state.keeps_history(partition)
 
 
 def _runs_below(
@@ -101,7 +108,7 @@ def _runs_below(
     if not claims:
         return
     subs = [sub for sub in partition.subscriptions.values() if sub.tracks]
-    keeps_all = _keeps_all(partition)
+    keeps_all = _keeps_all(job, partition)
     places = partition.places_from(min(at for at, _ in claims))
     for place, following in zip(places, [*places[1:], partition.visible], strict=True):
         at: int | None = place

@@ -1,0 +1,86 @@
+"""Flushes that were asked for: upload all of some partitions up to now, and hold the objects for a reader outside."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from danube_fast.broker import messages as m
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS
+from danube_fast.errors import DanubeError, DeadlineExceeded, FailedPrecondition
+from danube_fast.history.holds import Hold, make_hold
+from danube_fast.workers.process.mailbox import Request
+from danube_fast.workers.process.tasks import Ask, Do, Pause, Task
+from danube_fast.workers.uploader.rounds import Rounds
+from danube_fast.workers.uploader.state import History, UploaderState
+
+__all__ = ["Flushes"]
+
+LOOK_NS = 20 * MILLISECOND_NS
+
+
+class Flushes:
+    """Answer flushes."""
+
+    def __init__(self, state: UploaderState, rounds: Rounds) -> None:
+        self._state, self._rounds = state, rounds
+        state.boot.mailbox.serve(m.FlushHistory, self._flush)
+
+    def _flush(self, request: Request[m.FlushHistory]) -> None:
+        self._state.tasks.start(self._answer(request))
+
+    def _answer(self, request: Request[m.FlushHistory]) -> Task:
+        try:
+            request.reply((yield from self._flushed(request.message)))
+        except DanubeError as error:
+            request.fail(error)
+
+    def _flushed(self, asked: m.FlushHistory) -> Task:
+        state = self._state
+        store = state.store
+        found = yield from self._backlogs(asked.partition_ids)
+        deadline_ns = state.clock.monotonic_ns() + asked.timeout_ms * MILLISECOND_NS
+        flushed: list[m.FlushedPartition] = []
+        keys: set[str] = set()
+        for backlog in found:
+            self._rounds.want(backlog.partition_id, backlog.end_offset)
+        for backlog in found:
+            history: History = yield from state.history(backlog.partition_id, backlog.manifest)
+            while history.manifest.end_offset < backlog.end_offset:
+                if state.clock.monotonic_ns() >= deadline_ns:
+                    raise DeadlineExceeded(
+                        f"{backlog.topic} was not uploaded within {asked.timeout_ms / 1000:g} s: "
+                        f"{state.fault or 'the store is slow'}; it goes on"
+                    )
+                yield Pause(LOOK_NS)
+                history = yield from state.history(backlog.partition_id, backlog.manifest)
+            manifest = history.manifest
+            keys |= {section.key for section in manifest.sections}
+            flushed.append(
+                m.FlushedPartition(
+                    backlog.partition_id, backlog.topic, manifest.first_offset,
+                    backlog.end_offset, manifest.number,
+                )
+            )  # fmt: skip
+        hold: Hold | None = None
+        if asked.hold_seconds:
+            wall_ns = state.clock.wall_ns()
+            hold = yield Do(partial(make_hold, store, sorted(keys), asked.hold_seconds, wall_ns))
+        return m.Flushed(
+            store.url, state.identity.hex(), flushed, hold.key if hold is not None else "",
+            hold.expires_ms * MILLISECOND_NS // SECOND_NS if hold is not None else 0,
+        )  # fmt: skip
+
+    def _backlogs(self, partition_ids: list[int]) -> Task:
+        """Ask the owners of partitions where they end. Raises FailedPrecondition if one has no history."""
+        state = self._state
+        found: dict[int, m.Backlog] = {}
+        for worker in state.boot.config.processes.workers:
+            backlogs = yield Ask(worker, m.ListBacklogs(state.epoch, state.fault))
+            found |= {backlog.partition_id: backlog for backlog in backlogs}
+        missing = [number for number in partition_ids if number not in found]
+        if missing:
+            raise FailedPrecondition(
+                "the topic has no history: its policy is not `forever` or `until_expired`, or it is just being "
+                "moved; set retention_policy, or try again"
+            )
+        return [found[number] for number in partition_ids]
