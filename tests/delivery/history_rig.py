@@ -1,0 +1,147 @@
+"""Brokers with history, numbered messages, and checks of what a store holds."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from danube_fast.clock import SystemClock
+from danube_fast.errors import (
+    ResourceExhausted,
+)
+from danube_fast.history.manifest import ManifestLog, Record
+from danube_fast.history.objects import verify_object
+from danube_fast.history.stores.local import LocalStore
+from danube_fast.testing.broker import Broker
+
+KIB, MIB = 1024, 1024 * 1024
+TOPIC = "/default/flights"
+NUMBER = struct.Struct("<Q")
+WAIT_SECONDS = 60.0
+LOG_BYTES_MAX = 24 * MIB
+SMALL: dict[str, Any] = {
+    "segment_bytes": MIB, "segment_start_bytes": 256 * KIB, "retention_seconds_min": 0,
+    "wal_bytes_max": LOG_BYTES_MAX, "history_flush_seconds": 1, "history_object_bytes": 4 * MIB,
+    "history_part_bytes": MIB,
+}  # fmt: skip
+
+
+def payloads(start: int, count: int, size: int = 1000) -> list[bytes]:
+    """Numbered messages."""
+    return [NUMBER.pack(number).ljust(size, b".") for number in range(start, start + count)]
+
+
+def publish(client: Any, start: int, count: int, topic: str = TOPIC) -> None:
+    """Publish numbered messages, and wait for their acks; begin anew where too much waits for the store."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    at, end = start, start + count
+    while at < end:
+        producer = client.producer(topic)
+        try:
+            while at < end:
+                some = min(500, end - at)
+                producer.send_many(payloads(at, some))
+                producer.flush(timeout=WAIT_SECONDS)
+                at += some
+        except ResourceExhausted as error:
+            if "wait for the object store" not in str(error):
+                raise
+            assert time.monotonic() < deadline, "the store did not catch up"
+            time.sleep(0.05)
+        finally:
+            with contextlib.suppress(ResourceExhausted):
+                producer.close()
+
+
+def read_all(
+    client: Any, start: int, end: int, topic: str = TOPIC, position: Any = "earliest"
+) -> None:
+    """Read by a reader, and expect each number from `start` to `end` once, in order."""
+    expected = start
+    with client.reader(topic, start=position) as reader:
+        while expected < end:
+            batch = reader.receive_batch(1000, timeout=WAIT_SECONDS)
+            assert len(batch), f"nothing came behind message {expected} of {end}"
+            for payload in batch.payloads():
+                assert NUMBER.unpack_from(payload)[0] == expected
+                expected += 1
+
+
+def keep_for_ever(client: Any, topic: str = TOPIC, **values: Any) -> None:
+    """Create a topic that stays."""
+    client.admin.create_topic(topic)
+    client.admin.set_topic_policy(topic, {"retention_policy": "forever", **values})
+
+
+def worker_of(client: Any) -> int:
+    """Number of the worker that has the topic."""
+    return int(client.admin.describe_topic(TOPIC)["placement"][0]["worker"])
+
+
+def first_offset(client: Any) -> int:
+    """First message that may be read."""
+    with client.reader(TOPIC) as reader:
+        return int(reader.receive_batch(1, timeout=WAIT_SECONDS).offsets[0])
+
+
+def manifests(store: Path) -> dict[int, ManifestLog]:
+    """All manifests of a store, by partition id."""
+    opened = LocalStore(store, SystemClock())
+    found = {}
+    for folder in sorted((store / "manifests").iterdir()):
+        first = min((path for path in folder.iterdir() if path.name.isdigit()), default=None)
+        if first is None:
+            continue  # all of them are deleted just now
+        record = Record.decode(first.read_bytes(), str(first))
+        log = ManifestLog(opened, record.identity, record.partition_id, 1 << 30)
+        log.load()
+        found[record.partition_id] = log
+    return found
+
+
+def verify(store: Path) -> int:
+    """Check every byte that the manifests name, and that no offset is in two places; messages in all."""
+    opened = LocalStore(store, SystemClock())
+    total = 0
+    for log in manifests(store).values():
+        at = 0
+        for section in log.manifest.sections:
+            assert section.base_offset >= at
+            at = section.end_offset
+            verify_object(opened, section.key, log._identity)
+            total += section.message_count
+        assert at <= log.manifest.end_offset
+    return total
+
+
+def uploaded(store: Path, messages: int) -> Callable[[], bool]:
+    """Whether the manifests name so many messages."""
+
+    def are() -> bool:
+        if not (store / "manifests").exists():
+            return False
+        logs = manifests(store).values()
+        return sum(s.message_count for log in logs for s in log.manifest.sections) >= messages
+
+    return are
+
+
+def nothing_waits(client: Any) -> bool:
+    """Whether the workers know that all is uploaded."""
+    return int(client.admin.cluster_status()["counters"]["history_lag_bytes"]) == 0
+
+
+def log_bytes(broker: Broker) -> int:
+    """Bytes of all segments."""
+    return sum(path.stat().st_size for path in broker.data_dir.rglob("*.seg*"))
+
+
+def uploader_pid(client: Any) -> int:
+    """Of the process that uploads; 0 while there is none."""
+    status = client.admin.cluster_status()
+    found = [each for each in status["processes"] if each["process"] == "uploader"]
+    return int(found[0]["pid"]) if found[0]["state"] == "ready" else 0
