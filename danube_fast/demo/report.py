@@ -8,11 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 from danube_fast.demo.check import Kill, Subscription
+from danube_fast.demo.history import History
 from danube_fast.demo.scenario import Outcome
 
 __all__ = ["print_outcome"]
 
 BYTES_PER_MB = 1e6
+WIDE = 110
+"""Columns of a terminal that has room for the names of airlines."""
 OK = "bold green"
 BAD = "bold red"
 
@@ -29,7 +32,9 @@ def print_outcome(console: Console, outcome: Outcome, airlines: dict[str, str]) 
     _line(console, f"published at {_pace(outcome)}")
     console.print(_subscriptions(outcome))
     _line(console, _kill_text(outcome.kill, outcome))
-    console.print(_carriers(outcome, airlines))
+    if outcome.history is not None:
+        _line(console, _history_text(outcome.history))
+    console.print(_carriers(outcome, airlines, is_wide=console.width >= WIDE))
     for problem in outcome.problems:
         _line(console, f"  {problem}", BAD)
     _line(console, _verdict(outcome), OK if outcome.ok else BAD)
@@ -112,23 +117,37 @@ def _kill_text(kill: Kill | None, outcome: Outcome) -> str:
     )
 
 
-def _carriers(outcome: Outcome, airlines: dict[str, str]) -> Table:
-    """Flights by carrier: the data set against what came."""
+def _history_text(history: History) -> str:
+    objects = "1 object" if history.objects == 1 else f"{history.objects} objects"
+    return (
+        f"Then all flights went into an object store: {objects}, {history.object_bytes / BYTES_PER_MB:.1f} MB; "
+        f"{history.trimmed_logs} logs gave {history.trimmed_bytes / BYTES_PER_MB:.1f} MB back.\n"
+        f"A reader from the first offset on got {history.read:,} flights in {history.seconds:.2f} s."
+    )
+
+
+def _carriers(outcome: Outcome, airlines: dict[str, str], *, is_wide: bool) -> Table:
+    """Flights by carrier: the data set against what came. `is_wide`: airlines have a column of their own."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("carrier")
-    table.add_column("airline")
-    for title in ("data set", *(each.name for each in outcome.subscriptions)):
-        table.add_column(title, justify="right")
-    table.add_column("")
-    seen = {carrier for each in outcome.subscriptions for carrier in each.carriers}
+    table.add_column("carrier", no_wrap=True)
+    if is_wide:
+        table.add_column("airline", no_wrap=True, overflow="ellipsis")
+    columns = {each.name: each.carriers for each in outcome.subscriptions}
+    if outcome.history is not None:
+        columns["history"] = outcome.history.carriers
+    for title in ("data set", *columns):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    seen = {carrier for carriers in columns.values() for carrier in carriers}
     wanted = outcome.carriers
     for carrier in sorted({*wanted, *seen}, key=lambda code: (-wanted.get(code, 0), code)):
         count = wanted.get(carrier, 0)
-        got = [each.carriers.get(carrier, 0) for each in outcome.subscriptions]
+        got = [carriers.get(carrier, 0) for carriers in columns.values()]
         is_equal = all(n == count for n in got)
         mark = Text("equal", style=OK) if is_equal else Text("DIFFERS", style=BAD)
         cells = [f"{n:,}" for n in (count, *got)]
-        table.add_row(carrier, airlines.get(carrier, ""), *cells, mark)
+        name = [airlines.get(carrier, "")] if is_wide else []
+        table.add_row(carrier, *name, *cells, mark)
     return table
 
 
@@ -137,5 +156,5 @@ def _verdict(outcome: Outcome) -> str:
         return f"FAILED after {outcome.seconds:.1f} s: see the lines above"
     return (
         f"COMPLETE AND CORRECT in {outcome.seconds:.1f} s: every flight reached every subscription, none "
-        "was lost, none is twice in the log"
+        "was lost, none is twice in the log, and all came back from history"
     )

@@ -2,7 +2,8 @@
 
 serve --> ready --> topic --> producers and consumers connected --> go
   stream ... a third consumed: SIGKILL to the busier worker ... stream
-  every subscription has every offset (or nothing moves any more) --> stop --> judge --> clean up
+  every subscription has every offset (or nothing moves any more) --> stop --> all into the object store,
+  logs trimmed, read back --> judge --> clean up
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from danube_fast.clock import SystemClock
 from danube_fast.demo import dataset
 from danube_fast.demo.check import Catalogue, Kill, Subscription, judge, problems_of
 from danube_fast.demo.crew import Crew
+from danube_fast.demo.history import History, history_problems, read_back
 from danube_fast.demo.progress import View
 from danube_fast.demo.records import read_records
 from danube_fast.demo.stage import PARTITIONS, PRODUCERS, SUBSCRIPTIONS, TOPIC, WORKERS, Stage
@@ -68,6 +70,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     carriers: dict[str, int]
     """Flights by carrier in the data set."""
     seconds: float
+    history: History | None = None
+    """All flights, read back from the object store."""
 
 
 class _Demo:
@@ -95,12 +99,15 @@ class _Demo:
             stage.stop_members()
             unacked = self._unacked(client)
             restarts = self._restarts(client)
+            history = read_back(client, stage, catalogue)
         self._view.say("checking every message against the data set")
         subscriptions = self._judge(catalogue, unacked)
         problems = [text for each in subscriptions for text in problems_of(catalogue, each)]
         problems += self._broker_problems(restarts)
+        problems += history_problems(catalogue, history)
         payload_bytes = sum(map(len, flights.rows))
-        return self._outcome(catalogue, payload_bytes, subscriptions, problems, restarts)
+        outcome = self._outcome(catalogue, payload_bytes, subscriptions, problems, restarts)
+        return msgspec.structs.replace(outcome, history=history)
 
     # ------------------------------------------------------------ acts
 
@@ -109,6 +116,7 @@ class _Demo:
         client.admin.create_topic(
             TOPIC, dispatch=DISPATCH, durability=DURABILITY, partitions=PARTITIONS
         )
+        client.admin.set_topic_policy(TOPIC, {"retention_policy": "forever"})
         placement = client.admin.describe_topic(TOPIC)["placement"]
         for number, place in enumerate(placement):
             self._partitions_of_worker.setdefault(int(place["worker"]), []).append(number)

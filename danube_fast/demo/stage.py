@@ -46,8 +46,10 @@ SUBSCRIPTIONS: tuple[tuple[str, SubscriptionType, tuple[Transport, ...]], ...] =
     ("gates", "key_shared", ("zmq", "shm")),
 )
 """Name, type, and for each consumer how it reaches the broker."""
+SEGMENT_START_BYTES = 512 * 1024
 SEGMENT_BYTES = 32 * 1024 * 1024
-"""A broker keeps spare segments; the default of 128 MiB would be a lot for a temporary folder."""
+"""A broker keeps spare segments; the default of 128 MiB would be a lot for a temporary folder. A small first one is
+given back soon."""
 
 BROKER_TIMEOUT_SECONDS = 240.0
 """The first start on a machine compiles the kernels, about a minute on a fast one."""
@@ -110,6 +112,16 @@ class Stage:
         """By name of the member."""
         self._connected: set[str] = set()
         self._is_ending = False
+
+    @property
+    def store(self) -> Path:
+        """Folder of the object store."""
+        return self.folder / "store"
+
+    @property
+    def store_url(self) -> str:
+        """URL of the object store."""
+        return f"file://{self.store}"
 
     # ------------------------------------------------------------ listening
 
@@ -188,8 +200,9 @@ class Stage:
             "broker",
             "danube_fast.cli.main",
             *("serve", "--workers", str(WORKERS), "--listen", "127.0.0.1:0", "--output", "json"),
-            *("--data-dir", str(self.folder / "data")),
+            *("--data-dir", str(self.folder / "data"), "--store", self.store_url),
             DANUBE_SEGMENT_BYTES=str(SEGMENT_BYTES),
+            DANUBE_SEGMENT_START_BYTES=str(SEGMENT_START_BYTES),
         )
 
     def wait_for_broker(self) -> None:

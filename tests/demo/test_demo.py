@@ -128,6 +128,10 @@ def test_a_slice_with_the_kill(start: Start) -> None:
         assert MESSAGES / 3 <= each["published_before_kill"] < MESSAGES, "not in the middle"
         assert 0.05 < each["silence_seconds"] < 60
         assert 0 < each["latency"]["p50_ms"] <= each["latency"]["p99_ms"]
+    history = outcome["history"]
+    assert history["read"] == history["distinct"] == MESSAGES
+    assert history["carriers"] == outcome["carriers"]
+    assert history["trimmed_logs"] == 2 and history["objects"] >= 1
     shares = {x["type"]: x["received_by_consumer"] for x in outcome["subscriptions"]}
     assert all(shares["shared"]) and all(shares["key_shared"])
     assert demo.said("killed worker") and demo.said("was killed by SIGKILL")

@@ -53,9 +53,9 @@ OUTCOME = Outcome(
 )
 
 
-def printed(outcome: Outcome) -> str:
+def printed(outcome: Outcome, width: int = 120) -> str:
     stream = io.StringIO()
-    print_outcome(Console(file=stream, width=80), outcome, {"UA": "United"})
+    print_outcome(Console(file=stream, width=width), outcome, {"UA": "United"})
     return stream.getvalue()
 
 
