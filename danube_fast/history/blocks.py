@@ -208,6 +208,14 @@ class BlockTable:
         self._state[BlockWord.POSITION] = position
         self._rows = np.zeros(_ROWS_MIN, dtype=BLOCK_DTYPE)
 
+    @classmethod
+    def behind(cls, rows: Blocks, position: int) -> BlockTable:
+        """Go on behind rows that were made before: the next frame begins a block, at `position`."""
+        table = cls(position)
+        table._rows = np.concatenate([rows, table._rows])
+        table._state[BlockWord.ROW_COUNT] = len(rows)
+        return table
+
     @property
     def position(self) -> int:
         """Where the next frame will stand in the object, bytes."""

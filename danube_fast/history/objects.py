@@ -1,6 +1,7 @@
 """Objects of history: made part by part as frames come, and read by ranges.
 
 ObjectWriter     frames of one partition after the other -> parts, sections, table of blocks
+WriterState      how far a writer is: another one goes on from it, once it has the frames that were not sent
 read_blocks      the blocks of a section, by one ranged read
 verify_object    every byte of an object
 """
@@ -8,9 +9,12 @@ verify_object    every byte of an object
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from danube_fast.errors import DataLoss, NotFound
+import msgspec
+import numpy as np
+
+from danube_fast.errors import DataLoss, Internal, NotFound
 from danube_fast.frame.crc import crc32c
 from danube_fast.history.blocks import BlockTable
 from danube_fast.history.layout import (
@@ -26,7 +30,15 @@ from danube_fast.history.layout import (
 from danube_fast.history.manifest import Section
 from danube_fast.history.stores.store import ObjectStore
 
-__all__ = ["ObjectWriter", "OutgoingPart", "read_blocks", "section_of", "verify_object"]
+__all__ = [
+    "Frames",
+    "ObjectWriter",
+    "OutgoingPart",
+    "WriterState",
+    "read_blocks",
+    "section_of",
+    "verify_object",
+]
 
 
 class OutgoingPart(NamedTuple):
@@ -37,6 +49,56 @@ class OutgoingPart(NamedTuple):
     offset: int
     """Where they stand in the object."""
     data: memoryview
+
+
+class Frames(NamedTuple):
+    """Whole frames of a partition, back to back."""
+
+    partition_id: int
+    base_offset: int
+    byte_count: int
+
+
+class WriterState(msgspec.Struct, frozen=True, array_like=True):
+    """How far a writer was when its last part was complete, while frames of a partition were being added.
+
+        | part 1 | part 2 | buffer |
+        | block | block | block |         `frames_again`: from the block on that the buffer begins in
+
+    The crcs of the blocks tell whether the frames that are added again are the very same.
+    """
+
+    part_count: int
+    sent: int
+    """Bytes of these parts."""
+    rows: bytes
+    """The table of blocks."""
+    ended: list[tuple[int, int]]
+    first_row: int
+    """Of the partition whose frames were being added."""
+
+    def table(self) -> Blocks:
+        """Read the table of blocks. Raises ValueError if it cannot be one."""
+        return np.frombuffer(self.rows, BLOCK_DTYPE)
+
+    def again_row(self) -> int:
+        """The first block that is read again: the one that the last part ends in, or the last one, which may take
+        more frames."""
+        rows = self.table()
+        ends = rows["position"] + rows["byte_count"]
+        return min(int(np.searchsorted(ends, self.sent, side="right")), len(rows) - 1)
+
+    def frames_again(self) -> list[Frames]:
+        """Name the frames that another writer needs to go on, in their order."""
+        found: list[Frames] = []
+        for row in self.table()[self.again_row() :]:
+            partition_id, byte_count = int(row["partition_id"]), int(row["byte_count"])
+            if found and found[-1].partition_id == partition_id:
+                byte_count += found.pop().byte_count
+            else:
+                base_offset = int(row["base_offset"])
+            found.append(Frames(partition_id, base_offset, byte_count))
+        return found
 
 
 class ObjectWriter:
@@ -65,6 +127,38 @@ class ObjectWriter:
         self._ended: list[tuple[int, int]] = []
         """Partitions whose frames are all there: the first row of each, and the one behind its last."""
         self._put(header.encode())
+
+    @classmethod
+    def resume(
+        cls, header: ObjectHeader, part_bytes: int, state: WriterState, frames: Any
+    ) -> ObjectWriter:
+        """Go on where another writer of the object was. `frames`: the bytes of `state.frames_again()`.
+
+        Raises DataLoss if they are not the bytes that it had.
+        """
+        writer, rows, first = cls(header, part_bytes), state.table(), state.again_row()
+        position = int(rows["position"][first])
+        where = f"what is read again for {writer.key}"
+        view, at = memoryview(frames), 0
+        writer._table = table = BlockTable.behind(rows[:first], position)
+        for some in state.frames_again():
+            table.begin(some.partition_id, some.base_offset)
+            table.add(view[at : at + some.byte_count], where)
+            at += some.byte_count
+        if at != len(view) or table.rows.tobytes() != state.rows:
+            raise DataLoss(f"{where} is not what was there before")
+        writer._fill = 0
+        writer._put(view[state.sent - position :])
+        writer._sent, writer._number = state.sent, state.part_count
+        writer._ended, writer._first_row = list(state.ended), state.first_row
+        return writer
+
+    def state(self) -> WriterState:
+        """How far it is. Only while frames of a partition are added, and once a part is complete."""
+        if self._first_row is None or not self._number:
+            raise Internal(f"{self.key} has no state yet that another writer could go on from")
+        rows = self._table.rows.tobytes()
+        return WriterState(self._number, self._sent, rows, list(self._ended), self._first_row)
 
     @property
     def size(self) -> int:
@@ -101,11 +195,13 @@ class ObjectWriter:
         self._fill += byte_count
         return self._complete()
 
-    def end(self) -> None:
-        """End the frames of the partition; one without any is not in the object."""
-        if self._first_row is not None and len(self._table.rows) > self._first_row:
-            self._ended.append((self._first_row, len(self._table.rows)))
-        self._first_row = None
+    def end(self) -> bool:
+        """End the frames of the partition; whether there are any: else it is not in the object."""
+        first, self._first_row = self._first_row, None
+        if first is None or len(self._table.rows) <= first:
+            return False
+        self._ended.append((first, len(self._table.rows)))
+        return True
 
     def finish(self) -> tuple[list[OutgoingPart], list[Section]]:
         """End the object: its last parts, and what it holds of each partition."""
@@ -124,7 +220,7 @@ class ObjectWriter:
         ]
         return parts, sections
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, data: bytes | memoryview) -> None:
         self.space(len(data))[:] = data
         self._fill += len(data)
 

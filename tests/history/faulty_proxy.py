@@ -63,6 +63,9 @@ class FaultyProxy:
                     self.send_response_only(100)
                     self.end_headers()
                 body = self.rfile.read(size)
+                if len(body) < size:  # the client was killed
+                    self.close_connection = True
+                    return
                 proxy.serve(self, host, int(port), body)
 
             do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Sequence
 
 from danube_fast.broker.messages import FileRange
 from danube_fast.descriptors import open_file
 from danube_fast.errors import Unavailable
-from danube_fast.frame.layout import HEADER_BYTES
-from danube_fast.frame.view import PLACE_FIELDS
+from danube_fast.frame.layout import At
 from danube_fast.history.objects import ObjectWriter, OutgoingPart
 
-__all__ = ["add_ranges"]
+__all__ = ["add_ranges", "read_frames"]
+
+_HEAD = struct.Struct(
+    f"<{At.FRAME_BYTES}xI{At.BASE_OFFSET - At.FRAME_BYTES - 4}xQ{At.OFFSET_SPAN - At.BASE_OFFSET - 8}xI"
+)  # frame_bytes, base_offset, offset_span
 
 
 def add_ranges(
     writer: ObjectWriter, ranges: Sequence[FileRange], offset: int
 ) -> list[OutgoingPart]:
-    """Read ranges of a log's files into an object, without frames that end before `offset`; the parts that are
+    """Read ranges of a log's files into an object, but no frame that ends at `offset` or before; the parts that are
     complete with them.
 
     Raises Unavailable if something else stands there: a file that was given back is used again. Raises DataLoss if
@@ -26,38 +30,57 @@ def add_ranges(
     """
     parts: list[OutgoingPart] = []
     for found in ranges:
-        where = f"{found.path}, {found.position} bytes on"
         space = writer.space(found.byte_count)
-        try:
-            fd = open_file(found.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                got = _read(fd, space, found.position)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise Unavailable(f"{where}: {error.strerror}") from None
-        if got != found.byte_count:
-            raise Unavailable(f"{where}: the file ends before")
+        where = _read_range(space, found)
         skipped = _bytes_before(space, offset)
         if skipped:
-            space[:-skipped] = bytes(space[skipped:])
-        if skipped < found.byte_count:
-            parts += writer.add(found.byte_count - skipped, where)
-        if skipped < found.byte_count and writer.end_offset != found.end_offset:
+            space[: len(space) - skipped] = bytes(space[skipped:])
+        parts += writer.add(found.byte_count - skipped, where)
+        if writer.end_offset != found.end_offset:
             raise Unavailable(f"{where}: other messages stand there")
     return parts
 
 
-def _bytes_before(frames: memoryview, offset: int) -> int:
-    """Bytes of the first frames, which end before an offset: frames that were written again may stand beside others
-    than before."""
-    at = 0
-    while at + HEADER_BYTES <= len(frames):
-        _, size, _, _, base, span = PLACE_FIELDS.unpack_from(frames, at)
-        if base + span > offset or size < HEADER_BYTES:
+def read_frames(ranges: Sequence[FileRange], offset: int, byte_count: int) -> bytes:
+    """Read `byte_count` bytes of frames, or as many as there are, from the first one on that ends behind `offset`.
+
+    They are not checked. Raises Unavailable if a file was given back.
+    """
+    frames = bytearray()
+    for found in ranges:
+        if len(frames) >= byte_count:
             break
-        at += size
+        space = memoryview(bytearray(found.byte_count))
+        _read_range(space, found)
+        frames += space[_bytes_before(space, offset) :]
+    return bytes(frames[:byte_count])
+
+
+def _bytes_before(frames: memoryview, offset: int) -> int:
+    """Count the bytes of the frames at the beginning that end at an offset or before: a run is read from its start."""
+    at = 0
+    while at + _HEAD.size <= len(frames):
+        frame_bytes, base_offset, span = _HEAD.unpack_from(frames, at)
+        if base_offset + span > offset or not frame_bytes:
+            break
+        at += frame_bytes
     return min(at, len(frames))
+
+
+def _read_range(space: memoryview, found: FileRange) -> str:
+    """Fill `space` with a range; how it is called in errors. Raises Unavailable if it is not there any more."""
+    where = f"{found.path}, {found.position} bytes on"
+    try:
+        fd = open_file(found.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            got = _read(fd, space, found.position)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise Unavailable(f"{where}: {error.strerror}") from None
+    if got != found.byte_count:
+        raise Unavailable(f"{where}: the file ends before")
+    return where
 
 
 def _read(fd: int, space: memoryview, position: int) -> int:

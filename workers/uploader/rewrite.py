@@ -9,6 +9,7 @@ from danube_fast.history.layout import ObjectHeader
 from danube_fast.history.manifest import Section
 from danube_fast.history.objects import ObjectWriter, read_blocks
 from danube_fast.workers.process.tasks import Do, Task
+from danube_fast.workers.uploader.checkpoint import Checkpoint, Progress
 from danube_fast.workers.uploader.sender import Sender
 from danube_fast.workers.uploader.state import History, UploaderState
 
@@ -29,7 +30,8 @@ def rewrite_object(
     header = ObjectHeader(state.identity, state.epoch, state.next_number(), state.clock.wall_ns())
     part_bytes = max(store.part_bytes_min, state.settings.history_part_bytes)
     writer = ObjectWriter(header, part_bytes)
-    sender = Sender(store, writer.key)
+    checkpoint = Checkpoint(url=store.url, header=header, key=writer.key, part_bytes=part_bytes)
+    sender = Sender(store, writer.key, Progress(None, checkpoint))
     state.writing.add(writer.key)
     histories: list[History] = []
     try:
@@ -39,7 +41,7 @@ def rewrite_object(
                 yield from _copy(state, writer, sender, partition_id, section)
                 histories.append(history)
         parts, sections = writer.finish()
-        yield from sender.finish(parts)
+        yield from sender.finish(parts, sections, [])
         for history, section in zip(histories, sections, strict=True):
             yield Do(partial(_replace, history, key, section))
         named[writer.key] = partition_ids

@@ -3,13 +3,13 @@
     backlogs --> due --> object, frames of one partition after the other --> a record for each manifest
              --> SetUploaded to each owner: its log may be trimmed
 
-A round that is cut short leaves an object that no manifest names, or a manifest that its owner does not know:
-the next round tells the owner.
+A round that is cut short leaves a checkpoint, which the next one goes on from, or a manifest that its owner does
+not know: the next round tells the owner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,9 @@ from danube_fast.history.manifest import Manifest, Section
 from danube_fast.history.objects import ObjectWriter, OutgoingPart
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.process.tasks import Ask, Do, Fork, Join, Pause, Task
+from danube_fast.workers.uploader.checkpoint import Checkpoint, Checkpoints, Inside, Progress
 from danube_fast.workers.uploader.log_files import add_ranges
+from danube_fast.workers.uploader.resumption import VOID, Made, Outgoing, Resumption
 from danube_fast.workers.uploader.retention import first_kept, keys_below
 from danube_fast.workers.uploader.sender import Sender
 from danube_fast.workers.uploader.state import History, UploaderState
@@ -56,10 +58,9 @@ class _Taken(NamedTuple):
 class Rounds:
     """Upload what is due, again and again."""
 
-    def __init__(self, state: UploaderState) -> None:
-        self._state = state
-        self._key = ""
-        """Of the object that is being made."""
+    def __init__(self, state: UploaderState, checkpoints: Checkpoints) -> None:
+        self._state, self._checkpoints = state, checkpoints
+        self._resumption = Resumption(state, checkpoints)
         self._wanted: dict[int, int] = {}
         """By partition id: up to where it is to be uploaded at once."""
         self.wake: Callable[[], None] = lambda: None
@@ -79,16 +80,40 @@ class Rounds:
         owned: list[_Owned] = yield from self._backlogs()
         ahead = yield from self._tell_what_is_known(owned)
         ahead |= yield from self._give_up_old(owned)
-        due = [] if ahead else self._due(owned)
-        if not due:
-            return ahead
-        taken: list[_Taken] = []
+        if ahead:
+            return True
+        by_id = {each.backlog.partition_id: each for each in owned}
+        found: Outgoing | Made | None = yield from self._resumption.resume(by_id)
+        due = self._due(owned)
+        if self._resumption.is_waiting or not (found or due):
+            return False
+        outgoing = found or self._new_object()
+        key = outgoing.progress.key
+        self._state.writing.add(key)
         try:
-            sections: list[Section] = yield from self._make_object(due, taken)
-            yield from self._commit_all(taken, sections)
+            yield from self._upload(outgoing, due, by_id)
         finally:
-            self._state.writing.discard(self._key)
+            if not outgoing.progress.is_kept:
+                self._state.writing.discard(key)
         return True
+
+    def _upload(
+        self, outgoing: Outgoing | Made, due: Sequence[_Owned], by_id: Mapping[int, _Owned]
+    ) -> Task:
+        """Make an object, and name it in the manifests. Raises DanubeError."""
+        taken = [
+            _Taken(
+                by_id[each.partition_id], outgoing.histories[each.partition_id], each.until, True
+            )
+            for each in outgoing.inside
+        ]
+        if isinstance(outgoing, Made):
+            sections = outgoing.sections
+        else:
+            sections = yield from self._make_object(outgoing, due, taken)
+        yield from self._commit_all(taken, sections)
+        if outgoing.progress.is_kept:
+            yield from outgoing.progress.drop()
 
     # ------------------------------------------------------------ what is due
 
@@ -124,12 +149,8 @@ class Rounds:
         for worker, backlog in owned:
             history = self._state.known(backlog.partition_id)
             expires = backlog.retention_seconds or backlog.retention_bytes
-            if (
-                history is None
-                and expires
-                and backlog.uploaded_until
-                and not self._is_aside(backlog)
-            ):
+            is_unknown = history is None and expires and backlog.uploaded_until
+            if is_unknown and not self._is_aside(backlog):
                 history = yield from self._load(backlog)
             if history is None:
                 continue
@@ -190,70 +211,103 @@ class Rounds:
 
     # ------------------------------------------------------------ one object
 
-    def _make_object(self, due: Sequence[_Owned], taken: list[_Taken]) -> Task:
-        """Send one object with frames of the partitions that are due; its sections, by partition."""
+    def _new_object(self) -> Outgoing:
         state = self._state
-        settings, store = state.settings, state.store
         header = ObjectHeader(
             state.identity, state.epoch, state.next_number(), state.clock.wall_ns()
         )
-        part_bytes = max(store.part_bytes_min, settings.history_part_bytes)
+        part_bytes = max(state.store.part_bytes_min, state.settings.history_part_bytes)
         writer = ObjectWriter(header, part_bytes)
-        sender = Sender(store, writer.key)
-        self._key = writer.key
-        state.writing.add(writer.key)
+        checkpoint = Checkpoint(
+            url=state.store.url, header=header, key=writer.key, part_bytes=part_bytes
+        )
+        progress = Progress(self._checkpoints, checkpoint)
+        sender = Sender(state.store, writer.key, progress)
+        return Outgoing(writer, sender, progress, [], {})
+
+    def _make_object(self, outgoing: Outgoing, due: Sequence[_Owned], taken: list[_Taken]) -> Task:
+        """Send one object with frames of the partitions that are due; its sections, by partition."""
+        state, (writer, sender) = self._state, outgoing[:2]
         try:
-            for owned in due:
-                if writer.size >= settings.history_object_bytes:
-                    break
-                history = yield from self._load(owned.backlog)
-                if history is not None:
-                    yield from self._add_partition(writer, sender, owned, history, taken)
+            yield from self._fill(outgoing, due, taken)
             parts, sections = writer.finish()
             if sections:
                 for part in parts[:-1]:
                     yield from self._send(sender, part)
-                yield from sender.finish(parts[-1:])
+                yield from sender.finish(parts[-1:], sections, outgoing.inside)
                 state.boot.counters.add(Counter.HISTORY_OBJECTS, 1)
                 state.boot.counters.add(Counter.HISTORY_BYTES, writer.size)
-        except DanubeError:
-            yield from sender.abort()
+        except DanubeError as error:
+            if outgoing.progress.is_kept and not isinstance(error, VOID):
+                yield from sender.settle()  # the next round goes on
+            else:
+                yield from sender.abort()
             raise
         return sections
 
-    def _add_partition(
+    def _fill(self, outgoing: Outgoing, due: Sequence[_Owned], taken: list[_Taken]) -> Task:
+        """Add the rest of the partition that an object ends with, then the other ones that are due."""
+        known = {each.partition_id for each in outgoing.inside}
+        if taken:
+            last = taken.pop()
+            start = outgoing.inside.pop().start
+            yield from self._add_frames(
+                outgoing, last.owned, last.history, start, last.until, taken
+            )
+        for owned in due:
+            if outgoing.writer.size >= self._state.settings.history_object_bytes:
+                break
+            if owned.backlog.partition_id in known:
+                continue
+            history = yield from self._load(owned.backlog)
+            if history is not None:
+                at = max(history.manifest.end_offset, owned.backlog.first_offset)
+                # a frame may begin before the first message that may be read
+                outgoing.writer.begin(owned.backlog.partition_id, history.manifest.end_offset)
+                yield from self._add_frames(outgoing, owned, history, at, at, taken)
+
+    def _add_frames(
         self,
-        writer: ObjectWriter,
-        sender: Sender,
+        outgoing: Outgoing,
         owned: _Owned,
         history: History,
+        start: int,
+        at: int,
         taken: list[_Taken],
     ) -> Task:
+        """Add frames of a partition from the offset `at` on; those from `start` to there are in the object."""
         backlog, object_bytes = owned.backlog, self._state.settings.history_object_bytes
-        manifest = history.manifest
-        at = max(manifest.end_offset, backlog.first_offset)
-        writer.begin(backlog.partition_id, manifest.end_offset)
-        before = writer.size
+        writer, sender, progress, before, _ = outgoing
         while writer.size < object_bytes:
             asked = m.HistoryRuns(self._state.epoch, backlog.partition_id, at, READ_BYTES)
             try:
                 runs: m.Runs = yield Ask(owned.worker, asked)
             except (NotOwner, FailedPrecondition, Unavailable):
                 break  # it moves, or its worker is away: what was taken counts
-            if runs.ranges:
-                try:
-                    parts = yield Do(partial(add_ranges, writer, runs.ranges, at))
-                except DataLoss as error:
-                    self._put_aside(backlog, error)
-                    raise
-                for part in parts:
-                    yield from self._send(sender, part)
+            parts = yield from self._read(backlog, writer, runs, at)
+            inside = Inside(backlog.partition_id, backlog.incarnation, start, runs.end_offset)
+            if parts:
+                progress.hold(writer.state(), [*before, inside])
+            for part in parts:
+                yield from self._send(sender, part)
             if runs.end_offset <= at:
                 break
             at = runs.end_offset
-        writer.end()
-        if at > manifest.end_offset or at > backlog.uploaded_until:
-            taken.append(_Taken(owned, history, at, has_frames=writer.size > before))
+        if writer.end():
+            before.append(Inside(backlog.partition_id, backlog.incarnation, start, at))
+            taken.append(_Taken(owned, history, at, has_frames=True))
+        elif at > history.manifest.end_offset or at > backlog.uploaded_until:
+            taken.append(_Taken(owned, history, at, has_frames=False))
+
+    def _read(self, backlog: m.Backlog, writer: ObjectWriter, runs: m.Runs, at: int) -> Task:
+        """Add ranges of the log; a partition whose frames are damaged is put aside."""
+        if not runs.ranges:
+            return []
+        try:
+            return (yield Do(partial(add_ranges, writer, runs.ranges, at)))
+        except DataLoss as error:
+            self._put_aside(backlog, error)
+            raise
 
     def _send(self, sender: Sender, part: OutgoingPart) -> Task:
         """Send a part, not before the throttle allows."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from functools import partial
 
 from danube_fast.errors import AlreadyExists, DanubeError, NotFound
+from danube_fast.history.manifest import Section
 from danube_fast.history.objects import OutgoingPart
 from danube_fast.history.stores.store import ObjectStore, Part, Upload
 from danube_fast.workers.process.tasks import Do, Fork, Join, Running, Task
+from danube_fast.workers.uploader.checkpoint import Inside, Progress
 
-__all__ = ["Sender"]
+__all__ = ["Sender", "complete"]
 
 IN_FLIGHT_MAX = 4
 """Parts that are sent at the same time."""
@@ -22,64 +26,86 @@ class Sender:
     answer was lost.
     """
 
-    def __init__(self, store: ObjectStore, key: str) -> None:
+    def __init__(
+        self, store: ObjectStore, key: str, progress: Progress, upload: Upload | None = None
+    ) -> None:
+        """`upload`: the one to go on with."""
         self._store, self._key = store, key
-        self._upload: Upload | None = None
+        self._progress = progress
+        self._upload = upload
         self._running: list[Running] = []
-        self._parts: list[Part] = []
 
     def send(self, part: OutgoingPart) -> Task:
         """Begin to send a part; wait while many are on their way. Raises what the store raises."""
         if self._upload is None:
             self._upload = yield Do(lambda: self._store.begin(self._key))
+            self._progress.begin(self._upload)
         if len(self._running) >= IN_FLIGHT_MAX:
-            yield from self._join()
+            yield Join(self._running.pop(0))
         self._running.append((yield Fork(self._put(self._upload, part))))
 
-    def finish(self, parts: list[OutgoingPart]) -> Task:
+    def finish(
+        self,
+        parts: Sequence[OutgoingPart],
+        sections: Sequence[Section],
+        inside: Sequence[Inside],
+    ) -> Task:
         """Send the last parts, and make the object. Raises what the store raises."""
         size = parts[-1].offset + len(parts[-1].data)
-        if self._upload is None and len(parts) == 1:
-            yield Do(lambda: self._create(parts[0]))
+        upload = self._upload
+        if upload is None and len(parts) == 1:
+            yield from self._progress.seal(sections, inside, size)
+            yield Do(partial(self._create, parts[0]))
             return
         for part in parts:
             yield from self.send(part)
         while self._running:
-            yield from self._join()
-        yield Do(lambda: self._complete(size))
+            yield Join(self._running.pop(0))
+        yield from self._progress.seal(sections, inside, size)
+        if self._upload is not None:
+            yield Do(partial(complete, self._store, self._upload, self._progress.parts, size))
 
-    def abort(self) -> Task:
-        """Drop what was sent."""
+    def settle(self) -> Task:
+        """Wait for the parts that are on their way, however they end."""
         for running in self._running:
             with contextlib.suppress(DanubeError):
                 yield Join(running)
+        self._running.clear()
+
+    def abort(self) -> Task:
+        """Drop what was sent."""
+        yield from self.settle()
         upload = self._upload
         if upload is not None:
             with contextlib.suppress(DanubeError):
                 yield Do(lambda: self._store.abort(upload))
-
-    def _join(self) -> Task:
-        self._parts.append((yield Join(self._running.pop(0))))
+        if self._progress.is_kept:
+            yield from self._progress.drop()
 
     def _put(self, upload: Upload, part: OutgoingPart) -> Task:
-        return (yield Do(lambda: self._store.put_part(upload, part.number, part.offset, part.data)))
+        sent = yield Do(lambda: self._store.put_part(upload, part.number, part.offset, part.data))
+        yield from self._progress.note_sent(sent)
 
     def _create(self, part: OutgoingPart) -> None:
         try:
             self._store.create(self._key, part.data)
         except AlreadyExists:
-            if not self._is_there(len(part.data)):
+            if not _is_there(self._store, self._key, len(part.data)):
                 raise
 
-    def _complete(self, size: int) -> None:
-        if self._upload is None:
-            return
-        try:
-            self._store.complete(self._upload, self._parts)
-        except (AlreadyExists, NotFound):
-            if not self._is_there(size):
-                raise
 
-    def _is_there(self, size: int) -> bool:
-        info = self._store.head(self._key)
-        return info is not None and info.size == size
+def complete(store: ObjectStore, upload: Upload, parts: Sequence[Part], size: int) -> None:
+    """Make the object of its parts, unless it was made by a try whose answer was lost. Runs in a thread. Raises
+    what the store raises; NotFound, too, if it was to be created at once, and was not."""
+    try:
+        if not upload.upload_id:
+            raise NotFound(f"{store.url}: {upload.key} was not created")
+        store.complete(upload, parts)
+    except (AlreadyExists, NotFound):
+        if not _is_there(store, upload.key, size):
+            raise
+
+
+def _is_there(store: ObjectStore, key: str, size: int) -> bool:
+    info = store.head(key)
+    return info is not None and info.size == size

@@ -28,6 +28,8 @@ from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.process.idle import IdleStrategy
 from danube_fast.workers.process.tasks import Ask, Do, Pause, Task, Tasks
+from danube_fast.workers.uploader.abandoned import sweep
+from danube_fast.workers.uploader.checkpoint import Checkpoints
 from danube_fast.workers.uploader.fetches import Fetches
 from danube_fast.workers.uploader.flushes import Flushes
 from danube_fast.workers.uploader.rounds import Rounds
@@ -56,7 +58,8 @@ class Uploader:
         start_work = self._environment.background.make_fetch(mailbox.fileno())
         self._tasks = Tasks(mailbox, start_work, booted.clock)
         self.state = UploaderState(booted, self._tasks)
-        self._rounds = Rounds(self.state)
+        self._checkpoints = Checkpoints(self.state.data_dir)
+        self._rounds = Rounds(self.state, self._checkpoints)
         self._fetches = Fetches(self.state)
         self._sweep = Sweep(self.state)
         self._flushes = Flushes(self.state, self._rounds)
@@ -121,7 +124,9 @@ class Uploader:
         store: ObjectStore = yield Do(self._open)
         for worker in self._boot.config.processes.workers:
             yield Ask(worker, m.ListBacklogs(given.epoch))
+        yield Do(self._checkpoints.load)
         self.state.begin(given.identity, given.epoch, store)
+        self._tasks.start(sweep(self.state, self._checkpoints))
 
     def _open(self) -> ObjectStore:
         url = self._boot.settings.store

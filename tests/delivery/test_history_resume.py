@@ -1,0 +1,243 @@
+"""Uploads in parts of uploaders that are killed: they go on behind their checkpoint, on real processes and real S3."""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from danube_fast.testing.broker import Broker
+from tests.delivery.s3_rig import (
+    MIB,
+    PART_BYTES,
+    QUICK,
+    PartId,
+    checkpoint_of,
+    give_credentials,
+    opened,
+    parts_seen,
+    proxied,
+    s3_url,
+    uploaded_count,
+    verify_store,
+)
+from tests.delivery.test_history import keep_for_ever, publish, read_all, uploader_pid
+from tests.history.faulty_proxy import Fault, FaultyProxy
+from tests.history.s3_servers import BUCKET, plain_client, seaweed_server
+from tests.workers.broker import is_running, wait_until
+
+pytestmark = pytest.mark.timeout(900)
+KILLS = int(os.environ.get("DANUBE_HISTORY_KILLS", "0")) or 6
+"""DANUBE_HISTORY_KILLS=50 is the long form."""
+SEED = int(os.environ.get("DANUBE_HISTORY_SEED", "0")) or random.randrange(1, 1 << 32)
+MESSAGES = 16_000
+"""Published before each kill, 1000 bytes each: three parts."""
+INSTANTS = [
+    (("PUT", "partNumber"), 8),
+    (("PUT", "partNumber"), 8),
+    (("PUT", ""), 12),
+    (("GET", ""), 8),
+    (("POST", ""), 6),
+]
+"""Requests of an uploader before it is killed, and how many of them at most."""
+SLOW: dict[str, Any] = {
+    **QUICK, "wal_bytes_max": 512 * MIB, "history_object_bytes": 6 * PART_BYTES,
+    "history_throttle_bytes_per_s": 15 * MIB,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with seaweed_server(tmp_path_factory.mktemp("seaweed")) as endpoint:
+        plain_client(endpoint).create_bucket(Bucket=BUCKET)
+        yield endpoint
+
+
+@pytest.fixture
+def proxy(seaweed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyProxy]:
+    give_credentials(monkeypatch, tmp_path)
+    with proxied(seaweed) as running:
+        yield running
+
+
+class Tally:
+    """Parts that were in a checkpoint must not be sent again."""
+
+    def __init__(self, proxy: FaultyProxy) -> None:
+        self._proxy = proxy
+        self._kept: dict[PartId, int] = {}
+        """How often a part had been sent when a checkpoint named it."""
+        self._cut: set[str] = set()
+        """Uploads that were cut short behind a checkpoint."""
+        self.kinds: collections.Counter[str] = collections.Counter()
+
+    def note(self, broker: Broker) -> None:
+        """Take the checkpoint that a killed uploader has left."""
+        checkpoint = checkpoint_of(broker)
+        if checkpoint is None:
+            self.kinds["none"] += 1
+            return
+        self.kinds["ended" if checkpoint.state is None else "in parts"] += 1
+        seen = parts_seen(self._proxy)
+        for part in checkpoint.parts:
+            self._kept.setdefault(
+                (checkpoint.upload_id, part.number), seen[checkpoint.upload_id, part.number]
+            )
+        if checkpoint.state is not None:
+            self._cut.add(checkpoint.upload_id)
+
+    def check(self) -> None:
+        """Compare with what was sent since."""
+        seen = parts_seen(self._proxy)
+        for part, count in self._kept.items():
+            assert seen[part] == count, f"part {part} was sent again behind its checkpoint"
+
+    def completed(self) -> set[str]:
+        """Uploads that went on after they were cut short, up to their end."""
+        paths = [path for method, path in self._proxy.seen if method == "POST"]
+        return {
+            upload for upload in self._cut if any(f"uploadId={upload}" in path for path in paths)
+        }
+
+
+def kill_uploader(client: Any, pid: int = 0) -> None:
+    """SIGKILL, and wait for its end."""
+    pid = pid or int(wait_until("the uploader", lambda: uploader_pid(client)))
+    os.kill(pid, signal.SIGKILL)
+    wait_until("its end", lambda: not is_running(pid))
+
+
+def test_parts_are_sent_once_however_often_the_uploader_is_killed(
+    seaweed: str, proxy: FaultyProxy
+) -> None:
+    """It is killed at random requests. The manifests name each message once, the store has no other object, and what
+    a checkpoint named was not sent again."""
+    print(f"DANUBE_HISTORY_SEED={SEED}")
+    chance = random.Random(SEED)
+    tally = Tally(proxy)
+    with (
+        Broker(store=s3_url(proxy.url, "kills"), **SLOW) as broker,
+        opened(s3_url(seaweed, "kills")) as store,
+        broker.client() as client,
+    ):
+        keep_for_ever(client)
+        for kill in range(KILLS):
+            what, most = chance.choice(INSTANTS)
+            wanted = proxy.count(*what) + chance.randrange(1, most)
+            pid = int(wait_until("the uploader", lambda: uploader_pid(client)))
+            publish(client, kill * MESSAGES, MESSAGES)
+            wait_until(
+                f"request {wanted} of {what}, or the end of the upload",
+                lambda what=what, wanted=wanted, end=kill * MESSAGES + MESSAGES: (
+                    proxy.count(*what) >= wanted or uploaded_count(store) == end
+                ),
+            )
+            kill_uploader(client, pid)
+            tally.note(broker)
+            verify_store(store)
+            tally.check()
+        total = KILLS * MESSAGES
+        wait_until("the upload", lambda: uploaded_count(store) >= total)
+        wait_until("the end of the checkpoint", lambda: checkpoint_of(broker) is None)
+        tally.check()
+        named = verify_store(store)
+        assert uploaded_count(store) == total
+        assert {info.key for info in store.list("objects/")} == named
+        read_all(client, 0, total)
+    print(dict(tally.kinds))
+    if KILLS >= 50:
+        assert tally.kinds["in parts"]
+        assert tally.completed()
+
+
+@pytest.mark.parametrize("part", [2, 4])
+def test_an_upload_goes_on_behind_the_parts_that_are_sent(
+    seaweed: str, proxy: FaultyProxy, part: int
+) -> None:
+    """Its uploader is killed while the store takes for ever to take one of them."""
+    fault = proxy.fail("PUT", f"partNumber={part}", delay_seconds=3)
+    tally = Tally(proxy)
+    prefix = f"one-{part}"
+    with (
+        Broker(store=s3_url(proxy.url, prefix), **SLOW) as broker,
+        opened(s3_url(seaweed, prefix)) as store,
+        broker.client() as client,
+    ):
+        keep_for_ever(client)
+        publish(client, 0, 33_000)
+        wait_until("the slow part", lambda: fault.met)
+
+        def is_kept() -> bool:
+            found = checkpoint_of(broker)
+            return found is not None and len(found.parts) == part - 1
+
+        wait_until("the checkpoint", is_kept)
+        kill_uploader(client)
+        tally.note(broker)
+        assert tally.kinds == {"in parts": 1}
+        wait_until("the upload", lambda: uploaded_count(store) == 33_000)
+        wait_until("the end of the checkpoint", lambda: checkpoint_of(broker) is None)
+        tally.check()
+        assert tally.completed()
+        assert {info.key for info in store.list("objects/")} == verify_store(store)
+        read_all(client, 0, 33_000)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"], ids=["complete", "manifest"])
+def test_a_kill_around_the_making_of_the_object(
+    seaweed: str, proxy: FaultyProxy, method: str
+) -> None:
+    """The store has made the object, or is about to, when its uploader is killed: it is there once, and named once."""
+    what = re.compile(r"/objects/.*uploadId=" if method == "POST" else "/manifests/")
+    prefix = f"made-{method}"
+    fault = Fault(lambda m, path: m == method and bool(what.search(path)), delay_seconds=2)
+    proxy.faults.append(fault)
+    with (
+        Broker(store=s3_url(proxy.url, prefix), **SLOW) as broker,
+        opened(s3_url(seaweed, prefix)) as store,
+        broker.client() as client,
+    ):
+        keep_for_ever(client)
+        publish(client, 0, 33_000)
+        wait_until("the slow request", lambda: fault.met)
+        kill_uploader(client)
+        checkpoint = checkpoint_of(broker)
+        assert checkpoint is not None
+        assert checkpoint.state is None
+        before = parts_seen(proxy)
+        wait_until("the upload", lambda: uploaded_count(store) == 33_000)
+        wait_until("the end of the checkpoint", lambda: checkpoint_of(broker) is None)
+        after = parts_seen(proxy)
+        assert {part: after[part] for part in before} == before
+        assert {info.key for info in store.list("objects/")} == verify_store(store)
+        read_all(client, 0, 33_000)
+
+
+def test_an_upload_that_is_gone_begins_anew(seaweed: str, proxy: FaultyProxy) -> None:
+    """The store has dropped the parts while no uploader was there."""
+    fault = proxy.fail("PUT", "partNumber=4", delay_seconds=3)
+    with (
+        Broker(store=s3_url(proxy.url, "gone"), **SLOW) as broker,
+        opened(s3_url(seaweed, "gone")) as store,
+        broker.client() as client,
+    ):
+        keep_for_ever(client)
+        publish(client, 0, 33_000)
+        wait_until("the slow part", lambda: fault.met)
+        wait_until("the checkpoint", lambda: checkpoint_of(broker))
+        kill_uploader(client)
+        checkpoint = checkpoint_of(broker)
+        assert checkpoint is not None
+        store.abort(checkpoint.upload)
+        wait_until("the upload", lambda: uploaded_count(store) == 33_000)
+        keys = verify_store(store)
+        assert checkpoint.key not in keys
+        assert {info.key for info in store.list("objects/")} == keys
+        read_all(client, 0, 33_000)
