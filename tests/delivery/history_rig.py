@@ -17,6 +17,7 @@ from danube_fast.history.manifest import ManifestLog, Record
 from danube_fast.history.objects import verify_object
 from danube_fast.history.stores.local import LocalStore
 from danube_fast.testing.broker import Broker
+from tests.workers.broker import is_running
 
 KIB, MIB = 1024, 1024 * 1024
 TOPIC = "/default/flights"
@@ -148,4 +149,8 @@ def uploader_pid(client: Any) -> int:
     """Of the process that uploads; 0 while there is none."""
     status = client.admin.cluster_status()
     found = [each for each in status["processes"] if each["process"] == "uploader"]
-    return int(found[0]["pid"]) if found[0]["state"] == "ready" else 0
+    if found[0]["state"] != "ready":
+        return 0
+    pid = int(found[0]["pid"])
+    # of one that was killed just now its state is still there
+    return pid if is_running(pid) else 0

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from danube_fast.testing.broker import Broker
+from tests.delivery.history_rig import keep_for_ever, publish, read_all, uploader_pid
 from tests.delivery.s3_rig import (
     MIB,
     PART_BYTES,
@@ -28,7 +29,6 @@ from tests.delivery.s3_rig import (
     uploaded_count,
     verify_store,
 )
-from tests.delivery.test_history import keep_for_ever, publish, read_all, uploader_pid
 from tests.history.faulty_proxy import Fault, FaultyProxy
 from tests.history.s3_servers import BUCKET, plain_client, seaweed_server
 from tests.workers.broker import is_running, wait_until
