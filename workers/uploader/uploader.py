@@ -18,7 +18,6 @@ import sys
 from danube_fast.broker import messages as m
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import DanubeError
-from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.probe import probe_store
 from danube_fast.history.stores.store import ObjectStore
 from danube_fast.ring.control import ProcessState
@@ -55,7 +54,7 @@ class Uploader:
         self.state = UploaderState(booted, self._tasks)
         self._rounds = Rounds(self.state)
         self._fetches = Fetches(self.state)
-        self._draw = random.Random()
+        self._draw = random.Random(self._environment.new_token())
 
     # ------------------------------------------------------------ life
 
@@ -114,8 +113,9 @@ class Uploader:
 
     def _open(self) -> ObjectStore:
         scratch = self.state.data_dir / SCRATCH_NAME
-        store = open_store(self._boot.settings.store, self._boot.clock, scratch)
-        probe_store(store)
+        url, clock = self._boot.settings.store, self._boot.clock
+        store = self._environment.open_history(url, clock, scratch)
+        probe_store(store, self._environment.new_token())
         return store
 
 
