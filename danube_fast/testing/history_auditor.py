@@ -7,7 +7,7 @@ import itertools
 
 from danube_fast.frame.view import FrameView
 from danube_fast.history.audit import verify_history
-from danube_fast.history.manifest import Manifest, ManifestReader
+from danube_fast.history.manifest import MANIFESTS_PREFIX, Manifest, ManifestReader
 from danube_fast.history.reader import HistoryReader
 from danube_fast.history.stores.memory import MemoryStore
 from danube_fast.testing.host import SimulatedHost, SimulatedWorker
@@ -44,8 +44,11 @@ class HistoryAuditor:
         where = f"partition {model.partition_id} on worker {worker.index}"
         if until > manifest.end_offset:
             raise Violation(f"{where}: uploaded up to {until}, and to {manifest.end_offset} only")
-        if partition.first_offset:
-            raise Violation(f"{where} begins at {partition.first_offset}")
+        below = [each for each in model.accepted if each < partition.first_offset]
+        if below or (
+            manifest.sections and partition.first_offset > manifest.sections[0].base_offset
+        ):
+            raise Violation(f"{where} begins at {partition.first_offset}, behind {below}")
         runs = state.logs[partition.log_slot].runs(model.partition_id, 0, 1 << 40)
         there = {each for run in runs for each in range(run.base_offset, run.end_offset)}
         missing = sorted(
@@ -69,18 +72,16 @@ class HistoryAuditor:
                 texts.append(f"partition {model.partition_id}: {late} are not uploaded")
         return "; ".join(texts)
 
-    def verify(self) -> None:
-        """Check every byte of the store. Raises Violation."""
-        self.look()
-        if not any(True for _ in self._objects.list("manifests/")):
-            return
+    def verify(self) -> dict[int, set[int]]:
+        """Check every byte of the store; the offsets that it has, by partition. Raises Violation."""
+        if not any(True for _ in self._objects.list(MANIFESTS_PREFIX)):
+            return {}
         found = verify_history(self._objects)
         if found.damages:
             raise Violation(f"the store is damaged: {found.damages}")
-        for model in self._partitions:
-            self._read_all(model)
+        return {each.partition_id: self._read_all(each) for each in self._partitions}
 
-    def _read_all(self, model: PartitionModel) -> None:
+    def _read_all(self, model: PartitionModel) -> set[int]:
         manifest = self._manifest(model.partition_id)
         reader = HistoryReader(self._objects, model.partition_id, manifest)
         offsets: list[int] = []
@@ -98,6 +99,7 @@ class HistoryAuditor:
         lost = sorted(x for x in model.accepted - set(offsets) if x < manifest.end_offset)
         if lost:
             raise Violation(f"{where} ends at {manifest.end_offset} and lacks {lost}")
+        return set(offsets)
 
     def _compare(self, model: PartitionModel, view: FrameView) -> list[int]:
         """Offsets of a frame, whose messages are those that publishers were told of."""

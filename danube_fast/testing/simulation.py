@@ -305,22 +305,25 @@ class Simulation:
             if peer.is_alive:
                 peer.kill()
         self.faults.end_all()
+        held = self.history.verify() if self.history is not None else {}
         self.host.start()
-        auditors = [self._auditor(worker) for worker in self.host.workers]
+        auditors = [self._auditor(worker, held) for worker in self.host.workers]
         for auditor in auditors:
             auditor.start()
         if not self.schedule.run(AUDIT_NS, lambda: all(each.is_done for each in auditors)):
             raise Violation(f"after the last crash {'; '.join(x.missing() for x in auditors)}")
         if self.history is not None:
-            self.history.verify()
+            self.history.look()
 
-    def _auditor(self, worker: SimulatedWorker) -> Auditor:
+    def _auditor(self, worker: SimulatedWorker, held: dict[int, set[int]]) -> Auditor:
         mine = [
             self.model.partitions[each]
             for ids in self.topics.values()
             for each in self._partitions_on(ids, worker)
         ]
-        return Auditor(self.host, self.network, worker, random.Random(self.scenario.seed), mine)
+        return Auditor(
+            self.host, self.network, worker, random.Random(self.scenario.seed), mine, held
+        )
 
     def _is_finished(self) -> bool:
         done = all(
