@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FaultyStore", "StoreFaults"]
 
-LATE_NS_MAX = 3 * SECOND_NS
-"""How long a write may be on its way."""
+LATE_NS = (30 * MILLISECOND_NS, 300 * MILLISECOND_NS, 3 * SECOND_NS)
+"""How long a write may be on its way, whose caller has given up."""
 
 
 class StoreFaults(NamedTuple):
@@ -61,6 +61,8 @@ class FaultyStore:
         self.slow_until_ns = 0
         self._schedule, self._draw, self._trace = schedule, draw, trace
         self._is_calm = False
+        self.on_made: Callable[[], None] = lambda: None
+        """Called when an object was made, as an event of its own: a fault that it finds is none of the uploader."""
 
     def heal(self) -> None:
         """No fault any more, but that listings are late."""
@@ -79,7 +81,12 @@ class FaultyStore:
     def create(self, key: str, data: Buffer) -> None:
         """Make an object, unless a fault prevents it. Raises AlreadyExists, Unavailable."""
         kept = bytes(data)  # the caller may use its buffer again
-        self._write(f"create {key}", lambda: self.objects.create(key, kept))
+
+        def make() -> None:
+            self.objects.create(key, kept)
+            self._schedule.call(0, lambda: self.on_made())
+
+        self._write(f"create {key}", make)
 
     def complete(self, upload: Upload, parts: Sequence[Part]) -> None:
         """Make the object of these parts. Raises AlreadyExists, NotFound, Unavailable."""
@@ -115,7 +122,8 @@ class FaultyStore:
             return
         if drawn < faults.late:
             self._trace.note(f"store: {what} is on its way")
-            self._schedule.call(self._draw.randrange(LATE_NS_MAX), lambda: self._arrive(what, work))
+            late_ns = self._draw.randrange(self._draw.choice(LATE_NS))
+            self._schedule.call(late_ns, lambda: self._arrive(what, work))
             raise Unavailable(f"{self.url}: {what}: no answer came in time")
         try:
             work()

@@ -49,7 +49,16 @@ class HistoryAuditor:
             manifest.sections and partition.first_offset > manifest.sections[0].base_offset
         ):
             raise Violation(f"{where} begins at {partition.first_offset}, behind {below}")
-        runs = state.logs[partition.log_slot].runs(model.partition_id, 0, 1 << 40)
+        log = state.logs[partition.log_slot]
+        runs = log.runs(model.partition_id, 0, 1 << 40)
+        early = [
+            run.base_offset
+            for run in runs
+            if run.end_offset <= manifest.end_offset
+            and run.position + run.byte_count > log.synced_position
+        ]
+        if early:
+            raise Violation(f"{where}: {early} were uploaded unsynced")
         there = {each for run in runs for each in range(run.base_offset, run.end_offset)}
         missing = sorted(
             each for each in model.accepted - there if until <= each < partition.visible

@@ -1,4 +1,4 @@
-"""What a seed decides about history: which topics stay, how the store fails, how little is done at once."""
+"""The choices of a seed for history: which topics stay, how the store fails, how little is done at once."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class HistoryPlan:
             busy=draw.choice((0.0, 0.02, 0.1)),
             lost=draw.choice((0.0, 0.05, 0.15)),
             again=draw.choice((0.0, 0.05)),
-            late=draw.choice((0.0, 0.05, 0.1)),
+            late=draw.choice((0.0, 0.1, 0.2)),
             list_late_ns=draw.choice((0, 300 * MILLISECOND_NS, 30 * SECOND_NS)),
         )
         self.sizes = draw.choice(((0, 300, 2000, 3000), (0, 0, 2000, 2000)))

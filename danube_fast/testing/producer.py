@@ -59,7 +59,7 @@ class ScriptedProducer(Peer):
 
     repeats = False
     """Often sends again what is on its way."""
-    sizes: tuple[int, ...] = (0, 0, 20, 300)
+    payload_sizes: tuple[int, ...] = (0, 0, 20, 300)
     """Bytes of most messages beside their text."""
     bundle_bytes = BUNDLE_BYTES
     """A bundle of so many bytes takes no more frames."""
@@ -130,7 +130,7 @@ class ScriptedProducer(Peer):
         messages: Messages = []
         for _ in range(self.draw.randrange(1, 6)):
             self.made += 1
-            size = self.draw.choice(self.sizes) if self.draw.random() < 0.97 else 9_000
+            size = self.draw.choice(self.payload_sizes) if self.draw.random() < 0.97 else 9_000
             number = self.host.next_number()
             text = b"%s:%d:%d:" % (self.name.encode(), lane.partition_id, number)
             if self.delays_ms and self.draw.random() < self.delays_share:

@@ -107,8 +107,9 @@ class Simulation:
         self._make_topics()
         self.history: HistoryAuditor | None = None
         if self.host.uploader is not None:
-            objects = self.host.uploader.store.objects
-            self.history = HistoryAuditor(self.host, objects, self._kept())
+            store = self.host.uploader.store
+            self.history = HistoryAuditor(self.host, store.objects, self._kept())
+            store.on_made = self.history.look
         self._make_clients(random.Random(f"clients {seed}"))
         if scenario.has_shipped:
             self._make_shipped(random.Random(f"shipped {seed}"))
@@ -167,7 +168,7 @@ class Simulation:
                 )
                 producer.repeats = scenario.has_repeats
                 producer.delays_ms = scenario.delays_ms
-                producer.sizes = self._sizes(producer.sizes)
+                producer.payload_sizes = self._sizes(producer.payload_sizes)
                 if scenario.history is not None:
                     producer.bundle_bytes = scenario.history.bundle_bytes
                 producer.delays_share = scenario.delays_share
