@@ -18,6 +18,8 @@ from danube_fast.testing.shipped import ShippedClient
 __all__ = ["Faults"]
 
 DOWN_NS_MAX = 700 * MILLISECOND_NS
+WAITING_SHARE = 0.3
+"""How often an uploader ends whose write is on its way."""
 
 
 class Faults:
@@ -166,6 +168,19 @@ class Faults:
         """SIGKILL, and a restart after a while."""
         self._host.kill_uploader()
         self._start_later()
+
+    def stall_uploader(self) -> None:
+        """SIGSTOP for a while; what it has sent goes on."""
+        if self._host.uploader is not None:
+            until_ns = self._clock.now_ns + self._draw.randrange(50 * MILLISECOND_NS, 2 * SECOND_NS)
+            self._host.uploader.stalled_until_ns = until_ns
+
+    def end_waiting_uploader(self) -> None:
+        """End the uploader whose write is on its way, now and then; the next one begins before it arrives, maybe."""
+        if not self._is_calm and self._draw.random() < WAITING_SHARE:
+            self._host.kill_uploader()
+            delay_ns = self._draw.randrange(5 * MILLISECOND_NS, 100 * MILLISECOND_NS)
+            self._schedule.call(delay_ns, self._host.start)
 
     def slow_store(self) -> None:
         """Calls of the store take long for a while."""

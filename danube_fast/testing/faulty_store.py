@@ -63,6 +63,8 @@ class FaultyStore:
         self._is_calm = False
         self.on_made: Callable[[], None] = lambda: None
         """Called when an object was made, as an event of its own: a fault that it finds is none of the uploader."""
+        self.on_way: Callable[[], None] = lambda: None
+        """Called when a write is on its way and its caller has given up, as an event of its own."""
 
     def heal(self) -> None:
         """No fault any more, but that listings are late."""
@@ -124,6 +126,7 @@ class FaultyStore:
             self._trace.note(f"store: {what} is on its way")
             late_ns = self._draw.randrange(self._draw.choice(LATE_NS))
             self._schedule.call(late_ns, lambda: self._arrive(what, work))
+            self._schedule.call(0, lambda: self.on_way())
             raise Unavailable(f"{self.url}: {what}: no answer came in time")
         try:
             work()

@@ -21,7 +21,7 @@ from danube_fast.workers.uploader import fetches, rounds, uploader
 __all__ = ["HistoryBounds", "HistoryPlan"]
 
 KIB = 1024
-FAULTS = ("kill_uploader", "kill_uploader", "slow_store", "lose_store")
+FAULTS = ("kill_uploader", "kill_uploader", "stall_uploader", "slow_store", "lose_store")
 FAULTS_MAX = 5
 LONG_SECONDS = 30 * 24 * 3600
 """Nothing expires while a simulation runs, also if an operator sets the clock."""

@@ -114,6 +114,8 @@ class Simulation:
         if scenario.has_shipped:
             self._make_shipped(random.Random(f"shipped {seed}"))
         self.faults = Faults(scenario, self.host, self.network, self.peers, self.partition_ids)
+        if self.host.uploader is not None:
+            self.host.uploader.store.on_way = self.faults.end_waiting_uploader
 
     # ------------------------------------------------------------ making
 

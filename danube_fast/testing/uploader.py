@@ -65,6 +65,8 @@ class SimulatedUploader(Process):
         super().__init__(host, index)
         self.store = store
         self.uploader: Uploader | None = None
+        self.stalled_until_ns = 0
+        """It stands still until then, as under SIGSTOP."""
         self._turns_in_a_row = 0
 
     def start(self) -> None:
@@ -95,6 +97,10 @@ class SimulatedUploader(Process):
         """Do one turn. Raises RuntimeError if it spins, or has met an error that no code foresees."""
         uploader = self.uploader
         if uploader is None:
+            return
+        stalled_ns = self.stalled_until_ns - self.host.clock.now_ns
+        if stalled_ns > 0:
+            self.turn_in(stalled_ns)
             return
         work = uploader.do_work()
         if FAULT_OF_OURS in uploader.state.fault:
