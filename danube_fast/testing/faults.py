@@ -18,8 +18,8 @@ from danube_fast.testing.shipped import ShippedClient
 __all__ = ["Faults"]
 
 DOWN_NS_MAX = 700 * MILLISECOND_NS
-WAITING_SHARE = 0.3
-"""How often an uploader ends whose write is on its way."""
+WAITING_SHARES = (0.2, 0.7)
+"""How often an uploader ends whose write is on its way; that of a manifest."""
 
 
 class Faults:
@@ -175,9 +175,9 @@ class Faults:
             until_ns = self._clock.now_ns + self._draw.randrange(50 * MILLISECOND_NS, 2 * SECOND_NS)
             self._host.uploader.stalled_until_ns = until_ns
 
-    def end_waiting_uploader(self) -> None:
+    def end_waiting_uploader(self, is_manifest: bool) -> None:
         """End the uploader whose write is on its way, now and then; the next one begins before it arrives, maybe."""
-        if not self._is_calm and self._draw.random() < WAITING_SHARE:
+        if not self._is_calm and self._draw.random() < WAITING_SHARES[is_manifest]:
             self._host.kill_uploader()
             delay_ns = self._draw.randrange(5 * MILLISECOND_NS, 100 * MILLISECOND_NS)
             self._schedule.call(delay_ns, self._host.start)

@@ -3,7 +3,8 @@
     call --> refused: the store is busy, or away                    nothing is done
          --> done, and the answer is lost                           Unavailable
          --> done, and the store's client tried again by itself     AlreadyExists
-         --> on its way for a while: done later, or not at all      Unavailable at once
+         --> on its way for a while: done later, or not at all      Unavailable at once;
+             often soon after a read that has not found it
 
 Objects stay through every fault; an object that was made is there for every read at once, and in a listing later.
 """
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from danube_fast.clock import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import AlreadyExists, DanubeError, Unavailable
+from danube_fast.history.manifest import MANIFESTS_PREFIX
 from danube_fast.history.stores.memory import MemoryStore
 from danube_fast.history.stores.store import ObjectInfo, Part, Upload
 from danube_fast.testing.virtual_clock import Schedule, Trace
@@ -25,8 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FaultyStore", "StoreFaults"]
 
-LATE_NS = (30 * MILLISECOND_NS, 300 * MILLISECOND_NS, 3 * SECOND_NS)
+LATE_NS = (300 * MILLISECOND_NS, 3 * SECOND_NS)
 """How long a write may be on its way, whose caller has given up."""
+AFTER_READ_SHARE = 0.5
+AFTER_READ_NS = 80 * MILLISECOND_NS
+"""How often, and how soon, such a write arrives after a read that has not found it."""
+MANIFESTS_LATE = 2
+"""Writes of manifests are late so many times as often as others."""
 
 
 class StoreFaults(NamedTuple):
@@ -61,9 +68,11 @@ class FaultyStore:
         self.slow_until_ns = 0
         self._schedule, self._draw, self._trace = schedule, draw, trace
         self._is_calm = False
+        self._on_way: dict[str, Callable[[], None]] = {}
+        """Writes whose callers have given up, by key."""
         self.on_made: Callable[[], None] = lambda: None
         """Called when an object was made, as an event of its own: a fault that it finds is none of the uploader."""
-        self.on_way: Callable[[], None] = lambda: None
+        self.on_way: Callable[[bool], None] = lambda is_manifest: None
         """Called when a write is on its way and its caller has given up, as an event of its own."""
 
     def heal(self) -> None:
@@ -88,12 +97,14 @@ class FaultyStore:
             self.objects.create(key, kept)
             self._schedule.call(0, lambda: self.on_made())
 
-        self._write(f"create {key}", make)
+        self._write(key, f"create {key}", make)
 
     def complete(self, upload: Upload, parts: Sequence[Part]) -> None:
         """Make the object of these parts. Raises AlreadyExists, NotFound, Unavailable."""
         kept = list(parts)
-        self._write(f"complete {upload.key}", lambda: self.objects.complete(upload, kept))
+        self._write(
+            upload.key, f"complete {upload.key}", lambda: self.objects.complete(upload, kept)
+        )
 
     def put_part(self, upload: Upload, number: int, offset: int, data: Buffer) -> Part:
         """Keep one part. Raises NotFound, Unavailable."""
@@ -115,18 +126,21 @@ class FaultyStore:
         self._meet("delete")
         self.objects.delete(keys)
 
-    def _write(self, what: str, work: Callable[[], None]) -> None:
+    def _write(self, key: str, what: str, work: Callable[[], None]) -> None:
         self._meet(what)
         drawn, faults = self._draw.random(), self.faults
-        if self._is_calm or drawn >= faults.late + faults.lost + faults.again:
+        is_manifest = key.startswith(MANIFESTS_PREFIX)
+        late = faults.late * (MANIFESTS_LATE if is_manifest else 1)
+        if self._is_calm or drawn >= late + faults.lost + faults.again:
             work()
             self._trace.note(f"store: {what}")
             return
-        if drawn < faults.late:
+        if drawn < late:
             self._trace.note(f"store: {what} is on its way")
             late_ns = self._draw.randrange(self._draw.choice(LATE_NS))
-            self._schedule.call(late_ns, lambda: self._arrive(what, work))
-            self._schedule.call(0, lambda: self.on_way())
+            self._on_way[key] = work
+            self._schedule.call(late_ns, lambda: self._arrive(key, work))
+            self._schedule.call(0, lambda: self.on_way(is_manifest))
             raise Unavailable(f"{self.url}: {what}: no answer came in time")
         try:
             work()
@@ -134,17 +148,20 @@ class FaultyStore:
             self._trace.note(f"store: {what} was refused, and the answer is lost")
             raise Unavailable(f"{self.url}: {what}: the connection was lost") from None
         self._trace.note(f"store: {what}, and the answer is lost")
-        if drawn < faults.late + faults.lost:
+        if drawn < late + faults.lost:
             raise Unavailable(f"{self.url}: {what}: the connection was lost")
         raise AlreadyExists(f"{self.url}: {what}: it is there already")
 
-    def _arrive(self, what: str, work: Callable[[], None]) -> None:
+    def _arrive(self, key: str, work: Callable[[], None]) -> None:
+        if self._on_way.get(key) is not work:
+            return  # it has arrived, or another one is on its way
+        del self._on_way[key]
         try:
             work()
         except DanubeError as error:
-            self._trace.note(f"store: {what} came too late: {type(error).__name__}")
+            self._trace.note(f"store: {key} came too late: {type(error).__name__}")
         else:
-            self._trace.note(f"store: {what} has arrived")
+            self._trace.note(f"store: {key} has arrived")
 
     # ------------------------------------------------------------ reads
 
@@ -156,6 +173,10 @@ class FaultyStore:
     def read(self, key: str, start: int = 0, count: int | None = None) -> bytes:
         """Read a range. Raises NotFound, DataLoss, Unavailable."""
         self._meet(f"read {key}")
+        work = self._on_way.get(key)
+        if work is not None and self._draw.random() < AFTER_READ_SHARE:
+            late_ns = self._draw.randrange(AFTER_READ_NS)
+            self._schedule.call(late_ns, lambda: self._arrive(key, work))
         return self.objects.read(key, start, count)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:

@@ -100,7 +100,10 @@ class Rereader(Peer):
             wanted = self._next[consumer_id]
             if offset < wanted:
                 raise Violation(f"{where}: {offset} came where {wanted} is next")
-            left_out = [each for each in range(wanted, offset) if each in partition.accepted]
+            if offset == wanted:
+                self._next[consumer_id] = offset + 1
+                continue
+            left_out = sorted(each for each in partition.accepted if wanted <= each < offset)
             if left_out:
                 raise Violation(f"{where}: {left_out} were left out before {offset}")
             self._next[consumer_id] = offset + 1
