@@ -34,6 +34,8 @@ __all__ = ["publisher", "receiver"]
 
 PATIENCE_SECONDS = 600.0
 """Far more than a run lasts."""
+SIZES = (0, 0, 30, 2000)
+"""Bytes of messages beside their text."""
 EXPECTED = (Unavailable, DeadlineExceeded, ResourceExhausted, Internal)
 """What an application may be told while things fail."""
 
@@ -63,7 +65,13 @@ class _Reports:
 
 
 def publisher(
-    model: Model, topic: str, messages_max: int, delays_ms: int, *, moves: bool
+    model: Model,
+    topic: str,
+    messages_max: int,
+    delays_ms: int,
+    *,
+    moves: bool,
+    sizes: tuple[int, ...] = SIZES,
 ) -> Application:
     """An application that publishes to one topic; some messages are due later, by `delays_ms` at most.
     Where partitions move (`moves`), its own late request to the worker before may fence it: then it opens
@@ -79,7 +87,7 @@ def publisher(
                 producer = yield from core.producers.open_steps(
                     topic, name=client.name, timeout=PATIENCE_SECONDS
                 )
-                yield from _publish(client, producer, reports, messages_max, delays_ms)
+                yield from _publish(client, producer, reports, messages_max, delays_ms, sizes)
             except expected as error:
                 client.errors.append(str(error))
                 if not client.is_alive:  # it was closed in the middle of something
@@ -90,7 +98,12 @@ def publisher(
 
 
 def _publish(
-    client: ShippedClient, producer: Publisher, reports: _Reports, messages_max: int, delays_ms: int
+    client: ShippedClient,
+    producer: Publisher,
+    reports: _Reports,
+    messages_max: int,
+    delays_ms: int,
+    sizes: tuple[int, ...],
 ) -> Steps[None]:
     draw = client.draw
     made = 0
@@ -101,7 +114,7 @@ def _publish(
             if delays_ms and draw.random() < 0.4:
                 due_ns = client.host.clock.wall_ns() + draw.randrange(delays_ms) * MILLISECOND_NS
                 payload += b"@%d:" % due_ns
-            payload += bytes(draw.choice((0, 0, 30, 2000)))
+            payload += bytes(draw.choice(sizes))
             key = draw.choice(KEYS)
             reports.waiting[payload] = made
             if draw.random() < 0.1:

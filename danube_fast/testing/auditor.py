@@ -25,10 +25,12 @@ class Auditor(Peer):
 
     def __init__(
         self, host: SimulatedHost, network: Network, worker: SimulatedWorker, draw: random.Random,
-        partitions: list[PartitionModel],
+        partitions: list[PartitionModel], held: dict[int, set[int]],
     ) -> None:  # fmt: skip
         super().__init__(f"auditor-{worker.index}", host, network, worker, draw)
         self._partitions = partitions
+        self._held = held
+        """Offsets that the store of history has, by partition: they are never lost."""
         self._read: dict[int, list[int]] = {}
         """Offsets that came, by partition."""
         self._bounds: dict[int, tuple[int, int]] = {}
@@ -74,6 +76,7 @@ class Auditor(Peer):
             if any(high <= low for low, high in itertools.pairwise(read)):
                 raise Violation(f"partition {partition.partition_id} is read as {read}")
             owed = {each for each in partition.accepted if each >= bounds[0]}
+            owed |= self._held.get(partition.partition_id, set())
             if not owed <= set(read):
                 return False
         return True
@@ -84,7 +87,10 @@ class Auditor(Peer):
         for partition in self._partitions:
             first, end = self._bounds.get(partition.partition_id, (0, 0))
             read = self._read.get(partition.partition_id, [])
-            owed = sorted(each for each in partition.accepted - set(read) if each >= first)
+            owed = {each for each in partition.accepted - set(read) if each >= first}
+            owed |= self._held.get(partition.partition_id, set()) - set(read)
             if owed or not end:
-                texts.append(f"partition {partition.partition_id} [{first}, {end}) lacks {owed}")
+                texts.append(
+                    f"partition {partition.partition_id} [{first}, {end}) lacks {sorted(owed)}"
+                )
         return "; ".join(texts)

@@ -7,7 +7,7 @@ from typing import Any
 
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.ring.control import ProcessState, ProcessStatus
-from danube_fast.roles import Owner, Processes
+from danube_fast.roles import Owner
 from danube_fast.testing.loopback import LoopbackServer, Tap
 from danube_fast.testing.process import Machine, Process, SimulatedEnvironment
 from danube_fast.workers.coordinator.coordinator import Coordinator
@@ -55,12 +55,12 @@ class SimulatedCoordinator(Process):
         self.epoch += 1
         self._turn_ns = -1
         self.mailbox = self.make_mailbox()
-        count = len(host.processes) - 1
-        processes = Processes.with_workers(count)
+        processes = host.roles
+        count = len(processes.workers)
         config = SimpleNamespace(
             accept_rollback=False,
             data_dir=str(host.directory), host_id="simulated", worker_count=count,
-            processes=processes, advertise="worker", ipc_endpoints=[""] * (count + 1),
+            processes=processes, advertise="worker", ipc_endpoints=[""] * len(processes),
             owners=[Owner("simulated", log_id % count) for log_id in range(host.log_count)],
             process_of_log=lambda log_id: processes.workers[log_id % count],
             admin_fd=-1, logs=[], settings=host.settings, tcp_host="", tcp_port=0, ipc_endpoint="",

@@ -18,6 +18,8 @@ from danube_fast.testing.shipped import ShippedClient
 __all__ = ["Faults"]
 
 DOWN_NS_MAX = 700 * MILLISECOND_NS
+WAITING_SHARES = (0.2, 0.7)
+"""How often an uploader ends whose write is on its way; that of a manifest."""
 
 
 class Faults:
@@ -48,6 +50,8 @@ class Faults:
         self._is_calm = True
         self._host.disk.slow_until_ns = self._host.disk.failures_due = 0
         self._network.slow_until_ns = 0
+        if self._host.uploader is not None:
+            self._host.uploader.store.heal()
         self._host.start()
         self._schedule.call(1 * SECOND_NS, self._restart_refusing)
         for peer in self._peers:
@@ -61,6 +65,7 @@ class Faults:
             return
         for worker in self._host.workers:
             self._host.kill(worker)
+        self._host.kill_uploader()
 
     def _restart_refusing(self) -> None:
         """After three failed syncs a log waits for an operator: here he is."""
@@ -156,6 +161,38 @@ class Faults:
         if self._scenario.delays_ms:
             by_ns = abs(by_ns)  # or else what is due would not be, for an hour
         self._clock.wall_at_zero_ns += by_ns
+
+    # ------------------------------------------------------------ history
+
+    def kill_uploader(self) -> None:
+        """SIGKILL, and a restart after a while."""
+        self._host.kill_uploader()
+        self._start_later()
+
+    def stall_uploader(self) -> None:
+        """SIGSTOP for a while; what it has sent goes on."""
+        if self._host.uploader is not None:
+            until_ns = self._clock.now_ns + self._draw.randrange(50 * MILLISECOND_NS, 2 * SECOND_NS)
+            self._host.uploader.stalled_until_ns = until_ns
+
+    def end_waiting_uploader(self, is_manifest: bool) -> None:
+        """End the uploader whose write is on its way, now and then; the next one begins before it arrives, maybe."""
+        if not self._is_calm and self._draw.random() < WAITING_SHARES[is_manifest]:
+            self._host.kill_uploader()
+            delay_ns = self._draw.randrange(5 * MILLISECOND_NS, 100 * MILLISECOND_NS)
+            self._schedule.call(delay_ns, self._host.start)
+
+    def slow_store(self) -> None:
+        """Calls of the store take long for a while."""
+        if self._host.uploader is not None:
+            until_ns = self._clock.now_ns + self._draw.randrange(50 * MILLISECOND_NS, 2 * SECOND_NS)
+            self._host.uploader.store.slow_until_ns = until_ns
+
+    def lose_store(self) -> None:
+        """The store cannot be reached for a while."""
+        if self._host.uploader is not None:
+            until_ns = self._clock.now_ns + self._draw.randrange(50 * MILLISECOND_NS, 2 * SECOND_NS)
+            self._host.uploader.store.away_until_ns = until_ns
 
     # ------------------------------------------------------------ clients
 

@@ -21,8 +21,10 @@ from danube_fast.clock import MILLISECOND_NS
 from danube_fast.config import Settings
 from danube_fast.roles import COORDINATOR
 from danube_fast.testing.coordinator import SimulatedCoordinator
+from danube_fast.testing.faulty_store import FaultyStore
 from danube_fast.testing.loopback import LoopbackServer, Tap
 from danube_fast.testing.process import Machine, Process, SimulatedEnvironment
+from danube_fast.testing.uploader import SimulatedUploader
 from danube_fast.testing.virtual_clock import Schedule, Trace
 from danube_fast.workers.shard.worker import ShardWorker
 
@@ -63,7 +65,7 @@ class SimulatedWorker(Process):
             accept_rollback=False,
             logs=[(log_id, str(host.directory / f"log-{log_id}")) for log_id in self.log_ids],
             settings=host.settings, data_dir=str(host.directory), host_id="simulated",
-            worker_count=len(host.processes) - 1, process_index=self.index, tcp_host="", tcp_port=0,
+            worker_count=len(host.roles.workers), processes=host.roles, process_index=self.index, tcp_host="", tcp_port=0,
             ipc_endpoint="",
         )  # fmt: skip
         boot: Any = SimpleNamespace(
@@ -153,6 +155,8 @@ class SimulatedHost(Machine):
         self.workers: list[SimulatedWorker] = []
         self.coordinator = SimulatedCoordinator(self, COORDINATOR)
         self.processes.append(self.coordinator)
+        self.uploader: SimulatedUploader | None = None
+        """None: there is no history."""
         self._numbers = itertools.count(1)
         self.on_down: Callable[[SimulatedWorker], None] = lambda worker: None
         """Called when a worker is gone."""
@@ -165,6 +169,12 @@ class SimulatedHost(Machine):
             logs = [i for i in range(log_count) if i % count == index - 1]
             self.workers.append(SimulatedWorker(self, index, logs, tap_of(index)))
         self.processes += self.workers
+
+    def add_uploader(self, store: FaultyStore) -> None:
+        """Add the uploader behind all workers, not started."""
+        self.uploader = SimulatedUploader(self, len(self.processes), store)
+        self.processes.append(self.uploader)
+        self.has_uploader = True
 
     def next_number(self) -> int:
         """A number that was not used before."""
@@ -180,12 +190,16 @@ class SimulatedHost(Machine):
             self.store, log_count=self.log_count, partitions_per_topic_max=maximum
         )
 
-    def create_topic(self, topic: str, durability: str, partitions: int) -> list[int]:
+    def create_topic(
+        self, topic: str, durability: str, partitions: int, policy: dict[str, Any]
+    ) -> list[int]:
         """Before the first start: a topic; the ids of its partitions."""
         directory = self.metadata()
         options = TopicOptions(durability=durability, partitions=partitions)
         record = directory.create(topic, options, self.clock.wall_ns())
         directory.commit()
+        if policy:
+            directory.set_policy(topic, policy)
         return record.partition_ids
 
     def process_of(self, partition_id: int) -> int:
@@ -209,7 +223,7 @@ class SimulatedHost(Machine):
 
     def start(self) -> None:
         """Start everything that is down."""
-        for process in (self.coordinator, *self.workers):
+        for process in self.processes:
             if not process.is_up:
                 process.start()
 
@@ -225,10 +239,16 @@ class SimulatedHost(Machine):
             worker.stop()
             self.on_down(worker)
 
+    def kill_uploader(self) -> None:
+        """SIGKILL, if there is an uploader."""
+        if self.uploader is not None and self.uploader.is_up:
+            self.uploader.kill()
+
     def cut_power(self) -> None:
         """Everything ends, and what was not synced is lost."""
         for worker in self.workers:
             self.kill(worker)
+        self.kill_uploader()
         self.coordinator.kill()
         self.trace.note("host: power cut")
         self.disk.cut_power()

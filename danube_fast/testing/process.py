@@ -12,6 +12,7 @@ from danube_fast.clock import MICROSECOND_NS, Clock
 from danube_fast.config import Settings
 from danube_fast.metadata.memory import MemoryStore
 from danube_fast.metadata.store import MetadataStore
+from danube_fast.roles import Processes
 from danube_fast.testing.disk import SimulatedDisk
 from danube_fast.testing.loopback import LoopbackBell, LoopbackRing, LoopbackServer, Tap
 from danube_fast.testing.virtual_clock import Schedule, Trace
@@ -47,9 +48,17 @@ class Machine:
         self.boot_number = 1
         self.processes: list[Process] = []
         """All of them, by index."""
+        self.has_uploader = False
+        """The last of them is an uploader."""
         self._rings: dict[tuple[int, int], LoopbackRing] = {}
         self.on_moved: Callable[[int], None] = lambda partition_id: None
         """Called when a partition has moved."""
+
+    @property
+    def roles(self) -> Processes:
+        """The role of each process."""
+        count = len(self.processes) - 1 - self.has_uploader
+        return Processes.with_workers(count, uploader=self.has_uploader)
 
     def ring(self, source: int, target: int) -> LoopbackRing:
         """The ring from one process to another."""

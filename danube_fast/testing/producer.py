@@ -59,6 +59,10 @@ class ScriptedProducer(Peer):
 
     repeats = False
     """Often sends again what is on its way."""
+    payload_sizes: tuple[int, ...] = (0, 0, 20, 300)
+    """Bytes of most messages beside their text."""
+    bundle_bytes = BUNDLE_BYTES
+    """A bundle of so many bytes takes no more frames."""
     delays_ms = 0
     """Some messages are due later, by so much at most."""
     delays_share = 0.0
@@ -126,7 +130,7 @@ class ScriptedProducer(Peer):
         messages: Messages = []
         for _ in range(self.draw.randrange(1, 6)):
             self.made += 1
-            size = self.draw.choice((0, 0, 20, 300)) if self.draw.random() < 0.97 else 9_000
+            size = self.draw.choice(self.payload_sizes) if self.draw.random() < 0.97 else 9_000
             number = self.host.next_number()
             text = b"%s:%d:%d:" % (self.name.encode(), lane.partition_id, number)
             if self.delays_ms and self.draw.random() < self.delays_share:
@@ -153,7 +157,7 @@ class ScriptedProducer(Peer):
                 lane.unacked.append(self._new_messages(lane))
             sequence = lane.first + sum(map(len, lane.unacked[: lane.posted]))
             for messages in lane.unacked[lane.posted :]:
-                if sum(len(frame) for _, frame in frames) > BUNDLE_BYTES:
+                if sum(len(frame) for _, frame in frames) > self.bundle_bytes:
                     break
                 frames.append((lane.partition_id, self._frame(lane, sequence, messages)))
                 sequence += len(messages)

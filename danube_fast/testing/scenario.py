@@ -13,6 +13,7 @@ from danube_fast.broker.subscription import delays
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.config import Settings
 from danube_fast.testing.consumer import TEMPERS
+from danube_fast.testing.history_plan import CHAOS_MORE_NS, HistoryPlan
 from danube_fast.workers.shard.deliver import dispatcher, lookahead
 
 __all__ = ["FAULTS", "Bounds", "Scenario", "SubscriptionPlan", "TopicShape"]
@@ -32,6 +33,10 @@ DELAYS_SHARE = 0.3
 BOUNDS_SHARE = 0.5
 CROWDS_MAX = 30
 RESTARTS_MAX = 4
+LATE_POLICY = {
+    "max_redelivery_count": 5, "ack_timeout_ms": 0, "base_redelivery_delay_ms": 20,
+    "max_redelivery_delay_ms": 500, "backoff_strategy": "fixed", "poison_policy": "block",
+}  # fmt: skip
 
 
 class Bounds(NamedTuple):
@@ -76,6 +81,8 @@ class SubscriptionPlan:
     filters: list[list[str]]
     permits: list[int]
     policy: dict[str, Any]
+    late_ns: int = 0
+    """Its consumers begin so late; 0: with the others."""
 
 
 @dataclass
@@ -86,6 +93,7 @@ class TopicShape:
     durability: str
     partitions: int
     subscriptions: list[SubscriptionPlan] = field(default_factory=list)
+    policy: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -97,6 +105,8 @@ class Scenario:
     """Faults."""
     moves_share: float = 0.0
     """Of the runs, those in which partitions move."""
+    history_share: float = 0.0
+    """Of the runs, those with an uploader, a store, and topics that stay."""
 
     def __post_init__(self) -> None:
         draw = self.draw = random.Random(f"scenario {self.seed}")
@@ -113,6 +123,10 @@ class Scenario:
             self.worker_count = draw.choice((2, 2, 3))
             self.log_count = self.worker_count * draw.choice((1, 2))
             self.has_shipped = True
+        self.history: HistoryPlan | None = None
+        if random.Random(f"has history {self.seed}").random() < self.history_share:
+            self.history = HistoryPlan(self.seed)
+            self.chaos_ns += CHAOS_MORE_NS
         own = random.Random(f"repeats {self.seed}")
         self.has_repeats = not self.has_moves and own.random() < REPEATS_SHARE
         """Producers are impatient while the disk is slow, and then the power is cut."""
@@ -149,7 +163,21 @@ class Scenario:
             more = ["crowd_memory"] * narrow.randrange(CROWDS_MAX)
             more += ["kill_worker"] * narrow.randrange(RESTARTS_MAX) * (self.delays_ms > 0)
             self.faults += [(narrow.randrange(self.chaos_ns), fault) for fault in more]
+        if self.history is not None:
+            self._add_history(self.history)
         self.faults.sort()
+
+    def _add_history(self, plan: HistoryPlan) -> None:
+        """Let topics stay, and let a subscription of each begin when much of it is history only."""
+        self.permits_bytes = plan.permits_bytes
+        self.tail_bytes_max = None
+        self.faults += plan.faults(self.chaos_ns)
+        for number, shape in enumerate(self.topics):
+            shape.policy = plan.policy(number)
+            late = SubscriptionPlan(
+                "late", plan.late_kind, ["good"], [[]], [100_000], LATE_POLICY, plan.late_ns
+            )
+            shape.subscriptions.append(late)
 
     def settings(self, directory: str) -> Settings:
         """The broker's settings: small and quick, so that much happens in little time."""
@@ -174,7 +202,7 @@ class Scenario:
         )
         if self.tail_bytes_max is not None:
             settings = msgspec.structs.replace(settings, tail_bytes_max=self.tail_bytes_max)
-        return settings
+        return settings if self.history is None else self.history.settings(settings)
 
     def _topic(self, number: int) -> TopicShape:
         draw = self.draw

@@ -23,16 +23,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
-from danube_fast.testing.applications import publisher, receiver
+from danube_fast.testing.applications import SIZES, publisher, receiver
 from danube_fast.testing.auditor import Auditor
 from danube_fast.testing.consumer import ScriptedConsumer
 from danube_fast.testing.faults import Faults
+from danube_fast.testing.faulty_store import FaultyStore
+from danube_fast.testing.history_auditor import HistoryAuditor
+from danube_fast.testing.history_plan import HistoryBounds, HistoryPlan
 from danube_fast.testing.host import SimulatedHost, SimulatedWorker
 from danube_fast.testing.loopback import Network
 from danube_fast.testing.model import Model
 from danube_fast.testing.peer import Peer
 from danube_fast.testing.producer import ScriptedProducer
-from danube_fast.testing.publishing_model import Violation
+from danube_fast.testing.publishing_model import PartitionModel, Violation
+from danube_fast.testing.rereader import Rereader
 from danube_fast.testing.scenario import DEAD_LETTERS, Bounds, Scenario
 from danube_fast.testing.shipped import Application, ShippedClient
 from danube_fast.testing.virtual_clock import Schedule, Trace, VirtualClock
@@ -44,6 +48,8 @@ STEPS = 8
 """Faults in one run, at most."""
 CALM_NS = 40 * SECOND_NS
 """When nothing fails any more, everything that is owed arrives within this time."""
+LOOK_NS = 200 * MILLISECOND_NS
+"""How often workers and store are compared."""
 AUDIT_NS = 10 * SECOND_NS
 """So long it may take to read everything."""
 FAST_FOLDER = Path("/dev/shm")  # noqa: S108 - files of one run, in a folder of its own
@@ -87,28 +93,59 @@ class Simulation:
         )
         for tap, worker in zip(self.taps, self.host.workers, strict=True):
             tap.synced_position = worker.synced_position
+        self._history_bounds: HistoryBounds | None = None
+        if scenario.history is not None:
+            self._add_uploader(scenario.history)
         self.host.on_down = self._worker_down
         self.host.on_power_cut = self.model.lost_power
         self.host.on_moved = self.model.moved
         self.peers: list[Peer | ShippedClient] = []
         self.topics: dict[str, list[int]] = {}
         """Partition ids by topic."""
+        self._late: dict[str, int] = {}
+        """Peers that begin late, and when."""
         self._make_topics()
+        self.history: HistoryAuditor | None = None
+        if self.host.uploader is not None:
+            store = self.host.uploader.store
+            self.history = HistoryAuditor(self.host, store.objects, self._kept())
+            store.on_made = self.history.look
         self._make_clients(random.Random(f"clients {seed}"))
         if scenario.has_shipped:
             self._make_shipped(random.Random(f"shipped {seed}"))
         self.faults = Faults(scenario, self.host, self.network, self.peers, self.partition_ids)
+        if self.host.uploader is not None:
+            self.host.uploader.store.on_way = self.faults.end_waiting_uploader
 
     # ------------------------------------------------------------ making
 
+    def _add_uploader(self, plan: HistoryPlan) -> None:
+        self._history_bounds = plan.bounds.present()
+        draw = random.Random(f"store {self.scenario.seed}")
+        self.host.add_uploader(FaultyStore(self.schedule, draw, self.trace, plan.store_faults))
+
     def _make_topics(self) -> None:
-        shapes = [(each.topic, each.durability, each.partitions) for each in self.scenario.topics]
-        for topic, durability, partitions in [*shapes, (DEAD_LETTERS, "fsync", 1)]:
-            ids = self.topics[topic] = self.host.create_topic(topic, durability, partitions)
+        shapes = [
+            (each.topic, each.durability, each.partitions, each.policy)
+            for each in self.scenario.topics
+        ]
+        for topic, durability, partitions, policy in [*shapes, (DEAD_LETTERS, "fsync", 1, {})]:
+            ids = self.topics[topic] = self.host.create_topic(topic, durability, partitions, policy)
             for index, partition_id in enumerate(ids):
                 self.model.add_partition(partition_id, durability, topic, index)
                 if topic == DEAD_LETTERS:
                     self.model.letters[partition_id] = topic
+
+    def _kept(self) -> list[PartitionModel]:
+        """Partitions whose messages stay, in the log and then in the store."""
+        shapes = [
+            each
+            for each in self.scenario.topics
+            if each.durability != "memory"
+            and each.policy.get("retention_policy", "until_acked") != "until_acked"
+        ]
+        ids = [number for shape in shapes for number in self.topics[shape.topic]]
+        return [self.model.partitions[number] for number in ids]
 
     @property
     def partition_ids(self) -> list[int]:
@@ -133,6 +170,9 @@ class Simulation:
                 )
                 producer.repeats = scenario.has_repeats
                 producer.delays_ms = scenario.delays_ms
+                producer.payload_sizes = self._sizes(producer.payload_sizes)
+                if scenario.history is not None:
+                    producer.bundle_bytes = scenario.history.bundle_bytes
                 producer.delays_share = scenario.delays_share
                 self.peers.append(producer)
             for shape in scenario.topics:
@@ -143,22 +183,40 @@ class Simulation:
                         options: dict[str, Any] = {"failure_policy": plan.policy}
                         if plan.filters[number]:
                             options["key_filters"] = plan.filters[number]
+                        name = f"{plan.name}-{shape.topic[-1:]}{worker.index}-{number}"
+                        if plan.late_ns:
+                            self._late[name] = plan.late_ns
+                        else:
+                            name = f"{plan.name}-{worker.index}-{number}"
                         self._add_consumer(
-                            f"{plan.name}-{worker.index}-{number}", worker, draw, ids, plan.name,
+                            name, worker, draw, ids, plan.name,
                             plan.kind, temper, options, plan.permits[number],
                         )  # fmt: skip
+            self._add_rereader(worker, draw)
             ids = self._partitions_on(letters, worker)
             if ids:
                 self._add_consumer(
                     "undertaker", worker, draw, ids, "letters", "exclusive", "good", {}, 1000
                 )
 
+    def _sizes(self, usual: tuple[int, ...]) -> tuple[int, ...]:
+        return usual if self.scenario.history is None else self.scenario.history.sizes
+
+    def _add_rereader(self, worker: SimulatedWorker, draw: random.Random) -> None:
+        if self.history is None or self.scenario.has_moves:
+            return
+        mine = [each for each in self._kept() if self.host.worker_of(each.partition_id) is worker]
+        if mine:
+            own = random.Random(draw.random())
+            name = f"rereader-{worker.index}"
+            self.peers.append(Rereader(name, self.host, self.network, worker, own, mine))
+
     def _make_shipped(self, draw: random.Random) -> None:
         """Clients as they are shipped, beside the scripted ones."""
         for number, shape in enumerate(self.scenario.topics):
             sender = publisher(
                 self.model, shape.topic, self.scenario.messages_max // 2,
-                self.scenario.delays_ms, moves=self.scenario.has_moves,
+                self.scenario.delays_ms, moves=self.scenario.has_moves, sizes=self._sizes(SIZES),
             )  # fmt: skip
             self._add_shipped(f"sender-{number}", draw, sender)
             for plan in shape.subscriptions:
@@ -174,7 +232,10 @@ class Simulation:
                         plan.permits[0],
                         self.scenario.permits_bytes,
                     )
-                    self._add_shipped(f"taker-{number}-{plan.name}-{place}", draw, taker)
+                    name = f"taker-{number}-{plan.name}-{place}"
+                    if plan.late_ns:
+                        self._late[name] = plan.late_ns
+                    self._add_shipped(name, draw, taker)
 
     def _add_shipped(self, name: str, draw: random.Random, application: Application) -> None:
         own = random.Random(draw.random())
@@ -204,9 +265,14 @@ class Simulation:
         """From the first start to the end. Raises Violation."""
         if self.scenario.bounds is not None:
             self.scenario.bounds.set()
+        if self.scenario.history is not None:
+            self.scenario.history.bounds.set()
+            self.schedule.call(LOOK_NS, self._look)
         self.host.start()
         for peer in self.peers:
-            self.schedule.call(self.scenario.draw.randrange(300 * MILLISECOND_NS), peer.start)
+            delay_ns = self.scenario.draw.randrange(300 * MILLISECOND_NS)
+            delay_ns = self._late.get(peer.name, delay_ns)
+            self.schedule.call(delay_ns, lambda peer=peer: self._begin(peer))  # type: ignore[misc]
         for due_ns, fault in self.scenario.faults:
             self.schedule.call(due_ns, lambda fault=fault: self.faults.happen(fault))  # type: ignore[misc]
         self.schedule.run(self.scenario.chaos_ns)
@@ -223,8 +289,18 @@ class Simulation:
             raise Violation(
                 f"{CALM_NS // SECOND_NS} s after the last fault: {'; '.join(self.model.owed())}"
                 + (f"; not acked: {', '.join(open_frames)}" if open_frames else "")
+                + (f"; {self.history.waiting()}" if self.history is not None else "")
             )
         self._audit()
+
+    def _begin(self, peer: Peer | ShippedClient) -> None:
+        if not peer.is_alive:  # a late one is begun by the end of all faults, too
+            peer.start()
+
+    def _look(self) -> None:
+        if self.history is not None:
+            self.history.look()
+            self.schedule.call(LOOK_NS, self._look)
 
     def _audit(self) -> None:
         """Everything ends, starts again, and is read from the beginning."""
@@ -232,20 +308,25 @@ class Simulation:
             if peer.is_alive:
                 peer.kill()
         self.faults.end_all()
+        held = self.history.verify() if self.history is not None else {}
         self.host.start()
-        auditors = [self._auditor(worker) for worker in self.host.workers]
+        auditors = [self._auditor(worker, held) for worker in self.host.workers]
         for auditor in auditors:
             auditor.start()
         if not self.schedule.run(AUDIT_NS, lambda: all(each.is_done for each in auditors)):
             raise Violation(f"after the last crash {'; '.join(x.missing() for x in auditors)}")
+        if self.history is not None:
+            self.history.look()
 
-    def _auditor(self, worker: SimulatedWorker) -> Auditor:
+    def _auditor(self, worker: SimulatedWorker, held: dict[int, set[int]]) -> Auditor:
         mine = [
             self.model.partitions[each]
             for ids in self.topics.values()
             for each in self._partitions_on(ids, worker)
         ]
-        return Auditor(self.host, self.network, worker, random.Random(self.scenario.seed), mine)
+        return Auditor(
+            self.host, self.network, worker, random.Random(self.scenario.seed), mine, held
+        )
 
     def _is_finished(self) -> bool:
         done = all(
@@ -253,11 +334,17 @@ class Simulation:
             for peer in self.peers
             if isinstance(peer, ScriptedProducer | ShippedClient)
         )
-        return done and not self.model.owed()
+        return (
+            done
+            and not self.model.owed()
+            and not (self.history is not None and self.history.waiting())
+        )
 
     def close(self) -> None:
         """Give everything back."""
         self._bounds.set()
+        if self._history_bounds is not None:
+            self._history_bounds.set()
         for peer in self.peers:
             if isinstance(peer, ShippedClient) and peer.is_alive:
                 peer.kill()
@@ -265,7 +352,12 @@ class Simulation:
 
 
 def run_seed(
-    seed: int, *, steps: int = STEPS, moves: float = 0.0, verbose: bool = False
+    seed: int,
+    *,
+    steps: int = STEPS,
+    moves: float = 0.0,
+    history: float = 0.0,
+    verbose: bool = False,
 ) -> Outcome:
     """One run of one seed, in a folder that is gone afterwards."""
     parent = str(FAST_FOLDER) if FAST_FOLDER.is_dir() else None
@@ -276,7 +368,7 @@ def run_seed(
     simulation: Simulation | None = None
     fault = ""
     try:
-        simulation = Simulation(Scenario(seed, steps, moves), directory, verbose=verbose)
+        simulation = Simulation(Scenario(seed, steps, moves, history), directory, verbose=verbose)
         simulation.run()
     except Violation as violation:
         fault = str(violation)
@@ -307,6 +399,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help="faults in one run, at most")
     parser.add_argument("--lines", type=int, default=40, help="last lines of the trace at a fault")
     parser.add_argument("--moves", type=float, default=0.0, help="share of runs with moves, 0 to 1")
+    parser.add_argument("--history", type=float, default=0.0, help="share of runs with history")
     parser.add_argument("--verbose", action="store_true", help="print the whole trace")
     options = parser.parse_args(arguments)
     first, _, last = options.seeds.partition(":")
@@ -314,7 +407,10 @@ def main(arguments: list[str] | None = None) -> int:
     begun = time.monotonic()  # of the machine: how long it took
     totals = [0, 0, 0, 0]
     for number, seed in enumerate(seeds, 1):
-        outcome = run_seed(seed, steps=options.steps, moves=options.moves, verbose=options.verbose)
+        outcome = run_seed(
+            seed, steps=options.steps, moves=options.moves, history=options.history,
+            verbose=options.verbose,
+        )  # fmt: skip
         totals = [total + count for total, count in zip(totals, outcome[3:7], strict=True)]
         if outcome.fault:
             print("\n".join(outcome.lines[-options.lines :]))
@@ -322,7 +418,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"trace {outcome.digest}; after {number} seeds, {time.monotonic() - begun:.1f} s")
             print(
                 f"again: python -m danube_fast.testing.simulation --seed {seed}"
-                f" --steps {options.steps} --moves {options.moves}"
+                f" --steps {options.steps} --moves {options.moves} --history {options.history}"
             )
             return 1
         if options.seed is not None:

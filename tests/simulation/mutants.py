@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS_MAX = 2000
-FOLDERS = ("broker", "wal", "net", "workers")
+FOLDERS = ("broker", "history", "wal", "net", "workers")
 SECONDS_MAX = 3600
 
 
@@ -31,6 +31,8 @@ class Mutant(NamedTuple):
     after: str
     moves: float = 0.0
     """How often partitions move while it is looked for."""
+    history: float = 0.0
+    """How often there is an uploader, and a store."""
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -211,6 +213,83 @@ MUTANTS: dict[str, Mutant] = {
         "limit, pin = lowest, (partition, who)",
         "pin = (partition, who)",
     ),
+    "frontier_before_its_manifest": Mutant(
+        "                manifest = yield Do(commit)\n",
+        "                yield Ask(worker, m.SetUploaded(self._state.epoch, backlog.partition_id, "
+        "taken.until, 0, manifest.number))\n"
+        "                manifest = yield Do(commit)\n",
+        history=1.0,
+    ),
+    "frontier_forgotten_in_snapshots": Mutant(
+        "records.append(partition.uploaded)", "pass", history=1.0
+    ),
+    "frontier_forgotten_at_a_move": Mutant(
+        "            if not isinstance(record, r.Cursor):\n",
+        "            if isinstance(record, r.Uploaded):\n                continue\n"
+        "            if not isinstance(record, r.Cursor):\n",
+        moves=1.0,
+        history=1.0,
+    ),
+    "a_snapshot_does_not_wait_for_a_frontier": Mutant(
+        "            and not journal.changing\n", "", history=1.0, moves=0.5
+    ),
+    "trimmed_before_it_is_uploaded": Mutant(
+        "        until = partition.uploaded.until\n        claims =",
+        "        until = partition.visible\n        claims =",
+        history=1.0,
+    ),
+    "unsynced_frames_are_uploaded": Mutant(
+        "if run.end_offset > partition.visible or end > log.synced_position:",
+        "if run.end_offset > partition.visible:",
+        history=1.0,
+    ),
+    "a_manifest_of_another_try_is_taken_for_its_own": Mutant(
+        "            if found != data:\n", "            if not found:\n", history=1.0
+    ),
+    "a_record_of_an_older_uploader_counts": Mutant(
+        "number=number, previous=base.number,",
+        "number=number, previous=number - 1,",
+        history=1.0,
+    ),
+    "a_snapshot_of_a_manifest_has_the_newest_section_only": Mutant(
+        "added=whole.sections, removed=[])", "added=list(added), removed=[])", history=1.0
+    ),
+    "what_a_failed_commit_made_is_not_read": Mutant(
+        "            self._state.forget(backlog.partition_id)  # it may have been made\n",
+        "",
+        history=1.0,
+    ),
+    "history_is_read_one_section_early": Mutant(
+        "place = bisect.bisect_right(self.sections, offset,",
+        "place = bisect.bisect_left(self.sections, offset,",
+        history=1.0,
+    ),
+    "a_gap_in_history_reaches_to_the_log": Mutant(
+        "return Gap(min(end, chunk.base_offset), NEVER_USED)",
+        "return Gap(end, NEVER_USED)",
+        history=1.0,
+    ),
+    "a_cached_piece_stands_for_the_next_one": Mutant(
+        "if offset >= piece.blocks[-1].end_offset:",
+        "if offset > piece.blocks[-1].end_offset:",
+        history=1.0,
+    ),
+    "a_topic_begins_where_its_log_begins": Mutant(
+        "partition.begin_at(first if first < uploaded.until else max(found, first))",
+        "partition.begin_at(max(found, first))",
+        history=1.0,
+    ),
+    "what_only_history_has_is_too_old": Mutant(
+        "if first is None or found <= first.base_offset:", "if False:", history=1.0
+    ),
+    "a_trim_hides_history": Mutant(
+        "if not partition.is_in_history(partition.first_offset):", "if partition:", history=1.0
+    ),
+    "frames_of_other_offsets_are_uploaded": Mutant(
+        "at = max(manifest.end_offset, backlog.first_offset)",
+        "at = max(manifest.end_offset - 1, backlog.first_offset)",
+        history=1.0,
+    ),
 }
 
 
@@ -253,6 +332,7 @@ def hunt(name: str, seeds_max: int = SEEDS_MAX, seconds_max: float = SECONDS_MAX
         command = [
             sys.executable, "-m", "danube_fast.testing.simulation",
             "--seeds", f"0:{seeds_max}", "--lines", "0", "--moves", str(MUTANTS[name].moves),
+            "--history", str(MUTANTS[name].history),
         ]  # fmt: skip
         result = subprocess.run(
             command, env={**os.environ, "PYTHONPATH": folder}, cwd=folder, capture_output=True,

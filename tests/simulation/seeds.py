@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS_VARIABLE = "DANUBE_SIMULATION_SEEDS"
 SEEDS = 60
+HISTORY_SEEDS = 20
+"""How many of them run once more, with an uploader and a store."""
 MOVES = 0.2
 """Share of the runs in which partitions move between workers."""
 FIRST_WITHOUT_GIT = 1_000_000

@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulation.mutants import MUTANTS, ROOT, hunt, places_of
 
-QUICK = ("cursor_past_a_hole", "redelivery_count_not_raised")
+QUICK = ("cursor_past_a_hole", "redelivery_count_not_raised", "frontier_before_its_manifest")
 SEEDS_MAX = 60
 
 

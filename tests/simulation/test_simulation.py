@@ -10,7 +10,7 @@ import pytest
 
 from danube_fast.testing import simulation
 from danube_fast.testing.simulation import run_seed
-from tests.simulation.seeds import MOVES, ROOT, first_seed, seed_count
+from tests.simulation.seeds import HISTORY_SEEDS, MOVES, ROOT, SEEDS, first_seed, seed_count
 
 PARTS = 4
 SECONDS_MAX = 280
@@ -19,10 +19,13 @@ MOVED = (
     200667,
 )  # fmt: skip
 """Seeds with moves: of the log, of clients that left a consumer behind or lost credit, and of the model."""
+WITH_HISTORY = ((10, 0.0), (58, 0.0), (233, 0.6))
+"""Seeds with history: what is kept until it expires, a clock set back, a snapshot behind a frontier's record."""
 
 
-def test_one_seed_twice_is_one_trace():
-    first, second = run_seed(7), run_seed(7)
+@pytest.mark.parametrize("history", [0.0, 1.0])
+def test_one_seed_twice_is_one_trace(history: float):
+    first, second = run_seed(7, history=history), run_seed(7, history=history)
     assert first.digest == second.digest
     assert first.lines == second.lines
     assert first.delivered > 0
@@ -38,6 +41,7 @@ def test_another_process_gives_the_same_trace():
     for salt in ("1", "2"):
         code = "from danube_fast.testing.simulation import run_seed\n"
         code += "print([run_seed(seed).digest for seed in range(20, 24)])\n"
+        code += "print([run_seed(seed, moves=0.5, history=1.0).digest for seed in range(20, 22)])\n"
         result = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": salt},
@@ -73,6 +77,25 @@ def test_no_seed_of_this_commit_finds_a_fault(part: int):
             + f"\nseed {seed}: {outcome.fault}\n"
             + f"again: python -m danube_fast.testing.simulation --seed {seed} --moves {MOVES}"
         )
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_seed_of_this_commit_finds_a_fault_of_history(part: int):
+    first = first_seed()
+    count = max(HISTORY_SEEDS, seed_count() - SEEDS + HISTORY_SEEDS)
+    for seed in range(first + part, first + count, PARTS):
+        outcome = run_seed(seed, moves=MOVES, history=1.0)
+        assert not outcome.fault, (
+            "\n".join(outcome.lines[-30:])
+            + f"\nseed {seed}: {outcome.fault}\n"
+            + f"again: python -m danube_fast.testing.simulation --seed {seed} --moves {MOVES} --history 1"
+        )
+
+
+@pytest.mark.parametrize(("seed", "moves"), WITH_HISTORY)
+def test_a_seed_with_history_that_found_a_fault_once(seed: int, moves: float):
+    outcome = run_seed(seed, moves=moves, history=1.0)
+    assert not outcome.fault, f"seed {seed}: {outcome.fault}"
 
 
 def test_the_command_runs_seeds_and_tells():

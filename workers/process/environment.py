@@ -15,6 +15,8 @@ import zmq
 
 from danube_fast.clock import Clock
 from danube_fast.config import Settings
+from danube_fast.history.stores.opening import open_store
+from danube_fast.history.stores.store import ObjectStore
 from danube_fast.metadata.lmdb_store import LmdbStore
 from danube_fast.metadata.seal import SealFile
 from danube_fast.metadata.store import MetadataStore
@@ -70,6 +72,10 @@ class Environment:
         return LmdbStore(
             data_dir / METADATA, clock, data_dir / METADATA_SEAL, accept_older=accept_rollback
         )
+
+    def open_history(self, url: str, clock: Clock, scratch: Path) -> ObjectStore:
+        """Open the object store of a broker's history. Raises InvalidArgument."""
+        return open_store(url, clock, scratch)
 
     def sealed_revision(self, data_dir: Path) -> int | None:
         """Read the revision that the metadata has at least; None without a seal."""

@@ -122,7 +122,7 @@ class Checkpoints:
         """
         self.current = checkpoint
         if self._is_writing:
-            return  # whoever writes sees that there is a newer one
+            return  # the write that is under way sees that there is a newer one
         self._is_writing = True
         try:
             written: Checkpoint | None = None

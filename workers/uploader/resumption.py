@@ -74,7 +74,7 @@ class _Lost(Exception):
 
 
 class _Away(Exception):
-    """It cannot be told yet."""
+    """Nothing can be told yet."""
 
 
 class Resumption:

@@ -19,7 +19,6 @@ from danube_fast.broker import messages as m
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import DanubeError, Internal
 from danube_fast.frame.crc import crc32c
-from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.probe import probe_store
 from danube_fast.history.stores.store import ObjectStore
 from danube_fast.ring.control import ProcessState
@@ -63,7 +62,7 @@ class Uploader:
         self._fetches = Fetches(self.state)
         self._sweep = Sweep(self.state)
         self._flushes = Flushes(self.state, self._rounds)
-        self._draw = random.Random()
+        self._draw = random.Random(self._environment.new_token())
 
     # ------------------------------------------------------------ life
 
@@ -129,11 +128,11 @@ class Uploader:
         self._tasks.start(sweep(self.state, self._checkpoints))
 
     def _open(self) -> ObjectStore:
-        url = self._boot.settings.store
+        url, clock = self._boot.settings.store, self._boot.clock
         # parts that wait there belong to that store alone
         scratch = self.state.data_dir / SCRATCH_NAME / f"{crc32c(url.encode()):08x}"
-        store = open_store(url, self._boot.clock, scratch)
-        probe_store(store)
+        store = self._environment.open_history(url, clock, scratch)
+        probe_store(store, self._environment.new_token())
         return store
 
 

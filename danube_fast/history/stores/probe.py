@@ -14,14 +14,15 @@ __all__ = ["PROBE_PREFIX", "probe_store"]
 PROBE_PREFIX = "probe/"
 
 
-def probe_store(store: ObjectStore) -> None:
-    """Create an object, create it again, at once and in parts, read and delete it.
+def probe_store(store: ObjectStore, token: bytes | None = None) -> None:
+    """Create an object, create it again, at once and in parts, read and delete it. `token` makes its name, which
+    no other object may have; it is drawn if it is None.
 
     Raises what the store raises, and FailedPrecondition if it takes a second object under the same
     key or does not give back what it was given: several servers that speak S3 do so, and two writers
     could then overwrite each other's history.
     """
-    key = f"{PROBE_PREFIX}{secrets.token_hex(16)}"
+    key = f"{PROBE_PREFIX}{(token or secrets.token_bytes(16)).hex()}"
     data = key.encode()
     try:
         with contextlib.suppress(AlreadyExists):  # of a try whose answer was lost; the read tells

@@ -40,6 +40,8 @@ class _Size:
         """First message that is not uploaded, as of `came_ns`."""
         self.came_ns = 0
         """When that message came, wall clock; 0: there is none."""
+        self.seen_ns = 0
+        """When it was looked at first."""
 
     def bytes(self, partition: Partition) -> int:
         """Bytes that are not uploaded."""
@@ -96,10 +98,14 @@ class Backlogs(PeriodicJob):
         start = max(partition.uploaded.until, partition.first_offset)
         if start >= partition.visible:
             return 0
-        if size.start != start or not size.came_ns:
+        if size.start != start:
+            size.start, size.seen_ns, size.came_ns = start, self._state.now_ns, 0
+        if not size.came_ns:
             run = first_run(self._state.logs[partition.log_slot], partition, start)
-            size.start, size.came_ns = start, run.append_time_ns if run is not None else 0
-        return max(0, self._state.now_wall_ns - size.came_ns) if size.came_ns else 0
+            size.came_ns = run.append_time_ns if run is not None else 0
+        # by the wall clock it becomes no older for as long as that was set back
+        seen_ns = self._state.now_ns - size.seen_ns
+        return max(seen_ns, self._state.now_wall_ns - size.came_ns) if size.came_ns else 0
 
     def note_uploaded(self, partition: Partition, before: int) -> None:
         """Note that a partition is uploaded up to its `uploaded.until`, and was up to `before`."""

@@ -157,8 +157,11 @@ class Uploads:
                 "give the broker an empty store"
             )
         record = r.Uploaded(asked.partition_id, asked.until, asked.first_offset, asked.manifest)
+        journal = self._state.journals[partition.log_slot]
+        journal.changing += 1  # a snapshot behind the record would not know of it
 
         def recorded(error: DanubeError | None) -> None:
+            journal.changing -= 1
             if error is None and self._state.partition(partition.partition_id) is partition:
                 self._note(partition, record)
             request.respond(None, error)

@@ -91,17 +91,15 @@ class Retention(Job):
         return self._state.logs[partition.log_slot]
 
     def _older_than(self, partition: Partition, age_ns: int) -> int:
-        """Find the first message that is not older."""
-        time_ns = self._state.steady_wall_ns - age_ns
-        log = self._log(partition)
-        until = offset_at(partition, log, max(0, time_ns))
+        """Find the first message that is not older. Those that only history has count as old when one of the log is:
+        only the store knows their times."""
+        time_ns, log = self._state.steady_wall_ns - age_ns, self._log(partition)
+        found = offset_at(partition, log, max(0, time_ns))
         if partition.is_in_history(partition.first_offset):
-            run = first_run(log, partition, partition.first_offset)
-            if run is None or until <= run.base_offset:
-                return (
-                    partition.first_offset
-                )  # the uploader knows the ages of what is in history only
-        return until
+            first = first_run(log, partition, partition.first_offset)
+            if first is None or found <= first.base_offset:
+                return partition.first_offset
+        return found
 
     def expire_old(self, partition: Partition) -> None:
         """Expire messages above their time to live before a consumer gets them: they count as acked."""
