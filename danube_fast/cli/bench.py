@@ -97,7 +97,8 @@ def bench(
     Starts a broker with two workers in a temporary directory unless --url names one. Workloads:
     throughput, messages, topics, publishers, fanout, merge, sustained (beside bare writes of the disk),
     lapped, shared, key-shared, failover, acks, promotion, delayed (--seconds: the span of the due times),
-    unacked, crowd, publish-latency, latency, isolation, ready, recovery, idle, readback, soak (--seconds),
+    unacked, crowd, history-upload, history-upload-s3, history-publish, history-lapped, history-seam,
+    history-offset, history-offset-s3, history-turns (history beside the log), publish-latency, latency, isolation, ready, recovery, idle, readback, soak (--seconds),
     reference and echo (raw ZeroMQ without a broker). --peers runs throughput and latency on other systems,
     too (docs/peers.md). --sweep runs one workload (throughput) in turns on brokers set differently.
     """
