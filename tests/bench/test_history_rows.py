@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from danube_fast.bench.command import Choices, measure
 from danube_fast.bench.load.payloads import LIST_MESSAGES
 from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures
-from danube_fast.bench.workloads import catalog, lapped
+from danube_fast.bench.workloads import catalog
 from danube_fast.bench.workloads.catalog import WORKLOADS, planned
 from danube_fast.bench.workloads.history import bare, offset, reads, topics, turn_probe
 from danube_fast.bench.workloads.history.sink import Sink
@@ -135,17 +134,6 @@ def test_what_the_store_has_wrong_is_seen(rig: Rig, monkeypatch: pytest.MonkeyPa
     plan = planned("history-upload", messages=LIST_MESSAGES)
     figures = WORKLOADS["history-upload"].run(rig, plan)
     assert (figures.lost, figures.corrupted) == (1, 1) and not figures.is_faultless
-
-
-def test_a_lapped_consumer_that_misses_history_is_seen(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lapped, "_HERE", "tests.bench.lossy")
-    monkeypatch.setattr(topics, "UPLOAD_SECONDS", 20.0)
-    changes = {"messages": 90_000, "message_bytes": 1000, "rate": 3000.0}
-    monkeypatch.setattr(reads, "put_away", lambda *_: time.sleep(1.0))
-    figures = WORKLOADS["history-lapped"].run(rig, planned("history-lapped", **changes))
-    assert figures.lost == 2 * LIST_MESSAGES, "a list in each run"
 
 
 # ---------------------------------------------------------------- without SeaweedFS
