@@ -4,8 +4,8 @@
                       and what is published meanwhile, until it is at the tail
     history-seam      | half in the store, not in the log | half in the log only |   one consumer, from the beginning
 
-Nothing of the store was read before, neither by the uploader nor by a worker, and the kernel is told to drop the
-pages of its files: the reads are cold. The log is in the page cache. Brokers of both sides are set alike, and each
+Nothing of the store was read before, neither by the uploader nor by a worker. For `history-lapped` the kernel drops the
+pages of its files, too: the reads are cold. The log is in the page cache, and so is all of `history-seam`. Brokers of both sides are set alike, and each
 run has its own, there and back. A consumer compares every message.
 """
 
@@ -53,6 +53,7 @@ def run_history_lapped(rig: Rig, plan: Plan) -> Figures:
                 def behind(topic: str) -> None:
                     if is_history:
                         put_away(rig, broker, store, topic, messages, 0)
+                        drop_pages(store)
                     else:
                         topics.roll_log(rig, broker)
 
@@ -64,13 +65,11 @@ def run_history_lapped(rig: Rig, plan: Plan) -> Figures:
 def put_away(
     rig: Rig, broker: Broker, store: Store, topic: str, messages: int, left_bytes: int
 ) -> None:
-    """Wait until the store has so many messages and the log no more than `left_bytes` of them; the store is cold
-    then."""
+    """Wait until the store has so many messages and the log no more than `left_bytes` of them."""
     topics.wait_until("the upload", lambda: topics.uploaded_messages(store, topic) >= messages)
     topics.roll_log(rig, broker)
     room = topics.SEGMENTS_LEFT * topics.SMALL_SEGMENTS["segment_bytes"]
     topics.wait_trimmed(broker, left_bytes + room)
-    drop_pages(store)
 
 
 def drop_pages(store: Store) -> None:

@@ -1,7 +1,7 @@
 """The workload `history-turns`: how long a worker's turns take while consumers read history.
 
     one worker <-- 8 consumers, each with a subscription of its own, from the beginning to the end
-                   all in the store, cold     beside     all in the log
+                   all in the store           beside     all in the log
 
 A turn is one call of the worker's `do_work`, timed inside its process (turn_probe.py): all that the worker's other
 topics wait for. `turn_ratio` is its p99 beside that of the same reads from the log, medians of two runs each. Every
