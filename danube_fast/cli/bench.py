@@ -99,8 +99,7 @@ def bench(
     lapped, shared, key-shared, failover, acks, promotion, delayed (--seconds: the span of the due times),
     unacked, crowd, publish-latency, latency, isolation, ready, recovery, idle, readback, soak, history-upload,
     -publish, -lapped, -seam, -offset, -turns, -upload-s3, -offset-s3, reference and echo (raw ZeroMQ alone).
-    --peers runs throughput and latency on other systems, too (docs/peers.md). --sweep runs one workload
-    (throughput) in turns on brokers set differently.
+    --peers compares other systems (docs/peers.md); --sweep runs one workload on brokers set differently.
     """
     changes: dict[str, Any] = {
         "transport": transport, "message_bytes": message_bytes, "messages": messages,
