@@ -15,6 +15,7 @@ from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures, client_of
 from danube_fast.bench.reporting import report
 from danube_fast.bench.reporting.plot import Bar, write_bars
+from danube_fast.bench.workloads.catalog import WORKLOADS
 from danube_fast.errors import FailedPrecondition, InvalidArgument, NotFound
 from danube_fast.version import VERSION
 
@@ -34,6 +35,7 @@ TRANSPORTS = ("zmq", "shm")
 WIDTH = 170
 OWN_BROKER = (
     "sustained", "ready", "recovery", "idle", "readback", "soak", "delayed", "unacked", "crowd",
+    *(name for name in WORKLOADS if name.startswith("history-")),
 )  # fmt: skip
 """Workloads that start brokers of their own, with settings of their own."""
 
@@ -71,10 +73,19 @@ def prepare(choices: Choices, note: Note) -> None:
     note(f"danube-fast {VERSION} on {host.machine()}")
 
 
+def _note_absent(choices: Choices, note: Note) -> None:
+    """Say what is left out of a run of all workloads, and why."""
+    for name, workload in WORKLOADS.items() if not choices.workloads else ():
+        reason = workload.why_absent()
+        if reason:
+            note(f"{name} is left out: {reason}")
+
+
 def measure(choices: Choices, note: Note, emit: Emit) -> bool:
     """Run workloads, print their figures; whether nothing was lost or changed."""
     plans = harness.plans(choices.workloads, choices.changes)
     prepare(choices, note)
+    _note_absent(choices, note)
     if not choices.workloads and choices.url is not None:
         plans = [plan for plan in plans if plan.workload not in OWN_BROKER]
     found: list[Figures] = []
@@ -105,6 +116,7 @@ def check(choices: Choices, note: Note, emit: Emit) -> bool:
     if "seconds" in choices.changes:
         raise InvalidArgument("--check counts messages; use --messages instead of --seconds")
     prepare(choices, note)
+    _note_absent(choices, note)
     runs = choices.runs or floors.RUNS
     with Rig() as rig:
         measured = floors.check(

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 
 from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.workloads.catalog import EVERYWHERE, GB, WORKLOADS, find, planned
+from danube_fast.bench.workloads.catalog import (
+    EVERYWHERE,
+    GB,
+    WORKLOADS,
+    find,
+    planned,
+    require_present,
+)
 from danube_fast.errors import InvalidArgument
 
 __all__ = [
@@ -81,6 +88,50 @@ def _rate(floor: float, target: float) -> list[Floor]:
 def _micros(name: str, floor: float, target: float) -> Floor:
     return Floor(f"{name}_us", floor, target, "us")
 
+
+_SHM = {"transport": "shm"}
+_HISTORY_CASES = (
+    Case(
+        "history: upload to file://, 1 KiB, of a bare loop", "history-upload", {},
+        [Floor("vs_bare", 0.7, 1.0, "of bare writes")],
+    ),
+    Case(
+        "history: upload to S3 (SeaweedFS), 1 KiB, of boto3", "history-upload-s3", {},
+        [Floor("vs_bare", 0.7, 1.0, "of boto3 alone")],
+    ),
+    Case(
+        "history: publish beside an upload, fsync, 1 KiB", "history-publish", {},
+        [
+            Floor("vs_no_upload", 0.6, 0.8, "of no upload"),
+            Floor("throttled_vs_no_upload", 0.85, 0.95, "of no upload, at 100 MB/s"),
+        ],
+    ),
+    Case(
+        "history: cold catch-up from file://, 100 B", "history-lapped", _SHM,
+        [Floor("vs_log", 0.9, 1.0, "of the log alone")],
+    ),
+    Case(
+        "history: cold catch-up from file://, 1 KiB", "history-lapped",
+        {**_SHM, "message_bytes": 1024, "messages": 1_000_000, "rate": 20_000.0},
+        [Floor("vs_log", 0.7, 0.9, "of the log alone")],
+    ),
+    Case(
+        "history: across the seam", "history-seam", _SHM,
+        [Floor("vs_log", 0.9, 1.0, "of the log alone")],
+    ),
+    Case(
+        "history: an offset amid 10,000 objects, file://", "history-offset", {},
+        [Floor("first_ms", 50, 10, "ms")],
+    ),
+    Case(
+        "history: an offset amid 10,000 objects, S3", "history-offset-s3", {},
+        [Floor("requests", 3, 2, "round trips")],
+    ),
+    Case(
+        "history: turns beside 8 readers of history", "history-turns", {},
+        [Floor("turn_ratio", 1.1, 1.0, "times those of the log, p99")],
+    ),
+)  # fmt: skip
 
 CASES = (
     Case("reliable, fdatasync before ack", "throughput", {}, _rate(6e6, 9e6)),
@@ -170,6 +221,7 @@ CASES = (
         "10,000 topics and subscriptions: start to first message", "crowd", {},
         [Floor("orderly_seconds", 10, 3, "s"), Floor("killed_seconds", 10, 3, "s")],
     ),
+    *_HISTORY_CASES,
     Case(
         "soak, 5 min: clients, topics and workers come and go", "soak", {"messages": 600_000},
         [
@@ -233,6 +285,8 @@ LANE_CASES = (
 )  # fmt: skip
 """Those of shared memory; `--transport shm` chooses them."""
 
+_OWN = ("reference", "soak", "delayed")
+"""They start what they need by themselves."""
 _COMPARED = ("throughput", "messages", "topics", "fanout")
 _ECHOED = ("publishers", "publish-latency", "latency")
 _TIMES = ("p50_us", "p99_us")
@@ -258,11 +312,18 @@ def value_of(figures: Figures, name: str) -> float | None:
 
 
 def select(names: Sequence[str], transport: str = "zmq") -> list[Case]:
-    """Cases of these workloads over that transport; all without names. Raises InvalidArgument."""
+    """Cases of these workloads over that transport; without names all that can run here.
+
+    Raises InvalidArgument, or FailedPrecondition for one that was named and cannot run here.
+    """
     for name in names:
         find(name)
     cases = LANE_CASES if transport == "shm" else CASES
     chosen = [case for case in cases if not names or case.workload in names]
+    for name in names:
+        require_present(name)
+    if not names:
+        chosen = [case for case in chosen if not find(case.workload).why_absent()]
     if not chosen:
         known = ", ".join(name for name in WORKLOADS if any(c.workload == name for c in cases))
         raise InvalidArgument(f"{', '.join(names)} has no floor; those that have: {known}")
@@ -288,7 +349,7 @@ def echo_plan(plan: Plan) -> Plan:
 def measure(rig: Rig, plan: Plan) -> Figures:
     """One run of a plan, after one of raw ZeroMQ where that says something."""
     is_large = plan.messages * plan.message_bytes >= REST_FROM_BYTES
-    if is_large and plan.workload not in ("reference", "soak", "delayed"):
+    if is_large and plan.workload not in _OWN and not plan.workload.startswith("history-"):
         rig.broker(plan).rest()
     raw = None
     if plan.workload in _COMPARED and not plan.rate:

@@ -11,7 +11,13 @@ import msgspec
 from danube_fast.bench.floors import measure
 from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures, Plan
-from danube_fast.bench.workloads.catalog import EVERYWHERE, WORKLOADS, find, planned
+from danube_fast.bench.workloads.catalog import (
+    EVERYWHERE,
+    WORKLOADS,
+    find,
+    planned,
+    require_present,
+)
 from danube_fast.errors import InvalidArgument
 
 __all__ = ["calibrated", "median_figures", "plans", "run"]
@@ -22,12 +28,15 @@ CALIBRATION_SHARE = 20
 
 
 def plans(names: Sequence[str], changes: dict[str, Any]) -> list[Plan]:
-    """A plan for each workload; without names, for all. Raises InvalidArgument.
+    """A plan for each workload; without names, for all that can run here. Raises InvalidArgument, or
+    FailedPrecondition for one that was named and cannot run here.
 
     A choice that a named workload cannot take is an error; without names, it counts where it can.
     """
     for name in names:
         find(name)
+    for name in names:
+        require_present(name)
     if names:
         return [planned(name, **_without_seconds(name, changes)) for name in names]
     taken = {field for workload in WORKLOADS.values() for field in workload.takes}
@@ -42,6 +51,7 @@ def plans(names: Sequence[str], changes: dict[str, Any]) -> list[Plan]:
             ),
         )
         for name, workload in WORKLOADS.items()
+        if not workload.why_absent()
     ]
 
 

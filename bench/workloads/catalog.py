@@ -23,9 +23,12 @@ from danube_fast.bench.workloads import (
     sustained,
     unacked,
 )
-from danube_fast.errors import InvalidArgument
+from danube_fast.bench.workloads.history import offset, publish, reads, turns, upload
+from danube_fast.bench.workloads.history.stores import why_no_seaweed
+from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 __all__ = ["EVERYWHERE", "WORKLOADS", "Workload", "find", "planned"]
+__all__ += ["require_present"]
 
 GB = 1_000_000_000
 
@@ -38,6 +41,8 @@ class Workload(NamedTuple):
     defaults: dict[str, Any]
     takes: frozenset[str]
     """Fields of the plan that a user may choose."""
+    why_absent: Callable[[], str] = lambda: ""
+    """Why it cannot run on this machine; empty if it can."""
 
 
 EVERYWHERE = frozenset({"transport", "spin_us"})
@@ -46,6 +51,7 @@ _STREAM = frozenset(
     {"durability", "message_bytes", "messages", "seconds", "producers", "rate", "warm"}
 )
 _SHARE = frozenset({"durability", "message_bytes", "messages", "consumers"})
+_HISTORY = frozenset({"message_bytes", "messages"})
 _PACED = frozenset({"durability", "message_bytes", "messages", "seconds", "rate"})
 
 WORKLOADS: dict[str, Workload] = {
@@ -156,6 +162,39 @@ WORKLOADS: dict[str, Workload] = {
         soak.run_soak, {"messages": 40_000, "rate": 2000.0},
         frozenset({"durability", "message_bytes", "messages", "seconds", "rate"}),
     ),
+    "history-upload": Workload(
+        "messages that go from the log into a folder, beside a bare loop over the same frames",
+        upload.run_upload, {"messages": 1_000_000, "message_bytes": 1024}, _HISTORY,
+    ),
+    "history-upload-s3": Workload(
+        "the same into SeaweedFS, beside boto3 alone",
+        upload.run_upload_s3, {"messages": 500_000, "message_bytes": 1024}, _HISTORY, why_no_seaweed,
+    ),
+    "history-publish": Workload(
+        "send_many with fsync while the uploader is busy, beside the same without",
+        publish.run_publish, {"messages": 500_000, "message_bytes": 1024}, _HISTORY,
+    ),
+    "history-lapped": Workload(
+        "a lapped consumer whose backlog is in a folder, not in the log, beside the same in the log",
+        reads.run_history_lapped, {"messages": 5_000_000, "rate": 200_000.0}, _HISTORY | {"rate"},
+    ),
+    "history-seam": Workload(
+        "one consumer of messages that are half in a folder, beside one of the log alone",
+        reads.run_seam, {"messages": 5_000_000}, _HISTORY,
+    ),
+    "history-offset": Workload(
+        "a reader at an offset in the middle of many objects, until its first message",
+        offset.run_offset, {"messages": 10_000}, _HISTORY,
+    ),
+    "history-offset-s3": Workload(
+        "the same in SeaweedFS: round trips",
+        offset.run_offset_s3, {"messages": 10_000}, _HISTORY, why_no_seaweed,
+    ),
+    "history-turns": Workload(
+        "turns of a worker while 8 consumers read history, beside those while they read the log",
+        turns.run_turns, {"messages": 1_000_000, "message_bytes": 1024, "consumers": 8},
+        _HISTORY | {"consumers"},
+    ),
     "reference": Workload(
         "raw ZeroMQ without a broker, the same bytes",
         reference.run_reference, {"messages": 5_000_000},
@@ -177,6 +216,13 @@ def find(name: str) -> Workload:
         hint = f"did you mean {near[0]!r}?" if near else "choose among them"
         raise InvalidArgument(f"there is no workload {name!r}; {hint} ({', '.join(WORKLOADS)})")
     return workload
+
+
+def require_present(name: str) -> None:
+    """Raise FailedPrecondition if a workload cannot run on this machine."""
+    reason = find(name).why_absent()
+    if reason:
+        raise FailedPrecondition(f"{name} cannot run here: {reason}")
 
 
 def planned(name: str, **changes: Any) -> Plan:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -43,6 +43,7 @@ from danube_fast.config import Settings
 from danube_fast.errors import DeadlineExceeded
 
 __all__ = ["backlog_messages", "credit_messages", "fall_behind", "publish_on", "run_lapped"]
+__all__ += ["run_on"]
 
 _HERE = "danube_fast.bench.workloads.lapped"
 AT_TAIL_NS = 100_000_000
@@ -189,24 +190,37 @@ def _options(rig: Rig, plan: Plan, broker: Broker) -> dict[str, Any]:
 
 def run_lapped(rig: Rig, plan: Plan) -> Figures:
     """The rate at which a lapped consumer catches up. Raises DeadlineExceeded."""
+    return run_on(rig, plan, rig.broker(plan))
+
+
+def run_on(
+    rig: Rig,
+    plan: Plan,
+    broker: Broker,
+    before: Callable[[str], None] = lambda topic: None,
+    behind: Callable[[str], None] = lambda topic: None,
+) -> Figures:
+    """`run_lapped` on that broker; `before` and `behind` get the name of the topic before it is made, and once its
+    backlog is there. Raises DeadlineExceeded."""
     plan = msgspec.structs.replace(plan, messages=backlog_messages(plan))
-    broker = rig.broker(plan)
     options = _options(rig, plan, broker)
+    before(options["topics"][0])
     figures = blank(plan)
     with rig.crew() as crew:
         producer = crew.start("producer", f"{_HERE}:publish_on", options, [options["fd"]])
         consumer = crew.start("consumer", f"{_HERE}:fall_behind", options, [options["fd"]])
         hear_all(crew.members)
-        before = broker.usage()
+        usage = broker.usage()
         producer.tell("go")
         producer.hear()
+        behind(options["topics"][0])
         read_bytes = _read_bytes(broker)
         consumer.tell("go")
         producer.tell("on")
         caught = consumer.hear(HEAR_SECONDS)
         read_bytes = _read_bytes(broker) - read_bytes
         sent = _finish(figures, producer, consumer)
-        charge(figures, broker, before)
+        charge(figures, broker, usage)
         for member in crew.members:
             member.tell("bye")
     figures.client_cpu_s = sent["cpu"] + caught["cpu"]

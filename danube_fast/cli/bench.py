@@ -97,9 +97,9 @@ def bench(
     Starts a broker with two workers in a temporary directory unless --url names one. Workloads:
     throughput, messages, topics, publishers, fanout, merge, sustained (beside bare writes of the disk),
     lapped, shared, key-shared, failover, acks, promotion, delayed (--seconds: the span of the due times),
-    unacked, crowd, publish-latency, latency, isolation, ready, recovery, idle, readback, soak (--seconds),
-    reference and echo (raw ZeroMQ without a broker). --peers runs throughput and latency on other systems,
-    too (docs/peers.md). --sweep runs one workload (throughput) in turns on brokers set differently.
+    unacked, crowd, publish-latency, latency, isolation, ready, recovery, idle, readback, soak, history-upload,
+    -publish, -lapped, -seam, -offset, -turns, -upload-s3, -offset-s3, reference and echo (raw ZeroMQ alone).
+    --peers compares other systems (docs/peers.md); --sweep runs one workload on brokers set differently.
     """
     changes: dict[str, Any] = {
         "transport": transport, "message_bytes": message_bytes, "messages": messages,

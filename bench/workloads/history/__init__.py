@@ -1,0 +1,1 @@
+"""Workloads about history: upload, publishing beside it, reads from the store and across the seam."""
