@@ -14,10 +14,12 @@ from __future__ import annotations
 import logging
 import random
 import sys
+from functools import partial
 
 from danube_fast.broker import messages as m
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import DanubeError
+from danube_fast.history.manifest import check_owner
 from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.probe import probe_store
 from danube_fast.history.stores.store import ObjectStore
@@ -110,16 +112,17 @@ class Uploader:
     def _begin(self) -> Task:
         """Take an epoch, tell all workers of it, and prove the store."""
         given: m.Uploader = yield Ask(COORDINATOR, m.BeginUploader())
-        store: ObjectStore = yield Do(self._open)
-        for worker in self._boot.config.processes.workers:
-            yield Ask(worker, m.ListBacklogs(given.epoch))
+        for worker in self._boot.config.processes.workers:  # they hear of what went wrong last, too
+            yield Ask(worker, m.ListBacklogs(given.epoch, self.state.fault))
+        store: ObjectStore = yield Do(partial(self._open, given.identity))
         yield Do(self._checkpoints.load)
         self.state.begin(given.identity, given.epoch, store)
         self._tasks.start(sweep(self.state, self._checkpoints))
 
-    def _open(self) -> ObjectStore:
+    def _open(self, identity: bytes) -> ObjectStore:
         scratch = self.state.data_dir / SCRATCH_NAME
         store = open_store(self._boot.settings.store, self._boot.clock, scratch)
+        check_owner(store, identity)
         probe_store(store)
         return store
 
