@@ -6,6 +6,7 @@ checked. Fetches of one partition come one after the other, so that two readers 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from danube_fast.broker import messages as m
@@ -18,6 +19,8 @@ from danube_fast.workers.uploader.cache import Cache, Piece
 from danube_fast.workers.uploader.state import CACHE_NAME, History, UploaderState
 
 __all__ = ["Fetches"]
+
+_log = logging.getLogger(__name__)
 
 FETCH_BYTES = 4 << 20
 """Fetched at a time, about."""
@@ -32,6 +35,7 @@ class Fetches:
         self._cache = Cache(directory, state.settings.history_cache_bytes)
         self._last: dict[int, Running] = {}
         """By partition id: the fetch that was begun last."""
+        self._fault = ""
         self._cache.clear()
         state.boot.mailbox.serve(m.FetchHistory, self._fetch)
 
@@ -48,12 +52,20 @@ class Fetches:
         try:
             piece: Piece | None = yield from self._piece(asked)
         except DanubeError as error:
+            self._note(str(error))
             request.fail(error)
         else:
+            self._note("")
             request.reply(m.FetchedHistory(*piece[:2]) if piece else m.FetchedHistory("", []))
         last = self._last.get(asked.partition_id)
         if last is not None and last.is_over:
             del self._last[asked.partition_id]
+
+    def _note(self, fault: str) -> None:
+        """Log why a reader waits, once; empty: it does not."""
+        if fault and fault != self._fault:
+            _log.warning("history cannot be read: %s", fault)
+        self._fault = fault
 
     def _piece(self, asked: m.FetchHistory) -> Task:
         found = self._cache.find(asked.partition_id, asked.offset)
