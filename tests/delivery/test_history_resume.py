@@ -106,9 +106,18 @@ class Tally:
         }
 
 
-def kill_uploader(client: Any, pid: int = 0) -> None:
+def living_uploader(client: Any) -> int:
+    """Wait for an uploader; its pid. One that was killed is shown for a moment."""
+
+    def found() -> int:
+        pid = uploader_pid(client)
+        return pid if pid and is_running(pid) else 0
+
+    return int(wait_until("the uploader", found))
+
+
+def kill_uploader(pid: int) -> None:
     """SIGKILL, and wait for its end."""
-    pid = pid or int(wait_until("the uploader", lambda: uploader_pid(client)))
     os.kill(pid, signal.SIGKILL)
     wait_until("its end", lambda: not is_running(pid))
 
@@ -130,7 +139,7 @@ def test_parts_are_sent_once_however_often_the_uploader_is_killed(
         for kill in range(KILLS):
             what, most = chance.choice(INSTANTS)
             wanted = proxy.count(*what) + chance.randrange(1, most)
-            pid = int(wait_until("the uploader", lambda: uploader_pid(client)))
+            pid = living_uploader(client)
             publish(client, kill * MESSAGES, MESSAGES)
             wait_until(
                 f"request {wanted} of {what}, or the end of the upload",
@@ -138,7 +147,7 @@ def test_parts_are_sent_once_however_often_the_uploader_is_killed(
                     proxy.count(*what) >= wanted or uploaded_count(store) == end
                 ),
             )
-            kill_uploader(client, pid)
+            kill_uploader(pid)
             tally.note(broker)
             verify_store(store)
             tally.check()
@@ -178,7 +187,7 @@ def test_an_upload_goes_on_behind_the_parts_that_are_sent(
             return found is not None and len(found.parts) == part - 1
 
         wait_until("the checkpoint", is_kept)
-        kill_uploader(client)
+        kill_uploader(living_uploader(client))
         tally.note(broker)
         assert tally.kinds == {"in parts": 1}
         wait_until("the upload", lambda: uploaded_count(store) == 33_000)
@@ -206,7 +215,7 @@ def test_a_kill_around_the_making_of_the_object(
         keep_for_ever(client)
         publish(client, 0, 33_000)
         wait_until("the slow request", lambda: fault.met)
-        kill_uploader(client)
+        kill_uploader(living_uploader(client))
         checkpoint = checkpoint_of(broker)
         assert checkpoint is not None
         assert checkpoint.state is None
@@ -231,7 +240,7 @@ def test_an_upload_that_is_gone_begins_anew(seaweed: str, proxy: FaultyProxy) ->
         publish(client, 0, 33_000)
         wait_until("the slow part", lambda: fault.met)
         wait_until("the checkpoint", lambda: checkpoint_of(broker))
-        kill_uploader(client)
+        kill_uploader(living_uploader(client))
         checkpoint = checkpoint_of(broker)
         assert checkpoint is not None
         store.abort(checkpoint.upload)
