@@ -28,7 +28,14 @@ from tests.delivery.history_rig import (
     uploaded_count,
     verify_store,
 )
-from tests.delivery.test_history import keep_for_ever, publish, read_all, uploader_pid
+from tests.delivery.test_history import (
+    TOPIC,
+    keep_for_ever,
+    publish,
+    read_all,
+    uploader_pid,
+    worker_of,
+)
 from tests.history.s3_servers import BUCKET, Fault, FaultyProxy, plain_client, seaweed_server
 from tests.workers.broker import is_running, wait_until
 
@@ -165,14 +172,14 @@ def test_parts_are_sent_once_however_often_the_uploader_is_killed(
         assert tally.completed()
 
 
-@pytest.mark.parametrize("part", [2, 4])
+@pytest.mark.parametrize(("part", "whole"), [(2, False), (4, False), (4, True)])
 def test_an_upload_goes_on_behind_the_parts_that_are_sent(
-    seaweed: str, proxy: FaultyProxy, part: int
+    seaweed: str, proxy: FaultyProxy, part: int, whole: bool
 ) -> None:
-    """Its uploader is killed while the store takes for ever to take one of them."""
+    """Its uploader, or the whole broker, is killed while the store takes for ever to take one of them."""
     fault = proxy.fail("PUT", f"partNumber={part}", delay_seconds=3)
     tally = Tally(proxy)
-    prefix = f"one-{part}"
+    prefix = f"one-{part}-{whole}"
     with (
         Broker(store=s3_url(proxy.url, prefix), **SLOW) as broker,
         opened(s3_url(seaweed, prefix)) as store,
@@ -187,9 +194,14 @@ def test_an_upload_goes_on_behind_the_parts_that_are_sent(
             return found is not None and len(found.parts) == part - 1
 
         wait_until("the checkpoint", is_kept)
-        kill_uploader(living_uploader(client))
+        if whole:
+            broker.kill()
+        else:
+            kill_uploader(living_uploader(client))
         tally.note(broker)
         assert tally.kinds == {"in parts": 1}
+        if whole:
+            broker.start()
         wait_until("the upload", lambda: uploaded_count(store) == 33_000)
         wait_until("the end of the checkpoint", lambda: checkpoint_of(broker) is None)
         tally.check()
@@ -249,3 +261,28 @@ def test_an_upload_that_is_gone_begins_anew(seaweed: str, proxy: FaultyProxy) ->
         assert checkpoint.key not in keys
         assert {info.key for info in store.list("objects/")} == keys
         read_all(client, 0, 33_000)
+
+
+def test_a_partition_that_has_moved_meanwhile_begins_anew_or_goes_on(
+    seaweed: str, proxy: FaultyProxy
+) -> None:
+    """Its frames stand in another log then: whatever the new uploader finds first, each message is named once."""
+    fault = proxy.fail("PUT", "partNumber=4", delay_seconds=3)
+    with (
+        Broker(store=s3_url(proxy.url, "moved"), **{**SLOW, "workers": 2}) as broker,
+        opened(s3_url(seaweed, "moved")) as store,
+        broker.client() as client,
+    ):
+        keep_for_ever(client)
+        publish(client, 0, 33_000)
+        wait_until("the slow part", lambda: fault.met)
+        wait_until("the checkpoint", lambda: checkpoint_of(broker))
+        pid = living_uploader(client)
+        worker = worker_of(client)
+        kill_uploader(pid)
+        client.admin.move_topic(TOPIC, 1 - worker)
+        wait_until("the upload", lambda: uploaded_count(store) == 33_000)
+        wait_until("the end of the checkpoint", lambda: checkpoint_of(broker) is None)
+        assert {info.key for info in store.list("objects/")} == verify_store(store)
+        read_all(client, 0, 33_000)
+        assert "a task failed" not in broker.log
