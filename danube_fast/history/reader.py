@@ -66,7 +66,13 @@ class HistoryReader:
         first = int(np.searchsorted(rows["end_offset"], offset, side="right"))
         ends = np.cumsum(rows["byte_count"][first:], dtype=np.int64)
         count = max(1, int(np.searchsorted(ends, bytes_max, side="right")))
-        return self._read(section, rows[first : first + count])
+        while True:
+            try:
+                return self._read(section, rows[first : first + count])
+            except DataLoss:
+                if count == 1:
+                    raise
+                count //= 2  # the blocks before the damaged one are sound
 
     def find_time(self, time_ns: int) -> int | None:
         """Offset of the first message that the broker got at `time_ns` (Unix time, ns) or later; None if

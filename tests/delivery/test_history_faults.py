@@ -279,6 +279,9 @@ def test_a_damaged_object_is_data_loss_and_no_wrong_byte(
         first, behind = map(int, found.groups())
         assert damaged.base_offset <= first < behind <= damaged.end_offset
         assert damaged.base_offset <= end <= first
+        if change is flip:  # all but the block is read
+            assert end == first > damaged.base_offset
+            assert behind < damaged.end_offset
         goes_on(client)
         publish(client, COUNT, 100)  # the topic itself goes on, too
         read_all(client, sections[1].base_offset, COUNT, position=sections[1].base_offset)
