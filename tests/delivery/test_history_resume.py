@@ -172,7 +172,7 @@ def test_parts_are_sent_once_however_often_the_uploader_is_killed(
         assert tally.completed()
 
 
-@pytest.mark.parametrize(("part", "whole"), [(2, False), (4, False), (4, True)])
+@pytest.mark.parametrize(("part", "whole"), [(4, False), (4, True)])
 def test_an_upload_goes_on_behind_the_parts_that_are_sent(
     seaweed: str, proxy: FaultyProxy, part: int, whole: bool
 ) -> None:
