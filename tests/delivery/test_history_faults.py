@@ -391,3 +391,26 @@ def test_readers_wait_while_there_is_no_room_for_what_they_read(
             batch = reader.receive_batch(10, timeout=WAIT_SECONDS)
             assert [bytes(each) for each in batch.payloads()] == payloads(0, len(batch))
         read_all(client, 0, COUNT)
+
+
+def test_a_damaged_log_holds_up_its_own_topic_only(tmp_path: Path) -> None:
+    """Its messages are not uploaded, the log of the broker says where, and those of another topic are."""
+    folder, second = tmp_path / "later" / "store", "/default/second"
+    with running(f"file://{folder}") as (broker, client):
+        keep_for_ever(client, second)
+        publish(client, 0, 500)
+        publish(client, 0, 500, second)
+        (message,) = payloads(7, 1)
+        segments = sorted(broker.data_dir.rglob("*.seg"))
+        damaged = next(path for path in segments if message in path.read_bytes())
+        with damaged.open("r+b") as file:
+            at = file.read().index(message)  # the first topic was published first
+            file.seek(at + 20)
+            file.write(b"?")
+        folder.parent.mkdir()
+        with opened(f"file://{folder}") as store:
+            wait_until("the upload", all_uploaded(store, 500))
+            assert {log.manifest.topic for log in manifests(store)} == {second}
+            verify_store(store)
+        assert re.search(f"history: {damaged}.*the crc of the frame's body is wrong", broker.log)
+        publish(client, 500, 100)
