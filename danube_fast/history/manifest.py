@@ -50,6 +50,7 @@ __all__ = [
     "ManifestReader",
     "Record",
     "Section",
+    "check_owner",
     "manifest_key",
     "manifest_prefix",
 ]
@@ -225,6 +226,11 @@ class ManifestReader:
             self.manifest.apply(record)
         return self.manifest
 
+    def check(self, number: int) -> None:
+        """Read one record. Raises as `load`, and NotFound if it is not there."""
+        key = manifest_key(self._partition_id, number)
+        self._decode(self._store.read(key), key)
+
     def _read(self, number: int) -> Record:
         key = manifest_key(self._partition_id, number)
         try:
@@ -399,6 +405,19 @@ class ManifestLog(ManifestReader):
             f"{self._store.url}: a newer uploader writes the history of partition "
             f"{self._partition_id}: {how}"
         )
+
+
+def check_owner(store: ObjectStore, identity: bytes) -> None:
+    """Look at one manifest of a store, if there is any. Raises FailedPrecondition if it is of another broker:
+    objects of both would have the same keys."""
+    for info in store.list(MANIFESTS_PREFIX):
+        partition_id, _, name = info.key.removeprefix(MANIFESTS_PREFIX).partition("/")
+        if name.isdigit() and partition_id.isdigit():
+            try:
+                ManifestReader(store, identity, int(partition_id)).check(int(name))
+            except NotFound:
+                continue  # it was pruned just now
+            return
 
 
 def believed(records: Mapping[int, Record]) -> tuple[list[Record], int]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from danube_fast.errors import DataLoss, NotFound
+from danube_fast.errors import DanubeError, DataLoss, NotFound
 from danube_fast.frame.layout import At
 from danube_fast.history.blocks import BlockTable
 from danube_fast.history.layout import Blocks
@@ -66,7 +66,13 @@ class HistoryReader:
         first = int(np.searchsorted(rows["end_offset"], offset, side="right"))
         ends = np.cumsum(rows["byte_count"][first:], dtype=np.int64)
         count = max(1, int(np.searchsorted(ends, bytes_max, side="right")))
-        return self._read(section, rows[first : first + count])
+        while True:
+            try:
+                return self._read(section, rows[first : first + count])
+            except DataLoss:
+                if count == 1:
+                    raise
+                count //= 2  # the blocks before the damaged one are sound
 
     def find_time(self, time_ns: int) -> int | None:
         """Offset of the first message that the broker got at `time_ns` (Unix time, ns) or later; None if
@@ -92,8 +98,8 @@ class HistoryReader:
         if rows is None:
             try:
                 rows = self._blocks[section] = read_blocks(self._store, section)
-            except NotFound as error:
-                raise self._missing(section, error) from None
+            except (NotFound, DataLoss) as error:
+                raise self._lost(section.base_offset, section.end_offset, error) from None
             if len(self._blocks) > BLOCK_TABLES_KEPT:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(section)
@@ -104,8 +110,8 @@ class HistoryReader:
         base, end = int(rows["base_offset"][0]), int(rows["end_offset"][-1])
         try:
             data = self._store.read(section.key, start, size)
-        except NotFound as error:
-            raise self._missing(section, error) from None
+        except (NotFound, DataLoss) as error:
+            raise self._lost(base, end, error) from None
         checked = BlockTable(start)
         checked.begin(self._partition_id, base)
         where = f"{self._store.url}: offsets {base} to {end} in {section.key}, position {start}"
@@ -115,8 +121,5 @@ class HistoryReader:
             raise DataLoss(f"{where}: other offsets are there")
         return Fetched(base, end, data, section.key, found)
 
-    def _missing(self, section: Section, error: NotFound) -> DataLoss:
-        return DataLoss(
-            f"offsets {section.base_offset} to {section.end_offset} of {self.manifest.topic} are lost: "
-            f"{error}"
-        )
+    def _lost(self, base: int, end: int, error: DanubeError) -> DataLoss:
+        return DataLoss(f"offsets {base} to {end} of {self.manifest.topic} are lost: {error}")

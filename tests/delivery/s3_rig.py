@@ -21,7 +21,7 @@ from danube_fast.workers.uploader.checkpoint import CHECKPOINT_NAME, Checkpoint
 from tests.history.faulty_proxy import FaultyProxy
 from tests.history.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY
 
-MIB = 1024 * 1024
+KIB, MIB = 1024, 1024 * 1024
 PART_BYTES = 5 * MIB
 """The smallest that S3 takes."""
 QUICK: dict[str, Any] = {

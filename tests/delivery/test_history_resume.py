@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from danube_fast.testing.broker import Broker
-from tests.delivery.history_rig import keep_for_ever, publish, read_all, uploader_pid
+from tests.delivery.history_rig import (
+    TOPIC,
+    keep_for_ever,
+    publish,
+    read_all,
+    uploader_pid,
+    worker_of,
+)
 from tests.delivery.s3_rig import (
     MIB,
     PART_BYTES,
@@ -107,9 +114,18 @@ class Tally:
         }
 
 
-def kill_uploader(client: Any, pid: int = 0) -> None:
+def living_uploader(client: Any) -> int:
+    """Wait for an uploader; its pid. One that was killed is shown for a moment."""
+
+    def found() -> int:
+        pid = uploader_pid(client)
+        return pid if pid and is_running(pid) else 0
+
+    return int(wait_until("the uploader", found))
+
+
+def kill_uploader(pid: int) -> None:
     """SIGKILL, and wait for its end."""
-    pid = pid or int(wait_until("the uploader", lambda: uploader_pid(client)))
     os.kill(pid, signal.SIGKILL)
     wait_until("its end", lambda: not is_running(pid))
 
@@ -131,7 +147,7 @@ def test_parts_are_sent_once_however_often_the_uploader_is_killed(
         for kill in range(KILLS):
             what, most = chance.choice(INSTANTS)
             wanted = proxy.count(*what) + chance.randrange(1, most)
-            pid = int(wait_until("the uploader", lambda: uploader_pid(client)))
+            pid = living_uploader(client)
             publish(client, kill * MESSAGES, MESSAGES)
             wait_until(
                 f"request {wanted} of {what}, or the end of the upload",
@@ -139,7 +155,7 @@ def test_parts_are_sent_once_however_often_the_uploader_is_killed(
                     proxy.count(*what) >= wanted or uploaded_count(store) == end
                 ),
             )
-            kill_uploader(client, pid)
+            kill_uploader(pid)
             tally.note(broker)
             verify_store(store)
             tally.check()
@@ -157,14 +173,14 @@ def test_parts_are_sent_once_however_often_the_uploader_is_killed(
         assert tally.completed()
 
 
-@pytest.mark.parametrize("part", [2, 4])
+@pytest.mark.parametrize(("part", "whole"), [(4, False), (4, True)])
 def test_an_upload_goes_on_behind_the_parts_that_are_sent(
-    seaweed: str, proxy: FaultyProxy, part: int
+    seaweed: str, proxy: FaultyProxy, part: int, whole: bool
 ) -> None:
-    """Its uploader is killed while the store takes for ever to take one of them."""
+    """Its uploader, or the whole broker, is killed while the store takes for ever to take one of them."""
     fault = proxy.fail("PUT", f"partNumber={part}", delay_seconds=3)
     tally = Tally(proxy)
-    prefix = f"one-{part}"
+    prefix = f"one-{part}-{whole}"
     with (
         Broker(store=s3_url(proxy.url, prefix), **SLOW) as broker,
         opened(s3_url(seaweed, prefix)) as store,
@@ -179,9 +195,14 @@ def test_an_upload_goes_on_behind_the_parts_that_are_sent(
             return found is not None and len(found.parts) == part - 1
 
         wait_until("the checkpoint", is_kept)
-        kill_uploader(client)
+        if whole:
+            broker.kill()
+        else:
+            kill_uploader(living_uploader(client))
         tally.note(broker)
         assert tally.kinds == {"in parts": 1}
+        if whole:
+            broker.start()
         wait_until("the upload", lambda: uploaded_count(store) == 33_000)
         wait_until("the end of the checkpoint", lambda: checkpoint_of(broker) is None)
         tally.check()
@@ -207,7 +228,7 @@ def test_a_kill_around_the_making_of_the_object(
         keep_for_ever(client)
         publish(client, 0, 33_000)
         wait_until("the slow request", lambda: fault.met)
-        kill_uploader(client)
+        kill_uploader(living_uploader(client))
         checkpoint = checkpoint_of(broker)
         assert checkpoint is not None
         assert checkpoint.state is None
@@ -232,7 +253,7 @@ def test_an_upload_that_is_gone_begins_anew(seaweed: str, proxy: FaultyProxy) ->
         publish(client, 0, 33_000)
         wait_until("the slow part", lambda: fault.met)
         wait_until("the checkpoint", lambda: checkpoint_of(broker))
-        kill_uploader(client)
+        kill_uploader(living_uploader(client))
         checkpoint = checkpoint_of(broker)
         assert checkpoint is not None
         store.abort(checkpoint.upload)
@@ -241,3 +262,28 @@ def test_an_upload_that_is_gone_begins_anew(seaweed: str, proxy: FaultyProxy) ->
         assert checkpoint.key not in keys
         assert {info.key for info in store.list("objects/")} == keys
         read_all(client, 0, 33_000)
+
+
+def test_a_partition_that_has_moved_meanwhile_begins_anew_or_goes_on(
+    seaweed: str, proxy: FaultyProxy
+) -> None:
+    """Its frames stand in another log then: whatever the new uploader finds first, each message is named once."""
+    fault = proxy.fail("PUT", "partNumber=4", delay_seconds=3)
+    with (
+        Broker(store=s3_url(proxy.url, "moved"), **{**SLOW, "workers": 2}) as broker,
+        opened(s3_url(seaweed, "moved")) as store,
+        broker.client() as client,
+    ):
+        keep_for_ever(client)
+        publish(client, 0, 33_000)
+        wait_until("the slow part", lambda: fault.met)
+        wait_until("the checkpoint", lambda: checkpoint_of(broker))
+        pid = living_uploader(client)
+        worker = worker_of(client)
+        kill_uploader(pid)
+        client.admin.move_topic(TOPIC, 1 - worker)
+        wait_until("the upload", lambda: uploaded_count(store) == 33_000)
+        wait_until("the end of the checkpoint", lambda: checkpoint_of(broker) is None)
+        assert {info.key for info in store.list("objects/")} == verify_store(store)
+        read_all(client, 0, 33_000)
+        assert "a task failed" not in broker.log

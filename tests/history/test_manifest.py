@@ -18,11 +18,12 @@ from danube_fast.history.manifest import (
     ManifestLog,
     Record,
     Section,
+    check_owner,
     manifest_key,
 )
 from danube_fast.history.stores.memory import MemoryStore
 from danube_fast.history.stores.store import ObjectInfo
-from tests.history.rig import IDENTITY
+from tests.history.rig import IDENTITY, put_history
 
 PARTITION = 5
 
@@ -341,3 +342,14 @@ def test_uploaders_that_come_and_go_write_one_history(seed: int) -> None:
     assert final.end_offset >= trimmed, f"seed {seed}: trimmed messages are in no history"
     assert found[0][0] == 0
     assert found[-1][1] == final.end_offset
+
+
+def test_the_store_of_another_broker_is_seen_at_once(store: MemoryStore) -> None:
+    check_owner(store, IDENTITY)
+    put_history(store, 1, {5: "/default/t", 9: "/default/u"})
+    check_owner(store, IDENTITY)
+    with pytest.raises(FailedPrecondition, match="history of another broker"):
+        check_owner(store, b"another identity")
+    store.create("manifests/0000000001/pruned", b"")  # no record
+    with pytest.raises(FailedPrecondition, match="history of another broker"):
+        check_owner(store, b"another identity")

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DataLoss, NotFound
 from danube_fast.frame.view import FrameView
+from danube_fast.history.layout import BLOCK_BYTES
 from danube_fast.history.manifest import Manifest
 from danube_fast.history.reader import BLOCK_TABLES_KEPT, HistoryReader
 from danube_fast.history.stores.memory import MemoryStore
 from danube_fast.workers.shard.read.frames import frames_of
-from tests.history.rig import START_NS, make_frame, make_frames, put_object
+from tests.history.rig import START_NS, change_object, make_frame, make_frames, put_object
 
 PARTITION, OTHER = 5, 6
 
@@ -198,3 +199,31 @@ def test_every_flipped_byte_is_found() -> None:
         else:
             with pytest.raises(DataLoss, match=section.key):
                 reader.fetch(0, 1 << 30)
+
+
+def test_the_blocks_before_a_damaged_one_are_read() -> None:
+    """The loss is that of one block, and all before it and behind it is given."""
+    store = MemoryStore(SystemClock())
+    frames = [make_frame(PARTITION, offset, [bytes(BLOCK_BYTES // 2)]) for offset in range(20)]
+    (section,) = put_object(store, {PARTITION: frames}, part_bytes=1 << 20)
+    manifest = Manifest()
+    manifest.topic, manifest.sections = "/default/t", [section]
+    size = len(frames[0])
+    change_object(store, section.key, lambda data: flip(data, section.position + 13 * size + 200))
+    reader = HistoryReader(store, PARTITION, manifest)
+    at = 0
+    while at < 12:
+        found = reader.fetch(at, 1 << 30)
+        assert found is not None
+        assert found.data == b"".join(frames[at : found.end_offset])
+        at = found.end_offset
+    assert at == 12
+    with pytest.raises(DataLoss, match=f"offsets 12 to 14 in {section.key}.*frame's body"):
+        reader.fetch(12, 1 << 30)
+    behind = reader.fetch(14, 1 << 30)
+    assert behind is not None
+    assert (behind.base_offset, behind.end_offset) == (14, 20)
+
+
+def flip(data: bytearray, at: int) -> None:
+    data[at] ^= 1

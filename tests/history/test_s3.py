@@ -320,6 +320,25 @@ def test_credentials_that_expire_in_the_middle_are_read_again(
     assert lasting.met == 2
 
 
+@pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch"])
+def test_credentials_that_were_replaced_are_read_again(
+    seaweed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str
+) -> None:
+    """A store that is open goes on with what stands in the file by now."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    file, prefix = tmp_path / "credentials", a_new_prefix()
+    entry = "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n"
+    wrong = (ACCESS_KEY, "wrong") if code == "SignatureDoesNotMatch" else ("wrong", SECRET_KEY)
+    file.write_text(entry.format(*wrong))
+    with opened(store_url(seaweed)) as store:
+        with pytest.raises(PermissionDenied, match=code):
+            store.create(f"{prefix}/a", b"data")
+        file.write_text(entry.format(ACCESS_KEY, SECRET_KEY))
+        store.create(f"{prefix}/a", b"data")
+        assert store.read(f"{prefix}/a") == b"data"
+
+
 def test_nothing_secret_is_logged(
     seaweed: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,8 @@
       logs/0000/    log 0; log i belongs to worker i % N while N workers run
       logs/0001/    ...
       history/      objects, when no other store is named
+      history-upload    which parts of an object are sent; the uploader's, and gone most of the time
+      history-cache/    pieces of history that consumers read just now; may be removed
 
 A start makes logs until there are as many as workers and never removes one, so the number of
 workers may change from start to start.

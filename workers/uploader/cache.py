@@ -64,7 +64,8 @@ class Cache:
             self._directory.mkdir(mode=0o700, exist_ok=True)
             path.write_bytes(data)
         except OSError as error:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
             raise ResourceExhausted(
                 f"{path}: {error.strerror}; history that consumers read is kept there for a moment: give the "
                 "disk some room"

@@ -122,7 +122,7 @@ class Checkpoints:
         """
         self.current = checkpoint
         if self._is_writing:
-            return  # the write that is under way sees that there is a newer one
+            return  # the call that writes sees that there is a newer one
         self._is_writing = True
         try:
             written: Checkpoint | None = None
@@ -171,6 +171,11 @@ class Progress:
     def parts(self) -> list[Part]:
         """List the parts that are sent, from the first one on without a gap."""
         return [self._sent[number] for number in range(1, self._count + 1)]
+
+    @property
+    def header(self) -> ObjectHeader:
+        """Header of the object."""
+        return self._last.header
 
     @property
     def is_kept(self) -> bool:

@@ -6,6 +6,7 @@ checked. Fetches of one partition come one after the other, so that two readers 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ from danube_fast.workers.uploader.cache import Cache, Piece
 from danube_fast.workers.uploader.state import CACHE_NAME, History, UploaderState
 
 __all__ = ["Fetches"]
+
+_log = logging.getLogger(__name__)
 
 FETCH_BYTES = 4 << 20
 """Fetched at a time, about."""
@@ -35,6 +38,7 @@ class Fetches:
         self._cache = Cache(directory, state.settings.history_cache_bytes)
         self._last: dict[int, Running] = {}
         """By partition id: the fetch that was begun last."""
+        self._fault = ""
         self._cache.clear()
         state.boot.mailbox.serve(m.FetchHistory, self._fetch)
         state.boot.mailbox.serve(m.FindHistoryTime, self._find_time)
@@ -57,7 +61,9 @@ class Fetches:
             yield Join(before)
         try:
             request.reply((yield from task))
+            self._note("")
         except DanubeError as error:
+            self._note(str(error))
             request.fail(error)
         if len(self._last) > LAST_MAX:
             self._last = {number: last for number, last in self._last.items() if not last.is_over}
@@ -69,6 +75,12 @@ class Fetches:
     def _found(self, asked: m.FindHistoryTime) -> Task:
         history: History = yield from self._state.history(asked.partition_id, asked.manifest)
         return (yield Do(lambda: history.reader.find_time(asked.time_ns)))
+
+    def _note(self, fault: str) -> None:
+        """Log why a reader waits, once; empty: it does not."""
+        if fault and fault != self._fault:
+            _log.warning("history cannot be read: %s", fault)
+        self._fault = fault
 
     def _piece(self, asked: m.FetchHistory) -> Task:
         found = self._cache.find(asked.partition_id, asked.offset)

@@ -70,11 +70,11 @@ class Made(NamedTuple):
 
 
 class _Lost(Exception):
-    """The object cannot be gone on with."""
+    """Raised if the object cannot be gone on with."""
 
 
 class _Away(Exception):
-    """Nothing can be told yet."""
+    """Raised while a partition or its worker is away."""
 
 
 class Resumption:
@@ -188,7 +188,8 @@ class Resumption:
         """Make the object, if it is not made yet, and find out which manifests do not name it."""
         upload, store = checkpoint.upload, self._state.store
         try:
-            yield Do(partial(complete, store, upload, checkpoint.parts, checkpoint.size))
+            header, size = checkpoint.header, checkpoint.size
+            yield Do(partial(complete, store, upload, checkpoint.parts, header, size))
         except VOID as error:
             raise _Lost(error) from None
         left: list[Inside] = []

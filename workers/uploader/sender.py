@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from danube_fast.errors import AlreadyExists, DanubeError, NotFound
+from danube_fast.history.layout import OBJECT_HEADER_BYTES, ObjectHeader, object_key
 from danube_fast.history.manifest import Section
 from danube_fast.history.objects import OutgoingPart
 from danube_fast.history.stores.store import ObjectStore, Part, Upload
@@ -63,7 +64,8 @@ class Sender:
             yield Join(self._running.pop(0))
         yield from self._progress.seal(sections, inside, size)
         if self._upload is not None:
-            yield Do(partial(complete, self._store, self._upload, self._progress.parts, size))
+            parts_sent, header = self._progress.parts, self._progress.header
+            yield Do(partial(complete, self._store, self._upload, parts_sent, header, size))
 
     def settle(self) -> Task:
         """Wait for the parts that are on their way, however they end."""
@@ -90,11 +92,13 @@ class Sender:
         try:
             self._store.create(self._key, part.data)
         except AlreadyExists:
-            if not _is_there(self._store, self._key, len(part.data)):
+            if not _is_there(self._store, self._progress.header, len(part.data)):
                 raise
 
 
-def complete(store: ObjectStore, upload: Upload, parts: Sequence[Part], size: int) -> None:
+def complete(
+    store: ObjectStore, upload: Upload, parts: Sequence[Part], header: ObjectHeader, size: int
+) -> None:
     """Make the object of its parts, unless it was made by a try whose answer was lost. Runs in a thread. Raises
     what the store raises; NotFound, too, if it was to be created at once, and was not."""
     try:
@@ -102,10 +106,14 @@ def complete(store: ObjectStore, upload: Upload, parts: Sequence[Part], size: in
             raise NotFound(f"{store.url}: {upload.key} was not created")
         store.complete(upload, parts)
     except (AlreadyExists, NotFound):
-        if not _is_there(store, upload.key, size):
+        if not _is_there(store, header, size):
             raise
 
 
-def _is_there(store: ObjectStore, key: str, size: int) -> bool:
+def _is_there(store: ObjectStore, header: ObjectHeader, size: int) -> bool:
+    """Whether an object is there, and is this one: with a store of several brokers it may be of another."""
+    key = object_key(header.epoch, header.number)
     info = store.head(key)
-    return info is not None and info.size == size
+    if info is None or info.size != size:
+        return False
+    return store.read(key, 0, OBJECT_HEADER_BYTES) == header.encode()

@@ -14,11 +14,13 @@ from __future__ import annotations
 import logging
 import random
 import sys
+from functools import partial
 
 from danube_fast.broker import messages as m
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import DanubeError, Internal
 from danube_fast.frame.crc import crc32c
+from danube_fast.history.manifest import check_owner
 from danube_fast.history.stores.probe import probe_store
 from danube_fast.history.stores.store import ObjectStore
 from danube_fast.ring.control import ProcessState
@@ -120,18 +122,19 @@ class Uploader:
     def _begin(self) -> Task:
         """Take an epoch, tell all workers of it, and prove the store."""
         given: m.Uploader = yield Ask(COORDINATOR, m.BeginUploader())
-        store: ObjectStore = yield Do(self._open)
-        for worker in self._boot.config.processes.workers:
-            yield Ask(worker, m.ListBacklogs(given.epoch))
+        for worker in self._boot.config.processes.workers:  # they hear of what went wrong last, too
+            yield Ask(worker, m.ListBacklogs(given.epoch, self.state.fault))
+        store: ObjectStore = yield Do(partial(self._open, given.identity))
         yield Do(self._checkpoints.load)
         self.state.begin(given.identity, given.epoch, store)
         self._tasks.start(sweep(self.state, self._checkpoints))
 
-    def _open(self) -> ObjectStore:
+    def _open(self, identity: bytes) -> ObjectStore:
         url, clock = self._boot.settings.store, self._boot.clock
         # parts that wait there belong to that store alone
         scratch = self.state.data_dir / SCRATCH_NAME / f"{crc32c(url.encode()):08x}"
         store = self._environment.open_history(url, clock, scratch)
+        check_owner(store, identity)
         probe_store(store, self._environment.new_token())
         return store
 

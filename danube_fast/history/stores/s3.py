@@ -3,7 +3,7 @@
 Conditional creates are `If-None-Match: *` on PutObject and CompleteMultipartUpload. Both checksum
 options are `when_required`, since compatible servers do not know the newer ones; history has checksums
 of its own over every byte. Credentials come from the usual chain (environment, shared files, container,
-instance), are renewed by boto3 where it can, and read again once when the store calls them expired.
+instance), are renewed by boto3 where it can, and read again once when the store calls them expired or unknown.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ _ATTEMPTS = 4
 _EXPIRED = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 )
+_REPLACED = _EXPIRED | {"InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"}
+"""Credentials are read again: others may stand there by now."""
 _TEXTS: dict[str, tuple[type[DanubeError], str]] = {
     "NoSuchBucket": (FailedPrecondition, "make the bucket or correct the store's URL"),
     "InvalidBucketName": (InvalidArgument, "correct the store's URL"),
@@ -328,7 +330,7 @@ class S3Store:
                 fault = answer.get("Error", {})
                 meta = answer.get("ResponseMetadata", {})
                 status = meta.get("HTTPStatusCode", 0)
-                if fault.get("Code") in _EXPIRED and not is_second:
+                if fault.get("Code") in _REPLACED and not is_second:
                     continue
                 if name == "head_object" and status in _HEAD_REFUSALS:
                     raise _HeadRefused(f"{self.url}: {what}: {status}", status) from None
