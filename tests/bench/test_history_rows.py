@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,14 @@ def test_each_has_a_floor(name: str) -> None:
     assert [case for case in floors.CASES if case.workload == name]
 
 
-@pytest.mark.parametrize("name", ["history-upload", "history-upload-s3"])
+long_row = pytest.mark.skipif(
+    "DANUBE_BENCH_LONG" not in os.environ, reason="a row of half a minute; DANUBE_BENCH_LONG=1"
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["history-upload", pytest.param("history-upload-s3", marks=long_row)]
+)
 def test_uploads_beside_a_bare_loop(rig: Rig, name: str) -> None:
     figures = run(rig, name, messages=20_000)
     extra = figures.extra
@@ -63,6 +71,7 @@ def test_uploads_beside_a_bare_loop(rig: Rig, name: str) -> None:
     assert extra["upload_mb_per_s"] > (figures.mb_per_s or 0) > 0
 
 
+@long_row
 def test_publishing_beside_an_upload(rig: Rig) -> None:
     figures = run(rig, "history-publish", messages=20_000)
     extra, rate = figures.extra, figures.messages_per_s or 0.0
@@ -93,6 +102,7 @@ def test_offsets_amid_many_objects(rig: Rig) -> None:
     assert 0 < extra["first_ms"] <= extra["first_ms_max"] and extra["cold_ms"] > 0
 
 
+@long_row
 def test_round_trips_are_counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offset, "READS", 5)
     extra = run(rig, "history-offset-s3", messages=60).extra
@@ -100,6 +110,7 @@ def test_round_trips_are_counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> N
     assert extra["cold_requests"] > extra["requests"], "the manifest, too"
 
 
+@long_row
 def test_turns_of_both_kinds(rig: Rig) -> None:
     figures = run(rig, "history-turns", messages=30_000, consumers=2)
     extra = figures.extra

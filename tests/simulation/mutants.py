@@ -269,11 +269,6 @@ MUTANTS: dict[str, Mutant] = {
         "return Gap(end, NEVER_USED)",
         history=1.0,
     ),
-    "a_cached_piece_stands_for_the_next_one": Mutant(
-        "if offset >= piece.blocks[-1].end_offset:",
-        "if offset > piece.blocks[-1].end_offset:",
-        history=1.0,
-    ),
     "a_topic_begins_where_its_log_begins": Mutant(
         "partition.begin_at(first if first < uploaded.until else max(found, first))",
         "partition.begin_at(max(found, first))",
@@ -281,6 +276,11 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "what_only_history_has_is_too_old": Mutant(
         "if first is None or found <= first.base_offset:", "if False:", history=1.0
+    ),
+    "a_clock_that_is_set_back_puts_uploads_off": Mutant(
+        "return max(seen_ns, self._state.now_wall_ns - size.came_ns)",
+        "return max(0, self._state.now_wall_ns - size.came_ns)",
+        history=1.0,
     ),
     "a_trim_hides_history": Mutant(
         "if not partition.is_in_history(partition.first_offset):", "if partition:", history=1.0

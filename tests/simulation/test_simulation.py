@@ -19,7 +19,7 @@ MOVED = (
     200667,
 )  # fmt: skip
 """Seeds with moves: of the log, of clients that left a consumer behind or lost credit, and of the model."""
-WITH_HISTORY = ((10, 0.0), (58, 0.0), (233, 0.6))
+WITH_HISTORY = ((10, 0.0), (51, 0.0), (99, 0.5))
 """Seeds with history: what is kept until it expires, a clock set back, a snapshot behind a frontier's record."""
 
 

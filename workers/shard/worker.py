@@ -150,6 +150,7 @@ class ShardWorker:
         self.backlogs = Backlogs(state, self.quota)
         self.uploads = Uploads(state, self.backlogs)
         self.trimming = Trimming(state, self.quota, self.segments, self.rewrites)
+        self.uploads.after_upload = self.trimming.trim_soon
         self.dispatcher = Dispatcher(
             state, self.intake, self.delivery, self.tails, self.reader, self.gaps, self.retention
         )

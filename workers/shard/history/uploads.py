@@ -10,6 +10,8 @@ else. Frames that are written again meanwhile are found elsewhere: then it asks 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.broker.partition import Partition
@@ -37,6 +39,8 @@ class Uploads:
     def __init__(self, state: ShardState, backlogs: Backlogs) -> None:
         self._state, self._backlogs = state, backlogs
         self._uploader_epoch = 0
+        self.after_upload: Callable[[Partition], None] = lambda partition: None
+        """Called when all of a partition is uploaded: its log may be trimmed, though nothing more is written."""
         state.policy_listeners.append(self._apply)
         mailbox = state.boot.mailbox
         mailbox.serve(m.HistoryReport, self._hear)
@@ -173,6 +177,8 @@ class Uploads:
         partition.note_uploaded(record)
         partition.trim(record.first_offset)
         self._backlogs.note_uploaded(partition, before)
+        if record.until >= partition.visible:
+            self.after_upload(partition)
 
 
 def _extend(ranges: list[m.FileRange], found: m.FileRange) -> None:
