@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 STORE = "s3://bucket/prefix"
+WAIT_SECONDS = 60
 
 app = typer.Typer(
     name="history",
@@ -76,14 +77,18 @@ def flush(
             min=0, help="Keep its objects for so long, for readers that have the store alone."
         ),
     ] = 0,
-    wait_seconds: Annotated[int, typer.Option(min=1, help="How long the upload may take.")] = 60,
+    wait_seconds: Annotated[
+        int, typer.Option(min=1, help="How long the upload may take.")
+    ] = WAIT_SECONDS,
 ) -> None:
     """Upload all messages of a topic up to now; asks a running broker."""
-    flushed = ask(
-        "flush_history", topic=topic, hold_seconds=hold_seconds, timeout_ms=1000 * wait_seconds,
-        timeout=wait_seconds + 10,
-    )  # fmt: skip
-    ask.show(flushed)
+    timeout_ms = 1000 * wait_seconds
+    longer = {"timeout": wait_seconds + 10} if wait_seconds > WAIT_SECONDS else {}
+    ask.show(
+        ask(
+            "flush_history", topic=topic, hold_seconds=hold_seconds, timeout_ms=timeout_ms, **longer
+        )
+    )
 
 
 @app.command(

@@ -157,6 +157,8 @@ def test_every_workload_has_a_floor_but_raw_zeromq() -> None:
     known |= {"anon_mb_growth", "descriptors_growth", "left_behind"}
     known |= {"vs_batch_acks", "early", "late_p99_ms", "late_max_ms", "peak_mb"}
     known |= {"outage_late_max_ms"}
+    known |= {"first_ms", "requests", "throttled_vs_no_upload", "turn_ratio"}
+    known |= {"vs_bare", "vs_log", "vs_no_upload"}
     known |= {"orderly_seconds", "killed_seconds", "stop_seconds_max", "kill_seconds_max"}
     assert {floor.figure for case in cases for floor in case.floors} <= known
     for case in cases:

@@ -55,6 +55,8 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("namespaces delete iot --yes", "delete_namespace", {"namespace": "iot"}),
     ("clients list", "list_clients", {"limit": None}),
     ("status", "cluster_status", {}),
+    ("history flush /default/a --hold-seconds 60", "flush_history",
+     {"topic": "/default/a", "hold_seconds": 60, "timeout_ms": 60_000}),
 ]  # fmt: skip
 
 

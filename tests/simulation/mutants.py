@@ -214,10 +214,10 @@ MUTANTS: dict[str, Mutant] = {
         "pin = (partition, who)",
     ),
     "frontier_before_its_manifest": Mutant(
-        "                manifest = yield Do(commit)\n",
-        "                yield Ask(worker, m.SetUploaded(self._state.epoch, backlog.partition_id, "
+        "            added = [section] if section is not None else []\n",
+        "            yield Ask(worker, m.SetUploaded(self._state.epoch, backlog.partition_id, "
         "taken.until, 0, manifest.number))\n"
-        "                manifest = yield Do(commit)\n",
+        "            added = [section] if section is not None else []\n",
         history=1.0,
     ),
     "frontier_forgotten_in_snapshots": Mutant(
@@ -286,8 +286,8 @@ MUTANTS: dict[str, Mutant] = {
         "if not partition.is_in_history(partition.first_offset):", "if partition:", history=1.0
     ),
     "frames_of_other_offsets_are_uploaded": Mutant(
-        "at = max(manifest.end_offset, backlog.first_offset)",
-        "at = max(manifest.end_offset - 1, backlog.first_offset)",
+        "at = max(history.manifest.end_offset, owned.backlog.first_offset)",
+        "at = max(history.manifest.end_offset - 1, owned.backlog.first_offset)",
         history=1.0,
     ),
 }

@@ -69,7 +69,8 @@ class Addresses:
                 f"--listen {settings.listen} with {settings.workers} workers needs ports up to "
                 f"{last}; the highest is {PORT_MAX}"
             )
-        self.ports = [port, *((port + 2 + i) if port else 0 for i in range(settings.workers)), 0]
+        self.ports = [port, *((port + 2 + i) if port else 0 for i in range(settings.workers))]
+        self.ports += [0] * bool(settings.store)
         """By process index; 0 until the system has chosen one, and for the uploader, which has none."""
         self.admin_host, self.admin_port = _loopback_of(self.host), port + 1 if port else 0
         if settings.admin:
