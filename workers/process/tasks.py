@@ -143,11 +143,6 @@ class Tasks:
                 self._go_on(running, value, error)
         return done
 
-    @property
-    def is_waiting_for_work(self) -> bool:
-        """Whether a thread works for a task."""
-        return bool(self._work)
-
     def next_deadline_ns(self) -> int:
         """When `do_work` must run again at the latest (monotonic ns), though nothing came in."""
         return self._pauses[0][0] if self._pauses else NEVER_NS

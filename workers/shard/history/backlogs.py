@@ -66,6 +66,8 @@ class Backlogs(PeriodicJob):
         self._sizes: dict[int, _Size] = {}
         """By id of a partition with history."""
         self._countings: dict[int, Iterator[None]] = {}
+        self._refuses = False
+        """Whether publishes are refused just now."""
         self.fault = ""
         """Why the uploader cannot upload, as it said last."""
         state.policy_listeners.append(self._apply)
@@ -150,14 +152,16 @@ class Backlogs(PeriodicJob):
         if not self._sizes:
             return
         self._count_on()
-        limit = self.bytes_max
-        text = ""
-        if self.bytes > limit:
+        waiting, limit, text = self.bytes, self.bytes_max, ""
+        if waiting > limit:
             store = self.fault or f"{self._state.settings.store} takes less than is published"
             text = (
-                f"{self.bytes} bytes wait for the object store, and history_backlog_bytes_max allows {limit} "
+                f"{waiting} bytes wait for the object store, and history_backlog_bytes_max allows {limit} "
                 f"here: {store}; wait until it has caught up"
             )
+        if not text and not self._refuses:
+            return
+        self._refuses = bool(text)
         for partition in self.partitions():
             self._state.gate.set(partition, Cause.HISTORY, text)
 
