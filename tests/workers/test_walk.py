@@ -18,7 +18,7 @@ from tests.workers.broker import Broker
 from tests.workers.walk import WALK_FILE, Tracer
 
 TOPIC = "/default/walk"
-MESSAGES = 60
+MESSAGES = 400
 LEGS = (
     "publish, client", "to the sync, worker", "ack and delivery, worker", "receive and ack, client",
     "ack, worker",

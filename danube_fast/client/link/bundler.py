@@ -24,6 +24,7 @@ from danube_fast.client.values.limits import (
     FOREVER_NS,
 )
 from danube_fast.frame.bundle import sealed_bundle
+from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES
 from danube_fast.net.protocol import Publish, encode
 
 __all__ = ["Bundler"]
@@ -42,6 +43,9 @@ class Channel(Protocol):
 
     def beat_soon(self) -> None:
         """Beat in the quick rhythm from now on."""
+
+    def limit(self, name: str, default: int) -> int:
+        """Return a limit of WELCOME."""
 
     def send_bundle(self, command: bytes, bundle: memoryview) -> None:
         """Send an encoded PUBLISH and its bundle."""
@@ -153,14 +157,16 @@ class Bundler:
             self._publish_all(group)
 
     def _publish_all(self, sendings: list[Sending]) -> None:
+        most = min(BUNDLE_BYTES_MAX, self._connection.limit("bundle_bytes_max", BUNDLE_BYTES_MAX))
         some: list[Sending] = []
-        size = 0
+        size = BUNDLE_HEADER_BYTES
         for sending in sendings:
-            if some and size + sending.frame_bytes > BUNDLE_BYTES_MAX:
+            byte_count = BUNDLE_ENTRY_BYTES + sending.frame_bytes
+            if some and size + byte_count > most:
                 self._publish(some)
-                some, size = [], 0
+                some, size = [], BUNDLE_HEADER_BYTES
             some.append(sending)
-            size += sending.frame_bytes
+            size += byte_count
         if some:
             self._publish(some)
 

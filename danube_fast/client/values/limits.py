@@ -67,7 +67,8 @@ REPLIERS_MAX = 256
 BUSY_BUNDLES = 2
 """A connection with so many unanswered bundles is busy: one is being synced, one is being read."""
 BUNDLE_BYTES_MAX = 1024 * 1024
-"""Frames of many partitions that go out together; more make another bundle."""
+"""Frames of many partitions that go out together; more make another bundle, or fewer where the broker's
+own limit is smaller."""
 CLIENT_WINDOW_BYTES = 64 * 1024 * 1024
 """Unacked bytes of all producers of a client together."""
 DRAIN_NS = 200 * 1000
