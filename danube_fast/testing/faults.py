@@ -68,11 +68,13 @@ class Faults:
         self._host.kill_uploader()
 
     def _restart_refusing(self) -> None:
-        """After three failed syncs a log waits for an operator: here he is."""
+        """After three failed syncs a log waits for an operator: here he is, once a second, for the last of
+        them may be a slow one."""
         for worker in self._host.workers:
             if any(log.refusing for log in worker.worker.state.logs.values()):
                 self._host.stop(worker)
         self._host.start()
+        self._schedule.call(1 * SECOND_NS, self._restart_refusing)
 
     def _start_later(self) -> None:
         delay_ns = self._draw.randrange(5 * MILLISECOND_NS, DOWN_NS_MAX)
