@@ -232,7 +232,10 @@ class ObjectWriter:
         """The first bytes of the buffer, which stay as they are; the rest goes into a new one."""
         taken = memoryview(self._buffer)[:size]
         rest = memoryview(self._buffer)[size : self._fill]
-        self._buffer = bytearray(max(self._part_bytes, len(rest)))
+        room = len(self._buffer)  # as much as the frames that were added needed
+        self._buffer = bytearray(
+            room if room <= 2 * self._part_bytes else max(self._part_bytes, len(rest))
+        )
         self._buffer[: len(rest)] = rest
         self._fill = len(rest)
         self._number += 1

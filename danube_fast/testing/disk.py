@@ -22,7 +22,7 @@ import numpy as np
 
 from danube_fast.clock import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS
 from danube_fast.testing.virtual_clock import Schedule, Trace
-from danube_fast.wal.background import Background, Job, Sync
+from danube_fast.wal.background import Background, Job, StartWork, Sync
 from danube_fast.wal.layout import INDEX_NAME, SEGMENT_SUFFIX
 
 __all__ = ["SimulatedDisk", "SimulatedSync"]
@@ -175,11 +175,11 @@ class SimulatedDisk(Background):
         work()
         return _Done()
 
-    def make_fetch(self, wake_fd: int) -> Callable[[Callable[[], None]], None]:
+    def make_fetch(self, wake_fd: int) -> StartWork:
         """Work that ends when the seed says so."""
         wake = self.wake
 
-        def start(work: Callable[[], None]) -> None:
+        def start(work: Callable[[], None], *, is_gentle: bool = False) -> None:
             def end() -> None:
                 work()
                 wake()

@@ -12,7 +12,7 @@ from danube_fast.history.stores.store import ObjectStore
 from danube_fast.testing.faulty_store import FaultyStore
 from danube_fast.testing.loopback import Tap
 from danube_fast.testing.process import Machine, Process, SimulatedEnvironment
-from danube_fast.wal.background import Background
+from danube_fast.wal.background import Background, StartWork
 from danube_fast.workers.uploader.uploader import Uploader
 
 __all__ = ["SimulatedUploader"]
@@ -30,11 +30,11 @@ class _Threads(Background):
     def __init__(self, process: SimulatedUploader) -> None:
         self._process, self._epoch = process, process.epoch
 
-    def make_fetch(self, wake_fd: int) -> Callable[[Callable[[], None]], None]:
+    def make_fetch(self, wake_fd: int) -> StartWork:
         """Return what starts work that ends when the seed says so."""
         process = self._process
 
-        def start(work: Callable[[], None]) -> None:
+        def start(work: Callable[[], None], *, is_gentle: bool = False) -> None:
             def end() -> None:
                 if process.is_up and process.epoch == self._epoch:
                     work()

@@ -15,7 +15,10 @@ from typing import Protocol
 
 from danube_fast.wal.sync import SyncThread
 
-__all__ = ["Background", "Job", "Sync"]
+__all__ = ["Background", "Job", "StartWork", "Sync", "give_way"]
+
+GENTLE_NICE = 10
+"""Beside a thread that is not nice, one that is gets about a tenth of a processor."""
 
 
 class Sync(Protocol):
@@ -78,6 +81,14 @@ class Job(Protocol):
         ...
 
 
+class StartWork(Protocol):
+    """What starts work beside a loop, and wakes the loop then."""
+
+    def __call__(self, work: Callable[[], None], *, is_gentle: bool = False) -> None:
+        """Start it. `is_gentle`: all else that wants the processor comes first."""
+        ...
+
+
 class Background:
     """Threads."""
 
@@ -91,10 +102,10 @@ class Background:
         thread.start()
         return thread
 
-    def make_fetch(self, wake_fd: int) -> Callable[[Callable[[], None]], None]:
+    def make_fetch(self, wake_fd: int) -> StartWork:
         """Return what does work beside the loop and then writes to the eventfd `wake_fd`."""
 
-        def start(work: Callable[[], None]) -> None:
+        def start(work: Callable[[], None], *, is_gentle: bool = False) -> None:
             wake = -1
             with contextlib.suppress(
                 OSError
@@ -102,6 +113,8 @@ class Background:
                 wake = os.dup(wake_fd)  # its own: the loop may end before
 
             def fetch() -> None:
+                if is_gentle:
+                    give_way()
                 work()
                 if wake >= 0:
                     os.eventfd_write(wake, 1)
@@ -125,3 +138,9 @@ class Background:
     def pause(self, stop: threading.Event, seconds: float) -> None:
         """Let a job rest, unless it is told to stop."""
         stop.wait(seconds)
+
+
+def give_way() -> None:
+    """Let this thread, which cannot take it back, get the processor behind all others of the host."""
+    with contextlib.suppress(OSError):  # it works even so
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GENTLE_NICE)

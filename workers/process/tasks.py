@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from danube_fast.broker.messages import Message
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, Internal
+from danube_fast.wal.background import StartWork
 from danube_fast.workers.process.mailbox import NEVER_NS, Mailbox, Reply
 
 __all__ = ["Ask", "Do", "Fork", "Join", "Pause", "Running", "Task", "Tasks"]
@@ -39,6 +40,8 @@ class Do(NamedTuple):
     """Let a thread do something that may wait; the value that it returns."""
 
     work: Callable[[], Any]
+    is_gentle: bool = False
+    """All else that wants the processor comes first."""
 
 
 class Pause(NamedTuple):
@@ -103,10 +106,8 @@ class _Work:
 class Tasks:
     """Run the tasks of one process. Used by its loop alone."""
 
-    def __init__(
-        self, mailbox: Mailbox, start_work: Callable[[Callable[[], None]], None], clock: Clock
-    ) -> None:
-        """`start_work` runs a callable beside the loop and wakes it then; see `Background.make_fetch`."""
+    def __init__(self, mailbox: Mailbox, start_work: StartWork, clock: Clock) -> None:
+        """`start_work`: see `Background.make_fetch`."""
         self._mailbox, self._start_work, self._clock = mailbox, start_work, clock
         self._ready: list[tuple[Running, Any, DanubeError | None]] = []
         self._work: list[_Work] = []
@@ -164,7 +165,7 @@ class Tasks:
         if isinstance(step, Do):
             work = _Work(step.work, running)
             self._work.append(work)
-            self._start_work(work.run)
+            self._start_work(work.run, is_gentle=step.is_gentle)
         elif isinstance(step, Ask):
 
             def answered(reply: Reply) -> None:

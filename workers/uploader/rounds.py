@@ -304,7 +304,7 @@ class Rounds:
         if not runs.ranges:
             return []
         try:
-            return (yield Do(partial(add_ranges, writer, runs.ranges, at)))
+            return (yield Do(partial(add_ranges, writer, runs.ranges, at), is_gentle=True))
         except DataLoss as error:
             self._put_aside(backlog, error)
             raise

@@ -56,7 +56,7 @@ class Sender:
         upload = self._upload
         if upload is None and len(parts) == 1:
             yield from self._progress.seal(sections, inside, size)
-            yield Do(partial(self._create, parts[0]))
+            yield Do(partial(self._create, parts[0]), is_gentle=True)
             return
         for part in parts:
             yield from self.send(part)
@@ -85,7 +85,8 @@ class Sender:
             yield from self._progress.drop()
 
     def _put(self, upload: Upload, part: OutgoingPart) -> Task:
-        sent = yield Do(lambda: self._store.put_part(upload, part.number, part.offset, part.data))
+        put = partial(self._store.put_part, upload, part.number, part.offset, part.data)
+        sent = yield Do(put, is_gentle=True)
         yield from self._progress.note_sent(sent)
 
     def _create(self, part: OutgoingPart) -> None:
