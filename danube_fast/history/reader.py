@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import struct
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from danube_fast.history.manifest import Manifest, Section
 from danube_fast.history.objects import read_blocks
 from danube_fast.history.stores.store import ObjectStore
 
-__all__ = ["Fetched", "HistoryReader"]
+__all__ = ["Fetched", "HistoryReader", "Span"]
 
 BLOCK_TABLES_KEPT = 64
 """Tables of blocks of the sections that were read last: about 20 KiB for 64 MiB of frames."""
@@ -44,31 +45,70 @@ class Fetched(NamedTuple):
     """The blocks, with their positions in the object."""
 
 
+class Span(NamedTuple):
+    """Blocks of one object that stand back to back."""
+
+    start: int
+    """There is no message from here to the first block, or it is in that."""
+    section: Section
+    rows: Blocks
+
+    @property
+    def end_offset(self) -> int:
+        """Behind the last message."""
+        return int(self.rows["end_offset"][-1])
+
+
 class HistoryReader:
-    """Read the history of one partition as a manifest tells it."""
+    """Read the history of one partition as a manifest tells it. Threads may share it."""
 
     def __init__(self, store: ObjectStore, partition_id: int, manifest: Manifest) -> None:
         self._store, self._partition_id = store, partition_id
         self.manifest = manifest
         self._blocks: collections.OrderedDict[Section, Blocks] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        """While a table of blocks is read."""
 
     def fetch(self, offset: int, bytes_max: int) -> Fetched | None:
-        """Whole blocks of one object, from the one with `offset` on, or with the first message behind it;
-        `bytes_max` bytes at most but one block at least. Frames that end before `offset` may come first.
-        None: there are none.
+        """Read the first of `spans`; None: there is none. Raises as `read`."""
+        found = self.spans(offset, bytes_max)
+        return self.read(found[0]) if found else None
+
+    def spans(self, offset: int, bytes_max: int, count: int = 1) -> list[Span]:
+        """Whole blocks of one object, from the one with `offset` on, or with the first message behind it; then the
+        next ones: `count` spans, or as many as there are. Each has `bytes_max` bytes at most but one block at least.
+
+        Reads tables of blocks, and no frames. Raises what the store raises; DataLoss that names object and offsets
+        if such a table is not there.
+        """
+        found: list[Span] = []
+        while len(found) < count:
+            section = self.manifest.find(offset)
+            if section is None:
+                break
+            try:
+                rows = self._blocks_of(section)
+            except DanubeError:
+                if found:  # those before are sound
+                    break
+                raise
+            first = int(np.searchsorted(rows["end_offset"], offset, side="right"))
+            ends = np.cumsum(rows["byte_count"][first:], dtype=np.int64)
+            last = first + max(1, int(np.searchsorted(ends, bytes_max, side="right")))
+            found.append(Span(offset, section, rows[first:last]))
+            offset = found[-1].end_offset
+        return found
+
+    def read(self, span: Span) -> Fetched:
+        """Read the frames of a span, or of the blocks before the first damaged one. Frames that end before its
+        `start` may come first.
 
         Raises what the store raises; DataLoss that names object and offsets if they are not there.
         """
-        section = self.manifest.find(offset)
-        if section is None:
-            return None
-        rows = self._blocks_of(section)
-        first = int(np.searchsorted(rows["end_offset"], offset, side="right"))
-        ends = np.cumsum(rows["byte_count"][first:], dtype=np.int64)
-        count = max(1, int(np.searchsorted(ends, bytes_max, side="right")))
+        count = len(span.rows)
         while True:
             try:
-                return self._read(section, rows[first : first + count])
+                return self._read(span.section, span.rows[:count])
             except DataLoss:
                 if count == 1:
                     raise
@@ -94,16 +134,17 @@ class HistoryReader:
         return int(base_offset)
 
     def _blocks_of(self, section: Section) -> Blocks:
-        rows = self._blocks.get(section)
-        if rows is None:
-            try:
-                rows = self._blocks[section] = read_blocks(self._store, section)
-            except (NotFound, DataLoss) as error:
-                raise self._lost(section.base_offset, section.end_offset, error) from None
-            if len(self._blocks) > BLOCK_TABLES_KEPT:
-                self._blocks.popitem(last=False)
-        self._blocks.move_to_end(section)
-        return rows
+        with self._lock:
+            rows = self._blocks.get(section)
+            if rows is None:
+                try:
+                    rows = self._blocks[section] = read_blocks(self._store, section)
+                except (NotFound, DataLoss) as error:
+                    raise self._lost(section.base_offset, section.end_offset, error) from None
+                if len(self._blocks) > BLOCK_TABLES_KEPT:
+                    self._blocks.popitem(last=False)
+            self._blocks.move_to_end(section)
+            return rows
 
     def _read(self, section: Section, rows: Blocks) -> Fetched:
         start, size = int(rows["position"][0]), int(rows["byte_count"].sum(dtype=np.int64))

@@ -1,18 +1,23 @@
 """Fetches for workers: blocks of history from the store into files of this host.
 
+    | piece that was asked for | on its way | on its way | on its way |     while a partition is read in order
+    0                         4 MiB
+
 A store that is a folder of this host needs no copy: the worker is told the object's own file, once its bytes were
-checked. Fetches of one partition come one after the other, so that two readers at one place share one.
+checked. Readers at one place share a fetch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from danube_fast.broker import messages as m
 from danube_fast.errors import DanubeError
-from danube_fast.history.reader import Fetched, HistoryReader
+from danube_fast.history.reader import Fetched, HistoryReader, Span
 from danube_fast.history.stores.local import LocalStore
 from danube_fast.workers.process.mailbox import Request
 from danube_fast.workers.process.tasks import Do, Join, Running, Task
@@ -25,8 +30,19 @@ _log = logging.getLogger(__name__)
 
 FETCH_BYTES = 4 << 20
 """Fetched at a time, about."""
-LAST_MAX = 1000
-"""Partitions whose last fetch is remembered; beyond, those that are over are forgotten."""
+AHEAD_MAX = 3
+"""Pieces that are fetched before a reader in order asks for them."""
+CACHE_PART = 4
+"""They fill a quarter of the cache at most."""
+FETCHES_MAX = 16
+"""Pieces that are read from the store at the same time, for all partitions."""
+
+
+class _OnWay(NamedTuple):
+    """A piece that is being fetched."""
+
+    span: Span
+    running: Running
 
 
 class Fetches:
@@ -36,41 +52,36 @@ class Fetches:
         self._state = state
         directory = state.data_dir / CACHE_NAME
         self._cache = Cache(directory, state.settings.history_cache_bytes)
-        self._last: dict[int, Running] = {}
-        """By partition id: the fetch that was begun last."""
+        self._on_way: dict[int, list[_OnWay]] = {}
+        """By partition id."""
+        self._reading: list[Running] = []
+        """All of them, those that were begun first at the front."""
         self._fault = ""
         self._cache.clear()
         state.boot.mailbox.serve(m.FetchHistory, self._fetch)
         state.boot.mailbox.serve(m.FindHistoryTime, self._find_time)
 
     def _fetch(self, request: Request[m.FetchHistory]) -> None:
-        self._start(request, self._fetched(request.message))
+        self._state.tasks.start(self._answer(request, self._fetched(request.message)))
 
     def _find_time(self, request: Request[m.FindHistoryTime]) -> None:
-        self._start(request, self._found(request.message))
+        self._state.tasks.start(self._answer(request, self._found(request.message)))
 
-    def _start(self, request: Request[Any], task: Task) -> None:
-        """Answer a request with the result of a task, behind those that were begun before for its partition."""
-        partition_id = request.message.partition_id
-        before = self._last.get(partition_id)
-        running = self._state.tasks.start(self._answer(request, task, before))
-        self._last[partition_id] = running
-
-    def _answer(self, request: Request[Any], task: Task, before: Running | None) -> Task:
-        if before is not None and not before.is_over:
-            yield Join(before)
+    def _answer(self, request: Request[Any], task: Task) -> Task:
         try:
             request.reply((yield from task))
             self._note("")
         except DanubeError as error:
             self._note(str(error))
             request.fail(error)
-        if len(self._last) > LAST_MAX:
-            self._last = {number: last for number, last in self._last.items() if not last.is_over}
 
     def _fetched(self, asked: m.FetchHistory) -> Task:
         piece: Piece | None = yield from self._piece(asked)
-        return m.FetchedHistory(*piece[:2]) if piece else m.FetchedHistory("", [])
+        if piece is None:
+            return m.FetchedHistory("", [])
+        if self._cache.has_end(asked.partition_id, asked.offset):  # the one before was read, too
+            self._state.tasks.start(self._look_ahead(asked.partition_id, piece.end_offset))
+        return m.FetchedHistory(piece.path, piece.blocks)
 
     def _found(self, asked: m.FindHistoryTime) -> Task:
         history: History = yield from self._state.history(asked.partition_id, asked.manifest)
@@ -83,28 +94,99 @@ class Fetches:
         self._fault = fault
 
     def _piece(self, asked: m.FetchHistory) -> Task:
-        found = self._cache.find(asked.partition_id, asked.offset)
-        if found is not None:
-            return found
-        history: History = yield from self._state.history(asked.partition_id, asked.manifest)
-        fetch = self._work(history.reader, asked.offset)
-        piece: Piece | None = yield Do(fetch)
+        """The piece with an offset, None behind the end. Raises DanubeError."""
+        partition_id, offset = asked.partition_id, asked.offset
+        while True:
+            found = self._cache.find(partition_id, offset)
+            if found is not None:
+                return found
+            on_way = self._find_on_way(partition_id, offset)
+            if on_way is not None:
+                with contextlib.suppress(DanubeError):  # its beginning may be damaged, and not this
+                    yield Join(on_way.running)
+                continue
+            history: History = yield from self._state.history(partition_id, asked.manifest)
+            reader = history.reader
+            spans: list[Span] = yield Do(partial(reader.spans, offset, FETCH_BYTES))
+            if not spans:
+                return None
+            if self._find_on_way(partition_id, offset) is None:
+                return (yield Join(self._begin(partition_id, reader, spans[0])))
+
+    def _look_ahead(self, partition_id: int, offset: int) -> Task:
+        """Fetch the next pieces of a partition that is read in order."""
+        wanted = self._ahead_max()
+        while wanted > 0:
+            end = self._end_of(partition_id, offset)
+            if end is None:
+                break
+            offset = end
+            wanted -= 1
+        history = self._state.known(partition_id)
+        if history is None or wanted <= 0:
+            return
+        with contextlib.suppress(DanubeError):  # the reader hears of it when it comes there
+            spans: list[Span] = yield Do(partial(history.reader.spans, offset, FETCH_BYTES, wanted))
+            for span in spans:
+                if self._end_of(partition_id, span.start) is None:
+                    self._begin(partition_id, history.reader, span)
+
+    def _ahead_max(self) -> int:
+        if isinstance(self._state.store, LocalStore):
+            return AHEAD_MAX
+        room = self._state.settings.history_cache_bytes // CACHE_PART
+        return min(AHEAD_MAX, room // FETCH_BYTES)
+
+    def _end_of(self, partition_id: int, offset: int) -> int | None:
+        """Where the piece with an offset ends that is here or on its way; None if there is none."""
+        piece = self._cache.find(partition_id, offset)
         if piece is not None:
-            self._cache.add(asked.partition_id, piece)
+            return piece.end_offset
+        on_way = self._find_on_way(partition_id, offset)
+        return None if on_way is None else on_way.span.end_offset
+
+    def _find_on_way(self, partition_id: int, offset: int) -> _OnWay | None:
+        for each in self._on_way.get(partition_id, ()):
+            if each.span.start <= offset < each.span.end_offset:
+                return each
+        return None
+
+    def _begin(self, partition_id: int, reader: HistoryReader, span: Span) -> Running:
+        """Fetch a piece; its `Running`."""
+        before = self._reading[-FETCHES_MAX] if len(self._reading) >= FETCHES_MAX else None
+        running = self._state.tasks.start(self._read(partition_id, reader, span, before))
+        self._reading.append(running)
+        self._on_way.setdefault(partition_id, []).append(_OnWay(span, running))
+        return running
+
+    def _read(
+        self, partition_id: int, reader: HistoryReader, span: Span, before: Running | None
+    ) -> Task:
+        """Fetch a piece once another one is over. Raises DanubeError."""
+        try:
+            if before is not None:
+                with contextlib.suppress(DanubeError):
+                    yield Join(before)
+            piece: Piece = yield Do(self._work(reader, span))
+            self._cache.add(partition_id, piece)
+        finally:
+            on_way = [each for each in self._on_way.pop(partition_id) if each.span is not span]
+            if on_way:
+                self._on_way[partition_id] = on_way
+            self._reading = [each for each in self._reading if not each.is_over]
         return piece
 
-    def _work(self, reader: HistoryReader, offset: int) -> Callable[[], Piece | None]:
+    def _work(self, reader: HistoryReader, span: Span) -> Callable[[], Piece]:
         store = self._state.store
 
-        def fetch() -> Piece | None:
-            fetched = reader.fetch(offset, FETCH_BYTES)
-            if fetched is None:
-                return None
+        def fetch() -> Piece:
+            fetched = reader.read(span)
             if isinstance(store, LocalStore):
-                return Piece(str(store.path_of(fetched.key)), _blocks(fetched, 0), 0)
+                path = str(store.path_of(fetched.key))
+                return Piece(span.start, path, _blocks(fetched, 0), 0)
             start = int(fetched.rows["position"][0])
             path = self._cache.write(fetched.data)
-            return Piece(path, _blocks(fetched, start), len(fetched.data))
+            return Piece(span.start, path, _blocks(fetched, start), len(fetched.data))
 
         return fetch
 
