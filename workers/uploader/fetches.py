@@ -13,7 +13,7 @@ from typing import Any
 from danube_fast.broker import messages as m
 from danube_fast.errors import DanubeError
 from danube_fast.history.reader import Fetched, HistoryReader
-from danube_fast.history.stores.local import LocalStore
+from danube_fast.ring.counters import Counter
 from danube_fast.workers.process.mailbox import Request
 from danube_fast.workers.process.tasks import Do, Join, Running, Task
 from danube_fast.workers.uploader.cache import Cache, Piece
@@ -83,13 +83,16 @@ class Fetches:
         self._fault = fault
 
     def _piece(self, asked: m.FetchHistory) -> Task:
+        counters = self._state.boot.counters
         found = self._cache.find(asked.partition_id, asked.offset)
         if found is not None:
+            counters.add(Counter.HISTORY_CACHE_HITS)
             return found
         history: History = yield from self._state.history(asked.partition_id, asked.manifest)
         fetch = self._work(history.reader, asked.offset)
         piece: Piece | None = yield Do(fetch)
         if piece is not None:
+            counters.add(Counter.HISTORY_CACHE_MISSES)
             self._cache.add(asked.partition_id, piece)
         return piece
 
@@ -100,8 +103,9 @@ class Fetches:
             fetched = reader.fetch(offset, FETCH_BYTES)
             if fetched is None:
                 return None
-            if isinstance(store, LocalStore):
-                return Piece(str(store.path_of(fetched.key)), _blocks(fetched, 0), 0)
+            in_place = store.path_of(fetched.key)
+            if in_place:
+                return Piece(in_place, _blocks(fetched, 0), 0)
             start = int(fetched.rows["position"][0])
             path = self._cache.write(fetched.data)
             return Piece(path, _blocks(fetched, start), len(fetched.data))
