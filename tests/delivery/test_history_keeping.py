@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,16 +50,24 @@ from tests.workers.broker import wait_until
 NUMBERS = itertools.count(1)
 
 
-def objects(store: Path) -> set[str]:
-    """Names of the objects in the store."""
+def files(store: Path, folder: str) -> set[str]:
+    """Keys of the objects in a folder of the store; others may be deleted meanwhile, their folders too."""
+    found = os.walk(store / folder)
     return {
-        str(path.relative_to(store)) for path in (store / "objects").rglob("*") if path.is_file()
+        str((Path(parent) / name).relative_to(store))
+        for parent, _, names in found
+        for name in names
     }
 
 
-def records(store: Path) -> list[Path]:
+def objects(store: Path) -> set[str]:
+    """Names of the objects in the store."""
+    return files(store, "objects")
+
+
+def records(store: Path) -> set[str]:
     """Records of manifests in the store."""
-    return [*store.glob("manifests/*/*")]
+    return files(store, "manifests")
 
 
 @pytest.fixture
