@@ -3,6 +3,7 @@
 uploader -- ListBacklogs, HistoryRuns, SetUploaded --> worker
 worker ---- FetchHistory, FindHistoryTime -----------> uploader
 uploader -- BeginUploader, FindWithoutHistory -------> coordinator
+         <- FlushHistory, RenewHold, ReleaseHold -----
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ __all__ = [
     "HistoryReport",
     "HistoryRuns",
     "ListBacklogs",
+    "ReleaseHold",
+    "RenewHold",
+    "RenewedHold",
     "Runs",
     "SetUploaded",
     "Uploader",
@@ -198,6 +202,29 @@ class FlushHistory(Message, frozen=True):
     hold_seconds: int
     timeout_ms: int
     answer = Flushed
+
+
+class RenewedHold(NamedTuple):
+    """A hold that was renewed."""
+
+    hold: str
+    """Its new key."""
+    expires: int
+    """When it ends, Unix time in seconds."""
+
+
+class RenewHold(Message, frozen=True):
+    """Ask the uploader to hold the objects of a hold for so many seconds from now on."""
+
+    hold: str
+    hold_seconds: int
+    answer = RenewedHold
+
+
+class ReleaseHold(Message, frozen=True):
+    """Ask the uploader to give the objects of a hold back; one that is gone already is no error."""
+
+    hold: str
 
 
 class HistoryReport(Message, frozen=True):

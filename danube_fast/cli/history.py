@@ -1,4 +1,5 @@
-"""`danube-fast history`: looks into history in an object store; no broker is needed, nothing is written."""
+"""`danube-fast history`: looks into history in an object store, where no broker is needed and nothing is written; and
+asks a running broker to upload a topic, and to hold what is in the store."""
 
 from __future__ import annotations
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 STORE = "s3://bucket/prefix"
+HOLD = "holds/001767225600000-0123456789abcdef"
 WAIT_SECONDS = 60
 
 app = typer.Typer(
@@ -44,6 +46,9 @@ app = typer.Typer(
 
 StoreOption = Annotated[
     str, typer.Option("--store", metavar="URL", help="Store: file:///folder or s3://bucket/prefix.")
+]
+HoldArgument = Annotated[
+    str, typer.Argument(metavar="HOLD", help="What the flush, or the last renewal, has answered.")
 ]
 TopicFilter = Annotated[
     str | None, typer.Argument(metavar="TOPIC", help="Only this one: /namespace/topic")
@@ -89,6 +94,24 @@ def flush(
             "flush_history", topic=topic, hold_seconds=hold_seconds, timeout_ms=timeout_ms, **longer
         )
     )
+
+
+@asking(app, f"danube-fast history renew {HOLD} --hold-seconds 3600")
+def renew(
+    ask: Ask,
+    hold: HoldArgument,
+    hold_seconds: Annotated[
+        int, typer.Option(min=1, help="Keep its objects for so long from now on.")
+    ],
+) -> None:
+    """Hold objects of the store for longer; prints the hold that takes the place of the old one."""
+    ask.show(ask("renew_history_hold", hold=hold, hold_seconds=hold_seconds))
+
+
+@asking(app, f"danube-fast history release {HOLD}")
+def release(ask: Ask, hold: HoldArgument) -> None:
+    """Give held objects back: they may be deleted. One that is gone already is no error."""
+    ask.show(ask("release_history_hold", hold=hold), f"released {hold}")
 
 
 @app.command(

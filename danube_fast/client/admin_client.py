@@ -226,6 +226,19 @@ class AdminClient(_AdminView):
         NotFound, FailedPrecondition for a topic without history, DeadlineExceeded after `timeout_ms` (60,000; the
         upload goes on), Unavailable."""
 
+    @_operation
+    def renew_history_hold(
+        self, hold: str, *, hold_seconds: int, timeout: float = 70.0
+    ) -> dict[str, Any]:
+        """Keep the objects of a hold for so many seconds from now on: the new `hold`, and when it `expires` (Unix
+        time, seconds). `hold`: what `flush_history` or the last renewal has answered. NotFound if it was released or
+        has expired: flush again; InvalidArgument, Unavailable."""
+
+    @_operation
+    def release_history_hold(self, hold: str, *, timeout: float = 70.0) -> Any:
+        """Give the objects of a hold back: they may be deleted. One that is gone already is no error.
+        InvalidArgument, Unavailable."""
+
     # ------------------------------------------------------------ subscriptions
 
     @_operation
@@ -301,6 +314,8 @@ class AsyncAdmin(_AdminView):
     set_topic_policy = twin(AdminClient.set_topic_policy)
     move_topic = twin(AdminClient.move_topic)
     flush_history = twin(AdminClient.flush_history)
+    renew_history_hold = twin(AdminClient.renew_history_hold)
+    release_history_hold = twin(AdminClient.release_history_hold)
     list_subscriptions = twin(AdminClient.list_subscriptions)
     describe_subscription = twin(AdminClient.describe_subscription)
     delete_subscription = twin(AdminClient.delete_subscription)

@@ -2,8 +2,8 @@
 
     header line | process 0: COUNTERS_PER_PROCESS words | process 1: ... | ...
 
-Each process writes only its own words, and each counter has one thread that adds to it, so an
-addition is a plain load and store; a reader sees some recent value of each. No kernels, no numba.
+Each process writes only its own words, and each counter has one thread that adds to it, or several under one lock,
+so an addition is a plain load and store; a reader sees some recent value of each. No kernels, no numba.
 
 To count something new, add a member to `Counter` with the next free number; numbers are never
 reused or changed, because a reader of another version may be mapped.
@@ -95,6 +95,22 @@ class Counter(enum.IntEnum):
     HISTORY_OBJECTS = 24, CounterKind.TOTAL, "objects", "uploaded"
     HISTORY_BYTES = 25, CounterKind.TOTAL, "bytes", "uploaded"
     HISTORY_DELETED = 26, CounterKind.TOTAL, "objects", "of history deleted"
+    HISTORY_PUTS = 27, CounterKind.TOTAL, "requests", "that write to the object store"
+    HISTORY_PARTS = 28, CounterKind.TOTAL, "parts", "of objects sent"
+    HISTORY_REQUEST_RETRIES = (
+        29,
+        CounterKind.TOTAL,
+        "requests",
+        "that the object store's client sent again by itself",
+    )
+    HISTORY_ROUND_RETRIES = 30, CounterKind.TOTAL, "rounds", "of upload begun again after an error"
+    HISTORY_CACHE_HITS = 31, CounterKind.TOTAL, "pieces", "of history that were fetched already"
+    HISTORY_CACHE_MISSES = (
+        32,
+        CounterKind.TOTAL,
+        "pieces",
+        "of history fetched from the object store",
+    )
 
 
 HISTOGRAM_BUCKETS = 27

@@ -11,6 +11,7 @@ from tests.cli.conftest import Run
 from tests.cli.fakes import FakeBroker
 
 TOPIC = "/default/x"
+HOLD = "holds/001767225600000-0123456789abcdef"
 ROWS = [
     {"topic": "/default/a", "dispatch": "reliable", "partitioned": False, "created_ns": 10**18},
     {"topic": "/default/longer", "dispatch": "reliable", "partitioned": True, "created_ns": 0},
@@ -57,6 +58,9 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("status", "cluster_status", {}),
     ("history flush /default/a --hold-seconds 60", "flush_history",
      {"topic": "/default/a", "hold_seconds": 60, "timeout_ms": 60_000}),
+    (f"history renew {HOLD} --hold-seconds 60", "renew_history_hold",
+     {"hold": HOLD, "hold_seconds": 60}),
+    (f"history release {HOLD}", "release_history_hold", {"hold": HOLD}),
 ]  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,21 @@ from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,
     FailedPrecondition,
+    InvalidArgument,
+    NotFound,
     ResourceExhausted,
     Unavailable,
 )
+from danube_fast.frame.view import FrameView
 from danube_fast.history.holds import held_keys, make_hold, release_hold, renew_hold
+from danube_fast.history.manifest import ManifestReader
+from danube_fast.history.reader import HistoryReader
 from danube_fast.history.stores.local import LocalStore
 from danube_fast.testing.broker import Broker
 from tests.delivery.history_rig import (
     LOG_BYTES_MAX,
     MIB,
+    NUMBER,
     SMALL,
     TOPIC,
     WAIT_SECONDS,
@@ -39,12 +47,27 @@ from tests.delivery.history_rig import (
 )
 from tests.workers.broker import wait_until
 
+NUMBERS = itertools.count(1)
+
+
+def files(store: Path, folder: str) -> set[str]:
+    """Keys of the objects in a folder of the store; others may be deleted meanwhile, their folders too."""
+    found = os.walk(store / folder)
+    return {
+        str((Path(parent) / name).relative_to(store))
+        for parent, _, names in found
+        for name in names
+    }
+
 
 def objects(store: Path) -> set[str]:
     """Names of the objects in the store."""
-    return {
-        str(path.relative_to(store)) for path in (store / "objects").rglob("*") if path.is_file()
-    }
+    return files(store, "objects")
+
+
+def records(store: Path) -> set[str]:
+    """Records of manifests in the store."""
+    return files(store, "manifests")
 
 
 @pytest.fixture
@@ -112,7 +135,7 @@ def test_orphans_are_swept_and_held_objects_stay(sweeping: Broker, store: Path) 
         opened.create(held, b"read by others")
         hold = make_hold(opened, [held], 3600, clock.wall_ns())
         wait_until("the deletion", lambda: objects(store) == named | {held})
-        release_hold(opened, renew_hold(opened, hold, 7200, clock.wall_ns()))
+        release_hold(opened, renew_hold(opened, hold.key, 7200, clock).key)
         wait_until("the deletion", lambda: objects(store) == named)
         read_all(client, 0, 1000)
 
@@ -140,6 +163,132 @@ def test_a_flush_uploads_at_once(store: Path) -> None:
             client.admin.flush_history("/default/acked")
         status = client.admin.cluster_status()["history"]
         assert status["store"] == f"file://{store}" and not status["fault"]
+
+
+def sweep_has_passed(store: LocalStore) -> None:
+    """Wait until the broker has deleted something that was made just now."""
+    orphan = f"objects/00000000/{next(NUMBERS):012d}"
+    store.create(orphan, b"left behind")
+    wait_until("the deletion", lambda: store.head(orphan) is None)
+
+
+def test_a_renewed_hold_outlives_the_first_and_a_released_one_ends(
+    sweeping: Broker, store: Path
+) -> None:
+    opened, clock = LocalStore(store, SystemClock()), SystemClock()
+    with sweeping.client() as client:
+        keep_for_ever(client)
+        publish(client, 0, 5000)
+        first = client.admin.flush_history(TOPIC, hold_seconds=6)
+        held = objects(store)
+        renewed = client.admin.renew_history_hold(first["hold"], hold_seconds=600)
+        assert held and renewed["hold"] != first["hold"]
+        assert 590 <= renewed["expires"] - first["expires"] <= 595
+        client.admin.delete_topic(TOPIC)
+        wait_until(
+            "the end of the first hold", lambda: clock.wall_ns() / 1e9 > first["expires"] + 1
+        )
+        sweep_has_passed(opened)
+        assert not records(store) and objects(store) == held
+        # of a renewal whose answer was lost, the reader knows the first key
+        again = client.admin.renew_history_hold(first["hold"], hold_seconds=600)
+        sweep_has_passed(opened)
+        assert objects(store) == held
+        for _ in range(2):
+            assert client.admin.release_history_hold(again["hold"]) is None
+        wait_until("the deletion", lambda: not objects(store))
+        with pytest.raises(NotFound, match="flush the topic again with hold_seconds"):
+            client.admin.renew_history_hold(again["hold"], hold_seconds=600)
+
+
+def test_a_hold_that_was_not_renewed_is_gone(sweeping: Broker, store: Path) -> None:
+    with sweeping.client() as client:
+        keep_for_ever(client)
+        publish(client, 0, 100)
+        hold = client.admin.flush_history(TOPIC, hold_seconds=1)["hold"]
+        client.admin.delete_topic(TOPIC)
+        wait_until("the deletion", lambda: not objects(store))
+        with pytest.raises(NotFound, match="flush the topic again with hold_seconds"):
+            client.admin.renew_history_hold(hold, hold_seconds=600)
+
+
+def test_the_store_alone_is_read_while_the_broker_sweeps(sweeping: Broker, store: Path) -> None:
+    """A reader outside has a hold and the store's URL: it reads each message once, in order, though the topic is
+    deleted meanwhile."""
+    with sweeping.client() as client:
+        keep_for_ever(client)
+        publish(client, 0, 12_000)
+        flushed = client.admin.flush_history(TOPIC, hold_seconds=600)
+        (partition,) = flushed["partitions"]
+        outside = LocalStore(
+            Path(flushed["store"].removeprefix("file://")), SystemClock(), must_exist=True
+        )
+        identity = bytes.fromhex(flushed["identity"])
+        manifest = ManifestReader(outside, identity, partition["partition_id"]).load()
+        reader = HistoryReader(outside, partition["partition_id"], manifest)
+        end = partition["end_offset"]
+        expected = at = partition["first_offset"]
+        held = objects(store)
+        assert len(held) > 1
+        while at < end:
+            fetched = reader.fetch(at, MIB)
+            assert fetched is not None, f"nothing is behind offset {at} of {end}"
+            if at == 0:
+                client.admin.delete_topic(TOPIC)
+                wait_until("the manifests' end", lambda: not records(store))
+                sweep_has_passed(LocalStore(store, SystemClock()))
+            place = 0
+            while place < len(fetched.data):
+                frame = FrameView(fetched.data, place)
+                for payload in frame.payloads():
+                    assert payload is not None and NUMBER.unpack_from(payload)[0] == expected
+                    expected += 1
+                place += frame.frame_bytes
+            at = fetched.end_offset
+        assert expected == end == 12_000
+        client.admin.release_history_hold(flushed["hold"])
+        wait_until("the deletion", lambda: not held & objects(store))
+
+
+WRONG_HOLDS: list[Any] = [
+    "", "holds/", "holds/../objects/00000001/000000000001", "../holds/001767225600000-0123456789abcdef",
+    "objects/00000001/000000000001", "manifests/0000000001/pruned", "holds/" + "0" * 100_000, 17, ["holds/"],
+    {"hold": 1}, b"holds/001767225600000-0123456789abcdef", True,
+]  # fmt: skip
+WRONG_SECONDS: list[Any] = [0, -1, 1 << 40, 1 << 70, "60", 1.5, True, [60]]
+
+
+def test_wrong_holds_are_refused(broker: Broker, store: Path) -> None:
+    """Nothing of the store is touched, and the uploader goes on."""
+    with broker.client() as client:
+        keep_for_ever(client)
+        publish(client, 0, 100)
+        hold = client.admin.flush_history(TOPIC, hold_seconds=600)["hold"]
+        before = {path for path in store.rglob("*") if path.is_file()}
+        for wrong in WRONG_HOLDS:
+            for operation, more in (
+                ("renew_history_hold", {"hold_seconds": 60}), ("release_history_hold", {}),
+            ):  # fmt: skip
+                with pytest.raises(InvalidArgument):
+                    client.admin.call(operation, hold=wrong, **more)
+        for seconds in WRONG_SECONDS:
+            with pytest.raises(InvalidArgument):
+                client.admin.call("renew_history_hold", hold=hold, hold_seconds=seconds)
+        for operation in ("renew_history_hold", "release_history_hold"):
+            with pytest.raises(InvalidArgument):
+                client.admin.call(operation)
+        assert {path for path in store.rglob("*") if path.is_file()} == before
+        client.admin.renew_history_hold(hold, hold_seconds=60)
+        client.admin.release_history_hold(hold)
+
+
+def test_holds_need_a_store() -> None:
+    hold = "holds/001767225600000-0123456789abcdef"
+    with Broker(workers=1) as broker, broker.client() as client:
+        with pytest.raises(FailedPrecondition, match="start it with --store URL"):
+            client.admin.renew_history_hold(hold, hold_seconds=60)
+        with pytest.raises(FailedPrecondition, match="start it with --store URL"):
+            client.admin.release_history_hold(hold)
 
 
 def test_the_status_tells_why_nothing_is_uploaded(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from danube_fast.history.reader import HistoryReader
 from danube_fast.history.stores.memory import MemoryStore
 from danube_fast.workers.process.tasks import Tasks
 from danube_fast.workers.uploader import fetches
+from danube_fast.workers.uploader.counted_store import CountedStore
 from danube_fast.workers.uploader.fetches import AHEAD_MAX, FETCHES_MAX, Fetches
 from tests.history.rig import change_object, make_frames, put_object
 
@@ -63,6 +65,7 @@ class Rig:
     def __init__(self, directory: Path, cache_bytes: int, objects: int) -> None:
         self.store = Store()
         self.work: list[Callable[[], None]] = []
+        self.counted: collections.Counter[str] = collections.Counter()
         self.handlers: dict[Any, Any] = {}
         manifest, offset = Manifest(), 0
         manifest.topic = "/default/t"
@@ -81,12 +84,15 @@ class Rig:
             return history
             yield
 
+        counters: Any = SimpleNamespace(add=lambda counter: self.counted.update([counter.name]))
         state: Any = SimpleNamespace(
             data_dir=directory,
             settings=SimpleNamespace(history_cache_bytes=cache_bytes),
-            boot=SimpleNamespace(mailbox=SimpleNamespace(serve=self.handlers.__setitem__)),
+            boot=SimpleNamespace(
+                mailbox=SimpleNamespace(serve=self.handlers.__setitem__), counters=counters
+            ),
             tasks=self.tasks,
-            store=self.store,
+            store=CountedStore(self.store, counters),
             history=find,
             known=lambda partition_id: history,
         )
@@ -157,6 +163,7 @@ def test_all_pieces_come_once_and_in_order(rig: Rig) -> None:
         at, pieces = found.blocks[-1].end_offset, pieces + 1
     frames = len(rig.store.reads) - len(rig.manifest.sections)
     assert frames == pieces, "nothing is read twice"
+    assert rig.counted == {"HISTORY_CACHE_MISSES": 2, "HISTORY_CACHE_HITS": pieces - 2}
     assert rig.get(rig.end).blocks == []
 
 

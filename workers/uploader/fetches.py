@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from danube_fast.broker import messages as m
 from danube_fast.errors import DanubeError
 from danube_fast.history.reader import Fetched, HistoryReader, Span
-from danube_fast.history.stores.local import LocalStore
+from danube_fast.ring.counters import Counter
 from danube_fast.workers.process.mailbox import Request
 from danube_fast.workers.process.tasks import Do, Join, Running, Task
 from danube_fast.workers.uploader.cache import Cache, Piece
@@ -96,9 +96,11 @@ class Fetches:
     def _piece(self, asked: m.FetchHistory) -> Task:
         """The piece with an offset, None behind the end. Raises DanubeError."""
         partition_id, offset = asked.partition_id, asked.offset
+        counters = self._state.boot.counters
         while True:
             found = self._cache.find(partition_id, offset)
             if found is not None:
+                counters.add(Counter.HISTORY_CACHE_HITS)
                 return found
             on_way = self._find_on_way(partition_id, offset)
             if on_way is not None:
@@ -111,6 +113,7 @@ class Fetches:
             if not spans:
                 return None
             if self._find_on_way(partition_id, offset) is None:
+                counters.add(Counter.HISTORY_CACHE_MISSES)
                 return (yield Join(self._begin(partition_id, reader, spans[0])))
 
     def _look_ahead(self, partition_id: int, offset: int) -> Task:
@@ -132,7 +135,7 @@ class Fetches:
                     self._begin(partition_id, history.reader, span)
 
     def _ahead_max(self) -> int:
-        if isinstance(self._state.store, LocalStore):
+        if self._state.store.is_local:
             return AHEAD_MAX
         room = self._state.settings.history_cache_bytes // CACHE_PART
         return min(AHEAD_MAX, room // FETCH_BYTES)
@@ -181,9 +184,8 @@ class Fetches:
 
         def fetch() -> Piece:
             fetched = reader.read(span)
-            if isinstance(store, LocalStore):
-                path = str(store.path_of(fetched.key))
-                return Piece(span.start, path, _blocks(fetched, 0), 0)
+            if store.is_local:
+                return Piece(span.start, store.path_of(fetched.key), _blocks(fetched, 0), 0)
             start = int(fetched.rows["position"][0])
             path = self._cache.write(fetched.data)
             return Piece(span.start, path, _blocks(fetched, start), len(fetched.data))

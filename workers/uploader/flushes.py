@@ -1,13 +1,17 @@
-"""Flushes that were asked for: upload all of some partitions up to now, and hold the objects for a reader outside."""
+"""Flushes that were asked for: upload all of some partitions up to now, and hold the objects for a reader outside.
+
+The reader renews its hold while it reads, and releases it then.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from danube_fast.broker import messages as m
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import DanubeError, DeadlineExceeded, FailedPrecondition
-from danube_fast.history.holds import Hold, make_hold
+from danube_fast.history.holds import Hold, make_hold, release_hold, renew_hold
 from danube_fast.workers.process.mailbox import Request
 from danube_fast.workers.process.tasks import Ask, Do, Pause, Task
 from danube_fast.workers.uploader.rounds import Rounds
@@ -19,20 +23,31 @@ LOOK_NS = 20 * MILLISECOND_NS
 
 
 class Flushes:
-    """Answer flushes."""
+    """Answer flushes, and what is asked about their holds."""
 
     def __init__(self, state: UploaderState, rounds: Rounds) -> None:
         self._state, self._rounds = state, rounds
-        state.boot.mailbox.serve(m.FlushHistory, self._flush)
+        mailbox, start = state.boot.mailbox, self._start
+        mailbox.serve(m.FlushHistory, lambda asked: start(asked, self._flushed(asked.message)))
+        mailbox.serve(m.RenewHold, lambda asked: start(asked, self._renewed(asked.message)))
+        mailbox.serve(m.ReleaseHold, lambda asked: start(asked, self._released(asked.message)))
 
-    def _flush(self, request: Request[m.FlushHistory]) -> None:
-        self._state.tasks.start(self._answer(request))
+    def _start(self, request: Request[Any], task: Task) -> None:
+        self._state.tasks.start(self._answer(request, task))
 
-    def _answer(self, request: Request[m.FlushHistory]) -> Task:
+    def _answer(self, request: Request[Any], task: Task) -> Task:
         try:
-            request.reply((yield from self._flushed(request.message)))
+            request.reply((yield from task))
         except DanubeError as error:
             request.fail(error)
+
+    def _renewed(self, asked: m.RenewHold) -> Task:
+        store, clock = self._state.store, self._state.clock
+        hold: Hold = yield Do(partial(renew_hold, store, asked.hold, asked.hold_seconds, clock))
+        return m.RenewedHold(hold.key, _expires(hold))
+
+    def _released(self, asked: m.ReleaseHold) -> Task:
+        yield Do(partial(release_hold, self._state.store, asked.hold))
 
     def _flushed(self, asked: m.FlushHistory) -> Task:
         state = self._state
@@ -67,7 +82,7 @@ class Flushes:
             hold = yield Do(partial(make_hold, store, sorted(keys), asked.hold_seconds, wall_ns))
         return m.Flushed(
             store.url, state.identity.hex(), flushed, hold.key if hold is not None else "",
-            hold.expires_ms * MILLISECOND_NS // SECOND_NS if hold is not None else 0,
+            _expires(hold) if hold is not None else 0,
         )  # fmt: skip
 
     def _backlogs(self, partition_ids: list[int]) -> Task:
@@ -84,3 +99,8 @@ class Flushes:
                 "moved; set retention_policy, or try again"
             )
         return [found[number] for number in partition_ids]
+
+
+def _expires(hold: Hold) -> int:
+    """When a hold ends, Unix time in seconds."""
+    return hold.expires_ms * MILLISECOND_NS // SECOND_NS

@@ -12,9 +12,9 @@ from danube_fast.broker.messages import HistoryReport
 from danube_fast.errors import DanubeError, Unavailable
 from danube_fast.history.manifest import Manifest, ManifestLog, Section
 from danube_fast.history.reader import HistoryReader
-from danube_fast.history.stores.store import ObjectStore
 from danube_fast.workers.process.boot import Boot
 from danube_fast.workers.process.tasks import Do, Join, Running, Task, Tasks
+from danube_fast.workers.uploader.counted_store import CountedStore
 
 __all__ = ["History", "UploaderState"]
 
@@ -60,7 +60,7 @@ class UploaderState:
         """0 until the coordinator has given it one."""
         self.fault = ""
         """Why nothing can be uploaded just now; empty while all is well."""
-        self._store: ObjectStore | None = None
+        self._store: CountedStore | None = None
         self._histories: dict[int, History] = {}
         self._loading: dict[int, Running] = {}
         self.writing: set[str] = set()
@@ -74,12 +74,12 @@ class UploaderState:
         """Folder of the broker."""
         return Path(self.boot.config.data_dir)
 
-    def begin(self, identity: bytes, epoch: int, store: ObjectStore) -> None:
+    def begin(self, identity: bytes, epoch: int, store: CountedStore) -> None:
         """Take over an epoch, and a store that keeps its promises."""
         self.identity, self.epoch, self._store = identity, epoch, store
 
     @property
-    def store(self) -> ObjectStore:
+    def store(self) -> CountedStore:
         """The store. Raises Unavailable until it has answered."""
         if self._store is None:
             raise Unavailable(self.fault or f"{self.settings.store} has not answered yet")

@@ -22,8 +22,8 @@ from danube_fast.errors import DanubeError, Internal
 from danube_fast.frame.crc import crc32c
 from danube_fast.history.manifest import check_owner
 from danube_fast.history.stores.probe import probe_store
-from danube_fast.history.stores.store import ObjectStore
 from danube_fast.ring.control import ProcessState
+from danube_fast.ring.counters import Counter
 from danube_fast.roles import COORDINATOR
 from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.environment import Environment
@@ -31,6 +31,7 @@ from danube_fast.workers.process.idle import IdleStrategy
 from danube_fast.workers.process.tasks import Ask, Do, Pause, Task, Tasks
 from danube_fast.workers.uploader.abandoned import sweep
 from danube_fast.workers.uploader.checkpoint import Checkpoints
+from danube_fast.workers.uploader.counted_store import CountedStore
 from danube_fast.workers.uploader.fetches import Fetches
 from danube_fast.workers.uploader.flushes import Flushes
 from danube_fast.workers.uploader.rounds import Rounds
@@ -113,6 +114,7 @@ class Uploader:
                 self.state.note_fault(error)
                 yield Pause(int(pause_ns * self._draw.uniform(0.5, 1)))
                 pause_ns = min(2 * pause_ns, RETRY_NS_MAX)
+                self._boot.counters.add(Counter.HISTORY_ROUND_RETRIES)
                 continue
             pause_ns = RETRY_NS
             self.state.note_fault(None)
@@ -124,16 +126,17 @@ class Uploader:
         given: m.Uploader = yield Ask(COORDINATOR, m.BeginUploader())
         for worker in self._boot.config.processes.workers:  # they hear of what went wrong last, too
             yield Ask(worker, m.ListBacklogs(given.epoch, self.state.fault))
-        store: ObjectStore = yield Do(partial(self._open, given.identity))
+        store: CountedStore = yield Do(partial(self._open, given.identity))
         yield Do(self._checkpoints.load)
         self.state.begin(given.identity, given.epoch, store)
         self._tasks.start(sweep(self.state, self._checkpoints))
 
-    def _open(self, identity: bytes) -> ObjectStore:
+    def _open(self, identity: bytes) -> CountedStore:
         url, clock = self._boot.settings.store, self._boot.clock
         # parts that wait there belong to that store alone
         scratch = self.state.data_dir / SCRATCH_NAME / f"{crc32c(url.encode()):08x}"
-        store = self._environment.open_history(url, clock, scratch)
+        opened = self._environment.open_history(url, clock, scratch)
+        store = CountedStore(opened, self._boot.counters)
         check_owner(store, identity)
         probe_store(store, self._environment.new_token())
         return store

@@ -1,4 +1,4 @@
-"""The administrative operation on history: upload a topic now, and hold its objects."""
+"""The administrative operations on history: upload a topic now, and hold its objects for as long as they are read."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 import msgspec
 
 from danube_fast.broker.admin.registry import AdminContext, Answer, operation
-from danube_fast.broker.messages import FlushHistory
+from danube_fast.broker.messages import FlushHistory, ReleaseHold, RenewedHold, RenewHold
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
 from danube_fast.types import Permission
 
-__all__ = ["flush_history"]
+__all__ = ["flush_history", "release_history_hold", "renew_history_hold"]
 
 HOLD_SECONDS_MAX = 30 * 24 * 3600
 FLUSH_MS_MAX = 3600 * 1000
+STORE_MS = 60_000
+"""A store that is busy is tried again for half a minute, for each of a few requests."""
 
 
 @operation(Permission.CONSUME, "topic")
@@ -39,9 +41,7 @@ def flush_history(
         )
     if not 1 <= timeout_ms <= FLUSH_MS_MAX:
         raise InvalidArgument(f"timeout_ms is {timeout_ms}; give 1 to {FLUSH_MS_MAX}")
-    uploader = context.processes.uploader
-    if uploader is None:
-        raise FailedPrecondition("the broker has no store for history; start it with --store URL")
+    uploader = _uploader(context)
     partitions = context.topics.partitions(record)
     ids = [partition.partition_id for partition in partitions]
 
@@ -53,3 +53,52 @@ def flush_history(
 
     message = FlushHistory(ids, hold_seconds, timeout_ms)
     context.ask(uploader, message, flushed, timeout_ms=timeout_ms + 5000)
+
+
+@operation(Permission.CONSUME)
+def renew_history_hold(
+    context: AdminContext, answer: Answer, *, hold: str, hold_seconds: int
+) -> None:
+    """Keep the objects of a hold for so many seconds from now on; answers the new hold, and when it expires.
+
+    `hold` is what a flush or the last renewal has answered. NotFound if it was released or has expired: flush the
+    topic again; InvalidArgument if it is no hold; Unavailable while the store is away.
+    """
+    if not 1 <= hold_seconds <= HOLD_SECONDS_MAX:
+        raise InvalidArgument(
+            f"hold_seconds is {hold_seconds}; give 1 to {HOLD_SECONDS_MAX}, and renew the hold again if it takes "
+            "longer; release_history_hold ends it"
+        )
+
+    def renewed(value: RenewedHold | None, error: DanubeError | None) -> None:
+        if error is not None:
+            answer.fail(error)
+        elif value is not None:
+            answer.done(value._asdict())
+
+    message = RenewHold(hold, hold_seconds)
+    context.ask(_uploader(context), message, renewed, timeout_ms=STORE_MS)
+
+
+@operation(Permission.CONSUME)
+def release_history_hold(context: AdminContext, answer: Answer, *, hold: str) -> None:
+    """Give the objects of a hold back: they may be deleted. A hold that is gone already is no error.
+
+    InvalidArgument if it is no hold; Unavailable while the store is away.
+    """
+
+    def released(_: Any, error: DanubeError | None) -> None:
+        if error is not None:
+            answer.fail(error)
+        else:
+            answer.done()
+
+    context.ask(_uploader(context), ReleaseHold(hold), released, timeout_ms=STORE_MS)
+
+
+def _uploader(context: AdminContext) -> int:
+    """Process index of the uploader. Raises FailedPrecondition without a store."""
+    uploader = context.processes.uploader
+    if uploader is None:
+        raise FailedPrecondition("the broker has no store for history; start it with --store URL")
+    return uploader

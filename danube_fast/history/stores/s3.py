@@ -166,6 +166,7 @@ class S3Store:
         self._options = options
         self._lock = threading.Lock()
         self._client: Any = None
+        self.on_retry: Callable[[], None] = lambda: None
         encryption: dict[str, Any] = {
             "ServerSideEncryption": options.sse,
             "SSEKMSKeyId": options.sse_kms_key_id,
@@ -308,7 +309,13 @@ class S3Store:
                         max_pool_connections=32,
                     ),
                 )
+                self._client.meta.events.register("needs-retry.s3", self._note_try)
             return self._client
+
+    def _note_try(self, attempts: int, **_: Any) -> None:
+        """Tell of a request that boto3 has sent again; called behind each try. No answer: boto3 decides."""
+        if attempts > 1:
+            self.on_retry()
 
     def _call(
         self,
@@ -331,6 +338,7 @@ class S3Store:
                 meta = answer.get("ResponseMetadata", {})
                 status = meta.get("HTTPStatusCode", 0)
                 if fault.get("Code") in _REPLACED and not is_second:
+                    self.on_retry()
                     continue
                 if name == "head_object" and status in _HEAD_REFUSALS:
                     raise _HeadRefused(f"{self.url}: {what}: {status}", status) from None

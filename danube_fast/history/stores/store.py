@@ -22,8 +22,8 @@ tests/history/conformance.py, runs over each store.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from danube_fast.errors import DataLoss, InvalidArgument
 
@@ -36,6 +36,7 @@ __all__ = [
     "ObjectInfo",
     "ObjectStore",
     "Part",
+    "RetryingStore",
     "Upload",
     "check_object_key",
     "check_object_prefix",
@@ -149,6 +150,14 @@ class ObjectStore(Protocol):
     def close(self) -> None:
         """Give connections back. May be called twice."""
         ...
+
+
+@runtime_checkable
+class RetryingStore(Protocol):
+    """A store that can tell of each request that it sends again by itself."""
+
+    on_retry: Callable[[], None]
+    """Called at each of them, from any thread; may be replaced."""
 
 
 def check_object_key(key: str) -> str:
