@@ -135,6 +135,10 @@ def know(records: Mapping[int, Record]) -> Knowledge:
             sections, told = [], [(0, record.end_offset)]
         elif last is not None and record.previous == last.number:
             told.append((last.end_offset, record.end_offset))
+        elif (
+            record.added and not record.removed
+        ):  # else it may be of an object that was written again
+            told.append((min(each.base_offset for each in record.added), record.end_offset))
         gone = set(record.removed)
         sections = [each for each in sections if each.key not in gone]
         for added in sorted(record.added, key=lambda section: section.base_offset):
