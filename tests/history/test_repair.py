@@ -338,6 +338,34 @@ def test_an_object_that_is_damaged_stays_named_if_no_other_has_its_messages(
     assert contents(store).keys() == before.keys()
 
 
+def test_what_is_behind_a_sound_end_takes_a_word(store: MemoryStore) -> None:
+    """An object that was cut short there may be of a log that is no more."""
+    log = history_of(store)
+    end = log.manifest.end_offset
+    orphan = put_object(store, {5: [make_frame(5, end, [b"x"])]}, number=9)[0]
+    flip(store, manifest_key(5, 1))
+    done = repair(store)
+    assert [each.key for each in done.unnamed] == [orphan.key]
+    assert load(store, 5).end_offset == end
+    done = repair(store, {5: ""})
+    assert (done.partitions[0].end_offset, done.unnamed) == (end + 1, [])
+    assert load(store, 5).sections[-1] == orphan
+
+
+def test_older_uploaders_are_fenced(store: MemoryStore) -> None:
+    """A snapshot has the highest epoch of the store, whichever partition had it."""
+    log = history_of(store)
+    newer = ManifestLog(store, IDENTITY, 6, 7)
+    newer.commit(TOPIC, 1, 1, first_offset=0, end_offset=0)
+    flip(store, manifest_key(5, 1))
+    repair(store)
+    with pytest.raises(FailedPrecondition, match="newer uploader"):
+        ManifestLog(store, IDENTITY, 5, 6).load()
+    with pytest.raises(FailedPrecondition, match="newer uploader"):
+        add(log, 1000)
+    ManifestLog(store, IDENTITY, 5, 7).load()
+
+
 # ---------------------------------------------------------------- what is refused
 
 
