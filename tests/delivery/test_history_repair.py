@@ -119,6 +119,25 @@ def test_what_the_frontier_had_and_no_object_has_is_told(store: LocalStore, tmp_
     assert damage.base_offset == last.base_offset
 
 
+def test_objects_of_a_record_that_is_missing_are_not_swept(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    """A listing shows a manifest that looks whole without it; its owner knows better."""
+    settings = {**SMALL, "data_dir": tmp_path / "data"}
+    sections = fill(store, settings)
+    newest = records(store)[-1]
+    store.delete([newest])
+    with Broker(store=store.url, **settings, history_delete_seconds=1) as broker:
+        wait_until(
+            "a sweep", lambda: "nothing is deleted just now" in broker.log and newest in broker.log
+        )
+    partition_id = str(int(newest.split("/")[1]))
+    assert history("repair", "--store", store.url, "--adopt", partition_id, "--yes")[0] == 0
+    assert manifests(store)[0].manifest.sections == sections
+    with Broker(store=store.url, **settings) as broker, broker.client() as client:
+        read_all(client, 0, COUNT)
+
+
 def is_told(client: Any, last: Section) -> bool:
     """Whether a reader gets all up to the last section, and is told that this is lost."""
     end, error = read_until_error(client, COUNT)
