@@ -1,5 +1,5 @@
-"""`danube-fast history`: looks into history in an object store, where no broker is needed and nothing is written; and
-asks a running broker to upload a topic, and to hold what is in the store."""
+"""`danube-fast history`: looks into history in an object store, and repairs its manifests, where no broker is needed;
+and asks a running broker to upload a topic, and to hold what is in the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from danube_fast.cli.broker import Ask, asking
-from danube_fast.cli.options import OutputForm, OutputOption, TopicArgument, example
+from danube_fast.cli.options import OutputForm, OutputOption, TopicArgument, YesOption, example
 from danube_fast.cli.output import (
     Progress,
     bytes_text,
@@ -24,11 +24,12 @@ from danube_fast.cli.output import (
     write,
 )
 from danube_fast.clock import SystemClock
-from danube_fast.errors import DataLoss, NotFound
+from danube_fast.errors import DataLoss, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from danube_fast.history.audit import Verification
     from danube_fast.history.catalog import Catalog, Damage, PartitionHistory
+    from danube_fast.history.repair import Found, PartitionRepair, Repair
     from danube_fast.history.stores.store import ObjectStore
 
 __all__ = ["app"]
@@ -39,7 +40,7 @@ WAIT_SECONDS = 60
 
 app = typer.Typer(
     name="history",
-    help="Look into history in an object store.",
+    help="Look into history in an object store, and repair it.",
     no_args_is_help=True,
     epilog=example(f"danube-fast history ls --store {STORE}"),
 )
@@ -175,13 +176,68 @@ def verify(
         )
 
 
+@app.command(
+    epilog=example(
+        f"danube-fast history repair --store {STORE}",
+        f"danube-fast history repair --store {STORE} --adopt 17 --yes",
+    )
+)
+def repair(
+    store: StoreOption,
+    adopt: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PARTITION_ID[=TOPIC]",
+            help="Name objects that no manifest of this partition names, behind its end, too.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done, as without --yes.")
+    ] = False,
+    yes: YesOption = False,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Make manifests anew that are damaged, of what is left; stop the broker first. Nothing is deleted."""
+    from danube_fast.history.repair import repair_history
+
+    if dry_run and yes:
+        raise InvalidArgument("--dry-run and --yes were both given; leave one of them out")
+    adopted = dict(_adopted(text) for text in adopt or [])
+    with _opened(store, is_written=yes) as opened, Progress() as progress:
+        report = repair_history(
+            opened, adopted, SystemClock().wall_ns(), is_dry=not yes,
+            on_progress=_shown_by(progress, store),
+        )  # fmt: skip
+    print_result(output, msgspec.to_builtins(report), "\n".join(_repaired(report)))
+    if report.partitions and not yes:
+        raise DataLoss(
+            f"{counted(len(report.partitions), 'partition')} of {store} can be repaired; stop the broker, "
+            "then add --yes to do it"
+        )
+    if report.damages:
+        raise DataLoss(
+            f"{counted(len(report.damages), 'damage')} in {store} cannot be repaired, and readers are told; do "
+            "what stands behind each"
+        )
+
+
+def _adopted(text: str) -> tuple[int, str]:
+    number, _, topic = text.partition("=")
+    if not number.isdecimal():
+        raise typer.BadParameter(f"--adopt {text!r} is not PARTITION_ID or PARTITION_ID=TOPIC")
+    return int(number), topic
+
+
 @contextlib.contextmanager
-def _opened(url: str) -> Iterator[ObjectStore]:
-    """Open the store of a URL for reading, and close it."""
+def _opened(url: str, *, is_written: bool = False) -> Iterator[ObjectStore]:
+    """Open the store of a URL, which must be there, for reading unless `is_written`, and close it."""
     from danube_fast.history.stores.opening import open_store
 
     with tempfile.TemporaryDirectory(prefix="danube-fast-") as scratch:
         opened = open_store(url, SystemClock(), Path(scratch), must_exist=True)
+        if is_written:
+            opened.close()
+            opened = open_store(url, SystemClock(), Path(scratch))
         try:
             yield opened
         finally:
@@ -292,3 +348,39 @@ def _damage_text(damage: Damage) -> str:
     if damage.base_offset is not None:
         place += f" offsets {damage.base_offset} to {damage.end_offset}"
     return " ".join(f"{damage.key}:{place}: {damage.reason}; {damage.remedy}".split())
+
+
+def _repaired(report: Repair) -> list[str]:
+    lines = [line for each in report.partitions for line in _partition_lines(each)]
+    lines += [f"DAMAGE {_damage_text(damage)}" for damage in report.damages]
+    lines += [
+        f"unnamed {each.key}: offsets {each.base_offset} to {each.end_offset} of partition "
+        f"{each.partition_id}; no manifest names them: if its newest records are lost, or all of them, "
+        f"and its topic was not deleted, add --adopt {each.partition_id}"
+        for each in report.unnamed
+    ]
+    count = counted(len(report.partitions), "partition")
+    done = f"{count} repaired" if report.is_done else f"{count} to be repaired"
+    if not report.partitions:
+        done = "nothing to repair"
+    damages = f", {counted(len(report.damages), 'damage')}" if report.damages else ""
+    return [*lines, f"{report.store}: {done}{damages}"]
+
+
+def _partition_lines(repair: PartitionRepair) -> list[str]:
+    topic = repair.topic or "topic unknown,"
+    head = f"repair {topic} partition {repair.partition_id}: {'; '.join(repair.reasons)}"
+    return [
+        head,
+        *(f"  name {each.key}: {_offsets(each)}" for each in repair.named),
+        *(f"  copy from {each.key}: {_offsets(each)}" for each in repair.copied),
+        *(f"  LOST offsets {base} to {end}" for base, end in repair.lost),
+        (
+            f"  record {repair.record} tells of offsets {repair.first_offset} to {repair.end_offset}; "
+            f"{counted(repair.put_aside, 'record')} put aside"
+        ),
+    ]
+
+
+def _offsets(found: Found) -> str:
+    return f"offsets {found.base_offset} to {found.end_offset}"

@@ -29,12 +29,16 @@ from danube_fast.history.catalog import (
     remedy_of,
 )
 from danube_fast.history.layout import OBJECTS_PREFIX, Blocks
-from danube_fast.history.manifest import Manifest, Section, manifest_prefix
-from danube_fast.history.objects import read_blocks, section_of, verify_object
+from danube_fast.history.manifest import LOST_PREFIX, Manifest, Section, manifest_prefix
+from danube_fast.history.objects import read_blocks, section_of, table_position, verify_object
 from danube_fast.history.reader import HistoryReader
 from danube_fast.history.stores.store import ObjectInfo, ObjectStore
 
-__all__ = ["Orphan", "Verification", "verify_history"]
+__all__ = ["Orphan", "Verification", "check_sections", "verify_history"]
+
+
+LOST = "these messages are lost, and readers are told: a repair has found them in no object"
+FIND = "if a copy of the store has objects with them, put these back and repair again"
 
 
 class Orphan(msgspec.Struct, frozen=True):
@@ -86,28 +90,45 @@ def verify_history(
     chosen = catalog.of_topic(topic)
     if not chosen and not catalog.damages:
         raise _nothing(store, topic, len(listed))
-    named = [_Named(each, section) for each in chosen for section in each.manifest.sections]
-    objects: dict[tuple[str, bytes], list[_Named]] = collections.defaultdict(list)
-    for one in named:
-        objects[one.section.key, one.partition.identity].append(one)
-    total = sum(one.section.byte_count for one in named)
     found = [fault for each in chosen for fault in _disorder(each)]
-    done = 0
-    for (key, identity), sections in objects.items():
-        if on_progress is not None:
-            on_progress("bytes", done, total)
-        found += _check_object(store, key, identity, sections)
-        done += sum(one.section.byte_count for one in sections)
+    found += _check_sections(store, chosen, on_progress)
+    named = [section for each in chosen for section in each.manifest.sections]
     return Verification(
         store=store.url, identity=catalog.identity.hex(), partitions=len(chosen),
-        objects=len({key for key, _ in objects}), bytes=total,
-        messages=sum(one.section.message_count for one in named),
+        objects=len({section.key for section in named}),
+        bytes=sum(section.byte_count for section in named),
+        messages=sum(section.message_count for section in named),
         damages=[
             *(each for each in catalog.damages if topic is None or each.topic in (None, topic)),
             *_still_named(store, found),
         ],
         orphans=None if topic is not None else _orphans(store, listed, catalog),
     )  # fmt: skip
+
+
+def check_sections(
+    store: ObjectStore, partitions: Sequence[PartitionHistory], on_progress: OnProgress | None
+) -> list[Damage]:
+    """Check every byte of the objects that sections of some partitions name. Raises what the store raises."""
+    return [each.damage for each in _check_sections(store, partitions, on_progress)]
+
+
+def _check_sections(
+    store: ObjectStore, partitions: Sequence[PartitionHistory], on_progress: OnProgress | None
+) -> list[_Found]:
+    objects: dict[tuple[str, bytes], list[_Named]] = collections.defaultdict(list)
+    for each in partitions:
+        for section in each.manifest.sections:
+            objects[section.key, each.identity].append(_Named(each, section))
+    total = sum(one.section.byte_count for named in objects.values() for one in named)
+    found: list[_Found] = []
+    done = 0
+    for (key, identity), named in objects.items():
+        if on_progress is not None:
+            on_progress("bytes", done, total)
+        found += _check_object(store, key, identity, named)
+        done += sum(one.section.byte_count for one in named)
+    return found
 
 
 def _nothing(store: ObjectStore, topic: str | None, object_count: int) -> NotFound:
@@ -190,6 +211,8 @@ def _check_object(
     store: ObjectStore, key: str, identity: bytes, named: list[_Named]
 ) -> list[_Found]:
     """Check an object, and what manifests say of it."""
+    if key.startswith(LOST_PREFIX):
+        return [_Found(_damage(one, LOST, FIND), [one]) for one in named]
     try:
         rows = verify_object(store, key, identity)
     except (DataLoss, FailedPrecondition) as error:
@@ -215,8 +238,7 @@ def _compare(one: _Named, rows: Blocks) -> Iterator[_Found]:
         reason = f"the object holds nothing of partition {partition_id}"
         yield _Found(_damage(one, reason, _restore_manifest(one)), [one])
         return
-    blocks_position = int(rows["position"][-1]) + int(rows["byte_count"][-1])
-    actual = section_of(section.key, rows, int(own[0]), int(own[-1]) + 1, blocks_position)
+    actual = section_of(section.key, rows, int(own[0]), int(own[-1]) + 1, table_position(rows))
     differing = [
         f"{name} {getattr(section, name)} and the object {getattr(actual, name)}"
         for name in Section.__struct_fields__

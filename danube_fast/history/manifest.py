@@ -25,6 +25,7 @@ a record that is there proves that all later ones are.
 from __future__ import annotations
 
 import bisect
+import shlex
 import struct
 from collections.abc import Mapping, Sequence
 
@@ -42,6 +43,7 @@ from danube_fast.frame.crc import crc32c
 from danube_fast.history.stores.store import ObjectStore
 
 __all__ = [
+    "LOST_PREFIX",
     "MANIFESTS_PREFIX",
     "NONE",
     "PRUNED_NAME",
@@ -50,9 +52,12 @@ __all__ = [
     "ManifestReader",
     "Record",
     "Section",
+    "believed",
     "check_owner",
+    "lost_section",
     "manifest_key",
     "manifest_prefix",
+    "repair_command",
 ]
 
 MAGIC = int.from_bytes(b"DanubeMf", "little")
@@ -62,6 +67,8 @@ SNAPSHOT_EVERY = 64
 NONE = -1
 MANIFESTS_PREFIX = "manifests/"
 PRUNED_NAME = "pruned"
+LOST_PREFIX = "lost/"
+"""What the keys of lost sections begin with: there is never such an object."""
 _HEADER = struct.Struct("<QIIII")
 _MAKE_TRIES = 1000
 """Numbers that older uploaders may have taken in the meantime."""
@@ -86,6 +93,17 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
     """Where its rows of the table of blocks begin in the object, bytes."""
     block_count: int
     blocks_crc: int
+
+
+def lost_section(partition_id: int, base_offset: int, end_offset: int, time_ns: int) -> Section:
+    """Make the section of messages that no object has: so a reader that comes to them is told of the loss. `time_ns`:
+    of the last message before them; no search for a time ends there."""
+    key = f"{LOST_PREFIX}{partition_id:010d}/{base_offset:012d}-{end_offset:012d}"
+    return Section(
+        key=key, position=0, byte_count=0, base_offset=base_offset, end_offset=end_offset,
+        message_count=0, append_min_ns=time_ns, append_max_ns=time_ns, publish_min_ns=time_ns,
+        publish_max_ns=time_ns, blocks_position=0, block_count=1, blocks_crc=0,
+    )  # fmt: skip
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -207,7 +225,7 @@ class ManifestReader:
             if hint != NONE and not self._is_pruned():
                 raise DataLoss(
                     f"{self._store.url}: record {manifest_key(self._partition_id, hint)} is missing, "
-                    "and was there"
+                    f"and was there; {self._remedy} --adopt {self._partition_id}"
                 )
             newest = self._read_on(self._listed(), records)
             if newest == NONE and self._is_pruned():
@@ -226,22 +244,32 @@ class ManifestReader:
             self.manifest.apply(record)
         return self.manifest
 
-    def check(self, number: int) -> None:
+    def read(self, number: int) -> Record:
         """Read one record. Raises as `load`, and NotFound if it is not there."""
         key = manifest_key(self._partition_id, number)
-        self._decode(self._store.read(key), key)
+        return self._decode(self._store.read(key), key)
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            "restore it from a copy of the store, or stop the broker and run "
+            f"{repair_command(self._store.url)}"
+        )
 
     def _read(self, number: int) -> Record:
-        key = manifest_key(self._partition_id, number)
         try:
-            return self._decode(self._store.read(key), key)
-        except NotFound as error:
+            return self.read(number)
+        except NotFound:
             raise DataLoss(
-                f"{self._store.url}: record {key} is missing, and later ones build on it: {error}"
+                f"{self._store.url}: record {manifest_key(self._partition_id, number)} is missing, "
+                f"and later ones build on it; {self._remedy}"
             ) from None
 
     def _decode(self, data: bytes, key: str) -> Record:
-        record = Record.decode(data, f"{self._store.url}: {key}")
+        try:
+            record = Record.decode(data, f"{self._store.url}: {key}")
+        except DataLoss as error:
+            raise DataLoss(f"{error}; {self._remedy}") from None
         if self.identity is None:
             self.identity = record.identity
         if record.identity != self.identity:
@@ -251,12 +279,12 @@ class ManifestReader:
             )
         named = manifest_key(record.partition_id, record.number)
         if named != key:
-            raise DataLoss(f"{self._store.url}: {key} holds the record {named}")
+            raise DataLoss(f"{self._store.url}: {key} holds the record {named}; {self._remedy}")
         if not NONE <= record.previous < record.number or not 0 <= record.snapshot <= record.number:
             # links that do not lead back would be followed for ever
             raise DataLoss(
                 f"{self._store.url}: {key} builds on record {record.previous} and snapshot "
-                f"{record.snapshot}, which are not before it"
+                f"{record.snapshot}, which are not before it; {self._remedy}"
             )
         return record
 
@@ -414,7 +442,7 @@ def check_owner(store: ObjectStore, identity: bytes) -> None:
         partition_id, _, name = info.key.removeprefix(MANIFESTS_PREFIX).partition("/")
         if name.isdigit() and partition_id.isdigit():
             try:
-                ManifestReader(store, identity, int(partition_id)).check(int(name))
+                ManifestReader(store, identity, int(partition_id)).read(int(name))
             except NotFound:
                 continue  # it was pruned just now
             return
@@ -436,6 +464,11 @@ def believed(records: Mapping[int, Record]) -> tuple[list[Record], int]:
         chain.append(records[at])
         at = records[at].previous
     return chain[::-1], head.snapshot
+
+
+def repair_command(url: str) -> str:
+    """Write the command that mends the manifests of a store."""
+    return f"danube-fast history repair --store {shlex.quote(url)}"
 
 
 def manifest_prefix(partition_id: int) -> str:

@@ -3,6 +3,7 @@
 ObjectWriter     frames of one partition after the other -> parts, sections, table of blocks
 WriterState      how far a writer is: another one goes on from it, once it has the frames that were not sent
 read_blocks      the blocks of a section, by one ranged read
+read_table       the blocks of a whole object
 verify_object    every byte of an object
 """
 
@@ -36,7 +37,9 @@ __all__ = [
     "OutgoingPart",
     "WriterState",
     "read_blocks",
+    "read_table",
     "section_of",
+    "table_position",
     "verify_object",
 ]
 
@@ -273,8 +276,8 @@ def read_blocks(store: ObjectStore, section: Section) -> Blocks:
     return decode_blocks(data, section.blocks_crc, f"{store.url}: {section.key}")
 
 
-def verify_object(store: ObjectStore, key: str, identity: bytes) -> Blocks:
-    """Check every byte of an object; its table of blocks.
+def read_table(store: ObjectStore, key: str, identity: bytes) -> Blocks:
+    """Read an object's table of blocks, and none of its frames.
 
     Raises DataLoss that names what is wrong, NotFound if it is missing.
     """
@@ -297,6 +300,25 @@ def verify_object(store: ObjectStore, key: str, identity: bytes) -> Blocks:
         raise DataLoss(f"{where} has {size} bytes, and its end speaks of {trailer.object_bytes}")
     data = store.read(key, trailer.blocks_position, table_bytes)
     rows = decode_blocks(data, trailer.blocks_crc, where)
+    if table_position(rows) != trailer.blocks_position:
+        raise DataLoss(f"the blocks of {where} do not end where its table begins")
+    return rows
+
+
+def table_position(rows: Blocks) -> int:
+    """Where an object's table of blocks begins, bytes: behind its last block."""
+    if not len(rows):
+        return OBJECT_HEADER_BYTES
+    return int(rows["position"][-1]) + int(rows["byte_count"][-1])
+
+
+def verify_object(store: ObjectStore, key: str, identity: bytes) -> Blocks:
+    """Check every byte of an object; its table of blocks.
+
+    Raises DataLoss that names what is wrong, NotFound if it is missing.
+    """
+    where = f"{store.url}: {key}"
+    rows = read_table(store, key, identity)
     checked = BlockTable(OBJECT_HEADER_BYTES)
     partition_id = -1
     for row in rows:
@@ -306,6 +328,6 @@ def verify_object(store: ObjectStore, key: str, identity: bytes) -> Blocks:
         position = int(row["position"])
         frames = store.read(key, position, int(row["byte_count"]))
         checked.add(frames, f"{where}, position {position}")
-    if checked.rows.tobytes() != data or checked.position != trailer.blocks_position:
+    if checked.rows.tobytes() != rows.tobytes():
         raise DataLoss(f"the frames of {where} are not those that its table of blocks tells of")
     return rows

@@ -21,7 +21,7 @@ from tests.history.rig import IDENTITY, START_NS, change_object, make_frame, put
 from tests.history.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto_server, plain_client
 
 TOPICS = {6: "/default/a", 7: "/default/b", 11: "/default/a"}
-VERBS = [["ls"], ["describe", "/default/a"], ["describe", "6"], ["verify"]]
+VERBS = [["ls"], ["describe", "/default/a"], ["describe", "6"], ["repair"], ["verify"]]
 
 
 @pytest.fixture
@@ -164,6 +164,75 @@ def test_a_foreign_manifest_fails_and_hides_nothing(
     outcome = run(*words(store, "verify"))
     assert outcome.code == 1
     assert outcome.out.startswith("DAMAGE manifests/0000000012/: /default/c partition 12 ")
+
+
+def damage_record(store: LocalStore, number: int) -> None:
+    change_object(store, manifest_key(6, number), lambda data: data.__setitem__(50, data[50] ^ 1))
+
+
+def test_repair(run: Run, store: LocalStore, logs: dict[int, ManifestLog], tmp_path: Path) -> None:
+    section = logs[6].manifest.sections[1]
+    damage_record(store, 1)
+    before = tree(tmp_path)
+    for more in ([], ["--dry-run"]):
+        outcome = run(*words(store, "repair", *more))
+        assert outcome.code == 1
+        assert "stop the broker, then add --yes" in outcome.sentence()
+    assert tree(tmp_path) == before
+    head, name, record, totals = outcome.out.splitlines()
+    assert head == "repair /default/a partition 6: record 1 is damaged: its crc is wrong"
+    offsets = f"offsets {section.base_offset} to {section.end_offset}"
+    assert name == f"  name {section.key}: {offsets}"
+    assert "3 records put aside" in record and totals == f"{store.url}: 1 partition to be repaired"
+    outcome = run(*words(store, "repair", "--yes", "-o", "json"))
+    assert (outcome.code, outcome.err) == (0, "")
+    (one,) = outcome.json()["partitions"]
+    assert (one["partition_id"], one["lost"], outcome.json()["is_done"]) == (6, [], True)
+    outcome = run(*words(store, "repair", "--yes"))
+    assert (outcome.code, outcome.out) == (0, f"{store.url}: nothing to repair\n")
+    assert run(*words(store, "verify")).code == 0
+
+
+def test_repair_tells_what_is_lost(
+    run: Run, store: LocalStore, logs: dict[int, ManifestLog]
+) -> None:
+    section = logs[6].manifest.sections[1]
+    damage_record(store, 1)
+    store.delete([section.key])
+    outcome = run(*words(store, "repair", "--yes"))
+    assert outcome.code == 1 and "readers are told" in outcome.sentence()
+    assert f"  LOST offsets {section.base_offset} to {section.end_offset}" in outcome.out
+    assert "DAMAGE lost/0000000006/" in outcome.out
+    assert run(*words(store, "repair")).code == run(*words(store, "verify")).code == 1
+
+
+def test_repair_of_a_partition_that_is_adopted(
+    run: Run, store: LocalStore, logs: dict[int, ManifestLog]
+) -> None:
+    store.delete([manifest_key(7, number) for number in range(3)])
+    outcome = run(*words(store, "repair"))
+    assert outcome.code == 0 and outcome.out.count("add --adopt 7") == 3
+    outcome = run(*words(store, "repair", "--adopt", "7=/default/b", "--yes"))
+    assert outcome.code == 0 and outcome.out.startswith("repair /default/b partition 7: ")
+    (row,) = run(*words(store, "ls", "/default/b", "-o", "json")).json()
+    assert row["end_offset"] == logs[7].manifest.end_offset
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--adopt", "flights"], 2, "is not PARTITION_ID or PARTITION_ID=TOPIC"),
+        (["--adopt", "99"], 3, "nothing of partition 99"),
+        (["--adopt", "6=/default/x"], 2, "adopt it without a topic"),
+        (["--dry-run", "--yes"], 2, "leave one of them out"),
+    ],
+)
+def test_repair_asked_for_in_a_wrong_way(
+    run: Run, store: LocalStore, logs: dict[int, ManifestLog], more: list[str], code: int, said: str
+) -> None:
+    outcome = run(*words(store, "repair", *more))
+    assert (outcome.code, outcome.out) == (code, "")
+    assert said in outcome.sentence()
 
 
 def test_an_empty_store(run: Run, store: LocalStore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import struct
 import time
 from collections.abc import Callable
@@ -10,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from danube_fast.clock import SystemClock
-from danube_fast.errors import (
-    ResourceExhausted,
-)
+from danube_fast.errors import DanubeError, ResourceExhausted
 from danube_fast.history.manifest import ManifestLog, Record
 from danube_fast.history.objects import verify_object
 from danube_fast.history.stores.local import LocalStore
 from danube_fast.testing.broker import Broker
-from tests.workers.broker import is_running
+from tests.workers.broker import is_running, wait_until
 
 KIB, MIB = 1024, 1024 * 1024
 TOPIC = "/default/flights"
+NUMBERS = itertools.count()
 NUMBER = struct.Struct("<Q")
 WAIT_SECONDS = 60.0
 LOG_BYTES_MAX = 24 * MIB
@@ -154,3 +154,36 @@ def uploader_pid(client: Any) -> int:
     pid = int(found[0]["pid"])
     # of one that was killed just now its state is still there
     return pid if is_running(pid) else 0
+
+
+def wait_for_trim(broker: Broker, client: Any, position: int) -> None:
+    """Wait until the only log begins behind a position, so that readers need history. A log is trimmed while it grows:
+    so another topic grows."""
+    topic = f"/default/trim-{next(NUMBERS)}"
+    client.admin.create_topic(topic)
+
+    def is_trimmed() -> bool:
+        names = [path.stem for path in broker.data_dir.rglob("*.seg")]
+        if min(int(name) for name in names if name.isdigit()) > position:
+            return True
+        publish(client, 0, 500, topic)
+        return False
+
+    wait_until("the trim", is_trimmed)
+
+
+def read_until_error(client: Any, end: int) -> tuple[int, DanubeError]:
+    """Read from the beginning, each number once and in order; where it ended, and why."""
+    expected = 0
+    numbered = payloads(0, end)
+    try:
+        with client.reader(TOPIC, start="earliest") as reader:
+            while expected < end:
+                batch = reader.receive_batch(1000, timeout=WAIT_SECONDS)
+                assert len(batch), f"nothing came behind message {expected} of {end}"
+                for payload in batch.payloads():
+                    assert bytes(payload) == numbered[expected]
+                    expected += 1
+    except DanubeError as error:
+        return expected, error
+    raise AssertionError("all could be read")

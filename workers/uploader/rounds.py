@@ -17,7 +17,7 @@ from danube_fast.broker import messages as m
 from danube_fast.clock import SECOND_NS
 from danube_fast.errors import DanubeError, DataLoss, FailedPrecondition, NotOwner, Unavailable
 from danube_fast.history.layout import ObjectHeader
-from danube_fast.history.manifest import Manifest, Section
+from danube_fast.history.manifest import Manifest, Section, lost_section
 from danube_fast.history.objects import ObjectWriter, OutgoingPart
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.process.tasks import Ask, Do, Fork, Join, Pause, Task
@@ -152,7 +152,7 @@ class Rounds:
             is_unknown = history is None and expires and backlog.uploaded_until
             if is_unknown and not self._is_aside(backlog):
                 history = yield from self._load(backlog)
-            if history is None:
+            if history is None or _is_behind(history, backlog):
                 continue
             first = first_kept(history.manifest, backlog, self._state.clock.wall_ns())
             keys = keys_below(history.manifest, first)
@@ -169,21 +169,20 @@ class Rounds:
         return self._state.clock.monotonic_ns() < until_ns
 
     def _due(self, owned: Sequence[_Owned]) -> list[_Owned]:
+        return [each for each in owned if self._is_due(each.backlog)]
+
+    def _is_due(self, backlog: m.Backlog) -> bool:
         settings = self._state.settings
-        flush_ns = settings.history_flush_seconds * SECOND_NS
-        return [
-            each
-            for each in owned
-            if not self._is_aside(each.backlog)
-            and each.backlog.end_offset
-            > max(each.backlog.uploaded_until, each.backlog.first_offset)
-            and (
-                each.backlog.bytes >= settings.history_object_bytes
-                or each.backlog.age_ns >= flush_ns
-                or each.backlog.is_urgent
-                or each.backlog.partition_id in self._wanted
-            )
-        ]
+        if self._is_aside(backlog):
+            return False
+        if _is_behind(self._state.known(backlog.partition_id), backlog):
+            return True
+        return backlog.end_offset > max(backlog.uploaded_until, backlog.first_offset) and (
+            backlog.bytes >= settings.history_object_bytes
+            or backlog.age_ns >= settings.history_flush_seconds * SECOND_NS
+            or backlog.is_urgent
+            or backlog.partition_id in self._wanted
+        )
 
     def _load(self, backlog: m.Backlog) -> Task:
         """The history of a partition; None, and it is put aside, if its manifest is wrong."""
@@ -344,7 +343,8 @@ class Rounds:
         (worker, backlog), history = taken.owned, taken.history
         manifest = history.manifest
         if taken.until > manifest.end_offset:
-            added = [section] if section is not None else []
+            added = _lost_sections(manifest, backlog, section, taken.until)
+            added += [section] if section is not None else []
             changes = {
                 "first_offset": backlog.first_offset, "end_offset": taken.until, "added": added,
             }  # fmt: skip
@@ -380,3 +380,20 @@ class Rounds:
         except (NotOwner, Unavailable):
             return False  # it moves, or its worker is away; the next round tells its owner
         return True
+
+
+def _is_behind(history: History | None, backlog: m.Backlog) -> bool:
+    """Whether a manifest ends before offsets that were uploaded: it was repaired, and their objects are gone, too."""
+    return history is not None and history.manifest.end_offset < backlog.uploaded_until
+
+
+def _lost_sections(
+    manifest: Manifest, backlog: m.Backlog, section: Section | None, until: int
+) -> list[Section]:
+    """Tell as lost what was uploaded once, but is behind the end of the manifest and before the next section."""
+    start = max(manifest.end_offset, backlog.first_offset)
+    end = min(backlog.uploaded_until, until if section is None else section.base_offset)
+    if start >= end:
+        return []
+    time_ns = max((each.append_max_ns for each in manifest.sections), default=0)
+    return [lost_section(backlog.partition_id, start, end, time_ns)]

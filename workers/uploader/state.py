@@ -110,8 +110,8 @@ class UploaderState:
         """The history of a partition, whose manifest is read if it is not known. `manifest`: number of a record
         that there is, -1 if none is known."""
         known = self._histories.get(partition_id)
-        if known is not None:
-            return known
+        if known is not None and known.manifest.number >= manifest:
+            return known  # else it was found by a listing, and its newest records are missing
         if partition_id in self.deleting:
             raise Unavailable(f"history of partition {partition_id} is being deleted just now")
         loading = self._loading.get(partition_id)

@@ -61,10 +61,12 @@ class Sweep:
         store = self._state.store
         partition_ids = yield Do(partial(_listed_partitions, store))
         unwanted = yield from self._unwanted(partition_ids)
+        numbers = yield from self._known_records()
         named: dict[str, list[int]] = {}
         for partition_id in partition_ids:
             if partition_id not in unwanted:
-                history: History = yield from self._state.history(partition_id, -1)
+                number = numbers.get(partition_id, -1)
+                history: History = yield from self._state.history(partition_id, number)
                 for section in history.manifest.sections:
                     named.setdefault(section.key, []).append(partition_id)
         for partition_id in sorted(unwanted):
@@ -74,6 +76,15 @@ class Sweep:
             finally:
                 self._state.deleting.discard(partition_id)
         yield from self._delete_unnamed(named)
+
+    def _known_records(self) -> Task:
+        """The record of each manifest that its owner knows: if it is missing, what it names must not go."""
+        state = self._state
+        found: dict[int, int] = {}
+        for worker in state.boot.config.processes.workers:
+            backlogs = yield Ask(worker, m.ListBacklogs(state.epoch, state.fault))
+            found.update((backlog.partition_id, backlog.manifest) for backlog in backlogs)
+        return found
 
     def _unwanted(self, partition_ids: list[int]) -> Task:
         """Those of some partitions that are to have no history any more."""
