@@ -23,7 +23,7 @@ def united(ranges: Iterable[Range]) -> list[Range]:
 
 
 def subtract(ranges: Iterable[Range], gone: Iterable[Range]) -> list[Range]:
-    """What of `ranges` is not in `gone`."""
+    """Take `gone` out of `ranges`."""
     left = united(ranges)
     for base, end in united(gone):
         left = [
@@ -36,6 +36,6 @@ def subtract(ranges: Iterable[Range], gone: Iterable[Range]) -> list[Range]:
 
 
 def common(ranges: Iterable[Range], others: Iterable[Range]) -> list[Range]:
-    """What is in both."""
+    """Find the offsets that are in both."""
     ours = united(ranges)
     return subtract(ours, subtract(ours, others))

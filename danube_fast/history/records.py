@@ -39,7 +39,7 @@ THREADS = 16
 
 
 class Remains(NamedTuple):
-    """What a store has of the records of one partition."""
+    """The records of one partition that a store still has."""
 
     partition_id: int
     keys: list[str]
@@ -64,7 +64,7 @@ class Remains(NamedTuple):
 
 
 class Knowledge(NamedTuple):
-    """What the readable records of a partition say."""
+    """All that the readable records of a partition say."""
 
     newest: Record | None
     manifest: Manifest

@@ -64,7 +64,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class PartitionRepair(msgspec.Struct, frozen=True):
-    """What a repair does to one partition."""
+    """The changes of a repair to one partition."""
 
     partition_id: int
     topic: str
@@ -85,7 +85,7 @@ class PartitionRepair(msgspec.Struct, frozen=True):
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """What a repair does to a store, or has done."""
+    """The changes of a repair to a store, which are made or only planned."""
 
     store: str
     identity: str
@@ -99,7 +99,7 @@ class Repair(msgspec.Struct, frozen=True):
 
 
 class _Plan(NamedTuple):
-    """What is to be done to one partition."""
+    """All that is to be done to one partition."""
 
     repair: PartitionRepair
     remains: Remains
@@ -267,7 +267,7 @@ def _audited(
 
 
 def _left_damages(survey: Survey, partition_id: int, plan: _Plan | None) -> list[Damage]:
-    """What stays damaged in a partition."""
+    """Find the damage that stays in a partition."""
     found = survey.damages.get(partition_id, [])
     if plan is None:
         return found
@@ -288,7 +288,7 @@ def _found(partition_id: int, section: Section) -> Found:
 
 
 def _unnamed(survey: Survey, plans: Sequence[_Plan]) -> list[Found]:
-    """What objects have of partitions without a manifest, or behind the end of it."""
+    """Find messages in objects that belong to no manifest, or stand behind the end of theirs."""
     ends = {number: known.end_offset for number, known in survey.known.items()}
     ends.update((plan.repair.partition_id, plan.repair.end_offset) for plan in plans)
     return [

@@ -1,4 +1,4 @@
-"""What objects hold of a partition whose manifest does not name them all.
+"""Messages of a partition in objects that its manifest does not name.
 
     offsets that are needed   |--------------------------------------|
     objects, newest first            |===== A =====|
@@ -34,7 +34,7 @@ PART_BYTES = 8 << 20
 
 
 class Source(NamedTuple):
-    """What one object has of the partition."""
+    """The messages that one object has of the partition."""
 
     section: Section
     sound: list[Range]
@@ -65,7 +65,7 @@ class Cover(NamedTuple):
 
 
 def section_in(key: str, rows: Blocks, partition_id: int) -> Section | None:
-    """What the table of blocks of an object says of one partition; None: nothing."""
+    """Make the section of one partition from an object's table of blocks; None: it has nothing there."""
     own = np.flatnonzero(rows["partition_id"] == partition_id)
     if not len(own):
         return None
@@ -73,7 +73,7 @@ def section_in(key: str, rows: Blocks, partition_id: int) -> Section | None:
 
 
 def sound_ranges(section: Section, damages: Iterable[Damage]) -> list[Range]:
-    """What can be read of a section for all that an audit has found wrong with it."""
+    """Find the offsets of a section that can be read, for all that an audit has found wrong with it."""
     bad = [
         (damage.base_offset, damage.end_offset)
         for damage in damages

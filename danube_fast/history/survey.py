@@ -33,7 +33,7 @@ class Survey(NamedTuple):
     keys: list[str]
 
     def sections(self, partition_id: int) -> list[Section]:
-        """What all objects have of a partition, those that were made last first."""
+        """List the sections of a partition in all objects, those that were made last first."""
         found = (
             section_in(key, self.tables[key], partition_id)
             for key in sorted(self.tables, reverse=True)
@@ -41,7 +41,7 @@ class Survey(NamedTuple):
         return [section for section in found if section is not None]
 
     def damages_of(self, partition_id: int, section: Section) -> list[Damage]:
-        """What is wrong with a section that a manifest names."""
+        """Find the damage of a section that a manifest names."""
         return [each for each in self.damages.get(partition_id, []) if each.key == section.key]
 
 
