@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import struct
 import time
 from collections.abc import Callable
@@ -17,10 +18,11 @@ from danube_fast.history.manifest import ManifestLog, Record
 from danube_fast.history.objects import verify_object
 from danube_fast.history.stores.local import LocalStore
 from danube_fast.testing.broker import Broker
-from tests.workers.broker import is_running
+from tests.workers.broker import is_running, wait_until
 
 KIB, MIB = 1024, 1024 * 1024
 TOPIC = "/default/flights"
+NUMBERS = itertools.count()
 NUMBER = struct.Struct("<Q")
 WAIT_SECONDS = 60.0
 LOG_BYTES_MAX = 24 * MIB
@@ -143,6 +145,22 @@ def log_bytes(broker: Broker) -> int:
         with contextlib.suppress(FileNotFoundError):  # it is given back just now
             total += path.stat().st_size
     return total
+
+
+def wait_for_trim(broker: Broker, client: Any, position: int) -> None:
+    """Wait until the only log begins behind a position, and its readers need history for what was before. A log is
+    trimmed while it grows: so another topic grows."""
+    topic = f"/default/other-{next(NUMBERS)}"
+    client.admin.create_topic(topic)
+
+    def is_trimmed() -> bool:
+        names = [path.stem for path in broker.data_dir.rglob("*.seg")]
+        if min(int(name) for name in names if name.isdigit()) > position:
+            return True
+        publish(client, 0, 500, topic)
+        return False
+
+    wait_until("the trim", is_trimmed)
 
 
 def uploader_pid(client: Any) -> int:

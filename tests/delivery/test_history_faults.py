@@ -27,6 +27,7 @@ from tests.delivery.history_rig import (
     publish,
     read_all,
     uploader_pid,
+    wait_for_trim,
 )
 from tests.delivery.s3_rig import (
     KIB,
@@ -94,22 +95,6 @@ def goes_on(client: Any, count: int = 100) -> None:
     client.admin.create_topic(topic)
     publish(client, 0, count, topic)
     read_all(client, 0, count, topic)
-
-
-def wait_for_trim(broker: Broker, client: Any) -> None:
-    """Wait until the only log has lost the first object, and its readers need history for that. A log is trimmed while
-    it grows: so another topic grows."""
-    topic = f"/default/other-{next(NUMBERS)}"
-    client.admin.create_topic(topic)
-
-    def is_trimmed() -> bool:
-        names = [path.stem for path in broker.data_dir.rglob("*.seg")]
-        if min(int(name) for name in names if name.isdigit()) > OBJECT_BYTES:
-            return True
-        publish(client, 0, 500, topic)
-        return False
-
-    wait_until("the trim", is_trimmed)
 
 
 def read_until_error(client: Any, end: int) -> tuple[int, DanubeError]:
@@ -262,7 +247,7 @@ def test_a_damaged_object_is_data_loss_and_no_wrong_byte(
     with running(store.url) as (broker, client):
         publish(client, 0, COUNT)
         wait_until("the upload", all_uploaded(store, COUNT))
-        wait_for_trim(broker, client)
+        wait_for_trim(broker, client, OBJECT_BYTES)
         sections = manifests(store)[0].manifest.sections
         damaged = sections[0]
         whole = store.read(damaged.key)
@@ -334,7 +319,7 @@ def test_another_store_than_before(store: LocalStore, tmp_path: Path) -> None:
         keep_for_ever(client)
         publish(client, 0, COUNT)
         wait_until("the upload", all_uploaded(store, COUNT))
-        wait_for_trim(broker, client)
+        wait_for_trim(broker, client, OBJECT_BYTES)
     other = LocalStore(tmp_path / "other", SystemClock())
     with Broker(store=other.url, **settings) as broker, broker.client() as client:
         end, error = read_until_error(client, COUNT)
@@ -379,7 +364,7 @@ def test_readers_wait_while_there_is_no_room_for_what_they_read(
     ):
         publish(client, 0, COUNT)
         wait_until("the upload", all_uploaded(store, COUNT))
-        wait_for_trim(broker, client)
+        wait_for_trim(broker, client, OBJECT_BYTES)
         folder = broker.data_dir / CACHE_NAME
         folder.write_text("in the way")
         with client.reader(TOPIC, start="earliest") as reader:

@@ -374,6 +374,7 @@ class Rounds:
             manifest.end_offset,
             manifest.first_offset,
             manifest.number,
+            manifest.byte_count,
         )
         try:
             yield Ask(worker, message)
