@@ -408,7 +408,7 @@ class ManifestLog(ManifestReader):
     def _fenced(self, how: str) -> FailedPrecondition:
         return FailedPrecondition(
             f"{self._store.url}: a newer uploader writes the history of partition "
-            f"{self._partition_id}: {how}"
+            f"{self._partition_id}: {how}; if none runs, this broker's data are an older copy: put back the newest one"
         )
 
 

@@ -115,7 +115,7 @@ class Uploader:
                 pause_ns = min(2 * pause_ns, RETRY_NS_MAX)
                 continue
             pause_ns = RETRY_NS
-            self.state.note_fault(None)
+            self.state.note_fault(self._rounds.fault)
             if not uploaded:
                 yield Pause(LOOK_NS)
 
