@@ -132,6 +132,8 @@ class SetUploaded(Message, frozen=True):
     until: int
     first_offset: int
     manifest: int
+    byte_count: int
+    """Bytes of the partition that the manifest names."""
 
 
 class Block(NamedTuple):

@@ -61,7 +61,7 @@ class Partition(Tail):
         "log_slot", "moving", "moving_epoch", "old_at_ns", "partition_id", "policy", "producer_names",
         "purged_until", "rate", "readers", "refusals", "reliable", "replayed_end", "reserve_block",
         "reserving_until", "resumes_until_ns", "safe_until", "sizes", "sizes_base", "slot", "strict",
-        "strict_end", "subscriptions", "switching", "topic", "unsure_until", "uploaded",
+        "strict_end", "subscriptions", "switching", "topic", "unaged_until", "unsure_until", "uploaded",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +104,8 @@ class Partition(Tail):
         """What `sizes` counts before `byte_count` began."""
         self.old_at_ns = 0
         """When its messages' ages are looked at next, monotonic."""
+        self.unaged_until = 0
+        """Subscriptions do not read below before it is known which messages are too old."""
         self.moving = Moving.NO
         """On its way between two logs, closed until the metadata has decided."""
         self.moving_epoch = 0
@@ -215,6 +217,8 @@ class Partition(Tail):
         """The frame that holds `offset` for a subscription; see `subscription.Fetch`."""
         if offset < self.purged_until:
             return Gap(self.purged_until, "these messages were purged", lost=True)
+        if offset < self.unaged_until and subscription.tracks:
+            return PENDING
         if subscription.prefetched and (cut := subscription.prefetched.take(offset)) is not None:
             return cut
         found = self.find_in_tail(offset)
@@ -332,6 +336,7 @@ class Partition(Tail):
             timers=self._timers,
         )  # fmt: skip
         self.subscriptions[name] = created
+        self.check_ages_at(0)  # it may begin at messages that are too old for others
         return created, True
 
     def forget_subscription(self, name: str) -> Subscription | None:
@@ -451,6 +456,10 @@ class Partition(Tail):
     def check_ages_at(self, at_ns: int) -> None:
         """Look at its messages' ages then, and not before."""
         self.old_at_ns = at_ns
+
+    def await_ages(self, until: int) -> None:
+        """Let no subscription read below an offset before ages are known; 0: they are."""
+        self.unaged_until = until
 
     # ------------------------------------------------------------ records
 

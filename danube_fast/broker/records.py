@@ -214,6 +214,8 @@ class Uploaded(_Record, tag=25, frozen=True):
     until: int
     first_offset: int
     manifest: int
+    byte_count: int = 0
+    """Bytes that the manifest names: of whole objects, so some may lie before `first_offset`."""
 
 
 class Attempts(_Record, tag=24, frozen=True):

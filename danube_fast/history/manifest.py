@@ -188,6 +188,11 @@ class Manifest:
         self.topic, self.incarnation = record.topic, record.incarnation
         self.first_offset, self.end_offset = record.first_offset, record.end_offset
 
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all sections."""
+        return sum(section.byte_count for section in self.sections)
+
     def find(self, offset: int) -> Section | None:
         """The section that holds `offset`, or the first one behind it; None if there is none."""
         place = bisect.bisect_right(self.sections, offset, key=lambda section: section.end_offset)
@@ -431,7 +436,7 @@ class ManifestLog(ManifestReader):
     def _fenced(self, how: str) -> FailedPrecondition:
         return FailedPrecondition(
             f"{self._store.url}: a newer uploader writes the history of partition "
-            f"{self._partition_id}: {how}"
+            f"{self._partition_id}: {how}; if none runs, this broker's data are an older copy: put back the newest one"
         )
 
 

@@ -145,21 +145,10 @@ def log_bytes(broker: Broker) -> int:
     return total
 
 
-def uploader_pid(client: Any) -> int:
-    """Of the process that uploads; 0 while there is none."""
-    status = client.admin.cluster_status()
-    found = [each for each in status["processes"] if each["process"] == "uploader"]
-    if found[0]["state"] != "ready":
-        return 0
-    pid = int(found[0]["pid"])
-    # of one that was killed just now its state is still there
-    return pid if is_running(pid) else 0
-
-
 def wait_for_trim(broker: Broker, client: Any, position: int) -> None:
-    """Wait until the only log begins behind a position, so that readers need history. A log is trimmed while it grows:
-    so another topic grows."""
-    topic = f"/default/trim-{next(NUMBERS)}"
+    """Wait until the only log begins behind a position, and its readers need history for what was before. A log is
+    trimmed while it grows: so another topic grows."""
+    topic = f"/default/other-{next(NUMBERS)}"
     client.admin.create_topic(topic)
 
     def is_trimmed() -> bool:
@@ -170,6 +159,17 @@ def wait_for_trim(broker: Broker, client: Any, position: int) -> None:
         return False
 
     wait_until("the trim", is_trimmed)
+
+
+def uploader_pid(client: Any) -> int:
+    """Of the process that uploads; 0 while there is none."""
+    status = client.admin.cluster_status()
+    found = [each for each in status["processes"] if each["process"] == "uploader"]
+    if found[0]["state"] != "ready":
+        return 0
+    pid = int(found[0]["pid"])
+    # of one that was killed just now its state is still there
+    return pid if is_running(pid) else 0
 
 
 def read_until_error(client: Any, end: int) -> tuple[int, DanubeError]:

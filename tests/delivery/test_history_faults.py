@@ -103,7 +103,7 @@ def begins_to_read(client: Any) -> bool:
     try:
         with client.reader(TOPIC, start="earliest") as reader:
             return len(reader.receive_batch(1, timeout=WAIT_SECONDS)) > 0
-    except DataLoss:
+    except (DataLoss, FailedPrecondition):
         return False
 
 
@@ -162,6 +162,28 @@ def test_credentials_that_stop_working(seaweed: str, proxy: FaultyProxy) -> None
         wait_until("the upload", all_uploaded(store, 7000))
         verify_store(store)
         read_all(client, 0, 7000)
+
+
+def test_a_clock_that_is_wrong_is_told(seaweed: str, proxy: FaultyProxy) -> None:
+    """The store refuses all until it is set; then all drains by itself."""
+    with (
+        running(s3_url(proxy.url, "clock")) as (_, client),
+        opened(s3_url(seaweed, "clock")) as store,
+    ):
+        publish(client, 0, 1000)
+        wait_until("the upload", all_uploaded(store, 1000))
+        skew = Fault(lambda method, path: True, 1 << 30, status=403, code="RequestTimeTooSkewed")
+        proxy.faults.append(skew)
+        publish(client, 1000, 1000)
+        wait_until(
+            "the reason",
+            lambda: "set the clock" in client.admin.cluster_status()["history"]["fault"],
+        )
+        goes_on(client)
+        skew.left = 0
+        wait_until("the upload", all_uploaded(store, 2000))
+        verify_store(store)
+        read_all(client, 0, 2000)
 
 
 PART = Fault(lambda m, path: m == "PUT" and "partNumber=" in path)
@@ -256,6 +278,32 @@ def test_a_damaged_object_is_data_loss_and_no_wrong_byte(
         store.delete([damaged.key])
         store.create(damaged.key, whole)
         wait_until("an end of the error", lambda: begins_to_read(client))  # known for a second more
+        read_all(client, 0, COUNT + 100)
+
+
+def test_an_archived_object_is_named_to_its_reader(seaweed: str, proxy: FaultyProxy) -> None:
+    """It is not lost: once it is restored, all is read."""
+    with (
+        running(s3_url(proxy.url, "archive")) as (broker, client),
+        opened(s3_url(seaweed, "archive")) as store,
+    ):
+        publish(client, 0, COUNT)
+        wait_until("the upload", all_uploaded(store, COUNT))
+        wait_for_trim(broker, client, OBJECT_BYTES)
+        key = manifests(store)[0].manifest.sections[0].key
+        archive = Fault(
+            lambda method, path: method == "GET" and key in path, 1 << 30, status=403,
+            code="InvalidObjectState",
+        )  # fmt: skip
+        proxy.faults.append(archive)
+        end, error = read_until_error(client, COUNT)
+        assert end == 0
+        assert isinstance(error, FailedPrecondition)
+        assert re.search(f"{key}.*archive.*restore it", str(error))
+        goes_on(client)
+        publish(client, COUNT, 100)  # the topic itself goes on, too
+        archive.left = 0
+        wait_until("an end of the error", lambda: begins_to_read(client))
         read_all(client, 0, COUNT + 100)
 
 

@@ -28,6 +28,7 @@ class Fault:
         loses_answer: bool = False,
         cut_at: int = -1,
         delay_seconds: float = 0.0,
+        held: threading.Event | None = None,
         flips: bool = False,
     ) -> None:
         self.wanted, self.left = wanted, count
@@ -35,6 +36,8 @@ class Fault:
         self.text = text or f"<Error><Code>{code}</Code><Message>as planned</Message></Error>"
         self.loses_answer, self.cut_at = loses_answer, cut_at
         self.delay_seconds, self.flips = delay_seconds, flips
+        self.held = held
+        """What such a request waits for before it goes on."""
         self.met = 0
 
 
@@ -111,6 +114,8 @@ class FaultyProxy:
             return
         if fault and fault.delay_seconds:
             time.sleep(fault.delay_seconds)  # the fault itself: a slow store
+        if fault and fault.held:
+            fault.held.wait(WAIT_SECONDS)
         connection = http.client.HTTPConnection(host, port, timeout=WAIT_SECONDS)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)

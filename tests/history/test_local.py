@@ -121,6 +121,22 @@ def test_what_a_killed_maker_left_is_an_upload(store: LocalStore) -> None:
     assert list(store.uploads()) == []
 
 
+def test_a_completion_that_was_cut_short_is_ended(store: LocalStore) -> None:
+    """It had given the object its name, and left the upload; that of another one goes on."""
+    upload = store.begin("a/1")
+    part = store.put_part(upload, 1, 0, b"x")
+    data = store.seal(upload, [part])
+    (store.directory / "a").mkdir()
+    os.link(data, store.directory / "a/1")
+    other = store.begin("a/1")
+    with pytest.raises(AlreadyExists):
+        store.complete(other, [store.put_part(other, 1, 0, b"x")])
+    with pytest.raises(AlreadyExists):
+        store.complete(upload, [part])
+    assert store.read("a/1") == b"x"
+    assert [found for found, _ in store.uploads()] == [other]
+
+
 def test_the_folder_above_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match="make the folder or correct"):
         LocalStore(tmp_path / "no" / "store", SystemClock())

@@ -216,7 +216,7 @@ MUTANTS: dict[str, Mutant] = {
     "frontier_before_its_manifest": Mutant(
         "            added = [section] if section is not None else []\n",
         "            yield Ask(worker, m.SetUploaded(self._state.epoch, backlog.partition_id, "
-        "taken.until, 0, manifest.number))\n"
+        "taken.until, 0, manifest.number, 0))\n"
         "            added = [section] if section is not None else []\n",
         history=1.0,
     ),

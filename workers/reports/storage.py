@@ -62,7 +62,11 @@ class StorageQuotas:
         mailbox.serve(m.StorageUsed, self._report)
 
     def _report(self, request: Request[m.StorageUsed]) -> None:
-        used = self._used[request.peer] = request.message.used
+        used = request.message.used
+        for sizes in self._used.values():  # what has moved counts where it was reported last
+            for partition_id in sizes.keys() & used.keys():
+                del sizes[partition_id]
+        self._used[request.peer] = used
         totals: dict[str, int] = {}
         for sizes in self._used.values():
             for partition_id, size in sizes.items():

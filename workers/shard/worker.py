@@ -48,6 +48,7 @@ from danube_fast.workers.shard.deliver.lookahead import Lookahead
 from danube_fast.workers.shard.deliver.redeliveries import Redeliveries
 from danube_fast.workers.shard.deliver.subscriptions import Subscriptions
 from danube_fast.workers.shard.deliver.tails import Tails
+from danube_fast.workers.shard.history.ages import HistoryAges
 from danube_fast.workers.shard.history.backlogs import Backlogs
 from danube_fast.workers.shard.history.fetches import HistoryReads
 from danube_fast.workers.shard.history.times import HistoryTimes
@@ -144,7 +145,9 @@ class ShardWorker:
         self.intake.charge, self.intake.wait_ms = self.limits.charge, self.limits.wait_ms
         self.gaps = Gaps(state, self.delivery, self.consumers)
         self.subscriptions = Subscriptions(state, self.consumers, self.gaps)
-        self.retention = Retention(state, self.gaps, self.subscriptions)
+        self.times = HistoryTimes(state)
+        ages = HistoryAges(state, self.times)
+        self.retention = Retention(state, self.gaps, self.subscriptions, ages)
         self.segments = Segments(state, self.checkpoints, self.retention)
         self.rewrites = Rewrites(state, self.segments)
         self.backlogs = Backlogs(state, self.quota)
@@ -198,7 +201,7 @@ class ShardWorker:
         self.commands.handlers |= producers.handlers
         self.commands.handlers |= ConsumerCommands(
             state, delivery, consumers, self.cursors, self.limits, self.gaps, self.subscriptions,
-            self.dead_letters, HistoryTimes(state),
+            self.dead_letters, self.times,
         ).handlers  # fmt: skip
         self.operations = Operations(
             state, consumers, self.subscriptions, self.gaps, self.dead_letters

@@ -60,7 +60,7 @@ class Flushes:
             self._rounds.want(backlog.partition_id, backlog.end_offset)
         for backlog in found:
             history: History = yield from state.history(backlog.partition_id, backlog.manifest)
-            while history.manifest.end_offset < backlog.end_offset:
+            while history.manifest.end_offset < backlog.end_offset or not history.agrees:
                 if state.clock.monotonic_ns() >= deadline_ns:
                     raise DeadlineExceeded(
                         f"{backlog.topic} was not uploaded within {asked.timeout_ms / 1000:g} s: "

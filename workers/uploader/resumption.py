@@ -26,6 +26,7 @@ from danube_fast.errors import (
 )
 from danube_fast.history.manifest import Section
 from danube_fast.history.objects import Frames, ObjectWriter
+from danube_fast.roles import COORDINATOR
 from danube_fast.workers.process.tasks import Ask, Do, Task
 from danube_fast.workers.uploader.checkpoint import Checkpoint, Checkpoints, Inside, Progress
 from danube_fast.workers.uploader.log_files import read_frames
@@ -149,12 +150,22 @@ class Resumption:
         for inside in checkpoint.inside:
             owned = owners.get(inside.partition_id)
             if owned is None:
+                if (yield from self._is_unwanted(inside.partition_id)):
+                    raise _Lost(f"partition {inside.partition_id} has no history any more")
                 raise _Away(f"partition {inside.partition_id} is not there")
             history = yield from self._load(owned[1])
             if not _fits(inside, owned[1], history):
                 raise _Lost(f"{owned[1].topic} was changed meanwhile")
             histories[inside.partition_id] = history
         return histories
+
+    def _is_unwanted(self, partition_id: int) -> Task:
+        """Ask whether a partition that no worker has was deleted, or is to have no history any more."""
+        try:
+            found: list[int] = yield Ask(COORDINATOR, m.FindWithoutHistory([partition_id]))
+        except DanubeError as error:
+            raise _Away(error) from None
+        return bool(found)
 
     def _load(self, backlog: m.Backlog) -> Task:
         try:
@@ -198,9 +209,10 @@ class Resumption:
         for inside, section in zip(checkpoint.inside, checkpoint.sections, strict=True):
             owned = owners.get(inside.partition_id)
             if owned is None:
-                if self._tries < TRIES - 1:
+                is_unwanted = yield from self._is_unwanted(inside.partition_id)
+                if not is_unwanted and self._tries < TRIES - 1:
                     raise _Away(f"partition {inside.partition_id} is not there")
-                continue  # it was deleted: the other ones do not wait for it
+                continue  # the other ones do not wait for it
             try:
                 history = yield from self._load(owned[1])
             except _Lost:

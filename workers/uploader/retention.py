@@ -17,7 +17,7 @@ def first_kept(manifest: Manifest, backlog: Backlog, wall_ns: int) -> int:
     """Offset of the first message that is kept. `wall_ns`: now, Unix time."""
     first = max(manifest.first_offset, backlog.first_offset)
     old_ns = wall_ns - backlog.retention_seconds * SECOND_NS
-    total = sum(section.byte_count for section in manifest.sections)
+    total = manifest.byte_count
     if manifest.end_offset <= backlog.uploaded_until:  # else some of it would count twice
         total += backlog.bytes_in_log
     for section in manifest.sections:

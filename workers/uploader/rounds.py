@@ -21,6 +21,7 @@ from danube_fast.history.manifest import Manifest, Section, lost_section
 from danube_fast.history.objects import ObjectWriter, OutgoingPart
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.process.tasks import Ask, Do, Fork, Join, Pause, Task
+from danube_fast.workers.uploader.agreement import find_agreement
 from danube_fast.workers.uploader.checkpoint import Checkpoint, Checkpoints, Inside, Progress
 from danube_fast.workers.uploader.log_files import add_ranges
 from danube_fast.workers.uploader.resumption import VOID, Made, Outgoing, Resumption
@@ -65,8 +66,8 @@ class Rounds:
         """By partition id: up to where it is to be uploaded at once."""
         self.wake: Callable[[], None] = lambda: None
         """Ends the pause between two rounds."""
-        self._aside: dict[int, int] = {}
-        """By partition id: until when it is left alone."""
+        self._aside: dict[int, tuple[int, DanubeError]] = {}
+        """By partition id: until when it is left alone, and why."""
         self._budget_ns = 0
         """When the next part may be sent, if uploads are throttled."""
 
@@ -74,6 +75,12 @@ class Rounds:
         """Upload a partition up to an offset at once."""
         self._wanted[partition_id] = max(until, self._wanted.get(partition_id, 0))
         self.wake()
+
+    @property
+    def fault(self) -> DanubeError | None:
+        """Why a partition is left alone just now; None: none is."""
+        now_ns = self._state.clock.monotonic_ns()
+        return next((error for until_ns, error in self._aside.values() if until_ns > now_ns), None)
 
     def round(self) -> Task:
         """Upload one object, if anything is due; whether anything was. Raises DanubeError."""
@@ -137,22 +144,41 @@ class Rounds:
     def _tell_what_is_known(self, owned: Sequence[_Owned]) -> Task:
         """Tell owners of manifests that are further than they know; whether there were any."""
         told = False
-        for worker, backlog in owned:
+        for each in owned:
+            worker, backlog = each
             history = self._state.known(backlog.partition_id)
-            if history is not None and history.manifest.end_offset > backlog.uploaded_until:
+            if history is None or not (yield from self._agrees(each, history)):
+                continue
+            if history.manifest.end_offset > backlog.uploaded_until:
                 told |= yield from self._tell(worker, backlog.partition_id, history.manifest)
         return told
+
+    def _agrees(self, owned: _Owned, history: History) -> Task:
+        """Whether the history of a partition is that of its log; if it is not, the partition is put aside."""
+        if history.agrees:
+            return True
+        if self._is_aside(owned.backlog):
+            return False
+        try:
+            agrees = yield from find_agreement(self._state, *owned, history)
+        except (DataLoss, FailedPrecondition) as error:
+            self._put_aside(owned.backlog, error)
+            return False
+        if agrees:
+            history.note_agreement()
+        return agrees
 
     def _give_up_old(self, owned: Sequence[_Owned]) -> Task:
         """Take sections out of the manifests that no policy keeps; whether there were any."""
         done = False
-        for worker, backlog in owned:
+        for each in owned:
+            worker, backlog = each
             history = self._state.known(backlog.partition_id)
             expires = backlog.retention_seconds or backlog.retention_bytes
             is_unknown = history is None and expires and backlog.uploaded_until
             if is_unknown and not self._is_aside(backlog):
-                history = yield from self._load(backlog)
-            if history is None or _is_behind(history, backlog):
+                history = yield from self._load(each)
+            if history is None or not history.agrees or _is_behind(history, backlog):
                 continue
             first = first_kept(history.manifest, backlog, self._state.clock.wall_ns())
             keys = keys_below(history.manifest, first)
@@ -165,7 +191,7 @@ class Rounds:
     def _is_aside(self, backlog: m.Backlog) -> bool:
         if backlog.partition_id in self._state.deleting:
             return True
-        until_ns = self._aside.get(backlog.partition_id, 0)
+        until_ns, _ = self._aside.get(backlog.partition_id, (0, None))
         return self._state.clock.monotonic_ns() < until_ns
 
     def _due(self, owned: Sequence[_Owned]) -> list[_Owned]:
@@ -184,8 +210,9 @@ class Rounds:
             or backlog.partition_id in self._wanted
         )
 
-    def _load(self, backlog: m.Backlog) -> Task:
-        """The history of a partition; None, and it is put aside, if its manifest is wrong."""
+    def _load(self, owned: _Owned) -> Task:
+        """The history of a partition; None if it cannot be gone on with, and it is put aside if its manifest is wrong."""
+        backlog = owned.backlog
         try:
             history: History = yield from self._state.history(
                 backlog.partition_id, backlog.manifest
@@ -193,18 +220,13 @@ class Rounds:
         except (DataLoss, FailedPrecondition) as error:
             self._put_aside(backlog, error)
             return None
-        if history.manifest.end_offset > backlog.end_offset:
-            older = FailedPrecondition(
-                f"the store has {backlog.topic} up to offset {history.manifest.end_offset}, and its log "
-                f"ends at {backlog.end_offset}: the log is an older copy; put back the newest one"
-            )
-            self._put_aside(backlog, older)
-            return None
-        return history
+        return history if (yield from self._agrees(owned, history)) else None
 
     def _put_aside(self, backlog: m.Backlog, error: DanubeError) -> None:
+        if backlog.topic not in str(error):
+            error = type(error)(f"{backlog.topic}: {error}")
         until_ns = self._state.clock.monotonic_ns() + ASIDE_NS
-        self._aside[backlog.partition_id] = until_ns
+        self._aside[backlog.partition_id] = until_ns, error
         self._state.forget(backlog.partition_id)
         self._state.note_fault(error)
 
@@ -258,7 +280,7 @@ class Rounds:
                 break
             if owned.backlog.partition_id in known:
                 continue
-            history = yield from self._load(owned.backlog)
+            history = yield from self._load(owned)
             if history is not None:
                 at = max(history.manifest.end_offset, owned.backlog.first_offset)
                 # a frame may begin before the first message that may be read
@@ -374,6 +396,7 @@ class Rounds:
             manifest.end_offset,
             manifest.first_offset,
             manifest.number,
+            manifest.byte_count,
         )
         try:
             yield Ask(worker, message)

@@ -29,12 +29,18 @@ class History:
 
     def __init__(self, log: ManifestLog, reader: HistoryReader) -> None:
         self._log, self.reader = log, reader
+        self.agrees = False
+        """Whether it is known that the partition's log has the same past."""
         self._lock = threading.Lock()
 
     @property
     def manifest(self) -> Manifest:
         """The objects as they are now."""
         return self._log.manifest
+
+    def note_agreement(self) -> None:
+        """Note that the partition's log has the same past."""
+        self.agrees = True
 
     def commit(
         self, topic: str, incarnation: int, *, first_offset: int = 0, end_offset: int = 0,

@@ -106,6 +106,11 @@ class Sweep:
         except (DataLoss, FailedPrecondition) as error:
             _log.warning("history: %s", error)  # its objects are named by none then
         else:
+            if manifest.uploader_epoch > state.epoch:
+                raise FailedPrecondition(
+                    f"{store.url} has newer history of {manifest.topic} than this broker can have made, and the broker "
+                    "does not know the topic: its data are an older copy; put back the newest one"
+                )
             keys = {section.key for section in manifest.sections}
             for key in sorted(keys & named.keys()):
                 yield from rewrite_object(state, key, named.pop(key), named)

@@ -117,7 +117,7 @@ class Uploader:
                 self._boot.counters.add(Counter.HISTORY_ROUND_RETRIES)
                 continue
             pause_ns = RETRY_NS
-            self.state.note_fault(None)
+            self.state.note_fault(self._rounds.fault)
             if not uploaded:
                 yield Pause(LOOK_NS)
 

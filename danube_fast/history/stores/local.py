@@ -185,9 +185,14 @@ class LocalStore:
 
     def complete(self, upload: Upload, parts: Sequence[Part]) -> None:
         """Give the object its name. Raises AlreadyExists, or NotFound if the upload has ended."""
-        data = self.seal(upload, parts)
+        data, path = self.seal(upload, parts), self._path(upload.key)
         with self._explained(upload.key):
-            self._give_name(data, self._path(upload.key), upload.key)
+            try:
+                self._give_name(data, path, upload.key)
+            except AlreadyExists:
+                if path.samefile(data):  # a call before was cut short: the upload has ended
+                    self.abort(upload)
+                raise
         self.abort(upload)
 
     def seal(self, upload: Upload, parts: Sequence[Part]) -> Path:

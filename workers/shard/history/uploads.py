@@ -160,7 +160,9 @@ class Uploads:
                 f"{partition.visible}: the log is older than the history; put back its newest copy, or "
                 "give the broker an empty store"
             )
-        record = r.Uploaded(asked.partition_id, asked.until, asked.first_offset, asked.manifest)
+        record = r.Uploaded(
+            asked.partition_id, asked.until, asked.first_offset, asked.manifest, asked.byte_count
+        )
         journal = self._state.journals[partition.log_slot]
         journal.changing += 1  # a snapshot behind the record would not know of it
 

@@ -18,6 +18,7 @@ from danube_fast.wal.index import Run
 from danube_fast.wal.log import Log
 from danube_fast.workers.shard.deliver.gaps import Gaps
 from danube_fast.workers.shard.deliver.subscriptions import Subscriptions
+from danube_fast.workers.shard.history.ages import HistoryAges
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.read.places import first_run, live_runs
 from danube_fast.workers.shard.read.times import offset_at
@@ -39,8 +40,10 @@ COUNT_BYTES = 1 << 18
 class Retention(Job):
     """Apply policies on ages, sizes and idle subscriptions to the partitions of one worker."""
 
-    def __init__(self, state: ShardState, gaps: Gaps, subscriptions: Subscriptions) -> None:
-        self._state, self._gaps, self._subscriptions = state, gaps, subscriptions
+    def __init__(
+        self, state: ShardState, gaps: Gaps, subscriptions: Subscriptions, ages: HistoryAges
+    ) -> None:
+        self._state, self._gaps, self._subscriptions, self._ages = state, gaps, subscriptions, ages
         self._policed: dict[int, Partition] = {}
         """Partitions with a policy on ages, sizes or subscriptions."""
         self._countings: dict[int, Iterator[None]] = {}
@@ -91,8 +94,8 @@ class Retention(Job):
         return self._state.logs[partition.log_slot]
 
     def _older_than(self, partition: Partition, age_ns: int) -> int:
-        """Find the first message that is not older. Those that only history has count as old when one of the log is:
-        only the store knows their times."""
+        """Find the first message of the log that is not older; those that only history has are old with the log's
+        first one."""
         time_ns, log = self._state.steady_wall_ns - age_ns, self._log(partition)
         found = offset_at(partition, log, max(0, time_ns))
         if partition.is_in_history(partition.first_offset):
@@ -110,6 +113,7 @@ class Retention(Job):
         partition.check_ages_at(state.now_ns + interval_ns)
         if any(sub.cursor < partition.visible for sub in partition.subscriptions.values()):
             until = self._older_than(partition, ttl_ns)
+            until = max(until, self._ages.young_from(partition, ttl_ns))
             self._expire(partition, until, "these messages were older than message_ttl_ms")
 
     def _expire(self, partition: Partition, until: int, reason: str) -> None:
@@ -189,6 +193,7 @@ class Retention(Job):
                 at = run.end_offset
                 if at > partition.visible:
                     break
+                known.note(run.base_offset, total)  # what is before it, the log does not have
                 total += run.byte_count
                 known.note(at, total)
             yield
@@ -199,9 +204,12 @@ class Retention(Job):
         partition.know_sizes(known, total)
 
     def size_of(self, partition: Partition) -> int:
-        """Count the bytes that a partition with a policy keeps."""
+        """Count the bytes that a partition with a policy keeps; what log and history both have counts once."""
+        start, in_history = partition.first_offset, 0
+        if partition.is_in_history(start):
+            start, in_history = partition.uploaded.until, partition.uploaded.byte_count
         sizes = partition.sizes
-        return 0 if sizes is None else sizes.between(partition.first_offset, partition.visible)
+        return in_history + (0 if sizes is None else sizes.between(start, partition.visible))
 
     def _bound_backlog(self, partition: Partition) -> None:
         limit, sizes, text = partition.policy.backlog_bytes_max, partition.sizes, ""

@@ -1,0 +1,143 @@
+"""An older copy of the data directory is put back while the store has gone on: told, and never a wrong byte."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from danube_fast.errors import FailedPrecondition
+from danube_fast.testing.broker import Broker
+from tests.delivery.history_rig import (
+    NUMBER,
+    SMALL,
+    TOPIC,
+    WAIT_SECONDS,
+    keep_for_ever,
+    manifests,
+    nothing_waits,
+    publish,
+    read_all,
+    uploaded,
+    uploader_pid,
+    verify,
+)
+from tests.workers.broker import wait_until
+
+pytestmark = pytest.mark.timeout(300)
+OTHER = "/default/other"
+NEW = 100_000
+"""Number of the first message that is published behind the copy."""
+SETTINGS: dict[str, Any] = {**SMALL, "workers": 1, "history_delete_seconds": 2}
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[tuple[Broker, Any]]:
+    """A broker with data and store in a folder, and a client."""
+    store = f"file://{folder / 'store'}"
+    with (
+        Broker(store=store, data_dir=folder / "data", **SETTINGS) as broker,
+        broker.client() as client,
+    ):
+        yield broker, client
+
+
+def put_back_an_older_copy(folder: Path, lives: int) -> None:
+    """3000 messages are in the copy, and 3000 behind it in the store; it was started `lives` times for them."""
+    store = folder / "store"
+    with running(folder) as (_, client):
+        keep_for_ever(client)
+        publish(client, 0, 3000)
+        wait_until("the upload", uploaded(store, 3000))
+        wait_until("the frontier", lambda: nothing_waits(client))
+    shutil.copytree(folder / "data", folder / "copy")
+    for life in range(lives):
+        count = 3000 // lives
+        with running(folder) as (_, client):
+            publish(client, 3000 + life * count, count)
+            wait_until("the upload", uploaded(store, 3000 + (life + 1) * count))
+            wait_until("the frontier", lambda client=client: nothing_waits(client))
+    shutil.rmtree(folder / "data")
+    shutil.copytree(folder / "copy", folder / "data")
+
+
+def check_reads(client: Any, new: int, lives: int) -> None:
+    """What the copy has, then what was published behind it, each once and in order. After two lives even the uploader
+    is older than the one that the store knows: it reads no history then, and says why."""
+    expected = [*range(3000), *range(NEW, NEW + new)]
+    got: list[int] = []
+    refusal = ""
+    try:
+        with client.reader(TOPIC, start="earliest") as reader:
+            while len(got) < len(expected):
+                batch = reader.receive_batch(1000, timeout=WAIT_SECONDS)
+                assert len(batch), f"nothing came behind {len(got)} messages"
+                got += [NUMBER.unpack_from(payload)[0] for payload in batch.payloads()]
+    except FailedPrecondition as error:
+        refusal = str(error)
+    if lives == 2 and refusal:
+        assert re.search(f"{TOPIC}.*older copy", refusal)
+        assert got == expected[: len(got)]
+    else:
+        assert got == expected, refusal
+
+
+def is_told(client: Any, text: str) -> bool:
+    return bool(re.search(text, client.admin.cluster_status()["history"]["fault"]))
+
+
+@pytest.mark.parametrize("lives", [1, 2])
+def test_an_older_log_is_told_and_not_uploaded(tmp_path: Path, lives: int) -> None:
+    """While it is shorter than its history, and when it has grown beyond; other topics are uploaded."""
+    store = tmp_path / "store"
+    put_back_an_older_copy(tmp_path, lives)
+    before = {number: log.manifest.number for number, log in manifests(store).items()}
+    with running(tmp_path) as (broker, client):
+        publish(client, NEW, 1000)
+        wait_until("the reason", lambda: is_told(client, f"{TOPIC}.*older copy.*put back"))
+        check_reads(client, 1000, lives)
+        keep_for_ever(client, OTHER)
+        publish(client, 0, 1000, OTHER)
+        wait_until("the upload of others", uploaded(store, 7000))
+        publish(client, NEW + 1000, 5000)
+        check_reads(client, 6000, lives)
+        os.kill(uploader_pid(client), signal.SIGKILL)  # the next one looks at it anew
+        wait_until("the next uploader", lambda: uploader_pid(client))
+        publish(client, 1000, 1000, OTHER)
+        wait_until("the upload of others", uploaded(store, 8000))
+        wait_until("the reason", lambda: is_told(client, f"{TOPIC}.*older copy.*put back"))
+        check_reads(client, 6000, lives)
+        read_all(client, 0, 2000, OTHER)
+        assert "a task failed" not in broker.log
+    after = {number: log.manifest.number for number, log in manifests(store).items()}
+    assert after.items() >= before.items()
+    assert verify(store) == 8000
+
+
+def test_a_number_that_was_given_twice_is_told(tmp_path: Path) -> None:
+    """A topic of the time behind the copy is in the store, and another one gets the number of its partition."""
+    store = tmp_path / "store"
+    with running(tmp_path) as (_, client):
+        keep_for_ever(client)
+        publish(client, 0, 1000)
+        wait_until("the upload", uploaded(store, 1000))
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    with running(tmp_path) as (_, client):
+        keep_for_ever(client, "/default/lost")
+        publish(client, 0, 1000, "/default/lost")
+        wait_until("the upload", uploaded(store, 2000))
+    shutil.rmtree(tmp_path / "data")
+    shutil.copytree(tmp_path / "copy", tmp_path / "data")
+    with running(tmp_path) as (_, client):
+        keep_for_ever(client, OTHER)
+        publish(client, NEW, 2000, OTHER)
+        wait_until("the reason", lambda: is_told(client, f"/default/lost.*{OTHER}.*older copy"))
+        read_all(client, NEW, NEW + 2000, OTHER)
+        assert {log.manifest.topic for log in manifests(store).values()} == {TOPIC, "/default/lost"}
