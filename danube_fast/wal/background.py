@@ -82,7 +82,7 @@ class Job(Protocol):
 
 
 class StartWork(Protocol):
-    """What starts work beside a loop, and wakes the loop then."""
+    """Start work beside a loop, and wake the loop then."""
 
     def __call__(self, work: Callable[[], None], *, is_gentle: bool = False) -> None:
         """Start it. `is_gentle`: all else that wants the processor comes first."""

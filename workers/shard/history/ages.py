@@ -27,7 +27,7 @@ _FINAL = DataLoss, FailedPrecondition
 
 
 class _Ages:
-    """What is known of one partition."""
+    """Ages of the messages of one partition, as far as they are known."""
 
     def __init__(self) -> None:
         self.young_from = 0
