@@ -29,6 +29,7 @@ __all__ = [
     "HistoryReport",
     "HistoryRuns",
     "ListBacklogs",
+    "Listed",
     "ReleaseHold",
     "RenewHold",
     "RenewedHold",
@@ -80,13 +81,26 @@ class Backlog(msgspec.Struct, frozen=True):
     """Whether the log is nearly full."""
 
 
+class Listed(msgspec.Struct, frozen=True):
+    """Partitions with history, and what waits of all that the worker has."""
+
+    backlogs: list[Backlog]
+    bytes: int
+    """About so many are not uploaded."""
+    age_ns: int
+    """Of the oldest message that is not uploaded, as far as it was looked for lately."""
+
+
 class ListBacklogs(Message, frozen=True):
     """Ask a worker for its partitions with history; the worker believes no older uploader from then on."""
 
     uploader_epoch: int
     fault: str = ""
     """Why nothing can be uploaded just now."""
-    answer = list[Backlog]
+    named: list[int] | None = None
+    """Ids of partitions that are listed in any case, beside those of which an object waits, and some of the others, all
+    in turn; None: all are listed."""
+    answer = Listed
 
 
 class FindWithoutHistory(Message, frozen=True):

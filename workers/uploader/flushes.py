@@ -90,8 +90,9 @@ class Flushes:
         state = self._state
         found: dict[int, m.Backlog] = {}
         for worker in state.boot.config.processes.workers:
-            backlogs = yield Ask(worker, m.ListBacklogs(state.epoch, state.fault))
-            found |= {backlog.partition_id: backlog for backlog in backlogs}
+            asked = m.ListBacklogs(state.epoch, state.fault, partition_ids)
+            listed: m.Listed = yield Ask(worker, asked)
+            found |= {backlog.partition_id: backlog for backlog in listed.backlogs}
         missing = [number for number in partition_ids if number not in found]
         if missing:
             raise FailedPrecondition(

@@ -87,6 +87,11 @@ class Resumption:
         self.is_waiting = False
         """Whether the last `resume` has to be tried again."""
 
+    def partition_ids(self) -> list[int]:
+        """Ids of the partitions in the object of the checkpoint."""
+        checkpoint = self._checkpoints.current
+        return [] if checkpoint is None else [each.partition_id for each in checkpoint.inside]
+
     def resume(self, owners: Owners) -> Task:
         """Give the object of the checkpoint, Outgoing or Made; None if there is none, or this `is_waiting`. Raises what
         the store raises."""

@@ -129,14 +129,15 @@ class Rounds:
         state = self._state
         owned: list[_Owned] = []
         lag_bytes = lag_ns = 0
+        named = [*self._wanted, *self._resumption.partition_ids()]
         for worker in state.boot.config.processes.workers:
             try:
-                found = yield Ask(worker, m.ListBacklogs(state.epoch, state.fault))
+                found: m.Listed = yield Ask(worker, m.ListBacklogs(state.epoch, state.fault, named))
             except Unavailable:
                 continue
-            owned += [_Owned(worker, backlog) for backlog in found]
-            lag_bytes += sum(backlog.bytes for backlog in found)
-            lag_ns = max([lag_ns, *(backlog.age_ns for backlog in found)])
+            owned += [_Owned(worker, backlog) for backlog in found.backlogs]
+            lag_bytes += found.bytes
+            lag_ns = max(lag_ns, found.age_ns)
         state.boot.counters.set(Counter.HISTORY_LAG_BYTES, lag_bytes)
         state.boot.counters.set(Counter.HISTORY_LAG_SECONDS, lag_ns // SECOND_NS)
         return owned

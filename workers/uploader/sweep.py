@@ -82,8 +82,8 @@ class Sweep:
         state = self._state
         found: dict[int, int] = {}
         for worker in state.boot.config.processes.workers:
-            backlogs = yield Ask(worker, m.ListBacklogs(state.epoch, state.fault))
-            found.update((backlog.partition_id, backlog.manifest) for backlog in backlogs)
+            listed: m.Listed = yield Ask(worker, m.ListBacklogs(state.epoch, state.fault))
+            found.update((backlog.partition_id, backlog.manifest) for backlog in listed.backlogs)
         return found
 
     def _unwanted(self, partition_ids: list[int]) -> Task:

@@ -7,11 +7,11 @@ At `history_backlog_bytes_max` a topic with history takes no more; topics withou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from danube_fast.broker.admission.gate import Cause
 from danube_fast.broker.partition import Partition
-from danube_fast.clock import MILLISECOND_NS
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.workers.reports.quota import WorkerQuota
 from danube_fast.workers.shard.job import PeriodicJob
 from danube_fast.workers.shard.read.places import first_run, live_runs
@@ -20,6 +20,11 @@ from danube_fast.workers.shard.state import ShardState
 __all__ = ["Backlogs"]
 
 LOOK_NS = 50 * MILLISECOND_NS
+LOOK_NS_MAX = SECOND_NS
+BYTES_PER_NS = 2
+"""More than a worker takes: the limit cannot be passed before what is left of it has come at this rate."""
+PAGE = 200
+"""Partitions that are listed in any case, so that thousands do not hold up a turn."""
 COUNT_NS_MAX = 5 * MILLISECOND_NS
 """Time in each look for counting what is in the log at the start."""
 COUNT_BYTES = 1 << 18
@@ -66,6 +71,10 @@ class Backlogs(PeriodicJob):
         self._sizes: dict[int, _Size] = {}
         """By id of a partition with history."""
         self._countings: dict[int, Iterator[None]] = {}
+        self._page_at = 0
+        """Place of the partition that `some_partitions` begins with."""
+        self._ages_ns: tuple[int, ...] = ()
+        """The greatest age of each of the last lists, which were of all partitions together."""
         self._refuses = False
         """Whether publishes are refused just now."""
         self.fault = ""
@@ -88,6 +97,29 @@ class Backlogs(PeriodicJob):
     def partitions(self) -> list[Partition]:
         """List the partitions with history."""
         return [self._state.catalog.by_id[number] for number in self._sizes]
+
+    def some_partitions(self, named: Iterable[int]) -> list[Partition]:
+        """List the partitions that are named, those of which a whole object waits, and some others: all in turn."""
+        by_id, sizes = self._state.catalog.by_id, self._sizes
+        if len(sizes) <= PAGE:
+            self._page_at = 0
+            return self.partitions()
+        ids = list(sizes)
+        page = ids[self._page_at : self._page_at + PAGE]
+        self._page_at += PAGE
+        if self._page_at >= len(ids):
+            self._page_at = 0
+        large = self._state.settings.history_object_bytes
+        chosen = [number for number, size in sizes.items() if size.bytes(by_id[number]) >= large]
+        chosen += [number for number in named if number in sizes]
+        return [by_id[number] for number in dict.fromkeys([*page, *chosen])]
+
+    def oldest_ns(self, ages_ns: Iterable[int]) -> int:
+        """Age of the oldest message that is not uploaded. `ages_ns`: those of the partitions that were listed just now;
+        ages of the others are of when they were listed last."""
+        newest = max(ages_ns, default=0)
+        self._ages_ns = newest, *self._ages_ns[: len(self._sizes) // PAGE]
+        return max(self._ages_ns)
 
     def size_of(self, partition: Partition) -> int:
         """Count the bytes of a partition that are not uploaded."""
@@ -129,6 +161,7 @@ class Backlogs(PeriodicJob):
         elif number not in self._sizes:
             self._sizes[number] = _Size(partition)
             self._countings[number] = self._count(partition)
+            self._next_ns = 0
 
     def _forget(self, partition: Partition) -> None:
         self._sizes.pop(partition.partition_id, None)
@@ -153,6 +186,9 @@ class Backlogs(PeriodicJob):
             return
         self._count_on()
         waiting, limit, text = self.bytes, self.bytes_max, ""
+        if not self._countings and waiting <= limit:
+            quiet_ns = (limit - waiting) // BYTES_PER_NS
+            self._next_ns = now_ns + min(max(quiet_ns, LOOK_NS), LOOK_NS_MAX)
         if waiting > limit:
             store = self.fault or f"{self._state.settings.store} takes less than is published"
             text = (

@@ -87,16 +87,17 @@ class Uploads:
 
     def _list(self, request: Request[m.ListBacklogs]) -> None:
         self._check(request.message.uploader_epoch)
-        backlogs = self._backlogs
+        backlogs, named = self._backlogs, request.message.named
         backlogs.fault = request.message.fault
-        is_urgent = backlogs.bytes * URGENT_PART > backlogs.bytes_max
-        request.reply(
-            [
-                self._backlog(partition, is_urgent=is_urgent)
-                for partition in backlogs.partitions()
-                if not partition.is_changing
-            ]
-        )
+        waiting = backlogs.bytes
+        is_urgent = waiting * URGENT_PART > backlogs.bytes_max
+        some = backlogs.partitions() if named is None else backlogs.some_partitions(named)
+        listed = [
+            self._backlog(partition, is_urgent=is_urgent)
+            for partition in some
+            if not partition.is_changing
+        ]
+        request.reply(m.Listed(listed, waiting, backlogs.oldest_ns(x.age_ns for x in listed)))
 
     def _backlog(self, partition: Partition, *, is_urgent: bool) -> m.Backlog:
         uploaded, policy = partition.uploaded, partition.policy
