@@ -27,7 +27,7 @@ _FINAL = DataLoss, FailedPrecondition
 
 
 class _Ages:
-    """Ages of the messages of one partition, as far as they are known."""
+    """Ages of one partition, as far as they are known."""
 
     def __init__(self) -> None:
         self.young_from = 0
@@ -70,10 +70,10 @@ class HistoryAges:
 
     def _log_start(self, partition: Partition) -> int:
         """Find where the log begins to have all messages; what is before, only history has."""
-        if not partition.is_in_history(partition.first_offset):
+        first = partition.first_offset
+        if not partition.is_in_history(first):
             return 0
-        log = self._state.logs[partition.log_slot]
-        run = first_run(log, partition, partition.first_offset)
+        run = first_run(self._state.logs[partition.log_slot], partition, first)
         until = partition.uploaded.until
         return until if run is None else min(until, run.base_offset)
 
