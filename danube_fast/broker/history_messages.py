@@ -158,10 +158,12 @@ class Block(NamedTuple):
     position: int
     """In the file."""
     byte_count: int
+    crc: int
+    """crc32c of its bytes."""
 
 
 class FetchedHistory(msgspec.Struct, frozen=True):
-    """History that was fetched into a file of this host, and checked."""
+    """History in a file of this host. Its bytes count if their crc is that of their block."""
 
     path: str
     blocks: list[Block]
@@ -174,6 +176,9 @@ class FetchHistory(Message, frozen=True):
     partition_id: int
     offset: int
     manifest: int
+    is_damaged: bool = False
+    """Whether what came last for this offset has another crc: then the answer is checked, and an error tells what is
+    lost."""
     answer = FetchedHistory
 
 

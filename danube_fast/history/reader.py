@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from danube_fast.errors import DanubeError, DataLoss, NotFound
+from danube_fast.frame.crc import crc32c
 from danube_fast.frame.layout import At
-from danube_fast.history.blocks import BlockTable
 from danube_fast.history.layout import Blocks
 from danube_fast.history.manifest import Manifest, Section
 from danube_fast.history.objects import read_blocks
@@ -153,14 +153,16 @@ class HistoryReader:
             data = self._store.read(section.key, start, size)
         except (NotFound, DataLoss) as error:
             raise self._lost(base, end, error) from None
-        checked = BlockTable(start)
-        checked.begin(self._partition_id, base)
-        where = f"{self._store.url}: offsets {base} to {end} in {section.key}, position {start}"
-        checked.add(data, where)
-        found = checked.rows
-        if int(found["base_offset"][0]) != base or int(found["end_offset"][-1]) != end:
-            raise DataLoss(f"{where}: other offsets are there")
-        return Fetched(base, end, data, section.key, found)
+        at = 0
+        for block in rows:
+            after = at + int(block["byte_count"])
+            if crc32c(memoryview(data)[at:after]) != int(block["crc"]):
+                raise DataLoss(
+                    f"{self._store.url}: offsets {base} to {end} in {section.key}, position {start}: the block "
+                    f"at {start + at} is damaged, its crc is another one"
+                )
+            at = after
+        return Fetched(base, end, data, section.key, rows)
 
     def _lost(self, base: int, end: int, error: DanubeError) -> DataLoss:
         return DataLoss(f"offsets {base} to {end} of {self.manifest.topic} are lost: {error}")

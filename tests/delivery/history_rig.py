@@ -148,7 +148,7 @@ def log_bytes(broker: Broker) -> int:
 def wait_for_trim(broker: Broker, client: Any, position: int) -> None:
     """Wait until the only log begins behind a position, and its readers need history for what was before. A log is
     trimmed while it grows: so another topic grows."""
-    topic = f"/default/other-{next(NUMBERS)}"
+    topic = f"/default/trim-{next(NUMBERS)}"
     client.admin.create_topic(topic)
 
     def is_trimmed() -> bool:

@@ -44,6 +44,11 @@ class CountedStore:
         """The file of an object, if the store is a folder of this host; else empty."""
         return str(self._store.path_of(key)) if isinstance(self._store, LocalStore) else ""
 
+    def bring_in(self, key: str, start: int, count: int) -> None:
+        """Let the kernel read a range of an object into its page cache, if the store is a folder of this host."""
+        if isinstance(self._store, LocalStore):
+            self._store.bring_in(key, start, count)
+
     # ------------------------------------------------------------ what writes
 
     def create(self, key: str, data: Buffer) -> None:

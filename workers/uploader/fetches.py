@@ -3,21 +3,24 @@
     | piece that was asked for | on its way | on its way | on its way |     while a partition is read in order
     0                         4 MiB
 
-A store that is a folder of this host needs no copy: the worker is told the object's own file, once its bytes were
-checked. Readers at one place share a fetch.
+A store that is a folder of this host needs no copy: the worker is told the object's own file, once the kernel has its
+pages. Workers check each block; one that is damaged they ask for again, and are told what is lost. Readers at one place
+share a fetch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from danube_fast.broker import messages as m
-from danube_fast.errors import DanubeError
-from danube_fast.history.reader import Fetched, HistoryReader, Span
+from danube_fast.errors import DanubeError, DataLoss, NotFound
+from danube_fast.history.layout import Blocks
+from danube_fast.history.reader import HistoryReader, Span
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.process.mailbox import Request
 from danube_fast.workers.process.tasks import Do, Join, Running, Task
@@ -30,6 +33,10 @@ _log = logging.getLogger(__name__)
 
 FETCH_BYTES = 4 << 20
 """Fetched at a time, about."""
+IN_PLACE_BYTES = 16 << 20
+"""The same for a reader in order, if nothing is copied: on a busy host each answer waits for its turn."""
+IN_PLACE_AHEAD = 2
+"""Such pieces that are brought in ahead of it; before it is known to read in order, one of the usual size is."""
 AHEAD_MAX = 3
 """Pieces that are fetched before a reader in order asks for them."""
 CACHE_PART = 4
@@ -79,8 +86,8 @@ class Fetches:
         piece: Piece | None = yield from self._piece(asked)
         if piece is None:
             return m.FetchedHistory("", [])
-        if self._cache.has_end(asked.partition_id, asked.offset):  # the one before was read, too
-            self._state.tasks.start(self._look_ahead(asked.partition_id, piece.end_offset))
+        look = self._look_ahead(asked.partition_id, asked.offset, piece.end_offset)
+        self._state.tasks.start(look)
         return m.FetchedHistory(piece.path, piece.blocks)
 
     def _found(self, asked: m.FindHistoryTime) -> Task:
@@ -97,6 +104,8 @@ class Fetches:
         """The piece with an offset, None behind the end. Raises DanubeError."""
         partition_id, offset = asked.partition_id, asked.offset
         counters = self._state.boot.counters
+        if asked.is_damaged:
+            return (yield from self._checked_piece(asked))
         while True:
             found = self._cache.find(partition_id, offset)
             if found is not None:
@@ -109,16 +118,29 @@ class Fetches:
                 continue
             history: History = yield from self._state.history(partition_id, asked.manifest)
             reader = history.reader
-            spans: list[Span] = yield Do(partial(reader.spans, offset, FETCH_BYTES))
+            byte_count = self._bytes_at(partition_id, offset)
+            spans: list[Span] = yield Do(partial(reader.spans, offset, byte_count))
             if not spans:
                 return None
             if self._find_on_way(partition_id, offset) is None:
                 counters.add(Counter.HISTORY_CACHE_MISSES)
                 return (yield Join(self._begin(partition_id, reader, spans[0])))
 
-    def _look_ahead(self, partition_id: int, offset: int) -> Task:
-        """Fetch the next pieces of a partition that is read in order."""
-        wanted = self._ahead_max()
+    def _checked_piece(self, asked: m.FetchHistory) -> Task:
+        """Read what is damaged: the sound blocks before that, if there are any. Raises DataLoss."""
+        history: History = yield from self._state.history(asked.partition_id, asked.manifest)
+        spans: list[Span] = yield Do(partial(history.reader.spans, asked.offset, FETCH_BYTES))
+        if not spans:
+            return None
+        piece: Piece = yield Do(partial(self._read_piece, history.reader, spans[0]))
+        self._cache.add(asked.partition_id, piece)
+        return piece
+
+    def _look_ahead(self, partition_id: int, asked: int, offset: int) -> Task:
+        """Fetch the next pieces of a partition that is read in order; `asked`: of the last request, whose piece ends at
+        `offset`."""
+        byte_count = self._bytes_at(partition_id, asked)
+        wanted = self._ahead_max(partition_id, asked)
         while wanted > 0:
             end = self._end_of(partition_id, offset)
             if end is None:
@@ -129,14 +151,22 @@ class Fetches:
         if history is None or wanted <= 0:
             return
         with contextlib.suppress(DanubeError):  # the reader hears of it when it comes there
-            spans: list[Span] = yield Do(partial(history.reader.spans, offset, FETCH_BYTES, wanted))
+            spans: list[Span] = yield Do(partial(history.reader.spans, offset, byte_count, wanted))
             for span in spans:
                 if self._end_of(partition_id, span.start) is None:
                     self._begin(partition_id, history.reader, span)
 
-    def _ahead_max(self) -> int:
+    def _bytes_at(self, partition_id: int, offset: int) -> int:
+        is_in_order = self._cache.has_end(partition_id, offset)
+        return IN_PLACE_BYTES if is_in_order and self._state.store.is_local else FETCH_BYTES
+
+    def _ahead_max(self, partition_id: int, offset: int) -> int:
+        """Count pieces to be fetched ahead of a reader that is at an offset."""
+        is_in_order = self._cache.has_end(partition_id, offset)  # the piece before was read, too
         if self._state.store.is_local:
-            return AHEAD_MAX
+            return IN_PLACE_AHEAD if is_in_order else 1
+        if not is_in_order:
+            return 0
         room = self._state.settings.history_cache_bytes // CACHE_PART
         return min(AHEAD_MAX, room // FETCH_BYTES)
 
@@ -170,7 +200,7 @@ class Fetches:
             if before is not None:
                 with contextlib.suppress(DanubeError):
                     yield Join(before)
-            piece: Piece = yield Do(self._work(reader, span))
+            piece: Piece = yield Do(partial(self._bring_piece, reader, span))
             self._cache.add(partition_id, piece)
         finally:
             on_way = [each for each in self._on_way.pop(partition_id) if each.span is not span]
@@ -179,26 +209,32 @@ class Fetches:
             self._reading = [each for each in self._reading if not each.is_over]
         return piece
 
-    def _work(self, reader: HistoryReader, span: Span) -> Callable[[], Piece]:
-        store = self._state.store
+    def _bring_piece(self, reader: HistoryReader, span: Span) -> Piece:
+        """Let a worker find a piece in a file of this host. Runs in a thread."""
+        store, section, rows = self._state.store, span.section, span.rows
+        if store.is_local:
+            size = int(rows["byte_count"].sum(dtype=np.int64))
+            with contextlib.suppress(NotFound, DataLoss):  # what is lost is found below
+                store.bring_in(section.key, int(rows["position"][0]), size)
+                return Piece(span.start, store.path_of(section.key), _blocks(rows, 0), 0)
+        return self._read_piece(reader, span)
 
-        def fetch() -> Piece:
-            fetched = reader.read(span)
-            if store.is_local:
-                return Piece(span.start, store.path_of(fetched.key), _blocks(fetched, 0), 0)
-            start = int(fetched.rows["position"][0])
-            path = self._cache.write(fetched.data)
-            return Piece(span.start, path, _blocks(fetched, start), len(fetched.data))
+    def _read_piece(self, reader: HistoryReader, span: Span) -> Piece:
+        """Read a piece, and check it. Runs in a thread."""
+        fetched, store = reader.read(span), self._state.store
+        if store.is_local:
+            return Piece(span.start, store.path_of(fetched.key), _blocks(fetched.rows, 0), 0)
+        start = int(fetched.rows["position"][0])
+        path = self._cache.write(fetched.data)
+        return Piece(span.start, path, _blocks(fetched.rows, start), len(fetched.data))
 
-        return fetch
 
-
-def _blocks(fetched: Fetched, start: int) -> list[m.Block]:
+def _blocks(rows: Blocks, start: int) -> list[m.Block]:
     """The blocks, their positions counted from `start`."""
     return [
         m.Block(
             int(row["base_offset"]), int(row["end_offset"]), int(row["position"]) - start,
-            int(row["byte_count"]),
+            int(row["byte_count"]), int(row["crc"]),
         )
-        for row in fetched.rows
+        for row in rows
     ]  # fmt: skip

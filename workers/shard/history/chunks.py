@@ -8,14 +8,15 @@ import os
 from danube_fast.broker.messages import FetchedHistory
 from danube_fast.broker.subscription.consumer import Stored
 from danube_fast.descriptors import open_file
-from danube_fast.errors import Unavailable
+from danube_fast.errors import DataLoss, Unavailable
+from danube_fast.frame.crc import crc32c
 from danube_fast.workers.shard.read.frames import frames_of
 
 __all__ = ["Chunk"]
 
 
 class Chunk:
-    """Blocks that the uploader has fetched and checked."""
+    """Blocks that the uploader has fetched; each is checked when it is read."""
 
     def __init__(self, partition_id: int, asked_offset: int, fetched: FetchedHistory) -> None:
         """Open the file. Raises Unavailable if it has gone meanwhile."""
@@ -31,7 +32,7 @@ class Chunk:
 
     def read(self, offset: int, byte_limit: int) -> list[Stored]:
         """Frames of the block with an offset, or the first behind it, and of the next ones; none if they are not
-        there any more."""
+        there any more. Raises DataLoss if the first block is damaged; of later ones those before it are read."""
         first = bisect.bisect_right(self._blocks, offset, key=lambda block: block.end_offset)
         size, last = 0, first
         while last < len(self._blocks) and (last == first or size < byte_limit):
@@ -43,7 +44,19 @@ class Chunk:
                 return []
         except OSError:
             return []
-        return frames_of(self._partition_id, data)
+        sound = self._sound_bytes(data, first, last)
+        return frames_of(self._partition_id, data if sound == size else data[:sound])
+
+    def _sound_bytes(self, data: bytearray, first: int, last: int) -> int:
+        at, view = 0, memoryview(data)
+        for block in self._blocks[first:last]:
+            after = at + block.byte_count
+            if crc32c(view[at:after]) != block.crc:
+                if not at:
+                    raise DataLoss(f"the block at offset {block.base_offset} is damaged")
+                break
+            at = after
+        return at
 
     def close(self) -> None:
         """Give the file back."""

@@ -3,7 +3,7 @@
     read --> a chunk that is here: Ready, or a Gap
          --> else Pending; FetchHistory --> uploader --> a file; the partition is marked ready, and asks again
 
-The worker never waits for a store. The next chunk is asked for when the last one begins to be read.
+The worker never waits for a store. Some chunks are asked for before they are read.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ __all__ = ["HistoryReads"]
 
 CHUNKS_MAX = 64
 """Files that are open at a time, of all partitions."""
+AHEAD = 3
+"""Chunks that are here before they are read."""
 FETCH_MS = 60_000
 RETRY_NS = SECOND_NS
 """Pause after a fetch that failed."""
@@ -58,18 +60,18 @@ class HistoryReads(Job):
         if chunk is None:
             self._ask(partition, offset, is_waited_for=True)
             return PENDING
-        if chunk.end_offset < partition.uploaded.until:
-            self._ask(partition, chunk.end_offset, is_waited_for=False)
+        self._ask_ahead(partition, chunk)
         if offset < chunk.base_offset:
             return Gap(min(end, chunk.base_offset), NEVER_USED)
-        frames = [
-            stored
-            for stored in chunk.read(offset, byte_limit)
-            if offset < stored.end_offset <= partition.visible
-        ]
+        is_damaged, found = False, []
+        try:
+            found = chunk.read(offset, byte_limit)
+        except DataLoss:  # the uploader tells what is lost
+            is_damaged = True
+        frames = [each for each in found if offset < each.end_offset <= partition.visible]
         if not frames:
             self._drop(partition.partition_id, chunk)
-            self._ask(partition, offset, is_waited_for=True)
+            self._ask(partition, offset, is_waited_for=True, is_damaged=is_damaged)
             return PENDING
         return Ready(frames)
 
@@ -83,7 +85,21 @@ class HistoryReads(Job):
 
     # ------------------------------------------------------------ fetching
 
-    def _ask(self, partition: Partition, offset: int, *, is_waited_for: bool) -> None:
+    def _ask_ahead(self, partition: Partition, chunk: Chunk) -> None:
+        """Ask for the first chunk behind one that is not here, so that some always are."""
+        for _ in range(AHEAD):
+            at = chunk.end_offset
+            if at >= partition.uploaded.until:
+                return
+            following = self._find(partition.partition_id, at)
+            if following is None:
+                self._ask(partition, at, is_waited_for=False)
+                return
+            chunk = following
+
+    def _ask(
+        self, partition: Partition, offset: int, *, is_waited_for: bool, is_damaged: bool = False
+    ) -> None:
         place = partition.partition_id, offset
         error, until_ns = self._failed.get(place, (None, 0))
         if error is not None and self._state.now_ns < until_ns:
@@ -102,7 +118,7 @@ class HistoryReads(Job):
                 "--store; start it with the store that it had"
             )
         self._asked[place] = is_waited_for
-        message = m.FetchHistory(*place, partition.uploaded.manifest)
+        message = m.FetchHistory(*place, partition.uploaded.manifest, is_damaged)
         self._state.boot.mailbox.call(
             uploader,
             message,
