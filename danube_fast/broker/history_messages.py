@@ -30,6 +30,7 @@ __all__ = [
     "HistoryRuns",
     "ListBacklogs",
     "Listed",
+    "NoteOlderCopy",
     "ReleaseHold",
     "RenewHold",
     "RenewedHold",
@@ -46,12 +47,22 @@ class Uploader(NamedTuple):
     """Of the broker, 16 bytes."""
     epoch: int
     """Higher than that of every uploader before."""
+    is_older_copy: bool
+    """Whether the store was found to know of newer data than the broker has."""
 
 
 class BeginUploader(Message, frozen=True):
     """Ask the coordinator for the epoch of a new uploader."""
 
     answer = Uploader
+
+
+class NoteOlderCopy(Message, frozen=True):
+    """Tell the coordinator that the store knows of uploaders behind its data: it keeps that in mind for this store."""
+
+    store: str
+    """Its URL."""
+    answer = None
 
 
 class Backlog(msgspec.Struct, frozen=True):

@@ -141,3 +141,31 @@ def test_a_number_that_was_given_twice_is_told(tmp_path: Path) -> None:
         wait_until("the reason", lambda: is_told(client, f"/default/lost.*{OTHER}.*older copy"))
         read_all(client, NEW, NEW + 2000, OTHER)
         assert {log.manifest.topic for log in manifests(store).values()} == {TOPIC, "/default/lost"}
+
+
+def test_an_older_copy_deletes_nothing_of_topics_that_it_does_not_know(tmp_path: Path) -> None:
+    """However often its uploader begins anew, with epochs that the store has not seen."""
+    store = tmp_path / "store"
+    with running(tmp_path) as (_, client):
+        keep_for_ever(client)
+        publish(client, 0, 1000)
+        wait_until("the upload", uploaded(store, 1000))
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    with running(tmp_path) as (_, client):
+        keep_for_ever(client, "/default/lost")
+        publish(client, 0, 1000, "/default/lost")
+        wait_until("the upload", uploaded(store, 2000))
+    shutil.rmtree(tmp_path / "data")
+    shutil.copytree(tmp_path / "copy", tmp_path / "data")
+    told = "nothing is deleted just now.*newer data of this broker"
+    with running(tmp_path) as (broker, client):
+        for _ in range(3):
+            seen = len(re.findall(told, broker.log))
+            wait_until("sweeps", lambda seen=seen: len(re.findall(told, broker.log)) >= seen + 6)
+            os.kill(uploader_pid(client), signal.SIGKILL)
+            wait_until("the next uploader", lambda: uploader_pid(client))
+        seen = len(re.findall(told, broker.log))
+        wait_until("sweeps", lambda: len(re.findall(told, broker.log)) >= seen + 6)
+        read_all(client, 0, 1000)
+    assert len(manifests(store)) == 2
+    assert verify(store) == 2000

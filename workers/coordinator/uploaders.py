@@ -15,6 +15,8 @@ from danube_fast.workers.process.mailbox import Request
 __all__ = ["Uploads"]
 
 EPOCH_KEY = "/history/uploader-epoch"
+OLDER_COPY_KEY = "/history/older-copy"
+"""URL of the store that has history of newer data than these."""
 
 
 class Uploads:
@@ -26,6 +28,7 @@ class Uploads:
         mailbox = booted.mailbox
         mailbox.serve(m.HistoryReport, self._hear)
         mailbox.serve(m.BeginUploader, self._begin)
+        mailbox.serve(m.NoteOlderCopy, self._note_older_copy)
         mailbox.serve(m.FindWithoutHistory, self._find_without_history)
 
     def status(self) -> HistoryStatus | None:
@@ -48,7 +51,13 @@ class Uploads:
         revision = found.revision if found is not None else 0
         if self._store.cas(EPOCH_KEY, str(epoch).encode(), revision) is None:
             raise Unavailable("another uploader began just now; try again")
-        request.reply(m.Uploader(self._store.identity, epoch))
+        older = self._store.get(OLDER_COPY_KEY)
+        is_older_copy = older is not None and older.value.decode() == self._boot.settings.store
+        request.reply(m.Uploader(self._store.identity, epoch, is_older_copy))
+
+    def _note_older_copy(self, request: Request[m.NoteOlderCopy]) -> None:
+        self._store.put(OLDER_COPY_KEY, request.message.store.encode())
+        request.reply(None)
 
     def _find_without_history(self, request: Request[m.FindWithoutHistory]) -> None:
         asked = request.message.partition_ids

@@ -64,6 +64,8 @@ class UploaderState:
         self.identity = b""
         self.epoch = 0
         """0 until the coordinator has given it one."""
+        self.is_older_copy = False
+        """Whether the store knows of uploaders behind the broker's data."""
         self.fault = ""
         """Why nothing can be uploaded just now; empty while all is well."""
         self._store: CountedStore | None = None

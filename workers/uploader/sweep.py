@@ -59,6 +59,11 @@ class Sweep:
 
     def _sweep(self) -> Task:
         store = self._state.store
+        if self._state.is_older_copy:
+            raise FailedPrecondition(
+                f"{store.url} was used by newer data of this broker: topics that these do not know may be in it; put "
+                "back the newest copy of the data directory, or give the broker another store"
+            )
         partition_ids = yield Do(partial(_listed_partitions, store))
         unwanted = yield from self._unwanted(partition_ids)
         numbers = yield from self._known_records()

@@ -20,6 +20,7 @@ from danube_fast.broker import messages as m
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import DanubeError, Internal
 from danube_fast.frame.crc import crc32c
+from danube_fast.history.epochs import claim_epoch
 from danube_fast.history.manifest import check_owner
 from danube_fast.history.stores.probe import probe_store
 from danube_fast.ring.control import ProcessState
@@ -127,6 +128,11 @@ class Uploader:
         for worker in self._boot.config.processes.workers:  # they hear of what went wrong last, too
             yield Ask(worker, m.ListBacklogs(given.epoch, self.state.fault))
         store: CountedStore = yield Do(partial(self._open, given.identity))
+        claim = partial(claim_epoch, store, given.epoch, self._environment.new_token())
+        is_mine: bool = yield Do(claim)
+        if not is_mine:
+            yield Ask(COORDINATOR, m.NoteOlderCopy(self._boot.settings.store))
+        self.state.is_older_copy = given.is_older_copy or not is_mine
         yield Do(self._checkpoints.load)
         self.state.begin(given.identity, given.epoch, store)
         self._tasks.start(sweep(self.state, self._checkpoints))
