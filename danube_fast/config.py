@@ -95,7 +95,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `forever` or `until_expired` are uploaded there, and may become larger than the disk. Empty: there is no history."""
     history_object_bytes: Annotated[int, Meta(ge=64 * KIB, le=16 * GIB)] = 256 * MIB
     """Size of an object of history, about."""
-    history_part_bytes: Annotated[int, Meta(ge=64 * KIB, le=GIB)] = 8 * MIB
+    history_part_bytes: Annotated[int, Meta(ge=64 * KIB, le=64 * MIB)] = 8 * MIB
     """Larger objects are sent in parts of this size, several at a time."""
     history_backlog_bytes_max: Annotated[int, Meta(ge=0)] = 0
     """Bytes of a worker's topics with history that may wait for the store. Above it publishes to them are refused. 0:

@@ -18,6 +18,8 @@ __all__ = ["Sender", "complete"]
 
 IN_FLIGHT_MAX = 4
 """Parts that are sent at the same time."""
+IN_FLIGHT_BYTES = 96 << 20
+"""Fewer are if they have more bytes together, but one always is: so memory is bounded, whatever the settings."""
 
 
 class Sender:
@@ -41,7 +43,7 @@ class Sender:
         if self._upload is None:
             self._upload = yield Do(lambda: self._store.begin(self._key))
             self._progress.begin(self._upload)
-        if len(self._running) >= IN_FLIGHT_MAX:
+        if len(self._running) >= max(1, min(IN_FLIGHT_MAX, IN_FLIGHT_BYTES // len(part.data))):
             yield Join(self._running.pop(0))
         self._running.append((yield Fork(self._put(self._upload, part))))
 
