@@ -26,9 +26,11 @@ __all__ = [
     "FlushHistory",
     "Flushed",
     "FlushedPartition",
+    "ForgetDeleted",
     "HistoryReport",
     "HistoryRuns",
     "ListBacklogs",
+    "ListDeleted",
     "Listed",
     "NoteOlderCopy",
     "ReleaseHold",
@@ -109,8 +111,9 @@ class ListBacklogs(Message, frozen=True):
     fault: str = ""
     """Why nothing can be uploaded just now."""
     named: list[int] | None = None
-    """Ids of partitions that are listed in any case, beside those of which an object waits, and some of the others, all
-    in turn; None: all are listed."""
+    """Ids of partitions that are listed; None: all are."""
+    are_others: bool = False
+    """Whether those are listed, too, of which an object waits, and some of the others, all in turn."""
     answer = Listed
 
 
@@ -118,7 +121,23 @@ class FindWithoutHistory(Message, frozen=True):
     """Ask the coordinator which of these partitions were deleted, or are to have no history any more."""
 
     partition_ids: list[int]
+    are_unknown_told: bool = True
+    """Whether those count that the coordinator does not know."""
     answer = list[int]
+
+
+class ListDeleted(Message, frozen=True):
+    """Ask the coordinator for partitions that are recorded as deleted: history of others must not go because it does
+    not know them, for its data may be an older copy."""
+
+    answer = list[int]
+
+
+class ForgetDeleted(Message, frozen=True):
+    """Tell the coordinator that nothing of these is in the store any more."""
+
+    partition_ids: list[int]
+    answer = None
 
 
 class FileRange(NamedTuple):

@@ -26,9 +26,11 @@ from danube_fast.broker.history_messages import FindWithoutHistory as FindWithou
 from danube_fast.broker.history_messages import Flushed as Flushed
 from danube_fast.broker.history_messages import FlushedPartition as FlushedPartition
 from danube_fast.broker.history_messages import FlushHistory as FlushHistory
+from danube_fast.broker.history_messages import ForgetDeleted as ForgetDeleted
 from danube_fast.broker.history_messages import HistoryReport as HistoryReport
 from danube_fast.broker.history_messages import HistoryRuns as HistoryRuns
 from danube_fast.broker.history_messages import ListBacklogs as ListBacklogs
+from danube_fast.broker.history_messages import ListDeleted as ListDeleted
 from danube_fast.broker.history_messages import Listed as Listed
 from danube_fast.broker.history_messages import NoteOlderCopy as NoteOlderCopy
 from danube_fast.broker.history_messages import ReleaseHold as ReleaseHold

@@ -238,6 +238,11 @@ class ManifestReader:
                     f"{self._store.url}: records of partition {self._partition_id} were pruned, and "
                     "the store does not list the later ones yet"
                 )
+        if newest < hint:
+            raise DataLoss(
+                f"{self._store.url}: record {manifest_key(self._partition_id, hint)} is missing, and {newest} is the "
+                f"newest one; {self._remedy} --adopt {self._partition_id}"
+            )
         chain, start = believed(records)
         while start != NONE and start not in records:
             for number in range(start, min(records)):

@@ -123,7 +123,9 @@ class HistoryReader:
         if section.append_min_ns >= time_ns:
             return section.base_offset
         rows = self._blocks_of(section)
-        block = rows[int(np.searchsorted(rows["append_max_ns"], time_ns))]
+        # a clock that was set back makes later blocks older
+        latest = np.maximum.accumulate(rows["append_max_ns"])
+        block = rows[int(np.searchsorted(latest, time_ns))]
         if int(block["append_min_ns"]) >= time_ns:
             return int(block["base_offset"])
         data = self._read(section, np.array([block])).data

@@ -31,7 +31,7 @@ from danube_fast.history.stores.store import ObjectStore
 
 __all__ = ["Knowledge", "Remains", "know", "read_remains"]
 
-JUMP = 1000
+JUMP = 10**9
 """So many of the newest records may be missing, at least: an uploader that knows one of them must not take the number
 of a snapshot that a repair makes for its own."""
 THREADS = 16

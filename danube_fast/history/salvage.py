@@ -139,9 +139,10 @@ def _frames(
     alone.sections = [section]
     reader, at = HistoryReader(store, partition_id, alone), base
     while at < end:
-        fetched = reader.fetch(at, 1)
-        if fetched is None:
-            return
+        spans = reader.spans(at, 1)
+        if not spans or int(spans[0].rows["base_offset"][0]) >= end:
+            return  # what is behind may be damaged
+        fetched = reader.read(spans[0])
         place = 0
         while place < len(fetched.data):
             frame = FrameView(fetched.data, place)

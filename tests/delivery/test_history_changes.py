@@ -186,8 +186,12 @@ def test_a_topic_is_purged(seaweed: str, proxy: FaultyProxy, killed: bool) -> No
         publish(client, COUNT, 1000)
         read_all(client, COUNT, COUNT + 1000)
         half.go_on()
-        half.wait_for_upload(1000)
+        # what of it was sent before stays in the object, and is not read
+        ends = lambda: [each.manifest.end_offset for each in manifests(half.store)]  # noqa: E731
+        wait_until("the upload", lambda: COUNT + 1000 in ends())
+        wait_until("the end of the checkpoint", lambda: checkpoint_of(half.broker) is None)
         read_all(client, COUNT, COUNT + 1000)
+        verify_store(half.store)
 
 
 def test_a_topic_moves(seaweed: str, proxy: FaultyProxy) -> None:

@@ -15,6 +15,10 @@ from danube_fast.workers.process.mailbox import Request
 __all__ = ["Uploads"]
 
 EPOCH_KEY = "/history/uploader-epoch"
+DELETED_PREFIX = "/history/deleted/"
+"""Ids of partitions that were deleted and may have history."""
+DELETED_MAX = 5000
+"""Of one answer."""
 OLDER_COPY_KEY = "/history/older-copy"
 """URL of the store that has history of newer data than these."""
 
@@ -29,6 +33,10 @@ class Uploads:
         mailbox.serve(m.HistoryReport, self._hear)
         mailbox.serve(m.BeginUploader, self._begin)
         mailbox.serve(m.NoteOlderCopy, self._note_older_copy)
+        mailbox.serve(m.ListDeleted, self._list_deleted)
+        mailbox.serve(m.ForgetDeleted, self._forget_deleted)
+        if booted.settings.store:
+            topics.drop_changes = lambda number: [(_deleted_key(number), b"")]
         mailbox.serve(m.FindWithoutHistory, self._find_without_history)
 
     def status(self) -> HistoryStatus | None:
@@ -59,9 +67,25 @@ class Uploads:
         self._store.put(OLDER_COPY_KEY, request.message.store.encode())
         request.reply(None)
 
+    def _list_deleted(self, request: Request[m.ListDeleted]) -> None:
+        keys = [key for key, _ in self._store.list(DELETED_PREFIX)[:DELETED_MAX]]
+        request.reply([int(key.removeprefix(DELETED_PREFIX)) for key in keys])
+
+    def _forget_deleted(self, request: Request[m.ForgetDeleted]) -> None:
+        for number in request.message.partition_ids:
+            self._store.delete(_deleted_key(number))
+        request.reply(None)
+
     def _find_without_history(self, request: Request[m.FindWithoutHistory]) -> None:
-        asked = request.message.partition_ids
-        request.reply([number for number in asked if not self._keeps_history(number)])
+        asked, topics = request.message, self._topics
+        request.reply(
+            [
+                number
+                for number in asked.partition_ids
+                if not self._keeps_history(number)
+                and (asked.are_unknown_told or topics.partition(number) is not None)
+            ]
+        )
 
     def _keeps_history(self, partition_id: int) -> bool:
         partition = self._topics.partition(partition_id)
@@ -69,3 +93,7 @@ class Uploads:
         if topic is None or topic.dispatch != Dispatch.RELIABLE:
             return False
         return topic.durability != Durability.MEMORY and self._topics.policy_of(topic).stays
+
+
+def _deleted_key(partition_id: int) -> str:
+    return f"{DELETED_PREFIX}{partition_id:010}"

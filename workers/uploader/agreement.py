@@ -32,7 +32,9 @@ def find_agreement(state: UploaderState, worker: int, backlog: m.Backlog, histor
     manifest = history.manifest
     if manifest.number == NONE:
         return True
-    if (manifest.topic, manifest.incarnation) != (backlog.topic, backlog.incarnation):
+    # a repair that found no record does not know the incarnation
+    is_known = manifest.incarnation in (0, backlog.incarnation)
+    if manifest.topic != backlog.topic or not is_known:
         raise FailedPrecondition(
             f"the store has history of {manifest.topic} where that of {backlog.topic} is to be: the broker's data are "
             f"an older copy, and the topic has got a number that was in use; {REMEDY}"

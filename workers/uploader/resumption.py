@@ -233,6 +233,6 @@ def _fits(inside: Inside, backlog: m.Backlog, history: History) -> bool:
     """Whether a partition's history still ends where the frames in an object begin."""
     return (
         backlog.incarnation == inside.incarnation
-        and max(history.manifest.end_offset, backlog.uploaded_until) <= inside.start
+        and backlog.uploaded_until <= history.manifest.end_offset <= inside.start
         and backlog.first_offset < inside.until <= backlog.end_offset
     )

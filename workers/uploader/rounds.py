@@ -98,16 +98,15 @@ class Rounds:
         key = outgoing.progress.key
         self._state.writing.add(key)
         try:
-            yield from self._upload(outgoing, due, by_id)
+            return (yield from self._upload(outgoing, due, by_id))
         finally:
             if not outgoing.progress.is_kept:
                 self._state.writing.discard(key)
-        return True
 
     def _upload(
         self, outgoing: Outgoing | Made, due: Sequence[_Owned], by_id: Mapping[int, _Owned]
     ) -> Task:
-        """Make an object, and name it in the manifests. Raises DanubeError."""
+        """Make an object, and name it in the manifests; whether anything was uploaded. Raises DanubeError."""
         taken = [
             _Taken(
                 by_id[each.partition_id], outgoing.histories[each.partition_id], each.until, True
@@ -121,6 +120,7 @@ class Rounds:
         yield from self._commit_all(taken, sections)
         if outgoing.progress.is_kept:
             yield from outgoing.progress.drop()
+        return bool(taken)
 
     # ------------------------------------------------------------ what is due
 
@@ -132,7 +132,9 @@ class Rounds:
         named = [*self._wanted, *self._resumption.partition_ids()]
         for worker in state.boot.config.processes.workers:
             try:
-                found: m.Listed = yield Ask(worker, m.ListBacklogs(state.epoch, state.fault, named))
+                found: m.Listed = yield Ask(
+                    worker, m.ListBacklogs(state.epoch, state.fault, named, are_others=True)
+                )
             except Unavailable:
                 continue
             owned += [_Owned(worker, backlog) for backlog in found.backlogs]

@@ -16,7 +16,7 @@ from functools import partial
 
 from danube_fast.broker import messages as m
 from danube_fast.clock import SECOND_NS
-from danube_fast.errors import DanubeError, DataLoss, FailedPrecondition
+from danube_fast.errors import DanubeError, DataLoss, FailedPrecondition, Unavailable
 from danube_fast.history.holds import held_keys
 from danube_fast.history.layout import OBJECTS_PREFIX
 from danube_fast.history.manifest import MANIFESTS_PREFIX, ManifestReader, manifest_prefix
@@ -44,6 +44,8 @@ class Sweep:
         self._state = state
         self._unnamed: dict[str, int] = {}
         """Objects that no manifest named, and when that was seen first (monotonic ns)."""
+        self._gone: set[int] = set()
+        """Deleted partitions of which the store had nothing at the last sweep."""
 
     def run(self) -> Task:
         """Sweep for as long as the process lives."""
@@ -64,9 +66,12 @@ class Sweep:
                 f"{store.url} was used by newer data of this broker: topics that these do not know may be in it; put "
                 "back the newest copy of the data directory, or give the broker another store"
             )
-        partition_ids = yield Do(partial(_listed_partitions, store))
-        unwanted = yield from self._unwanted(partition_ids)
+        deleted: set[int] = set((yield Ask(COORDINATOR, m.ListDeleted())))
         numbers = yield from self._known_records()
+        listed: list[int] = yield Do(partial(_listed_partitions, store))
+        # a manifest that is gone altogether must not make its objects nameless: loading it tells
+        partition_ids = sorted({*listed, *(each for each in numbers if numbers[each] >= 0)})
+        unwanted = yield from self._unwanted(partition_ids, deleted)
         named: dict[str, list[int]] = {}
         for partition_id in partition_ids:
             if partition_id not in unwanted:
@@ -81,6 +86,10 @@ class Sweep:
             finally:
                 self._state.deleting.discard(partition_id)
         yield from self._delete_unnamed(named)
+        gone = deleted.difference(listed)
+        if gone & self._gone:  # twice: what was on its way the first time is listed now
+            yield Ask(COORDINATOR, m.ForgetDeleted(sorted(gone & self._gone)))
+        self._gone = gone
 
     def _known_records(self) -> Task:
         """The record of each manifest that its owner knows: if it is missing, what it names must not go."""
@@ -91,12 +100,14 @@ class Sweep:
             found.update((backlog.partition_id, backlog.manifest) for backlog in listed.backlogs)
         return found
 
-    def _unwanted(self, partition_ids: list[int]) -> Task:
-        """Those of some partitions that are to have no history any more."""
-        unwanted: set[int] = set()
+    def _unwanted(self, partition_ids: list[int], deleted: set[int]) -> Task:
+        """Those of some partitions that are to have no history any more: their topics were deleted, and that is on
+        record, or want none."""
+        unwanted = deleted.intersection(partition_ids)
         for at in range(0, len(partition_ids), ASKED_AT_ONCE):
             some = partition_ids[at : at + ASKED_AT_ONCE]
-            unwanted |= set((yield Ask(COORDINATOR, m.FindWithoutHistory(some))))
+            asked = m.FindWithoutHistory(some, are_unknown_told=False)
+            unwanted |= set((yield Ask(COORDINATOR, asked)))
         return unwanted
 
     # ------------------------------------------------------------ history that is not wanted any more
@@ -108,7 +119,7 @@ class Sweep:
         reader = ManifestReader(store, state.identity, partition_id)
         try:
             manifest = yield Do(reader.load)
-        except (DataLoss, FailedPrecondition) as error:
+        except (DataLoss, FailedPrecondition, Unavailable) as error:
             _log.warning("history: %s", error)  # its objects are named by none then
         else:
             if manifest.uploader_epoch > state.epoch:

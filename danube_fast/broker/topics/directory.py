@@ -16,7 +16,7 @@ two writes: only what is recorded as deleted may a worker ever drop.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -87,6 +87,8 @@ class TopicDirectory:
         self._load_of_log = [0] * log_count
         self._ids = Ids(store)
         self._new: dict[str, TopicRecord] = {}
+        self.drop_changes: Callable[[int], list[tuple[str, bytes | None]]] = lambda number: []
+        """What else is recorded when a deleted partition is forgotten."""
         self.changes = TopicChanges()
         """What became durable of late, for watchers."""
         self.growing: dict[str, list[PartitionRecord]] = {}
@@ -181,10 +183,11 @@ class TopicDirectory:
     def dropped(self, partition_ids: Iterable[int]) -> None:
         """Their worker has dropped these; what the store could not forget is asked for again."""
         gone = [number for number in partition_ids if number in self._deleted]
-        for at in range(0, len(gone), CHANGES_MAX):
-            some = gone[at : at + CHANGES_MAX]
+        for at in range(0, len(gone), CHANGES_MAX // 2):
+            some = gone[at : at + CHANGES_MAX // 2]
+            changes = [(_partition_key(number), None) for number in some]
             with contextlib.suppress(DanubeError):
-                self._store.transact([(_partition_key(number), None) for number in some])
+                self._store.transact([*changes, *(x for n in some for x in self.drop_changes(n))])
                 for number in some:
                     del self._deleted[number]
 

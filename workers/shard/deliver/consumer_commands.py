@@ -314,6 +314,7 @@ class ConsumerCommands:
         offset = partition.position(min(place, end) if isinstance(place, int) else place)
         if not command.dry_run:
             sub.seek(offset)
+            partition.check_ages_at(0)  # it may have gone to where they are not known
             self._state.mark_cursor(partition)
             self._state.mark_ready(partition)
         # At once: messages before this answer are from before the seek, the others are not.

@@ -44,7 +44,7 @@ class HistoryAges:
         self._state, self._times = state, times
         self._ages: dict[int, _Ages] = {}
         """By id of a partition with a time to live and a subscription in history."""
-        state.policy_listeners.append(self._forget)
+        state.policy_listeners.append(self._apply)
         state.removal_listeners.append(self._forget)
 
     def young_from(self, partition: Partition, ttl_ns: int) -> int:
@@ -95,6 +95,13 @@ class HistoryAges:
             self._times.find(partition, time_ns, found)
         except FailedPrecondition as error:
             found(-1, error)
+
+    def _apply(self, partition: Partition) -> None:
+        """Begin anew with a policy that was changed; what waits for an answer asks again."""
+        is_waiting = partition.unaged_until > 0
+        self._forget(partition)
+        if is_waiting:
+            self._state.mark_ready(partition)
 
     def _forget(self, partition: Partition) -> None:
         self._ages.pop(partition.partition_id, None)

@@ -98,6 +98,10 @@ class Backlogs(PeriodicJob):
         """List the partitions with history."""
         return [self._state.catalog.by_id[number] for number in self._sizes]
 
+    def partitions_of(self, named: Iterable[int]) -> list[Partition]:
+        """List those of some partitions that have history here."""
+        return [self._state.catalog.by_id[number] for number in named if number in self._sizes]
+
     def some_partitions(self, named: Iterable[int]) -> list[Partition]:
         """List the partitions that are named, those of which a whole object waits, and some others: all in turn."""
         by_id, sizes = self._state.catalog.by_id, self._sizes

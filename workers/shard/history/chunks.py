@@ -12,14 +12,18 @@ from danube_fast.errors import DataLoss, Unavailable
 from danube_fast.frame.crc import crc32c
 from danube_fast.workers.shard.read.frames import frames_of
 
-__all__ = ["Chunk"]
+__all__ = ["Chunk", "FileGone"]
+
+
+class FileGone(Unavailable):
+    """Raised if the file of a piece is not there any more."""
 
 
 class Chunk:
     """Blocks that the uploader has fetched; each is checked when it is read."""
 
     def __init__(self, partition_id: int, asked_offset: int, fetched: FetchedHistory) -> None:
-        """Open the file. Raises Unavailable if it has gone meanwhile."""
+        """Open the file. Raises FileGone, or Unavailable if it cannot be opened just now."""
         self._partition_id, self._blocks = partition_id, fetched.blocks
         self.start = asked_offset
         """There is no message from here to the first block."""
@@ -27,6 +31,8 @@ class Chunk:
         self.end_offset = fetched.blocks[-1].end_offset
         try:
             self._fd = open_file(fetched.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise FileGone(f"{fetched.path}: {error.strerror}") from None
         except OSError as error:
             raise Unavailable(f"{fetched.path}: {error.strerror}") from None
 

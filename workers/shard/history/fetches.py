@@ -16,7 +16,7 @@ from danube_fast.broker.subscription.consumer import PENDING, Gap, Read, Ready
 from danube_fast.clock import SECOND_NS
 from danube_fast.errors import DanubeError, DataLoss, FailedPrecondition, Unavailable
 from danube_fast.workers.process.mailbox import Reply
-from danube_fast.workers.shard.history.chunks import Chunk
+from danube_fast.workers.shard.history.chunks import Chunk, FileGone
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.state import ShardState
 
@@ -136,6 +136,11 @@ class HistoryReads(Job):
             if not fetched.blocks:
                 raise Unavailable(f"history of {partition.topic} ends before offset {offset}")
             self._add(place, Chunk(partition.partition_id, offset, fetched))
+        except (
+            FileGone
+        ):  # it may be in another object by now, or lost: the uploader looks at the manifest
+            self._ask(partition, offset, is_waited_for=is_waited_for, is_damaged=True)
+            return
         except DanubeError as error:
             self._failed[place] = error, self._state.now_ns + RETRY_NS
             if not isinstance(error, _FINAL):

@@ -87,17 +87,24 @@ class Uploads:
 
     def _list(self, request: Request[m.ListBacklogs]) -> None:
         self._check(request.message.uploader_epoch)
-        backlogs, named = self._backlogs, request.message.named
+        backlogs, asked = self._backlogs, request.message
         backlogs.fault = request.message.fault
         waiting = backlogs.bytes
         is_urgent = waiting * URGENT_PART > backlogs.bytes_max
-        some = backlogs.partitions() if named is None else backlogs.some_partitions(named)
+        if asked.named is None:
+            some = backlogs.partitions()
+        elif asked.are_others:
+            some = backlogs.some_partitions(asked.named)
+        else:
+            some = backlogs.partitions_of(asked.named)
         listed = [
             self._backlog(partition, is_urgent=is_urgent)
             for partition in some
             if not partition.is_changing
         ]
-        request.reply(m.Listed(listed, waiting, backlogs.oldest_ns(x.age_ns for x in listed)))
+        ages_ns = [backlog.age_ns for backlog in listed]
+        oldest_ns = backlogs.oldest_ns(ages_ns) if asked.are_others else max(ages_ns, default=0)
+        request.reply(m.Listed(listed, waiting, oldest_ns))
 
     def _backlog(self, partition: Partition, *, is_urgent: bool) -> m.Backlog:
         uploaded, policy = partition.uploaded, partition.policy
