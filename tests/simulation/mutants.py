@@ -214,10 +214,10 @@ MUTANTS: dict[str, Mutant] = {
         "pin = (partition, who)",
     ),
     "frontier_before_its_manifest": Mutant(
-        "            added = [section] if section is not None else []\n",
+        "            added += [section] if section is not None else []\n",
         "            yield Ask(worker, m.SetUploaded(self._state.epoch, backlog.partition_id, "
         "taken.until, 0, manifest.number, 0))\n"
-        "            added = [section] if section is not None else []\n",
+        "            added += [section] if section is not None else []\n",
         history=1.0,
     ),
     "frontier_forgotten_in_snapshots": Mutant(
