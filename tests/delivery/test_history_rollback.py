@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from danube_fast.errors import FailedPrecondition
+from danube_fast.history.epochs import EPOCHS_PREFIX
 from danube_fast.testing.broker import Broker
 from tests.delivery.history_rig import (
     NUMBER,
@@ -121,20 +122,26 @@ def test_an_older_log_is_told_and_not_uploaded(tmp_path: Path, lives: int) -> No
     assert verify(store) == 8000
 
 
-def test_a_number_that_was_given_twice_is_told(tmp_path: Path) -> None:
-    """A topic of the time behind the copy is in the store, and another one gets the number of its partition."""
-    store = tmp_path / "store"
-    with running(tmp_path) as (_, client):
+def put_back_a_copy_without_a_topic(folder: Path) -> None:
+    """1000 messages are in the copy, and as many in the store of a topic that was made behind it."""
+    store = folder / "store"
+    with running(folder) as (_, client):
         keep_for_ever(client)
         publish(client, 0, 1000)
         wait_until("the upload", uploaded(store, 1000))
-    shutil.copytree(tmp_path / "data", tmp_path / "copy")
-    with running(tmp_path) as (_, client):
+    shutil.copytree(folder / "data", folder / "copy")
+    with running(folder) as (_, client):
         keep_for_ever(client, "/default/lost")
         publish(client, 0, 1000, "/default/lost")
         wait_until("the upload", uploaded(store, 2000))
-    shutil.rmtree(tmp_path / "data")
-    shutil.copytree(tmp_path / "copy", tmp_path / "data")
+    shutil.rmtree(folder / "data")
+    shutil.copytree(folder / "copy", folder / "data")
+
+
+def test_a_number_that_was_given_twice_is_told(tmp_path: Path) -> None:
+    """A topic of the time behind the copy is in the store, and another one gets the number of its partition."""
+    store = tmp_path / "store"
+    put_back_a_copy_without_a_topic(tmp_path)
     with running(tmp_path) as (_, client):
         keep_for_ever(client, OTHER)
         publish(client, NEW, 2000, OTHER)
@@ -146,17 +153,7 @@ def test_a_number_that_was_given_twice_is_told(tmp_path: Path) -> None:
 def test_an_older_copy_deletes_nothing_of_topics_that_it_does_not_know(tmp_path: Path) -> None:
     """However often its uploader begins anew, with epochs that the store has not seen."""
     store = tmp_path / "store"
-    with running(tmp_path) as (_, client):
-        keep_for_ever(client)
-        publish(client, 0, 1000)
-        wait_until("the upload", uploaded(store, 1000))
-    shutil.copytree(tmp_path / "data", tmp_path / "copy")
-    with running(tmp_path) as (_, client):
-        keep_for_ever(client, "/default/lost")
-        publish(client, 0, 1000, "/default/lost")
-        wait_until("the upload", uploaded(store, 2000))
-    shutil.rmtree(tmp_path / "data")
-    shutil.copytree(tmp_path / "copy", tmp_path / "data")
+    put_back_a_copy_without_a_topic(tmp_path)
     told = "nothing is deleted just now.*newer data of this broker"
     with running(tmp_path) as (broker, client):
         for _ in range(3):
@@ -169,3 +166,21 @@ def test_an_older_copy_deletes_nothing_of_topics_that_it_does_not_know(tmp_path:
         read_all(client, 0, 1000)
     assert len(manifests(store)) == 2
     assert verify(store) == 2000
+
+
+def test_only_deletions_on_record_reach_the_store(tmp_path: Path) -> None:
+    """The epoch of the copy is new to the store, as that of a copy of a running broker is."""
+    store = tmp_path / "store"
+    put_back_a_copy_without_a_topic(tmp_path)
+    shutil.rmtree(store / EPOCHS_PREFIX)
+    orphan = store / "objects" / "00000000" / "000000000001"
+    orphan.parent.mkdir()
+    orphan.write_bytes(b"left behind")
+    with running(tmp_path) as (broker, client):
+        wait_until("a sweep", lambda: not orphan.exists())
+        assert "nothing is deleted just now" not in broker.log
+        assert {log.manifest.topic for log in manifests(store).values()} == {TOPIC, "/default/lost"}
+        assert verify(store) == 2000
+        client.admin.delete_topic(TOPIC)
+        wait_until("the deletion", lambda: len(manifests(store)) == 1)
+    assert verify(store) == 1000

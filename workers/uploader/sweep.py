@@ -119,8 +119,11 @@ class Sweep:
         reader = ManifestReader(store, state.identity, partition_id)
         try:
             manifest = yield Do(reader.load)
-        except (DataLoss, FailedPrecondition, Unavailable) as error:
+        except (DataLoss, FailedPrecondition) as error:
             _log.warning("history: %s", error)  # its objects are named by none then
+        except Unavailable:
+            if (yield Do(partial(_has_records, store, partition_id))):
+                raise  # the store is away, or does not list them yet
         else:
             if manifest.uploader_epoch > state.epoch:
                 raise FailedPrecondition(
@@ -174,6 +177,12 @@ def _listed_partitions(store: ObjectStore) -> list[int]:
 
 def _listed_objects(store: ObjectStore) -> list[str]:
     return [info.key for info in store.list(OBJECTS_PREFIX)]
+
+
+def _has_records(store: ObjectStore, partition_id: int) -> bool:
+    """Whether a partition has any record; a deletion that was cut short may have left the mark of pruning alone."""
+    prefix = manifest_prefix(partition_id)
+    return any(info.key.removeprefix(prefix).isdigit() for info in store.list(prefix))
 
 
 def _delete_records(store: ObjectStore, partition_id: int) -> None:
