@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ from tests.delivery.history_rig import (
     read_all,
     verify,
 )
-from tests.delivery.s3_rig import KIB, MIB, PART_BYTES, QUICK, give_credentials, proxied, s3_url
+from tests.delivery.s3_rig import KIB, MIB, PART_BYTES, QUICK, s3_url
 from tests.history.faulty_proxy import FaultyProxy
-from tests.history.s3_servers import BUCKET, plain_client, seaweed_server
 from tests.workers.broker import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -120,20 +118,6 @@ def test_a_worker_that_starts_again_finds_what_was_fetched(store: Path) -> None:
 
 
 # ---------------------------------------------------------------- S3
-
-
-@pytest.fixture(scope="module")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with seaweed_server(tmp_path_factory.mktemp("seaweed")) as endpoint:
-        plain_client(endpoint).create_bucket(Bucket=BUCKET)
-        yield endpoint
-
-
-@pytest.fixture
-def proxy(seaweed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyProxy]:
-    give_credentials(monkeypatch, tmp_path)
-    with proxied(seaweed) as running:
-        yield running
 
 
 def writes_seen(proxy: FaultyProxy) -> int:

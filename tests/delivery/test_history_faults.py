@@ -34,17 +34,15 @@ from tests.delivery.s3_rig import (
     KIB,
     MIB,
     QUICK,
-    give_credentials,
     manifests,
     opened,
-    proxied,
     s3_url,
     uploaded_count,
     verify_store,
 )
 from tests.history.faulty_proxy import Fault, FaultyProxy
 from tests.history.rig import change_object
-from tests.history.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, plain_client, seaweed_server
+from tests.history.s3_servers import ACCESS_KEY, SECRET_KEY, plain_client
 from tests.workers.broker import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -57,20 +55,6 @@ SMALL: dict[str, Any] = {
     **QUICK, "segment_bytes": MIB, "segment_start_bytes": 256 * KIB, "wal_bytes_max": 24 * MIB, "tail_bytes_max": 64 * KIB,
     "history_object_bytes": OBJECT_BYTES, "history_part_bytes": MIB,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with seaweed_server(tmp_path_factory.mktemp("seaweed")) as endpoint:
-        plain_client(endpoint).create_bucket(Bucket=BUCKET)
-        yield endpoint
-
-
-@pytest.fixture
-def proxy(seaweed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyProxy]:
-    give_credentials(monkeypatch, tmp_path)
-    with proxied(seaweed) as running:
-        yield running
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import os
 import random
 import re
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,16 +26,13 @@ from tests.delivery.s3_rig import (
     QUICK,
     PartId,
     checkpoint_of,
-    give_credentials,
     opened,
     parts_seen,
-    proxied,
     s3_url,
     uploaded_count,
     verify_store,
 )
 from tests.history.faulty_proxy import Fault, FaultyProxy
-from tests.history.s3_servers import BUCKET, plain_client, seaweed_server
 from tests.workers.broker import is_running, wait_until
 
 pytestmark = pytest.mark.timeout(900)
@@ -58,20 +53,6 @@ SLOW: dict[str, Any] = {
     **QUICK, "wal_bytes_max": 512 * MIB, "history_object_bytes": 6 * PART_BYTES,
     "history_throttle_bytes_per_s": 15 * MIB,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with seaweed_server(tmp_path_factory.mktemp("seaweed")) as endpoint:
-        plain_client(endpoint).create_bucket(Bucket=BUCKET)
-        yield endpoint
-
-
-@pytest.fixture
-def proxy(seaweed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyProxy]:
-    give_credentials(monkeypatch, tmp_path)
-    with proxied(seaweed) as running:
-        yield running
 
 
 class Tally:
