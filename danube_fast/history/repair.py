@@ -98,6 +98,18 @@ class Repair(msgspec.Struct, frozen=True):
     """Messages that no manifest names, and that come back only if they are adopted."""
 
 
+class _Choice(NamedTuple):
+    """What a snapshot takes over, and where the rest may come from."""
+
+    kept: list[Section]
+    """Sections that stay as they are."""
+    given_up: list[Source]
+    """Sections that are damaged, of which an orphan has what they have lost."""
+    orphans: list[Source]
+    needed: list[Range]
+    """Offsets that no section has which stays."""
+
+
 class _Plan(NamedTuple):
     """All that is to be done to one partition."""
 
@@ -159,16 +171,20 @@ def _plan(
         )
     reasons = _reasons(remains, known)
     is_open = remains.is_end_lost or adopted is not None
-    kept, sources, needed = _choose(store, survey, partition_id, known, is_open=is_open)
-    if not (reasons or sources or adopted is not None):
+    choice = _choose(store, survey, partition_id, known, is_open=is_open)
+    if not (reasons or choice.orphans or adopted is not None):
         return None
-    found = cover(store, partition_id, needed, known.unused, sources, known.first_offset)
+    found = cover(
+        store, partition_id, choice.needed, known.unused, choice.given_up, choice.orphans,
+        known.first_offset,
+    )  # fmt: skip
     ends = [section.end_offset for section in found.named] + [p.end_offset for p in found.pieces]
     end = max([known.end_offset, *ends])
     left = common(found.left, [(known.first_offset, end)])
     if adopted is not None and not remains.keys and not ends:
         raise NotFound(f"{store.url} has nothing of partition {partition_id}; name another one")
-    is_further = bool(found.named or found.pieces)
+    orphans = {source.section for source in choice.orphans}
+    is_further = bool(found.named) or any(piece.section in orphans for piece in found.pieces)
     if adopted is not None and (is_further or not remains.is_pruned) and not reasons:
         reasons = ["its newest records may be missing: it was to be adopted"]
     if is_further and not reasons:
@@ -186,7 +202,7 @@ def _plan(
         ],
         lost=[each for each in left if each not in before], put_aside=len(remains.keys),
     )  # fmt: skip
-    return _Plan(repair, remains, known.newest, kept, found._replace(left=left))
+    return _Plan(repair, remains, known.newest, choice.kept, found._replace(left=left))
 
 
 def _reasons(remains: Remains, known: Knowledge) -> list[str]:
@@ -205,8 +221,8 @@ def _reasons(remains: Remains, known: Knowledge) -> list[str]:
 
 def _choose(
     store: ObjectStore, survey: Survey, partition_id: int, known: Knowledge, *, is_open: bool
-) -> tuple[list[Section], list[Source], list[Range]]:
-    """Choose sections that stay as they are, what may take the place of others, and the offsets that are needed.
+) -> _Choice:
+    """Choose sections that stay as they are, and what may take the place of others.
 
     A section that is damaged stays, unless another object has what it has lost.
     """
@@ -222,15 +238,15 @@ def _choose(
         for part in subtract([(section.base_offset, section.end_offset)], ranges)
     ]
     free = subtract([(first, limit)], [(s.base_offset, s.end_offset) for s in sound])
-    wanted = subtract([*free, *bad], [(0, first)])
+    wanted = subtract([*free, *bad], [(0, first), *known.unused])
     others = [
         section
         for section in survey.sections(partition_id)
         if section not in sound and common([(section.base_offset, section.end_offset)], wanted)
     ]
     whole = {section.key for section, ranges in sound.items() if _is_whole(section, ranges)}
-    sources = _audited(store, survey, partition_id, [s for s in others if s.key not in whole])
-    helpful = [part for source in sources for part in source.sound]
+    orphans = _audited(store, survey, partition_id, [s for s in others if s.key not in whole])
+    helpful = [part for source in orphans for part in source.sound]
     kept: list[Section] = []
     given_up: list[Source] = []
     for section, ranges in sound.items():
@@ -242,7 +258,7 @@ def _choose(
         else:
             kept.append(section)
     needed = subtract([(first, limit)], [(s.base_offset, s.end_offset) for s in kept])
-    return kept, [*given_up, *sources], needed
+    return _Choice(kept, given_up, orphans, needed)
 
 
 def _is_whole(section: Section, ranges: list[Range]) -> bool:

@@ -9,6 +9,9 @@
 
 An object that is sound and lies in the offsets that are needed is named as it is. Of others only frames that are
 needed and sound are copied, so that sections never overlap. All that is left is lost.
+
+What is sound of a damaged section comes before all of these, for a manifest has named it: an orphan may be of another
+life of the topic. For the same reason no orphan fills offsets that were never used.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from danube_fast.history.catalog import Damage
 from danube_fast.history.layout import Blocks, ObjectHeader
 from danube_fast.history.manifest import Manifest, Section
 from danube_fast.history.objects import ObjectWriter, section_of, table_position
-from danube_fast.history.ranges import Range, common, subtract, united
+from danube_fast.history.ranges import Range, common, subtract
 from danube_fast.history.reader import HistoryReader
 from danube_fast.history.stores.store import ObjectStore
 
@@ -87,21 +90,37 @@ def cover(
     partition_id: int,
     needed: Sequence[Range],
     unused: Sequence[Range],
-    sources: Sequence[Source],
+    given_up: Sequence[Source],
+    orphans: Sequence[Source],
     first_offset: int,
 ) -> Cover:
-    """Find the offsets that are needed in objects, those that stand first before others. `unused`: offsets that no
-    message ever had; what begins before `first_offset` may be named and copied with it. Raises what the store
-    raises."""
-    left = united(needed)
+    """Find the offsets that are needed in objects: first in the sections that are `given_up`, then in orphans, those
+    that stand first before others. `unused`: offsets that no message ever had; what begins before `first_offset` may be
+    named and copied with it. Raises what the store raises."""
+    left = subtract(needed, unused)
+    pieces, left = _cut(store, partition_id, given_up, left, first_offset)
     named: list[Section] = []
-    for source in sources:
+    for source in orphans:
         section = source.section
         extent = (max(section.base_offset, first_offset), section.end_offset)
         is_free = not subtract([extent], [*left, *unused]) and common([extent], left)
         if source.is_whole and is_free:
+            if _has_frames(store, partition_id, section, common([extent], unused)):
+                continue  # it is of another life of the topic, or of a log that was rolled back
             named.append(section)
             left = subtract(left, [extent])
+    more, left = _cut(store, partition_id, orphans, left, first_offset)
+    return Cover(named, pieces + more, left)
+
+
+def _cut(
+    store: ObjectStore,
+    partition_id: int,
+    sources: Sequence[Source],
+    left: list[Range],
+    first_offset: int,
+) -> tuple[list[Piece], list[Range]]:
+    """Cut the pieces with the offsets that are left out of objects; what is left then."""
     pieces: list[Piece] = []
     for source in sources:
         for base, end in common(left, source.sound):
@@ -111,7 +130,16 @@ def cover(
             if piece is not None:
                 pieces.append(piece)
             left = subtract(left, [found])
-    return Cover(named, pieces, subtract(left, unused))
+    return pieces, left
+
+
+def _has_frames(
+    store: ObjectStore, partition_id: int, section: Section, ranges: Sequence[Range]
+) -> bool:
+    """Whether a section that is sound has messages with some offsets."""
+    return any(
+        True for base, end in ranges for _ in _frames(store, partition_id, section, base, end)
+    )
 
 
 def _trim(

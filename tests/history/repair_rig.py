@@ -19,9 +19,18 @@ from danube_fast.history.manifest import (
 )
 from danube_fast.history.objects import verify_object
 from danube_fast.history.reader import HistoryReader
+from danube_fast.history.repair import Repair, repair_history
 from danube_fast.history.stores.memory import MemoryStore
-from tests.history.rig import IDENTITY, change_object, make_frames, put_object
+from tests.history.rig import (
+    IDENTITY,
+    START_NS,
+    change_object,
+    make_frames,
+    put_history,
+    put_object,
+)
 
+TOPIC = "/default/a"
 TOPICS = {5: "/default/a", 6: "/default/a", 7: "/default/b"}
 FRAMES = 60
 
@@ -178,3 +187,25 @@ def named(sections: list[Section]) -> list[tuple[int, int]]:
 def load(store: MemoryStore, partition_id: int, hint: int = -1) -> Manifest:
     """Read a manifest as a broker does that knows a record of it."""
     return ManifestReader(store, IDENTITY, partition_id).load(hint)
+
+
+def repair(
+    store: MemoryStore, adopted: dict[int, str] | None = None, *, is_dry: bool = False
+) -> Repair:
+    """Repair a store, at an instant that stands still."""
+    return repair_history(store, adopted or {}, START_NS, is_dry=is_dry)
+
+
+def contents(store: MemoryStore) -> dict[str, bytes]:
+    """Read all objects of a store."""
+    return {info.key: store.read(info.key) for info in store.list()}
+
+
+def history_of(store: MemoryStore, objects: int = 4) -> ManifestLog:
+    """Make the history of one partition: so many objects, a record for each."""
+    return put_history(store, objects, {5: TOPIC})[5]
+
+
+def flip(store: MemoryStore, key: str, at: int = 40) -> None:
+    """Change one bit of an object."""
+    change_object(store, key, lambda data: data.__setitem__(at, data[at] ^ 0x10))

@@ -26,44 +26,36 @@ from danube_fast.history.manifest import (
     manifest_key,
 )
 from danube_fast.history.reader import HistoryReader
-from danube_fast.history.repair import SUPERSEDED_PREFIX, Repair, repair_history
+from danube_fast.history.repair import SUPERSEDED_PREFIX
 from danube_fast.history.stores.memory import MemoryStore
 from tests.history.repair_rig import (
+    TOPIC,
     TOPICS,
     World,
+    contents,
+    flip,
     held_by_sound_objects,
+    history_of,
     load,
     named,
     readable,
+    repair,
 )
 from tests.history.rig import (
     IDENTITY,
     START_NS,
-    change_object,
     make_frame,
     make_frames,
-    put_history,
     put_object,
 )
 
 SEEDS = 150
 PREFIXES = (MANIFESTS_PREFIX, OBJECTS_PREFIX)
-TOPIC = "/default/a"
 
 
 @pytest.fixture
 def store() -> MemoryStore:
     return MemoryStore(SystemClock())
-
-
-def repair(
-    store: MemoryStore, adopted: dict[int, str] | None = None, *, is_dry: bool = False
-) -> Repair:
-    return repair_history(store, adopted or {}, START_NS, is_dry=is_dry)
-
-
-def contents(store: MemoryStore) -> dict[str, bytes]:
-    return {info.key: store.read(info.key) for info in store.list()}
 
 
 def newest_of(store: MemoryStore, partition_id: int) -> int:
@@ -201,14 +193,6 @@ def check_audit(store: MemoryStore) -> None:
 # ---------------------------------------------------------------- records
 
 
-def history_of(store: MemoryStore, objects: int = 4) -> ManifestLog:
-    return put_history(store, objects, {5: TOPIC})[5]
-
-
-def flip(store: MemoryStore, key: str, at: int = 40) -> None:
-    change_object(store, key, lambda data: data.__setitem__(at, data[at] ^ 0x10))
-
-
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("how", ["lost", "damaged"])
 def test_one_record(store: MemoryStore, number: int, how: str) -> None:
@@ -315,12 +299,17 @@ def test_only_the_sound_blocks_of_a_damaged_object_are_taken(store: MemoryStore)
     for number in (1, 4):
         flip(store, section.key, section.position + number * len(frames[0]) + 500)
     done = repair(store)
-    assert [(each.key, each.base_offset, each.end_offset) for each in done.partitions[0].named] == [
-        (object_key(1, 1), 0, 2)
+    (one,) = done.partitions
+    assert one.named == []
+    assert [(each.key, each.base_offset, each.end_offset) for each in one.copied] == [
+        (section.key, 0, 1),
+        (section.key, 2, 4),
+        (section.key, 5, 6),
+        (object_key(1, 1), 1, 2),
     ]
-    assert done.partitions[0].lost == [(4, 5)]
+    assert one.lost == [(4, 5)]
     manifest = load(store, 5)
-    assert named(manifest.sections) == [(0, 2), (2, 4), (4, 5), (5, 6)]
+    assert named(manifest.sections) == [(0, 1), (1, 2), (2, 4), (4, 5), (5, 6)]
     assert sorted(readable(store, 5, manifest)) == [0, 1, 2, 3, 5]
     (damage,) = verify_history(store).damages
     assert damage.reason == LOST
