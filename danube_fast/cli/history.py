@@ -370,8 +370,10 @@ def _repaired(report: Repair) -> list[str]:
 def _partition_lines(repair: PartitionRepair) -> list[str]:
     topic = repair.topic or "topic unknown,"
     head = f"repair {topic} partition {repair.partition_id}: {'; '.join(repair.reasons)}"
+    unknown = f"  no record tells its topic, and no broker takes it without: add --adopt {repair.partition_id}=TOPIC"
     return [
         head,
+        *([] if repair.topic else [unknown]),
         *(f"  name {each.key}: {_offsets(each)}" for each in repair.named),
         *(f"  copy from {each.key}: {_offsets(each)}" for each in repair.copied),
         *(f"  LOST offsets {base} to {end}" for base, end in repair.lost),

@@ -33,6 +33,7 @@ __all__ = [
     "load_partition",
     "read_catalog",
     "remedy_of",
+    "without_records",
 ]
 
 FAULTS = (DataLoss, FailedPrecondition, InvalidArgument, NotFound)
@@ -90,7 +91,7 @@ def read_catalog(store: ObjectStore, on_progress: OnProgress | None = None) -> C
         if on_progress is not None:
             on_progress("manifests", done, len(listed))
         if newest == NONE:
-            damages.append(_without_records(partition_id))
+            damages.append(without_records(partition_id))
             continue
         try:
             partitions.append(load_partition(store, partition_id, newest))
@@ -144,11 +145,13 @@ def _list_partitions(store: ObjectStore) -> dict[int, int]:
     return newest
 
 
-def _without_records(partition_id: int) -> Damage:
+def without_records(partition_id: int) -> Damage:
+    """Make the damage of a partition of which there is only the mark that records were pruned."""
     prefix = manifest_prefix(partition_id)
     return Damage(
         prefix, f"records were pruned, and the later ones are missing: there is only {PRUNED_NAME}",
-        f"look again if listings of the store are late; else restore {prefix} from a copy",
+        "look again if listings of the store are late, or start the broker if its topic was deleted; else restore "
+        f"{prefix} from a copy, or repair with --adopt {partition_id}=TOPIC",
         partition_id=partition_id,
     )  # fmt: skip
 

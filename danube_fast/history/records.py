@@ -57,10 +57,17 @@ class Remains(NamedTuple):
 
     @property
     def is_end_lost(self) -> bool:
-        """Whether records behind the newest readable one are damaged, or none can be read."""
-        if not self.records:
-            return bool(self.keys) or self.is_pruned
-        return max(self.faults, default=-1) > max(self.records)
+        """Whether records behind the newest one that counts are damaged or missing, or none of them can be read."""
+        counted, _ = believed(self.records)
+        if not counted:
+            # the mark of pruning alone does not tell: the deletion of a topic, cut short, leaves it last
+            return bool(self.keys)
+        return max(self.faults, default=-1) > counted[-1].number
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether there is only the mark of pruning: a topic that was just being deleted, or all records are lost."""
+        return self.is_pruned and not self.keys
 
 
 class Knowledge(NamedTuple):

@@ -19,7 +19,7 @@ import msgspec
 
 from danube_fast.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from danube_fast.history.audit import FIND, LOST, check_sections
-from danube_fast.history.catalog import Damage, OnProgress, PartitionHistory
+from danube_fast.history.catalog import Damage, OnProgress, PartitionHistory, without_records
 from danube_fast.history.layout import OBJECTS_PREFIX, ObjectHeader
 from danube_fast.history.manifest import (
     LOST_PREFIX,
@@ -169,7 +169,7 @@ def _plan(
         raise InvalidArgument(
             f"partition {partition_id} is of {topic}, not of {adopted}; adopt it without a topic"
         )
-    reasons = _reasons(remains, known)
+    reasons = _reasons(remains, known, adopted)
     is_open = remains.is_end_lost or adopted is not None
     choice = _choose(store, survey, partition_id, known, is_open=is_open)
     if not (reasons or choice.orphans or adopted is not None):
@@ -181,8 +181,12 @@ def _plan(
     ends = [section.end_offset for section in found.named] + [p.end_offset for p in found.pieces]
     end = max([known.end_offset, *ends])
     left = common(found.left, [(known.first_offset, end)])
-    if adopted is not None and not remains.keys and not ends:
+    if adopted is not None and not (remains.keys or remains.is_bare or ends):
         raise NotFound(f"{store.url} has nothing of partition {partition_id}; name another one")
+    if adopted is not None and not topic:
+        raise InvalidArgument(
+            f"no record tells the topic of partition {partition_id}; say it: --adopt {partition_id}=TOPIC"
+        )
     orphans = {source.section for source in choice.orphans}
     is_further = bool(found.named) or any(piece.section in orphans for piece in found.pieces)
     if adopted is not None and (is_further or not remains.is_pruned) and not reasons:
@@ -205,11 +209,13 @@ def _plan(
     return _Plan(repair, remains, known.newest, choice.kept, found._replace(left=left))
 
 
-def _reasons(remains: Remains, known: Knowledge) -> list[str]:
+def _reasons(remains: Remains, known: Knowledge, adopted: str | None) -> list[str]:
     """Why the records of a partition need a snapshot; empty if they do not."""
     reasons = [text for _, text in sorted(remains.faults.items())]
-    if not (remains.keys or remains.faults) and remains.is_pruned:
+    if remains.is_bare and adopted is not None:  # else it may be of a topic that was deleted
         reasons.append("records were pruned, and the later ones are missing")
+    if adopted and remains.keys and not known.manifest.topic:
+        reasons.append(f"no record tells its topic: it was to be {adopted}")
     if not (known.is_whole or reasons):
         reasons.append("the snapshot that its records build on is missing")
     if known.sections != known.manifest.sections:
@@ -286,7 +292,8 @@ def _left_damages(survey: Survey, partition_id: int, plan: _Plan | None) -> list
     """Find the damage that stays in a partition."""
     found = survey.damages.get(partition_id, [])
     if plan is None:
-        return found
+        remains = survey.remains.get(partition_id)
+        return [without_records(partition_id)] if remains and remains.is_bare else found
     kept = {section.key for section in plan.kept}
     lost = [
         Damage(

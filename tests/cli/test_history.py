@@ -218,6 +218,20 @@ def test_repair_of_a_partition_that_is_adopted(
     assert row["end_offset"] == logs[7].manifest.end_offset
 
 
+def test_repair_of_a_partition_whose_topic_is_not_known(
+    run: Run, store: LocalStore, logs: dict[int, ManifestLog]
+) -> None:
+    for number in range(3):
+        damage_record(store, number)
+    outcome = run(*words(store, "repair", "--yes"))
+    assert outcome.code == 0 and "repair topic unknown, partition 6: " in outcome.out
+    assert "no broker takes it without: add --adopt 6=TOPIC" in outcome.out
+    outcome = run(*words(store, "repair", "--adopt", "6=/default/a", "--yes"))
+    assert outcome.code == 0
+    assert "no record tells its topic: it was to be /default/a" in outcome.out
+    assert run(*words(store, "describe", "6", "-o", "json")).json()[0]["topic"] == "/default/a"
+
+
 @pytest.mark.parametrize(
     ("more", "code", "said"),
     [

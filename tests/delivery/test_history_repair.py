@@ -17,6 +17,7 @@ from danube_fast.history.manifest import MANIFESTS_PREFIX, Section
 from danube_fast.history.stores.local import LocalStore
 from danube_fast.testing.broker import Broker
 from tests.delivery.history_rig import (
+    TOPIC,
     keep_for_ever,
     publish,
     read_all,
@@ -135,6 +136,27 @@ def test_objects_of_a_record_that_is_missing_are_not_swept(
     assert history("repair", "--store", store.url, "--adopt", partition_id, "--yes")[0] == 0
     assert manifests(store)[0].manifest.sections == sections
     with Broker(store=store.url, **settings) as broker, broker.client() as client:
+        read_all(client, 0, COUNT)
+
+
+def test_a_topic_that_no_record_tells_is_asked_for(store: LocalStore, tmp_path: Path) -> None:
+    """All records are damaged: the broker, which knows the topic, names the command."""
+    settings = {**SMALL, "data_dir": tmp_path / "data"}
+    sections = fill(store, settings)
+    keys = records(store)
+    for key in keys:
+        change_object(store, key, lambda data: data.__setitem__(40, data[40] ^ 1))
+    code, said = history("repair", "--store", store.url, "--yes")
+    partition_id = int(keys[0].split("/")[1])
+    assert (code, f"add --adopt {partition_id}=TOPIC" in said) == (0, True)
+    said = f"history repair --store {store.url} --adopt {partition_id}={TOPIC} --yes"
+    with Broker(store=store.url, **settings) as broker, broker.client() as client:
+        publish(client, COUNT, 1)
+        wait_until("the reason", lambda: said in broker.log)
+    assert history(*said.split()[1:])[0] == 0
+    assert manifests(store)[0].manifest.sections == sections
+    with Broker(store=store.url, **settings) as broker, broker.client() as client:
+        go_on_from(store, client)
         read_all(client, 0, COUNT)
 
 

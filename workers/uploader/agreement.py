@@ -10,12 +10,13 @@ copy: then other messages have the offsets by now, and what the store has must n
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 
 from danube_fast.broker import messages as m
 from danube_fast.errors import DanubeError, FailedPrecondition
 from danube_fast.frame.view import FrameView
-from danube_fast.history.manifest import NONE
+from danube_fast.history.manifest import NONE, repair_command
 from danube_fast.history.reader import Fetched
 from danube_fast.workers.process.tasks import Ask, Do, Task
 from danube_fast.workers.uploader.log_files import read_frames
@@ -32,6 +33,12 @@ def find_agreement(state: UploaderState, worker: int, backlog: m.Backlog, histor
     manifest = history.manifest
     if manifest.number == NONE:
         return True
+    if not manifest.topic:
+        raise FailedPrecondition(
+            f"a repair has found no record that tells whose history that of partition {backlog.partition_id} is; stop "
+            f"the broker and run {repair_command(state.store.url)} --adopt "
+            f"{backlog.partition_id}={shlex.quote(backlog.topic)} --yes"
+        )
     # a repair that found no record does not know the incarnation
     is_known = manifest.incarnation in (0, backlog.incarnation)
     if manifest.topic != backlog.topic or not is_known:
