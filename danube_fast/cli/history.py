@@ -23,7 +23,7 @@ from danube_fast.cli.output import (
     time_text,
     write,
 )
-from danube_fast.clock import SystemClock
+from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import DataLoss, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
@@ -359,12 +359,31 @@ def _repaired(report: Repair) -> list[str]:
         f"and its topic was not deleted, add --adopt {each.partition_id}"
         for each in report.unnamed
     ]
+    lines += _hold_lines(report)
     count = counted(len(report.partitions), "partition")
     done = f"{count} repaired" if report.is_done else f"{count} to be repaired"
     if not report.partitions:
         done = "nothing to repair"
     damages = f", {counted(len(report.damages), 'damage')}" if report.damages else ""
     return [*lines, f"{report.store}: {done}{damages}"]
+
+
+def _hold_lines(report: Repair) -> list[str]:
+    from danube_fast.history.repair import HOLD_SECONDS
+
+    if not report.held:
+        return []
+    objects = counted(report.held, "object")
+    if not report.is_done:
+        days = counted(HOLD_SECONDS // (24 * 3600), "day")
+        return [
+            f"hold {objects} for {days}: a broker deletes what no manifest names, without --yes"
+        ]
+    until = time_text(report.expires * SECOND_NS)
+    release = f"danube-fast history release {report.hold}"
+    return [
+        f"held {objects} until {until}: no broker deletes them before, unless you say `{release}`"
+    ]
 
 
 def _partition_lines(repair: PartitionRepair) -> list[str]:

@@ -4,33 +4,31 @@
     every object, by its table --> what else there is --+--> sections --> a snapshot behind all other records
                                                         '--> offsets that nothing has: told as lost
 
-The snapshot has the highest epoch of the store, so it fences older uploaders. Records before it are put aside, the
-oldest first, as if they had been pruned. No object is deleted, none is changed.
-
-    superseded/<partition id>/<number of the snapshot>/<number>        a record that was put aside
+The snapshot has the highest epoch of the store, so it fences older uploaders. Records before it are put aside
+(superseding.py), the oldest first, as if they had been pruned. No object is deleted, none is changed; but a broker that
+is started afterwards deletes those without a name. So those that matter are held for a while.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from danube_fast.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS
+from danube_fast.errors import InvalidArgument, NotFound
 from danube_fast.history.audit import FIND, LOST, check_sections
 from danube_fast.history.catalog import Damage, OnProgress, PartitionHistory, without_records
-from danube_fast.history.layout import OBJECTS_PREFIX, ObjectHeader
+from danube_fast.history.holds import Hold, ensure_hold
+from danube_fast.history.layout import OBJECTS_PREFIX, ObjectHeader, object_key
 from danube_fast.history.manifest import (
     LOST_PREFIX,
     NONE,
-    PRUNED_NAME,
-    ManifestReader,
     Record,
     Section,
     lost_section,
-    manifest_key,
-    manifest_prefix,
 )
 from danube_fast.history.ranges import Range, common, subtract
 from danube_fast.history.records import Knowledge, Remains, know
@@ -43,11 +41,13 @@ from danube_fast.history.salvage import (
     sound_ranges,
 )
 from danube_fast.history.stores.store import ObjectStore
+from danube_fast.history.superseding import in_use, supersede
 from danube_fast.history.survey import Survey, all_keys, alone, look, place
 
 __all__ = ["Found", "PartitionRepair", "Repair", "repair_history"]
 
-SUPERSEDED_PREFIX = "superseded/"
+HOLD_SECONDS = 7 * 24 * 3600
+"""How long objects are held: a week, in which the operator can look at what a repair has told, and adopt it."""
 COPY_NUMBER = 500_000_000_000
 """Numbers of objects that a repair makes begin here: no uploader comes so far."""
 FAR = 1 << 62
@@ -96,10 +96,17 @@ class Repair(msgspec.Struct, frozen=True):
     """What stays damaged: readers are told."""
     unnamed: list[Found]
     """Messages that no manifest names, and that come back only if they are adopted."""
+    held: int
+    """Objects that no broker deletes for a while: those of `unnamed`, and all that were named anew, copied from or
+    given up. Of a repair that is only planned: those that it would hold."""
+    hold: str
+    """Key of the hold on them; empty: there is none."""
+    expires: int
+    """When the hold ends, Unix time in seconds."""
 
 
 class _Choice(NamedTuple):
-    """What a snapshot takes over, and where the rest may come from."""
+    """The sections that a snapshot takes over, and where the rest may come from."""
 
     kept: list[Section]
     """Sections that stay as they are."""
@@ -116,7 +123,7 @@ class _Plan(NamedTuple):
     repair: PartitionRepair
     remains: Remains
     newest: Record | None
-    kept: list[Section]
+    choice: _Choice
     cover: Cover
 
 
@@ -142,16 +149,23 @@ def repair_history(
         damages += _left_damages(survey, partition_id, plan)
         if plan is not None:
             plans.append(plan)
-    if not is_dry and plans:
-        if all_keys(store) != survey.keys:
-            raise _is_used(store, "objects or records have come or gone meanwhile")
-        numbers = _CopyNumbers(survey)
-        for plan in plans:
-            _carry_out(store, survey, plan, numbers, wall_ns)
+    unnamed = _unnamed(survey, plans)
+    headers = _headers_of_copies(survey, plans, wall_ns)
+    held = _to_be_held(plans, unnamed, headers)
+    hold: Hold | None = None
+    if not is_dry:
+        if plans and all_keys(store) != survey.keys:
+            raise in_use(store, "objects or records have come or gone meanwhile")
+        # first: a repair that is refused has found a living broker, which may not delete them either
+        if held:
+            hold = ensure_hold(store, held, HOLD_SECONDS, wall_ns)
+        for plan, some in zip(plans, headers, strict=True):
+            _carry_out(store, survey, plan, some)
     return Repair(
         store=store.url, identity=survey.identity.hex(), is_done=not is_dry,
-        partitions=[plan.repair for plan in plans], damages=damages,
-        unnamed=_unnamed(survey, plans),
+        partitions=[plan.repair for plan in plans], damages=damages, unnamed=unnamed,
+        held=len(held), hold=hold.key if hold is not None else "",
+        expires=hold.expires_ms * MILLISECOND_NS // SECOND_NS if hold is not None else 0,
     )  # fmt: skip
 
 
@@ -206,7 +220,7 @@ def _plan(
         ],
         lost=[each for each in left if each not in before], put_aside=len(remains.keys),
     )  # fmt: skip
-    return _Plan(repair, remains, known.newest, choice.kept, found._replace(left=left))
+    return _Plan(repair, remains, known.newest, choice, found._replace(left=left))
 
 
 def _reasons(remains: Remains, known: Knowledge, adopted: str | None) -> list[str]:
@@ -294,7 +308,7 @@ def _left_damages(survey: Survey, partition_id: int, plan: _Plan | None) -> list
     if plan is None:
         remains = survey.remains.get(partition_id)
         return [without_records(partition_id)] if remains and remains.is_bare else found
-    kept = {section.key for section in plan.kept}
+    kept = {section.key for section in plan.choice.kept}
     lost = [
         Damage(
             each.key, LOST, FIND, plan.repair.topic, partition_id, each.base_offset,
@@ -326,19 +340,34 @@ def _unnamed(survey: Survey, plans: Sequence[_Plan]) -> list[Found]:
 # ---------------------------------------------------------------- doing it
 
 
-class _CopyNumbers:
-    """Gives numbers to the objects that a repair makes."""
+def _headers_of_copies(
+    survey: Survey, plans: Sequence[_Plan], wall_ns: int
+) -> list[list[ObjectHeader]]:
+    """Give numbers to the objects that a repair makes: the headers of each plan."""
+    taken = [place(key) for key in survey.keys if _is_object_key(key)]
+    numbers = itertools.count(
+        1 + max([COPY_NUMBER, *(number + 1 for epoch, number in taken if epoch == survey.epoch)])
+    )
+    return [
+        [
+            ObjectHeader(survey.identity, survey.epoch, next(numbers), wall_ns)
+            for _ in plan.cover.pieces
+        ]
+        for plan in plans
+    ]
 
-    def __init__(self, survey: Survey) -> None:
-        taken = [place(key) for key in survey.keys if _is_object_key(key)]
-        self._next = max(
-            [COPY_NUMBER, *(number + 1 for epoch, number in taken if epoch == survey.epoch)]
-        )
 
-    def take(self) -> int:
-        """Take the next one."""
-        self._next += 1
-        return self._next
+def _to_be_held(
+    plans: Sequence[_Plan], unnamed: Sequence[Found], headers: Sequence[Sequence[ObjectHeader]]
+) -> list[str]:
+    """List the objects that must not be deleted soon: what the operator is told of, and what has lost its name."""
+    keys = {found.key for found in unnamed}
+    for plan in plans:
+        keys.update(section.key for section in plan.cover.named)
+        keys.update(piece.section.key for piece in plan.cover.pieces)
+        keys.update(source.section.key for source in plan.choice.given_up)
+    keys.update(object_key(each.epoch, each.number) for some in headers for each in some)
+    return sorted(keys)
 
 
 def _is_object_key(key: str) -> bool:
@@ -347,18 +376,15 @@ def _is_object_key(key: str) -> bool:
 
 
 def _carry_out(
-    store: ObjectStore, survey: Survey, plan: _Plan, numbers: _CopyNumbers, wall_ns: int
+    store: ObjectStore, survey: Survey, plan: _Plan, headers: Sequence[ObjectHeader]
 ) -> None:
-    """Make the objects, the snapshot that names them, and only then put the old records aside."""
+    """Make the copies, the snapshot that names them, and only then put the old records aside."""
     repair, newest = plan.repair, plan.newest
     partition_id, number = repair.partition_id, repair.record
     copies = [
-        copy_piece(
-            store, partition_id, piece,
-            ObjectHeader(survey.identity, survey.epoch, numbers.take(), wall_ns),
-        )
-        for piece in plan.cover.pieces
-    ]  # fmt: skip
+        copy_piece(store, partition_id, piece, header)
+        for piece, header in zip(plan.cover.pieces, headers, strict=True)
+    ]
     record = Record(
         identity=survey.identity, partition_id=partition_id, topic=repair.topic,
         incarnation=newest.incarnation if newest is not None else 0, number=number, previous=NONE,
@@ -366,43 +392,15 @@ def _carry_out(
         uploader_epoch=survey.epoch, first_offset=repair.first_offset,
         end_offset=repair.end_offset, added=_sections_of(plan, copies),
     )  # fmt: skip
-    try:
-        store.create(manifest_key(partition_id, number), record.encode())
-    except AlreadyExists:
-        raise _is_used(store, f"record {number} of partition {partition_id} was made") from None
-    try:
-        # a start that knows a later record, which is missing, looks for this one
-        store.create(f"{manifest_prefix(partition_id)}{PRUNED_NAME}", b"")
-    except AlreadyExists:
-        pass
-    for key in plan.remains.keys:
-        _put_aside(store, key, f"{SUPERSEDED_PREFIX}{partition_id:010d}/{number:012d}/")
-    ManifestReader(store, survey.identity, partition_id).load(number)
+    supersede(store, record, plan.remains.keys)
 
 
 def _sections_of(plan: _Plan, copies: Sequence[Section]) -> list[Section]:
     """All sections of the snapshot, in the order of offsets."""
     sections = sorted(
-        [*plan.kept, *plan.cover.named, *copies], key=lambda section: section.base_offset
+        [*plan.choice.kept, *plan.cover.named, *copies], key=lambda section: section.base_offset
     )
     for base, end in plan.cover.left:
         before = [each.append_max_ns for each in sections if each.base_offset < base]
         sections.append(lost_section(plan.repair.partition_id, base, end, max(before, default=0)))
     return sorted(sections, key=lambda section: section.base_offset)
-
-
-def _put_aside(store: ObjectStore, key: str, folder: str) -> None:
-    """Move a record out of the way; its bytes stay."""
-    try:
-        store.create(f"{folder}{key.rpartition('/')[2]}", store.read(key))
-    except AlreadyExists:
-        pass
-    except NotFound:
-        return
-    store.delete([key])
-
-
-def _is_used(store: ObjectStore, how: str) -> FailedPrecondition:
-    return FailedPrecondition(
-        f"{store.url} is in use: {how}; stop the broker that uses it and repair again"
-    )

@@ -9,7 +9,9 @@ from typing import NoReturn
 
 import pytest
 
-from danube_fast.clock import SystemClock
+from danube_fast.cli.output import time_text
+from danube_fast.clock import SECOND_NS, SystemClock
+from danube_fast.history.holds import HOLDS_PREFIX, list_holds
 from danube_fast.history.layout import object_key
 from danube_fast.history.manifest import ManifestLog, manifest_key
 from danube_fast.history.stores import local
@@ -179,11 +181,12 @@ def test_repair(run: Run, store: LocalStore, logs: dict[int, ManifestLog], tmp_p
         assert outcome.code == 1
         assert "stop the broker, then add --yes" in outcome.sentence()
     assert tree(tmp_path) == before
-    head, name, record, totals = outcome.out.splitlines()
+    head, name, record, hold, totals = outcome.out.splitlines()
     assert head == "repair /default/a partition 6: record 1 is damaged: its crc is wrong"
     offsets = f"offsets {section.base_offset} to {section.end_offset}"
     assert name == f"  name {section.key}: {offsets}"
     assert "3 records put aside" in record and totals == f"{store.url}: 1 partition to be repaired"
+    assert hold.startswith("hold 1 object for 7 days: ")
     outcome = run(*words(store, "repair", "--yes", "-o", "json"))
     assert (outcome.code, outcome.err) == (0, "")
     (one,) = outcome.json()["partitions"]
@@ -212,6 +215,14 @@ def test_repair_of_a_partition_that_is_adopted(
     store.delete([manifest_key(7, number) for number in range(3)])
     outcome = run(*words(store, "repair"))
     assert outcome.code == 0 and outcome.out.count("add --adopt 7") == 3
+    assert "\nhold 3 objects for 7 days: " in outcome.out
+    assert not list(store.list(HOLDS_PREFIX))
+    *unnamed, held, totals = run(*words(store, "repair", "--yes")).out.splitlines()
+    (hold,) = list_holds(store, SystemClock().wall_ns())
+    assert (len(unnamed), len(hold.keys)) == (3, 3) and totals.endswith(": nothing to repair")
+    until = time_text(hold.expires_ms // 1000 * SECOND_NS)
+    assert held.startswith(f"held 3 objects until {until}: ")
+    assert held.endswith(f"`danube-fast history release {hold.key}`")
     outcome = run(*words(store, "repair", "--adopt", "7=/default/b", "--yes"))
     assert outcome.code == 0 and outcome.out.startswith("repair /default/b partition 7: ")
     (row,) = run(*words(store, "ls", "/default/b", "-o", "json")).json()

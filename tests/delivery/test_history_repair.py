@@ -13,6 +13,7 @@ import pytest
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DataLoss
 from danube_fast.history.audit import LOST, verify_history
+from danube_fast.history.layout import object_key
 from danube_fast.history.manifest import MANIFESTS_PREFIX, Section
 from danube_fast.history.stores.local import LocalStore
 from danube_fast.testing.broker import Broker
@@ -25,7 +26,7 @@ from tests.delivery.history_rig import (
     wait_for_trim,
 )
 from tests.delivery.s3_rig import KIB, MIB, QUICK, manifests, uploaded_count, verify_store
-from tests.history.rig import change_object
+from tests.history.rig import change_object, make_frame, put_object
 from tests.workers.broker import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -137,6 +138,27 @@ def test_objects_of_a_record_that_is_missing_are_not_swept(
     assert manifests(store)[0].manifest.sections == sections
     with Broker(store=store.url, **settings) as broker, broker.client() as client:
         read_all(client, 0, COUNT)
+
+
+def test_objects_that_a_repair_tells_of_are_not_swept(store: LocalStore, tmp_path: Path) -> None:
+    """They are held, until the operator has decided."""
+    settings = {**SMALL, "data_dir": tmp_path / "data"}
+    last = fill(store, settings)[-1]
+    partition_id = int(records(store)[-1].split("/")[1])
+    frames = [make_frame(partition_id, COUNT + offset, [b"x"]) for offset in range(3)]
+    identity = manifests(store)[0].identity
+    told = put_object(store, {partition_id: frames}, epoch=0, identity=identity)[0].key
+    swept = object_key(0, 1)
+    assert history("repair", "--store", store.url)[0] == 0
+    code, said = history("repair", "--store", store.url, "--yes")
+    hold = re.search(r"danube-fast (history release holds/[0-9a-f-]+)", said)
+    assert code == 0 and f"unnamed {told}: offsets {COUNT} to {COUNT + 3}" in said and hold
+    store.create(swept, b"left behind")
+    with Broker(store=store.url, **settings, history_delete_seconds=1) as broker:
+        wait_until("the deletion", lambda: store.head(swept) is None)
+        assert store.head(told) is not None and store.head(last.key) is not None
+        assert history(*hold[1].split()[1:], "--url", broker.url)[0] == 0
+        wait_until("the deletion", lambda: store.head(told) is None)
 
 
 def test_a_topic_that_no_record_tells_is_asked_for(store: LocalStore, tmp_path: Path) -> None:

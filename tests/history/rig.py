@@ -57,9 +57,10 @@ def put_object(
     epoch: int = 1,
     number: int = 0,
     part_bytes: int = 0,
+    identity: bytes = IDENTITY,
 ) -> list[Section]:
     """Send an object with these frames of each partition."""
-    header = ObjectHeader(IDENTITY, epoch, number, START_NS)
+    header = ObjectHeader(identity, epoch, number, START_NS)
     writer = ObjectWriter(header, part_bytes or max(64, store.part_bytes_min))
     upload = store.begin(writer.key)
     sent = []
