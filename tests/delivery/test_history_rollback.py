@@ -183,6 +183,22 @@ def test_an_object_that_is_lost_before_its_owner_knows_of_it_is_made_again(tmp_p
     assert verify(store) == 4500
 
 
+def test_a_store_that_is_away_uses_up_no_epochs(tmp_path: Path) -> None:
+    """An older copy would find one of them free, and not know that there were later ones."""
+    store = tmp_path / "later" / "store"
+    settings = {**SETTINGS, "store": f"file://{store}"}
+    with Broker(**settings) as broker, broker.client() as client:
+        keep_for_ever(client)
+        publish(client, 0, 1000)
+        wait_until(
+            "some tries",
+            lambda: client.admin.cluster_status()["counters"]["history_round_retries"] >= 3,
+        )
+        store.parent.mkdir()
+        wait_until("the upload", uploaded(store, 1000))
+    assert [path.name for path in (store / EPOCHS_PREFIX).iterdir()] == ["00000001"]
+
+
 def put_back_a_copy_without_a_topic(folder: Path) -> None:
     """1000 messages are in the copy, and as many in the store of a topic that was made behind it."""
     store = folder / "store"
