@@ -64,6 +64,8 @@ class NoteOlderCopy(Message, frozen=True):
 
     store: str
     """Its URL."""
+    uploader_epoch: int
+    """Of the uploader that tells; from one that is not the newest it may have learned of later ones of these data."""
     answer = None
 
 

@@ -2,8 +2,9 @@
 
     uploaders/<epoch>        the token of the uploader
 
-A broker gives each epoch once. If the store knows it from another uploader, the broker's data are an older copy: it does
-not know topics that were made behind the copy, and must not take them for deleted ones.
+A broker gives each epoch once, higher than all before. If the store knows it from another uploader, or a later one, the
+broker's data are an older copy: it does not know topics that were made behind the copy, and must not take them for
+deleted ones. Later ones count as well, because an epoch can be lost: its uploader ended before it had reached the store.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ EPOCHS_PREFIX = "uploaders/"
 
 
 def claim_epoch(store: ObjectStore, epoch: int, token: bytes) -> bool:
-    """Mark an epoch as that of the uploader with a token; False if another one has had it. Raises what the store
-    raises."""
+    """Mark an epoch as that of the uploader with a token; False if another one has had it, or a later one. Raises what
+    the store raises."""
     key = f"{EPOCHS_PREFIX}{epoch:08d}"
     try:
         store.create(key, token)
     except AlreadyExists:  # or of a try whose answer was lost
-        return store.read(key) == token
-    return True
+        if store.read(key) != token:
+            return False
+    names = [info.key.removeprefix(EPOCHS_PREFIX) for info in store.list(EPOCHS_PREFIX)]
+    return max((int(name) for name in names if name.isdigit()), default=epoch) <= epoch

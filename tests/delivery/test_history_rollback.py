@@ -40,14 +40,20 @@ SETTINGS: dict[str, Any] = {**SMALL, "workers": 1, "history_delete_seconds": 2}
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[tuple[Broker, Any]]:
+def running(folder: Path, **more: Any) -> Iterator[tuple[Broker, Any]]:
     """A broker with data and store in a folder, and a client."""
-    store = f"file://{folder / 'store'}"
+    store, settings = f"file://{folder / 'store'}", {**SETTINGS, **more}
     with (
-        Broker(store=store, data_dir=folder / "data", **SETTINGS) as broker,
+        Broker(store=store, data_dir=folder / "data", **settings) as broker,
         broker.client() as client,
     ):
         yield broker, client
+
+
+def put_back(folder: Path) -> None:
+    """Give the broker the data of the copy."""
+    shutil.rmtree(folder / "data")
+    shutil.copytree(folder / "copy", folder / "data")
 
 
 def put_back_an_older_copy(folder: Path, lives: int) -> None:
@@ -65,8 +71,7 @@ def put_back_an_older_copy(folder: Path, lives: int) -> None:
             publish(client, 3000 + life * count, count)
             wait_until("the upload", uploaded(store, 3000 + (life + 1) * count))
             wait_until("the frontier", lambda client=client: nothing_waits(client))
-    shutil.rmtree(folder / "data")
-    shutil.copytree(folder / "copy", folder / "data")
+    put_back(folder)
 
 
 def check_reads(client: Any, new: int, lives: int) -> None:
@@ -122,6 +127,78 @@ def test_an_older_log_is_told_and_not_uploaded(tmp_path: Path, lives: int) -> No
     assert verify(store) == 8000
 
 
+def test_an_older_log_is_told_when_all_of_its_history_has_expired(tmp_path: Path) -> None:
+    """The manifest names nothing then, and ends behind the copy; the log has grown beyond it."""
+    store = tmp_path / "store"
+    with running(tmp_path) as (_, client):
+        keep_for_ever(client)
+        publish(client, 0, 3000)
+        wait_until("the upload", uploaded(store, 3000))
+        wait_until("the frontier", lambda: nothing_waits(client))
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    with running(tmp_path) as (_, client):
+        publish(client, 3000, 3000)
+        wait_until("the upload", uploaded(store, 6000))
+        policy = {"retention_policy": "until_expired", "retention_seconds": 1}
+        client.admin.set_topic_policy(TOPIC, policy)
+        wait_until(
+            "retention",
+            lambda: not any(log.manifest.sections for log in manifests(store).values()),
+        )
+    put_back(tmp_path)
+    with running(tmp_path) as (_, client):
+        publish(client, NEW, 5000)
+        wait_until("the reason", lambda: is_told(client, f"{TOPIC}.*older copy"))
+        os.kill(uploader_pid(client), signal.SIGKILL)  # the next one looks at all of the log
+        wait_until("the next uploader", lambda: uploader_pid(client))
+        wait_until("the reason", lambda: is_told(client, f"{TOPIC}.*has expired.*older copy"))
+        read_all(client, NEW, NEW + 5000, position=3000)
+        keep_for_ever(client, OTHER)
+        publish(client, 0, 1000, OTHER)
+        wait_until("the upload of others", uploaded(store, 1000))
+
+
+def test_an_object_that_is_lost_before_its_owner_knows_of_it_is_made_again(tmp_path: Path) -> None:
+    """The log has its messages still, so it can be compared without the object, and uploaded again."""
+    store = tmp_path / "store"
+    with running(tmp_path) as (_, client):
+        keep_for_ever(client)
+        publish(client, 0, 3000)
+        wait_until("the upload", uploaded(store, 3000))
+        wait_until("the frontier", lambda: nothing_waits(client))
+    with running(tmp_path, history_flush_seconds=3600) as (_, client):
+        publish(client, 3000, 1000)
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    with running(tmp_path) as (_, client):
+        wait_until("the upload", uploaded(store, 4000))
+    put_back(tmp_path)
+    (log,) = manifests(store).values()
+    lost = log.manifest.sections[-1].key
+    (store / lost).unlink()
+    with running(tmp_path) as (broker, client):
+        publish(client, 4000, 500)
+        wait_until("the upload", uploaded(store, 4500))
+        assert re.search(f"{lost}.*uploaded again", broker.log)
+        read_all(client, 0, 4500)
+    assert verify(store) == 4500
+
+
+def test_a_store_that_is_away_uses_up_no_epochs(tmp_path: Path) -> None:
+    """An older copy would find one of them free, and not know that there were later ones."""
+    store = tmp_path / "later" / "store"
+    settings = {**SETTINGS, "store": f"file://{store}"}
+    with Broker(**settings) as broker, broker.client() as client:
+        keep_for_ever(client)
+        publish(client, 0, 1000)
+        wait_until(
+            "some tries",
+            lambda: client.admin.cluster_status()["counters"]["history_round_retries"] >= 3,
+        )
+        store.parent.mkdir()
+        wait_until("the upload", uploaded(store, 1000))
+    assert [path.name for path in (store / EPOCHS_PREFIX).iterdir()] == ["00000001"]
+
+
 def put_back_a_copy_without_a_topic(folder: Path) -> None:
     """1000 messages are in the copy, and as many in the store of a topic that was made behind it."""
     store = folder / "store"
@@ -134,8 +211,7 @@ def put_back_a_copy_without_a_topic(folder: Path) -> None:
         keep_for_ever(client, "/default/lost")
         publish(client, 0, 1000, "/default/lost")
         wait_until("the upload", uploaded(store, 2000))
-    shutil.rmtree(folder / "data")
-    shutil.copytree(folder / "copy", folder / "data")
+    put_back(folder)
 
 
 def test_a_number_that_was_given_twice_is_told(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from danube_fast.broker import messages as m
 from danube_fast.broker.answers import HistoryStatus
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.errors import Unavailable
-from danube_fast.metadata.store import MetadataStore
+from danube_fast.metadata.store import Entry, MetadataStore
 from danube_fast.ring.counters import Counter
 from danube_fast.types import Dispatch, Durability
 from danube_fast.workers.process.boot import Boot
@@ -55,7 +55,7 @@ class Uploads:
 
     def _begin(self, request: Request[m.BeginUploader]) -> None:
         found = self._store.get(EPOCH_KEY)
-        epoch = 1 + (int(found.value) if found is not None else 0)
+        epoch = 1 + _epoch_in(found)
         revision = found.revision if found is not None else 0
         if self._store.cas(EPOCH_KEY, str(epoch).encode(), revision) is None:
             raise Unavailable("another uploader began just now; try again")
@@ -64,7 +64,8 @@ class Uploads:
         request.reply(m.Uploader(self._store.identity, epoch, is_older_copy))
 
     def _note_older_copy(self, request: Request[m.NoteOlderCopy]) -> None:
-        self._store.put(OLDER_COPY_KEY, request.message.store.encode())
+        if request.message.uploader_epoch == _epoch_in(self._store.get(EPOCH_KEY)):
+            self._store.put(OLDER_COPY_KEY, request.message.store.encode())
         request.reply(None)
 
     def _list_deleted(self, request: Request[m.ListDeleted]) -> None:
@@ -93,6 +94,11 @@ class Uploads:
         if topic is None or topic.dispatch != Dispatch.RELIABLE:
             return False
         return topic.durability != Durability.MEMORY and self._topics.policy_of(topic).stays
+
+
+def _epoch_in(found: Entry | None) -> int:
+    """Epoch of the newest uploader; 0: there was none yet."""
+    return int(found.value) if found is not None else 0
 
 
 def _deleted_key(partition_id: int) -> str:

@@ -12,7 +12,7 @@ from danube_fast.errors import Unavailable
 from danube_fast.frame.layout import At
 from danube_fast.history.objects import ObjectWriter, OutgoingPart
 
-__all__ = ["add_ranges", "read_frames"]
+__all__ = ["add_ranges", "frames_below", "read_frames"]
 
 _HEAD = struct.Struct(
     f"<{At.FRAME_BYTES}xI{At.BASE_OFFSET - At.FRAME_BYTES - 4}xQ{At.OFFSET_SPAN - At.BASE_OFFSET - 8}xI"
@@ -54,6 +54,18 @@ def read_frames(ranges: Sequence[FileRange], offset: int, byte_count: int) -> by
         _read_range(space, found)
         frames += space[_bytes_before(space, offset) :]
     return bytes(frames[:byte_count])
+
+
+def frames_below(ranges: Sequence[FileRange], offset: int, end: int) -> bytes:
+    """Read the frames from the first one on that ends behind `offset`; none that ends behind `end`.
+
+    They are not checked. Raises Unavailable if something else stands there: a file that was given back is used again.
+    """
+    frames = memoryview(read_frames(ranges, offset, sum(found.byte_count for found in ranges)))
+    last = ranges[-1].end_offset if ranges else offset
+    if not _bytes_before(frames, last - 1) < _bytes_before(frames, last) == len(frames) and ranges:
+        raise Unavailable(f"{ranges[-1].path}: other messages stand there")
+    return bytes(frames[: _bytes_before(frames, end)])
 
 
 def _bytes_before(frames: memoryview, offset: int) -> int:

@@ -4,7 +4,8 @@
     it had not                the frames behind the last part are read again and must be the same bytes
 
 Begins anew, with another object, where that cannot be: a partition is gone or uploaded further, its frames stand
-elsewhere by now, the store has dropped the upload.
+elsewhere by now, the store has dropped the upload. And where the log is an older copy than the checkpoint, or than the
+manifest: what is in the object are other messages than those of the log then.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from danube_fast.errors import (
     NotFound,
 )
 from danube_fast.history.manifest import Section
-from danube_fast.history.objects import Frames, ObjectWriter
+from danube_fast.history.objects import Frames, ObjectWriter, WriterState
 from danube_fast.roles import COORDINATOR
 from danube_fast.workers.process.tasks import Ask, Do, Task
+from danube_fast.workers.uploader.agreement import find_agreement
 from danube_fast.workers.uploader.checkpoint import Checkpoint, Checkpoints, Inside, Progress
 from danube_fast.workers.uploader.log_files import read_frames
+from danube_fast.workers.uploader.log_frames import Unknown, is_last_frame
 from danube_fast.workers.uploader.sender import Sender, complete
 from danube_fast.workers.uploader.state import History, UploaderState
 
@@ -131,7 +134,7 @@ class Resumption:
         sender = Sender(state.store, checkpoint.key, progress, checkpoint.upload)
         if checkpoint.state is None:
             return (yield from self._go_on_ended(checkpoint, owners, progress))
-        histories = yield from self._check_all(checkpoint, owners)
+        histories = yield from self._check_all(checkpoint, checkpoint.state, owners)
         frames: list[bytes] = []
         for some in checkpoint.state.frames_again():
             frames.append((yield from self._read(owners[some.partition_id][0], some)))
@@ -149,18 +152,26 @@ class Resumption:
 
     # ------------------------------------------------------------ the writer has not ended
 
-    def _check_all(self, checkpoint: Checkpoint, owners: Owners) -> Task:
-        """Load the histories of the partitions inside, none of which may be further than it was."""
+    def _check_all(self, checkpoint: Checkpoint, state: WriterState, owners: Owners) -> Task:
+        """Load the histories of the partitions inside, none of which may be further than it was, and whose logs must
+        have what is in the object."""
         histories: dict[int, History] = {}
+        again = {frames.partition_id for frames in state.frames_again()}  # these are compared whole
         for inside in checkpoint.inside:
             owned = owners.get(inside.partition_id)
             if owned is None:
                 if (yield from self._is_unwanted(inside.partition_id)):
                     raise _Lost(f"partition {inside.partition_id} has no history any more")
                 raise _Away(f"partition {inside.partition_id} is not there")
-            history = yield from self._load(owned[1])
+            history = yield from self._load(*owned)
             if not _fits(inside, owned[1], history):
                 raise _Lost(f"{owned[1].topic} was changed meanwhile")
+            if inside.partition_id not in again:
+                rows = state.table()
+                own = rows[rows["partition_id"] == inside.partition_id]
+                end, time_ns = int(own["end_offset"][-1]), int(own["append_max_ns"].max())
+                if not (yield from self._ends_with(*owned, end, time_ns)):
+                    raise _Lost(f"the log of {owned[1].topic} has other messages by now")
             histories[inside.partition_id] = history
         return histories
 
@@ -172,11 +183,27 @@ class Resumption:
             raise _Away(error) from None
         return bool(found)
 
-    def _load(self, backlog: m.Backlog) -> Task:
+    def _load(self, worker: int, backlog: m.Backlog) -> Task:
+        """Give the history of a partition, which the log agrees with."""
         try:
-            return (yield from self._state.history(backlog.partition_id, backlog.manifest))
+            history: History = yield from self._state.history(
+                backlog.partition_id, backlog.manifest
+            )
+            if not history.agrees:
+                if not (yield from find_agreement(self._state, worker, backlog, history)):
+                    raise _Away(f"the log of {backlog.topic} cannot be compared just now")
+                history.note_agreement()
         except (DataLoss, FailedPrecondition) as error:
             raise _Lost(error) from None
+        return history
+
+    def _ends_with(self, worker: int, backlog: m.Backlog, end: int, time_ns: int) -> Task:
+        """Whether a frame that came at this time ends there in the log, as the last one does that is in the object."""
+        partition_id = backlog.partition_id
+        try:
+            return (yield from is_last_frame(self._state, worker, partition_id, end, time_ns))
+        except Unknown as error:
+            raise _Away(error) from None
 
     def _read(self, worker: int, frames: Frames) -> Task:
         """Read frames from the log again."""
@@ -212,21 +239,32 @@ class Resumption:
         sections: list[Section] = []
         histories: dict[int, History] = {}
         for inside, section in zip(checkpoint.inside, checkpoint.sections, strict=True):
-            owned = owners.get(inside.partition_id)
-            if owned is None:
-                is_unwanted = yield from self._is_unwanted(inside.partition_id)
-                if not is_unwanted and self._tries < TRIES - 1:
-                    raise _Away(f"partition {inside.partition_id} is not there")
-                continue  # the other ones do not wait for it
             try:
-                history = yield from self._load(owned[1])
+                history = yield from self._find_left(inside, section, owners)
+            except _Away:
+                if self._tries < TRIES - 1:
+                    raise
+                continue  # the other ones do not wait for it
             except _Lost:
                 continue  # the round that it is due in says why
-            if _fits(inside, owned[1], history):
+            if history is not None:
                 histories[inside.partition_id] = history
                 left.append(inside)
                 sections.append(section)
         return Made(progress, left, histories, sections)
+
+    def _find_left(self, inside: Inside, section: Section, owners: Owners) -> Task:
+        """Give the history of a partition whose manifest is to name the object; None if it is not."""
+        owned = owners.get(inside.partition_id)
+        if owned is None:
+            if (yield from self._is_unwanted(inside.partition_id)):
+                return None
+            raise _Away(f"partition {inside.partition_id} is not there")
+        history: History = yield from self._load(*owned)
+        if not _fits(inside, owned[1], history):
+            return None
+        end, time_ns = section.end_offset, section.append_max_ns
+        return history if (yield from self._ends_with(*owned, end, time_ns)) else None
 
 
 def _fits(inside: Inside, backlog: m.Backlog, history: History) -> bool:

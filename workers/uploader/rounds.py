@@ -181,8 +181,10 @@ class Rounds:
             is_unknown = history is None and expires and backlog.uploaded_until
             if is_unknown and not self._is_aside(backlog):
                 history = yield from self._load(each)
-            if history is None or not history.agrees or _is_behind(history, backlog):
+            if history is None or not history.agrees:
                 continue
+            if history.manifest.end_offset != backlog.uploaded_until:
+                continue  # what its owner is not told of stays: it tells an older copy of the log (`agreement.py`)
             first = first_kept(history.manifest, backlog, self._state.clock.wall_ns())
             keys = keys_below(history.manifest, first)
             if keys:

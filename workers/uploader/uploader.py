@@ -67,6 +67,10 @@ class Uploader:
         self._sweep = Sweep(self.state)
         self._flushes = Flushes(self.state, self._rounds)
         self._draw = random.Random(self._environment.new_token())
+        self._token = b""
+        """Tells its epoch from that of an uploader of an older copy."""
+        self._given: m.Uploader | None = None
+        """What the coordinator has given it."""
 
     # ------------------------------------------------------------ life
 
@@ -123,15 +127,19 @@ class Uploader:
                 yield Pause(LOOK_NS)
 
     def _begin(self) -> Task:
-        """Take an epoch, tell all workers of it, and prove the store."""
-        given: m.Uploader = yield Ask(COORDINATOR, m.BeginUploader())
+        """Take an epoch, tell all workers of it, and prove the store. A second try has the same epoch: one that no
+        uploader claims would hide later ones from an older copy of the data."""
+        given = self._given
+        if given is None:
+            given = self._given = yield Ask(COORDINATOR, m.BeginUploader())
         for worker in self._boot.config.processes.workers:  # they hear of what went wrong last, too
             yield Ask(worker, m.ListBacklogs(given.epoch, self.state.fault))
         store: CountedStore = yield Do(partial(self._open, given.identity))
-        claim = partial(claim_epoch, store, given.epoch, self._environment.new_token())
+        self._token = self._token or self._environment.new_token()
+        claim = partial(claim_epoch, store, given.epoch, self._token)
         is_mine: bool = yield Do(claim)
         if not is_mine:
-            yield Ask(COORDINATOR, m.NoteOlderCopy(self._boot.settings.store))
+            yield Ask(COORDINATOR, m.NoteOlderCopy(self._boot.settings.store, given.epoch))
         self.state.is_older_copy = given.is_older_copy or not is_mine
         yield Do(self._checkpoints.load)
         self.state.begin(given.identity, given.epoch, store)
