@@ -26,10 +26,11 @@ from danube_fast.frame.view import FrameView
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["batch_schema", "to_record_batch"]
+__all__ = ["batch_schema", "import_pyarrow", "to_record_batch"]
 
 
-def _pyarrow() -> Any:
+def import_pyarrow() -> Any:
+    """Import pyarrow. Raises ImportError that names the extra."""
     try:
         import pyarrow as pa
     except ImportError as error:
@@ -39,7 +40,7 @@ def _pyarrow() -> Any:
 
 def batch_schema() -> pa.Schema:
     """Schema of every batch. Raises ImportError if pyarrow is not installed."""
-    arrow = _pyarrow()
+    arrow = import_pyarrow()
     timestamp = arrow.timestamp("ns", tz="UTC")
     return arrow.schema(
         [
@@ -127,7 +128,7 @@ def to_record_batch(view: FrameView) -> pa.RecordBatch:
     Shares memory with the view's buffer (or with the decompressed body) and keeps it alive.
     Raises ImportError without pyarrow, DataLoss if the frame is unsound.
     """
-    arrow = _pyarrow()
+    arrow = import_pyarrow()
     schema = batch_schema()
     if not view.body():
         return arrow.RecordBatch.from_pylist([], schema)
