@@ -1,6 +1,9 @@
 """The door through which PySpark finds danube-fast as a data source.
 
-PySpark looks for top-level packages named `pyspark_*` and imports them when a session asks for a
-format it does not know. This package holds that name. The data source itself will live in
-`danube_fast.spark` and be registered here; until then importing this package does nothing.
+PySpark looks for top-level packages named `pyspark_*` and takes their `DefaultSource` when a session asks for a format
+that it does not know. Nothing else imports this one.
 """
+
+from danube_fast.spark.source import DanubeSource as DefaultSource
+
+__all__ = ["DefaultSource"]

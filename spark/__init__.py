@@ -1,4 +1,4 @@
-"""The Spark side of danube-fast: its data source and the export job will live here.
+"""The Spark side of danube-fast: a session, the data source `danube`, and the jobs of the command line.
 
-The folder is packaged as `danube_fast.spark`. It holds nothing yet and importing it does nothing.
+The folder is packaged as `danube_fast.spark`; importing it does nothing.
 """

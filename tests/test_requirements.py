@@ -22,7 +22,7 @@ def pins(name: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", ["dev.txt", "demo.txt", "servers.txt"])
+@pytest.mark.parametrize("name", ["dev.txt", "demo.txt", "servers.txt", "spark.txt"])
 def test_every_pin_has_a_hash_and_no_line_names_an_index(name: str) -> None:
     text = (ROOT / "requirements" / name).read_text()
     blocks = re.split(r"\n(?=[A-Za-z0-9])", text.strip())
@@ -35,8 +35,8 @@ def test_every_pin_has_a_hash_and_no_line_names_an_index(name: str) -> None:
 
 def test_pins_cover_what_run_installs() -> None:
     extras = PROJECT["optional-dependencies"]
-    pinned = pins("dev.txt")
-    for line in [*PROJECT["dependencies"], *extras["arrow"], *extras["dev"]]:
+    pinned = pins("spark.txt") | pins("dev.txt")
+    for line in [*PROJECT["dependencies"], *extras["arrow"], *extras["dev"], *extras["spark"]]:
         requirement = Requirement(line)
         version = pinned.get(canonicalize_name(requirement.name))
         assert version is not None, f"{line} is not pinned: see requirements/README.md"
@@ -47,3 +47,9 @@ def test_the_demo_extra_and_its_pin_agree() -> None:
     (line,) = PROJECT["optional-dependencies"]["demo"]
     name, _, version = line.partition("==")
     assert pins("demo.txt") == {name: version}
+
+
+def test_packages_that_are_pinned_twice_have_one_version() -> None:
+    pinned = pins("dev.txt")
+    for package, version in pins("spark.txt").items():
+        assert pinned.get(package, version) == version, package

@@ -40,6 +40,7 @@ __all__ = [
     "Image",
     "Progress",
     "build_command",
+    "cache_folder",
     "image_path",
     "is_built",
     "kernel_sources",
@@ -93,7 +94,7 @@ def image_path(folder: str = "") -> Path:
     more = kernel_sources((folder,)) if folder else []
     for source in sorted({*kernel_sources(), *more, *constants}):
         digest.update(str(source.relative_to(package)).encode() + b"\0" + source.read_bytes())
-    return _folder() / f"kernels-{folder}{digest.hexdigest()[:16]}.image"
+    return cache_folder() / f"kernels-{folder}{digest.hexdigest()[:16]}.image"
 
 
 def _installed(package: str) -> str:
@@ -114,8 +115,8 @@ def _processor() -> bytes:
     return b"\n".join(line for line in lines if line.startswith(_CPU_FIELDS))
 
 
-def _folder() -> Path:
-    """Where images are kept; made if missing, in a temporary place if it must be."""
+def cache_folder() -> Path:
+    """Folder for what can be made again, as images; made if missing, in a temporary place if it must be."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     for folder in (
         base / "danube-fast",

@@ -100,6 +100,14 @@ _ALL_FLAGS = FLAG_SPLIT | FLAG_CONTROL | FLAG_PAD | FLAG_DELAYED
 _NS_PER_US = 1000
 
 
+@kernel("void(int64,int64)")
+def _enter(entry: int, frame: int) -> None:
+    is_plain = load_u8(frame + At.CODEC) == Codec.NONE
+    store_word(entry, Entry.HEADER, frame)
+    store_word(entry, Entry.BODY, frame + HEADER_BYTES if is_plain else 0)
+    store_word(entry, Entry.PRODUCER_ID, load_i64(frame + At.PRODUCER_ID))
+
+
 @kernel("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64)", nogil=True)
 def list_frames(
     address: int,
@@ -113,7 +121,7 @@ def list_frames(
     state: int,
 ) -> int:
     """Enter frames of `byte_count` bytes that may hold offsets from `low` to below `high`, until one of the limits is
-    reached (one entry is always made). 0, or the fault of the frame at CONSUMED; `state`: words of Listing."""
+    reached (one is always made). 0, or the fault of the frame at CONSUMED; `state`: words of Listing."""
     at, count, rows, total, code = 0, 0, 0, 0, 0
     while at < byte_count and count < entries_max:
         frame = address + at
@@ -128,11 +136,7 @@ def list_frames(
             size = load_u32(frame + At.RAW_BODY_BYTES)
             if count > 0 and (rows + messages > rows_max or total + size > bytes_max):
                 break
-            entry = entries + ENTRY_BYTES * count
-            is_plain = load_u8(frame + At.CODEC) == Codec.NONE
-            store_word(entry, Entry.HEADER, frame)
-            store_word(entry, Entry.BODY, frame + HEADER_BYTES if is_plain else 0)
-            store_word(entry, Entry.PRODUCER_ID, load_i64(frame + At.PRODUCER_ID))
+            _enter(entries + ENTRY_BYTES * count, frame)
             count += 1
             rows += messages
             total += size

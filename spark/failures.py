@@ -1,0 +1,55 @@
+"""Errors of a job as ours: Spark's are long texts about Java, in which the one that counts is a line of a traceback.
+
+PythonException: ... danube_fast.errors.DataLoss: offsets 10 to 20 of ... are lost      -> DataLoss
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from danube_fast import errors
+from danube_fast.errors import DanubeError, Internal
+
+__all__ = ["find_own", "translated"]
+
+_OWN = re.compile(r"danube_fast\.errors\.(\w+): (.*)")
+_DEPTH_MAX = 20
+
+
+def find_own(error: BaseException) -> DanubeError | None:
+    """Find the error of ours in one of PySpark's, or in what caused it; None: there is none."""
+    at: BaseException | None = error
+    for _ in range(_DEPTH_MAX):
+        if at is None or isinstance(at, DanubeError):
+            return at
+        found = _OWN.findall(_text(at))
+        if found:
+            name, text = found[-1]
+            kind = getattr(errors, name, Internal)
+            return kind(text.strip())
+        at = getattr(at, "_cause", None) or at.__cause__
+    return None
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Raise errors of ours in place of PySpark's. Those without one inside become Internal: they ask Java for their
+    text, which is gone when the session has ended."""
+    try:
+        yield
+    except Exception as error:
+        own = find_own(error)
+        if own is error:
+            raise
+        if own is not None:
+            raise own from None
+        if getattr(error, "_desc", None):
+            raise Internal(f"{type(error).__name__}: {_text(error).strip()}") from error
+        raise
+
+
+def _text(error: Any) -> str:
+    return getattr(error, "_desc", None) or str(error)

@@ -1,0 +1,289 @@
+"""What a read consists of: which offsets of which partitions, and which sections of which objects hold them.
+
+    flush and hold --> snapshot: partitions with their manifests --> sections --> splits --> tasks
+
+A **split** is a section or a range of its blocks; a **task** is what one Spark partition reads: one split, or several
+small ones of about `splitBytes` together. Nothing but manifests is read here, and executors need the store alone. A
+bound in time costs the tables of blocks of the two sections where it lies.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from danube_fast.client.client import Client
+from danube_fast.client.entry import connect
+from danube_fast.clock import SystemClock
+from danube_fast.errors import InvalidArgument, NotFound
+from danube_fast.history.catalog import load_partition, read_catalog
+from danube_fast.history.holds import make_hold
+from danube_fast.history.manifest import Manifest, Section
+from danube_fast.history.reader import HistoryReader
+from danube_fast.history.stores.opening import open_store
+from danube_fast.history.stores.store import ObjectStore
+from danube_fast.spark.options import ReadOptions, Where
+from danube_fast.types import TopicPattern
+
+__all__ = [
+    "Bounds",
+    "PartitionRange",
+    "Plan",
+    "Snapshot",
+    "Split",
+    "Task",
+    "divide",
+    "limited_range",
+    "make_plan",
+    "open_reading",
+    "snapshot_of_broker",
+    "snapshot_of_store",
+]
+
+LOADING_MAX = 16
+"""Manifests that are loaded at the same time."""
+OFFSET_MAX = (1 << 62) - 1
+TIME_MAX_NS = (1 << 63) - 1
+_PART_MARK = "-part-"
+
+
+class Bounds(NamedTuple):
+    """What rows have to be like, as filters say; sections and blocks without such rows are not read."""
+
+    offset_low: int = 0
+    offset_high: int = OFFSET_MAX
+    """Offsets are below."""
+    publish_low_ns: int = -TIME_MAX_NS
+    publish_high_ns: int = TIME_MAX_NS
+    """Publish times are not above."""
+    partitions: frozenset[int] | None = None
+    """By index; None: all."""
+    keys: frozenset[bytes] | None = None
+    """None: all."""
+
+
+class PartitionRange(NamedTuple):
+    """Offsets of one partition that are to be read."""
+
+    topic: str
+    """Of the partitioned topic."""
+    partition: int
+    """By its index in the topic."""
+    partition_id: int
+    low: int
+    high: int
+    """Offsets are below."""
+    manifest: Manifest
+
+
+class Split(NamedTuple):
+    """A section of one object, or a range of its blocks: part `part` of `parts`."""
+
+    topic: str
+    partition: int
+    """By its index in the topic."""
+    partition_id: int
+    section: Section
+    low: int
+    high: int
+    part: int
+    parts: int
+
+
+class Task(NamedTuple):
+    """What one Spark partition reads."""
+
+    store: str
+    splits: tuple[Split, ...]
+    bounds: Bounds
+
+
+class Snapshot(NamedTuple):
+    """What some topics have in history at one time: all that can be read of each partition."""
+
+    store: str
+    holds: list[str]
+    """Keys of the holds on the objects."""
+    ranges: list[PartitionRange]
+
+
+class Plan(NamedTuple):
+    """A read: its offsets, and its tasks."""
+
+    snapshot: Snapshot
+    ranges: list[PartitionRange]
+    tasks: list[Task]
+
+
+def open_reading(url: str) -> ObjectStore:
+    """Open a store that is only read. Raises as `open_store`."""
+    return open_store(url, SystemClock(), Path(tempfile.gettempdir()), must_exist=True)
+
+
+def make_plan(options: ReadOptions, bounds: Bounds | None = None) -> Plan:
+    """Flush the topics, hold their objects, and divide what is to be read.
+
+    Raises NotFound for a topic that is unknown or has no history, FailedPrecondition for one that keeps none, and what
+    the broker and the store raise.
+    """
+    if options.url is None and options.store is not None:
+        snapshot = snapshot_of_store(options)
+    else:
+        with connect(options.url) as client:
+            snapshot = snapshot_of_broker(client, options)
+    store = open_reading(snapshot.store)
+    limited = [limited_range(store, each, options) for each in snapshot.ranges]
+    return divide(snapshot, limited, options, bounds or Bounds())
+
+
+def snapshot_of_broker(client: Client, options: ReadOptions) -> Snapshot:
+    """Flush the topics, and hold their objects for `holdSeconds`. Raises as `make_plan`."""
+    topics = list(options.topics)
+    if options.pattern:
+        listed = client.admin.list_topics(pattern=options.pattern)
+        topics = [each["topic"] for each in listed]
+        if not topics:
+            raise NotFound(f"no topic matches {options.pattern}")
+    answers = [
+        client.admin.flush_history(topic, hold_seconds=options.hold_seconds) for topic in topics
+    ]
+    url = options.store or answers[0]["store"]
+    store = open_reading(url)
+    named = [
+        (topic, partition, each)
+        for topic, answer in zip(topics, answers, strict=True)
+        for partition, each in enumerate(answer["partitions"])
+    ]
+
+    def load(of: tuple[str, int, Any]) -> PartitionRange:
+        topic, partition, each = of
+        manifest = load_partition(store, each["partition_id"], each["manifest"]).manifest
+        return PartitionRange(
+            topic, partition, each["partition_id"], manifest.first_offset, each["end_offset"],
+            manifest,
+        )  # fmt: skip
+
+    with concurrent.futures.ThreadPoolExecutor(LOADING_MAX) as pool:
+        return Snapshot(url, [answer["hold"] for answer in answers], list(pool.map(load, named)))
+
+
+def snapshot_of_store(options: ReadOptions) -> Snapshot:
+    """Take what the store has, and hold its objects; no broker is asked. Raises as `make_plan`."""
+    url = options.store or ""
+    store = open_reading(url)
+    ranges: list[PartitionRange] = []
+    for each in read_catalog(store).partitions:
+        manifest = each.manifest
+        topic, partition = _partition_of(manifest.topic)
+        names = {topic, manifest.topic}
+        is_chosen = bool(names.intersection(options.topics))
+        if options.pattern:
+            is_chosen = TopicPattern(options.pattern).matches(topic)
+        if is_chosen:
+            ranges.append(
+                PartitionRange(
+                    topic, partition, each.partition_id, manifest.first_offset,
+                    manifest.end_offset, manifest,
+                )
+            )  # fmt: skip
+    known = {each.topic for each in ranges} | {each.manifest.topic for each in ranges}
+    for topic in options.topics or (options.pattern,):
+        if not ranges or (options.topics and topic not in known):
+            raise NotFound(
+                f"{url} has no history of {topic}; `danube-fast history ls --store {url}` lists what there is"
+            )
+    keys = sorted({section.key for each in ranges for section in each.manifest.sections})
+    hold = make_hold(store, keys, options.hold_seconds, SystemClock().wall_ns())
+    return Snapshot(url, [hold.key], ranges)
+
+
+def divide(
+    snapshot: Snapshot, ranges: Sequence[PartitionRange], options: ReadOptions, bounds: Bounds
+) -> Plan:
+    """Divide ranges of a snapshot in tasks."""
+    chosen = [
+        (each, section)
+        for each in ranges
+        if bounds.partitions is None or each.partition in bounds.partitions
+        for section in _sections(each, bounds)
+    ]
+    total = sum(section.byte_count for _, section in chosen)
+    wanted = max(1, min(options.split_bytes, total // options.partitions_min))
+    splits = [split for each, section in chosen for split in _splits(each, section, bounds, wanted)]
+    tasks = [Task(snapshot.store, some, bounds) for some in _grouped(splits, wanted)]
+    return Plan(snapshot, list(ranges), tasks)
+
+
+def _partition_of(name: str) -> tuple[str, int]:
+    """Topic and index of a partition by its name."""
+    topic, mark, index = name.rpartition(_PART_MARK)
+    return (topic, int(index)) if mark and index.isdecimal() else (name, 0)
+
+
+def limited_range(store: ObjectStore, of: PartitionRange, options: ReadOptions) -> PartitionRange:
+    """Apply the options `start` and `end` to a partition."""
+    reader = HistoryReader(store, of.partition_id, of.manifest)
+    low = _offset(reader, of, options.start, of.low)
+    high = _offset(reader, of, options.end, of.high)
+    return of._replace(low=max(low, of.low), high=min(high, of.high))
+
+
+def _offset(reader: HistoryReader, of: PartitionRange, where: Where, default: int) -> int:
+    """Offset of a position in a partition. `default`: for a partition that is not named."""
+    if where == "earliest":
+        return of.low
+    if where == "latest":
+        return of.high
+    if isinstance(where, int):
+        return where
+    if isinstance(where, str):
+        raise InvalidArgument(f"{where!r} is no position")
+    named: dict[Any, int] = dict(where)
+    if "last" in named:
+        return max(of.low, of.high - named["last"])
+    if "ago_ns" in named:
+        time_ns = SystemClock().wall_ns() - named["ago_ns"]
+    elif "time_ns" in named:
+        time_ns = named["time_ns"]
+    else:
+        return named.get(of.partition, default)
+    found = reader.find_time(time_ns)
+    return of.high if found is None else found
+
+
+def _sections(of: PartitionRange, bounds: Bounds) -> Iterator[Section]:
+    """List the sections of a partition that may hold wanted messages."""
+    low, high = max(of.low, bounds.offset_low), min(of.high, bounds.offset_high)
+    for section in of.manifest.sections:
+        is_missed = section.end_offset <= low or section.base_offset >= high
+        if section.byte_count:  # else it is lost, which the reader is told
+            is_missed |= section.publish_min_ns > bounds.publish_high_ns
+            is_missed |= section.publish_max_ns < bounds.publish_low_ns
+        if not is_missed:
+            yield section
+
+
+def _splits(of: PartitionRange, section: Section, bounds: Bounds, wanted: int) -> Iterator[Split]:
+    """Divide a section in parts of about `wanted` bytes."""
+    low, high = max(of.low, bounds.offset_low), min(of.high, bounds.offset_high)
+    parts = max(1, min(section.block_count, -(-section.byte_count // wanted)))
+    for part in range(parts):
+        yield Split(of.topic, of.partition, of.partition_id, section, low, high, part, parts)
+
+
+def _grouped(splits: Iterable[Split], wanted: int) -> Iterator[tuple[Split, ...]]:
+    """Gather small splits for one task each, in their order."""
+    some: list[Split] = []
+    size = 0
+    for split in splits:
+        byte_count = split.section.byte_count // split.parts
+        if some and size + byte_count > wanted:
+            yield tuple(some)
+            some, size = [], 0
+        some.append(split)
+        size += byte_count
+    if some:
+        yield tuple(some)

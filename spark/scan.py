@@ -1,0 +1,259 @@
+"""What an executor does for one task: read blocks of objects from the store, and make Arrow batches of their frames.
+
+    table of blocks --which blocks--> ranged reads, the next one while this is decoded --> frames --> columns
+
+Only the columns of the schema are made. A block whose crc is wrong is DataLoss that names object and offsets. Where
+only offsets are wanted, blocks are not read that have a message at each of theirs, as their table tells.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from danube_fast.errors import DataLoss, NotFound
+from danube_fast.frame.crc import crc32c
+from danube_fast.frame.table import FrameTable, tables
+from danube_fast.history.layout import Blocks
+from danube_fast.history.objects import read_blocks
+from danube_fast.history.stores.store import ObjectStore
+from danube_fast.spark.plan import Bounds, Split, Task, open_reading
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["read_task"]
+
+READ_BYTES = 8 * 1024 * 1024
+"""Of one request."""
+READS_AHEAD = 2
+
+ROWS_MAX = 64 * 1024
+"""Of a batch without frames."""
+
+Column = Callable[[Split, Any], Any]
+
+
+class _Piece:
+    """Blocks of a split that stand back to back."""
+
+    __slots__ = ("is_known", "rows", "split")
+
+    def __init__(self, split: Split, rows: Blocks, *, is_known: bool = False) -> None:
+        """`is_known`: their table tells all that is wanted."""
+        self.split, self.rows, self.is_known = split, rows, is_known
+
+
+def read_task(
+    task: Task, columns: Sequence[str], schema: pa.Schema, *, fails_on_loss: bool = True
+) -> Iterator[pa.RecordBatch]:
+    """Read the messages of a task, a batch of the wanted columns after the other.
+
+    `schema`: of the batches, with a field for each of `columns`. Raises DataLoss for what is lost or damaged, unless
+    `fails_on_loss` is false: it is passed over then; and what the store raises.
+    """
+    import pyarrow as pa
+
+    makers = [_COLUMNS[name] for name in columns]
+    store = open_reading(task.store)
+    without_frames = task.bounds.keys is None and _BY_OFFSET.issuperset(columns)
+    pieces = _pieces(store, task, fails_on_loss, without_frames=without_frames)
+    with concurrent.futures.ThreadPoolExecutor(READS_AHEAD) as pool:
+        for piece, data in _read_ahead(store, pieces, pool):
+            split = piece.split
+            found: Iterable[FrameTable | _Offsets] = (
+                _offset_tables(piece)
+                if data is None
+                else (
+                    table
+                    for memory in _sound(store, piece, data, fails_on_loss)
+                    for table in tables(memory, split.low, split.high)
+                )
+            )
+            for table in found:
+                arrays = [make(split, table) for make in makers]
+                batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+                yield _with_keys(batch, table, task.bounds)
+
+
+class _Offsets:
+    """A table of messages of which only the offsets are known."""
+
+    def __init__(self, low: int, high: int) -> None:
+        self.low, self.row_count = low, high - low
+
+    def offsets(self) -> Any:
+        """int64: offset of each message."""
+        import pyarrow as pa
+
+        return pa.array(np.arange(self.low, self.low + self.row_count, dtype=np.int64))
+
+
+def _offset_tables(piece: _Piece) -> Iterator[_Offsets]:
+    """Tables of the messages of blocks that have one at each offset."""
+    low = max(piece.split.low, int(piece.rows["base_offset"][0]))
+    high = min(piece.split.high, int(piece.rows["end_offset"][-1]))
+    for at in range(low, high, ROWS_MAX):
+        yield _Offsets(at, min(high, at + ROWS_MAX))
+
+
+def _sound(
+    store: ObjectStore,
+    piece: _Piece,
+    data: concurrent.futures.Future[bytes],
+    fails_on_loss: bool,
+) -> Iterator[bytes]:
+    """The frames of a piece; without `fails_on_loss` those of its sound blocks, if one is not."""
+    try:
+        memory = data.result()
+    except (DataLoss, NotFound) as error:
+        if fails_on_loss:
+            raise _lost(store, piece, error) from None
+    else:
+        yield memory
+        return
+    for index in range(len(piece.rows)):
+        with contextlib.suppress(DataLoss, NotFound):
+            yield _read(store, _Piece(piece.split, piece.rows[index : index + 1]))
+
+
+def _with_keys(batch: Any, table: Any, bounds: Bounds) -> Any:
+    """Keep the rows with wanted keys, if some are wanted."""
+    if bounds.keys is None:
+        return batch
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    wanted = pa.array(sorted(bounds.keys), type=pa.binary())
+    return batch.filter(pc.is_in(table.keys(), value_set=wanted))
+
+
+def _pieces(
+    store: ObjectStore, task: Task, fails_on_loss: bool, *, without_frames: bool
+) -> Iterator[_Piece]:
+    """List what is read, request by request; `without_frames`: offsets are all that is wanted."""
+    for split in task.splits:
+        try:
+            rows = _wanted(read_blocks(store, split.section), split, task.bounds)
+        except (DataLoss, NotFound) as error:
+            if not fails_on_loss:
+                continue
+            section = split.section
+            raise DataLoss(
+                f"offsets {section.base_offset} to {section.end_offset} of {split.topic}, partition {split.partition}, "
+                f"are lost: {error}"
+            ) from None
+        is_dense = rows["message_count"] == rows["end_offset"] - rows["base_offset"]
+        if without_frames:
+            for some in _runs(rows, is_dense):
+                yield _Piece(split, some, is_known=True)
+            rows = rows[~is_dense]
+        for first, last in _requests(rows):
+            yield _Piece(split, rows[first:last])
+
+
+def _wanted(rows: Blocks, split: Split, bounds: Bounds) -> Blocks:
+    """Choose the blocks of a split that may have wanted messages."""
+    count = len(rows)
+    rows = rows[count * split.part // split.parts : count * (split.part + 1) // split.parts]
+    is_wanted = (
+        (rows["end_offset"] > split.low)
+        & (rows["base_offset"] < split.high)
+        & (rows["publish_max_ns"] >= bounds.publish_low_ns)
+        & (rows["publish_min_ns"] <= bounds.publish_high_ns)
+    )
+    return rows[is_wanted]
+
+
+def _runs(rows: Blocks, is_dense: Any) -> Iterator[Blocks]:
+    """Divide the dense ones of some blocks into runs without a gap between their offsets."""
+    some = rows[is_dense]
+    breaks = np.flatnonzero(some["base_offset"][1:] != some["end_offset"][:-1]) + 1
+    for run in np.split(some, breaks):
+        if len(run):
+            yield run
+
+
+def _requests(rows: Blocks) -> Iterator[tuple[int, int]]:
+    """Divide blocks into runs of READ_BYTES or so that stand back to back."""
+    first = 0
+    while first < len(rows):
+        last, size = first + 1, int(rows["byte_count"][first])
+        while last < len(rows) and size < READ_BYTES:
+            end = int(rows["position"][last - 1]) + int(rows["byte_count"][last - 1])
+            if int(rows["position"][last]) != end:
+                break
+            size += int(rows["byte_count"][last])
+            last += 1
+        yield first, last
+        first = last
+
+
+def _read_ahead(
+    store: ObjectStore, pieces: Iterator[_Piece], pool: concurrent.futures.ThreadPoolExecutor
+) -> Iterator[tuple[_Piece, concurrent.futures.Future[bytes] | None]]:
+    """Read pieces in their order, READS_AHEAD of them before they are asked for; None for what is known."""
+    waiting: list[tuple[_Piece, concurrent.futures.Future[bytes] | None]] = []
+    for piece in pieces:
+        waiting.append((piece, None if piece.is_known else pool.submit(_read, store, piece)))
+        if len(waiting) > READS_AHEAD:
+            yield waiting.pop(0)
+    while waiting:
+        yield waiting.pop(0)
+
+
+def _read(store: ObjectStore, piece: _Piece) -> bytes:
+    """Read a piece and compare the crcs of its blocks."""
+    rows, key = piece.rows, piece.split.section.key
+    start, size = int(rows["position"][0]), int(rows["byte_count"].sum(dtype=np.int64))
+    data = store.read(key, start, size)
+    view, at = memoryview(data), 0
+    for row in rows:
+        after = at + int(row["byte_count"])
+        if crc32c(view[at:after]) != int(row["crc"]):
+            raise DataLoss(
+                f"{store.url}: {key}: the block at {start + at} is damaged, its crc is another one"
+            )
+        at = after
+    return data
+
+
+def _lost(store: ObjectStore, piece: _Piece, error: Exception) -> DataLoss:
+    rows, split = piece.rows, piece.split
+    return DataLoss(
+        f"offsets {int(rows['base_offset'][0])} to {int(rows['end_offset'][-1])} of {split.topic}, partition "
+        f"{split.partition}, are lost: {error}; .option('failOnDataLoss', 'false') goes on behind them, and "
+        f"`danube-fast history verify --store {store.url}` tells what else is damaged"
+    )
+
+
+def _constant(value: Any, kind: str, count: int) -> Any:
+    import pyarrow as pa
+
+    return pa.repeat(pa.scalar(value, type=getattr(pa, kind)()), count)
+
+
+def _nulls(count: int) -> Any:
+    import pyarrow as pa
+
+    return pa.nulls(count, pa.string())
+
+
+_BY_OFFSET = frozenset(("topic", "partition", "offset"))
+"""Columns that need no frame."""
+_COLUMNS: dict[str, Column] = {
+    "topic": lambda split, table: _constant(split.topic, "string", table.row_count),
+    "offset": lambda split, table: table.offsets(),
+    "partition": lambda split, table: _constant(split.partition, "int32", table.row_count),
+    "key": lambda split, table: table.keys(),
+    "payload": lambda split, table: table.payloads(),
+    "attributes": lambda split, table: table.attributes(),
+    "publish_time": lambda split, table: table.publish_times(),
+    "event_time": lambda split, table: table.event_times(),
+    "producer_name": lambda split, table: _nulls(table.row_count),
+    "sequence": lambda split, table: table.sequences(),
+}

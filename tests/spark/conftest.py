@@ -1,0 +1,28 @@
+"""A Spark session for all tests of a process, and a broker with history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from danube_fast.spark.session import spark_session
+from danube_fast.testing.broker import Broker
+from tests.delivery.history_rig import SMALL
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """A session on two processors."""
+    settings = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
+    with spark_session("local[2]", settings=settings) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker with a store that is a folder."""
+    store = tmp_path_factory.mktemp("history") / "store"
+    with Broker(workers=2, store=f"file://{store}", **SMALL) as running:
+        yield running

@@ -1,0 +1,242 @@
+"""Plans and their tasks: every message once, whatever the limits; filters and times choose blocks; no data directory."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from danube_fast.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from danube_fast.history.stores.local import LocalStore
+from danube_fast.spark import scan
+from danube_fast.spark.options import ReadOptions
+from danube_fast.spark.plan import Bounds, Plan, make_plan
+from danube_fast.spark.scan import read_task
+from danube_fast.testing.broker import Broker
+from tests.delivery.history_rig import NUMBER, SMALL, keep_for_ever, publish
+
+TOPIC = "/default/planned"
+COUNT = 20_000
+KINDS = {
+    "offset": pa.int64(), "payload": pa.binary(), "key": pa.binary(), "partition": pa.int32(),
+    "topic": pa.string(), "sequence": pa.int64(), "publish_time": pa.timestamp("us", tz="UTC"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def filled(broker: Broker) -> Broker:
+    """The broker with 20,000 numbered messages in history and log."""
+    with broker.client() as client:
+        keep_for_ever(client, TOPIC)
+        publish(client, 0, COUNT // 2, TOPIC)
+        client.admin.flush_history(TOPIC)
+        publish(client, COUNT // 2, COUNT // 2, TOPIC)
+    return broker
+
+
+def _plan(broker: Broker, bounds: Bounds | None = None, **options: str) -> Plan:
+    given = {"url": broker.url, "topic": TOPIC, **options}
+    return make_plan(ReadOptions.parse(given), bounds)
+
+
+def _read(plan: Plan, columns: Sequence[str] = ("offset", "payload"), **options: Any) -> Any:
+    """All rows of a plan, as executors that get pickled tasks read them."""
+    schema = pa.schema([(name, KINDS[name]) for name in columns])
+    batches = []
+    for task in pickle.loads(pickle.dumps(plan.tasks)):
+        batches += read_task(task, columns, schema, **options)
+    return pa.Table.from_batches(batches, schema=schema)
+
+
+def _numbers(table: Any) -> list[int]:
+    return [NUMBER.unpack_from(payload)[0] for payload in table["payload"].to_pylist()]
+
+
+def test_every_message_is_read_once(filled: Broker) -> None:
+    for options in ({}, {"splitBytes": "65536"}, {"minPartitions": "50"}):
+        plan = _plan(filled, **options)
+        table = _read(plan)
+        assert _numbers(table) == list(range(COUNT)), options
+        assert table["offset"].to_pylist() == list(range(COUNT))
+    assert len(_plan(filled).tasks) < len(_plan(filled, splitBytes="65536").tasks)
+    assert len(_plan(filled, minPartitions="50").tasks) >= 10
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "low", "high"),
+    [
+        ("earliest", "latest", 0, COUNT),
+        ("17", "19000", 17, 19000),
+        ('{"0": 5}', '{"planned": {"0": 9}}', 5, 9),
+        ("latest", "latest", COUNT, COUNT),
+        ("100", "50", 0, 0),
+        ("-1h", "latest", 0, COUNT),
+    ],
+)
+def test_start_and_end(filled: Broker, start: str, end: str, low: int, high: int) -> None:
+    table = _read(_plan(filled, start=start, end=end))
+    assert table["offset"].to_pylist() == list(range(low, high))
+
+
+def test_a_start_in_time(filled: Broker) -> None:
+    everything = _read(_plan(filled), ("offset", "publish_time"))
+    late = everything["publish_time"][COUNT // 2].as_py()
+    table = _read(_plan(filled, start=late.isoformat()))
+    found = table["offset"].to_pylist()
+    assert found == list(range(found[0], COUNT)) and abs(found[0] - COUNT // 2) <= 500
+
+
+def test_filters_choose_what_is_read(filled: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    read = LocalStore.read
+
+    def counted(store: LocalStore, key: str, start: int = 0, count: int | None = None) -> bytes:
+        data = read(store, key, start, count)
+        reads.append(len(data))
+        return data
+
+    monkeypatch.setattr(LocalStore, "read", counted)
+
+    def rows(bounds: Bounds) -> tuple[list[int], int]:
+        plan = _plan(filled, bounds)
+        reads.clear()
+        return _read(plan)["offset"].to_pylist(), sum(reads)
+
+    _, whole = rows(Bounds())
+    found, some = rows(Bounds(offset_low=5000, offset_high=5010))
+    assert found == list(range(5000, 5010)) and some < whole / 10
+    times = _read(_plan(filled), ("publish_time",))["publish_time"]
+    at = times.cast(pa.int64())[5000].as_py() * 1000
+    found, some = rows(Bounds(publish_low_ns=at, publish_high_ns=at + 999))
+    assert 5000 in found and some < whole / 4
+    assert rows(Bounds(partitions=frozenset({3}))) == ([], 0)
+
+
+def test_offsets_alone_are_read_from_tables_of_blocks(
+    filled: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("offset", "partition")
+    plan = _plan(filled, start="17", end="19990")
+    expected = list(range(17, 19990))
+    frames = scan.tables
+    monkeypatch.setattr(scan, "tables", lambda *_: pytest.fail("frames were read"))
+    assert _read(plan, names)["offset"].to_pylist() == expected
+    monkeypatch.setattr(scan, "tables", frames)
+    read_blocks = scan.read_blocks
+
+    def with_holes(store: Any, section: Any) -> Any:
+        rows = read_blocks(store, section).copy()
+        rows["message_count"][1::2] -= 1  # as if a message were not there
+        return rows
+
+    monkeypatch.setattr(scan, "read_blocks", with_holes)
+    assert sorted(_read(plan, names)["offset"].to_pylist()) == expected
+    keyed = _plan(filled, Bounds(keys=frozenset({b"none"})))
+    assert _read(keyed, names).num_rows == 0
+
+
+def test_keys_choose_rows(broker: Broker) -> None:
+    topic = "/default/keyed"
+    with broker.client() as client:
+        keep_for_ever(client, topic)
+        with client.producer(topic) as producer:
+            producer.send_many(
+                [b"%d" % i for i in range(100)], keys=[b"k%d" % (i % 7) for i in range(100)]
+            )
+    table = _read(
+        _plan(broker, Bounds(keys=frozenset({b"k3", b"none"})), topic=topic), ("key", "offset")
+    )
+    assert table["offset"].to_pylist() == list(range(3, 100, 7))
+    assert set(table["key"].to_pylist()) == {b"k3"}
+
+
+def test_partitions_have_their_index(broker: Broker) -> None:
+    topic = "/default/parted"
+    with broker.client() as client:
+        client.admin.create_topic(topic, partitions=3)
+        client.admin.set_topic_policy(topic, {"retention_policy": "forever"})
+        with client.producer(topic) as producer:
+            producer.send_many(
+                [b"%d" % i for i in range(300)], keys=[b"%d" % i for i in range(300)]
+            )
+    table = _read(_plan(broker, topic=topic), ("partition", "payload", "topic"))
+    assert sorted(map(int, table["payload"].to_pylist())) == list(range(300))
+    assert set(table["partition"].to_pylist()) == {0, 1, 2}
+    assert set(table["topic"].to_pylist()) == {topic}
+
+
+def test_executors_need_the_store_alone(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Broker(workers=1, store=f"file://{store}", **SMALL) as running:
+        with running.client() as client:
+            keep_for_ever(client, TOPIC)
+            publish(client, 0, 3000, TOPIC)
+        plan = _plan(running)
+        running.stop()
+        assert not Path(running.data_dir).exists()
+    assert _numbers(_read(plan)) == list(range(3000))
+    # and without a broker even plans
+    options = ReadOptions.parse({"store": f"file://{store}", "topic": TOPIC})
+    assert _numbers(_read(make_plan(options))) == list(range(3000))
+
+
+def test_a_damaged_block_is_told_or_passed_over(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Broker(workers=1, store=f"file://{store}", **SMALL) as running:
+        with running.client() as client:
+            keep_for_ever(client, TOPIC)
+            publish(client, 0, 3000, TOPIC)
+        plan = _plan(running)
+    (path,) = [path for path in (store / "objects").rglob("*") if path.is_file()]
+    data = bytearray(path.read_bytes())
+    data[1_000_000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(
+        DataLoss, match=r"offsets \d+ to \d+ of /default/planned, partition 0, are lost"
+    ):
+        _read(plan)
+    found = _numbers(_read(plan, fails_on_loss=False))
+    assert 0 < len(found) < 3000 and sorted(found) == found
+    path.unlink()
+    with pytest.raises(DataLoss, match="are lost"):
+        _read(plan)
+    assert _numbers(_read(plan, fails_on_loss=False)) == []
+
+
+def test_what_cannot_be_read_is_refused(broker: Broker, tmp_path: Path) -> None:
+    with broker.client() as client:
+        client.admin.create_topic("/default/acked")
+    with pytest.raises(FailedPrecondition, match="has no history"):
+        _plan(broker, topic="/default/acked")
+    with pytest.raises(NotFound, match="does not exist"):
+        _plan(broker, topic="/default/nothing")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(NotFound, match="has no history of /default/x"):
+        make_plan(ReadOptions.parse({"store": f"file://{empty}", "topic": "/default/x"}))
+    for options, text in (
+        ({"topic": ""}, "name what is read"),
+        ({"topic": "x"}, "not a topic name"),
+        ({"colums": "key"}, "did you mean columns"),
+        ({"columns": "value"}, "no option value"),
+        ({"start": "yesterday"}, "not a position"),
+        ({"start": '{"0": -1}'}, "0 or more"),
+        ({"kafka.bootstrap.servers": "h:1"}, "give url"),
+        ({"holdSeconds": "0"}, "whole number from 1"),
+        ({"failOnDataLoss": "maybe"}, "true or false"),
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            ReadOptions.parse({"topic": "/default/x", **options})
+
+
+def test_names_of_kafka_are_taken() -> None:
+    with pytest.warns(UserWarning, match="here it is topic"):
+        options = ReadOptions.parse({"subscribe": "/default/a,/default/b"})
+    assert options.topics == ("/default/a", "/default/b")
+    with pytest.warns(UserWarning, match="here it is start"):
+        options = ReadOptions.parse({"topic": "/default/a", "startingTimestamp": "1700000000000"})
+    assert options.start == {"time_ns": 1_700_000_000_000_000_000}
