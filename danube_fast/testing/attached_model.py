@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from danube_fast.clock import MILLISECOND_NS
 
-__all__ = ["Attached", "Counted", "Credit", "Held", "Known", "Policy"]
+__all__ = ["Attached", "Counted", "Credit", "Held", "Known", "Policy", "takes"]
 
 FRAME_OVERHEAD = 600
 """Bytes of a frame that are no message's: headers, directories, padding; and those of each message beside its
@@ -151,3 +151,9 @@ class Known:
     is_out_of_turn: bool = False
     """It was nacked, or its time may have gone by: it comes when its delay is over."""
     not_before_ns: int = 0
+
+
+def takes(filters: tuple[str, ...], key: bytes | None) -> bool:
+    """Tell whether a key passes: the simulation's filters are a beginning and an asterisk."""
+    text = (key or b"").decode()
+    return any(text.startswith(each.removesuffix("*")) for each in filters)

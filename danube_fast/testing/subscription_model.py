@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from danube_fast.clock import MILLISECOND_NS
-from danube_fast.testing.attached_model import Attached, Counted, Held, Known, Policy
+from danube_fast.testing.attached_model import Attached, Counted, Held, Known, Policy, takes
 from danube_fast.testing.publishing_model import Violation
 from danube_fast.testing.virtual_clock import VirtualClock
 
@@ -67,7 +67,7 @@ class SubscriptionModel:
     letters: set[int] = field(default_factory=set)
     """Of which a dead letter was seen."""
     sought: tuple[int, int] | None = None
-    """A seek that may not be durable: its place, and the end of what it concerns."""
+    """Seeks that may not be durable: the place of the last one, and the end of what all of them concern."""
     _filters: set[tuple[str, ...]] = field(default_factory=set)
     _unsent: dict[int, Attached] = field(default_factory=dict)
     """Handed out to a connection that was gone: the worker takes an ack of these from that consumer,
@@ -95,7 +95,7 @@ class SubscriptionModel:
 
     def wants(self, key: bytes | None) -> bool:
         """Whether every consumer there ever was takes this key: others may have been skipped."""
-        return all(not filters or _takes(filters, key) for filters in self._filters)
+        return all(not filters or takes(filters, key) for filters in self._filters)
 
     def confirm(self, consumer: Attached) -> None:
         """SUBSCRIBE was answered."""
@@ -226,7 +226,7 @@ class SubscriptionModel:
                     f"went to consumer {consumer.name} while {held.consumer.name} holds it",
                 )
             self._freed(offset, held, "died" if self.may_be_dead(held.consumer) else "closed")
-        if consumer.filters and not _takes(consumer.filters, key):
+        if consumer.filters and not takes(consumer.filters, key):
             raise self._fault(
                 offset, f"has key {key!r}, which consumer {consumer.name} filters out"
             )
@@ -433,7 +433,10 @@ class SubscriptionModel:
             other.counted = None
         for other in self.consumers if seeker is not None else ():
             other.is_outdated = other.has_received and other is not seeker
-        top = max((*self.known, *self.settled, *self.doubtful, offset), default=offset)
+        # A death may undo the seek before this one as well, and bring back acks from before both: what that one
+        # made new, and was not handed out since, is in none of these sets any more.
+        before = offset if self.sought is None else self.sought[1]
+        top = max(*self.known, *self.settled, *self.doubtful, before, offset)
         self.doubtful = set()
         while self._acks:
             self._acks.pop().clear()
@@ -492,9 +495,3 @@ class SubscriptionModel:
             return offset in self.letters
         is_unseen = offset not in self.known and self.unseen_ends > self.policy.max_redelivery_count
         return offset in self.poisoned or is_unseen
-
-
-def _takes(filters: tuple[str, ...], key: bytes | None) -> bool:
-    """The simulation's filters are a beginning and an asterisk."""
-    text = (key or b"").decode()
-    return any(text.startswith(each.removesuffix("*")) for each in filters)

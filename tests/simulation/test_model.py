@@ -63,6 +63,15 @@ class Client:
         sub.charge(consumer, 1, [b"m"])
         sub.deliver(consumer, offset, None, attempts, is_late=False)
 
+    def flush(self, *pairs: int) -> None:
+        """Ack messages, and hear that this is durable, and all that was before it."""
+        self.read(p.Ack(6, [(CONSUMER, list(pairs))]))
+        self.send(p.Result(6, None))
+
+    def seek(self) -> None:
+        self.read(p.Seek(7, CONSUMER, "earliest"))
+        self.send(p.Result(7, {"next_offset": 0}))
+
     def be_silent(self) -> None:
         self.clock.now_ns += (TIMEOUT_MS + 1) * MILLISECOND_NS
 
@@ -128,3 +137,22 @@ def test_an_orderly_end_that_comes_late_may_be_one_or_a_death(
     client.subscribe()
     for offset in range(1, MESSAGES):
         client.deliver(offset, int(offset < delivered))
+
+
+@pytest.mark.parametrize(
+    ("durable", "owed"), [(0, []), (1, list(range(1, MESSAGES))), (2, list(range(MESSAGES)))]
+)
+def test_a_death_may_undo_every_seek_that_was_not_durable(
+    client: Client, durable: int, owed: list[int]
+):
+    """All was acked before two seeks, and message 0 was handed out between them. What no seek on disk made new may
+    be acked after the death, as it was; with the first on disk that is message 0 alone."""
+    client.flush(0, MESSAGES)
+    for number in range(2):
+        client.seek()
+        if number < durable:
+            client.flush()
+        if number == 0:
+            client.deliver(0, 0)
+    client.tap.died(set())
+    assert [offset for offset in range(MESSAGES) if client.sub.is_owed(offset)] == owed

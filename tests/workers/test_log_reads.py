@@ -187,3 +187,21 @@ def test_a_partition_that_is_deleted_while_it_waits_is_forgotten(
     disk.let_go()
     rig.turn(lambda: not reader.fetches, "the end of the fetch")
     assert not rig.worker.state.ready
+
+
+def test_a_partition_that_comes_back_while_a_thread_reads_for_it_is_woken(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the thread of the log like any other, though that was begun for its life before."""
+    rig = rigs(tail_bytes_max=0)
+    client = filled(rig, 1)
+    disk = Disk(rig, monkeypatch)
+    client.subscribe(1)
+    rig.turn(lambda: rig.worker.reader.fetches, "a fetch")
+    rig.operation(m.Unassign([1]))
+    again = filled(rig, 1)
+    again.subscribe(1)
+    turns(rig)
+    assert len(disk.fetched) == 1
+    disk.let_go()
+    assert [offset for offset, _ in again.receive(FRAMES)] == list(range(FRAMES))

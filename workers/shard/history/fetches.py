@@ -127,10 +127,10 @@ class HistoryReads(Job):
         )
 
     def _answered(self, partition: Partition, offset: int, reply: Reply) -> None:
+        if self._state.partition(partition.partition_id) is not partition:
+            return  # it has left; if it came back meanwhile, it has asked anew
         place = partition.partition_id, offset
         is_waited_for = self._asked.pop(place, False)
-        if self._state.partition(partition.partition_id) is not partition:
-            return
         try:
             fetched: m.FetchedHistory = reply.result()
             if not fetched.blocks:
@@ -181,3 +181,6 @@ class HistoryReads(Job):
             self._chunks.pop(place).close()
         for place in [place for place in self._failed if place[0] == partition.partition_id]:
             del self._failed[place]
+        # An answer that is still to come wakes readers of this life of the partition alone.
+        for place in [place for place in self._asked if place[0] == partition.partition_id]:
+            del self._asked[place]

@@ -137,7 +137,8 @@ class LogReader:
                 continue
             del self.fetches[slot]
             self._fetched[slot] = fetch.position
-            fetch.waiting.pop(fetch.owner.partition_id, None)
-            for partition in (*fetch.waiting.values(), fetch.owner):
+            # The owner may have left, and come back: the one that waits is another then, of the same id.
+            last = fetch.waiting.pop(fetch.owner.partition_id)
+            for partition in (*fetch.waiting.values(), last):
                 if self._state.partition(partition.partition_id) is partition:
                     self._state.mark_ready(partition)
