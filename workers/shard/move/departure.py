@@ -92,20 +92,24 @@ class Departures(Job):
         request.reply(m.Copied(reached, end, is_end=reached >= end, is_logged=is_logged), body)
 
     def _frames(self, partition: Partition, offset: int) -> tuple[bool, list[tuple[Any, int]]]:
-        """Read about PIECE_BYTES of frames from an offset on, each with its end; whether from the log."""
+        """Read about PIECE_BYTES of frames from an offset on, each with its end; whether from the log.
+
+        They are one group of the log that they come to, so a small segment has to hold them.
+        """
+        piece_bytes = min(PIECE_BYTES, self._state.settings.segment_bytes // 4)
         oldest = partition.oldest_in_tail()
         kept_until = partition.visible if oldest is None else oldest.base_offset
         if partition.reliable and (partition.logged or offset < kept_until):
-            found = self._reader.read_log(partition, offset, PIECE_BYTES)
+            found = self._reader.read_log(partition, offset, piece_bytes)
             if isinstance(found, Gap):
-                found = self._reader.read_log(partition, found.end, PIECE_BYTES)
+                found = self._reader.read_log(partition, found.end, piece_bytes)
             frames = found.frames if isinstance(found, Ready) else []
             if frames or partition.logged:
                 return True, [(stored.memory, stored.end_offset) for stored in frames]
         some: list[tuple[Any, int]] = []
         size = 0
         for stored in partition.tail_frames():
-            if stored.end_offset > offset and size < PIECE_BYTES:
+            if stored.end_offset > offset and size < piece_bytes:
                 some.append((stored.memory, stored.end_offset))
                 size += stored.frame_bytes
         return False, some
