@@ -29,7 +29,7 @@ from danube_fast.spark.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["FORMAT", "spark_session", "stop_session"]
+__all__ = ["FORMAT", "check_spark_home", "spark_session", "stop_session"]
 
 FORMAT = "danube"
 """Name of the data source."""
@@ -142,7 +142,7 @@ def _start(master: str, name: str, settings: Mapping[str, str]) -> SparkSession:
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    _check_spark_home()
+    check_spark_home()
     conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
     is_local = master.startswith("local")
     if is_local:
@@ -183,8 +183,8 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[key] = old
 
 
-def _check_spark_home() -> None:
-    """Raise FailedPrecondition if SPARK_HOME has no Spark, or one that this PySpark does not fit."""
+def check_spark_home() -> None:
+    """Look at the Spark of this host. Raises FailedPrecondition if SPARK_HOME has no Spark, or one that this PySpark does not fit."""
     import pyspark
 
     home = os.environ.get("SPARK_HOME")

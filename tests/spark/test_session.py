@@ -12,7 +12,7 @@ import pytest
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.spark import java
 from danube_fast.spark.java import find_java
-from danube_fast.spark.session import spark_session
+from danube_fast.spark.session import check_spark_home, spark_session
 
 ROOT = Path(__file__).parents[2]
 COUNT = """
@@ -97,20 +97,17 @@ def test_a_session_on_the_bundled_java_is_quiet(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
 
 
-def test_a_master_and_a_home_that_do_not_fit(
+def test_a_home_of_another_version_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
-    with pytest.raises(FailedPrecondition, match="where no Spark is"), spark_session():
-        pass
+    with pytest.raises(FailedPrecondition, match="where no Spark is"):
+        check_spark_home()
     jars = tmp_path / "jars"
     jars.mkdir()
     (jars / "spark-core_2.13-3.5.1.jar").touch()
-    with (
-        pytest.raises(FailedPrecondition, match=r"has Spark 3\.5, and PySpark here is"),
-        spark_session(),
-    ):
-        pass
+    with pytest.raises(FailedPrecondition, match=r"has Spark 3\.5, and PySpark here is"):
+        check_spark_home()
 
 
 def test_a_master_that_is_none(tmp_path: Path) -> None:
