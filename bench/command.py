@@ -35,7 +35,7 @@ TRANSPORTS = ("zmq", "shm")
 WIDTH = 170
 OWN_BROKER = (
     "sustained", "ready", "recovery", "idle", "readback", "soak", "delayed", "unacked", "crowd",
-    *(name for name in WORKLOADS if name.startswith("history-")),
+    *(name for name in WORKLOADS if name.startswith(("history-", "spark-"))),
 )  # fmt: skip
 """Workloads that start brokers of their own, with settings of their own."""
 

@@ -133,6 +133,20 @@ _HISTORY_CASES = (
     ),
 )  # fmt: skip
 
+_SPARK_CASES = (
+    Case(
+        "Spark: scan of history, 100 B, of Parquet", "spark-scan", {},
+        [
+            Floor("vs_parquet", 1.0, 1.2, "of Parquet, offset and payload"),
+            Floor("ten_columns_vs_parquet", 0.5, 0.8, "of Parquet, all ten columns"),
+            Floor("counted_per_s", 6e6, 10e6, "records/s counted"),
+            Floor("streamed_per_s", 2.5e6, 4e6, "records/s streamed"),
+            Floor("broker_cpu_share", 0.05, 0.01, "of a core at the broker"),
+            Floor("slice_bytes_share", 0.03, 0.015, "of the bytes, for 1 % of the time"),
+        ],
+    ),
+)  # fmt: skip
+
 CASES = (
     Case("reliable, fdatasync before ack", "throughput", {}, _rate(6e6, 9e6)),
     Case("reliable, os", "throughput", {"durability": "os"}, _rate(7e6, 10e6)),
@@ -222,6 +236,7 @@ CASES = (
         [Floor("orderly_seconds", 10, 3, "s"), Floor("killed_seconds", 10, 3, "s")],
     ),
     *_HISTORY_CASES,
+    *_SPARK_CASES,
     Case(
         "soak, 5 min: clients, topics and workers come and go", "soak", {"messages": 600_000},
         [

@@ -25,6 +25,7 @@ from danube_fast.bench.workloads import (
 )
 from danube_fast.bench.workloads.history import offset, publish, reads, turns, upload
 from danube_fast.bench.workloads.history.stores import why_no_seaweed
+from danube_fast.bench.workloads.spark import scan
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 __all__ = ["EVERYWHERE", "WORKLOADS", "Workload", "find", "planned"]
@@ -194,6 +195,10 @@ WORKLOADS: dict[str, Workload] = {
         "turns of a worker while 8 consumers read history, beside those while they read the log",
         turns.run_turns, {"messages": 1_000_000, "message_bytes": 1024, "consumers": 8},
         _HISTORY | {"consumers"},
+    ),
+    "spark-scan": Workload(
+        "Spark reads the history of a topic, beside the same rows in Parquet",
+        scan.run_scan, {"messages": 20_000_000}, _HISTORY, scan.why_no_spark,
     ),
     "reference": Workload(
         "raw ZeroMQ without a broker, the same bytes",

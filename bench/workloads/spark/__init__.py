@@ -1,0 +1,1 @@
+"""Workloads in which Spark reads or writes topics. They need the extra `spark`."""
