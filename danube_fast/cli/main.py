@@ -38,6 +38,7 @@ from danube_fast.cli.failures import (
     wants_json,
 )
 from danube_fast.cli.output import StdoutClosed
+from danube_fast.cli.pipeline.sql import sql
 
 __all__ = ["app", "main", "run"]
 
@@ -59,7 +60,7 @@ app = typer.Typer(
 )
 for _command in (
     serve.serve, produce.produce, consume.consume, status.status, doctor.doctor, demo.demo,
-    bench.bench, completion.completion,
+    bench.bench, completion.completion, sql,
 ):  # fmt: skip
     app.command(epilog=_command.epilog)(_command)  # type: ignore[union-attr]
 for _module in (topic_messages, subscriptions, status, namespaces, wal, history, config):

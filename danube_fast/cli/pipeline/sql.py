@@ -1,0 +1,94 @@
+"""`danube-fast sql`: one statement over topics, by Spark."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from danube_fast.cli.options import OutputForm, OutputOption, command
+from danube_fast.cli.output import note, print_table, write
+
+__all__ = ["sql"]
+
+ROWS_SHOWN_MAX = 1000
+
+
+@command(
+    "danube-fast sql \"select cast(key as string) carrier, count(*) flights from '/default/flights' group by 1\"",
+    "danube-fast sql \"select max(offset) from '/default/flights'\" --start -10m",
+)
+def sql(
+    statement: Annotated[
+        str,
+        typer.Argument(
+            metavar="STATEMENT",
+            help="A query of Spark SQL; topics stand in quotes behind from and join.",
+        ),
+    ],
+    url: Annotated[
+        str | None,
+        typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Where the broker listens."),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Store with the history; without --url no broker is asked."
+        ),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(metavar="WHERE", help="From here: earliest, an offset, a time or -10m."),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option(metavar="WHERE", help="Up to here: latest, an offset, a time.")
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where Spark runs.  [default: this host]")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Show so many rows at most.")
+    ] = ROWS_SHOWN_MAX,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Run a statement over topics with history and print its rows; needs pip install 'danube-fast[spark]'.
+
+    Topics have the columns topic, offset, partition, key, payload, attributes, publish_time, event_time,
+    producer_name and sequence; key and payload are binary: cast(key as string).
+    """
+    from danube_fast.spark.session import spark_session
+    from danube_fast.spark.statement import run_statement
+
+    given = {"url": url, "store": store, "start": start, "end": end}
+    options = {name: value for name, value in given.items() if value is not None}
+    with spark_session(master) as spark:
+        rows = run_statement(spark, statement, options).take(limit + 1)
+    shown = [_plain(row.asDict(recursive=True)) for row in rows[:limit]]
+    if output is OutputForm.JSON:
+        for row in shown:
+            write(msgspec.json.encode(row) + b"\n")
+    else:
+        print_table(output, shown, "no rows")
+    if len(rows) > limit:
+        note(f"there are more rows: these are the first {limit}; --limit N shows more")
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: text where bytes are UTF-8, else base64; times in RFC 3339."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes | bytearray):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    return str(value)
