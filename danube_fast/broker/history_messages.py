@@ -199,7 +199,9 @@ class FetchedHistory(msgspec.Struct, frozen=True):
 
     path: str
     blocks: list[Block]
-    """None of them: there is no message from the offset on."""
+    """None of them: there is no message from the offset on, or those there were given up."""
+    gone_until: int = 0
+    """Without blocks: messages below were given up."""
 
 
 class FetchHistory(Message, frozen=True):

@@ -181,12 +181,19 @@ class Manifest:
         kept = (
             [] if record.is_snapshot else [each for each in self.sections if each.key not in gone]
         )
+        # before the sections: a reader in another thread that misses one of them finds that it has expired
+        self.first_offset, self.end_offset = record.first_offset, record.end_offset
         # a new list: a reader in another thread may have the old one
         self.sections = sorted([*kept, *record.added], key=lambda section: section.base_offset)
         self.number, self.snapshot = record.number, record.snapshot
         self.owner_epoch, self.uploader_epoch = record.owner_epoch, record.uploader_epoch
         self.topic, self.incarnation = record.topic, record.incarnation
-        self.first_offset, self.end_offset = record.first_offset, record.end_offset
+
+    @property
+    def gone_until(self) -> int:
+        """Messages below were given up. A purge can make the first offset larger than the end: what comes behind the
+        end is not known here, and may be of another life of the log."""
+        return min(self.first_offset, self.end_offset)
 
     @property
     def byte_count(self) -> int:

@@ -142,6 +142,46 @@ def test_what_its_owner_was_not_told_of_does_not_expire(
     assert len(store.load().manifest.sections) == left
 
 
+@pytest.mark.parametrize(("first", "told"), [(0, None), (50, 50), (UNTOLD, UNTOLD), (900, UNTOLD)])
+def test_an_owner_is_told_of_what_has_gone_if_nothing_else_goes(
+    make_log: Any, tmp_path: Path, first: int, told: int | None
+) -> None:
+    """An uploader ended before it could, or the log is older. Of what is behind the end a purge says nothing: it may
+    be of another life."""
+    store = Store()
+    store.logs[PARTITION] = log = make_log(frames_from(TOLD, 30))
+    gone = [section.key for section in store.sections if section.end_offset <= first]
+    store.commit(0, first_offset=first, removed=gone)
+    store.histories.clear()  # as it is at the start
+    rounds = Rounds(store.state, Checkpoints(tmp_path))
+    backlog = log.backlog(UNTOLD, retention_seconds=10**9)
+    assert store.run(rounds._give_up_old([_Owned(WORKER, backlog)])) == (told is not None)
+    assert [each.first_offset for each in store.told] == ([] if told is None else [told])
+    log.first_offset = first
+    assert not store.run(rounds._give_up_old([_Owned(WORKER, log.backlog(UNTOLD))]))
+
+
+def test_an_owner_of_an_older_copy_is_told_nothing(make_log: Any, tmp_path: Path) -> None:
+    """What has expired in another life is behind what it knows, or before."""
+    store = Store(life=1)
+    store.commit(0, first_offset=50)
+    store.histories.clear()
+    store.logs[PARTITION] = log = make_log(frames_from(TOLD, 30))
+    rounds = Rounds(store.state, Checkpoints(tmp_path))
+    owned = [_Owned(WORKER, log.backlog(TOLD, retention_seconds=10**9))]
+    assert not store.run(rounds._give_up_old(owned))
+    assert rounds.fault is not None
+    assert not store.run(rounds._tell_what_is_known(owned))
+    assert not store.told
+
+
+def test_a_purge_beyond_the_end_does_not_reach_what_is_uploaded_later() -> None:
+    store = Store()
+    store.commit(0, first_offset=UNTOLD + 100)
+    store.commit(UNTOLD + 50)
+    assert store.load().manifest.first_offset == UNTOLD
+
+
 def lose(store: Store, section: Section) -> None:
     store.store.delete([section.key])
 

@@ -231,3 +231,55 @@ def test_reads_at_the_same_time_are_bounded(tmp_path: Path) -> None:
             rig.tasks.do_work(0)
     assert most == FETCHES_MAX
     assert all(request.value is not None for request in requests)
+
+
+def give_up(rig: Rig, count: int) -> int:
+    """Take the first sections out of the manifest; where it begins then."""
+    sections = rig.manifest.sections
+    rig.manifest.first_offset = sections[count - 1].end_offset
+    rig.manifest.sections = sections[count:]
+    return rig.manifest.first_offset
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_what_was_given_up_is_told(rig: Rig, count: int) -> None:
+    """Some objects are left, or none."""
+    first = give_up(rig, count)
+    for offset in (0, first - 1):
+        found = rig.get(offset)
+        assert (found.blocks, found.gone_until) == ([], first)
+    assert bool(rig.get(first).blocks) == (first < rig.end)
+    assert not rig.store.reads or rig.store.reads[0][0] == rig.manifest.sections[0].key
+
+
+def test_what_is_given_up_while_it_is_looked_for_is_told(rig: Rig) -> None:
+    request = rig.ask(0)
+    first = give_up(rig, 3)
+    rig.run_all()
+    assert request.value == m.FetchedHistory("", [], first)
+
+
+def test_what_is_given_up_before_it_is_fetched_ahead_is_told(rig: Rig) -> None:
+    """Else the piece ahead would say that there were no messages before it."""
+    here = rig.manifest.sections[: AHEAD_MAX + 2]
+    rig.get(0)
+    rig.get(here[1].base_offset)
+    first = give_up(rig, len(here) + 2)
+    assert rig.get(here[2].base_offset).blocks, "it was fetched ahead"
+    assert rig.get(here[-1].end_offset) == m.FetchedHistory("", [], first)
+
+
+def test_what_was_purged_in_the_midst_of_an_object_needs_no_object(rig: Rig) -> None:
+    """It is given up, and not lost."""
+    rig.manifest.first_offset = first = rig.manifest.sections[0].end_offset - 1
+    rig.store.delete([rig.manifest.sections[0].key])
+    assert rig.get(0) == m.FetchedHistory("", [], first)
+    with pytest.raises(DataLoss):
+        rig.get(first)
+
+
+def test_a_purge_beyond_the_end_says_nothing_of_what_comes_there(rig: Rig) -> None:
+    """Behind the end another life of the log may go on, whose owner knows of no purge."""
+    rig.manifest.first_offset = rig.end + 100
+    assert rig.get(rig.end - 1).gone_until == rig.end
+    assert rig.get(rig.end).gone_until == rig.end

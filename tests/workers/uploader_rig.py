@@ -88,10 +88,12 @@ class Bench:
         self.store = store
         self.logs: dict[int, FakeLog] = {}
         self.histories: dict[int, History] = {}
+        self.told: list[m.SetUploaded] = []
+        """What owners were told."""
         numbers = itertools.count(100)
         self.state: Any = SimpleNamespace(
             epoch=EPOCH, identity=IDENTITY, store=store, clock=VirtualClock(), writing=set(),
-            settings=SimpleNamespace(history_part_bytes=part_bytes), next_number=lambda: next(numbers),
+            note_fault=lambda error: None, settings=SimpleNamespace(history_part_bytes=part_bytes), next_number=lambda: next(numbers),
             history=self._history, known=self.histories.get, deleting=set(), forget=lambda number: self.histories.pop(number, None),
         )  # fmt: skip
 
@@ -134,4 +136,6 @@ class Bench:
             if log is None:
                 raise NotOwner("it moves")
             return log.runs(message)
+        if isinstance(message, m.SetUploaded):
+            self.told.append(message)
         return [] if isinstance(message, m.FindWithoutHistory) else None

@@ -85,7 +85,8 @@ class Fetches:
     def _fetched(self, asked: m.FetchHistory) -> Task:
         piece: Piece | None = yield from self._piece(asked)
         if piece is None:
-            return m.FetchedHistory("", [])
+            history: History = yield from self._state.history(asked.partition_id, asked.manifest)
+            return m.FetchedHistory("", [], history.manifest.gone_until)
         look = self._look_ahead(asked.partition_id, asked.offset, piece.end_offset)
         self._state.tasks.start(look)
         return m.FetchedHistory(piece.path, piece.blocks)
@@ -101,7 +102,7 @@ class Fetches:
         self._fault = fault
 
     def _piece(self, asked: m.FetchHistory) -> Task:
-        """The piece with an offset, None behind the end. Raises DanubeError."""
+        """The piece with an offset, None behind the end and where all was given up. Raises DanubeError."""
         partition_id, offset = asked.partition_id, asked.offset
         counters = self._state.boot.counters
         if asked.is_damaged:
@@ -117,19 +118,27 @@ class Fetches:
                     yield Join(on_way.running)
                 continue
             history: History = yield from self._state.history(partition_id, asked.manifest)
-            reader = history.reader
             byte_count = self._bytes_at(partition_id, offset)
-            spans: list[Span] = yield Do(partial(reader.spans, offset, byte_count))
+            spans: list[Span] = yield from self._spans(history, offset, byte_count)
             if not spans:
                 return None
             if self._find_on_way(partition_id, offset) is None:
                 counters.add(Counter.HISTORY_CACHE_MISSES)
-                return (yield Join(self._begin(partition_id, reader, spans[0])))
+                return (yield Join(self._begin(partition_id, history.reader, spans[0])))
+
+    @staticmethod
+    def _spans(history: History, offset: int, byte_count: int, count: int = 1) -> Task:
+        """Find spans as `HistoryReader.spans`, but none below what was given up: it would pass for never used."""
+        if offset < history.manifest.gone_until:
+            return []
+        spans: list[Span] = yield Do(partial(history.reader.spans, offset, byte_count, count))
+        gone_until = history.manifest.gone_until  # sections may have gone meanwhile
+        return [span for span in spans if span.start >= gone_until]
 
     def _checked_piece(self, asked: m.FetchHistory) -> Task:
         """Read what is damaged: the sound blocks before that, if there are any. Raises DataLoss."""
         history: History = yield from self._state.history(asked.partition_id, asked.manifest)
-        spans: list[Span] = yield Do(partial(history.reader.spans, asked.offset, FETCH_BYTES))
+        spans: list[Span] = yield from self._spans(history, asked.offset, FETCH_BYTES)
         if not spans:
             return None
         piece: Piece = yield Do(partial(self._read_piece, history.reader, spans[0]))
@@ -151,7 +160,7 @@ class Fetches:
         if history is None or wanted <= 0:
             return
         with contextlib.suppress(DanubeError):  # the reader hears of it when it comes there
-            spans: list[Span] = yield Do(partial(history.reader.spans, offset, byte_count, wanted))
+            spans: list[Span] = yield from self._spans(history, offset, byte_count, wanted)
             for span in spans:
                 if self._end_of(partition_id, span.start) is None:
                     self._begin(partition_id, history.reader, span)

@@ -45,6 +45,8 @@ def rewrite_object(
         named[writer.key] = partition_ids
     except DanubeError:
         yield from sender.abort()
+        for partition_id in partition_ids:
+            state.forget(partition_id)  # the record may have been made
         raise
     finally:
         state.writing.discard(writer.key)

@@ -172,7 +172,8 @@ class Rounds:
         return agrees
 
     def _give_up_old(self, owned: Sequence[_Owned]) -> Task:
-        """Take sections out of the manifests that no policy keeps; whether there were any."""
+        """Take sections out of the manifests that no policy keeps, and tell their owners of all that have gone; whether
+        there were any."""
         done = False
         for each in owned:
             worker, backlog = each
@@ -189,8 +190,11 @@ class Rounds:
             keys = keys_below(history.manifest, first)
             if keys:
                 changes = {"first_offset": first, "removed": keys}
-                manifest = yield from self._commit_changes(history, backlog, changes)
-                done |= yield from self._tell(worker, backlog.partition_id, manifest)
+                yield from self._commit_changes(history, backlog, changes)
+            elif history.manifest.gone_until <= backlog.first_offset:
+                continue
+            # else an uploader before has ended when the record was made, or the log is older than that
+            done |= yield from self._tell(worker, backlog.partition_id, history.manifest)
         return done
 
     def _is_aside(self, backlog: m.Backlog) -> bool:
@@ -399,7 +403,7 @@ class Rounds:
             self._state.epoch,
             partition_id,
             manifest.end_offset,
-            manifest.first_offset,
+            manifest.gone_until,
             manifest.number,
             manifest.byte_count,
         )

@@ -46,12 +46,12 @@ class History:
         self, topic: str, incarnation: int, *, first_offset: int = 0, end_offset: int = 0,
         added: Sequence[Section] = (), removed: Sequence[str] = (),
     ) -> Manifest:  # fmt: skip
-        """Make the next record; neither offset goes back. Runs in a thread; one commit waits for the other. Raises as
+        """Make the next record; what is in history or gone stays so. Runs in a thread; one commit waits for the other. Raises as
         `ManifestLog.commit`."""
         with self._lock:
             manifest = self._log.manifest
             return self._log.commit(
-                topic, incarnation, 0, first_offset=max(first_offset, manifest.first_offset),
+                topic, incarnation, 0, first_offset=max(first_offset, manifest.gone_until),
                 end_offset=max(end_offset, manifest.end_offset), added=added, removed=removed,
             )  # fmt: skip
 

@@ -18,6 +18,7 @@ from danube_fast.errors import DanubeError, DataLoss, FailedPrecondition, Unavai
 from danube_fast.workers.process.mailbox import Reply
 from danube_fast.workers.shard.history.chunks import Chunk, FileGone
 from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.read.places import NEVER_USED, TRIMMED
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["HistoryReads"]
@@ -29,8 +30,6 @@ AHEAD = 3
 FETCH_MS = 60_000
 RETRY_NS = SECOND_NS
 """Pause after a fetch that failed."""
-NEVER_USED = "these offsets were never used"
-
 _FINAL = DataLoss, FailedPrecondition
 """Errors that readers are told of; after others they wait."""
 
@@ -49,6 +48,9 @@ class HistoryReads(Job):
         """Fetches that are under way; whether a reader waits."""
         self._failed: dict[Place, tuple[DanubeError, int]] = {}
         """Fetches that failed, and when they may be tried again."""
+        self._gone: dict[int, int] = {}
+        """By partition id: history below was given up. The owner is told of that by the uploader, but not of what an
+        older copy of its log has not seen; what that log has itself can be read."""
         state.removal_listeners.append(self._forget)
 
     def read(self, partition: Partition, offset: int, end: int, byte_limit: int) -> Read:
@@ -58,6 +60,9 @@ class HistoryReads(Job):
         """
         chunk = self._find(partition.partition_id, offset)
         if chunk is None:
+            gone_until = self._gone.get(partition.partition_id, 0)
+            if offset < gone_until:
+                return Gap(min(end, gone_until), TRIMMED, lost=True)
             self._ask(partition, offset, is_waited_for=True)
             return PENDING
         self._ask_ahead(partition, chunk)
@@ -89,7 +94,7 @@ class HistoryReads(Job):
         """Ask for the first chunk behind one that is not here, so that some always are."""
         for _ in range(AHEAD):
             at = chunk.end_offset
-            if at >= partition.uploaded.until:
+            if at >= partition.uploaded.until or at < self._gone.get(partition.partition_id, 0):
                 return
             following = self._find(partition.partition_id, at)
             if following is None:
@@ -133,9 +138,12 @@ class HistoryReads(Job):
         is_waited_for = self._asked.pop(place, False)
         try:
             fetched: m.FetchedHistory = reply.result()
-            if not fetched.blocks:
+            if fetched.blocks:
+                self._add(place, Chunk(partition.partition_id, offset, fetched))
+            elif offset < fetched.gone_until:
+                self._gone[partition.partition_id] = fetched.gone_until
+            else:
                 raise Unavailable(f"history of {partition.topic} ends before offset {offset}")
-            self._add(place, Chunk(partition.partition_id, offset, fetched))
         except (
             FileGone
         ):  # it may be in another object by now, or lost: the uploader looks at the manifest
@@ -177,6 +185,7 @@ class HistoryReads(Job):
         chunk.close()
 
     def _forget(self, partition: Partition) -> None:
+        self._gone.pop(partition.partition_id, None)
         for place in [place for place in self._chunks if place[0] == partition.partition_id]:
             self._chunks.pop(place).close()
         for place in [place for place in self._failed if place[0] == partition.partition_id]:

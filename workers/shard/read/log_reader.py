@@ -83,6 +83,9 @@ class LogReader:
             end = runs[0].base_offset if runs else partition.visible
             if partition.is_in_history(offset) and not only_log:
                 return self._read_history(partition, offset, end, byte_limit)
+            first = partition.first_offset
+            if offset < first and partition.is_in_history(first) and not only_log:
+                end = min(end, first)  # history has what is behind
             return gap_in_log(partition, offset, end) if offset < end else PENDING
         frames: list[Stored] = []
         for run in runs:

@@ -14,8 +14,18 @@ from danube_fast.broker.subscription.consumer import Gap
 from danube_fast.wal.index import Run
 from danube_fast.wal.log import Log
 
-__all__ = ["breaks_left", "first_run", "gap_in_log", "live_runs", "lowest_position"]
+__all__ = [
+    "NEVER_USED",
+    "TRIMMED",
+    "breaks_left",
+    "first_run",
+    "gap_in_log",
+    "live_runs",
+    "lowest_position",
+]
 
+NEVER_USED = "these offsets were never used"
+TRIMMED = "these messages were trimmed"
 _STALE_BYTES = 1 << 20
 """Looked through at a time."""
 
@@ -43,8 +53,7 @@ def gap_in_log(partition: Partition, offset: int, end: int) -> Gap:
         return Gap(end, "newer messages have the keys of these", is_silent=True)
     unpinned = any(offset < at for at in partition.breaks)
     lost = (offset < first or unpinned) and end > partition.unsure_until
-    reason = "these messages were trimmed" if lost else "these offsets were never used"
-    return Gap(end, reason, lost)
+    return Gap(end, TRIMMED if lost else NEVER_USED, lost)
 
 
 def first_run(log: Log, partition: Partition, offset: int) -> Run | None:
