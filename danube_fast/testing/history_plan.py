@@ -85,7 +85,7 @@ class HistoryPlan:
         self.sizes = draw.choice(((0, 300, 2000, 3000), (0, 0, 2000, 2000)))
         """Bytes of messages: enough for several segments."""
         self.bundle_bytes = 5000
-        """One frame more than that is within the limit of a bundle."""
+        """A bundle of so many bytes takes no more frames: the limit is low where segments are small."""
         self.permits_bytes = draw.choice((20_000, 1 << 20, 1 << 24))
         """Byte credit of each consumer."""
         self._object_bytes = draw.choice((16, 64, 256)) * KIB

@@ -46,6 +46,8 @@ class Peer:
         self.stopped_until_ns = 0
         self.wire: Wire | None = None
         self._session, self._token = 0, b""
+        self.limits: dict[str, int] = {}
+        """What WELCOME told."""
         self._request = 0
         self._calls: dict[int, Callable[[Any], None]] = {}
         self._heard_ns = 0
@@ -193,6 +195,7 @@ class Peer:
         elif isinstance(command, p.Welcome):
             if command.request == self._hello:
                 self._session, self._token = command.session, command.token
+                self.limits = command.limits
                 self.is_open = True
                 self.on_open()
         elif isinstance(command, p.Error) and command.code == p.Status.NO_SESSION:

@@ -1,5 +1,8 @@
 """A scripted producer: numbered frames on some partitions of one worker, sent again until they are
-acked, sometimes though they were acked, sometimes with a gap that must be refused."""
+acked, sometimes though they were acked, sometimes with a gap that must be refused.
+
+As a client must, it keeps to the limits of WELCOME: a bundle that is too large is refused whenever it comes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import random
 from typing import Any
 
 from danube_fast.clock import MILLISECOND_NS
-from danube_fast.frame.bundle import sealed_bundle
+from danube_fast.errors import InvalidArgument
+from danube_fast.frame.bundle import bundle_bytes, sealed_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.net import protocol as p
 from danube_fast.testing.host import SimulatedHost, SimulatedWorker
@@ -128,6 +132,7 @@ class ScriptedProducer(Peer):
 
     def _new_messages(self, lane: _Lane) -> Messages:
         messages: Messages = []
+        room = self.limits["message_bytes_max"]
         for _ in range(self.draw.randrange(1, 6)):
             self.made += 1
             size = self.draw.choice(self.payload_sizes) if self.draw.random() < 0.97 else 9_000
@@ -137,7 +142,10 @@ class ScriptedProducer(Peer):
                 text += b"@%d:" % (
                     self.clock.wall_ns() + self.draw.randrange(self.delays_ms) * MILLISECOND_NS
                 )
+            if len(text) + size > room:
+                size = 0  # its frame alone would be over the limit
             messages.append((text + bytes(size), self.draw.choice(KEYS)))
+            room -= len(text) + size
         return messages
 
     def _publish(self) -> None:
@@ -157,9 +165,13 @@ class ScriptedProducer(Peer):
                 lane.unacked.append(self._new_messages(lane))
             sequence = lane.first + sum(map(len, lane.unacked[: lane.posted]))
             for messages in lane.unacked[lane.posted :]:
-                if sum(len(frame) for _, frame in frames) > self.bundle_bytes:
+                sizes = [len(each) for _, each in frames]
+                if sum(sizes) > self.bundle_bytes:
                     break
-                frames.append((lane.partition_id, self._frame(lane, sequence, messages)))
+                frame = self._frame(lane, sequence, messages)
+                if frames and bundle_bytes([*sizes, len(frame)]) > self.limits["bundle_bytes_max"]:
+                    break
+                frames.append((lane.partition_id, frame))
                 sequence += len(messages)
                 sent.append((lane, sequence, messages))
                 lane.posted += 1
@@ -206,6 +218,8 @@ class ScriptedProducer(Peer):
             return
         if status == 6:
             raise Violation(f"{self.name}: what was sent lately is too old to be known")
+        if status == InvalidArgument.code:
+            raise Violation(f"{self.name}: refused whenever it is sent again")
         if status in (p.Status.FENCED, p.Status.NOT_OWNER):
             lane.opened = None
             self.later(100 * MILLISECOND_NS, lambda: self._open(lane))

@@ -19,8 +19,9 @@ MOVED = (
     200667,
 )  # fmt: skip
 """Seeds with moves: of the log, of clients that left a consumer behind or lost credit, and of the model."""
-WITH_HISTORY = ((10, 0.0), (51, 0.0), (99, 0.5))
-"""Seeds with history: what is kept until it expires, a clock set back, a snapshot behind a frontier's record."""
+WITH_HISTORY = ((10, 0.0), (51, 0.0), (99, 0.5), (50012, 0.4))
+"""Seeds with history: what is kept until it expires, a clock set back, a snapshot behind a frontier's record, and
+frames of a scripted producer that are too many for one bundle."""
 
 
 @pytest.mark.parametrize("history", [0.0, 1.0])
