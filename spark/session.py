@@ -50,6 +50,8 @@ _START_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
+    # rows come from Python by a socket of the file system: a seventh faster than by loopback
+    "spark.python.unix.domain.socket.enabled": "true",
 }
 """Of a session that begins here."""
 

@@ -70,7 +70,7 @@ def tables(
     start = address_of(view) if len(view) else 0
     at, state = 0, np.zeros(len(Listing), dtype=np.int64)
     while at < len(view):
-        entries = np.zeros((ENTRIES_MAX, len(Entry)), dtype=np.int64)
+        entries = np.empty((ENTRIES_MAX, len(Entry)), dtype=np.int64)
         code = _list_frames(
             start + at, len(view) - at, low, high, array_address(entries), ENTRIES_MAX, rows_max,
             bytes_max, array_address(state),
