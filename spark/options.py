@@ -8,6 +8,7 @@
 | `start`, `end` | `earliest`, `latest`, an offset, an RFC 3339 time, `-10m`, or JSON by partition: `{"0": 17}` | all |
 | `columns` | what is read, with commas between: Spark does not tell a source in Python | all |
 | `holdSeconds` | how long objects stay that were planned to be read | 6 hours |
+| `hold` | a hold that the caller keeps: with `store`, nothing is flushed or held anew | |
 | `splitBytes`, `minPartitions` | how much one task reads; how many there are at least | 64 MiB |
 | `maxMessagesPerTrigger` | of a stream: how many messages a batch has at most | all |
 | `failOnDataLoss` | `false`: go on behind what is lost or damaged | `true` |
@@ -53,7 +54,7 @@ _KAFKA = {
 _KAFKA_TIMES = {"startingtimestamp": "start", "endingtimestamp": "end"}
 _NO_KAFKA = "kafka."
 _NAMES = (
-    "topic", "topicPattern", "url", "store", "start", "end", "columns", "holdSeconds",
+    "topic", "topicPattern", "url", "store", "start", "end", "columns", "holdSeconds", "hold",
     "splitBytes", "minPartitions", "maxMessagesPerTrigger", "failOnDataLoss", "pushdown", "path",
 )  # fmt: skip
 
@@ -73,6 +74,8 @@ class ReadOptions(NamedTuple):
     end: Where
     columns: tuple[str, ...]
     hold_seconds: int
+    hold: str
+    """Key of one that the caller keeps; empty: there is none."""
     split_bytes: int
     partitions_min: int
     messages_max: int
@@ -102,6 +105,7 @@ class ReadOptions(NamedTuple):
             end=_where(values.get("end", "latest"), "end"),
             columns=_columns(values.get("columns")),
             hold_seconds=_whole(values, "holdSeconds", HOLD_SECONDS, 1, HOLD_SECONDS_MAX),
+            hold=values.get("hold", ""),
             split_bytes=_whole(values, "splitBytes", SPLIT_BYTES, SPLIT_BYTES_MIN, 1 << 40),
             partitions_min=_whole(values, "minPartitions", 1, 1, PARTITIONS_MAX),
             messages_max=_whole(values, "maxMessagesPerTrigger", 0, 1, 1 << 62),

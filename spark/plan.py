@@ -10,6 +10,7 @@ bound in time costs the tables of blocks of the two sections where it lies.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from danube_fast.client.client import Client
 from danube_fast.client.entry import connect
 from danube_fast.clock import SystemClock
-from danube_fast.errors import InvalidArgument, NotFound
+from danube_fast.errors import InvalidArgument, NotFound, PermissionDenied
 from danube_fast.history.catalog import load_partition, read_catalog
 from danube_fast.history.holds import make_hold
 from danube_fast.history.manifest import Manifest, Section
@@ -171,7 +172,8 @@ def snapshot_of_broker(client: Client, options: ReadOptions) -> Snapshot:
 
 
 def snapshot_of_store(options: ReadOptions) -> Snapshot:
-    """Take what the store has, and hold its objects; no broker is asked. Raises as `make_plan`."""
+    """Take what the store has, and hold its objects unless the option `hold` names who does; no broker is asked. Who
+    may only read the store holds nothing. Raises as `make_plan`."""
     url = options.store or ""
     store = open_reading(url)
     ranges: list[PartitionRange] = []
@@ -195,9 +197,13 @@ def snapshot_of_store(options: ReadOptions) -> Snapshot:
             raise NotFound(
                 f"{url} has no history of {topic}; `danube-fast history ls --store {url}` lists what there is"
             )
-    keys = sorted({section.key for each in ranges for section in each.manifest.sections})
-    hold = make_hold(store, keys, options.hold_seconds, SystemClock().wall_ns())
-    return Snapshot(url, [hold.key], ranges)
+    holds: list[str] = []
+    if not options.hold:
+        keys = sorted({section.key for each in ranges for section in each.manifest.sections})
+        with contextlib.suppress(PermissionDenied):
+            hold = make_hold(store, keys, options.hold_seconds, SystemClock().wall_ns())
+            holds.append(hold.key)
+    return Snapshot(url, holds, ranges)
 
 
 def divide(

@@ -9,20 +9,26 @@ own, and filters choose what is read where no view is used twice (decision 35).
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from danube_fast.errors import InvalidArgument
-from danube_fast.spark.options import COLUMNS
+from danube_fast.client.entry import connect
+from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.history.holds import release_hold
+from danube_fast.spark.options import COLUMNS, ReadOptions
+from danube_fast.spark.plan import open_reading, snapshot_of_broker, snapshot_of_store
 from danube_fast.spark.session import FORMAT
 from danube_fast.types import parse_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["run_statement", "with_views"]
+__all__ = ["statement", "with_views"]
 
 _MENTION = re.compile(r"""\b(from|join)(\s+)(['"`])(/[^'"`]*)\3""", re.IGNORECASE)
 _VIEW = "danube_topic_{}"
@@ -31,15 +37,18 @@ _COUNTED = "offset"
 _names = itertools.count()
 
 
-def run_statement(
+@contextlib.contextmanager
+def statement(
     spark: SparkSession, text: str, options: Mapping[str, str] | None = None
-) -> DataFrame:
-    """Make the data frame of a statement that names topics in quotes behind `from` and `join`.
+) -> Iterator[DataFrame]:
+    """Make the data frame of a statement that names topics in quotes behind `from` and `join`. What it reads is flushed
+    and held until the end of the block.
 
     `options`: of each read, such as `url`, `start` and `end`. Raises InvalidArgument if the statement names no topic,
-    and what Spark raises for one that is wrong.
+    what Spark raises for one that is wrong, and what the broker and the store raise.
 
-        run_statement(spark, "select count(*) from '/default/flights'").show()
+        with statement(spark, "select count(*) from '/default/flights'") as counted:
+            counted.show()
     """
     text, views = with_views(text)
     if not views:
@@ -47,18 +56,57 @@ def run_statement(
             "the statement names no topic: write select ... from '/namespace/topic' ..., with the quotes"
         )
     given = dict(options or {})
+    with _held(given, sorted(set(views.values()))) as held:
+        try:
+            yield _planned(spark, text, views, held)
+        finally:
+            for view in views:
+                spark.catalog.dropTempView(view)
+
+
+def _planned(
+    spark: SparkSession, text: str, views: Mapping[str, str], held: Mapping[str, dict[str, str]]
+) -> DataFrame:
+    """The frame of a statement over views that read what it needs. `held`: options by topic."""
     for view, topic in views.items():
-        _read(spark, given, topic).createOrReplaceTempView(view)
-    try:
-        used = _used_columns(spark.sql(text), len(views))
-        if used is not None:
-            for view, topic in views.items():
-                narrow = {**given, "columns": ",".join(used), "pushdown": "true"}
-                _read(spark, narrow, topic).createOrReplaceTempView(view)
-        return spark.sql(text)
-    finally:
-        for view in views:
-            spark.catalog.dropTempView(view)
+        _read(spark, held[topic]).createOrReplaceTempView(view)
+    used = _used_columns(spark.sql(text), len(views))
+    if used is not None:
+        for view, topic in views.items():
+            narrow = {**held[topic], "columns": ",".join(used), "pushdown": "true"}
+            _read(spark, narrow).createOrReplaceTempView(view)
+    return spark.sql(text)
+
+
+@contextlib.contextmanager
+def _held(given: Mapping[str, str], topics: Sequence[str]) -> Iterator[dict[str, dict[str, str]]]:
+    """Flush and hold topics for a while; the options that read each of them as it is now."""
+    options = ReadOptions.parse({**given, "topic": ",".join(topics)})
+    with contextlib.ExitStack() as at_end:
+        if options.url is None and options.store is not None:
+            snapshot = snapshot_of_store(options)
+            release: Callable[[str], Any] = functools.partial(
+                release_hold, open_reading(snapshot.store)
+            )
+        else:
+            client = at_end.enter_context(connect(options.url))
+            snapshot = snapshot_of_broker(client, options)
+            release = client.admin.release_history_hold
+        for hold in snapshot.holds:
+            at_end.callback(_release, release, hold)
+        ends: dict[str, dict[str, int]] = {topic: {} for topic in topics}
+        for each in snapshot.ranges:
+            ends[each.topic][str(each.partition)] = each.high
+        shared = {name: value for name, value in given.items() if name != "url"}
+        shared |= {"store": snapshot.store, "hold": ",".join(snapshot.holds) or "none"}
+        yield {
+            topic: {"end": json.dumps(end), **shared, "topic": topic} for topic, end in ends.items()
+        }
+
+
+def _release(release: Callable[[str], Any], hold: str) -> None:
+    with contextlib.suppress(DanubeError):  # it ends by itself
+        release(hold)
 
 
 def with_views(text: str) -> tuple[str, dict[str, str]]:
@@ -73,8 +121,8 @@ def with_views(text: str) -> tuple[str, dict[str, str]]:
     return _MENTION.sub(named, text), views
 
 
-def _read(spark: SparkSession, options: Mapping[str, str], topic: str) -> DataFrame:
-    return spark.read.format(FORMAT).options(**options, topic=topic).load()
+def _read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    return spark.read.format(FORMAT).options(**options).load()
 
 
 def _used_columns(frame: Any, view_count: int) -> tuple[str, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,13 @@ def spark() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that is the store."""
+    return tmp_path_factory.mktemp("history") / "store"
+
+
+@pytest.fixture(scope="module")
+def broker(store_folder: Path) -> Iterator[Broker]:
     """A broker with a store that is a folder."""
-    store = tmp_path_factory.mktemp("history") / "store"
-    with Broker(workers=2, store=f"file://{store}", **SMALL) as running:
+    with Broker(workers=2, store=f"file://{store_folder}", **SMALL) as running:
         yield running

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import time
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ import pyarrow as pa
 import pytest
 
 from danube_fast.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from danube_fast.history.manifest import Manifest, Section
 from danube_fast.history.stores.local import LocalStore
 from danube_fast.spark import scan
 from danube_fast.spark.options import ReadOptions
-from danube_fast.spark.plan import Bounds, Plan, make_plan
+from danube_fast.spark.plan import Bounds, PartitionRange, Plan, Snapshot, divide, make_plan
 from danube_fast.spark.scan import read_task
 from danube_fast.testing.broker import Broker
 from tests.delivery.history_rig import NUMBER, SMALL, keep_for_ever, publish
@@ -231,6 +234,36 @@ def test_what_cannot_be_read_is_refused(broker: Broker, tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidArgument, match=text):
             ReadOptions.parse({"topic": "/default/x", **options})
+
+
+def test_a_hundred_gigabytes_are_planned_in_seconds() -> None:
+    """The bar is 1 s and 500 MB; a test allows five times as long."""
+    gib, object_bytes = 1 << 30, 64 << 20
+    count = 100 * gib // object_bytes
+    per_object = object_bytes // 128
+    manifest = Manifest()
+    manifest.topic, manifest.end_offset = TOPIC, count * per_object
+    manifest.sections = [
+        Section(
+            key=f"objects/{number:012d}", position=64, byte_count=object_bytes,
+            base_offset=number * per_object, end_offset=(number + 1) * per_object,
+            message_count=per_object, append_min_ns=number, append_max_ns=number + 1,
+            publish_min_ns=number, publish_max_ns=number + 1, blocks_position=object_bytes,
+            block_count=256, blocks_crc=0,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+    of = PartitionRange(TOPIC, 0, 7, 0, manifest.end_offset, manifest)
+    options = ReadOptions.parse({"topic": TOPIC, "splitBytes": "16777216"})
+    tracemalloc.start()
+    began = time.monotonic()
+    plan = divide(Snapshot("file:///store", [], [of]), [of], options, Bounds())
+    pickled = pickle.dumps(plan.tasks)
+    seconds = time.monotonic() - began
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(plan.tasks) == 4 * count and len(pickled) < 10_000_000
+    assert seconds < 5 and peak < 500_000_000, (seconds, peak)
 
 
 def test_names_of_kafka_are_taken() -> None:

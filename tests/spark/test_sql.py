@@ -12,7 +12,7 @@ import pytest
 
 from danube_fast.errors import InvalidArgument
 from danube_fast.spark import statement
-from danube_fast.spark.statement import run_statement, with_views
+from danube_fast.spark.statement import with_views
 from danube_fast.testing.broker import Broker
 from tests.delivery.history_rig import keep_for_ever
 
@@ -89,10 +89,23 @@ def test_statements(
         return used[-1]
 
     monkeypatch.setattr(statement, "_used_columns", noted)
-    found = run_statement(spark, text, {"url": filled.url}).collect()
+    with statement.statement(spark, text, {"url": filled.url}) as frame:
+        found = frame.collect()
     assert [tuple(row) for row in found] == rows
     assert used == [None if columns is None else tuple(columns.split(","))]
     assert not [view for view in spark.catalog.listTables() if view.name.startswith("danube_topic")]
+
+
+def test_what_is_read_is_held_until_the_end(spark: Any, filled: Broker, store_folder: Path) -> None:
+    def holds() -> list[str]:
+        return [path.name for path in (store_folder / "holds").glob("*")]
+
+    before = holds()
+    for options in ({"url": filled.url}, {"store": f"file://{store_folder}"}):
+        with statement.statement(spark, f"select count(*) from '{LEFT}'", options) as frame:
+            assert frame.collect()[0][0] == COUNT
+            assert len(holds()) == len(before) + 1
+        assert holds() == before
 
 
 def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

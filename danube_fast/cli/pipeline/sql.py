@@ -60,12 +60,12 @@ def sql(
     producer_name and sequence; key and payload are binary: cast(key as string).
     """
     from danube_fast.spark.session import spark_session
-    from danube_fast.spark.statement import run_statement
+    from danube_fast.spark.statement import statement as statement_over
 
     given = {"url": url, "store": store, "start": start, "end": end}
     options = {name: value for name, value in given.items() if value is not None}
-    with spark_session(master) as spark:
-        rows = run_statement(spark, statement, options).take(limit + 1)
+    with spark_session(master) as spark, statement_over(spark, statement, options) as frame:
+        rows = frame.take(limit + 1)
     shown = [_plain(row.asDict(recursive=True)) for row in rows[:limit]]
     if output is OutputForm.JSON:
         for row in shown:
