@@ -8,7 +8,7 @@
 | `start`, `end` | `earliest`, `latest`, an offset, an RFC 3339 time, `-10m`, or JSON by partition: `{"0": 17}` | all |
 | `columns` | what is read, with commas between: Spark does not tell a source in Python | all |
 | `holdSeconds` | how long objects stay that were planned to be read | 6 hours |
-| `hold` | a hold that the caller keeps: with `store`, nothing is flushed or held anew | |
+| `snapshot` | of our own jobs: partitions that are flushed and held already, as JSON | |
 | `splitBytes`, `minPartitions` | how much one task reads; how many there are at least | 64 MiB |
 | `maxMessagesPerTrigger` | of a stream: how many messages a batch has at most | all |
 | `failOnDataLoss` | `false`: go on behind what is lost or damaged | `true` |
@@ -29,7 +29,7 @@ from danube_fast.client.values.options import Position, checked_position
 from danube_fast.errors import InvalidArgument
 from danube_fast.types import TopicPattern, parse_topic
 
-__all__ = ["COLUMNS", "ReadOptions", "Where"]
+__all__ = ["COLUMNS", "Known", "ReadOptions", "Where"]
 
 MIB = 1024 * 1024
 HOLD_SECONDS = 6 * 3600
@@ -54,12 +54,24 @@ _KAFKA = {
 _KAFKA_TIMES = {"startingtimestamp": "start", "endingtimestamp": "end"}
 _NO_KAFKA = "kafka."
 _NAMES = (
-    "topic", "topicPattern", "url", "store", "start", "end", "columns", "holdSeconds", "hold",
+    "topic", "topicPattern", "url", "store", "start", "end", "columns", "holdSeconds", "snapshot",
     "splitBytes", "minPartitions", "maxMessagesPerTrigger", "failOnDataLoss", "pushdown", "path",
 )  # fmt: skip
 
 Where = Position | dict[int, int]
 """A position, or an offset for each partition by its index."""
+
+
+class Known(NamedTuple):
+    """A partition of a snapshot that the caller holds."""
+
+    topic: str
+    partition: int
+    partition_id: int
+    manifest: int
+    """Number of the newest record."""
+    low: int
+    high: int
 
 
 class ReadOptions(NamedTuple):
@@ -74,8 +86,8 @@ class ReadOptions(NamedTuple):
     end: Where
     columns: tuple[str, ...]
     hold_seconds: int
-    hold: str
-    """Key of one that the caller keeps; empty: there is none."""
+    known: tuple[Known, ...]
+    """What is read, if the caller has flushed and holds it."""
     split_bytes: int
     partitions_min: int
     messages_max: int
@@ -101,11 +113,11 @@ class ReadOptions(NamedTuple):
             pattern=pattern,
             url=values.get("url"),
             store=values.get("store"),
-            start=_where(values.get("start", "earliest"), "start"),
-            end=_where(values.get("end", "latest"), "end"),
+            start=_where(values.get("start", "earliest"), "start", topics),
+            end=_where(values.get("end", "latest"), "end", topics),
             columns=_columns(values.get("columns")),
             hold_seconds=_whole(values, "holdSeconds", HOLD_SECONDS, 1, HOLD_SECONDS_MAX),
-            hold=values.get("hold", ""),
+            known=_known(values.get("snapshot")),
             split_bytes=_whole(values, "splitBytes", SPLIT_BYTES, SPLIT_BYTES_MIN, 1 << 40),
             partitions_min=_whole(values, "minPartitions", 1, 1, PARTITIONS_MAX),
             messages_max=_whole(values, "maxMessagesPerTrigger", 0, 1, 1 << 62),
@@ -149,26 +161,36 @@ def _from_milliseconds(name: str, value: str) -> str:
     return json.dumps({"time_ns": int(value) * 1_000_000})
 
 
-def _where(text: str, name: str) -> Where:
-    """Read a position, or offsets by partition."""
+def _where(text: str, name: str, topics: tuple[str, ...]) -> Where:
+    """Read a position, or offsets by partition of the one topic."""
     if not text.startswith("{"):
         return checked_position(int(text) if text.isdecimal() else text)
+    example = '{"0": 17, "1": 40}'
     try:
         given: Any = json.loads(text)
-        if isinstance(given, dict) and len(given) == 1:
-            (inner,) = given.values()
-            if isinstance(inner, dict):  # as Kafka's: {"topic": {"0": 17}}
-                given = inner
         if [*given] == ["time_ns"]:
             return {"time_ns": int(given["time_ns"])}
+        if len(given) == 1 and isinstance(inner := next(iter(given.values())), dict):
+            if [*given] != [*topics]:  # as Kafka's: {"topic": {"0": 17}}
+                raise InvalidArgument(f"{name} names another topic than topic does: {text!r:.200}")
+            given = inner
         offsets = {int(index): int(offset) for index, offset in given.items()}
     except (ValueError, TypeError, AttributeError):
         raise InvalidArgument(
-            f'{name} is {text!r:.200}; give offsets by partition, such as {{"0": 17, "1": 40}}'
+            f"{name} is {text!r:.200}; give offsets by partition, such as {example}"
         ) from None
+    if len(topics) != 1:
+        raise InvalidArgument(f"{name} has offsets by partition, which are of one topic: name one")
     if any(number < 0 for pair in offsets.items() for number in pair):
         raise InvalidArgument(f"{name} is {text!r:.200}; partitions and offsets are 0 or more")
     return offsets
+
+
+def _known(text: str | None) -> tuple[Known, ...]:
+    try:
+        return tuple(Known(*each) for each in json.loads(text or "[]"))
+    except (ValueError, TypeError):
+        raise InvalidArgument("snapshot is for jobs of danube-fast itself; leave it out") from None
 
 
 def _columns(text: str | None) -> tuple[str, ...]:

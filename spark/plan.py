@@ -12,21 +12,27 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from danube_fast.client.client import Client
 from danube_fast.client.entry import connect
 from danube_fast.clock import SystemClock
-from danube_fast.errors import InvalidArgument, NotFound, PermissionDenied
-from danube_fast.history.catalog import load_partition, read_catalog
+from danube_fast.errors import (
+    DanubeError,
+    DataLoss,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+)
+from danube_fast.history.catalog import Catalog, load_partition, read_catalog
 from danube_fast.history.holds import make_hold
 from danube_fast.history.manifest import Manifest, Section
 from danube_fast.history.reader import HistoryReader
 from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.store import ObjectStore
-from danube_fast.spark.options import ReadOptions, Where
+from danube_fast.spark.options import Known, ReadOptions, Where
 from danube_fast.types import TopicPattern
 
 __all__ = [
@@ -40,6 +46,7 @@ __all__ = [
     "limited_range",
     "make_plan",
     "open_reading",
+    "release_quietly",
     "snapshot_of_broker",
     "snapshot_of_store",
 ]
@@ -48,6 +55,8 @@ LOADING_MAX = 16
 """Manifests that are loaded at the same time."""
 OFFSET_MAX = (1 << 62) - 1
 TIME_MAX_NS = (1 << 63) - 1
+ONLY_PRUNED = "there is only"
+"""In the reason of a damage: the manifest went with its topic."""
 _PART_MARK = "-part-"
 
 
@@ -130,80 +139,119 @@ def make_plan(options: ReadOptions, bounds: Bounds | None = None) -> Plan:
     Raises NotFound for a topic that is unknown or has no history, FailedPrecondition for one that keeps none, and what
     the broker and the store raise.
     """
+    if options.known:
+        snapshot = _known_snapshot(options)
+        return divide(snapshot, snapshot.ranges, options, bounds or Bounds())
     if options.url is None and options.store is not None:
         snapshot = snapshot_of_store(options)
     else:
         with connect(options.url) as client:
-            snapshot = snapshot_of_broker(client, options)
+            snapshot = snapshot_of_broker(client, options, options.hold_seconds)
     store = open_reading(snapshot.store)
     limited = [limited_range(store, each, options) for each in snapshot.ranges]
     return divide(snapshot, limited, options, bounds or Bounds())
 
 
-def snapshot_of_broker(client: Client, options: ReadOptions) -> Snapshot:
-    """Flush the topics, and hold their objects for `holdSeconds`. Raises as `make_plan`."""
+def snapshot_of_broker(client: Client, options: ReadOptions, hold_seconds: int) -> Snapshot:
+    """Flush the topics, and hold their objects for so many seconds; 0: do not. Raises as `make_plan`."""
     topics = list(options.topics)
     if options.pattern:
         listed = client.admin.list_topics(pattern=options.pattern)
         topics = [each["topic"] for each in listed]
         if not topics:
             raise NotFound(f"no topic matches {options.pattern}")
-    answers = [
-        client.admin.flush_history(topic, hold_seconds=options.hold_seconds) for topic in topics
-    ]
-    url = options.store or answers[0]["store"]
-    store = open_reading(url)
-    named = [
-        (topic, partition, each)
-        for topic, answer in zip(topics, answers, strict=True)
-        for partition, each in enumerate(answer["partitions"])
-    ]
+    answers: list[dict[str, Any]] = []
+    try:
+        for topic in topics:
+            answers.append(client.admin.flush_history(topic, hold_seconds=hold_seconds))
+        url = options.store or answers[0]["store"]
+        known = [
+            Known(topic, partition, each["partition_id"], each["manifest"], 0, each["end_offset"])
+            for topic, answer in zip(topics, answers, strict=True)
+            for partition, each in enumerate(answer["partitions"])
+        ]
+        ranges = [
+            each._replace(low=each.manifest.first_offset)
+            for each in _load(open_reading(url), known)
+        ]
+    except DanubeError:
+        for answer in answers:
+            release_quietly(client.admin.release_history_hold, answer["hold"])
+        raise
+    return Snapshot(url, [answer["hold"] for answer in answers if answer["hold"]], ranges)
 
-    def load(of: tuple[str, int, Any]) -> PartitionRange:
-        topic, partition, each = of
-        manifest = load_partition(store, each["partition_id"], each["manifest"]).manifest
-        return PartitionRange(
-            topic, partition, each["partition_id"], manifest.first_offset, each["end_offset"],
-            manifest,
-        )  # fmt: skip
+
+def release_quietly(release: Callable[[str], Any], hold: str) -> None:
+    """Give a hold back if that works: it ends by itself."""
+    if hold:
+        with contextlib.suppress(DanubeError):
+            release(hold)
+
+
+def _known_snapshot(options: ReadOptions) -> Snapshot:
+    """What the caller has flushed, and holds."""
+    url = options.store or ""
+    return Snapshot(url, [], _load(open_reading(url), options.known))
+
+
+def _load(store: ObjectStore, known: Sequence[Known]) -> list[PartitionRange]:
+    """Read the manifests of partitions."""
+
+    def load(of: Known) -> PartitionRange:
+        manifest = load_partition(store, of.partition_id, of.manifest).manifest
+        return PartitionRange(of.topic, of.partition, of.partition_id, of.low, of.high, manifest)
 
     with concurrent.futures.ThreadPoolExecutor(LOADING_MAX) as pool:
-        return Snapshot(url, [answer["hold"] for answer in answers], list(pool.map(load, named)))
+        return list(pool.map(load, known))
 
 
 def snapshot_of_store(options: ReadOptions) -> Snapshot:
-    """Take what the store has, and hold its objects unless the option `hold` names who does; no broker is asked. Who
-    may only read the store holds nothing. Raises as `make_plan`."""
+    """Take what the store has, and hold its objects; no broker is asked. Who may only read the store holds nothing.
+    Raises as `make_plan`, and DataLoss for a manifest that cannot be read, which may be of these topics."""
     url = options.store or ""
     store = open_reading(url)
-    ranges: list[PartitionRange] = []
-    for each in read_catalog(store).partitions:
-        manifest = each.manifest
-        topic, partition = _partition_of(manifest.topic)
-        names = {topic, manifest.topic}
-        is_chosen = bool(names.intersection(options.topics))
-        if options.pattern:
-            is_chosen = TopicPattern(options.pattern).matches(topic)
-        if is_chosen:
-            ranges.append(
-                PartitionRange(
-                    topic, partition, each.partition_id, manifest.first_offset,
-                    manifest.end_offset, manifest,
-                )
-            )  # fmt: skip
-    known = {each.topic for each in ranges} | {each.manifest.topic for each in ranges}
+    catalog = read_catalog(store)
+    for damage in catalog.damages if options.fails_on_loss else ():
+        if ONLY_PRUNED not in damage.reason:  # that of a deletion which was cut short
+            raise DataLoss(
+                f"{url}: {damage.key}: {damage.reason}; {damage.remedy}; .option('failOnDataLoss', 'false') reads "
+                "what else there is"
+            )
+    ranges = _chosen(catalog, options)
+    known = {each.topic for each in ranges}
     for topic in options.topics or (options.pattern,):
         if not ranges or (options.topics and topic not in known):
             raise NotFound(
                 f"{url} has no history of {topic}; `danube-fast history ls --store {url}` lists what there is"
             )
     holds: list[str] = []
-    if not options.hold:
-        keys = sorted({section.key for each in ranges for section in each.manifest.sections})
-        with contextlib.suppress(PermissionDenied):
-            hold = make_hold(store, keys, options.hold_seconds, SystemClock().wall_ns())
-            holds.append(hold.key)
+    keys = sorted({section.key for each in ranges for section in each.manifest.sections})
+    with contextlib.suppress(PermissionDenied):
+        hold = make_hold(store, keys, options.hold_seconds, SystemClock().wall_ns())
+        holds.append(hold.key)
     return Snapshot(url, holds, ranges)
+
+
+def _chosen(catalog: Catalog, options: ReadOptions) -> list[PartitionRange]:
+    """The partitions of the topics; of several lives of one the newest."""
+    newest: dict[tuple[str, int], PartitionRange] = {}
+    names = {each.manifest.topic for each in catalog.partitions}
+    for each in catalog.partitions:
+        manifest = each.manifest
+        place = _partition_of(manifest.topic)
+        # a topic that is there by itself has no partitions: others only look like them
+        if manifest.topic in options.topics or place[0] in names:
+            place = manifest.topic, 0
+        if options.pattern:
+            is_chosen = TopicPattern(options.pattern).matches(place[0])
+        else:
+            is_chosen = place[0] in options.topics
+        before = newest.get(place)
+        if is_chosen and (before is None or before.manifest.incarnation < manifest.incarnation):
+            newest[place] = PartitionRange(
+                *place, each.partition_id, manifest.first_offset, manifest.end_offset, manifest
+            )
+    return [newest[place] for place in sorted(newest)]
 
 
 def divide(
@@ -211,14 +259,18 @@ def divide(
 ) -> Plan:
     """Divide ranges of a snapshot in tasks."""
     chosen = [
-        (each, section)
+        (each, section, low)
         for each in ranges
         if bounds.partitions is None or each.partition in bounds.partitions
-        for section in _sections(each, bounds)
+        for section, low in _sections(each, bounds)
     ]
-    total = sum(section.byte_count for _, section in chosen)
+    total = sum(section.byte_count for _, section, _ in chosen)
     wanted = max(1, min(options.split_bytes, total // options.partitions_min))
-    splits = [split for each, section in chosen for split in _splits(each, section, bounds, wanted)]
+    splits = [
+        split
+        for each, section, low in chosen
+        for split in _splits(each, section, low, bounds, wanted)
+    ]
     tasks = [Task(snapshot.store, some, bounds) for some in _grouped(splits, wanted)]
     return Plan(snapshot, list(ranges), tasks)
 
@@ -260,8 +312,9 @@ def _offset(reader: HistoryReader, of: PartitionRange, where: Where, default: in
     return of.high if found is None else found
 
 
-def _sections(of: PartitionRange, bounds: Bounds) -> Iterator[Section]:
-    """List the sections of a partition that may hold wanted messages."""
+def _sections(of: PartitionRange, bounds: Bounds) -> Iterator[tuple[Section, int]]:
+    """List the sections of a partition that may hold wanted messages, each with the first offset that is read of it:
+    what two of them have is read once."""
     low, high = max(of.low, bounds.offset_low), min(of.high, bounds.offset_high)
     for section in of.manifest.sections:
         is_missed = section.end_offset <= low or section.base_offset >= high
@@ -269,12 +322,15 @@ def _sections(of: PartitionRange, bounds: Bounds) -> Iterator[Section]:
             is_missed |= section.publish_min_ns > bounds.publish_high_ns
             is_missed |= section.publish_max_ns < bounds.publish_low_ns
         if not is_missed:
-            yield section
+            yield section, low
+        low = max(low, section.end_offset)
 
 
-def _splits(of: PartitionRange, section: Section, bounds: Bounds, wanted: int) -> Iterator[Split]:
+def _splits(
+    of: PartitionRange, section: Section, low: int, bounds: Bounds, wanted: int
+) -> Iterator[Split]:
     """Divide a section in parts of about `wanted` bytes."""
-    low, high = max(of.low, bounds.offset_low), min(of.high, bounds.offset_high)
+    high = min(of.high, bounds.offset_high)
     parts = max(1, min(section.block_count, -(-section.byte_count // wanted)))
     for part in range(parts):
         yield Split(of.topic, of.partition, of.partition_id, section, low, high, part, parts)

@@ -71,7 +71,7 @@ def read_task(
                 else (
                     table
                     for memory in _sound(store, piece, data, fails_on_loss)
-                    for table in tables(memory, split.low, split.high)
+                    for table in _tables(store, piece, memory, fails_on_loss)
                 )
             )
             for table in found:
@@ -119,6 +119,17 @@ def _sound(
     for index in range(len(piece.rows)):
         with contextlib.suppress(DataLoss, NotFound):
             yield _read(store, _Piece(piece.split, piece.rows[index : index + 1]))
+
+
+def _tables(
+    store: ObjectStore, piece: _Piece, memory: bytes, fails_on_loss: bool
+) -> Iterator[FrameTable]:
+    """The tables of some frames; without `fails_on_loss` those before one that cannot be read."""
+    try:
+        yield from tables(memory, piece.split.low, piece.split.high)
+    except DataLoss as error:
+        if fails_on_loss:
+            raise _lost(store, piece, error) from None
 
 
 def _with_keys(batch: Any, table: Any, bounds: Bounds) -> Any:
@@ -226,8 +237,9 @@ def _lost(store: ObjectStore, piece: _Piece, error: Exception) -> DataLoss:
     rows, split = piece.rows, piece.split
     return DataLoss(
         f"offsets {int(rows['base_offset'][0])} to {int(rows['end_offset'][-1])} of {split.topic}, partition "
-        f"{split.partition}, are lost: {error}; .option('failOnDataLoss', 'false') goes on behind them, and "
-        f"`danube-fast history verify --store {store.url}` tells what else is damaged"
+        f"{split.partition}, are lost, or the hold on them has ended (holdSeconds; load the frame again): {error}; "
+        f".option('failOnDataLoss', 'false') goes on behind them, and `danube-fast history verify --store {store.url}` "
+        "tells what else is damaged"
     )
 
 

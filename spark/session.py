@@ -77,10 +77,18 @@ def spark_session(
     chosen = {**_SETTINGS, **(settings or {})}
     active = SparkSession.getActiveSession()
     if active is not None:
-        for key, value in chosen.items():
-            active.conf.set(key, value)
-        with translated():
-            yield active
+        before = {key: active.conf.get(key, None) for key in chosen}
+        try:
+            with translated():
+                for key, value in chosen.items():
+                    active.conf.set(key, value)
+                yield active
+        finally:
+            for key, old in before.items():
+                if old is None:
+                    active.conf.unset(key)
+                else:
+                    active.conf.set(key, old)
         return
     if master is not None and master.startswith(CONNECT_SCHEME):
         session = _connect(master, name, chosen)
@@ -97,8 +105,14 @@ def stop_session(session: SparkSession) -> None:
     """Stop a session and the Java process that it began."""
     with contextlib.suppress(Exception):  # of a session that has failed
         session.stop()
-    from pyspark import SparkContext
+    _end_java()
 
+
+def _end_java() -> None:
+    try:
+        from pyspark import SparkContext
+    except ImportError:  # of a client of Spark Connect alone
+        return
     gateway = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if gateway is None or process is None:
@@ -155,13 +169,21 @@ def _start(master: str, name: str, settings: Mapping[str, str]) -> SparkSession:
     if is_local:
         environment["SPARK_LOCAL_IP"] = LOOPBACK
     descriptor, log = tempfile.mkstemp(prefix="danube-fast-spark-", suffix=".log")
+    started: list[Any] = []
     try:
         with _environment(environment), open(descriptor, "wb") as output:
-            gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
+            gateway = SparkContext._gateway or launch_gateway(
+                conf, {"stdout": output, "stderr": output}
+            )
+            started.append(gateway)
             context = SparkContext(gateway=gateway, conf=conf)
         return SparkSession(context)
     except Exception as error:
-        raise _failed(master, error, Path(log)) from None
+        failure = _failed(master, error, Path(log))
+        if SparkContext._gateway is None and started:
+            SparkContext._gateway = started[0]
+        _end_java()
+        raise failure from None
     finally:
         os.unlink(log)
 

@@ -47,7 +47,7 @@ from danube_fast.spark.stream import DanubeStreamReader, TaskPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DanubeReader", "DanubeSource", "row_schema"]
+__all__ = ["DanubeReader", "DanubeSource", "FilteringReader", "row_schema"]
 
 _TYPES: dict[str, DataType] = {
     "topic": StringType(),
@@ -89,12 +89,18 @@ class DanubeSource(DataSource):
     def reader(self, schema: StructType) -> DanubeReader:
         """Make a reader of these columns. Raises InvalidArgument for columns that there are not."""
         _check_schema(schema)
-        return DanubeReader(ReadOptions.parse(self._given), schema)
+        options = ReadOptions.parse(self._given)
+        return (FilteringReader if options.takes_filters else DanubeReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DanubeStreamReader:  # noqa: N802 - PySpark's name
         """Make a reader of a stream of these columns. Raises InvalidArgument for columns that there are not."""
         _check_schema(schema)
-        return DanubeStreamReader(ReadOptions.parse(self._given), schema)
+        options = ReadOptions.parse(self._given)
+        if options.end != "latest":
+            raise InvalidArgument(
+                "a stream has no end; read what there is with trigger(availableNow=True)"
+            )
+        return DanubeStreamReader(options, schema)
 
 
 class DanubeReader(DataSourceReader):
@@ -103,16 +109,6 @@ class DanubeReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
         self._bounds = Bounds()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
-        """Take what filters say of offsets, partitions, times and keys; all of them stay with Spark, too.
-
-        Only with the option `pushdown`: Spark 4.3 keeps what comes of this with the data frame, and gives it to later
-        queries of the same frame, and to other branches of this one, whose filters are others or none.
-        """
-        for each in filters if self._options.takes_filters else ():
-            self._bounds = narrowed(self._bounds, each)
-        return filters
 
     def partitions(self) -> list[InputPartition]:
         """Plan the read."""
@@ -126,6 +122,20 @@ class DanubeReader(DataSourceReader):
         schema = to_arrow_schema(self._schema, timezone="UTC")
         names = self._schema.fieldNames()
         return read_task(partition.value, names, schema, fails_on_loss=self._options.fails_on_loss)
+
+
+class FilteringReader(DanubeReader):
+    """One that filters narrow. A class of its own: Spark refuses it where its setting for that is off."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
+        """Take what filters say of offsets, partitions, times and keys; all of them stay with Spark, too.
+
+        Spark 4.3 keeps what comes of this with the data frame, and gives it to later queries of the same frame, and to
+        other branches of this one, whose filters are others or none.
+        """
+        for each in filters:
+            self._bounds = narrowed(self._bounds, each)
+        return filters
 
 
 def _check_schema(schema: StructType) -> None:

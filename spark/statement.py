@@ -18,10 +18,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.client.entry import connect
-from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.errors import InvalidArgument
 from danube_fast.history.holds import release_hold
-from danube_fast.spark.options import COLUMNS, ReadOptions
-from danube_fast.spark.plan import open_reading, snapshot_of_broker, snapshot_of_store
+from danube_fast.spark.options import COLUMNS, Known, ReadOptions
+from danube_fast.spark.plan import (
+    limited_range,
+    open_reading,
+    release_quietly,
+    snapshot_of_broker,
+    snapshot_of_store,
+)
 from danube_fast.spark.session import FORMAT
 from danube_fast.types import parse_topic
 
@@ -39,13 +45,14 @@ _names = itertools.count()
 
 @contextlib.contextmanager
 def statement(
-    spark: SparkSession, text: str, options: Mapping[str, str] | None = None
+    spark: SparkSession, text: str, options: Mapping[str, str] | None = None, *, once: bool = False
 ) -> Iterator[DataFrame]:
     """Make the data frame of a statement that names topics in quotes behind `from` and `join`. What it reads is flushed
     and held until the end of the block.
 
-    `options`: of each read, such as `url`, `start` and `end`. Raises InvalidArgument if the statement names no topic,
-    what Spark raises for one that is wrong, and what the broker and the store raise.
+    `options`: of each read, such as `url`, `start` and `end`; `once`: the frame will serve one query, once, so that
+    filters may choose what is read (decision 35). Raises InvalidArgument if the statement names no topic, what Spark
+    raises for one that is wrong, and what the broker and the store raise.
 
         with statement(spark, "select count(*) from '/default/flights'") as counted:
             counted.show()
@@ -58,24 +65,32 @@ def statement(
     given = dict(options or {})
     with _held(given, sorted(set(views.values()))) as held:
         try:
-            yield _planned(spark, text, views, held)
+            yield _planned(spark, text, views, held, once=once)
         finally:
             for view in views:
                 spark.catalog.dropTempView(view)
 
 
 def _planned(
-    spark: SparkSession, text: str, views: Mapping[str, str], held: Mapping[str, dict[str, str]]
-) -> DataFrame:
+    spark: SparkSession, text: str, views: Mapping[str, str], held: Mapping[str, dict[str, str]],
+    *, once: bool,
+) -> DataFrame:  # fmt: skip
     """The frame of a statement over views that read what it needs. `held`: options by topic."""
-    for view, topic in views.items():
-        _read(spark, held[topic]).createOrReplaceTempView(view)
-    used = _used_columns(spark.sql(text), len(views))
-    if used is not None:
+
+    def make(more: Mapping[str, str]) -> DataFrame:
         for view, topic in views.items():
-            narrow = {**held[topic], "columns": ",".join(used), "pushdown": "true"}
-            _read(spark, narrow).createOrReplaceTempView(view)
-    return spark.sql(text)
+            _read(spark, {**held[topic], **more}).createOrReplaceTempView(view)
+        return spark.sql(text)
+
+    whole = make({})
+    used = _used_columns(whole, len(views))
+    if used is None:
+        return whole
+    narrow = {"columns": ",".join(used), **({"pushdown": "true"} if once else {})}
+    try:
+        return make(narrow)
+    except Exception:  # it names columns that its result does not need
+        return make({"pushdown": "true"} if once else {})
 
 
 @contextlib.contextmanager
@@ -90,23 +105,22 @@ def _held(given: Mapping[str, str], topics: Sequence[str]) -> Iterator[dict[str,
             )
         else:
             client = at_end.enter_context(connect(options.url))
-            snapshot = snapshot_of_broker(client, options)
+            snapshot = snapshot_of_broker(client, options, options.hold_seconds)
             release = client.admin.release_history_hold
         for hold in snapshot.holds:
-            at_end.callback(_release, release, hold)
-        ends: dict[str, dict[str, int]] = {topic: {} for topic in topics}
+            at_end.callback(release_quietly, release, hold)
+        store = open_reading(snapshot.store)
+        known: dict[str, list[Known]] = {topic: [] for topic in topics}
         for each in snapshot.ranges:
-            ends[each.topic][str(each.partition)] = each.high
-        shared = {name: value for name, value in given.items() if name != "url"}
-        shared |= {"store": snapshot.store, "hold": ",".join(snapshot.holds) or "none"}
+            of = limited_range(store, each, options)
+            place = Known(
+                of.topic, of.partition, of.partition_id, of.manifest.number, of.low, of.high
+            )
+            known[of.topic].append(place)
         yield {
-            topic: {"end": json.dumps(end), **shared, "topic": topic} for topic, end in ends.items()
+            topic: {"topic": topic, "store": snapshot.store, "snapshot": json.dumps(places)}
+            for topic, places in known.items()
         }
-
-
-def _release(release: Callable[[str], Any], hold: str) -> None:
-    with contextlib.suppress(DanubeError):  # it ends by itself
-        release(hold)
 
 
 def with_views(text: str) -> tuple[str, dict[str, str]]:
@@ -127,8 +141,11 @@ def _read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
 
 def _used_columns(frame: Any, view_count: int) -> tuple[str, ...] | None:
     """Columns of rows that a statement needs of its topics; None: that cannot be told, or a view is used twice."""
-    plan = frame._jdf.queryExecution().optimizedPlan()
-    if "subquery" in plan.toString():
+    if not hasattr(type(frame), "_jdf") and "_jdf" not in vars(frame):
+        return None  # Spark Connect shows no plan
+    execution = frame._jdf.queryExecution()
+    plan = execution.optimizedPlan()
+    if "subquery" in plan.toString() or execution.analyzed().collectLeaves().size() != view_count:
         return None
     leaves = plan.collectLeaves()
     if leaves.size() != view_count:

@@ -3,13 +3,16 @@
     {"/default/flights": {"0": [1700, 3], "1": [1650, 3]}}       by topic and partition: offset, incarnation
 
 Each batch is a snapshot with a hold of its own, which is released when Spark has committed the batch. A partition that
-a topic grows begins at its first message. Offsets that a topic does not have any more, because retention was faster or
-because it was made anew, are DataLoss that names them; with `failOnDataLoss` false the stream goes on behind them.
+a topic grows begins at its first message; one without messages has no incarnation yet, and 0 stands there. Offsets that
+a topic does not have any more, because retention was faster or because it was made anew, are DataLoss that names them;
+with `failOnDataLoss` false the stream goes on behind them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import signal
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +39,7 @@ from danube_fast.spark.plan import (
     divide,
     limited_range,
     open_reading,
+    release_quietly,
     snapshot_of_broker,
 )
 from danube_fast.spark.scan import read_task
@@ -69,7 +73,7 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._snapshot: Snapshot | None = None
         self._flushed_ns = 0
         self._holds: list[str] = []
-        """Of snapshots that a batch may be read from, the newest excepted."""
+        """Of snapshots that a batch is read from."""
         self._target: Offsets | None = None
         """Where a stream of what is there now ends."""
 
@@ -115,34 +119,44 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """Plan the batch between two offsets. Raises DataLoss if some of it is not there any more."""
-        snapshot = self._snapshot or self._flush()
-        if not _covers(snapshot, end):
-            snapshot = self._flush()
-        ranges = []
+        snapshot = self._flush(self._options.hold_seconds)
+        self._holds += snapshot.holds
         known = {(each.topic, str(each.partition)): each for each in snapshot.ranges}
+        ranges = []
         for topic, partitions in end.items():
             for partition, (high, incarnation) in partitions.items():
                 before = start.get(topic, {}).get(partition)
                 of = known.get((topic, partition))
-                low = before[0] if before is not None else 0
-                if of is None or of.manifest.incarnation != incarnation:
-                    self._lose(topic, partition, low, high, "the topic was deleted")
-                    continue
-                first = of.manifest.first_offset
-                if before is None:
-                    low = first  # the topic has grown
-                elif before[1] != incarnation:
-                    self._lose(
-                        topic, partition, low, low + 1, "the topic was deleted and made again"
-                    )
-                    low = first
-                elif low < first:
-                    lost = min(high, first)
-                    self._lose(topic, partition, low, lost, "retention or a purge was faster")
-                    low = lost
-                ranges.append(of._replace(low=low, high=high))
+                found = self._range(of, topic, partition, before, high, incarnation)
+                if found is not None:
+                    ranges.append(found)
         plan = divide(snapshot, ranges, self._options, Bounds())
         return [TaskPartition(task) for task in plan.tasks]
+
+    def _range(
+        self, of: PartitionRange | None, topic: str, partition: str, before: list[int] | None,
+        high: int, incarnation: int,
+    ) -> PartitionRange | None:  # fmt: skip
+        """What a batch has of one partition; None: nothing. Raises DataLoss."""
+        low = before[0] if before is not None else 0
+        if of is None or not _is_same(of.manifest.incarnation, incarnation):
+            self._lose(topic, partition, low, high, "the topic was deleted")
+            return None
+        first = of.low
+        if before is None:
+            low = first  # the topic has grown
+        elif not _is_same(before[1], incarnation):
+            self._lose(topic, partition, low, low + 1, "the topic was deleted and made again")
+            low = first
+        elif low < first:
+            lost = min(high, first)
+            self._lose(topic, partition, low, lost, "retention or a purge was faster")
+            low = lost
+        if high > of.high:
+            cause = "the topic ends before them: is its broker an older copy?"
+            self._lose(topic, partition, max(low, of.high), high, cause)
+            high = of.high
+        return of._replace(low=low, high=max(low, high))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one task, on an executor."""
@@ -156,9 +170,6 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Release all holds and leave the broker."""
-        if self._snapshot is not None:
-            self._holds += self._snapshot.holds
-            self._snapshot = None
         self._release()
         self._leave()
 
@@ -174,25 +185,25 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._flush()
         return self._snapshot
 
-    def _flush(self) -> Snapshot:
+    def _flush(self, hold_seconds: int = 0) -> Snapshot:
         if self._client is None:
+            # Spark ends this process by a signal: `stop` runs then, too
+            with contextlib.suppress(ValueError):  # it is not the main thread
+                signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             self._client = connect(self._options.url)
         try:
-            snapshot = snapshot_of_broker(self._client, self._options)
+            snapshot = snapshot_of_broker(self._client, self._options, hold_seconds)
         except DanubeError:
             self._leave()  # the next try begins anew
             raise
-        if self._snapshot is not None:
-            self._holds += self._snapshot.holds
         self._snapshot, self._flushed_ns = snapshot, self._clock.monotonic_ns()
         return snapshot
 
     def _release(self) -> None:
-        holds, self._holds = self._holds, []
-        for hold in holds:
-            if self._client is not None:
-                with contextlib.suppress(DanubeError):  # it ends by itself
-                    self._client.admin.release_history_hold(hold)
+        if self._client is not None:
+            holds, self._holds = self._holds, []
+            for hold in holds:
+                release_quietly(self._client.admin.release_history_hold, hold)
 
     def _leave(self) -> None:
         client, self._client = self._client, None
@@ -226,7 +237,7 @@ def _forward(start: Offsets, ends: Offsets) -> Offsets:
     for topic, partitions in start.items():
         for partition, (offset, incarnation) in partitions.items():
             end = found.setdefault(topic, {}).get(partition)
-            if end is None or (end[1] == incarnation and end[0] < offset):
+            if end is None or (_is_same(end[1], incarnation) and end[0] < offset):
                 found[topic][partition] = [offset, incarnation]
     return found
 
@@ -239,7 +250,7 @@ def _limited(start: Offsets, ends: Offsets, firsts: Offsets, rows: int) -> Offse
         for partition, (end, incarnation) in partitions.items():
             before = _at(start, topic, partition, incarnation)
             first = _at(firsts, topic, partition, incarnation)
-            begin = before if before is not None else first or 0
+            begin = max(before or 0, first or 0)
             begins[topic, partition] = begin
             waiting[topic, partition] = max(0, end - begin)
     total = sum(waiting.values())
@@ -259,15 +270,9 @@ def _at(
     offsets: Mapping[str, Mapping[str, list[int]]], topic: str, partition: str, incarnation: int
 ) -> int | None:
     found = offsets.get(topic, {}).get(partition)
-    return found[0] if found is not None and found[1] == incarnation else None
+    return found[0] if found is not None and _is_same(found[1], incarnation) else None
 
 
-def _covers(snapshot: Snapshot, end: Offsets) -> bool:
-    """Whether a snapshot has all up to these offsets."""
-    known = {(each.topic, str(each.partition)): each for each in snapshot.ranges}
-    for topic, partitions in end.items():
-        for partition, (offset, incarnation) in partitions.items():
-            of = known.get((topic, partition))
-            if of is None or of.manifest.incarnation != incarnation or of.high < offset:
-                return False
-    return True
+def _is_same(one: int, other: int) -> bool:
+    """Whether two incarnations are those of one topic: a partition without messages has none yet."""
+    return one == other or 0 in (one, other)

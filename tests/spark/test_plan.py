@@ -74,7 +74,7 @@ def test_every_message_is_read_once(filled: Broker) -> None:
     [
         ("earliest", "latest", 0, COUNT),
         ("17", "19000", 17, 19000),
-        ('{"0": 5}', '{"planned": {"0": 9}}', 5, 9),
+        ('{"0": 5}', '{"/default/planned": {"0": 9}}', 5, 9),
         ("latest", "latest", COUNT, COUNT),
         ("100", "50", 0, 0),
         ("-1h", "latest", 0, COUNT),
@@ -210,6 +210,50 @@ def test_a_damaged_block_is_told_or_passed_over(tmp_path: Path) -> None:
     assert _numbers(_read(plan, fails_on_loss=False)) == []
 
 
+def test_messages_that_two_sections_have_are_read_once(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Broker(workers=1, store=f"file://{store}", **SMALL) as running:
+        with running.client() as client:
+            keep_for_ever(client, TOPIC)
+            publish(client, 0, 3000, TOPIC)
+        plan = _plan(running)
+    (of,) = plan.ranges
+    of.manifest.sections = [of.manifest.sections[0], *of.manifest.sections]
+    options = ReadOptions.parse({"topic": TOPIC})
+    assert _numbers(_read(divide(plan.snapshot, [of], options, Bounds()))) == list(range(3000))
+
+
+def test_a_store_alone_is_read_by_the_newest_life_of_a_topic(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    settings = {**SMALL, "history_delete_seconds": 3600}
+    options = ReadOptions.parse({"store": f"file://{store}", "topic": TOPIC})
+    with (
+        Broker(workers=1, store=f"file://{store}", **settings) as running,
+        running.client() as client,
+    ):
+        keep_for_ever(client, TOPIC)
+        publish(client, 0, 500, TOPIC)
+        client.admin.flush_history(TOPIC)
+        client.admin.delete_topic(TOPIC)
+        keep_for_ever(client, TOPIC)
+        publish(client, 500, 100, TOPIC)
+        client.admin.flush_history(TOPIC)
+        looks_like_a_part = f"{TOPIC}-part-3"
+        keep_for_ever(client, looks_like_a_part)
+        publish(client, 600, 50, looks_like_a_part)
+        client.admin.flush_history(looks_like_a_part)
+    assert _numbers(_read(make_plan(options))) == list(range(500, 600))
+    other = ReadOptions.parse({"store": f"file://{store}", "topic": looks_like_a_part})
+    table = _read(make_plan(other), ("topic", "partition", "payload"))
+    assert _numbers(table) == list(range(600, 650))
+    assert set(table["topic"].to_pylist()) == {looks_like_a_part}
+    record = max((store / "manifests").glob("*/[0-9]*"))
+    record.write_bytes(record.read_bytes()[:-1] + b"x")
+    with pytest.raises(DataLoss, match="damaged"):
+        make_plan(options)
+    make_plan(options._replace(fails_on_loss=False))
+
+
 def test_what_cannot_be_read_is_refused(broker: Broker, tmp_path: Path) -> None:
     with broker.client() as client:
         client.admin.create_topic("/default/acked")
@@ -228,6 +272,8 @@ def test_what_cannot_be_read_is_refused(broker: Broker, tmp_path: Path) -> None:
         ({"columns": "value"}, "no option value"),
         ({"start": "yesterday"}, "not a position"),
         ({"start": '{"0": -1}'}, "0 or more"),
+        ({"start": '{"/default/y": {"0": 1}}'}, "another topic"),
+        ({"start": '{"0": 1}', "topic": "/default/x,/default/y"}, "of one topic"),
         ({"kafka.bootstrap.servers": "h:1"}, "give url"),
         ({"holdSeconds": "0"}, "whole number from 1"),
         ({"failOnDataLoss": "maybe"}, "true or false"),

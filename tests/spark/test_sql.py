@@ -76,6 +76,21 @@ def test_topics_become_views() -> None:
             None,
         ),
         (f"select count(*) from (select distinct key from '{LEFT}')", [(5,)], "key"),
+        # what its result does not need is named, and has to be there
+        (f"select count(*) from (select key, payload from '{LEFT}')", [(COUNT,)], "offset"),
+        (
+            f"select count(*) from '{LEFT}' where key is null or key is not null",
+            [(COUNT,)],
+            "offset",
+        ),
+        (
+            (
+                f"with a as (select * from '{LEFT}'), b as (select * from '{RIGHT}') select count(*) from a where "
+                "offset < 10 union all select count(*) from a where offset >= 990"
+            ),
+            [(10,), (10,)],
+            None,
+        ),
     ],
 )
 def test_statements(
@@ -89,11 +104,18 @@ def test_statements(
         return used[-1]
 
     monkeypatch.setattr(statement, "_used_columns", noted)
-    with statement.statement(spark, text, {"url": filled.url}) as frame:
+    with statement.statement(spark, text, {"url": filled.url}, once=True) as frame:
         found = frame.collect()
     assert [tuple(row) for row in found] == rows
     assert used == [None if columns is None else tuple(columns.split(","))]
     assert not [view for view in spark.catalog.listTables() if view.name.startswith("danube_topic")]
+
+
+def test_a_frame_of_a_statement_serves_many_queries(spark: Any, filled: Broker) -> None:
+    text = f"select * from '{LEFT}'"
+    with statement.statement(spark, text, {"url": filled.url}) as frame:
+        assert frame.filter("offset < 10").count() == 10
+        assert frame.count() == COUNT
 
 
 def test_what_is_read_is_held_until_the_end(spark: Any, filled: Broker, store_folder: Path) -> None:

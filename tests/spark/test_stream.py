@@ -9,8 +9,12 @@ import pytest
 
 from danube_fast.errors import DataLoss
 from danube_fast.spark.failures import translated
+from danube_fast.spark.options import ReadOptions
+from danube_fast.spark.source import row_schema
+from danube_fast.spark.stream import DanubeStreamReader
 from danube_fast.testing.broker import Broker
 from tests.delivery.history_rig import keep_for_ever
+from tests.workers.broker import wait_until
 
 
 def _publish(client: Any, topic: str, start: int, count: int) -> None:
@@ -80,6 +84,49 @@ def test_partitions_and_growth(spark: Any, broker: Broker, tmp_path: Path) -> No
         _publish(client, topic, 200, 200)
         assert sorted(stream.run()) == list(range(400))
         assert max(map(len, stream.batches)) <= 60
+
+
+def test_partitions_that_were_empty_before(spark: Any, broker: Broker, tmp_path: Path) -> None:
+    topic = "/default/sparse"
+    with broker.client() as client:
+        client.admin.create_topic(topic, partitions=3)
+        client.admin.set_topic_policy(topic, {"retention_policy": "forever"})
+        stream = Stream(spark, broker, topic, tmp_path)
+        assert stream.run() == []
+        with client.producer(topic) as producer:
+            producer.send(b"0", key=b"one key")
+        assert stream.run() == [0]
+        _publish(client, topic, 1, 100)
+        assert sorted(stream.run()) == list(range(101))
+
+
+def test_a_checkpoint_beyond_the_end_is_told(broker: Broker) -> None:
+    topic = "/default/beyond"
+    with broker.client() as client:
+        keep_for_ever(client, topic)
+        _publish(client, topic, 0, 100)
+    options = ReadOptions.parse({"url": broker.url, "topic": topic})
+    reader = DanubeStreamReader(options, row_schema(["offset"]))
+    try:
+        place = reader.initialOffset()[topic]["0"]
+        start, end = {topic: {"0": [100, place[1]]}}, {topic: {"0": [150, place[1]]}}
+        with pytest.raises(DataLoss, match="offsets 100 to 150 of /default/beyond"):
+            reader.partitions(start, end)
+        assert reader.partitions(start, start) == []
+    finally:
+        reader.stop()
+
+
+def test_holds_end_with_the_stream(
+    spark: Any, broker: Broker, store_folder: Path, tmp_path: Path
+) -> None:
+    topic = "/default/held"
+    with broker.client() as client:
+        keep_for_ever(client, topic)
+        _publish(client, topic, 0, 100)
+    before = set((store_folder / "holds").glob("*"))
+    assert Stream(spark, broker, topic, tmp_path).run() == list(range(100))
+    wait_until("its holds end", lambda: set((store_folder / "holds").glob("*")) <= before)
 
 
 def test_a_stream_begins_where_it_is_told(spark: Any, broker: Broker, tmp_path: Path) -> None:

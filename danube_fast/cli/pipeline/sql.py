@@ -64,9 +64,16 @@ def sql(
 
     given = {"url": url, "store": store, "start": start, "end": end}
     options = {name: value for name, value in given.items() if value is not None}
-    with spark_session(master) as spark, statement_over(spark, statement, options) as frame:
+    with (
+        spark_session(master) as spark,
+        statement_over(spark, statement, options, once=True) as frame,
+    ):
+        names = _distinct(frame.columns)
         rows = frame.take(limit + 1)
-    shown = [_plain(row.asDict(recursive=True)) for row in rows[:limit]]
+    shown = [
+        {name: _plain(value) for name, value in zip(names, row, strict=True)}
+        for row in rows[:limit]
+    ]
     if output is OutputForm.JSON:
         for row in shown:
             write(msgspec.json.encode(row) + b"\n")
@@ -76,8 +83,22 @@ def sql(
         note(f"there are more rows: these are the first {limit}; --limit N shows more")
 
 
+def _distinct(names: list[str]) -> list[str]:
+    """The names of columns; what is there before gets a number."""
+    found: list[str] = []
+    for name in names:
+        number, distinct = 1, name
+        while distinct in found:
+            number += 1
+            distinct = f"{name}_{number}"
+        found.append(distinct)
+    return found
+
+
 def _plain(value: Any) -> Any:
     """A value as JSON has it: text where bytes are UTF-8, else base64; times in RFC 3339."""
+    if hasattr(value, "asDict"):
+        value = value.asDict()
     if isinstance(value, dict):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
