@@ -1,13 +1,20 @@
 """The door through which PySpark finds danube-fast as a data source.
 
-PySpark looks for top-level packages named `pyspark_*` and takes their `DefaultSource` when a session asks for a format
-that it does not know. Nothing else imports this one. It imports all of them, and where one fails finds none: so this
-one is silent where PySpark is too old or pyarrow is missing.
+PySpark imports all top-level packages named `pyspark_*`, and takes their `DefaultSource`, when a session asks for a
+format that it does not know; where one of them fails it finds none. So importing this one does nothing, and it has no
+such name where PySpark is too old or a package of the extra `spark` is missing.
 """
 
-import contextlib
-
-with contextlib.suppress(ImportError):
-    from danube_fast.spark.source import DanubeSource as DefaultSource
+from typing import Any
 
 __all__ = ["DefaultSource"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "DefaultSource":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from danube_fast.spark.source import DanubeSource
+    except ImportError as error:
+        raise AttributeError(f"the data source danube needs {error.name}") from error
+    return DanubeSource
