@@ -19,7 +19,7 @@ ROWS_SHOWN_MAX = 1000
 
 @command(
     "danube-fast sql \"select cast(key as string) carrier, count(*) flights from '/default/flights' group by 1\"",
-    "danube-fast sql \"select max(offset) from '/default/flights'\" --start -10m",
+    "danube-fast sql \"select max(offset) from '/default/flights'\" --store file:///var/history -o json",
 )
 def sql(
     statement: Annotated[
