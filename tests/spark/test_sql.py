@@ -81,7 +81,7 @@ def test_topics_become_views() -> None:
         (
             f"select count(*) from '{LEFT}' where key is null or key is not null",
             [(COUNT,)],
-            "offset",
+            "key",
         ),
         (
             (
