@@ -131,6 +131,10 @@ class TopicPattern:
         return self._is_match(topic) is not None
 
 
+PART_MARK = "-part-"
+"""Between the name of a topic and the index of a partition. A topic may have it in its name: only the broker knows."""
+
+
 def partition_topic(topic: str, index: int, partitions: int) -> str:
     """Name of one partition: the topic itself if it is not partitioned (`partitions` 0)."""
-    return f"{topic}-part-{index}" if partitions else topic
+    return f"{topic}{PART_MARK}{index}" if partitions else topic

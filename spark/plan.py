@@ -26,14 +26,14 @@ from danube_fast.errors import (
     NotFound,
     PermissionDenied,
 )
-from danube_fast.history.catalog import Catalog, load_partition, read_catalog
+from danube_fast.history.catalog import PRUNED_ALONE, Catalog, load_partition, read_catalog
 from danube_fast.history.holds import make_hold
 from danube_fast.history.manifest import Manifest, Section
 from danube_fast.history.reader import HistoryReader
 from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.store import ObjectStore
 from danube_fast.spark.options import Known, ReadOptions, Where
-from danube_fast.types import TopicPattern
+from danube_fast.types import PART_MARK, TopicPattern
 
 __all__ = [
     "Bounds",
@@ -55,9 +55,6 @@ LOADING_MAX = 16
 """Manifests that are loaded at the same time."""
 OFFSET_MAX = (1 << 62) - 1
 TIME_MAX_NS = (1 << 63) - 1
-ONLY_PRUNED = "there is only"
-"""In the reason of a damage: the manifest went with its topic."""
-_PART_MARK = "-part-"
 
 
 class Bounds(NamedTuple):
@@ -212,7 +209,7 @@ def snapshot_of_store(options: ReadOptions) -> Snapshot:
     store = open_reading(url)
     catalog = read_catalog(store)
     for damage in catalog.damages if options.fails_on_loss else ():
-        if ONLY_PRUNED not in damage.reason:  # that of a deletion which was cut short
+        if damage.reason != PRUNED_ALONE:
             raise DataLoss(
                 f"{url}: {damage.key}: {damage.reason}; {damage.remedy}; .option('failOnDataLoss', 'false') reads "
                 "what else there is"
@@ -277,7 +274,7 @@ def divide(
 
 def _partition_of(name: str) -> tuple[str, int]:
     """Topic and index of a partition by its name."""
-    topic, mark, index = name.rpartition(_PART_MARK)
+    topic, mark, index = name.rpartition(PART_MARK)
     return (topic, int(index)) if mark and index.isdecimal() else (name, 0)
 
 

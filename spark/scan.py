@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from danube_fast.errors import DataLoss, NotFound
-from danube_fast.frame.crc import crc32c
 from danube_fast.frame.table import FrameTable, tables
 from danube_fast.history.layout import Blocks
-from danube_fast.history.objects import read_blocks
+from danube_fast.history.objects import read_block_frames, read_blocks
 from danube_fast.history.stores.store import ObjectStore
 from danube_fast.spark.plan import Bounds, Split, Task, open_reading
 
@@ -31,7 +30,7 @@ __all__ = ["read_task"]
 READ_BYTES = 8 * 1024 * 1024
 """Of one request."""
 READS_AHEAD = 2
-
+"""Requests under way while the one before is decoded."""
 ROWS_MAX = 64 * 1024
 """Of a batch without frames."""
 
@@ -64,18 +63,8 @@ def read_task(
     pieces = _pieces(store, task, fails_on_loss, without_frames=without_frames)
     with concurrent.futures.ThreadPoolExecutor(READS_AHEAD) as pool:
         for piece, data in _read_ahead(store, pieces, pool):
-            split = piece.split
-            found: Iterable[FrameTable | _Offsets] = (
-                _offset_tables(piece)
-                if data is None
-                else (
-                    table
-                    for memory in _sound(store, piece, data, fails_on_loss)
-                    for table in _tables(store, piece, memory, fails_on_loss)
-                )
-            )
-            for table in found:
-                arrays = [make(split, table) for make in makers]
+            for table in _tables(store, piece, data, fails_on_loss):
+                arrays = [make(piece.split, table) for make in makers]
                 batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
                 yield _with_keys(batch, table, task.bounds)
 
@@ -122,14 +111,21 @@ def _sound(
 
 
 def _tables(
-    store: ObjectStore, piece: _Piece, memory: bytes, fails_on_loss: bool
-) -> Iterator[FrameTable]:
-    """The tables of some frames; without `fails_on_loss` those before one that cannot be read."""
-    try:
-        yield from tables(memory, piece.split.low, piece.split.high)
-    except DataLoss as error:
-        if fails_on_loss:
-            raise _lost(store, piece, error) from None
+    store: ObjectStore,
+    piece: _Piece,
+    data: concurrent.futures.Future[bytes] | None,
+    fails_on_loss: bool,
+) -> Iterator[FrameTable | _Offsets]:
+    """Make the tables of a piece; without `fails_on_loss` those before a frame that cannot be read."""
+    if data is None:
+        yield from _offset_tables(piece)
+        return
+    for memory in _sound(store, piece, data, fails_on_loss):
+        try:
+            yield from tables(memory, piece.split.low, piece.split.high)
+        except DataLoss as error:
+            if fails_on_loss:
+                raise _lost(store, piece, error) from None
 
 
 def _with_keys(batch: Any, table: Any, bounds: Bounds) -> Any:
@@ -218,19 +214,7 @@ def _read_ahead(
 
 
 def _read(store: ObjectStore, piece: _Piece) -> bytes:
-    """Read a piece and compare the crcs of its blocks."""
-    rows, key = piece.rows, piece.split.section.key
-    start, size = int(rows["position"][0]), int(rows["byte_count"].sum(dtype=np.int64))
-    data = store.read(key, start, size)
-    view, at = memoryview(data), 0
-    for row in rows:
-        after = at + int(row["byte_count"])
-        if crc32c(view[at:after]) != int(row["crc"]):
-            raise DataLoss(
-                f"{store.url}: {key}: the block at {start + at} is damaged, its crc is another one"
-            )
-        at = after
-    return data
+    return read_block_frames(store, piece.split.section.key, piece.rows)
 
 
 def _lost(store: ObjectStore, piece: _Piece, error: Exception) -> DataLoss:

@@ -38,6 +38,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from danube_fast.clock import MICROSECOND_NS
 from danube_fast.errors import InvalidArgument
 from danube_fast.spark.options import COLUMNS, ReadOptions
 from danube_fast.spark.plan import OFFSET_MAX, Bounds, Task, make_plan
@@ -61,7 +62,6 @@ _TYPES: dict[str, DataType] = {
     "producer_name": StringType(),
     "sequence": LongType(),
 }
-_US_NS = 1000
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -207,11 +207,11 @@ def _narrowed_times(bounds: Bounds, given: Filter, values: list[Any]) -> Bounds:
     value = getattr(given, "value", None)
     if values:
         low = max(low, _ns(min(values)))
-        high = min(high, _ns(max(values)) + _US_NS - 1)
+        high = min(high, _ns(max(values)) + MICROSECOND_NS - 1)
     elif isinstance(given, GreaterThan | GreaterThanOrEqual):
         low = max(low, _ns(value))
     elif isinstance(given, LessThan | LessThanOrEqual):
-        high = min(high, _ns(value) + _US_NS - 1)
+        high = min(high, _ns(value) + MICROSECOND_NS - 1)
     return bounds._replace(publish_low_ns=low, publish_high_ns=high)
 
 
@@ -220,4 +220,4 @@ def _ns(moment: Any) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=dt.UTC)
     microseconds: int = (moment - _EPOCH) // dt.timedelta(microseconds=1)
-    return microseconds * _US_NS
+    return microseconds * MICROSECOND_NS

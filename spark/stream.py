@@ -92,13 +92,11 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = _offsets((each, each.high) for each in snapshot.ranges)
         if self._target is not None:
             ends = self._target
-        if isinstance(limit, ReadAllAvailable):
-            return _forward(start, ends)
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        if rows is None:
-            return _forward(start, ends)
+        ends = _forward(start, ends)
+        if not isinstance(limit, ReadMaxRows):
+            return ends
         firsts = _offsets((each, each.low) for each in snapshot.ranges)
-        return _limited(start, _forward(start, ends), firsts, rows)
+        return _limited(start, ends, firsts, limit.max_rows)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The option `maxMessagesPerTrigger`."""
@@ -137,7 +135,7 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, of: PartitionRange | None, topic: str, partition: str, before: list[int] | None,
         high: int, incarnation: int,
     ) -> PartitionRange | None:  # fmt: skip
-        """What a batch has of one partition; None: nothing. Raises DataLoss."""
+        """Choose the offsets that a batch reads of one partition; None: none. Raises DataLoss."""
         low = before[0] if before is not None else 0
         if of is None or not _is_same(of.manifest.incarnation, incarnation):
             self._lose(topic, partition, low, high, "the topic was deleted")
@@ -248,9 +246,7 @@ def _limited(start: Offsets, ends: Offsets, firsts: Offsets, rows: int) -> Offse
     begins: dict[tuple[str, str], int] = {}
     for topic, partitions in ends.items():
         for partition, (end, incarnation) in partitions.items():
-            before = _at(start, topic, partition, incarnation)
-            first = _at(firsts, topic, partition, incarnation)
-            begin = max(before or 0, first or 0)
+            begin = max(_at(each, topic, partition, incarnation) for each in (start, firsts))
             begins[topic, partition] = begin
             waiting[topic, partition] = max(0, end - begin)
     total = sum(waiting.values())
@@ -268,9 +264,10 @@ def _limited(start: Offsets, ends: Offsets, firsts: Offsets, rows: int) -> Offse
 
 def _at(
     offsets: Mapping[str, Mapping[str, list[int]]], topic: str, partition: str, incarnation: int
-) -> int | None:
+) -> int:
+    """Find the offset of a partition in this life of its topic; 0: there is none."""
     found = offsets.get(topic, {}).get(partition)
-    return found[0] if found is not None and _is_same(found[1], incarnation) else None
+    return found[0] if found is not None and _is_same(found[1], incarnation) else 0
 
 
 def _is_same(one: int, other: int) -> bool:

@@ -19,7 +19,7 @@ from danube_fast.frame.arrow import import_pyarrow
 from danube_fast.frame.check import describe_fault
 from danube_fast.frame.columns import array_address
 from danube_fast.frame.kernel import address_of, direct
-from danube_fast.frame.layout import BufferId
+from danube_fast.frame.layout import At, BufferId
 from danube_fast.frame.table_kernels import (
     Entry,
     Listing,
@@ -28,9 +28,8 @@ from danube_fast.frame.table_kernels import (
     fill_bits,
     fill_bytes,
     fill_event_times,
-    fill_offsets,
+    fill_numbers,
     fill_publish_times,
-    fill_sequences,
     list_frames,
     measure,
 )
@@ -46,6 +45,7 @@ ROWS_MAX = 64 * 1024
 BYTES_MAX = 32 * 1024 * 1024
 """Bytes of uncompressed bodies in a table, if its first frame has no more."""
 ENTRIES_MAX = 4096
+"""Frames of a table."""
 
 _list_frames = direct(list_frames)
 _measure = direct(measure)
@@ -53,9 +53,8 @@ _fill_attributes = direct(fill_attributes)
 _fill_bits = direct(fill_bits)
 _fill_bytes = direct(fill_bytes)
 _fill_event_times = direct(fill_event_times)
-_fill_offsets = direct(fill_offsets)
+_fill_numbers = direct(fill_numbers)
 _fill_publish_times = direct(fill_publish_times)
-_fill_sequences = direct(fill_sequences)
 
 
 def tables(
@@ -107,11 +106,11 @@ class FrameTable:
 
     def offsets(self) -> pa.Array:
         """int64: offset of each message."""
-        return self._words(_fill_offsets, self._arrow.int64())
+        return self._numbers(At.BASE_OFFSET, BufferId.OFFSET_DELTA)
 
     def sequences(self) -> pa.Array:
         """int64: sequence of each message."""
-        return self._words(_fill_sequences, self._arrow.int64())
+        return self._numbers(At.BASE_SEQUENCE, BufferId.SEQUENCE_DELTA)
 
     def publish_times(self) -> pa.Array:
         """timestamp[us, UTC]: the producer's clock."""
@@ -162,6 +161,11 @@ class FrameTable:
         """uint64[k] and int64[k]: ids of producers, and how many messages in a row each has, in order."""
         ids = self._entries[:, Entry.PRODUCER_ID].astype(np.uint64)
         return ids, self._entries[:, Entry.STOP] - self._entries[:, Entry.START]
+
+    def _numbers(self, base_at: int, deltas_id: int) -> Any:
+        values = np.empty(self.row_count, dtype=np.int64)
+        _fill_numbers(self._address, self._count, base_at, deltas_id, array_address(values))
+        return self._arrow.array(values)
 
     def _words(self, fill: Any, kind: Any, validity: Any = None) -> Any:
         values = np.empty(self.row_count, dtype=np.int64)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 
+from danube_fast.clock import MICROSECOND_NS
 from danube_fast.frame.check import check_frame
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.layout import (
@@ -52,9 +53,8 @@ __all__ = [
     "fill_bits",
     "fill_bytes",
     "fill_event_times",
-    "fill_offsets",
+    "fill_numbers",
     "fill_publish_times",
-    "fill_sequences",
     "list_frames",
     "measure",
 ]
@@ -74,12 +74,10 @@ ENTRY_BYTES = 8 * len(Entry)
 
 
 class Listing(enum.IntEnum):
-    """Words of the state of `list_frames`."""
+    """Words that `list_frames` writes."""
 
     CONSUMED = 0  # bytes of frames that were passed
     COUNT = 1  # entries
-    ROWS = 2  # messages of their frames, at most
-    BYTES = 3  # of their uncompressed bodies
 
 
 class Sum(enum.IntEnum):
@@ -97,7 +95,6 @@ class Sum(enum.IntEnum):
 
 
 _ALL_FLAGS = FLAG_SPLIT | FLAG_CONTROL | FLAG_PAD | FLAG_DELAYED
-_NS_PER_US = 1000
 
 
 @kernel("void(int64,int64)")
@@ -143,8 +140,6 @@ def list_frames(
         at += frame_bytes
     store_word(state, Listing.CONSUMED, at)
     store_word(state, Listing.COUNT, count)
-    store_word(state, Listing.ROWS, rows)
-    store_word(state, Listing.BYTES, total)
     return code
 
 
@@ -241,24 +236,14 @@ def _place(body: int, buffer_id: int) -> int:
     return body + place if place != 0 else 0
 
 
-@kernel("void(int64,int64,int64)", nogil=True)
-def fill_offsets(entries: int, count: int, target: int) -> None:
-    """Write int64 offsets."""
+@kernel("void(int64,int64,int64,int64,int64)", nogil=True)
+def fill_numbers(entries: int, count: int, base_at: int, deltas_id: int, target: int) -> None:
+    """Write int64 offsets or sequences: the header has the first one at `base_at`, the buffer `deltas_id` what is added
+    for each message, if the frame has gaps."""
     for index in range(count):
         entry = entries + ENTRY_BYTES * index
-        base = load_i64(load_word(entry, Entry.HEADER) + At.BASE_OFFSET)
-        deltas = _place(load_word(entry, Entry.BODY), BufferId.OFFSET_DELTA)
-        start, stop = load_word(entry, Entry.START), load_word(entry, Entry.STOP)
-        target = _fill_numbers(target, base, deltas, start, stop)
-
-
-@kernel("void(int64,int64,int64)", nogil=True)
-def fill_sequences(entries: int, count: int, target: int) -> None:
-    """Write int64 sequences."""
-    for index in range(count):
-        entry = entries + ENTRY_BYTES * index
-        base = load_i64(load_word(entry, Entry.HEADER) + At.BASE_SEQUENCE)
-        deltas = _place(load_word(entry, Entry.BODY), BufferId.SEQUENCE_DELTA)
+        base = load_i64(load_word(entry, Entry.HEADER) + base_at)
+        deltas = _place(load_word(entry, Entry.BODY), deltas_id)
         start, stop = load_word(entry, Entry.START), load_word(entry, Entry.STOP)
         target = _fill_numbers(target, base, deltas, start, stop)
 
@@ -268,7 +253,7 @@ def fill_publish_times(entries: int, count: int, target: int) -> None:
     """Write int64 publish times, microseconds."""
     for index in range(count):
         entry = entries + ENTRY_BYTES * index
-        time_us = load_i64(load_word(entry, Entry.HEADER) + At.PUBLISH_TIME_NS) // _NS_PER_US
+        time_us = load_i64(load_word(entry, Entry.HEADER) + At.PUBLISH_TIME_NS) // MICROSECOND_NS
         for _ in range(load_word(entry, Entry.START), load_word(entry, Entry.STOP)):
             store_u64(target, time_us)
             target += TIME_BYTES
@@ -283,7 +268,7 @@ def fill_event_times(entries: int, count: int, target: int) -> None:
         for message in range(load_word(entry, Entry.START), load_word(entry, Entry.STOP)):
             time_us = 0
             if times != 0:
-                time_us = load_i64(times + TIME_BYTES * message) // _NS_PER_US
+                time_us = load_i64(times + TIME_BYTES * message) // MICROSECOND_NS
             store_u64(target, time_us)
             target += TIME_BYTES
 

@@ -25,6 +25,7 @@ from danube_fast.history.stores.store import ObjectStore
 
 __all__ = [
     "FAULTS",
+    "PRUNED_ALONE",
     "Catalog",
     "Damage",
     "OnProgress",
@@ -39,6 +40,8 @@ __all__ = [
 FAULTS = (DataLoss, FailedPrecondition, InvalidArgument, NotFound)
 """Errors that tell of one object or record. All others are the store's, and end the reading."""
 
+PRUNED_ALONE = f"records were pruned, and the later ones are missing: there is only {PRUNED_NAME}"
+"""Reason of a damage that a deletion leaves which was cut short."""
 RESTORE = "restore it from a copy of the store, or from an older version that the store keeps"
 
 OnProgress = Callable[[str, int, int], None]
@@ -149,7 +152,7 @@ def without_records(partition_id: int) -> Damage:
     """Make the damage of a partition of which there is only the mark that records were pruned."""
     prefix = manifest_prefix(partition_id)
     return Damage(
-        prefix, f"records were pruned, and the later ones are missing: there is only {PRUNED_NAME}",
+        prefix, PRUNED_ALONE,
         "look again if listings of the store are late, or start the broker if its topic was deleted; else restore "
         f"{prefix} from a copy, or repair with --adopt {partition_id}=TOPIC",
         partition_id=partition_id,

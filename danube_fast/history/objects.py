@@ -2,7 +2,7 @@
 
 ObjectWriter     frames of one partition after the other -> parts, sections, table of blocks
 WriterState      how far a writer is: another one goes on from it, once it has the frames that were not sent
-read_blocks      the blocks of a section, by one ranged read
+read_blocks      the blocks of a section, by one ranged read; `read_block_frames`: their frames, checked
 read_table       the blocks of a whole object
 verify_object    every byte of an object
 """
@@ -36,6 +36,7 @@ __all__ = [
     "ObjectWriter",
     "OutgoingPart",
     "WriterState",
+    "read_block_frames",
     "read_blocks",
     "read_table",
     "section_of",
@@ -274,6 +275,21 @@ def read_blocks(store: ObjectStore, section: Section) -> Blocks:
     size = section.block_count * BLOCK_DTYPE.itemsize
     data = store.read(section.key, section.blocks_position, size)
     return decode_blocks(data, section.blocks_crc, f"{store.url}: {section.key}")
+
+
+def read_block_frames(store: ObjectStore, key: str, rows: Blocks) -> bytes:
+    """Read the frames of blocks that stand back to back, by one read. Raises DataLoss if the crc of one is another."""
+    start, size = int(rows["position"][0]), int(rows["byte_count"].sum(dtype=np.int64))
+    data = store.read(key, start, size)
+    view, at = memoryview(data), 0
+    for block in rows:
+        after = at + int(block["byte_count"])
+        if crc32c(view[at:after]) != int(block["crc"]):
+            raise DataLoss(
+                f"{store.url}: {key}, position {start}: the block at {start + at} is damaged, its crc is another one"
+            )
+        at = after
+    return data
 
 
 def read_table(store: ObjectStore, key: str, identity: bytes) -> Blocks:

@@ -16,11 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from danube_fast.errors import DanubeError, DataLoss, NotFound
-from danube_fast.frame.crc import crc32c
 from danube_fast.frame.layout import At
 from danube_fast.history.layout import Blocks
 from danube_fast.history.manifest import Manifest, Section
-from danube_fast.history.objects import read_blocks
+from danube_fast.history.objects import read_block_frames, read_blocks
 from danube_fast.history.stores.store import ObjectStore
 
 __all__ = ["Fetched", "HistoryReader", "Span"]
@@ -149,21 +148,11 @@ class HistoryReader:
             return rows
 
     def _read(self, section: Section, rows: Blocks) -> Fetched:
-        start, size = int(rows["position"][0]), int(rows["byte_count"].sum(dtype=np.int64))
         base, end = int(rows["base_offset"][0]), int(rows["end_offset"][-1])
         try:
-            data = self._store.read(section.key, start, size)
+            data = read_block_frames(self._store, section.key, rows)
         except (NotFound, DataLoss) as error:
             raise self._lost(base, end, error) from None
-        at = 0
-        for block in rows:
-            after = at + int(block["byte_count"])
-            if crc32c(memoryview(data)[at:after]) != int(block["crc"]):
-                raise DataLoss(
-                    f"{self._store.url}: offsets {base} to {end} in {section.key}, position {start}: the block "
-                    f"at {start + at} is damaged, its crc is another one"
-                )
-            at = after
         return Fetched(base, end, data, section.key, rows)
 
     def _lost(self, base: int, end: int, error: DanubeError) -> DataLoss:

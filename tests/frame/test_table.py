@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danube_fast.errors import DataLoss
@@ -87,6 +87,7 @@ def _found(memory: bytes, low: int, high: int, **limits: int) -> list[tuple[Any,
     return rows
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     low=st.integers(0, 80),

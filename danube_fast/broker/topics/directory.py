@@ -43,13 +43,12 @@ from danube_fast.errors import (
     InvalidArgument,
     NotFound,
 )
-from danube_fast.types import Dispatch, TopicName, parse_topic, partition_topic
+from danube_fast.types import PART_MARK, Dispatch, TopicName, parse_topic, partition_topic
 
 __all__ = ["NotMade", "Store", "TopicDirectory"]
 
 CHANGES_MAX = 100
 """Changes in one transaction of the store."""
-PART_MARK = "-part-"
 
 
 class NotMade(NamedTuple):

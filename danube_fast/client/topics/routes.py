@@ -27,13 +27,12 @@ from danube_fast.errors import (
     Unavailable,
 )
 from danube_fast.net.protocol import Lookup
-from danube_fast.types import parse_topic
+from danube_fast.types import PART_MARK, parse_topic
 
 __all__ = ["Partition", "Routes", "Topic", "TopicUser", "made_again"]
 
 _ANSWER_MARGIN_NS = 500 * MILLISECOND_NS
 """A LOOKUP that waits for its topic is given up by the broker this long before the caller."""
-_PART_MARK = "-part-"
 _STEADY_NS = SECOND_NS
 """A place that was found so long ago was right: the next search begins without a long wait."""
 
@@ -233,7 +232,7 @@ class Routes:
                 )
             connection = self._worker(ipc if near else tcp, near)
             # only the broker knows whether "-part-" is a mark or part of a name
-            number = None if topic == parent else int(topic[len(parent) + len(_PART_MARK) :])
+            number = None if topic == parent else int(topic[len(parent) + len(PART_MARK) :])
             partitions.append(Partition(partition_id, topic, connection, parent, number))
         return partitions
 
