@@ -19,7 +19,6 @@ from danube_fast.cli import (
     consume,
     demo,
     doctor,
-    history,
     interrupts,
     namespaces,
     produce,
@@ -27,7 +26,6 @@ from danube_fast.cli import (
     status,
     subscriptions,
     topic_messages,
-    wal,
 )
 from danube_fast.cli.failures import (
     EXIT_INTERRUPTED,
@@ -38,7 +36,8 @@ from danube_fast.cli.failures import (
     wants_json,
 )
 from danube_fast.cli.output import StdoutClosed
-from danube_fast.cli.pipeline.sql import sql
+from danube_fast.cli.stored import history, wal
+from danube_fast.cli.stored.sql import sql
 
 __all__ = ["app", "main", "run"]
 

@@ -26,7 +26,7 @@ from danube_fast.frame.view import FrameView
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["batch_schema", "import_pyarrow", "to_record_batch"]
+__all__ = ["batch_schema", "import_pyarrow", "to_record_batch", "valid_strings"]
 
 
 def import_pyarrow() -> Any:
@@ -55,6 +55,17 @@ def batch_schema() -> pa.Schema:
             arrow.field("redelivery_count", arrow.uint32()),
         ]
     )
+
+
+def valid_strings(strings: pa.StringArray) -> pa.StringArray:
+    """Put U+FFFD in place of what is no UTF-8; the same array if all of it is."""
+    arrow = import_pyarrow()
+    try:
+        strings.validate(full=True)
+    except arrow.ArrowInvalid:
+        raw = strings.view(arrow.binary()).to_pylist()
+        return arrow.array([item.decode("utf-8", "replace") for item in raw])
+    return strings
 
 
 class _Body:
@@ -96,14 +107,7 @@ class _Body:
         return self.arrow.Array.from_buffers(kind, self.count, [validity, values])
 
     def _strings(self, offsets_id: int, count: int) -> Any:
-        """String array; what is not UTF-8 is replaced (then, and only then, the data is copied)."""
-        strings = self.byte_strings(offsets_id, self.arrow.string(), count)
-        try:
-            strings.validate(full=True)
-        except self.arrow.ArrowInvalid:
-            raw = self.byte_strings(offsets_id, self.arrow.binary(), count).to_pylist()
-            strings = self.arrow.array([item.decode("utf-8", "replace") for item in raw])
-        return strings
+        return valid_strings(self.byte_strings(offsets_id, self.arrow.string(), count))
 
     def attributes(self) -> Any:
         """The map<string, string> array."""

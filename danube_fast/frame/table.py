@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from danube_fast.errors import DataLoss
-from danube_fast.frame.arrow import import_pyarrow
+from danube_fast.frame.arrow import import_pyarrow, valid_strings
 from danube_fast.frame.check import describe_fault
 from danube_fast.frame.columns import array_address
 from danube_fast.frame.kernel import address_of, direct
@@ -190,10 +190,4 @@ class FrameTable:
     def _strings(self, count: int, offsets: Any, data: Any) -> Any:
         arrow = self._arrow
         buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(data)]
-        strings = arrow.Array.from_buffers(arrow.string(), count, buffers)
-        try:
-            strings.validate(full=True)
-        except arrow.ArrowInvalid:
-            raw = arrow.Array.from_buffers(arrow.binary(), count, buffers).to_pylist()
-            strings = arrow.array([item.decode("utf-8", "replace") for item in raw])
-        return strings
+        return valid_strings(arrow.Array.from_buffers(arrow.string(), count, buffers))

@@ -46,6 +46,18 @@ def _plan(broker: Broker, bounds: Bounds | None = None, **options: str) -> Plan:
     return make_plan(ReadOptions.parse(given), bounds)
 
 
+def _stored(folder: Path) -> tuple[Path, Plan]:
+    """A store with 3,000 messages, whose broker has gone with its data, and the plan of a read."""
+    store = folder / "store"
+    with Broker(workers=1, store=f"file://{store}", **SMALL) as running:
+        with running.client() as client:
+            keep_for_ever(client, TOPIC)
+            publish(client, 0, 3000, TOPIC)
+        plan = _plan(running)
+    assert not Path(running.data_dir).exists()
+    return store, plan
+
+
 def _read(plan: Plan, columns: Sequence[str] = ("offset", "payload"), **options: Any) -> Any:
     """All rows of a plan, as executors that get pickled tasks read them."""
     schema = pa.schema([(name, KINDS[name]) for name in columns])
@@ -173,14 +185,7 @@ def test_partitions_have_their_index(broker: Broker) -> None:
 
 
 def test_executors_need_the_store_alone(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with Broker(workers=1, store=f"file://{store}", **SMALL) as running:
-        with running.client() as client:
-            keep_for_ever(client, TOPIC)
-            publish(client, 0, 3000, TOPIC)
-        plan = _plan(running)
-        running.stop()
-        assert not Path(running.data_dir).exists()
+    store, plan = _stored(tmp_path)
     assert _numbers(_read(plan)) == list(range(3000))
     # and without a broker even plans
     options = ReadOptions.parse({"store": f"file://{store}", "topic": TOPIC})
@@ -188,12 +193,7 @@ def test_executors_need_the_store_alone(tmp_path: Path) -> None:
 
 
 def test_a_damaged_block_is_told_or_passed_over(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with Broker(workers=1, store=f"file://{store}", **SMALL) as running:
-        with running.client() as client:
-            keep_for_ever(client, TOPIC)
-            publish(client, 0, 3000, TOPIC)
-        plan = _plan(running)
+    store, plan = _stored(tmp_path)
     (path,) = [path for path in (store / "objects").rglob("*") if path.is_file()]
     data = bytearray(path.read_bytes())
     data[1_000_000] ^= 1
@@ -211,12 +211,7 @@ def test_a_damaged_block_is_told_or_passed_over(tmp_path: Path) -> None:
 
 
 def test_messages_that_two_sections_have_are_read_once(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with Broker(workers=1, store=f"file://{store}", **SMALL) as running:
-        with running.client() as client:
-            keep_for_ever(client, TOPIC)
-            publish(client, 0, 3000, TOPIC)
-        plan = _plan(running)
+    _, plan = _stored(tmp_path)
     (of,) = plan.ranges
     of.manifest.sections = [of.manifest.sections[0], *of.manifest.sections]
     options = ReadOptions.parse({"topic": TOPIC})
