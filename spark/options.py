@@ -29,7 +29,7 @@ from danube_fast.client.values.options import Position, checked_position
 from danube_fast.errors import InvalidArgument
 from danube_fast.types import TopicPattern, parse_topic
 
-__all__ = ["COLUMNS", "Known", "ReadOptions", "Where"]
+__all__ = ["COLUMNS", "HeldPartition", "ReadOptions", "Where"]
 
 MIB = 1024 * 1024
 HOLD_SECONDS = 6 * 3600
@@ -62,8 +62,8 @@ Where = Position | dict[int, int]
 """A position, or an offset for each partition by its index."""
 
 
-class Known(NamedTuple):
-    """A partition of a snapshot that the caller holds."""
+class HeldPartition(NamedTuple):
+    """A partition whose objects the caller holds, and the offsets that are read of it."""
 
     topic: str
     partition: int
@@ -86,8 +86,8 @@ class ReadOptions(NamedTuple):
     end: Where
     columns: tuple[str, ...]
     hold_seconds: int
-    known: tuple[Known, ...]
-    """What is read, if the caller has flushed and holds it."""
+    held: tuple[HeldPartition, ...]
+    """What is read, if the caller has flushed it and holds its objects."""
     split_bytes: int
     partitions_min: int
     messages_max: int
@@ -117,7 +117,7 @@ class ReadOptions(NamedTuple):
             end=_where(values.get("end", "latest"), "end", topics),
             columns=_columns(values.get("columns")),
             hold_seconds=_whole(values, "holdSeconds", HOLD_SECONDS, 1, HOLD_SECONDS_MAX),
-            known=_known(values.get("snapshot")),
+            held=_held(values.get("snapshot")),
             split_bytes=_whole(values, "splitBytes", SPLIT_BYTES, SPLIT_BYTES_MIN, 1 << 40),
             partitions_min=_whole(values, "minPartitions", 1, 1, PARTITIONS_MAX),
             messages_max=_whole(values, "maxMessagesPerTrigger", 0, 1, 1 << 62),
@@ -186,9 +186,9 @@ def _where(text: str, name: str, topics: tuple[str, ...]) -> Where:
     return offsets
 
 
-def _known(text: str | None) -> tuple[Known, ...]:
+def _held(text: str | None) -> tuple[HeldPartition, ...]:
     try:
-        return tuple(Known(*each) for each in json.loads(text or "[]"))
+        return tuple(HeldPartition(*each) for each in json.loads(text or "[]"))
     except (ValueError, TypeError):
         raise InvalidArgument("snapshot is for jobs of danube-fast itself; leave it out") from None
 

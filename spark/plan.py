@@ -32,7 +32,7 @@ from danube_fast.history.manifest import Manifest, Section
 from danube_fast.history.reader import HistoryReader
 from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.store import ObjectStore
-from danube_fast.spark.options import Known, ReadOptions, Where
+from danube_fast.spark.options import HeldPartition, ReadOptions, Where
 from danube_fast.types import PART_MARK, TopicPattern
 
 __all__ = [
@@ -136,8 +136,8 @@ def make_plan(options: ReadOptions, bounds: Bounds | None = None) -> Plan:
     Raises NotFound for a topic that is unknown or has no history, FailedPrecondition for one that keeps none, and what
     the broker and the store raise.
     """
-    if options.known:
-        snapshot = _known_snapshot(options)
+    if options.held:
+        snapshot = _held_snapshot(options)
         return divide(snapshot, snapshot.ranges, options, bounds or Bounds())
     if options.url is None and options.store is not None:
         snapshot = snapshot_of_store(options)
@@ -163,7 +163,9 @@ def snapshot_of_broker(client: Client, options: ReadOptions, hold_seconds: int) 
             answers.append(client.admin.flush_history(topic, hold_seconds=hold_seconds))
         url = options.store or answers[0]["store"]
         known = [
-            Known(topic, partition, each["partition_id"], each["manifest"], 0, each["end_offset"])
+            HeldPartition(
+                topic, partition, each["partition_id"], each["manifest"], 0, each["end_offset"]
+            )
             for topic, answer in zip(topics, answers, strict=True)
             for partition, each in enumerate(answer["partitions"])
         ]
@@ -185,16 +187,16 @@ def release_quietly(release: Callable[[str], Any], hold: str) -> None:
             release(hold)
 
 
-def _known_snapshot(options: ReadOptions) -> Snapshot:
+def _held_snapshot(options: ReadOptions) -> Snapshot:
     """What the caller has flushed, and holds."""
     url = options.store or ""
-    return Snapshot(url, [], _load(open_reading(url), options.known))
+    return Snapshot(url, [], _load(open_reading(url), options.held))
 
 
-def _load(store: ObjectStore, known: Sequence[Known]) -> list[PartitionRange]:
+def _load(store: ObjectStore, known: Sequence[HeldPartition]) -> list[PartitionRange]:
     """Read the manifests of partitions."""
 
-    def load(of: Known) -> PartitionRange:
+    def load(of: HeldPartition) -> PartitionRange:
         manifest = load_partition(store, of.partition_id, of.manifest).manifest
         return PartitionRange(of.topic, of.partition, of.partition_id, of.low, of.high, manifest)
 

@@ -17,6 +17,7 @@ import importlib.util
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,8 @@ FORMAT = "danube"
 LOCAL_MASTER = "local[*]"
 CONNECT_SCHEME = "sc://"
 LOOPBACK = "127.0.0.1"
+END_SECONDS = 10
+"""For Spark's Java process to end by itself."""
 LOG_LINES = 8
 """Of Spark's own output in an error."""
 
@@ -123,8 +126,8 @@ def _end_java() -> None:
     SparkContext._gateway = SparkContext._jvm = None
     process.stdin.close()  # it ends with its standard input
     try:
-        process.wait(timeout=10)
-    except Exception:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from danube_fast.client.entry import connect
 from danube_fast.errors import InvalidArgument
 from danube_fast.history.holds import release_hold
-from danube_fast.spark.options import COLUMNS, Known, ReadOptions
+from danube_fast.spark.options import COLUMNS, HeldPartition, ReadOptions
 from danube_fast.spark.plan import (
     limited_range,
     open_reading,
@@ -110,10 +110,10 @@ def _held(given: Mapping[str, str], topics: Sequence[str]) -> Iterator[dict[str,
         for hold in snapshot.holds:
             at_end.callback(release_quietly, release, hold)
         store = open_reading(snapshot.store)
-        known: dict[str, list[Known]] = {topic: [] for topic in topics}
+        known: dict[str, list[HeldPartition]] = {topic: [] for topic in topics}
         for each in snapshot.ranges:
             of = limited_range(store, each, options)
-            place = Known(
+            place = HeldPartition(
                 of.topic, of.partition, of.partition_id, of.manifest.number, of.low, of.high
             )
             known[of.topic].append(place)

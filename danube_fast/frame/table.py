@@ -157,11 +157,6 @@ class FrameTable:
         buffers = [None, arrow.py_buffer(rows)]
         return arrow.Array.from_buffers(kind, self.row_count, buffers, children=[both])
 
-    def producer_ids(self) -> tuple[Any, Any]:
-        """uint64[k] and int64[k]: ids of producers, and how many messages in a row each has, in order."""
-        ids = self._entries[:, Entry.PRODUCER_ID].astype(np.uint64)
-        return ids, self._entries[:, Entry.STOP] - self._entries[:, Entry.START]
-
     def _numbers(self, base_at: int, deltas_id: int) -> Any:
         values = np.empty(self.row_count, dtype=np.int64)
         _fill_numbers(self._address, self._count, base_at, deltas_id, array_address(values))

@@ -67,7 +67,6 @@ class Entry(enum.IntEnum):
     BODY = 1  # address of the uncompressed body; 0: it is compressed
     START = 2  # first wanted message
     STOP = 3  # behind the last one
-    PRODUCER_ID = 4
 
 
 ENTRY_BYTES = 8 * len(Entry)
@@ -99,10 +98,10 @@ _ALL_FLAGS = FLAG_SPLIT | FLAG_CONTROL | FLAG_PAD | FLAG_DELAYED
 
 @kernel("void(int64,int64)")
 def _enter(entry: int, frame: int) -> None:
+    """Set HEADER and BODY."""
     is_plain = load_u8(frame + At.CODEC) == Codec.NONE
     store_word(entry, Entry.HEADER, frame)
     store_word(entry, Entry.BODY, frame + HEADER_BYTES if is_plain else 0)
-    store_word(entry, Entry.PRODUCER_ID, load_i64(frame + At.PRODUCER_ID))
 
 
 @kernel("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64)", nogil=True)

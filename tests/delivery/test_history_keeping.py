@@ -140,6 +140,17 @@ def test_orphans_are_swept_and_held_objects_stay(sweeping: Broker, store: Path) 
         read_all(client, 0, 1000)
 
 
+def test_a_flush_waits_for_an_uploader_that_is_starting(broker: Broker) -> None:
+    with broker.client() as client:
+        keep_for_ever(client)
+        publish(client, 0, 100)
+    for _ in range(3):
+        broker.restart()
+        with broker.client() as client:
+            (partition,) = client.admin.flush_history(TOPIC)["partitions"]
+        assert partition["end_offset"] == 100
+
+
 def test_a_flush_uploads_at_once(store: Path) -> None:
     """All up to now is in the store when it returns, and held for a reader that has nothing else."""
     settings = {**SMALL, "history_flush_seconds": 3600, "history_delete_seconds": 2}

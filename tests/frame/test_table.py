@@ -59,7 +59,6 @@ def _expected(frames: list[bytes], low: int, high: int) -> list[tuple[Any, ...]]
                 [sorted(pairs.items()) for pairs in view.attributes() or [{}] * count],
                 [None if time is None else time // 1000 for time in view.event_times() or none],
                 [view.publish_time_ns // 1000] * count,
-                [view.producer_id] * count,
                 strict=True,
             )
             if low <= row[0] < high
@@ -81,8 +80,6 @@ def _found(memory: bytes, low: int, high: int, **limits: int) -> list[tuple[Any,
             is_time = str(column.type).startswith("timestamp")
             values.append(column.cast("int64").to_pylist() if is_time else column.to_pylist())
         values[4] = [sorted(pairs) for pairs in values[4]]
-        ids, counts = table.producer_ids()
-        values.append(np.repeat(ids, counts).tolist())
         rows += zip(*values, strict=True)
     return rows
 

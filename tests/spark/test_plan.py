@@ -12,7 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from danube_fast.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from danube_fast.errors import (
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+)
 from danube_fast.history.manifest import Manifest, Section
 from danube_fast.history.stores.local import LocalStore
 from danube_fast.spark import scan
@@ -247,6 +253,39 @@ def test_a_store_alone_is_read_by_the_newest_life_of_a_topic(tmp_path: Path) -> 
     with pytest.raises(DataLoss, match="damaged"):
         make_plan(options)
     make_plan(options._replace(fails_on_loss=False))
+
+
+def test_a_frame_that_cannot_be_read_is_told_or_ends_its_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of a newer version, whose block is sound."""
+    _, plan = _stored(tmp_path)
+    read = scan.tables
+
+    def torn(memory: bytes, low: int, high: int) -> Any:
+        yield from read(memory[: len(memory) - 8], low, high)
+
+    monkeypatch.setattr(scan, "tables", torn)
+    with pytest.raises(
+        DataLoss, match=r"offsets 0 to \d+ of /default/planned, partition 0, are lost"
+    ):
+        _read(plan)
+    found = _numbers(_read(plan, fails_on_loss=False))
+    assert 0 < len(found) < 3000 and found == list(range(len(found)))
+
+
+def test_a_store_that_may_only_be_read_is_read_without_a_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = _stored(tmp_path)
+
+    def refuse(*_: Any) -> None:
+        raise PermissionDenied("only reading is allowed")
+
+    monkeypatch.setattr(LocalStore, "create", refuse)
+    plan = make_plan(ReadOptions.parse({"store": f"file://{store}", "topic": TOPIC}))
+    assert plan.snapshot.holds == []
+    assert _numbers(_read(plan)) == list(range(3000))
 
 
 def test_what_cannot_be_read_is_refused(broker: Broker, tmp_path: Path) -> None:

@@ -51,9 +51,11 @@ class Flushes:
 
     def _flushed(self, asked: m.FlushHistory) -> Task:
         state = self._state
+        deadline_ns = state.clock.monotonic_ns() + asked.timeout_ms * MILLISECOND_NS
+        while state.is_starting and state.clock.monotonic_ns() < deadline_ns:
+            yield Pause(LOOK_NS)
         store = state.store
         found = yield from self._backlogs(asked.partition_ids)
-        deadline_ns = state.clock.monotonic_ns() + asked.timeout_ms * MILLISECOND_NS
         flushed: list[m.FlushedPartition] = []
         keys: set[str] = set()
         for backlog in found:

@@ -87,6 +87,11 @@ class UploaderState:
         self.identity, self.epoch, self._store = identity, epoch, store
 
     @property
+    def is_starting(self) -> bool:
+        """Whether the store has neither answered nor failed yet."""
+        return self._store is None and not self.fault
+
+    @property
     def store(self) -> CountedStore:
         """The store. Raises Unavailable until it has answered."""
         if self._store is None:

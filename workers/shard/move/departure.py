@@ -33,6 +33,8 @@ __all__ = ["PIECE_BYTES", "Departures"]
 
 PIECE_BYTES = 384 * 1024
 """One answer; a single frame may be larger. Fits a mailbox of the default size in one record."""
+SEGMENT_PARTS = 4
+"""A piece is no larger than such a part of a segment: it becomes one group of the other log."""
 
 
 DRAIN_NS = 1_000_000_000
@@ -92,11 +94,8 @@ class Departures(Job):
         request.reply(m.Copied(reached, end, is_end=reached >= end, is_logged=is_logged), body)
 
     def _frames(self, partition: Partition, offset: int) -> tuple[bool, list[tuple[Any, int]]]:
-        """Read about PIECE_BYTES of frames from an offset on, each with its end; whether from the log.
-
-        They are one group of the log that they come to, so a small segment has to hold them.
-        """
-        piece_bytes = min(PIECE_BYTES, self._state.settings.segment_bytes // 4)
+        """Read about PIECE_BYTES of frames from an offset on, each with its end; whether from the log."""
+        piece_bytes = min(PIECE_BYTES, self._state.settings.segment_bytes // SEGMENT_PARTS)
         oldest = partition.oldest_in_tail()
         kept_until = partition.visible if oldest is None else oldest.base_offset
         if partition.reliable and (partition.logged or offset < kept_until):
