@@ -94,15 +94,23 @@ def spark_session(
                 else:
                     active.conf.set(key, old)
         return
-    if master is not None and master.startswith(CONNECT_SCHEME):
-        session = _connect(master, name, chosen)
-    else:
-        session = _start(master or LOCAL_MASTER, name, {**_START_SETTINGS, **chosen})
-    try:
-        with translated():
-            yield session
-    finally:
-        stop_session(session)
+    with tempfile.TemporaryDirectory(prefix="danube-fast-spark-") as folder:
+        session = _open(master or LOCAL_MASTER, name, chosen, folder)
+        try:
+            with translated():
+                yield session
+        finally:
+            stop_session(session)
+
+
+def _open(master: str, name: str, settings: Mapping[str, str], folder: str) -> SparkSession:
+    if master.startswith(CONNECT_SCHEME):
+        return _connect(master, name, settings)
+    own = dict(_START_SETTINGS)
+    if master.startswith("local"):
+        # Spark would make `spark-warehouse` where the user stands
+        own["spark.sql.warehouse.dir"] = folder
+    return _start(master, name, {**own, **settings})
 
 
 def stop_session(session: SparkSession) -> None:

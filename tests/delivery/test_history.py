@@ -41,7 +41,8 @@ def test_a_topic_is_larger_than_its_log(broker: Broker, store: Path) -> None:
         keep_for_ever(client)
         total = 3 * LOG_BYTES_MAX // 1000
         publish(client, 0, total)
-        assert log_bytes(broker) <= LOG_BYTES_MAX + 2 * SMALL["segment_bytes"]
+        # what arrives while a snapshot is on its way to the disk comes on top
+        assert log_bytes(broker) <= LOG_BYTES_MAX * 3 // 2
         wait_until("the upload", uploaded(store, total))
         wait_until("the trim", lambda: log_bytes(broker) < LOG_BYTES_MAX // 2)
         read_all(client, 0, total)
