@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import socket
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from danube_fast.errors import DataLoss, NotFound
+from danube_fast.errors import DataLoss, FailedPrecondition, NotFound
 from danube_fast.frame.table import FrameTable, tables
 from danube_fast.history.layout import Blocks
 from danube_fast.history.objects import read_block_frames, read_blocks
 from danube_fast.history.stores.store import ObjectStore
+from danube_fast.history.stores.url import parse_store_url
 from danube_fast.spark.plan import Bounds, Split, Task, open_reading
 
 if TYPE_CHECKING:
@@ -58,7 +61,7 @@ def read_task(
     import pyarrow as pa
 
     makers = [_COLUMNS[name] for name in columns]
-    store = open_reading(task.store)
+    store = _opened(task.store)
     without_frames = task.bounds.keys is None and _BY_OFFSET.issuperset(columns)
     pieces = _pieces(store, task, fails_on_loss, without_frames=without_frames)
     with concurrent.futures.ThreadPoolExecutor(READS_AHEAD) as pool:
@@ -67,6 +70,18 @@ def read_task(
                 arrays = [make(piece.split, table) for make in makers]
                 batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
                 yield _with_keys(batch, table, task.bounds)
+
+
+def _opened(url: str) -> ObjectStore:
+    """Open the store of a task. Raises FailedPrecondition if that is a folder of another host."""
+    parsed = parse_store_url(url)
+    if parsed.scheme == "file" and not Path(parsed.prefix).is_dir():
+        raise FailedPrecondition(
+            f"the history is in {parsed.prefix}, and the executor on {socket.gethostname()} has no such folder: mount it there "
+            "at the same place, name the mount with .option('store', 'file://...'), keep the history in a store that "
+            "all executors reach (s3://, gs://, az://), or run Spark on the broker's host (--master 'local[*]')"
+        )
+    return open_reading(url)
 
 
 class _Offsets:

@@ -198,6 +198,15 @@ def test_executors_need_the_store_alone(tmp_path: Path) -> None:
     assert _numbers(_read(make_plan(options))) == list(range(3000))
 
 
+def test_an_executor_of_another_host_tells_that_it_has_no_such_folder(tmp_path: Path) -> None:
+    store, plan = _stored(tmp_path)
+    store.rename(tmp_path / "elsewhere")
+    with pytest.raises(
+        FailedPrecondition, match=rf"history is in {store}, and the executor on .*mount it"
+    ):
+        _read(plan)
+
+
 def test_a_damaged_block_is_told_or_passed_over(tmp_path: Path) -> None:
     store, plan = _stored(tmp_path)
     (path,) = [path for path in (store / "objects").rglob("*") if path.is_file()]
