@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import xxhash
 
 from danube_fast.errors import DataLoss, Internal, NotFound
 from danube_fast.frame.crc import crc32c
@@ -69,7 +70,8 @@ class WriterState(msgspec.Struct, frozen=True, array_like=True):
         | part 1 | part 2 | buffer |
         | block | block | block |         `frames_again`: from the block on that the buffer begins in
 
-    The crcs of the blocks tell whether the frames that are added again are the very same.
+    The rows tell whether the frames that are added again have the same content, and a digest whether those that part 1
+    has already are the very same bytes: a crc over frames does not depend on their headers, which end with their own.
     """
 
     part_count: int
@@ -80,6 +82,8 @@ class WriterState(msgspec.Struct, frozen=True, array_like=True):
     ended: list[tuple[int, int]]
     first_row: int
     """Of the partition whose frames were being added."""
+    sent_digest: int = -1
+    """xxh3 of the bytes that are read again and were sent; -1: not known, by a version before."""
 
     def table(self) -> Blocks:
         """Read the table of blocks. Raises ValueError if it cannot be one."""
@@ -88,9 +92,7 @@ class WriterState(msgspec.Struct, frozen=True, array_like=True):
     def again_row(self) -> int:
         """The first block that is read again: the one that the last part ends in, or the last one, which may take
         more frames."""
-        rows = self.table()
-        ends = rows["position"] + rows["byte_count"]
-        return min(int(np.searchsorted(ends, self.sent, side="right")), len(rows) - 1)
+        return _row_at(self.table(), self.sent)
 
     def frames_again(self) -> list[Frames]:
         """Name the frames that another writer needs to go on, in their order."""
@@ -130,6 +132,8 @@ class ObjectWriter:
         """Of the partition whose frames are being added."""
         self._ended: list[tuple[int, int]] = []
         """Partitions whose frames are all there: the first row of each, and the one behind its last."""
+        self._cut, self._cut_position = b"", 0
+        """What was sent of the block that the last part ends in."""
         self._put(header.encode())
 
     @classmethod
@@ -149,8 +153,14 @@ class ObjectWriter:
             table.begin(some.partition_id, some.base_offset)
             table.add(view[at : at + some.byte_count], where)
             at += some.byte_count
-        if at != len(view) or table.rows.tobytes() != state.rows:
+        cut = bytes(view[: max(0, state.sent - position)])
+        if (
+            at != len(view)
+            or table.rows.tobytes() != state.rows
+            or xxhash.xxh3_64_intdigest(cut) != state.sent_digest
+        ):
             raise DataLoss(f"{where} is not what was there before")
+        writer._cut, writer._cut_position = cut, position
         writer._fill = 0
         writer._put(view[state.sent - position :])
         writer._sent, writer._number = state.sent, state.part_count
@@ -162,7 +172,10 @@ class ObjectWriter:
         if self._first_row is None or not self._number:
             raise Internal(f"{self.key} has no state yet that another writer could go on from")
         rows = self._table.rows.tobytes()
-        return WriterState(self._number, self._sent, rows, list(self._ended), self._first_row)
+        digest = xxhash.xxh3_64_intdigest(self._cut)
+        return WriterState(
+            self._number, self._sent, rows, list(self._ended), self._first_row, digest
+        )
 
     @property
     def size(self) -> int:
@@ -245,7 +258,24 @@ class ObjectWriter:
         self._number += 1
         part = OutgoingPart(self._number, self._sent, taken)
         self._sent += size
+        self._keep_cut(part)
         return part
+
+    def _keep_cut(self, part: OutgoingPart) -> None:
+        """Keep what this part, and those before, have of the block that it ends in."""
+        rows = self._table.rows
+        if not len(rows):
+            return
+        position = int(rows["position"][_row_at(rows, self._sent)])
+        before = self._cut[position - self._cut_position :] if position < part.offset else b""
+        self._cut = before + bytes(part.data[max(0, position - part.offset) :])
+        self._cut_position = position
+
+
+def _row_at(rows: Blocks, sent: int) -> int:
+    """The block that so many bytes of an object end in, or the last one, which may take more frames."""
+    ends = rows["position"] + rows["byte_count"]
+    return min(int(np.searchsorted(ends, sent, side="right")), len(rows) - 1)
 
 
 def section_of(

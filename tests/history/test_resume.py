@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DataLoss, Internal
+from danube_fast.frame.crc import crc32c
+from danube_fast.frame.layout import At
 from danube_fast.frame.view import FrameView
 from danube_fast.history.layout import BLOCK_BYTES, ObjectHeader, object_key
 from danube_fast.history.manifest import Section
@@ -129,6 +131,23 @@ def test_other_frames_are_refused() -> None:
         with pytest.raises(DataLoss):
             ObjectWriter.resume(HEADER, 1000, state, wrong)
     ObjectWriter.resume(HEADER, 1000, state, data)
+
+
+def test_frames_with_other_stamps_are_refused() -> None:
+    """As after a move: bodies, offsets and times are the same, and so is the crc of the block, but no header is."""
+    log = {5: [make_frame(5, offset, [bytes([offset]) * 300]) for offset in range(40)]}
+    moved = {5: [bytearray(frame) for frame in log[5]]}
+    for frame in moved[5]:
+        frame[At.LOG_ID : At.LOG_ID + 8] = (77).to_bytes(8, "little")
+        frame[At.HEADER_CRC32C : At.HEADER_CRC32C + 4] = crc32c(
+            bytes(frame[: At.HEADER_CRC32C])
+        ).to_bytes(4, "little")
+    _, _, states = written(log, 1000, 1)
+    for state, _, _ in states:
+        other = read_again(moved, state.frames_again())
+        with pytest.raises(DataLoss, match="not what was there before"):
+            ObjectWriter.resume(HEADER, 1000, state, other)
+        ObjectWriter.resume(HEADER, 1000, state, read_again(log, state.frames_again()))
 
 
 def test_there_is_no_state_without_a_part() -> None:
