@@ -31,6 +31,20 @@ with spark_session(sys.argv[1], settings={"spark.executor.memory": "512m", "spar
     frame = spark.read.format("danube").option("topic", sys.argv[2]).option("url", sys.argv[3]).load()
     rows = frame.selectExpr("count(distinct offset)", "count(*)", "max(length(payload))").first()
     print(*rows)
+
+    def dying(batches):
+        # once, the executor is killed: the parent of the process that this one was forked from
+        import os
+        for batch in batches:
+            if not os.path.exists(mark):
+                open(mark, "x").close()
+                with open(f"/proc/{os.getppid()}/stat") as above:
+                    os.kill(int(above.read().rpartition(")")[2].split()[1]), 9)
+            yield batch
+
+    mark = sys.argv[4]
+    again = frame.mapInArrow(dying, frame.schema)
+    print(*again.selectExpr("count(distinct offset)", "count(*)", "sum(length(payload))").first())
 """
 
 
@@ -78,15 +92,20 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield found[1]
 
 
-def test_executors_of_a_cluster_read_the_store(master: str, tmp_path: Path) -> None:
+def test_executors_of_a_cluster_read_the_store_although_one_is_killed(
+    master: str, tmp_path: Path
+) -> None:
     store = f"file://{tmp_path / 'store'}"
     with Broker(workers=1, store=store, **SMALL) as broker, broker.client() as client:
         keep_for_ever(client, TOPIC)
         publish(client, 0, COUNT, TOPIC)
         # in a process of its own: a session of these tests may be there already
         done: Any = subprocess.run(
-            [sys.executable, "-c", _READ, master, TOPIC, broker.url],
+            [sys.executable, "-c", _READ, master, TOPIC, broker.url, str(tmp_path / "killed")],
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(COUNT), str(COUNT), "1000"]
+    whole, killed = done.stdout.splitlines()
+    assert whole.split() == [str(COUNT), str(COUNT), "1000"]
+    assert (tmp_path / "killed").exists()
+    assert killed.split() == [str(COUNT), str(COUNT), str(1000 * COUNT)]
