@@ -116,7 +116,7 @@ def _sound(
         memory = data.result()
     except (DataLoss, NotFound) as error:
         if fails_on_loss:
-            raise _lost(store, piece, error) from None
+            raise _lost_piece(store, piece, error) from None
     else:
         yield memory
         return
@@ -140,7 +140,7 @@ def _tables(
             yield from tables(memory, piece.split.low, piece.split.high)
         except DataLoss as error:
             if fails_on_loss:
-                raise _lost(store, piece, error) from None
+                raise _lost_piece(store, piece, error) from None
 
 
 def _with_keys(batch: Any, table: Any, bounds: Bounds) -> Any:
@@ -165,10 +165,7 @@ def _pieces(
             if not fails_on_loss:
                 continue
             section = split.section
-            raise DataLoss(
-                f"offsets {section.base_offset} to {section.end_offset} of {split.topic}, partition {split.partition}, "
-                f"are lost: {error}"
-            ) from None
+            raise _lost(store, split, section.base_offset, section.end_offset, error) from None
         is_dense = rows["message_count"] == rows["end_offset"] - rows["base_offset"]
         if without_frames:
             for some in _runs(rows, is_dense):
@@ -232,14 +229,23 @@ def _read(store: ObjectStore, piece: _Piece) -> bytes:
     return read_block_frames(store, piece.split.section.key, piece.rows)
 
 
-def _lost(store: ObjectStore, piece: _Piece, error: Exception) -> DataLoss:
-    rows, split = piece.rows, piece.split
+def _lost(
+    store: ObjectStore, split: Split, base_offset: int, end_offset: int, error: Exception
+) -> DataLoss:
+    why = "are lost"
+    if isinstance(error, NotFound):  # retention may have removed the object
+        why = "are lost, or the hold on them has ended (holdSeconds; load the frame again)"
     return DataLoss(
-        f"offsets {int(rows['base_offset'][0])} to {int(rows['end_offset'][-1])} of {split.topic}, partition "
-        f"{split.partition}, are lost, or the hold on them has ended (holdSeconds; load the frame again): {error}; "
+        f"offsets {base_offset} to {end_offset} of {split.topic}, partition {split.partition}, {why}: {error}; "
         f".option('failOnDataLoss', 'false') goes on behind them, and `danube-fast history verify --store {store.url}` "
         "tells what else is damaged"
     )
+
+
+def _lost_piece(store: ObjectStore, piece: _Piece, error: Exception) -> DataLoss:
+    rows = piece.rows
+    base_offset, end_offset = int(rows["base_offset"][0]), int(rows["end_offset"][-1])
+    return _lost(store, piece.split, base_offset, end_offset, error)
 
 
 def _constant(value: Any, kind: str, count: int) -> Any:
