@@ -202,6 +202,8 @@ class FetchedHistory(msgspec.Struct, frozen=True):
     """None of them: there is no message from the offset on, or those there were given up."""
     gone_until: int = 0
     """Without blocks: messages below were given up."""
+    end_offset: int = 0
+    """Without blocks: there are none from the offset to here, as far as the worker knew it to be uploaded."""
 
 
 class FetchHistory(Message, frozen=True):

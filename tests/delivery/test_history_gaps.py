@@ -120,3 +120,35 @@ def test_what_history_has_given_up_is_told(tmp_path: Path, count: int, expires: 
             receive(consumer, first, UPLOADED + MORE)
             wait_until("the gap", lambda: is_told(consumer, 0, first))
         wait_until("the first offset", lambda: is_known(client, first))
+
+
+def drop_last(store: Path) -> int:
+    """Take the last section out of the manifest, which goes on saying that all is uploaded; the first message in it."""
+    ((number, found),) = manifests(store).items()
+    manifest = found.manifest
+    last = manifest.sections[-1]
+    log = ManifestLog(
+        LocalStore(store, SystemClock()), found._identity, number, manifest.uploader_epoch
+    )
+    log.load()
+    log.commit(
+        manifest.topic, manifest.incarnation, 0, first_offset=manifest.first_offset,
+        end_offset=manifest.end_offset, removed=[last.key],
+    )  # fmt: skip
+    return last.base_offset
+
+
+def test_a_reader_behind_the_last_section_does_not_wait_for_an_upload(tmp_path: Path) -> None:
+    """As after a crash, when the end of what was uploaded was skipped, and no message has these offsets."""
+    make_history(tmp_path, expires=False)
+    start = drop_last(tmp_path / "store")
+    with (
+        running(tmp_path, history_flush_seconds=3600) as (_, client),
+        client.consumer(TOPIC, subscription="s") as consumer,
+    ):
+        receive(consumer, 0, start)
+        wait_until("the gap", lambda: bool(consumer.gaps))
+        (gap,) = consumer.gaps
+        assert (gap.first, gap.last + 1, gap.lost) == (start, UPLOADED, False)
+        publish(client, UPLOADED, MORE)
+        receive(consumer, UPLOADED, UPLOADED + MORE)

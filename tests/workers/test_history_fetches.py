@@ -256,7 +256,7 @@ def test_what_is_given_up_while_it_is_looked_for_is_told(rig: Rig) -> None:
     request = rig.ask(0)
     first = give_up(rig, 3)
     rig.run_all()
-    assert request.value == m.FetchedHistory("", [], first)
+    assert request.value == m.FetchedHistory("", [], first, rig.end)
 
 
 def test_what_is_given_up_before_it_is_fetched_ahead_is_told(rig: Rig) -> None:
@@ -266,14 +266,21 @@ def test_what_is_given_up_before_it_is_fetched_ahead_is_told(rig: Rig) -> None:
     rig.get(here[1].base_offset)
     first = give_up(rig, len(here) + 2)
     assert rig.get(here[2].base_offset).blocks, "it was fetched ahead"
-    assert rig.get(here[-1].end_offset) == m.FetchedHistory("", [], first)
+    assert rig.get(here[-1].end_offset) == m.FetchedHistory("", [], first, rig.end)
+
+
+def test_a_history_that_ends_behind_its_last_section_tells_so(rig: Rig) -> None:
+    """Offsets at its end were never used, or skipped."""
+    rig.manifest.end_offset = rig.end + 10
+    assert rig.get(rig.end) == m.FetchedHistory("", [], 0, rig.end + 10)
+    assert rig.get(rig.end - 1).blocks
 
 
 def test_what_was_purged_in_the_midst_of_an_object_needs_no_object(rig: Rig) -> None:
     """It is given up, and not lost."""
     rig.manifest.first_offset = first = rig.manifest.sections[0].end_offset - 1
     rig.store.delete([rig.manifest.sections[0].key])
-    assert rig.get(0) == m.FetchedHistory("", [], first)
+    assert rig.get(0) == m.FetchedHistory("", [], first, rig.end)
     with pytest.raises(DataLoss):
         rig.get(first)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from danube_fast.broker import messages as m
+from danube_fast.broker import records as r
 from danube_fast.frame.crc import crc32c
 from danube_fast.workers.process.mailbox import Reply
 from danube_fast.workers.shard.read import log_reader
@@ -44,16 +45,22 @@ class Lagging:
         """Tell the owner how far it is uploaded."""
         self.rig.operation(m.SetUploaded(1, 1, UPLOADED, first_offset, 3, 100))
 
-    def answer(self, offset: int, gone_until: int) -> None:
-        """Answer the fetch of an offset as an uploader whose manifest begins at `gone_until`."""
+    def wait_for_fetch(self, offset: int) -> Callable[[Any], None]:
+        """Turn the loop until an offset is asked for; what answers."""
 
         def asked() -> list[Callable[[Any], None]]:
             calls = self.rig.mailbox.calls
             return [on_reply for message, on_reply in calls if is_fetch(message, offset)]
 
         (on_reply,) = self.rig.turn(asked, f"a fetch of {offset}")
-        found = m.FetchedHistory("", [], gone_until)
-        if offset >= gone_until:
+        return on_reply
+
+    def answer(self, offset: int, gone_until: int, *, end: int | None = None) -> None:
+        """Answer the fetch of an offset as an uploader whose manifest begins at `gone_until`. `end`: nothing is from the
+        offset to there."""
+        on_reply = self.wait_for_fetch(offset)
+        found = m.FetchedHistory("", [], gone_until, end or 0)
+        if end is None and offset >= gone_until:
             frames = [make_frame(1, at, [b"%d" % at]) for at in range(offset, LOG_START)]
             data = b"".join(frames)
             self.path.write_bytes(data)
@@ -105,3 +112,32 @@ def test_a_gap_before_history_ends_where_history_begins(lagging: Lagging) -> Non
     got = [offset for offset, _ in lagging.client.receive(COUNT - 5)]
     assert got == list(range(5, COUNT))
     assert gaps(lagging.client) == [(0, 5, True)]
+
+
+@pytest.mark.parametrize("end", [5, LOG_START, UPLOADED + 100])
+def test_a_history_with_nothing_behind_an_offset_is_told_at_once(
+    lagging: Lagging, end: int
+) -> None:
+    """Up to the end of the manifest, as far as the owner knows it to be uploaded; nothing else is passed over."""
+    lagging.client.subscribe(1)
+    lagging.answer(0, 0, end=end)
+    if end < LOG_START:
+        lagging.answer(end, 0)
+    start = min(end, LOG_START)
+    got = [offset for offset, _ in lagging.client.receive(COUNT - start)]
+    assert got == list(range(start, COUNT))
+    assert gaps(lagging.client) == [(0, start, False)]
+
+
+def test_an_end_of_history_that_the_owner_was_not_told_of_says_nothing(lagging: Lagging) -> None:
+    """What was uploaded since the question may stand there."""
+    lagging.client.subscribe(1, credit=0)
+    lagging.client.send(21, 1, 1 << 30, 1 << 30)
+    lagging.rig.worker.state.catalog.by_id[1].note_uploaded(r.Uploaded(1, 3, 0, 2, 30))
+    lagging.wait_for_fetch(0)
+    lagging.upload(0)
+    lagging.answer(0, 0, end=LOG_START)
+    lagging.answer(3, 3)
+    got = [offset for offset, _ in lagging.client.receive(COUNT - 3)]
+    assert got == list(range(3, COUNT))
+    assert gaps(lagging.client) == [(0, 3, False)]

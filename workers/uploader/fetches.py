@@ -86,7 +86,8 @@ class Fetches:
         piece: Piece | None = yield from self._piece(asked)
         if piece is None:
             history: History = yield from self._state.history(asked.partition_id, asked.manifest)
-            return m.FetchedHistory("", [], history.manifest.gone_until)
+            manifest = history.manifest
+            return m.FetchedHistory("", [], manifest.gone_until, manifest.end_offset)
         look = self._look_ahead(asked.partition_id, asked.offset, piece.end_offset)
         self._state.tasks.start(look)
         return m.FetchedHistory(piece.path, piece.blocks)

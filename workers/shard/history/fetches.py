@@ -18,7 +18,7 @@ from danube_fast.errors import DanubeError, DataLoss, FailedPrecondition, Unavai
 from danube_fast.workers.process.mailbox import Reply
 from danube_fast.workers.shard.history.chunks import Chunk, FileGone
 from danube_fast.workers.shard.job import Job
-from danube_fast.workers.shard.read.places import NEVER_USED, TRIMMED
+from danube_fast.workers.shard.read.places import TRIMMED, unused_gap
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["HistoryReads"]
@@ -51,6 +51,8 @@ class HistoryReads(Job):
         self._gone: dict[int, int] = {}
         """By partition id: history below was given up. The owner is told of that by the uploader, but not of what an
         older copy of its log has not seen; what that log has itself can be read."""
+        self._empty: dict[int, tuple[int, int]] = {}
+        """By partition id: from one offset to the other history has no message; of the place that was asked for last."""
         state.removal_listeners.append(self._forget)
 
     def read(self, partition: Partition, offset: int, end: int, byte_limit: int) -> Read:
@@ -63,11 +65,14 @@ class HistoryReads(Job):
             gone_until = self._gone.get(partition.partition_id, 0)
             if offset < gone_until:
                 return Gap(min(end, gone_until), TRIMMED, lost=True)
+            empty_until = self._empty_until(partition.partition_id, offset)
+            if empty_until:
+                return unused_gap(partition, offset, min(end, empty_until))
             self._ask(partition, offset, is_waited_for=True)
             return PENDING
         self._ask_ahead(partition, chunk)
         if offset < chunk.base_offset:
-            return Gap(min(end, chunk.base_offset), NEVER_USED)
+            return unused_gap(partition, offset, min(end, chunk.base_offset))
         is_damaged, found = False, []
         try:
             found = chunk.read(offset, byte_limit)
@@ -88,6 +93,11 @@ class HistoryReads(Job):
                 return chunk
         return None
 
+    def _empty_until(self, partition_id: int, offset: int) -> int:
+        """Find where history may have messages again; 0: it may have one at the offset."""
+        start, end = self._empty.get(partition_id, (0, 0))
+        return end if start <= offset < end else 0
+
     # ------------------------------------------------------------ fetching
 
     def _ask_ahead(self, partition: Partition, chunk: Chunk) -> None:
@@ -97,6 +107,8 @@ class HistoryReads(Job):
             if at >= partition.uploaded.until or at < self._gone.get(partition.partition_id, 0):
                 return
             following = self._find(partition.partition_id, at)
+            if following is None and self._empty_until(partition.partition_id, at):
+                return
             if following is None:
                 self._ask(partition, at, is_waited_for=False)
                 return
@@ -123,15 +135,17 @@ class HistoryReads(Job):
                 "--store; start it with the store that it had"
             )
         self._asked[place] = is_waited_for
-        message = m.FetchHistory(*place, partition.uploaded.manifest, is_damaged)
+        uploaded = partition.uploaded
+        message = m.FetchHistory(*place, uploaded.manifest, is_damaged)
         self._state.boot.mailbox.call(
             uploader,
             message,
-            on_reply=lambda reply: self._answered(partition, offset, reply),
+            on_reply=lambda reply: self._answered(partition, offset, uploaded.until, reply),
             timeout_ms=FETCH_MS,
         )
 
-    def _answered(self, partition: Partition, offset: int, reply: Reply) -> None:
+    def _answered(self, partition: Partition, offset: int, until: int, reply: Reply) -> None:
+        """Keep what has come for an offset; `until`: how far the partition was uploaded when it was asked for."""
         if self._state.partition(partition.partition_id) is not partition:
             return  # it has left; if it came back meanwhile, it has asked anew
         place = partition.partition_id, offset
@@ -142,6 +156,9 @@ class HistoryReads(Job):
                 self._add(place, Chunk(partition.partition_id, offset, fetched))
             elif offset < fetched.gone_until:
                 self._gone[partition.partition_id] = fetched.gone_until
+            elif offset < (empty_until := min(fetched.end_offset, until)):
+                # what is uploaded meanwhile may stand behind that
+                self._empty[partition.partition_id] = offset, empty_until
             else:
                 raise Unavailable(f"history of {partition.topic} ends before offset {offset}")
         except (
@@ -186,6 +203,7 @@ class HistoryReads(Job):
 
     def _forget(self, partition: Partition) -> None:
         self._gone.pop(partition.partition_id, None)
+        self._empty.pop(partition.partition_id, None)
         for place in [place for place in self._chunks if place[0] == partition.partition_id]:
             self._chunks.pop(place).close()
         for place in [place for place in self._failed if place[0] == partition.partition_id]:
