@@ -37,6 +37,7 @@ from danube_fast.cli.failures import (
 )
 from danube_fast.cli.output import StdoutClosed
 from danube_fast.cli.stored import history, wal
+from danube_fast.cli.stored.export import export
 from danube_fast.cli.stored.sql import sql
 
 __all__ = ["app", "main", "run"]
@@ -59,7 +60,7 @@ app = typer.Typer(
 )
 for _command in (
     serve.serve, produce.produce, consume.consume, status.status, doctor.doctor, demo.demo,
-    bench.bench, completion.completion, sql,
+    bench.bench, completion.completion, sql, export,
 ):  # fmt: skip
     app.command(epilog=_command.epilog)(_command)  # type: ignore[union-attr]
 for _module in (topic_messages, subscriptions, status, namespaces, wal, history, config):

@@ -1,0 +1,196 @@
+"""`danube-fast export`: a topic as files or a table, by Spark, each message once."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from danube_fast.checks import parse_amount
+from danube_fast.cli.interrupts import terminable
+from danube_fast.cli.options import OutputForm, OutputOption, TopicArgument, command, seconds_of
+from danube_fast.cli.output import Progress, bytes_text, counted, duration_text, note, print_result
+from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.types import parse_topic
+
+if TYPE_CHECKING:
+    from danube_fast.spark.export.job import ExportJob
+    from danube_fast.spark.export.report import Progress as ExportProgress
+    from danube_fast.spark.export.report import Report
+    from danube_fast.spark.export.runners import Runner
+
+__all__ = ["Mode", "export"]
+
+BAR = 20
+"""Characters of the bar of progress."""
+
+
+class Mode(enum.StrEnum):
+    """What becomes of what the target has."""
+
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+
+
+@command(
+    "danube-fast export /default/flights --to parquet:flights",
+    "danube-fast export /default/flights --to delta:lake/flights --follow",
+    "danube-fast export /default/flights --to iceberg:lake#air.flights --columns offset,key,payload",
+)
+def export(
+    topic: TopicArgument,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="FORM:DIR", help="parquet, json, csv or delta:DIR; iceberg:DIR#namespace.table."
+        ),
+    ],
+    url: Annotated[
+        str | None,
+        typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Where the broker listens."),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Store with the history; without --url no broker is asked."),
+    ] = None,
+    start: Annotated[
+        str, typer.Option(metavar="WHERE", help="Where the first run begins: an offset, a time, -10m.")
+    ] = "earliest",
+    end: Annotated[str, typer.Option(metavar="WHERE", help="Up to here: an offset, a time.")] = "latest",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where it is noted how far it is.  [default: DIR/_danube]"),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until it is interrupted.")
+    ] = False,
+    follow_bytes: Annotated[
+        str, typer.Option(metavar="BYTES", help="With --follow: write when so much is new.")
+    ] = "64MiB",
+    follow_seconds: Annotated[
+        str, typer.Option(metavar="TIME", help="With --follow: or when something has waited so long.")
+    ] = "60s",
+    master: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where Spark runs.  [default: this host]")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="What is exported of each message.")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(metavar="SQL", help="Only rows with this condition of Spark SQL.")
+    ] = None,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="A folder for each value: of columns, date, hour."),
+    ] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="Add to what the target has, or put all of it anew.")
+    ] = Mode.APPEND,
+    schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='Payloads are JSON: {"delay": "int32", ...} are columns.'),
+    ] = None,
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="Go on behind messages that are lost or damaged.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be exported.")
+    ] = False,
+    output: OutputOption = OutputForm.TEXT,
+) -> None:  # fmt: skip
+    """Write a topic with history to files or a table, each message once; a later run adds what is new.
+
+    Needs pip install 'danube-fast[spark]', for Delta and Iceberg 'danube-fast[spark,lakehouse]'.
+    """
+    from danube_fast.spark.export.job import ExportJob
+    from danube_fast.spark.export.target import ExportSpec, parse_target
+    from danube_fast.spark.export.typed import read_schema
+    from danube_fast.spark.options import ReadOptions
+
+    target = parse_target(to)
+    name = str(parse_topic(topic))
+    fields = read_schema(schema) if schema is not None else ()
+    spec = ExportSpec.make(
+        name, target.form, columns=columns, fields=fields, where=where, partition_by=partition_by
+    )
+    given = {"url": url, "store": store, "start": start, "end": end, "topic": name}
+    given["failOnDataLoss"] = "false" if skip_lost else "true"
+    read = ReadOptions.parse({key: value for key, value in given.items() if value is not None})
+    _check(read.start, read.end, follow=follow, dry_run=dry_run)
+    enough = parse_amount("follow_bytes", follow_bytes)
+    if enough is None or enough < 1:
+        raise InvalidArgument(f"--follow-bytes {follow_bytes!r} is no size; give such as 64MiB")
+    job = ExportJob(
+        target, spec, read, checkpoint and checkpoint.absolute(), mode.value, dry_run, follow,
+        enough, seconds_of("--follow-seconds", follow_seconds) or 0.0,
+    )  # fmt: skip
+    _run(job, master, output)
+
+
+def _check(start: object, end: object, *, follow: bool, dry_run: bool) -> None:
+    if isinstance(start, int) and isinstance(end, int) and start >= end:
+        raise InvalidArgument(
+            f"--start {start} is not below --end {end}; offsets from --start to below --end are exported"
+        )
+    if follow and end != "latest":
+        raise InvalidArgument("--follow has no end; leave out --end, or --follow")
+    if follow and dry_run:
+        raise InvalidArgument("--follow and --dry-run were both given; leave one of them out")
+
+
+def _run(job: ExportJob, master: str | None, output: OutputForm) -> None:
+    from danube_fast.spark.export.job import Hooks, run_export
+    from danube_fast.spark.export.report import Report
+    from danube_fast.spark.export.runners import SparkRunner
+    from danube_fast.spark.session import spark_session
+
+    @contextlib.contextmanager
+    def open_runner() -> Iterator[Runner]:
+        with spark_session(master, name=f"danube-fast export {job.spec.topic}") as spark:
+            yield SparkRunner(spark)
+
+    report = Report(job.spec.topic, job.target.text)
+    try:
+        with terminable(), Progress() as progress:
+            run_export(job, open_runner, Hooks(lambda at: progress.show(_bar(at, report))), report)
+    except KeyboardInterrupt:
+        if report.plans:
+            note(f"interrupted: {_summary(report)}; run it again to go on")
+        raise
+    except DanubeError as error:
+        if not report.plans:
+            raise
+        raise type(error)(f"{error}; before that: {_summary(report)}") from error
+    print_result(
+        output, msgspec.to_builtins(report), None if report.partitions else _summary(report)
+    )
+
+
+def _summary(report: Report) -> str:
+    if not report.messages and not report.partitions:
+        return f"nothing new in {report.topic} for {report.target}"
+    return f"{counted(report.messages, 'message')} in {counted(report.files, 'file')} exported to {report.target}"
+
+
+def _bar(at: ExportProgress, report: Report) -> str:
+    """Say how far an export is."""
+    if not at.total_bytes:
+        return (
+            f"{counted(at.messages, 'message')} exported, {counted(at.pending, 'message')} waiting"
+        )
+    share = at.done_bytes / at.total_bytes
+    full = round(BAR * share)
+    left = ""
+    if at.seconds and at.done_bytes:
+        rate = at.done_bytes / at.seconds
+        seconds = duration_text((at.total_bytes - at.done_bytes) / rate)
+        left = f", {bytes_text(rate)}/s, {seconds} left"
+    return (
+        f"[{'#' * full}{'-' * (BAR - full)}] {share:4.0%} of {bytes_text(at.total_bytes)}{left}, "
+        f"{counted(report.messages, 'message')} before"
+    )

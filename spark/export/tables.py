@@ -1,0 +1,312 @@
+"""Tables of Delta Lake and Iceberg: files are put in place first, and one commit makes them visible.
+
+The commit carries how far each partition is, so a table is right whatever becomes of the checkpoint:
+
+| | where | what |
+|---|---|---|
+| Delta | application transactions `danube-fast/TOPIC/plan`, `.../partitions`, `.../N/partition-id`, `.../N/next` | number of the plan; partitions; id and next offset of partition N |
+| Iceberg | table property `danube-fast.TOPIC`, set in the transaction that adds the files; the same on the snapshot | the same as JSON |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from danube_fast.clock import MILLISECOND_NS, SystemClock
+from danube_fast.errors import DanubeError, FailedPrecondition, Internal, Unavailable
+from danube_fast.spark.export.destinations import REJECTED_SUFFIX, Committed, refuse_others
+from danube_fast.spark.export.files import FULL
+from danube_fast.spark.export.plan import STATE_FOLDER, ExportPlan, Next
+from danube_fast.spark.export.target import ExportSpec, Target
+
+__all__ = ["DeltaTarget", "IcebergTarget"]
+
+PREFIX = "danube-fast"
+COMMIT_TRIES = 5
+"""Of Iceberg, when others commit to the table at the same time."""
+
+
+def _require(package: str, form: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise FailedPrecondition(
+            f"an export to {form} needs the package {package}; run pip install 'danube-fast[lakehouse]'"
+        )
+
+
+class DeltaTarget:
+    """A table of Delta Lake."""
+
+    names_are_hidden = True
+
+    def __init__(self, target: Target, spec: ExportSpec) -> None:
+        """Raises FailedPrecondition if a package is missing."""
+        _require("deltalake", "Delta")
+        self.folder = self.data = Path(target.place)
+        self._spec = spec
+        self._app = f"{PREFIX}{spec.topic}"
+
+    @property
+    def rejected(self) -> Path:
+        """Folder of rejected rows."""
+        return self.folder.with_name(self.folder.name + REJECTED_SUFFIX)
+
+    def _open(self) -> Any:
+        """Open the table; None: there is none."""
+        from deltalake import DeltaTable
+
+        if not (self.folder / "_delta_log").exists():
+            return None
+        with _told("Delta", str(self.folder)):
+            return DeltaTable(str(self.folder))
+
+    def check_new(self, *, is_dry: bool) -> None:
+        """Make the table, unless it is there and its columns fit. Raises FailedPrecondition."""
+        from deltalake import DeltaTable, Schema
+
+        schema = self._spec.schema()
+        table = self._open()
+        if table is None:
+            refuse_others(self.folder)
+            if not is_dry:
+                with _told("Delta", str(self.folder)):
+                    DeltaTable.create(
+                        str(self.folder), Schema.from_arrow(schema),
+                        partition_by=list(self._spec.partition_by) or None,
+                    )  # fmt: skip
+            return
+        partition_by = tuple(table.metadata().partition_columns)
+        if partition_by != self._spec.partition_by:
+            raise FailedPrecondition(
+                f"{self.folder} is partitioned by {', '.join(partition_by) or 'nothing'}; say so with --partition-by, "
+                "or export to another folder"
+            )
+        there = {field.name: field.type for field in table.schema().fields}
+        wanted = {field.name: field.type for field in Schema.from_arrow(schema).fields}
+        _check_columns(str(self.folder), there, wanted)
+
+    def committed(self) -> Committed | None:
+        """What the transactions of this topic say."""
+        table = self._open()
+        number = table and table.transaction_version(f"{self._app}/plan")
+        if number is None:
+            return None
+        found: dict[str, Next] = {}
+        for index in range(table.transaction_version(f"{self._app}/partitions") or 0):
+            offset = table.transaction_version(f"{self._app}/{index}/next")
+            partition_id = table.transaction_version(f"{self._app}/{index}/partition-id")
+            found[str(index)] = Next(partition_id, offset)
+        return Committed(number, found)
+
+    def removed_by(self, plan: ExportPlan) -> list[str]:
+        """None: a commit forgets them, and VACUUM removes them."""
+        return []
+
+    def commit(self, plan: ExportPlan) -> None:
+        """Add the files of a plan, once. Raises Unavailable."""
+        from deltalake import CommitProperties, Transaction
+        from deltalake.transaction import AddAction
+
+        now_ms = SystemClock().wall_ns() // MILLISECOND_NS
+        versions = {f"{self._app}/plan": plan.number, f"{self._app}/partitions": len(plan.next)}
+        for index, each in plan.next.items():
+            versions[f"{self._app}/{index}/next"] = each.offset
+            versions[f"{self._app}/{index}/partition-id"] = each.partition_id
+        actions = [
+            AddAction(
+                path=file.name, size=file.byte_count, partition_values=file.values, modification_time=now_ms,
+                data_change=True, stats=msgspec.json.encode({"numRecords": file.rows}).decode(),
+            )
+            for file in plan.files if not file.is_rejected
+        ]  # fmt: skip
+        properties = CommitProperties(
+            custom_metadata={PREFIX: _summary(self._spec, plan)},
+            app_transactions=[Transaction(name, version) for name, version in versions.items()],
+        )
+        with _told("Delta", str(self.folder)):
+            table = self._open()
+            table.create_write_transaction(
+                actions, plan.mode, table.schema(), partition_by=list(self._spec.partition_by) or None,
+                commit_properties=properties,
+            )  # fmt: skip
+
+
+class IcebergTarget:
+    """A table of Iceberg, in a catalogue of SQLite in its folder, or in a REST catalogue."""
+
+    names_are_hidden = True
+
+    def __init__(self, target: Target, spec: ExportSpec, *, is_dry: bool = False) -> None:
+        """Open the catalogue, and make the table unless `is_dry`. Raises FailedPrecondition for a missing package or a
+        table that is not on this host, Unavailable for a catalogue that does not answer."""
+        _require("pyiceberg", "Iceberg")
+        self._target, self._spec = target, spec
+        self._property = f"{PREFIX}.{spec.topic}"
+        self._is_rest = target.place.startswith("http")
+        self._table: Any = None
+        with _told("the catalogue", target.place):
+            # only a REST catalogue knows where the table will be
+            self._table = self._opened(is_dry or not self._is_rest)
+        if self._table is None:
+            self.folder = Path(target.place, *target.table.split("."))
+        else:
+            location = self._table.location()
+            if "://" in location and not location.startswith("file://"):
+                raise FailedPrecondition(
+                    f"the table {target.table} is at {location}, not in a folder of this host; export to such a table, "
+                    "or to Parquet"
+                )
+            self.folder = Path(location.removeprefix("file://"))
+        self.data = self.folder / "data"
+
+    def _opened(self, is_dry: bool) -> Any:
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        place, name = self._target.place, self._target.table
+        namespace, _, _ = name.rpartition(".")
+        if self._is_rest:
+            catalog = load_catalog(PREFIX, type="rest", uri=place)
+            location = {}
+        else:
+            folder = Path(place)
+            if not (folder / "catalog.db").exists():
+                if is_dry:
+                    return None
+                if not (self.folder / STATE_FOLDER).exists():
+                    refuse_others(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            catalog = load_catalog(
+                PREFIX,
+                type="sql",
+                uri=f"sqlite:///{folder}/catalog.db",
+                warehouse=f"file://{folder}",
+            )
+            location = {"location": f"file://{folder.joinpath(*name.split('.'))}"}
+        try:
+            return catalog.load_table(name)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            if is_dry:
+                return None
+        catalog.create_namespace_if_not_exists(namespace)
+        return catalog.create_table_if_not_exists(name, self._spec.schema(), **location)
+
+    @property
+    def rejected(self) -> Path:
+        """Folder of rejected rows."""
+        return self.folder.with_name(self.folder.name + REJECTED_SUFFIX)
+
+    def check_new(self, *, is_dry: bool) -> None:
+        """Make the table, or compare its columns. Raises FailedPrecondition."""
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        if self._table is None and not is_dry:
+            with _told("the catalogue", self._target.place):
+                self._table = self._opened(is_dry=False)
+        if self._table is not None:
+            there = schema_to_pyarrow(self._table.schema(), include_field_ids=False)
+            _check_columns(self._target.table, {*there.names}, {*self._spec.schema().names})
+
+    def committed(self) -> Committed | None:
+        """What the property of this topic says."""
+        if self._table is None:
+            return None
+        with _told("the catalogue", self._target.place):
+            self._table.refresh()
+        text = self._table.properties.get(self._property)
+        if text is None:
+            return None
+        said = msgspec.json.decode(text, type=_Said)
+        return Committed(said.plan, said.next)
+
+    def removed_by(self, plan: ExportPlan) -> list[str]:
+        """None: a snapshot forgets them, and expiring snapshots removes them."""
+        return []
+
+    def commit(self, plan: ExportPlan) -> None:
+        """Add the files of a plan, once. Raises Unavailable."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        for left in reversed(range(COMMIT_TRIES)):
+            with _told("the catalogue", self._target.place), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of columns and transforms that are not ours
+                self._table.refresh()
+                try:
+                    self._commit(plan)
+                    return
+                except CommitFailedException:
+                    if not left:
+                        raise
+            time.sleep(0.1)
+
+    def _commit(self, plan: ExportPlan) -> None:
+        said = msgspec.json.encode(_Said(plan.number, plan.next)).decode()
+        files = [str(self.data / file.name) for file in plan.files if not file.is_rejected]
+        summary = {self._property: said, f"{PREFIX}.ranges": _summary(self._spec, plan)}
+        with self._table.transaction() as transaction:
+            transaction.set_properties({self._property: said})
+            if plan.mode == "overwrite" and self._table.current_snapshot() is not None:
+                transaction.delete("true", snapshot_properties=summary)
+            if files:
+                uris = [f"file://{path}" for path in files]
+                transaction.add_files(
+                    uris, snapshot_properties=summary, check_duplicate_files=False
+                )
+
+
+class _Said(msgspec.Struct):
+    plan: int
+    next: dict[str, Next]
+
+
+def _summary(spec: ExportSpec, plan: ExportPlan) -> str:
+    """The ranges of a plan, for people who look at a commit."""
+    ranges = [[each.partition, each.low, each.high] for each in plan.ranges]
+    return msgspec.json.encode(
+        {"topic": spec.topic, "plan": plan.number, "ranges": ranges}
+    ).decode()
+
+
+def _check_columns(what: str, there: Any, wanted: Any) -> None:
+    """Raise FailedPrecondition unless a table that was there has the wanted columns."""
+    if there != wanted:
+        raise FailedPrecondition(
+            f"{what} is there with other columns ({', '.join(sorted(there))}) than would be exported "
+            f"({', '.join(sorted(wanted))}); choose them with --columns, or export to another table"
+        )
+
+
+@contextlib.contextmanager
+def _told(what: str, place: str) -> Iterator[None]:
+    """Raise errors of the libraries as ours."""
+    try:
+        yield
+    except (DanubeError, OSError) as error:
+        if isinstance(error, DanubeError) or error.filename is not None or error.errno in FULL:
+            raise
+        raise Unavailable(f"{what} at {place} does not answer: {_line(error)}; try again") from None
+    except Exception as error:
+        kind = type(error)
+        if kind.__module__.startswith(("requests", "sqlalchemy", "urllib3")):
+            raise Unavailable(
+                f"{what} at {place} does not answer: {_line(error)}; try again"
+            ) from None
+        if kind.__module__.partition(".")[0] in ("deltalake", "pyiceberg", "_internal"):
+            raise Unavailable(
+                f"{what} at {place} refused: {kind.__name__}: {_line(error)}; run the export again, which goes on where "
+                "it was"
+            ) from None
+        if kind in (ValueError, TypeError, NotImplementedError):
+            raise Internal(f"{what} at {place}: {_line(error)}") from error
+        raise
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
