@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import time
 import warnings
 from collections.abc import Iterator
@@ -30,6 +31,9 @@ from danube_fast.spark.export.target import ExportSpec, Target
 __all__ = ["DeltaTarget", "IcebergTarget"]
 
 PREFIX = "danube-fast"
+CATALOG = "default"
+"""Name of Iceberg's catalogue: a file of SQLite has the tables of one name, and credentials of a REST catalogue come
+from the user's configuration of that name."""
 COMMIT_TRIES = 5
 """Of Iceberg, when others commit to the table at the same time."""
 
@@ -147,6 +151,8 @@ class IcebergTarget:
         """Open the catalogue, and make the table unless `is_dry`. Raises FailedPrecondition for a missing package or a
         table that is not on this host, Unavailable for a catalogue that does not answer."""
         _require("pyiceberg", "Iceberg")
+        # it warns of columns without statistics, on standard error
+        logging.getLogger("pyiceberg").setLevel(logging.ERROR)
         self._target, self._spec = target, spec
         self._property = f"{PREFIX}.{spec.topic}"
         self._is_rest = target.place.startswith("http")
@@ -167,13 +173,15 @@ class IcebergTarget:
         self.data = self.folder / "data"
 
     def _opened(self, is_dry: bool) -> Any:
-        from pyiceberg.catalog import load_catalog
+        from pyiceberg.catalog import Catalog, load_catalog
+        from pyiceberg.catalog.sql import SqlCatalog
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         place, name = self._target.place, self._target.table
         namespace, _, _ = name.rpartition(".")
+        catalog: Catalog
         if self._is_rest:
-            catalog = load_catalog(PREFIX, type="rest", uri=place)
+            catalog = load_catalog(CATALOG, type="rest", uri=place)
             location = {}
         else:
             folder = Path(place)
@@ -183,11 +191,8 @@ class IcebergTarget:
                 if not (self.folder / STATE_FOLDER).exists():
                     refuse_others(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            catalog = load_catalog(
-                PREFIX,
-                type="sql",
-                uri=f"sqlite:///{folder}/catalog.db",
-                warehouse=f"file://{folder}",
+            catalog = SqlCatalog(
+                CATALOG, uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}"
             )
             location = {"location": f"file://{folder.joinpath(*name.split('.'))}"}
         try:

@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 
+from danube_fast.spark.export import job as exporting
 from danube_fast.spark.export.job import ExportJob, Hooks, run_export
 from danube_fast.spark.export.report import Report
 from danube_fast.spark.export.runners import LocalRunner
@@ -22,6 +23,8 @@ from danube_fast.spark.options import ReadOptions
 from danube_fast.types import parse_topic
 
 RUN_SECONDS = 120
+FILE_SIZES = 1 << 20, 2 << 20
+"""At least and at most, so that there are several files."""
 _DRIVER = """
 import json, sys
 from tests.spark.export_rig import run_killed
@@ -57,6 +60,7 @@ def run(
 def run_killed(arguments: dict[str, Any], point: str, count: int) -> None:
     """Export, and kill this process at the fail point `point` as it comes for the `count`-th time."""
     left = [count]
+    exporting.FILE_BYTES_MIN, exporting.FILE_BYTES = FILE_SIZES
 
     def on_point(name: str) -> None:
         if name == point:
@@ -76,9 +80,7 @@ def kill_at(point: str, count: int = 1, **arguments: Any) -> None:
 
 def seen_by_duckdb(folder: Path, what: str = "offset") -> list[Any]:
     """A column of all rows that DuckDB finds in a bare folder, sorted."""
-    found = duckdb.sql(
-        f"select \"{what}\" from read_parquet('{folder}/**/*.parquet') order by 1"
-    )
+    found = duckdb.sql(f"select \"{what}\" from read_parquet('{folder}/**/*.parquet') order by 1")
     return [row[0] for row in found.fetchall()]
 
 
