@@ -12,7 +12,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +98,8 @@ class Split(NamedTuple):
     high: int
     part: int
     parts: int
+    producers: Mapping[int, str]
+    """Names by id, if they are read."""
 
 
 class Task(NamedTuple):
@@ -265,10 +267,11 @@ def divide(
     ]
     total = sum(section.byte_count for _, section, _ in chosen)
     wanted = max(1, min(options.split_bytes, total // options.partitions_min))
+    are_named = "producer_name" in options.columns
     splits = [
         split
         for each, section, low in chosen
-        for split in _splits(each, section, low, bounds, wanted)
+        for split in _splits(each, section, low, bounds, wanted, are_named=are_named)
     ]
     tasks = [Task(snapshot.store, some, bounds) for some in _grouped(splits, wanted)]
     return Plan(snapshot, list(ranges), tasks)
@@ -326,13 +329,22 @@ def _sections(of: PartitionRange, bounds: Bounds) -> Iterator[tuple[Section, int
 
 
 def _splits(
-    of: PartitionRange, section: Section, low: int, bounds: Bounds, wanted: int
+    of: PartitionRange,
+    section: Section,
+    low: int,
+    bounds: Bounds,
+    wanted: int,
+    *,
+    are_named: bool,
 ) -> Iterator[Split]:
-    """Divide a section in parts of about `wanted` bytes."""
+    """Divide a section in parts of about `wanted` bytes; `are_named`: whether the names of producers are read."""
+    producers = of.manifest.producers if are_named else {}
     high = min(of.high, bounds.offset_high)
     parts = max(1, min(section.block_count, -(-section.byte_count // wanted)))
     for part in range(parts):
-        yield Split(of.topic, of.partition, of.partition_id, section, low, high, part, parts)
+        yield Split(
+            of.topic, of.partition, of.partition_id, section, low, high, part, parts, producers
+        )
 
 
 def _grouped(splits: Iterable[Split], wanted: int) -> Iterator[tuple[Split, ...]]:

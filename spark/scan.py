@@ -254,12 +254,6 @@ def _constant(value: Any, kind: str, count: int) -> Any:
     return pa.repeat(pa.scalar(value, type=getattr(pa, kind)()), count)
 
 
-def _nulls(count: int) -> Any:
-    import pyarrow as pa
-
-    return pa.nulls(count, pa.string())
-
-
 _BY_OFFSET = frozenset(("topic", "partition", "offset"))
 """Columns that need no frame."""
 _COLUMNS: dict[str, Column] = {
@@ -271,6 +265,6 @@ _COLUMNS: dict[str, Column] = {
     "attributes": lambda split, table: table.attributes(),
     "publish_time": lambda split, table: table.publish_times(),
     "event_time": lambda split, table: table.event_times(),
-    "producer_name": lambda split, table: _nulls(table.row_count),
+    "producer_name": lambda split, table: table.producer_names(split.producers),
     "sequence": lambda split, table: table.sequences(),
 }

@@ -107,7 +107,8 @@ class DanubeReader(DataSourceReader):
     """One read of some topics."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self._options, self._schema = options, schema
+        self._options = options._replace(columns=tuple(schema.fieldNames()))
+        self._schema = schema
         self._bounds = Bounds()
 
     def partitions(self) -> list[InputPartition]:

@@ -67,7 +67,8 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One stream. It lives with the query, in a process of its own beside the driver."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self._options, self._schema = options, schema
+        self._options = options._replace(columns=tuple(schema.fieldNames()))
+        self._schema = schema
         self._clock = SystemClock()
         self._client: Client | None = None
         self._snapshot: Snapshot | None = None

@@ -1,9 +1,9 @@
 """The messages about history between workers, the uploader and the coordinator.
 
-uploader -- ListBacklogs, HistoryRuns, SetUploaded --> worker
-worker ---- FetchHistory, FindHistoryTime -----------> uploader
-uploader -- BeginUploader, FindWithoutHistory -------> coordinator
-         <- FlushHistory, RenewHold, ReleaseHold -----
+uploader -- ListBacklogs, HistoryRuns, NameProducers, SetUploaded --> worker
+worker ---- FetchHistory, FindHistoryTime --------------------------> uploader
+uploader -- BeginUploader, FindWithoutHistory ----------------------> coordinator
+         <- FlushHistory, RenewHold, ReleaseHold --------------------
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ __all__ = [
     "ListBacklogs",
     "ListDeleted",
     "Listed",
+    "NameProducers",
     "NoteOlderCopy",
     "ReleaseHold",
     "RenewHold",
@@ -168,6 +169,15 @@ class HistoryRuns(Message, frozen=True):
     offset: int
     bytes_max: int
     answer = Runs
+
+
+class NameProducers(Message, frozen=True):
+    """Ask for the names of producers by the ids that frames of a partition have; unknown ones are left out."""
+
+    uploader_epoch: int
+    partition_id: int
+    producer_ids: list[int]
+    answer = dict[int, str]
 
 
 class SetUploaded(Message, frozen=True):

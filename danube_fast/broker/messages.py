@@ -32,6 +32,7 @@ from danube_fast.broker.history_messages import HistoryRuns as HistoryRuns
 from danube_fast.broker.history_messages import ListBacklogs as ListBacklogs
 from danube_fast.broker.history_messages import ListDeleted as ListDeleted
 from danube_fast.broker.history_messages import Listed as Listed
+from danube_fast.broker.history_messages import NameProducers as NameProducers
 from danube_fast.broker.history_messages import NoteOlderCopy as NoteOlderCopy
 from danube_fast.broker.history_messages import ReleaseHold as ReleaseHold
 from danube_fast.broker.history_messages import RenewedHold as RenewedHold

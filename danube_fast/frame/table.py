@@ -9,7 +9,7 @@ messages it costs more than this, for each of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from danube_fast.frame.view import FrameView
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FrameTable", "tables"]
+__all__ = ["FrameTable", "producer_ids", "tables"]
 
 ROWS_MAX = 64 * 1024
 """Of a table, if its first frame has no more."""
@@ -46,6 +46,8 @@ BYTES_MAX = 32 * 1024 * 1024
 """Bytes of uncompressed bodies in a table, if its first frame has no more."""
 ENTRIES_MAX = 4096
 """Frames of a table."""
+INT64_MAX = (1 << 63) - 1
+WORD_BYTES = 8
 
 _list_frames = direct(list_frames)
 _measure = direct(measure)
@@ -67,6 +69,16 @@ def tables(
     """
     view = memoryview(memory).cast("B")
     start = address_of(view) if len(view) else 0
+    for entries in _listed(view, start, low, high, rows_max, bytes_max):
+        table = FrameTable(view, start, entries, low, high)
+        if table.row_count:
+            yield table
+
+
+def _listed(
+    view: memoryview, start: int, low: int, high: int, rows_max: int, bytes_max: int
+) -> Iterator[Any]:
+    """List the frames of `view`, which stands at the address `start`: rows of Entry, some at a time. Raises as `tables`."""
     at, state = 0, np.zeros(len(Listing), dtype=np.int64)
     while at < len(view):
         entries = np.empty((ENTRIES_MAX, len(Entry)), dtype=np.int64)
@@ -77,13 +89,30 @@ def tables(
         at += int(state[Listing.CONSUMED])
         count = int(state[Listing.COUNT])
         if count:
-            table = FrameTable(view, start, entries[:count], low, high)
-            if table.row_count:
-                yield table
+            yield entries[:count]
         if code < 0:
             raise DataLoss(
                 f"damaged frame at byte {at}: {describe_fault(code)}; read it from another copy"
             )
+
+
+def producer_ids(memory: Any) -> list[int]:
+    """List the ids of the producers of some frames, each once, rising; those without a producer are passed over.
+
+    `memory`: bytes-like, whole frames back to back. Raises DataLoss at a frame that is unsound.
+    """
+    found: set[int] = set()
+    view = memoryview(memory).cast("B")
+    start = address_of(view) if len(view) else 0
+    for entries in _listed(view, start, 0, INT64_MAX, INT64_MAX, INT64_MAX):
+        found.update(np.unique(_producers(view, start, entries)).tolist())
+    return sorted(found - {0})
+
+
+def _producers(view: memoryview, start: int, entries: Any) -> Any:
+    """Read the producer id of each frame: one stands at a whole word, as frames do."""
+    words = np.frombuffer(view, dtype="<i8", count=len(view) // WORD_BYTES)
+    return words[(entries[:, Entry.HEADER] - start + At.PRODUCER_ID) // WORD_BYTES]
 
 
 class FrameTable:
@@ -92,7 +121,7 @@ class FrameTable:
     def __init__(self, view: memoryview, start: int, entries: Any, low: int, high: int) -> None:
         """`entries`: rows of Entry, whose bodies are unpacked here; `start`: the address of `view`."""
         self._arrow = import_pyarrow()
-        self._view, self._entries = view, entries
+        self._view, self._start, self._entries = view, start, entries
         self._unpacked: list[FrameView] = []
         """Frames whose bodies had to be unpacked."""
         for index in np.flatnonzero(entries[:, Entry.BODY] == 0):
@@ -111,6 +140,14 @@ class FrameTable:
     def sequences(self) -> pa.Array:
         """int64: sequence of each message."""
         return self._numbers(At.BASE_SEQUENCE, BufferId.SEQUENCE_DELTA)
+
+    def producer_names(self, names: Mapping[int, str]) -> pa.Array:
+        """string: the name of the producer of each message, null if `names`, by id, has none."""
+        arrow, entries = self._arrow, self._entries
+        ids, places = np.unique(_producers(self._view, self._start, entries), return_inverse=True)
+        counts = entries[:, Entry.STOP] - entries[:, Entry.START]
+        found = arrow.array([names.get(each) for each in ids.tolist()], type=arrow.string())
+        return found.take(arrow.array(np.repeat(places, counts)))
 
     def publish_times(self) -> pa.Array:
         """timestamp[us, UTC]: the producer's clock."""

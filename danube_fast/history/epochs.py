@@ -1,4 +1,4 @@
-"""Marks of uploaders in a store: each has an epoch that no other one has had there.
+"""Whose a store is, and marks of uploaders in it: each has an epoch that no other one has had there.
 
     uploaders/<epoch>        the token of the uploader
 
@@ -9,12 +9,26 @@ deleted ones. Later ones count as well, because an epoch can be lost: its upload
 
 from __future__ import annotations
 
-from danube_fast.errors import AlreadyExists
+from danube_fast.errors import AlreadyExists, NotFound
+from danube_fast.history.manifest import MANIFESTS_PREFIX, ManifestReader
 from danube_fast.history.stores.store import ObjectStore
 
-__all__ = ["EPOCHS_PREFIX", "claim_epoch"]
+__all__ = ["EPOCHS_PREFIX", "check_owner", "claim_epoch"]
 
 EPOCHS_PREFIX = "uploaders/"
+
+
+def check_owner(store: ObjectStore, identity: bytes) -> None:
+    """Look at one manifest of a store, if there is any. Raises FailedPrecondition if it is of another broker:
+    objects of both would have the same keys."""
+    for info in store.list(MANIFESTS_PREFIX):
+        partition_id, _, name = info.key.removeprefix(MANIFESTS_PREFIX).partition("/")
+        if name.isdigit() and partition_id.isdigit():
+            try:
+                ManifestReader(store, identity, int(partition_id)).read(int(name))
+            except NotFound:
+                continue  # it was pruned just now
+            return
 
 
 def claim_epoch(store: ObjectStore, epoch: int, token: bytes) -> bool:

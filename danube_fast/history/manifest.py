@@ -25,11 +25,13 @@ a record that is there proves that all later ones are.
 from __future__ import annotations
 
 import bisect
+import copy
 import shlex
 import struct
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from danube_fast.errors import (
     AlreadyExists,
@@ -53,10 +55,10 @@ __all__ = [
     "Record",
     "Section",
     "believed",
-    "check_owner",
     "lost_section",
     "manifest_key",
     "manifest_prefix",
+    "newest_producers",
     "repair_command",
 ]
 
@@ -64,6 +66,8 @@ MAGIC = int.from_bytes(b"DanubeMf", "little")
 VERSION = 1
 SNAPSHOT_EVERY = 64
 """Records between two snapshots."""
+PRODUCERS_MAX = 16 * 1024
+"""Names of producers that a manifest keeps, the newest: a snapshot has all of them."""
 NONE = -1
 MANIFESTS_PREFIX = "manifests/"
 PRUNED_NAME = "pruned"
@@ -128,6 +132,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     added: list[Section] = []
     removed: list[str] = []
     """Keys of objects whose sections of this partition are history no more."""
+    producers: dict[int, str] = {}
+    """Names by the producer ids of frames, those that no record before has; of a snapshot, all that are kept."""
 
     @property
     def is_snapshot(self) -> bool:
@@ -174,6 +180,8 @@ class Manifest:
         self.first_offset = self.end_offset = 0
         self.sections: list[Section] = []
         """In the order of offsets."""
+        self.producers: dict[int, str] = {}
+        """Names by the producer ids of frames, as far as they are known."""
 
     def apply(self, record: Record) -> None:
         """Take one record more."""
@@ -185,6 +193,8 @@ class Manifest:
         self.first_offset, self.end_offset = record.first_offset, record.end_offset
         # a new list: a reader in another thread may have the old one
         self.sections = sorted([*kept, *record.added], key=lambda section: section.base_offset)
+        before = {} if record.is_snapshot else self.producers
+        self.producers = newest_producers({**before, **record.producers})
         self.number, self.snapshot = record.number, record.snapshot
         self.owner_epoch, self.uploader_epoch = record.owner_epoch, record.uploader_epoch
         self.topic, self.incarnation = record.topic, record.incarnation
@@ -361,8 +371,9 @@ class ManifestLog(ManifestReader):
         end_offset: int,
         added: Sequence[Section] = (),
         removed: Sequence[str] = (),
+        producers: Mapping[int, str] | None = None,
     ) -> Manifest:
-        """Make the next record; the manifest with it.
+        """Make the next record; the manifest with it. `producers`: names that no record before has.
 
         Raises FailedPrecondition if a newer uploader has made one: this one has to end. After any
         other error either the same call is made again, or `load`: the record may have been made.
@@ -375,13 +386,12 @@ class ManifestLog(ManifestReader):
                 incarnation=incarnation, number=number, previous=base.number,
                 snapshot=number if is_snapshot else base.snapshot, owner_epoch=owner_epoch,
                 uploader_epoch=self._epoch, first_offset=first_offset, end_offset=end_offset,
-                added=list(added), removed=list(removed),
+                added=list(added), removed=list(removed), producers=dict(producers or {}),
             )  # fmt: skip
             if is_snapshot and base.number != NONE:
-                whole = Manifest()
-                whole.apply(msgspec.structs.replace(record, added=base.sections, removed=[]))
-                whole.apply(msgspec.structs.replace(record, snapshot=base.snapshot))
-                record = msgspec.structs.replace(record, added=whole.sections, removed=[])
+                full = copy.copy(base)
+                full.apply(replace(record, snapshot=base.snapshot))
+                record = replace(record, added=full.sections, removed=[], producers=full.producers)
             if self._make(record):
                 self._next = number + 1
                 base.apply(record)
@@ -452,17 +462,9 @@ class ManifestLog(ManifestReader):
         )
 
 
-def check_owner(store: ObjectStore, identity: bytes) -> None:
-    """Look at one manifest of a store, if there is any. Raises FailedPrecondition if it is of another broker:
-    objects of both would have the same keys."""
-    for info in store.list(MANIFESTS_PREFIX):
-        partition_id, _, name = info.key.removeprefix(MANIFESTS_PREFIX).partition("/")
-        if name.isdigit() and partition_id.isdigit():
-            try:
-                ManifestReader(store, identity, int(partition_id)).read(int(name))
-            except NotFound:
-                continue  # it was pruned just now
-            return
+def newest_producers(producers: dict[int, str]) -> dict[int, str]:
+    """Keep PRODUCERS_MAX names, those that were told last."""
+    return dict([*producers.items()][-PRODUCERS_MAX:])
 
 
 def believed(records: Mapping[int, Record]) -> tuple[list[Record], int]:

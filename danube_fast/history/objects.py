@@ -9,6 +9,7 @@ verify_object    every byte of an object
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ import xxhash
 
 from danube_fast.errors import DataLoss, Internal, NotFound
 from danube_fast.frame.crc import crc32c
+from danube_fast.frame.table import producer_ids
 from danube_fast.history.blocks import BlockTable
 from danube_fast.history.layout import (
     BLOCK_DTYPE,
@@ -134,6 +136,8 @@ class ObjectWriter:
         """Partitions whose frames are all there: the first row of each, and the one behind its last."""
         self._cut, self._cut_position = b"", 0
         """What was sent of the block that the last part ends in."""
+        self.producers: set[int] = set()
+        """Ids of those who published the frames that were added of this partition, by this writer."""
         self._put(header.encode())
 
     @classmethod
@@ -192,6 +196,7 @@ class ObjectWriter:
         """Begin the frames of a partition; none may begin before `next_offset`."""
         self.end()
         self._first_row = self._table.begin(partition_id, next_offset)
+        self.producers = set()
 
     def space(self, byte_count: int) -> memoryview:
         """Room for the next frames. It is valid until the next call."""
@@ -208,7 +213,10 @@ class ObjectWriter:
         Raises DataLoss, and nothing of them is in the object, if they are not sound frames of the
         partition in the order of offsets.
         """
-        self._table.add(memoryview(self._buffer)[self._fill : self._fill + byte_count], where)
+        frames = memoryview(self._buffer)[self._fill : self._fill + byte_count]
+        self._table.add(frames, where)
+        with contextlib.suppress(DataLoss):  # who reads such a frame is told
+            self.producers.update(producer_ids(frames))
         self._fill += byte_count
         return self._complete()
 

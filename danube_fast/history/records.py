@@ -25,6 +25,7 @@ from danube_fast.history.manifest import (
     believed,
     manifest_key,
     manifest_prefix,
+    newest_producers,
 )
 from danube_fast.history.ranges import Range, subtract
 from danube_fast.history.stores.store import ObjectStore
@@ -54,6 +55,14 @@ class Remains(NamedTuple):
     def next_number(self) -> int:
         """Above all numbers that are there, or that uploaders may know though they are missing."""
         return JUMP * (2 + max([-1, *self.records, *self.faults]) // JUMP)
+
+    @property
+    def producers(self) -> dict[int, str]:
+        """Names of producers that any record has: a name is never another one's, so none of them is wrong."""
+        found: dict[int, str] = {}
+        for _, record in sorted(self.records.items()):
+            found.update(record.producers)
+        return newest_producers(found)
 
     @property
     def is_end_lost(self) -> bool:

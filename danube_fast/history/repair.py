@@ -390,7 +390,7 @@ def _carry_out(
         incarnation=newest.incarnation if newest is not None else 0, number=number, previous=NONE,
         snapshot=number, owner_epoch=newest.owner_epoch if newest is not None else 0,
         uploader_epoch=survey.epoch, first_offset=repair.first_offset,
-        end_offset=repair.end_offset, added=_sections_of(plan, copies),
+        end_offset=repair.end_offset, added=_sections_of(plan, copies), producers=plan.remains.producers,
     )  # fmt: skip
     supersede(store, record, plan.remains.keys)
 

@@ -20,7 +20,10 @@ from danube_fast.frame.view import FrameView
 from tests.frame.samples import FULL, random_columns, stamped
 
 pytest.importorskip("pyarrow")
-from danube_fast.frame.table import tables
+from danube_fast.frame.table import producer_ids, tables
+
+NAMES = {1: "loader", 2: "späher"}
+"""Of three producers."""
 
 
 def _frames(seed: int) -> list[bytes]:
@@ -59,6 +62,7 @@ def _expected(frames: list[bytes], low: int, high: int) -> list[tuple[Any, ...]]
                 [sorted(pairs.items()) for pairs in view.attributes() or [{}] * count],
                 [None if time is None else time // 1000 for time in view.event_times() or none],
                 [view.publish_time_ns // 1000] * count,
+                [NAMES.get(view.producer_id)] * count,
                 strict=True,
             )
             if low <= row[0] < high
@@ -71,7 +75,7 @@ def _found(memory: bytes, low: int, high: int, **limits: int) -> list[tuple[Any,
     for table in tables(memory, low, high, **limits):
         columns = [
             table.offsets(), table.sequences(), table.payloads(), table.keys(), table.attributes(),
-            table.event_times(), table.publish_times(),
+            table.event_times(), table.publish_times(), table.producer_names(NAMES),
         ]  # fmt: skip
         values = []
         for column in columns:
@@ -100,6 +104,7 @@ def test_a_table_has_the_messages_of_its_frames(
     assert _found(memory, low, low + length) == expected
     assert _found(memory, low, low + length, rows_max=rows_max) == expected
     assert _found(memory, low, low + length, bytes_max=300) == expected
+    assert producer_ids(memory) == sorted({FrameView(frame).producer_id for frame in frames})
 
 
 def test_pads_are_passed_and_limits_bound_tables() -> None:
@@ -108,6 +113,7 @@ def test_pads_are_passed_and_limits_bound_tables() -> None:
     write_pad(address_of(pad), 256)
     found = list(tables(frame + bytes(pad) + frame, 0, 100, rows_max=1))
     assert [table.row_count for table in found] == [FrameView(frame).message_count] * 2
+    assert producer_ids(pad) == producer_ids(b"") == []
 
 
 def test_a_damaged_frame_is_told_behind_the_sound_ones() -> None:

@@ -20,11 +20,17 @@ START_NS = 1_700_000_000_000_000_000
 
 
 def make_frame(
-    partition_id: int, base_offset: int, payloads: list[bytes], *, span: int = 0, time_ns: int = 0
+    partition_id: int,
+    base_offset: int,
+    payloads: list[bytes],
+    *,
+    span: int = 0,
+    time_ns: int = 0,
+    producer_id: int = 3,
 ) -> bytearray:
     """One frame with offsets, published 5 ns before it was appended."""
     time_ns = time_ns or START_NS + base_offset
-    frame = encode_frame(payloads, producer_id=3, publish_time_ns=time_ns - 5)
+    frame = encode_frame(payloads, producer_id=producer_id, publish_time_ns=time_ns - 5)
     stamp(
         address_of(frame), LOG_ID, 4096, base_offset, time_ns, 2048, partition_id, 4,
         span or len(payloads),

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from danube_fast.clock import SystemClock
 from danube_fast.frame.view import FrameView
 from danube_fast.history.layout import object_key
-from danube_fast.history.manifest import ManifestLog, Record, manifest_key
+from danube_fast.history.manifest import ManifestLog, Record, Section, manifest_key
 from danube_fast.history.objects import read_blocks, verify_object
 from danube_fast.history.stores.memory import MemoryStore
 from danube_fast.workers.shard.read.frames import frames_of
@@ -26,6 +27,7 @@ FRAMES = {
 }
 OBJECT = object_key(3, 17)
 RECORD = manifest_key(7, 0)
+PRODUCERS = {3: "loader", 1 << 62: "späher"}
 
 
 def make() -> dict[str, bytes]:
@@ -42,6 +44,7 @@ def make() -> dict[str, bytes]:
         end_offset=110,
         added=sections[:1],
         removed=["gone"],
+        producers=PRODUCERS,
     )
     return {"object": store.read(OBJECT), "record": store.read(RECORD)}
 
@@ -51,10 +54,13 @@ def test_the_same_bytes_are_written(name: str) -> None:
     assert make()[name] == (GOLDEN / name).read_bytes()
 
 
-def test_they_are_read() -> None:
+@pytest.mark.parametrize(
+    ("name", "producers"), [("record", PRODUCERS), ("record-before-producers", {})]
+)
+def test_they_are_read(name: str, producers: dict[int, str]) -> None:
     store = MemoryStore(SystemClock())
     store.create(OBJECT, (GOLDEN / "object").read_bytes())
-    store.create(RECORD, (GOLDEN / "record").read_bytes())
+    store.create(RECORD, (GOLDEN / name).read_bytes())
     rows = verify_object(store, OBJECT, IDENTITY)
     assert rows["partition_id"].tolist() == [7, 9]
     assert rows["end_offset"].tolist() == [106, 1]
@@ -63,12 +69,37 @@ def test_they_are_read() -> None:
     assert (record.number, record.previous, record.snapshot, record.removed) == (0, -1, 0, ["gone"])
     manifest = ManifestLog(store, IDENTITY, 7, 3).load()
     assert (manifest.first_offset, manifest.end_offset) == (100, 110)
+    assert manifest.producers == producers
     (section,) = manifest.sections
     assert (section.key, section.message_count, section.block_count) == (OBJECT, 3, 1)
     assert len(read_blocks(store, section)) == 1
     data = store.read(OBJECT, section.position, section.byte_count)
     payloads = [FrameView(stored.memory).payloads() for stored in frames_of(7, data)]
     assert payloads == [[b"first", b"second"], [b"third"]]
+
+
+class _Before(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A record as the version before producers reads it."""
+
+    identity: bytes
+    partition_id: int
+    topic: str
+    incarnation: int
+    number: int
+    previous: int
+    snapshot: int
+    owner_epoch: int
+    uploader_epoch: int
+    first_offset: int
+    end_offset: int
+    added: list[Section] = []
+    removed: list[str] = []
+
+
+def test_the_version_before_reads_what_is_written_now() -> None:
+    body = (GOLDEN / "record").read_bytes()[24:]
+    record = msgspec.msgpack.decode(body, type=_Before)
+    assert (record.end_offset, record.removed, len(record.added)) == (110, ["gone"], 1)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DanubeError, DataLoss, FailedPrecondition, Unavailable
+from danube_fast.history import manifest as manifest_module
+from danube_fast.history.epochs import check_owner
 from danube_fast.history.manifest import (
     SNAPSHOT_EVERY,
     Manifest,
     ManifestLog,
     Record,
     Section,
-    check_owner,
     manifest_key,
 )
 from danube_fast.history.stores.memory import MemoryStore
@@ -125,6 +126,34 @@ def test_snapshots_hold_everything(store: MemoryStore) -> None:
     assert store.head(manifest_key(PARTITION, snapshot - 1)) is None
     assert ranges(log_of(store).load()) == wanted
     assert ranges(log_of(store).load(log.manifest.number)) == wanted
+
+
+def test_names_of_producers_are_told_once_and_stay_in_snapshots(store: MemoryStore) -> None:
+    log = log_of(store)
+    log.load()
+    log.commit("t", 1, 1, first_offset=0, end_offset=1, producers={7: "first"})
+    for end in range(2, 2 * SNAPSHOT_EVERY):
+        add(log, end)
+    log.commit("t", 1, 1, first_offset=0, end_offset=end, producers={1 << 62: "late"})
+    names = {7: "first", 1 << 62: "late"}
+    assert log.manifest.producers == log_of(store).load().producers == names
+    record = log_of(store).read(log.manifest.number)
+    assert not record.is_snapshot and record.producers == {1 << 62: "late"}
+    log.prune(0)
+    assert log_of(store).load().producers == names
+
+
+def test_the_newest_names_of_producers_are_kept(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest_module, "PRODUCERS_MAX", 10)
+    log = log_of(store)
+    log.load()
+    for number in range(2 * SNAPSHOT_EVERY):
+        log.commit("t", 1, 1, first_offset=0, end_offset=0, producers={number: f"p{number}"})
+    assert [*log.manifest.producers] == [*range(2 * SNAPSHOT_EVERY)][-10:]
+    assert [*log_of(store).load().producers.items()] == [*log.manifest.producers.items()]
+    assert len(log_of(store).read(log.manifest.snapshot).producers) == 10
 
 
 def test_an_uploader_ends_when_a_newer_one_has_begun(store: MemoryStore) -> None:

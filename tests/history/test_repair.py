@@ -218,6 +218,16 @@ def test_one_record(store: MemoryStore, number: int, how: str) -> None:
     assert verify_history(store).damages == []
 
 
+def test_names_of_producers_outlive_a_record_that_is_lost(store: MemoryStore) -> None:
+    log = history_of(store)
+    end = log.manifest.end_offset
+    for name in ("one", "two", "three"):
+        log.commit(TOPIC, 1, 1, first_offset=0, end_offset=end, producers={len(name): name})
+    flip(store, manifest_key(5, 5))
+    repair(store)
+    assert load(store, 5).producers == {3: "one", 5: "three"}
+
+
 def test_without_any_record(store: MemoryStore) -> None:
     """Only objects are left: they may be of a deleted topic, so that takes the operator's word."""
     log = history_of(store)

@@ -47,6 +47,8 @@ class Inside(msgspec.Struct, frozen=True, array_like=True):
     """Its history ended here before."""
     until: int
     """All from `start` to here is in the object, or was never there."""
+    producers: list[int] = []
+    """Ids of those who published what is in the object."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from danube_fast.broker import messages as m
 from danube_fast.clock import SECOND_NS
 from danube_fast.errors import DanubeError, DataLoss, FailedPrecondition, NotOwner, Unavailable
@@ -54,6 +56,8 @@ class _Taken(NamedTuple):
     until: int
     """All below is in the object, or in those before."""
     has_frames: bool
+    producers: list[int]
+    """Ids of those who published its frames."""
 
 
 class Rounds:
@@ -109,7 +113,11 @@ class Rounds:
         """Make an object, and name it in the manifests; whether anything was uploaded. Raises DanubeError."""
         taken = [
             _Taken(
-                by_id[each.partition_id], outgoing.histories[each.partition_id], each.until, True
+                by_id[each.partition_id],
+                outgoing.histories[each.partition_id],
+                each.until,
+                has_frames=True,
+                producers=each.producers,
             )
             for each in outgoing.inside
         ]
@@ -280,10 +288,8 @@ class Rounds:
         known = {each.partition_id for each in outgoing.inside}
         if taken:
             last = taken.pop()
-            start = outgoing.inside.pop().start
-            yield from self._add_frames(
-                outgoing, last.owned, last.history, start, last.until, taken
-            )
+            inside = outgoing.inside.pop()
+            yield from self._add_frames(outgoing, last.owned, last.history, inside, taken)
         for owned in due:
             if outgoing.writer.size >= self._state.settings.history_object_bytes:
                 break
@@ -294,18 +300,19 @@ class Rounds:
                 at = max(history.manifest.end_offset, owned.backlog.first_offset)
                 # a frame may begin before the first message that may be read
                 outgoing.writer.begin(owned.backlog.partition_id, history.manifest.end_offset)
-                yield from self._add_frames(outgoing, owned, history, at, at, taken)
+                inside = Inside(owned.backlog.partition_id, owned.backlog.incarnation, at, at)
+                yield from self._add_frames(outgoing, owned, history, inside, taken)
 
     def _add_frames(
         self,
         outgoing: Outgoing,
         owned: _Owned,
         history: History,
-        start: int,
-        at: int,
+        inside: Inside,
         taken: list[_Taken],
     ) -> Task:
-        """Add frames of a partition from the offset `at` on; those from `start` to there are in the object."""
+        """Add frames of a partition; those `inside` are in the object."""
+        at, known = inside.until, set(inside.producers)
         backlog, object_bytes = owned.backlog, self._state.settings.history_object_bytes
         writer, sender, progress, before, _ = outgoing
         while writer.size < object_bytes:
@@ -315,7 +322,8 @@ class Rounds:
             except (NotOwner, FailedPrecondition, Unavailable):
                 break  # it moves, or its worker is away: what was taken counts
             parts = yield from self._read(backlog, writer, runs, at)
-            inside = Inside(backlog.partition_id, backlog.incarnation, start, runs.end_offset)
+            producers = sorted(known | writer.producers)
+            inside = replace(inside, until=runs.end_offset, producers=producers)
             if parts:
                 progress.hold(writer.state(), [*before, inside])
             for part in parts:
@@ -324,10 +332,10 @@ class Rounds:
                 break
             at = runs.end_offset
         if writer.end():
-            before.append(Inside(backlog.partition_id, backlog.incarnation, start, at))
-            taken.append(_Taken(owned, history, at, has_frames=True))
+            before.append(replace(inside, until=at))
+            taken.append(_Taken(owned, history, at, has_frames=True, producers=inside.producers))
         elif at > history.manifest.end_offset or at > backlog.uploaded_until:
-            taken.append(_Taken(owned, history, at, has_frames=False))
+            taken.append(_Taken(owned, history, at, has_frames=False, producers=[]))
 
     def _read(self, backlog: m.Backlog, writer: ObjectWriter, runs: m.Runs, at: int) -> Task:
         """Add ranges of the log; a partition whose frames are damaged is put aside."""
@@ -376,13 +384,28 @@ class Rounds:
         if taken.until > manifest.end_offset:
             added = _lost_sections(manifest, backlog, section, taken.until)
             added += [section] if section is not None else []
+            names = yield from self._names(worker, backlog.partition_id, manifest, taken.producers)
             changes = {
                 "first_offset": backlog.first_offset, "end_offset": taken.until, "added": added,
+                "producers": names,
             }  # fmt: skip
             manifest = yield from self._commit_changes(history, backlog, changes)
         if manifest.end_offset >= self._wanted.get(backlog.partition_id, 0):
             self._wanted.pop(backlog.partition_id, None)
         yield from self._tell(worker, backlog.partition_id, manifest)
+
+    def _names(
+        self, worker: int, partition_id: int, manifest: Manifest, producers: Sequence[int]
+    ) -> Task:
+        """Ask the owner for the names of producers that the manifest does not know. Raises Unavailable while it is away,
+        or the partition moves: the names go with it, and the next round asks there."""
+        unknown = [each for each in producers if each not in manifest.producers]
+        if not unknown:
+            return {}
+        try:
+            return (yield Ask(worker, m.NameProducers(self._state.epoch, partition_id, unknown)))
+        except NotOwner as error:
+            raise Unavailable(str(error)) from None
 
     def _commit_changes(
         self, history: History, backlog: m.Backlog, changes: dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from danube_fast.broker.messages import HistoryReport
@@ -45,6 +45,7 @@ class History:
     def commit(
         self, topic: str, incarnation: int, *, first_offset: int = 0, end_offset: int = 0,
         added: Sequence[Section] = (), removed: Sequence[str] = (),
+        producers: Mapping[int, str] | None = None,
     ) -> Manifest:  # fmt: skip
         """Make the next record; what is in history or gone stays so. Runs in a thread; one commit waits for the other. Raises as
         `ManifestLog.commit`."""
@@ -53,6 +54,7 @@ class History:
             return self._log.commit(
                 topic, incarnation, 0, first_offset=max(first_offset, manifest.gone_until),
                 end_offset=max(end_offset, manifest.end_offset), added=added, removed=removed,
+                producers=producers,
             )  # fmt: skip
 
 

@@ -20,8 +20,7 @@ from danube_fast.broker import messages as m
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import DanubeError, Internal
 from danube_fast.frame.crc import crc32c
-from danube_fast.history.epochs import claim_epoch
-from danube_fast.history.manifest import check_owner
+from danube_fast.history.epochs import check_owner, claim_epoch
 from danube_fast.history.stores.probe import probe_store
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.counters import Counter

@@ -2,6 +2,7 @@
 
     uploader -- ListBacklogs --> partitions with messages that only the log has
              -- HistoryRuns ---> their frames in the log's files, durable ones only
+             -- NameProducers -> the names of those who published them
              -- SetUploaded ---> a record in the log; behind it the log may be trimmed
 
 Asking is pinning: nothing from `uploaded.until` on is trimmed (`segments.py`), and the uploader asks for nothing
@@ -46,6 +47,7 @@ class Uploads:
         mailbox.serve(m.HistoryReport, self._hear)
         mailbox.serve(m.ListBacklogs, self._list)
         mailbox.serve(m.HistoryRuns, self._runs)
+        mailbox.serve(m.NameProducers, self._names)
         mailbox.serve(m.SetUploaded, self._set)
 
     def _apply(self, partition: Partition) -> None:
@@ -155,6 +157,12 @@ class Uploads:
                 at = run.end_offset
                 left -= size
         request.reply(m.Runs(ranges, at))
+
+    def _names(self, request: Request[m.NameProducers]) -> None:
+        asked = request.message
+        self._check(asked.uploader_epoch)
+        known = self._state.served(asked.partition_id).producer_names
+        request.reply({each: known[each] for each in asked.producer_ids if each in known})
 
     # ------------------------------------------------------------ how far it is
 
