@@ -29,7 +29,7 @@ from danube_fast.client.values.options import Position, checked_position
 from danube_fast.errors import InvalidArgument
 from danube_fast.types import TopicPattern, parse_topic
 
-__all__ = ["COLUMNS", "HeldPartition", "ReadOptions", "Where"]
+__all__ = ["COLUMNS", "KAFKA_PREFIX", "HeldPartition", "ReadOptions", "Where", "hint", "kafka_only"]
 
 MIB = 1024 * 1024
 HOLD_SECONDS = 6 * 3600
@@ -52,7 +52,7 @@ _KAFKA = {
     "endingoffsets": "end",
 }
 _KAFKA_TIMES = {"startingtimestamp": "start", "endingtimestamp": "end"}
-_NO_KAFKA = "kafka."
+KAFKA_PREFIX = "kafka."
 _NAMES = (
     "topic", "topicPattern", "url", "store", "start", "end", "columns", "holdSeconds", "snapshot",
     "splitBytes", "minPartitions", "maxMessagesPerTrigger", "failOnDataLoss", "pushdown", "path",
@@ -136,22 +136,28 @@ def _named(given: Mapping[str, str]) -> dict[str, str]:
         if lower in known:
             values[known[lower]] = value
         elif lower in _KAFKA:
-            _hint(name, _KAFKA[lower])
+            hint(name, _KAFKA[lower])
             values[_KAFKA[lower]] = value
         elif lower in _KAFKA_TIMES:
-            _hint(name, _KAFKA_TIMES[lower])
+            hint(name, _KAFKA_TIMES[lower])
             values[_KAFKA_TIMES[lower]] = _from_milliseconds(name, value)
-        elif lower.startswith(_NO_KAFKA):
-            raise InvalidArgument(
-                f"{name} is an option of Kafka's source; give url, such as danube://127.0.0.1:6650"
-            )
+        elif lower.startswith(KAFKA_PREFIX):
+            raise kafka_only(name)
         else:
             unknown.append(name)
     check_names(unknown, _NAMES, "the data source danube")
     return values
 
 
-def _hint(given: str, name: str) -> None:
+def kafka_only(name: str) -> InvalidArgument:
+    """Return the error for an option that only Kafka has."""
+    return InvalidArgument(
+        f"{name} is an option of Kafka's source; give url, such as danube://127.0.0.1:6650"
+    )
+
+
+def hint(given: str, name: str) -> None:
+    """Say that a name of Kafka's was taken."""
     warnings.warn(f"{given} is the name that Kafka's source has; here it is {name}", stacklevel=2)
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -101,6 +103,19 @@ class DanubeSource(DataSource):
                 "a stream has no end; read what there is with trigger(availableNow=True)"
             )
         return DanubeStreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Make a writer of rows with these columns. Raises InvalidArgument, and what the broker raises."""
+        # imported here: who reads needs no producer
+        from danube_fast.spark.write.writer import BatchWriter
+
+        return BatchWriter.make(self._given, schema, overwrites=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - PySpark's name
+        """Make a writer of a stream of rows with these columns. Raises InvalidArgument, and what the broker raises."""
+        from danube_fast.spark.write.writer import StreamWriter
+
+        return StreamWriter.make(self._given, schema, overwrites=overwrite)
 
 
 class DanubeReader(DataSourceReader):

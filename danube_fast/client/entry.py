@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from danube_fast.client.client import Client
     from danube_fast.client.values.arguments import Transport
 
-__all__ = ["connect", "connect_async"]
+__all__ = ["broker_url", "connect", "connect_async"]
 
 
-def _url(url: str | None) -> str:
+def broker_url(url: str | None) -> str:
+    """Where the broker listens: at `url`, else where $DANUBE_URL says, else at the default."""
     from danube_fast.client.link.url import DEFAULT_URL
 
     return url or os.environ.get("DANUBE_URL") or DEFAULT_URL
@@ -48,7 +49,7 @@ def connect(
     from danube_fast.client.client import Client
 
     return Client(
-        _url(url), name=name, token=token, tls=tls, transport=transport, spin_us=spin_us,
+        broker_url(url), name=name, token=token, tls=tls, transport=transport, spin_us=spin_us,
         timeout=timeout,
     )  # fmt: skip
 
@@ -74,7 +75,7 @@ async def connect_async(
     from danube_fast.client.async_client import AsyncClient
 
     client = AsyncClient(
-        _url(url), name=name, token=token, tls=tls, transport=transport, spin_us=spin_us
+        broker_url(url), name=name, token=token, tls=tls, transport=transport, spin_us=spin_us
     )
     await client.open(timeout)
     return client

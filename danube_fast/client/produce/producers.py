@@ -40,9 +40,10 @@ class Producers:
         durability: str | None = None,
         partitions: int | None = None,
         must_exist: bool = False,
+        kind: type[Publisher] = Publisher,
         **options: Any,
     ) -> Steps[Publisher]:
-        """Look up or create the topic (unless it `must_exist`) and open a producer."""
+        """Look up or create the topic (unless it `must_exist`) and open a producer of that `kind`."""
         check_names(options, ProducerArguments.__annotations__, "producer()")
         checked = ProducerOptions(**options)
         parse_topic(topic)
@@ -54,7 +55,7 @@ class Producers:
         deadline_ns = routes.pump.clock.monotonic_ns() + checked.timeout_ns
         route = yield from routes.lookup_steps(topic, create, 0, deadline_ns)
         with routes.pump.lock:
-            producer = Publisher(routes, self._buffers, route, name or self._new_name(), checked)
+            producer = kind(routes, self._buffers, route, name or self._new_name(), checked)
             route.user = weakref.ref(producer)
             routes.users[producer] = None
             self._watcher.follow(route)

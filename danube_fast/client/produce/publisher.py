@@ -32,7 +32,7 @@ from danube_fast.client.produce.outgoing import (
     outgoing_list,
 )
 from danube_fast.client.produce.state import ProducerState
-from danube_fast.client.topics.routes import Routes, Topic, made_again
+from danube_fast.client.topics.routes import Partition, Routes, Topic, made_again
 from danube_fast.client.values.limits import (
     BATCH_MESSAGES_MAX,
     CLOSE_TIMEOUT_SECONDS,
@@ -77,13 +77,17 @@ class Publisher(ProducerState):
         self._next_lane = 0
         self.joining: list[Lane] = []
         """Lanes to partitions that are new; messages go there once all of them are open."""
-        self.lanes = [Lane(self, partition) for partition in route.partitions]
+        self.lanes = [self.make_lane(partition) for partition in route.partitions]
         self._only = self.lanes[0] if len(self.lanes) == 1 else None
         self._quick: Lane | None = None
         """The lane that `send_plain` may use without looking further; None = it must not."""
         self.changed()
 
     # ------------------------------------------------------------ opening
+
+    def make_lane(self, partition: Partition, *, is_joining: bool = False) -> Lane:
+        """Make the lane of a partition."""
+        return Lane(self, partition, is_joining=is_joining)
 
     def open_steps(self, deadline_ns: int) -> Steps[None]:
         """Wait until every partition has told its next sequence."""
@@ -373,7 +377,7 @@ class Publisher(ProducerState):
         for lane, partition in known:
             lane.move(partition.connection)
         for partition in route.partitions[len(lanes) :]:
-            self.joining.append(Lane(self, partition, is_joining=True))
+            self.joining.append(self.make_lane(partition, is_joining=True))
 
     @property
     def is_usable(self) -> bool:
