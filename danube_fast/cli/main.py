@@ -36,7 +36,7 @@ from danube_fast.cli.failures import (
     wants_json,
 )
 from danube_fast.cli.output import StdoutClosed
-from danube_fast.cli.stored import history, wal
+from danube_fast.cli.stored import history, spark_writes, wal
 from danube_fast.cli.stored.export import export
 from danube_fast.cli.stored.sql import sql
 
@@ -63,7 +63,9 @@ for _command in (
     bench.bench, completion.completion, sql, export,
 ):  # fmt: skip
     app.command(epilog=_command.epilog)(_command)  # type: ignore[union-attr]
-for _module in (topic_messages, subscriptions, status, namespaces, wal, history, config):
+for _module in (
+    topic_messages, subscriptions, status, namespaces, wal, history, spark_writes, config,
+):  # fmt: skip
     app.add_typer(_module.app)
 
 

@@ -15,9 +15,9 @@ from tests.delivery.history_rig import SMALL
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """A session on two processors."""
+    """A session on two processors, which tries a task twice."""
     settings = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
-    with spark_session("local[2]", settings=settings) as session:
+    with spark_session("local[2,2]", settings=settings) as session:
         yield session
 
 

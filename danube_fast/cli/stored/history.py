@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from danube_fast.history.repair import Found, PartitionRepair, Repair
     from danube_fast.history.stores.store import ObjectStore
 
-__all__ = ["app"]
+__all__ = ["app", "opened_store"]
 
 STORE = "s3://bucket/prefix"
 HOLD = "holds/001767225600000-0123456789abcdef"
@@ -61,7 +61,7 @@ def list_history(
     store: StoreOption, topic: TopicFilter = None, output: OutputOption = OutputForm.TEXT
 ) -> None:
     """List partitions with history: how much there is, which offsets, from when until when."""
-    with _opened(store) as opened, Progress() as progress:
+    with opened_store(store) as opened, Progress() as progress:
         catalog = _read(opened, progress)
     chosen = sorted(
         catalog.of_topic(topic), key=lambda each: (each.manifest.topic, each.partition_id)
@@ -133,7 +133,7 @@ def describe(
 ) -> None:
     """Show the manifest of each partition of a topic, or of one partition."""
     damages: list[Damage] = []
-    with _opened(store) as opened, Progress() as progress:
+    with opened_store(store) as opened, Progress() as progress:
         if topic.isdecimal():
             from danube_fast.history.catalog import load_partition
 
@@ -166,7 +166,7 @@ def verify(
     """Check every byte of history, and what manifests say of it; exit code 1 if something is damaged."""
     from danube_fast.history.audit import verify_history
 
-    with _opened(store) as opened, Progress() as progress:
+    with opened_store(store) as opened, Progress() as progress:
         report = verify_history(opened, topic, _shown_by(progress, store))
     print_result(output, msgspec.to_builtins(report), "\n".join(_verified(report)))
     if report.damages:
@@ -203,7 +203,7 @@ def repair(
     if dry_run and yes:
         raise InvalidArgument("--dry-run and --yes were both given; leave one of them out")
     adopted = dict(_adopted(text) for text in adopt or [])
-    with _opened(store, is_written=yes) as opened, Progress() as progress:
+    with opened_store(store, is_written=yes) as opened, Progress() as progress:
         report = repair_history(
             opened, adopted, SystemClock().wall_ns(), is_dry=not yes,
             on_progress=_shown_by(progress, store),
@@ -229,7 +229,7 @@ def _adopted(text: str) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def _opened(url: str, *, is_written: bool = False) -> Iterator[ObjectStore]:
+def opened_store(url: str, *, is_written: bool = False) -> Iterator[ObjectStore]:
     """Open the store of a URL, which must be there, for reading unless `is_written`, and close it."""
     from danube_fast.history.stores.opening import open_store
 
