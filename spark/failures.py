@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from danube_fast import errors
-from danube_fast.errors import DanubeError, Internal
+from danube_fast.errors import DanubeError, Internal, InvalidArgument
 
 __all__ = ["find_own", "translated"]
 
 _OWN = re.compile(r"danube_fast\.errors\.(\w+): (.*)")
 _DEPTH_MAX = 20
+_WRONG_STATES = ("22", "42")
+"""Classes of SQLSTATE, by the standard: data that do not fit, a statement that is wrong."""
 
 
 def find_own(error: BaseException) -> DanubeError | None:
@@ -36,8 +38,8 @@ def find_own(error: BaseException) -> DanubeError | None:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Raise errors of ours in place of PySpark's. Those without one inside become Internal: they ask Java for their
-    text, which is gone when the session has ended."""
+    """Raise errors of ours in place of PySpark's. A statement or data that are wrong are InvalidArgument; what else has
+    no error of ours inside is Internal. PySpark's own ask Java for their text, which is gone when the session has ended."""
     try:
         yield
     except Exception as error:
@@ -47,8 +49,14 @@ def translated() -> Iterator[None]:
         if own is not None:
             raise own from None
         if getattr(error, "_desc", None):
-            raise Internal(f"{type(error).__name__}: {_text(error).strip()}") from error
+            kind = InvalidArgument if _state(error).startswith(_WRONG_STATES) else Internal
+            raise kind(f"{type(error).__name__}: {_text(error).strip()}") from error
         raise
+
+
+def _state(error: Any) -> str:
+    """SQLSTATE of an error; empty: it has none."""
+    return getattr(error, "getSqlState", lambda: "")() or ""
 
 
 def _text(error: Any) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import re
 import signal
@@ -43,6 +44,8 @@ END_SECONDS = 10
 LOG_LINES = 8
 """Of Spark's own output in an error."""
 
+_LOUD = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Loggers of PySpark."""
 _WRONG_MASTER = ("Could not parse Master URL", "Master must either be")
 
 _SETTINGS = {
@@ -94,6 +97,7 @@ def spark_session(
                 else:
                     active.conf.set(key, old)
         return
+    _silence()
     with tempfile.TemporaryDirectory(prefix="danube-fast-spark-") as folder:
         session = _open(master or LOCAL_MASTER, name, chosen, folder)
         try:
@@ -101,6 +105,12 @@ def spark_session(
                 yield session
         finally:
             stop_session(session)
+
+
+def _silence() -> None:
+    """PySpark prints each error of a statement with its tracebacks before it raises the error."""
+    for name in _LOUD:
+        logging.getLogger(name).disabled = True
 
 
 def _open(master: str, name: str, settings: Mapping[str, str], folder: str) -> SparkSession:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from danube_fast.demo.analysis import Analysis
 from danube_fast.demo.check import Kill, Subscription
 from danube_fast.demo.history import History
 from danube_fast.demo.scenario import Outcome
@@ -16,6 +17,8 @@ __all__ = ["print_outcome"]
 BYTES_PER_MB = 1e6
 WIDE = 110
 """Columns of a terminal that has room for the names of airlines."""
+DELAY_COLUMNS = 30
+"""Of the longest bar."""
 OK = "bold green"
 BAD = "bold red"
 
@@ -34,6 +37,9 @@ def print_outcome(console: Console, outcome: Outcome, airlines: dict[str, str]) 
     _line(console, _kill_text(outcome.kill, outcome))
     if outcome.history is not None:
         _line(console, _history_text(outcome.history))
+    if outcome.analysis is not None:
+        _line(console, _analysis_text(outcome.analysis))
+        console.print(_delays(outcome.analysis))
     console.print(_carriers(outcome, airlines, is_wide=console.width >= WIDE))
     for problem in outcome.problems:
         _line(console, f"  {problem}", BAD)
@@ -126,6 +132,25 @@ def _history_text(history: History) -> str:
     )
 
 
+def _analysis_text(analysis: Analysis) -> str:
+    files = "1 file" if analysis.files == 1 else f"{analysis.files} files"
+    return (
+        f"Spark counted them by SQL and exported them to Parquet in {analysis.seconds:.1f} s: {files}, "
+        f"{analysis.file_bytes / BYTES_PER_MB:.1f} MB; the table has {analysis.distinct:,} different flights.\n"
+        "Mean delay at departure by hour of the day, by SQL:"
+    )
+
+
+def _delays(analysis: Analysis) -> Table:
+    """A bar for each hour."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    longest = max([1.0, *analysis.delays.values()])
+    for hour, minutes in sorted(analysis.delays.items()):
+        bar = "█" * round(DELAY_COLUMNS * max(0.0, minutes) / longest)
+        table.add_row(f"{hour:02}:00", bar, f"{minutes:.0f} min")
+    return table
+
+
 def _carriers(outcome: Outcome, airlines: dict[str, str], *, is_wide: bool) -> Table:
     """Flights by carrier: the data set against what came. `is_wide`: airlines have a column of their own."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -135,6 +160,8 @@ def _carriers(outcome: Outcome, airlines: dict[str, str], *, is_wide: bool) -> T
     columns = {each.name: each.carriers for each in outcome.subscriptions}
     if outcome.history is not None:
         columns["history"] = outcome.history.carriers
+    if outcome.analysis is not None:
+        columns["spark"] = outcome.analysis.carriers
     for title in ("data set", *columns):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -154,7 +181,8 @@ def _carriers(outcome: Outcome, airlines: dict[str, str], *, is_wide: bool) -> T
 def _verdict(outcome: Outcome) -> str:
     if not outcome.ok:
         return f"FAILED after {outcome.seconds:.1f} s: see the lines above"
+    exported = ", and once each in the table" if outcome.analysis is not None else ""
     return (
         f"COMPLETE AND CORRECT in {outcome.seconds:.1f} s: every flight reached every subscription, none "
-        "was lost, none is twice in the log, and all came back from history"
+        f"was lost, none is twice in the log, and all came back from history{exported}"
     )

@@ -3,7 +3,7 @@
 serve --> ready --> topic --> producers and consumers connected --> go
   stream ... a third consumed: SIGKILL to the busier worker ... stream
   every subscription has every offset (or nothing moves any more) --> stop --> all into the object store,
-  logs trimmed, read back --> judge --> clean up
+  logs trimmed, read back --> counted and exported by Spark, if there is one --> judge --> clean up
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 import danube_fast
 from danube_fast.clock import SystemClock
 from danube_fast.demo import dataset
+from danube_fast.demo.analysis import Analysis, analyse, analysis_problems
 from danube_fast.demo.check import Catalogue, Kill, Subscription, judge, problems_of
 from danube_fast.demo.crew import Crew
 from danube_fast.demo.history import History, history_problems, read_back
@@ -47,6 +48,7 @@ class Options(NamedTuple):
     messages: int = dataset.FLIGHT_COUNT
     messages_per_s: float = 60_000.0
     """Pace of all producers together; 0: as fast as they can."""
+    with_spark: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +74,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     history: History | None = None
     """All flights, read back from the object store."""
+    analysis: Analysis | None = None
+    """The answers of Spark; None: without."""
 
 
 class _Demo:
@@ -100,14 +104,19 @@ class _Demo:
             unacked = self._unacked(client)
             restarts = self._restarts(client)
             history = read_back(client, stage, catalogue)
+        analysis = None
+        if options.with_spark:
+            analysis = analyse(stage, stage.ready["url"], catalogue)
         self._view.say("checking every message against the data set")
         subscriptions = self._judge(catalogue, unacked)
         problems = [text for each in subscriptions for text in problems_of(catalogue, each)]
         problems += self._broker_problems(restarts)
         problems += history_problems(catalogue, history)
+        if analysis is not None:
+            problems += analysis_problems(catalogue, analysis)
         payload_bytes = sum(map(len, flights.rows))
         outcome = self._outcome(catalogue, payload_bytes, subscriptions, problems, restarts)
-        return msgspec.structs.replace(outcome, history=history)
+        return msgspec.structs.replace(outcome, history=history, analysis=analysis)
 
     # ------------------------------------------------------------ acts
 

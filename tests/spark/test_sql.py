@@ -153,7 +153,9 @@ def test_the_command(filled: Broker, tmp_path: Path) -> None:
     [
         ("select 1", 2, "names no topic"),
         ("select * from '/default/nothing'", 3, "/default/nothing does not exist"),
-        (f"select nothing from '{LEFT}'", 1, "nothing"),
+        (f"select nothing from '{LEFT}'", 2, "nothing"),
+        (f"selec offset from '{LEFT}'", 2, "PARSE_SYNTAX_ERROR"),
+        (f"select double('NA' || cast(key as string)) from '{LEFT}'", 2, "'NAk0' of the type"),
     ],
 )
 def test_errors_are_one_sentence(
