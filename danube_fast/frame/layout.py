@@ -54,6 +54,7 @@ __all__ = [
     "BufferId",
     "Codec",
     "Flag",
+    "message_frame_bytes_max",
     "padded",
 ]
 
@@ -268,6 +269,12 @@ BUFFER_KINDS = (0, *(_KIND_OF[buffer_id] for buffer_id in BufferId))
 def padded(byte_count: int) -> int:
     """`byte_count` rounded up to the frame alignment of 8."""
     return (byte_count + FRAME_ALIGNMENT - 1) & -FRAME_ALIGNMENT
+
+
+def message_frame_bytes_max(message_bytes_max: int) -> int:
+    """Largest frame of one message, uncompressed, with its key and attributes, where a payload may have
+    `message_bytes_max` bytes. Client and broker have their limits from here."""
+    return message_bytes_max + FRAME_OVERHEAD_BYTES
 
 
 def _prove() -> None:

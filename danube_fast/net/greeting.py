@@ -7,7 +7,8 @@ from typing import Any
 
 from danube_fast.config import Settings
 from danube_fast.errors import DanubeError, FailedPrecondition
-from danube_fast.frame.layout import FRAME_BYTES_CAP, FRAME_OVERHEAD_BYTES
+from danube_fast.frame.bundle import bundle_bytes
+from danube_fast.frame.layout import FRAME_BYTES_CAP, message_frame_bytes_max
 from danube_fast.net import protocol
 from danube_fast.net.session import Session, Sessions
 from danube_fast.version import VERSION
@@ -24,8 +25,8 @@ def message_bytes_max(settings: Settings) -> int:
 
 
 def bundle_bytes_max(settings: Settings) -> int:
-    """Largest PUBLISH that is taken: the largest message in its frame."""
-    return message_bytes_max(settings) + FRAME_OVERHEAD_BYTES
+    """Largest PUBLISH that is taken: the largest message in its frame, alone."""
+    return bundle_bytes([message_frame_bytes_max(message_bytes_max(settings))])
 
 
 class Greeter:

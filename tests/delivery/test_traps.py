@@ -20,6 +20,8 @@ import pytest
 
 import danube_fast
 from danube_fast.errors import FailedPrecondition
+from danube_fast.frame.layout import message_frame_bytes_max
+from danube_fast.frame.pack import encode_frame
 from tests.crash.rig import SMALL, Server
 from tests.delivery.test_failover import consumer_process
 
@@ -222,3 +224,57 @@ def test_the_largest_message_that_is_allowed_is_taken(
         with pytest.raises(danube_fast.InvalidArgument, match="the broker accepts"):
             client.publish(topic, bytes(limit + 1), key=key)
         assert receive(consumer, 1)[0].payload == bytes(limit)
+
+
+KEY = b"k" * 24
+
+
+@pytest.mark.parametrize("excess", range(-17, 2))
+def test_client_and_broker_have_the_same_limit_of_payloads(
+    client: danube_fast.Client, excess: int
+) -> None:
+    """What the client takes the broker takes; what is larger the client refuses, by whatever call."""
+    payload = bytes(SMALL["segment_bytes"] // 2 + excess)
+    with client.producer("/default/limit") as producer:
+        sends = (
+            lambda: producer.publish(payload),
+            lambda: producer.publish(payload, key=KEY, attributes={"a": "x"}),
+            lambda: producer.send_many([payload, payload], keys=[None, KEY]),
+        )
+        for send in sends:
+            if excess <= 0:
+                send()
+                producer.flush(timeout=WAIT_SECONDS)
+            else:
+                with pytest.raises(danube_fast.InvalidArgument, match="the broker accepts"):
+                    send()
+
+
+@pytest.mark.parametrize("place", ["key", "attribute"])
+@pytest.mark.parametrize("excess", range(-24, 9, 8))
+def test_client_and_broker_have_the_same_limit_of_frames(
+    client: danube_fast.Client, place: str, excess: int
+) -> None:
+    """Payload, key and attributes together; sizes of frames are multiples of 8."""
+    limit = SMALL["segment_bytes"] // 2
+    payload, size, wanted = bytes(limit - 1000), 0, message_frame_bytes_max(limit) + excess
+
+    def fields() -> tuple[str | None, dict[str, str] | None]:
+        text = "x" * size
+        return (text, None) if place == "key" else (None, {"a": text})
+
+    def frame_bytes() -> int:
+        key, attributes = fields()
+        keys = None if key is None else [key.encode()]
+        return len(encode_frame([payload], keys=keys, attributes=attributes and [attributes]))
+
+    while frame_bytes() < wanted:
+        size += max(1, wanted - frame_bytes() - 8)
+    assert frame_bytes() == wanted
+    key, attributes = fields()
+    with client.producer(f"/default/limit-{place}") as producer:
+        if excess <= 0:
+            producer.publish(payload, key=key, attributes=attributes)
+        else:
+            with pytest.raises(danube_fast.InvalidArgument, match="the broker accepts"):
+                producer.publish(payload, key=key, attributes=attributes)

@@ -25,7 +25,7 @@ from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.frame.codec import compress_frame
 from danube_fast.frame.columns import Columns, as_items, as_list
 from danube_fast.frame.hash import key_hash
-from danube_fast.frame.layout import FRAME_OVERHEAD_BYTES, Codec
+from danube_fast.frame.layout import FRAME_OVERHEAD_BYTES, Codec, message_frame_bytes_max
 from danube_fast.frame.pack import pack_columns_into, pack_into
 from danube_fast.types import Dispatch
 
@@ -319,7 +319,8 @@ class Packer:
     def _pack_large(self, outgoing: Outgoing, start: int, size: int) -> tuple[Buffer, int]:
         """A message that is larger than a batch goes alone."""
         limit = self.message_bytes_max
-        if size > limit + FRAME_OVERHEAD_BYTES:
+        payload = outgoing.payloads[start]
+        if size > message_frame_bytes_max(limit) or (payload and len(payload) > limit):
             raise InvalidArgument(
                 f"a message needs {size} bytes and the broker accepts {limit} (message_bytes_max); "
                 "split it, or raise the broker's limit"
