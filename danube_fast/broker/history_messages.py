@@ -1,7 +1,7 @@
 """The messages about history between workers, the uploader and the coordinator.
 
 uploader -- ListBacklogs, HistoryRuns, NameProducers, SetUploaded --> worker
-worker ---- FetchHistory, FindHistoryTime --------------------------> uploader
+worker ---- FetchHistory, FindHistoryTime, ListExtents -------------> uploader
 uploader -- BeginUploader, FindWithoutHistory ----------------------> coordinator
          <- FlushHistory, RenewHold, ReleaseHold --------------------
 """
@@ -18,6 +18,7 @@ __all__ = [
     "Backlog",
     "BeginUploader",
     "Block",
+    "Extent",
     "FetchHistory",
     "FetchedHistory",
     "FileRange",
@@ -31,6 +32,7 @@ __all__ = [
     "HistoryRuns",
     "ListBacklogs",
     "ListDeleted",
+    "ListExtents",
     "Listed",
     "NameProducers",
     "NoteOlderCopy",
@@ -235,6 +237,22 @@ class FindHistoryTime(Message, frozen=True):
     time_ns: int
     manifest: int
     answer = int | None
+
+
+class Extent(NamedTuple):
+    """Offsets of a partition, and how many bytes history has of them."""
+
+    base_offset: int
+    end_offset: int
+    byte_count: int
+
+
+class ListExtents(Message, frozen=True):
+    """Ask how many bytes a partition's history has, section by section in order; of very many, some together."""
+
+    partition_id: int
+    manifest: int
+    answer = list[Extent]
 
 
 class FlushedPartition(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from danube_fast.broker.answers import ClientPage, PartitionCounts, Subscription
 from danube_fast.broker.history_messages import Backlog as Backlog
 from danube_fast.broker.history_messages import BeginUploader as BeginUploader
 from danube_fast.broker.history_messages import Block as Block
+from danube_fast.broker.history_messages import Extent as Extent
 from danube_fast.broker.history_messages import FetchedHistory as FetchedHistory
 from danube_fast.broker.history_messages import FetchHistory as FetchHistory
 from danube_fast.broker.history_messages import FileRange as FileRange
@@ -32,6 +33,7 @@ from danube_fast.broker.history_messages import HistoryRuns as HistoryRuns
 from danube_fast.broker.history_messages import ListBacklogs as ListBacklogs
 from danube_fast.broker.history_messages import ListDeleted as ListDeleted
 from danube_fast.broker.history_messages import Listed as Listed
+from danube_fast.broker.history_messages import ListExtents as ListExtents
 from danube_fast.broker.history_messages import NameProducers as NameProducers
 from danube_fast.broker.history_messages import NoteOlderCopy as NoteOlderCopy
 from danube_fast.broker.history_messages import ReleaseHold as ReleaseHold

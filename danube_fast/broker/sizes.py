@@ -21,6 +21,10 @@ class Sizes:
         """Everything below `offset` took `byte_count` bytes."""
         self._offsets = [offset]
         self._bytes = [byte_count]
+        self.coarse_until = offset
+        """Marks below are far from each other: there nothing is given up for its size but up to a mark."""
+        self.is_guess = False
+        """Whether nothing but the sum is known of what lies below `coarse_until`."""
 
     @property
     def end(self) -> int:
@@ -35,6 +39,14 @@ class Sizes:
         self._bytes.append(max(byte_count, self._bytes[-1]))
         if len(self._offsets) > MARKS_MAX:
             del self._offsets[1:-1:2], self._bytes[1:-1:2]
+
+    def put_before(self, before: Sizes, *, is_guess: bool) -> None:
+        """Count what lies before the first mark, too, up to which `before` goes; it knows less of where its bytes lie."""
+        total = before._bytes[-1]
+        rest = bisect_right(self._offsets, before.end)
+        self._offsets[:rest] = before._offsets
+        self._bytes = before._bytes + [total + each for each in self._bytes[rest:]]
+        self.coarse_until, self.is_guess = before.end, is_guess
 
     def forget_below(self, offset: int) -> None:
         """Marks from before the one below `offset` are not needed any more."""
@@ -64,5 +76,7 @@ class Sizes:
             return offsets[0]
         place = bisect_left(sums, wanted)
         before, after = sums[place - 1], sums[place]
+        if offsets[place - 1] < self.coarse_until and wanted < after:
+            return offsets[place - 1]
         part = (wanted - before) / (after - before) if after > before else 1.0
         return offsets[place - 1] + int(part * (offsets[place] - offsets[place - 1]))

@@ -51,3 +51,21 @@ def test_marks_are_bounded() -> None:
         known.note(offset, offset)
     assert len(known._offsets) <= sizes.MARKS_MAX + 1
     assert known.between(0, offset) == offset
+
+
+def test_what_is_put_before_counts_and_goes_up_to_its_marks_only() -> None:
+    """The marks of history are far from each other; where its bytes lie between two of them is not known."""
+    known = Sizes(0)
+    known.note(100, 0)
+    known.note(110, 1000)
+    before = Sizes(0)
+    before.note(50, 3000)
+    before.note(100, 5000)
+    known.put_before(before, is_guess=False)
+    known.note(120, 5000 + 1000 + 500)
+    assert known.between(0, 120) == 6500
+    assert known.between(75, 105) == 1500
+    assert known.start_of_last(1000) == 105
+    assert known.start_of_last(1500 + 2000) == 50
+    assert known.start_of_last(1500 + 1999) == 50
+    assert known.start_of_last(1500 + 2001) == 0

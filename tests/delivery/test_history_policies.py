@@ -30,6 +30,10 @@ from tests.workers.broker import wait_until
 
 COUNT = 12_000
 """Messages of 1000 bytes: much more than the log keeps of them."""
+PART = 2000
+"""Messages of an object, where that matters."""
+FRAME_BYTES = 1010
+"""Of each message in the log, about."""
 
 
 def kept(client: Any) -> int:
@@ -91,6 +95,72 @@ def test_a_quota_counts_what_is_behind_the_seam_after_a_restart(
         assert not kept(client)
         publish(client, COUNT + 3000, 2000)
         check_kept(client, COUNT + 5000)
+
+
+def unacked(client: Any) -> int:
+    """Bytes that subscriptions did not ack, as the topic's refusal tells; 0 while it is not refused."""
+    refusal = client.admin.topic_stats(TOPIC)["partition_stats"][0]["refusal"]
+    found = re.search(r"has (\d+) bytes that its subscriptions did not ack", refusal)
+    return int(found.group(1)) if found else 0
+
+
+def check_unacked(client: Any, count: int) -> None:
+    """So many messages, within an object: where in it the subscription is, is known about."""
+
+    def counts() -> bool:
+        return bool(unacked(client) == pytest.approx(count * 1000, rel=0.05))
+
+    wait_until(f"the refusal with {count} messages", counts)
+
+
+def seek(client: Any, offset: int) -> None:
+    """Move the subscription."""
+    with client.consumer(TOPIC, subscription="s") as consumer:
+        consumer.seek(offset)
+
+
+def test_a_backlog_counts_history_after_restarts_and_moves(broker: Broker, store: Path) -> None:
+    """Of a subscription at the first message, and of one in the midst of history; when there is room, it is open again."""
+    with broker.client() as client:
+        keep_for_ever(client)
+        client.consumer(TOPIC, subscription="s", initial_position="earliest").close()
+        publish(client, 0, COUNT)
+        wait_until("the upload", uploaded(store, COUNT))
+        wait_until("the trim", lambda: log_bytes(broker) < 6 * MIB)
+    broker.restart()
+    with broker.client() as client:
+        client.admin.set_topic_policy(TOPIC, {"backlog_bytes_max": 7 * MIB})
+        check_unacked(client, COUNT)
+        client.admin.move_topic(TOPIC, 1 - worker_of(client))
+        check_unacked(client, COUNT)
+        seek(client, COUNT // 4)
+        check_unacked(client, COUNT * 3 // 4)
+    broker.kill()
+    broker.start()
+    with broker.client() as client:
+        check_unacked(client, COUNT * 3 // 4)
+        seek(client, COUNT // 2)
+        wait_until("room", lambda: not unacked(client))
+        publish(client, COUNT, 1000)
+
+
+def test_a_backlog_in_history_is_evicted_after_a_restart(store: Path, tmp_path: Path) -> None:
+    """By whole objects: never more than the policy says, and one object less at most."""
+    settings = {**SMALL, "workers": 1, "store": f"file://{store}", "data_dir": tmp_path / "data"}
+    with Broker(**settings) as broker, broker.client() as client:
+        keep_for_ever(client)
+        client.consumer(TOPIC, subscription="s", initial_position="earliest").close()
+        for start in range(0, COUNT, PART):
+            publish(client, start, PART)
+            wait_until("the upload", uploaded(store, start + PART))
+        wait_for_trim(broker, client, COUNT * 1000)
+    with Broker(**settings) as broker, broker.client() as client:
+        policy = {"backlog_bytes_max": 5 * MIB, "backlog_policy": "evict"}
+        client.admin.set_topic_policy(TOPIC, policy)
+        wait_until("the eviction", lambda: subscription(client, "s")["cursor"] > 0)
+        most = COUNT - 5 * MIB // FRAME_BYTES
+        assert most - PART <= subscription(client, "s")["cursor"] <= most
+        read_all(client, 0, COUNT)
 
 
 def test_old_messages_in_history_are_passed_over(store: Path) -> None:

@@ -269,6 +269,25 @@ def test_what_is_given_up_before_it_is_fetched_ahead_is_told(rig: Rig) -> None:
     assert rig.get(here[-1].end_offset) == m.FetchedHistory("", [], first, rig.end)
 
 
+def test_extents_of_many_sections_are_told_together(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def extents() -> Any:
+        request = Request(m.ListExtents(PARTITION, 0))
+        rig.handlers[m.ListExtents](request)
+        rig.tasks.do_work(0)
+        return request.value
+
+    sections = rig.manifest.sections
+    single = [m.Extent(each.base_offset, each.end_offset, each.byte_count) for each in sections]
+    assert extents() == single
+    monkeypatch.setattr(fetches, "EXTENTS_MAX", 2)
+    told = extents()
+    assert len(told) <= 2
+    assert (told[0].base_offset, told[-1].end_offset) == (0, rig.end)
+    assert sum(each.byte_count for each in told) == rig.manifest.byte_count
+
+
 def test_a_history_that_ends_behind_its_last_section_tells_so(rig: Rig) -> None:
     """Offsets at its end were never used, or skipped."""
     rig.manifest.end_offset = rig.end + 10

@@ -51,6 +51,7 @@ from danube_fast.workers.shard.deliver.tails import Tails
 from danube_fast.workers.shard.history.ages import HistoryAges
 from danube_fast.workers.shard.history.backlogs import Backlogs
 from danube_fast.workers.shard.history.fetches import HistoryReads
+from danube_fast.workers.shard.history.sizes import HistorySizes
 from danube_fast.workers.shard.history.times import HistoryTimes
 from danube_fast.workers.shard.history.uploads import Uploads
 from danube_fast.workers.shard.job import Job
@@ -147,7 +148,8 @@ class ShardWorker:
         self.subscriptions = Subscriptions(state, self.consumers, self.gaps)
         self.times = HistoryTimes(state)
         ages = HistoryAges(state, self.times)
-        self.retention = Retention(state, self.gaps, self.subscriptions, ages)
+        sizes = HistorySizes(state)
+        self.retention = Retention(state, self.gaps, self.subscriptions, ages, sizes)
         self.segments = Segments(state, self.checkpoints, self.retention)
         self.rewrites = Rewrites(state, self.segments)
         self.backlogs = Backlogs(state, self.quota)

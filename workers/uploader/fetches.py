@@ -41,6 +41,8 @@ AHEAD_MAX = 3
 """Pieces that are fetched before a reader in order asks for them."""
 CACHE_PART = 4
 """They fill a quarter of the cache at most."""
+EXTENTS_MAX = 1024
+"""Extents in one answer: of more sections, some are told together."""
 FETCHES_MAX = 16
 """Pieces that are read from the store at the same time, for all partitions."""
 
@@ -67,12 +69,16 @@ class Fetches:
         self._cache.clear()
         state.boot.mailbox.serve(m.FetchHistory, self._fetch)
         state.boot.mailbox.serve(m.FindHistoryTime, self._find_time)
+        state.boot.mailbox.serve(m.ListExtents, self._list_extents)
 
     def _fetch(self, request: Request[m.FetchHistory]) -> None:
         self._state.tasks.start(self._answer(request, self._fetched(request.message)))
 
     def _find_time(self, request: Request[m.FindHistoryTime]) -> None:
         self._state.tasks.start(self._answer(request, self._found(request.message)))
+
+    def _list_extents(self, request: Request[m.ListExtents]) -> None:
+        self._state.tasks.start(self._answer(request, self._extents(request.message)))
 
     def _answer(self, request: Request[Any], task: Task) -> Task:
         try:
@@ -95,6 +101,18 @@ class Fetches:
     def _found(self, asked: m.FindHistoryTime) -> Task:
         history: History = yield from self._state.history(asked.partition_id, asked.manifest)
         return (yield Do(lambda: history.reader.find_time(asked.time_ns)))
+
+    def _extents(self, asked: m.ListExtents) -> Task:
+        history: History = yield from self._state.history(asked.partition_id, asked.manifest)
+        sections = history.manifest.sections
+        count = 1 + len(sections) // EXTENTS_MAX
+        together = [sections[at : at + count] for at in range(0, len(sections), count)]
+        return [
+            m.Extent(
+                some[0].base_offset, some[-1].end_offset, sum(each.byte_count for each in some)
+            )
+            for some in together
+        ]
 
     def _note(self, fault: str) -> None:
         """Log why a reader waits, once; empty: it does not."""

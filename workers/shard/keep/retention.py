@@ -6,9 +6,11 @@ their segment (trimming.py), or at once from a topic that is kept in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from danube_fast.broker.admission.gate import Cause
+from danube_fast.broker.history_messages import Extent
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.sizes import Sizes
 from danube_fast.broker.topics.policy import BacklogPolicy, RetentionPolicy
@@ -19,6 +21,7 @@ from danube_fast.wal.log import Log
 from danube_fast.workers.shard.deliver.gaps import Gaps
 from danube_fast.workers.shard.deliver.subscriptions import Subscriptions
 from danube_fast.workers.shard.history.ages import HistoryAges
+from danube_fast.workers.shard.history.sizes import HistorySizes, size_before
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.read.places import first_run, live_runs
 from danube_fast.workers.shard.read.times import offset_at
@@ -41,9 +44,15 @@ class Retention(Job):
     """Apply policies on ages, sizes and idle subscriptions to the partitions of one worker."""
 
     def __init__(
-        self, state: ShardState, gaps: Gaps, subscriptions: Subscriptions, ages: HistoryAges
+        self,
+        state: ShardState,
+        gaps: Gaps,
+        subscriptions: Subscriptions,
+        ages: HistoryAges,
+        history: HistorySizes,
     ) -> None:
         self._state, self._gaps, self._subscriptions, self._ages = state, gaps, subscriptions, ages
+        self._history = history
         self._policed: dict[int, Partition] = {}
         """Partitions with a policy on ages, sizes or subscriptions."""
         self._countings: dict[int, Iterator[None]] = {}
@@ -167,6 +176,8 @@ class Retention(Job):
             self._count()
         if partition.sizes is None:
             return
+        if partition.sizes.is_guess and number not in self._countings:
+            self._history.find(partition, partial(self._count_with, partition))
         base = partition.sizes_base
         partition.sizes.note(partition.visible, base + partition.byte_count)
         partition.sizes.forget_below(partition.first_offset)
@@ -181,14 +192,22 @@ class Retention(Job):
                     return
             del self._countings[number]
 
-    def _sizes_before(self, partition: Partition) -> Iterator[None]:
+    def _count_with(self, partition: Partition, history: list[Extent], until: int) -> None:
+        """Count anew, now that it is known where the bytes of history lie below an offset."""
+        if self._policed.get(partition.partition_id) is partition:
+            self._countings[partition.partition_id] = self._sizes_before(partition, history, until)
+
+    def _sizes_before(
+        self, partition: Partition, history: Sequence[Extent] = (), known_until: int = 0
+    ) -> Iterator[None]:
         at, total = partition.first_offset, 0
-        known = Sizes(at)
+        known, log_start = Sizes(at), partition.visible
         runs: list[Run] = []
         while partition.logged and at < partition.visible:
             runs = live_runs(self._log(partition), partition, at, COUNT_BYTES)
             if not runs:
                 break
+            log_start = min(log_start, runs[0].base_offset)
             for run in runs:
                 at = run.end_offset
                 if at > partition.visible:
@@ -199,8 +218,14 @@ class Retention(Job):
             yield
         for stored in partition.tail_frames():
             if stored.base_offset >= known.end:
+                log_start = min(log_start, stored.base_offset)
+                known.note(stored.base_offset, total)
                 total += stored.frame_bytes
                 known.note(stored.end_offset, total)
+        if partition.is_in_history(partition.first_offset) and log_start > partition.first_offset:
+            before, is_guess = size_before(partition, log_start, known, history, known_until)
+            known.put_before(before, is_guess=is_guess)
+            total += before.below(before.end)
         partition.know_sizes(known, total)
 
     def size_of(self, partition: Partition) -> int:
