@@ -33,7 +33,7 @@ from danube_fast.history.reader import HistoryReader
 from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.store import ObjectStore
 from danube_fast.spark.options import HeldPartition, ReadOptions, Where
-from danube_fast.types import PART_MARK, TopicPattern
+from danube_fast.types import TopicPattern
 
 __all__ = [
     "Bounds",
@@ -234,25 +234,26 @@ def snapshot_of_store(options: ReadOptions) -> Snapshot:
 
 
 def _chosen(catalog: Catalog, options: ReadOptions) -> list[PartitionRange]:
-    """The partitions of the topics; of several lives of one the newest."""
-    newest: dict[tuple[str, int], PartitionRange] = {}
-    names = {each.manifest.topic for each in catalog.partitions}
+    """The partitions of the topics; of several lives of one the newest. Ids rise with the index in a topic."""
+    pattern = TopicPattern(options.pattern) if options.pattern else None
+    newest: dict[str, int] = {}
     for each in catalog.partitions:
+        topic, incarnation = each.manifest.topic, each.manifest.incarnation
+        if pattern.matches(topic) if pattern is not None else topic in options.topics:
+            newest[topic] = max(incarnation, newest.get(topic, 0))
+    ranges: list[PartitionRange] = []
+    for each in sorted(catalog.partitions, key=lambda of: (of.manifest.topic, of.partition_id)):
         manifest = each.manifest
-        place = _partition_of(manifest.topic)
-        # a topic that is there by itself has no partitions: others only look like them
-        if manifest.topic in options.topics or place[0] in names:
-            place = manifest.topic, 0
-        if options.pattern:
-            is_chosen = TopicPattern(options.pattern).matches(place[0])
-        else:
-            is_chosen = place[0] in options.topics
-        before = newest.get(place)
-        if is_chosen and (before is None or before.manifest.incarnation < manifest.incarnation):
-            newest[place] = PartitionRange(
-                *place, each.partition_id, manifest.first_offset, manifest.end_offset, manifest
-            )
-    return [newest[place] for place in sorted(newest)]
+        # a repair that found no record does not know the incarnation
+        if manifest.topic in newest and manifest.incarnation in (0, newest[manifest.topic]):
+            before = ranges[-1] if ranges and ranges[-1].topic == manifest.topic else None
+            ranges.append(
+                PartitionRange(
+                    manifest.topic, before.partition + 1 if before else 0, each.partition_id,
+                    manifest.first_offset, manifest.end_offset, manifest,
+                )
+            )  # fmt: skip
+    return ranges
 
 
 def divide(
@@ -275,12 +276,6 @@ def divide(
     ]
     tasks = [Task(snapshot.store, some, bounds) for some in _grouped(splits, wanted)]
     return Plan(snapshot, list(ranges), tasks)
-
-
-def _partition_of(name: str) -> tuple[str, int]:
-    """Topic and index of a partition by its name."""
-    topic, mark, index = name.rpartition(PART_MARK)
-    return (topic, int(index)) if mark and index.isdecimal() else (name, 0)
 
 
 def limited_range(store: ObjectStore, of: PartitionRange, options: ReadOptions) -> PartitionRange:

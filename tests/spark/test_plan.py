@@ -188,6 +188,12 @@ def test_partitions_have_their_index(broker: Broker) -> None:
     assert sorted(map(int, table["payload"].to_pylist())) == list(range(300))
     assert set(table["partition"].to_pylist()) == {0, 1, 2}
     assert set(table["topic"].to_pylist()) == {topic}
+    (url,) = {task.store for task in _plan(broker, topic=topic).tasks}
+    alone = _read(
+        make_plan(ReadOptions.parse({"store": url, "topic": topic})),
+        ("partition", "payload", "topic"),
+    )
+    assert alone.sort_by("payload") == table.sort_by("payload")
 
 
 def test_executors_need_the_store_alone(tmp_path: Path) -> None:
