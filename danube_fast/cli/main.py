@@ -38,6 +38,7 @@ from danube_fast.cli.failures import (
 from danube_fast.cli.output import StdoutClosed
 from danube_fast.cli.stored import history, spark_writes, wal
 from danube_fast.cli.stored.export import export
+from danube_fast.cli.stored.replay import replay
 from danube_fast.cli.stored.sql import sql
 
 __all__ = ["app", "main", "run"]
@@ -60,7 +61,7 @@ app = typer.Typer(
 )
 for _command in (
     serve.serve, produce.produce, consume.consume, status.status, doctor.doctor, demo.demo,
-    bench.bench, completion.completion, sql, export,
+    bench.bench, completion.completion, sql, export, replay,
 ):  # fmt: skip
     app.command(epilog=_command.epilog)(_command)  # type: ignore[union-attr]
 for _module in (

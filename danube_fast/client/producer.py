@@ -42,6 +42,12 @@ class ProducerView:
         """How many of its messages are acked."""
         return self._publisher.acked_messages
 
+    @property
+    def next_sequence(self) -> int:
+        """How many messages the topic has had, or will have, of producers with this name; of one partition. Raises
+        FailedPrecondition for a topic with several: each counts for itself."""
+        return self._publisher.next_sequence
+
     def __repr__(self) -> str:
         publisher = self._publisher
         return (

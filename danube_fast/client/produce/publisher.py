@@ -380,6 +380,16 @@ class Publisher(ProducerState):
             self.joining.append(self.make_lane(partition, is_joining=True))
 
     @property
+    def next_sequence(self) -> int:
+        """Sequence of the next message that is packed. Raises FailedPrecondition for a topic of several partitions."""
+        if self._only is None:
+            raise FailedPrecondition(
+                f"{self.topic} has {len(self.lanes)} partitions, which count for themselves; open a producer on one of "
+                f"them, such as {self.lanes[0].topic}"
+            )
+        return self._only.next_sequence
+
+    @property
     def is_usable(self) -> bool:
         """Whether it is open, and none of its lanes has failed."""
         return self._refusal is None and all(lane.failure is None for lane in self.lanes)
