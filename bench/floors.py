@@ -145,6 +145,12 @@ _SPARK_CASES = (
             Floor("slice_bytes_share", 0.03, 0.015, "of the bytes, for 1 % of the time"),
         ],
     ),
+    Case("Spark: export to Parquet, 100 B", "spark-export", {}, _rate(1.5e6, 2.5e6)),
+    Case(
+        "Spark: export to Parquet, 1 KiB", "spark-export",
+        {"message_bytes": 1024, "messages": 2_000_000},
+        [Floor("export_mb_per_s", 200, 400, "MB/s")],
+    ),
 )  # fmt: skip
 
 CASES = (

@@ -36,7 +36,14 @@ def test_every_pin_has_a_hash_and_no_line_names_an_index(name: str) -> None:
 def test_pins_cover_what_run_installs() -> None:
     extras = PROJECT["optional-dependencies"]
     pinned = pins("spark.txt") | pins("dev.txt")
-    for line in [*PROJECT["dependencies"], *extras["arrow"], *extras["dev"], *extras["spark"]]:
+    named = [
+        *extras["arrow"],
+        *extras["dev"],
+        *extras["spark"],
+        *extras["lakehouse"],
+        *extras["readers"],
+    ]
+    for line in [*PROJECT["dependencies"], *named]:
         requirement = Requirement(line)
         version = pinned.get(canonicalize_name(requirement.name))
         assert version is not None, f"{line} is not pinned: see requirements/README.md"

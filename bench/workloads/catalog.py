@@ -25,7 +25,7 @@ from danube_fast.bench.workloads import (
 )
 from danube_fast.bench.workloads.history import offset, publish, reads, turns, upload
 from danube_fast.bench.workloads.history.stores import why_no_seaweed
-from danube_fast.bench.workloads.spark import scan
+from danube_fast.bench.workloads.spark import exporting, scan
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 __all__ = ["EVERYWHERE", "WORKLOADS", "Workload", "find", "planned"]
@@ -199,6 +199,10 @@ WORKLOADS: dict[str, Workload] = {
     "spark-scan": Workload(
         "Spark reads the history of a topic, beside the same rows in Parquet",
         scan.run_scan, {"messages": 20_000_000}, _HISTORY, scan.why_no_spark,
+    ),
+    "spark-export": Workload(
+        "a topic becomes Parquet, as `danube-fast export` writes it",
+        exporting.run_export_row, {"messages": 20_000_000}, _HISTORY, scan.why_no_spark,
     ),
     "reference": Workload(
         "raw ZeroMQ without a broker, the same bytes",

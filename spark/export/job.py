@@ -335,14 +335,14 @@ class _Run:
         self._hooks.on_point("placed")
         with disk_errors(str(self._destination.folder)):
             self._destination.commit(plan)
+        has_payloads = bool(self._job.spec.fields) or "payload" in self._job.spec.columns
+        self._report.add(plan, has_payloads=has_payloads)
         self._hooks.on_point("committed")
         self._save_checkpoint(plan)
         self._hooks.on_point("checkpointed")
         self._state.drop_plan()
         shutil.rmtree(staging, ignore_errors=True)
         self._overwrites = False
-        has_payloads = bool(self._job.spec.fields) or "payload" in self._job.spec.columns
-        self._report.add(plan, has_payloads=has_payloads)
 
     def _seal(self, plan: ExportPlan, staging: Path, snapshot: Snapshot | None) -> None:
         """Stage the files of a plan, and make their names durable. Where that fails, nothing is left behind."""
@@ -350,6 +350,9 @@ class _Run:
             done = self._staging.stage(plan, staging, snapshot, range(len(plan.ranges)))
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
+            if not self._checkpoint.number:  # a first run that fails binds the target to nothing
+                self._state.drop_plan()
+                self._state.drop_record()
             raise
         self._hooks.on_point("staged")
         totals = plan.totals

@@ -16,6 +16,7 @@ is staged again has the same rows; from "sealed" on the names are, too, and a na
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -179,7 +180,9 @@ class StateFolder:
                 probe = folder / f".probe-{os.getpid()}"
                 probe.touch()
                 probe.unlink()
-            except (PermissionError, FileExistsError, NotADirectoryError) as error:
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise
                 raise PermissionDenied(
                     f"{folder} cannot be written ({error.strerror}); correct its rights, or export to another folder"
                 ) from None
@@ -221,6 +224,10 @@ class StateFolder:
                 (self.own / "lock").unlink()
                 self.own.rmdir()
                 self.own.parent.rmdir()
+
+    def drop_record(self) -> None:
+        """Forget what the target is for."""
+        (self.own / "target.json").unlink(missing_ok=True)
 
     def sweep(self, keep: str = "") -> None:
         """Remove what was staged, but for one folder."""

@@ -6,6 +6,7 @@ Rows pass through Spark only for a condition (`where`); else a task reads and wr
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -88,24 +89,25 @@ class SparkRunner:
         )
 
     def condition_columns(self, spec: ExportSpec) -> tuple[str, ...]:
-        """Ask Spark whether the exported columns are enough for a condition; else all are read."""
+        """The columns that a condition mentions, once Spark has looked at it."""
         if not spec.where:
             return ()
-        try:
-            self._check(spec, spec.needed())
-        except Exception:  # it needs others, or is wrong
-            try:
-                self._check(spec, COLUMNS)
-            except Exception as error:
-                text = str(error).strip().partition("\n")[0]
-                raise InvalidArgument(f"--where {spec.where!r} cannot be used: {text}") from None
-            return COLUMNS
-        return ()
+        from pyspark.logger import PySparkLogger
 
-    def _check(self, spec: ExportSpec, columns: tuple[str, ...]) -> None:
-        work = Work(spec, "", "", columns, fails_on_loss=True)
-        rows = self._spark.createDataFrame([], _spark_schema(work))
-        self._where(rows, spec).schema  # noqa: B018 - asks Spark Connect, which is lazy
+        words = {word.lower() for word in re.findall(r"\w+", spec.where)}
+        mentioned = tuple(name for name in COLUMNS if name in words)
+        work = Work(spec, "", "", spec.needed(mentioned), fails_on_loss=True)
+        logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+        was_disabled, logger.disabled = logger.disabled, True  # it writes to standard error
+        try:
+            rows = self._spark.createDataFrame([], _spark_schema(work))
+            self._where(rows, spec).schema  # noqa: B018 - Spark Connect looks at it only now
+        except Exception as error:
+            text = str(error).strip().partition("\n")[0]
+            raise InvalidArgument(f"--where {spec.where!r} cannot be used: {text}") from None
+        finally:
+            logger.disabled = was_disabled
+        return mentioned
 
     @staticmethod
     def _where(rows: Any, spec: ExportSpec) -> Any:

@@ -159,7 +159,13 @@ def test_every_workload_has_a_floor_but_raw_zeromq() -> None:
     known |= {"outage_late_max_ms"}
     known |= {"first_ms", "requests", "throttled_vs_no_upload", "turn_ratio"}
     known |= {"vs_bare", "vs_log", "vs_no_upload"}
-    known |= {"vs_parquet", "ten_columns_vs_parquet", "counted_per_s", "streamed_per_s"}
+    known |= {
+        "vs_parquet",
+        "ten_columns_vs_parquet",
+        "counted_per_s",
+        "streamed_per_s",
+        "export_mb_per_s",
+    }
     known |= {"broker_cpu_share", "slice_bytes_share"}
     known |= {"orderly_seconds", "killed_seconds", "stop_seconds_max", "kill_seconds_max"}
     assert {floor.figure for case in cases for floor in case.floors} <= known
