@@ -123,11 +123,13 @@ def test_wrong_columns(spark: Any, broker: Broker, select: str, text: str) -> No
         _write(frame, broker, "/default/wrong")
 
 
-def test_wrong_rows_and_modes(spark: Any, broker: Broker) -> None:
+def test_wrong_rows_and_modes(spark: Any, broker: Broker, store: ObjectStore) -> None:
     topic = "/default/wrong-rows"
-    frame = spark.sql("select 'x' payload, map('a', cast(null as string)) attributes")
+    one = "select 'x' payload, map('a', if(id = 39999, null, 'b')) attributes"
+    frame = spark.sql(f"{one} from range(0, 40000, 1, 2)")
     with pytest.raises(InvalidArgument, match="must map str to str"):
         _write(frame, broker, topic, write_id="wrong-rows")
+    assert list_batches(store, "wrong-rows") == []
     writer = frame.select("payload").write.format("danube").options(url=broker.url, topic=topic)
     with pytest.raises(InvalidArgument, match="a topic is not overwritten"), translated():
         writer.mode("overwrite").save()

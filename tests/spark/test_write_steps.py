@@ -18,7 +18,7 @@ from danube_fast.errors import (
 )
 from danube_fast.history.audit import verify_history
 from danube_fast.history.stores.store import ObjectStore
-from danube_fast.spark.write import publishing, staging
+from danube_fast.spark.write import publishing, rows, staging
 from danube_fast.spark.write.publishing import (
     STEPS,
     BrokerLink,
@@ -38,6 +38,7 @@ from tests.spark.write_rig import (
     stage,
     write,
 )
+from tests.workers.broker import wait_until
 
 COUNT = 2000
 
@@ -147,6 +148,18 @@ def test_a_second_driver_fences_the_first(
         assert_once(client, topic, numbers(0, COUNT))
 
 
+def test_two_drivers_commit_at_once(
+    broker: Broker, topic: str, folder: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither sees a commit before it makes its own: the first one counts."""
+    killed_driver(broker.url, folder, topic, "w", 0, COUNT, "committed")
+    monkeypatch.setattr(publishing, "try_read_commit", lambda *_: None)
+    rows = write(broker.url, store.url, topic, "w", numbers(COUNT, 10), run="second")
+    assert rows == COUNT
+    with broker.client() as client:
+        assert_once(client, topic, numbers(0, COUNT))
+
+
 def test_batches_of_a_stream_follow_each_other(
     broker: Broker, topic: str, folder: Path, store: ObjectStore
 ) -> None:
@@ -172,6 +185,21 @@ def test_batches_of_a_stream_follow_each_other(
         other = propose(link, store, topic, "s", numbers(0, 10), batch=0, query="another")
         with pytest.raises(FailedPrecondition, match="that of another query"):
             publish_proposal(link, store, other)
+
+
+def test_a_job_whose_write_was_given_up_meanwhile(
+    broker: Broker, topic: str, store: ObjectStore
+) -> None:
+    """Its tasks have staged nothing, as the rows were committed when it began."""
+    with BrokerLink(broker.url, 30) as link, broker.client() as client:
+        write(broker.url, store.url, topic, "w", numbers(0, 10))
+        ids = link.target(topic, store.url).partition_ids
+        proposal = publishing.Proposal("w", 0, "", topic, ids, [], must_exist=True)
+        assert publish_proposal(link, store, proposal) == 10
+        forget_write(store, "w")
+        with pytest.raises(FailedPrecondition, match="given up while its job ran again"):
+            publish_proposal(link, store, proposal)
+        assert payloads_of(client, topic) == numbers(0, 10)
 
 
 def test_another_topic(broker: Broker, topic: str, folder: Path) -> None:
@@ -347,3 +375,46 @@ def test_a_store_of_history_may_have_writes(broker: Broker, topic: str, store_fo
         report = verify_history(store, None)
         assert not report.damages and not report.orphans and report.objects > 0
         assert publish_proposal(link, store, proposal) == 10
+
+
+def _killing_the_worker(own: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill the worker of the topic when the first frame of a write is published, and wait until it is back."""
+
+    def reached(step: str) -> None:
+        if step != "half":
+            return
+        with own.client() as client:
+            wait_until(
+                "a frame is published", lambda: client.admin.topic_stats(topic)["messages_in"]
+            )
+            own.kill_worker(0)
+            client.publish("/default/other", b"the worker is back")
+
+    monkeypatch.setattr(publishing, "reached", reached)
+    monkeypatch.setattr(rows, "CHUNK_BYTES", 1)
+
+
+def test_the_worker_is_killed_while_rows_are_published(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A durable topic has each row once. One in memory has lost some: doubtful from then on, and no row doubles."""
+    with Broker() as own, own.client() as client:
+        for durability in ("fsync", "memory"):
+            topic = f"/default/{durability}"
+            client.admin.create_topic(topic, durability=durability)
+            with monkeypatch.context() as patch, BrokerLink(own.url, 30) as link:
+                _killing_the_worker(own, topic, patch)
+                proposal = propose(link, store, topic, durability, numbers(0, COUNT))
+                if durability == "fsync":
+                    assert publish_proposal(link, store, proposal) == COUNT
+                    assert_once(client, topic, numbers(0, COUNT))
+                    continue
+                with pytest.raises(DataLoss, match="has lost messages that it had acked"):
+                    publish_proposal(link, store, proposal)
+            with (
+                BrokerLink(own.url, 30) as link,
+                pytest.raises(FailedPrecondition, match="it cannot be told which rows"),
+            ):
+                publish_proposal(link, store, proposal)
+            found = payloads_of(client, topic)
+            assert len(found) == len(set(found)) < COUNT

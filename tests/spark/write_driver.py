@@ -9,7 +9,7 @@ import sys
 import time
 
 import danube_fast
-from danube_fast.spark.write import publishing
+from danube_fast.spark.write import publishing, rows
 from tests.spark.write_rig import numbers, write
 
 
@@ -26,6 +26,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
         publishing.reached = reached
+        rows.CHUNK_BYTES = 1  # many frames in an object
         # rows that no later driver proposes: those of the commit count
         write(url, store, topic, write_id, numbers(int(start), int(count)), run="killed")
 

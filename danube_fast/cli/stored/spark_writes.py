@@ -85,6 +85,9 @@ def resume(
                 f"{write_id} is not committed, so nothing says which rows count; run its job again, or remove them "
                 f"with `danube-fast spark writes abort {write_id}`"
             )
+        for each in batches:
+            if each.state == "done":
+                opened.delete(each.staged)  # of a task that came late
         pending = [each for each in batches if each.is_pending]
         rows = []
         failed: DanubeError | None = None
