@@ -2,7 +2,7 @@
 
     read_piece   history --> batches of columns, typed if a schema is given; rejected rows go to a file of their own
     write_piece  batches --> files of the wanted form, in one folder or in one for each value of some columns
-    NNNNN.json   what became of it; the driver reads that, so nothing but a folder in common is needed
+    NNNNN.done   what became of it; the driver reads that, so nothing but a folder in common is needed
 
 Files have another name until they are whole and synced: a task that is run twice, or killed, leaves no half of one.
 """
@@ -209,7 +209,7 @@ class _Files:
             )
             if self._is_rejected:
                 done = Done(self._piece.number, 0, 0, 0, files, rejected=self._messages)
-            name = f"{self._piece.number:05d}{'-rejected' if self._is_rejected else ''}.json"
+            name = f"{self._piece.number:05d}{'-rejected' if self._is_rejected else ''}.done"
             partial = Path(self._work.staging, f"{name}.{self._marker}.tmp")
             write_file(partial, msgspec.json.encode(done))
             partial.replace(partial.with_name(name))

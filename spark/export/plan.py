@@ -1,13 +1,12 @@
 """What an export has planned and done, in files that survive a crash at any instant.
 
     TARGET/_danube/lock            held by the one export of this target
-                   target.json     what is exported, and where its checkpoint is: made first, never changed
+                   target          what is exported, and where its checkpoint is: made first, never changed
                    staging/N-T/    files that are being written, as *.tmp: nothing that reads Parquet, JSON or CSV sees them
-    CHECKPOINT/    plan.json       the plan under way
-                   checkpoint.json the next offset of each partition
+    CHECKPOINT/    plan            the plan under way
+                   checkpoint      the next offset of each partition
 
-    plan.json "staging" --> files staged --> plan.json "sealed", with their names --> renames, commit --> checkpoint.json
-                                                                                     --> plan.json is removed
+    plan "staging" --> files staged --> plan "sealed", with their names --> renames, commit --> checkpoint --> no plan
 
 CHECKPOINT is TARGET/_danube unless told. A plan that is found at a start is finished first. Its ranges are fixed, so what
 is staged again has the same rows; from "sealed" on the names are, too, and a name that is there is never written again.
@@ -189,32 +188,32 @@ class StateFolder:
 
     def record(self) -> TargetRecord | None:
         """What the target is for, if it was told. Raises DataLoss, FailedPrecondition."""
-        return _load(self.own / "target.json", TargetRecord)
+        return _load(self.own / "target", TargetRecord)
 
     def save_record(self, record: TargetRecord) -> None:
         """Note what the target is for."""
-        _save(self.own / "target.json", record)
+        _save(self.own / "target", record)
 
     def checkpoint(self) -> Checkpoint | None:
         """How far the export is. Raises as `record`."""
-        return _load(self.checkpoint_folder / "checkpoint.json", Checkpoint)
+        return _load(self.checkpoint_folder / "checkpoint", Checkpoint)
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Note how far the export is."""
-        _save(self.checkpoint_folder / "checkpoint.json", checkpoint)
+        _save(self.checkpoint_folder / "checkpoint", checkpoint)
 
     def plan(self) -> ExportPlan | None:
         """The plan under way. Raises as `record`."""
-        return _load(self.checkpoint_folder / "plan.json", ExportPlan)
+        return _load(self.checkpoint_folder / "plan", ExportPlan)
 
     def save_plan(self, plan: ExportPlan) -> None:
         """Make a plan durable."""
-        _save(self.checkpoint_folder / "plan.json", plan)
+        _save(self.checkpoint_folder / "plan", plan)
 
     def drop_plan(self) -> None:
         """Forget the plan under way."""
         with contextlib.suppress(FileNotFoundError):
-            (self.checkpoint_folder / "plan.json").unlink()
+            (self.checkpoint_folder / "plan").unlink()
             sync_directory(self.checkpoint_folder)
 
     def forget_unused(self) -> None:
@@ -227,7 +226,7 @@ class StateFolder:
 
     def drop_record(self) -> None:
         """Forget what the target is for."""
-        (self.own / "target.json").unlink(missing_ok=True)
+        (self.own / "target").unlink(missing_ok=True)
 
     def sweep(self, keep: str = "") -> None:
         """Remove what was staged, but for one folder."""

@@ -119,7 +119,7 @@ class Staging:
         try:
             while thread.is_alive():
                 thread.join(LOOK_SECONDS)
-                ended = [int(path.stem) for path in staging.glob("?????.json")]
+                ended = [int(path.stem) for path in staging.glob("?????.done")]
                 done = sum(sizes.get(index, 0) for index in ended)
                 seconds = time.monotonic() - began
                 self._on_progress(
@@ -153,5 +153,5 @@ def _results(staging: Path) -> list[Done]:
     """What the tasks say, in the order of ranges."""
     return [
         msgspec.json.decode(path.read_bytes(), type=Done)
-        for path in sorted(staging.glob("?????*.json"))
+        for path in sorted(staging.glob("?????*.done"))
     ]

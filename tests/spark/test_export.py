@@ -27,7 +27,7 @@ from tests.spark.export_rig import FILE_SIZES, hidden, kill_at, run, seen_by_duc
 
 TOPIC = "/default/exported"
 COUNT = 9000
-KEPT = ["checkpoint.json", "lock", "target.json"]
+KEPT = ["checkpoint", "lock", "target"]
 """What stays beside the files of an export."""
 
 
@@ -86,7 +86,7 @@ def test_a_kill_anywhere_leaves_each_message_once(
     assert hidden(folder) == KEPT
     assert report.recovered == (point != "checkpointed")
     assert {path: path.stat().st_mtime_ns for path in names} == names, "a published file changed"
-    state = json.loads((folder / "_danube/checkpoint.json").read_text())
+    state = json.loads((folder / "_danube/checkpoint").read_text())
     assert state["totals"]["messages"] == COUNT
     assert state["totals"]["checksum"] == sum(map(zlib.crc32, payloads(0, COUNT)))
 
@@ -192,7 +192,7 @@ def test_what_is_refused(options: dict[str, str], tmp_path: Path) -> None:
         run(TOPIC, f"parquet:{folder}", options, columns="offset")
     with pytest.raises(FailedPrecondition, match=r"the checkpoint of .* is in"):
         run(TOPIC, f"parquet:{folder}", options, checkpoint=tmp_path / "elsewhere")
-    (folder / "_danube/checkpoint.json").unlink()
+    (folder / "_danube/checkpoint").unlink()
     with pytest.raises(FailedPrecondition, match="no checkpoint any more"):
         run(TOPIC, f"parquet:{folder}", options)
     other = tmp_path / "other"

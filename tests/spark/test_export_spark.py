@@ -145,7 +145,7 @@ def test_an_interrupt_ends_a_followed_topic_quietly(filled: Broker, tmp_path: Pa
     )  # fmt: skip
     try:
         wait_until(
-            "the first export", lambda: list(folder.glob("*.parquet")) and not (folder / "_danube/plan.json").exists(),
+            "the first export", lambda: list(folder.glob("*.parquet")) and not (folder / "_danube/plan").exists(),
             COMMAND_SECONDS,
         )  # fmt: skip
         os.kill(following.pid, signal.SIGTERM)

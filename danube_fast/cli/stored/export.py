@@ -31,10 +31,69 @@ BAR = 20
 
 
 class Mode(enum.StrEnum):
-    """What becomes of what the target has."""
+    """Ways to treat rows that the target has."""
 
     APPEND = "append"
     OVERWRITE = "overwrite"
+
+
+ToOption = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="FORM:DIR",
+        help="parquet, json, csv or delta:DIR; iceberg:DIR#namespace.table.",
+    ),
+]
+OwnUrlOption = Annotated[
+    str | None,
+    typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Where the broker listens."),
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Store with the history; without --url no broker is asked."),
+]
+StartOption = Annotated[
+    str, typer.Option(metavar="WHERE", help="Where the first run begins: an offset, a time, -10m.")
+]
+EndOption = Annotated[str, typer.Option(metavar="WHERE", help="Up to here: an offset, a time.")]
+CheckpointOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where it is noted how far it is.  [default: DIR/_danube]"),
+]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Go on with what comes, until it is interrupted.")
+]
+FollowBytesOption = Annotated[
+    str, typer.Option(metavar="BYTES", help="With --follow: write when so much is new.")
+]
+FollowSecondsOption = Annotated[
+    str, typer.Option(metavar="TIME", help="With --follow: or when something has waited so long.")
+]
+MasterOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="Where Spark runs.  [default: this host]")
+]
+ColumnsOption = Annotated[
+    str | None, typer.Option(metavar="NAME,...", help="What is exported of each message.")
+]
+WhereOption = Annotated[
+    str | None, typer.Option(metavar="SQL", help="Only rows with this condition of Spark SQL.")
+]
+PartitionByOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME,...", help="A folder for each value: of columns, date, hour."),
+]
+ModeOption = Annotated[
+    Mode, typer.Option(help="Add to what the target has, or put all of it anew.")
+]
+SchemaOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help='Payloads are JSON: {"delay": "int32", ...} are columns.'),
+]
+SkipLostOption = Annotated[
+    bool, typer.Option("--skip-lost", help="Go on behind messages that are lost or damaged.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be exported.")]
 
 
 @command(
@@ -44,65 +103,25 @@ class Mode(enum.StrEnum):
 )
 def export(
     topic: TopicArgument,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to", metavar="FORM:DIR", help="parquet, json, csv or delta:DIR; iceberg:DIR#namespace.table."
-        ),
-    ],
-    url: Annotated[
-        str | None,
-        typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Where the broker listens."),
-    ] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Store with the history; without --url no broker is asked."),
-    ] = None,
-    start: Annotated[
-        str, typer.Option(metavar="WHERE", help="Where the first run begins: an offset, a time, -10m.")
-    ] = "earliest",
-    end: Annotated[str, typer.Option(metavar="WHERE", help="Up to here: an offset, a time.")] = "latest",
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where it is noted how far it is.  [default: DIR/_danube]"),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until it is interrupted.")
-    ] = False,
-    follow_bytes: Annotated[
-        str, typer.Option(metavar="BYTES", help="With --follow: write when so much is new.")
-    ] = "64MiB",
-    follow_seconds: Annotated[
-        str, typer.Option(metavar="TIME", help="With --follow: or when something has waited so long.")
-    ] = "60s",
-    master: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where Spark runs.  [default: this host]")
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="What is exported of each message.")
-    ] = None,
-    where: Annotated[
-        str | None, typer.Option(metavar="SQL", help="Only rows with this condition of Spark SQL.")
-    ] = None,
-    partition_by: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,...", help="A folder for each value: of columns, date, hour."),
-    ] = None,
-    mode: Annotated[
-        Mode, typer.Option(help="Add to what the target has, or put all of it anew.")
-    ] = Mode.APPEND,
-    schema: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help='Payloads are JSON: {"delay": "int32", ...} are columns.'),
-    ] = None,
-    skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="Go on behind messages that are lost or damaged.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be exported.")
-    ] = False,
+    to: ToOption,
+    url: OwnUrlOption = None,
+    store: StoreOption = None,
+    start: StartOption = "earliest",
+    end: EndOption = "latest",
+    checkpoint: CheckpointOption = None,
+    follow: FollowOption = False,
+    follow_bytes: FollowBytesOption = "64MiB",
+    follow_seconds: FollowSecondsOption = "60s",
+    master: MasterOption = None,
+    columns: ColumnsOption = None,
+    where: WhereOption = None,
+    partition_by: PartitionByOption = None,
+    mode: ModeOption = Mode.APPEND,
+    schema: SchemaOption = None,
+    skip_lost: SkipLostOption = False,
+    dry_run: DryRunOption = False,
     output: OutputOption = OutputForm.TEXT,
-) -> None:  # fmt: skip
+) -> None:
     """Write a topic with history to files or a table, each message once; a later run adds what is new.
 
     Needs pip install 'danube-fast[spark]', for Delta and Iceberg 'danube-fast[spark,lakehouse]'.
