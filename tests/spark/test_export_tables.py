@@ -168,11 +168,11 @@ def test_delta_by_value(broker: Broker, tmp_path: Path) -> None:
         topic,
         f"delta:{folder}",
         {"url": broker.url},
-        columns="partition,offset",
-        partition_by="date,partition",
+        columns="topic,partition,offset",
+        partition_by="topic,partition",
     )
     table = DeltaTable(str(folder))
-    assert table.metadata().partition_columns == ["date", "partition"]
+    assert table.metadata().partition_columns == ["topic", "partition"]
     rows = _rows("delta", folder)
     assert {*rows["partition"].to_pylist()} == {0, 1} and rows.num_rows == 100
     found = duckdb.sql(
