@@ -13,8 +13,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from danube_fast.client.admin_client import AdminClient
-from danube_fast.client.core import Core
+from danube_fast.client.client import Client
 from danube_fast.client.entry import broker_url
 from danube_fast.client.link.pump import deadline_after
 from danube_fast.client.produce.frames import FramePublisher, open_frames_steps
@@ -89,29 +88,16 @@ def producer_name(write_id: str) -> str:
     return f"{PRODUCER_PREFIX}{write_id}"
 
 
-class BrokerLink:
-    """A driver's connection to the broker; a context manager."""
+class BrokerLink(Client):
+    """A driver's client, which publishes ready frames; a context manager."""
 
     def __init__(self, url: str | None, timeout_seconds: float) -> None:
         """`timeout_seconds`: for the ack of a frame. Raises Unavailable, InvalidArgument."""
+        super().__init__(
+            broker_url(url), CONNECT_TIMEOUT_SECONDS, name="spark-write", token=None, tls=None,
+            transport="auto",
+        )  # fmt: skip
         self._timeout = timeout_seconds
-        self._core = Core(
-            broker_url(url), name="spark-write", token=None, tls=None, transport="auto"
-        )
-        self._run = self._core.pump.run
-        try:
-            self._run(self._core.open_steps(CONNECT_TIMEOUT_SECONDS))
-        except BaseException:
-            self._core.shut()
-            raise
-
-    def __enter__(self) -> BrokerLink:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(DanubeError):  # of a producer that has failed: that was raised
-            self._run(self._core.close_users_steps(1.0))
-        self._core.shut()
 
     def target(self, topic: str, staging: str | None) -> StagingTarget:
         """Look up the topic, and make it if it is missing; where its rows are staged.
@@ -129,14 +115,13 @@ class BrokerLink:
         return StagingTarget(topic, ids, dict(self._core.routes.bootstrap.limits), store)
 
     def _store_of_broker(self) -> str:
-        admin = AdminClient(self._core.producers, self._core.consumers)
-        history: dict[str, Any] = admin.cluster_status().get("history") or {}
+        history: dict[str, Any] = self.admin.cluster_status().get("history") or {}
         store: str = history.get("store") or ""
         if not store:
             raise FailedPrecondition(f"the broker has no store; {STAGING_REMEDY}")
         return store
 
-    def open(self, topic: str, write_id: str) -> FramePublisher:
+    def open_frames(self, topic: str, write_id: str) -> FramePublisher:
         """Open the producer of a write; older ones of its name are fenced from now on. Raises NotFound for a missing
         topic, what the broker raises."""
         steps = open_frames_steps(
@@ -144,15 +129,17 @@ class BrokerLink:
         )
         return self._run(steps)
 
-    def send(self, publisher: FramePublisher, index: int, frame: memoryview, count: int) -> None:
+    def send_frame(
+        self, publisher: FramePublisher, index: int, frame: memoryview, count: int
+    ) -> None:
         """Send a frame to a partition, by index. Raises what became of any frame before."""
         self._run(publisher.send_frame_steps(publisher.lanes[index], frame, count))
 
-    def flush(self, publisher: FramePublisher) -> None:
+    def flush_frames(self, publisher: FramePublisher) -> None:
         """Wait for all acks. Raises what was not accepted."""
         self._run(publisher.flush_steps())
 
-    def close(self, publisher: FramePublisher) -> None:
+    def close_frames(self, publisher: FramePublisher) -> None:
         """Give the producer up."""
         with contextlib.suppress(DanubeError):
             self._run(publisher.close_steps())
@@ -173,7 +160,7 @@ def publish_proposal(link: BrokerLink, store: ObjectStore, proposal: Proposal) -
             _publish(link, store, read_commit(store, write_id, each.batch))
     if any(each.is_done and each.batch >= batch for each in batches):
         return _rows_done(store, batches, proposal)
-    publisher = link.open(proposal.topic, write_id)
+    publisher = link.open_frames(proposal.topic, write_id)
     try:
         # looked at once more behind the opening: what an older driver did up to then is there now
         batches = list_batches(store, write_id)
@@ -190,7 +177,7 @@ def publish_proposal(link: BrokerLink, store: ObjectStore, proposal: Proposal) -
         if commit is own:
             return _publish_opened(link, store, commit, publisher, is_own=True)
     finally:
-        link.close(publisher)
+        link.close_frames(publisher)
     return _publish(link, store, commit)
 
 
@@ -269,7 +256,7 @@ def _publish(link: BrokerLink, store: ObjectStore, commit: Commit) -> int:
         reason = read_doubt(store, commit.write_id, commit.batch)
         raise FailedPrecondition(_doubtful(commit, reason))
     try:
-        publisher = link.open(commit.topic, commit.write_id)
+        publisher = link.open_frames(commit.topic, commit.write_id)
     except NotFound:
         raise FailedPrecondition(
             f"{commit.topic} was deleted before all rows of {commit.write_id} were published; give them up with "
@@ -278,7 +265,7 @@ def _publish(link: BrokerLink, store: ObjectStore, commit: Commit) -> int:
     try:
         return _publish_opened(link, store, commit, publisher, is_own=False)
     finally:
-        link.close(publisher)
+        link.close_frames(publisher)
 
 
 def _publish_opened(
@@ -292,10 +279,10 @@ def _publish_opened(
     _check_known(store, commit, publisher, is_own=is_own)
     try:
         for number, (index, frame, count) in enumerate(_left(store, commit, publisher)):
-            link.send(publisher, index, frame, count)
+            link.send_frame(publisher, index, frame, count)
             if number == 0:
                 reached("half")
-        link.flush(publisher)
+        link.flush_frames(publisher)
     except (ProducerFenced, DataLoss) as error:
         if any(isinstance(lane.failure, DataLoss) for lane in publisher.lanes):
             mark_doubt(store, commit.write_id, commit.batch, str(error))

@@ -32,9 +32,9 @@ def store(tmp_path: Path) -> ObjectStore:
 
 def _commit(link: BrokerLink, store: ObjectStore, proposal: Proposal) -> None:
     """Commit as a driver does that is killed behind it."""
-    publisher = link.open(proposal.topic, proposal.write_id)
+    publisher = link.open_frames(proposal.topic, proposal.write_id)
     create_commit(store, publishing._commit_of(proposal, publisher))
-    link.close(publisher)
+    link.close_frames(publisher)
 
 
 def test_ls_resume_abort(run: Run, broker: Broker, store: ObjectStore) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from danube_fast.client.produce.frames import FramePublisher
 from danube_fast.errors import (
     DataLoss,
     FailedPrecondition,
@@ -38,7 +39,6 @@ from tests.spark.write_rig import (
     stage,
     write,
 )
-from tests.workers.broker import wait_until
 
 COUNT = 2000
 
@@ -135,7 +135,7 @@ def test_a_second_driver_fences_the_first(
 
         def reached(at: str) -> None:
             if at == step:
-                other.open(topic, "w")
+                other.open_frames(topic, "w")
 
         monkeypatch.setattr(publishing, "reached", reached)
         proposal = propose(link, store, topic, "w", numbers(0, COUNT), run="first")
@@ -172,9 +172,9 @@ def test_batches_of_a_stream_follow_each_other(
             assert publish_proposal(link, store, rows) == 100
         assert [(each.batch, each.state) for each in list_batches(store, "s")] == [(1, "done")]
         pending = propose(link, store, topic, "s", numbers(200, 100), batch=2, query="q")
-        publisher = link.open(topic, "s")
+        publisher = link.open_frames(topic, "s")
         create_commit(store, publishing._commit_of(pending, publisher))
-        link.close(publisher)
+        link.close_frames(publisher)
         rows = propose(link, store, topic, "s", numbers(300, 100), batch=3, query="q")
         assert publish_proposal(link, store, rows) == 100
         assert payloads_of(client, topic) == numbers(0, 400)
@@ -200,6 +200,13 @@ def test_a_job_whose_write_was_given_up_meanwhile(
         with pytest.raises(FailedPrecondition, match="given up while its job ran again"):
             publish_proposal(link, store, proposal)
         assert payloads_of(client, topic) == numbers(0, 10)
+
+
+def test_a_topic_that_keeps_nothing(broker: Broker, store: ObjectStore) -> None:
+    with broker.client() as client, BrokerLink(broker.url, 30) as link:
+        client.admin.create_topic("/default/fast", dispatch="non_reliable")
+        with pytest.raises(FailedPrecondition, match="is non_reliable"):
+            link.target("/default/fast", store.url)
 
 
 def test_another_topic(broker: Broker, topic: str, folder: Path) -> None:
@@ -316,9 +323,9 @@ def test_a_producer_that_the_broker_has_forgotten(
     with BrokerLink(broker.url, 30) as link, broker.client() as client:
         for write_id, sequences, epochs in (("later", [50], [1]), ("first", [0], [7])):
             proposal = propose(link, store, topic, write_id, numbers(0, 100))
-            publisher = link.open(topic, "of the test")
+            publisher = link.open_frames(topic, "of the test")
             made = publishing._commit_of(proposal, publisher)
-            link.close(publisher)
+            link.close_frames(publisher)
             commit = type(made)(
                 **{name: getattr(made, name) for name in made.__struct_fields__}
                 | {"sequences": sequences, "producer_epochs": epochs}
@@ -377,21 +384,24 @@ def test_a_store_of_history_may_have_writes(broker: Broker, topic: str, store_fo
         assert publish_proposal(link, store, proposal) == 10
 
 
-def _killing_the_worker(own: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kill the worker of the topic when the first frame of a write is published, and wait until it is back."""
+def _kill_the_worker_at_half(own: Broker, link: BrokerLink, patch: pytest.MonkeyPatch) -> None:
+    """Kill the worker when the first frame of a write is acked, and wait until another one is there."""
+    opened: list[FramePublisher] = []
+
+    def open_noted(topic: str, write_id: str) -> FramePublisher:
+        opened.append(BrokerLink.open_frames(link, topic, write_id))
+        return opened[-1]
 
     def reached(step: str) -> None:
-        if step != "half":
-            return
-        with own.client() as client:
-            wait_until(
-                "a frame is published", lambda: client.admin.topic_stats(topic)["messages_in"]
-            )
+        if step == "half":
+            link.flush_frames(opened[-1])
             own.kill_worker(0)
-            client.publish("/default/other", b"the worker is back")
+            with own.client() as client:
+                client.publish("/default/other", b"another worker is there")
 
-    monkeypatch.setattr(publishing, "reached", reached)
-    monkeypatch.setattr(rows, "CHUNK_BYTES", 1)
+    patch.setattr(link, "open_frames", open_noted)
+    patch.setattr(publishing, "reached", reached)
+    patch.setattr(rows, "CHUNK_BYTES", 1)
 
 
 def test_the_worker_is_killed_while_rows_are_published(
@@ -403,7 +413,7 @@ def test_the_worker_is_killed_while_rows_are_published(
             topic = f"/default/{durability}"
             client.admin.create_topic(topic, durability=durability)
             with monkeypatch.context() as patch, BrokerLink(own.url, 30) as link:
-                _killing_the_worker(own, topic, patch)
+                _kill_the_worker_at_half(own, link, patch)
                 proposal = propose(link, store, topic, durability, numbers(0, COUNT))
                 if durability == "fsync":
                     assert publish_proposal(link, store, proposal) == COUNT
