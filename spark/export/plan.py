@@ -220,6 +220,7 @@ class StateFolder:
         """Remove the folders of a target for which nothing was ever planned, if nothing else is in them."""
         if self.record() is None:
             with contextlib.suppress(OSError):
+                shutil.rmtree(self.staging, ignore_errors=True)
                 (self.own / "lock").unlink()
                 self.own.rmdir()
                 self.own.parent.rmdir()
