@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from danube_fast.clock import MICROSECOND_NS
+from danube_fast.errors import Internal
 from danube_fast.frame.hash import key_hash
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ class Stream:
     def take(self, until: int | None, *, is_included: bool) -> Piece:
         """The rows of the block at hand that come before the time `until`, or at it if that `is_included`; None: all."""
         block, start = self._block, self._at
-        assert block is not None, "look at the head first"
+        if block is None:
+            raise Internal("rows are taken from a stream whose head nothing has asked for")
         stop = len(block.payloads)
         if until is not None:
             side: Any = "right" if is_included else "left"

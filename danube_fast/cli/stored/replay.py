@@ -18,6 +18,37 @@ if TYPE_CHECKING:
 __all__ = ["replay"]
 
 
+IdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--id",
+        metavar="ID",
+        help="A replay that was cut short goes on under its id.  [default: one of these options]",
+    ),
+]
+CheckpointOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder for the record of how far it is.  [default: ~/.local/state/danube-fast/replays]",
+    ),
+]
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A topic with history, or parquet:DIR with the columns of a topic.",
+        autocompletion=complete_topics,
+    ),
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="Store with the history; without --url no broker is asked for it."
+    ),
+]
+
+
 @command(
     "danube-fast replay /default/flights /default/flights-again",
     "danube-fast replay /default/flights /default/test --start 2026-01-01T00:00:00Z --speed 10",
@@ -25,14 +56,7 @@ __all__ = ["replay"]
     "danube-fast replay /default/flights /default/copy --url danube://old:6650 --to-url danube://new:6650",
 )
 def replay(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A topic with history, or parquet:DIR with the columns of a topic.",
-            autocompletion=complete_topics,
-        ),
-    ],
+    source: SourceArgument,
     target: Annotated[
         str,
         typer.Argument(
@@ -54,14 +78,7 @@ def replay(
         Literal["publish_time", "event_time"],
         typer.Option(help="The times that pace and order go by."),
     ] = "publish_time",
-    replay_id: Annotated[
-        str | None,
-        typer.Option(
-            "--id",
-            metavar="ID",
-            help="A replay that was cut short goes on under its id.  [default: one of these options]",
-        ),
-    ] = None,
+    replay_id: IdOption = None,
     url: Annotated[
         str | None,
         typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Broker of the source."),
@@ -70,19 +87,8 @@ def replay(
         str | None,
         typer.Option(metavar="URL", help="Broker of the target.  [default: that of the source]"),
     ] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Store with the history; without --url no broker is asked for it."
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder for the record of how far it is.  [default: ~/.local/state/danube-fast/replays]",
-        ),
-    ] = None,
+    store: StoreOption = None,
+    checkpoint: CheckpointOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be published, and publish nothing.")
     ] = False,
