@@ -61,8 +61,7 @@ class Partition(Tail):
         "log_slot", "moving", "moving_epoch", "old_at_ns", "partition_id", "policy", "producer_names",
         "purged_until", "rate", "readers", "refusals", "reliable", "replayed_end", "reserve_block",
         "reserving_until", "resumes_until_ns", "safe_until", "sizes", "sizes_base", "slot", "strict",
-        "strict_end", "subscriptions", "switching", "topic", "unaged_until", "unsure_from", "unsure_until",
-        "uploaded",
+        "strict_end", "subscriptions", "switching", "topic", "unaged_until", "unsure_until", "uploaded",
     )  # fmt: skip
 
     def __init__(
@@ -91,8 +90,8 @@ class Partition(Tail):
         """Offsets below are reserved durably: they may be shown before they are in the log."""
         self.reserving_until = 0
         """The same of what is recorded, durably or not yet."""
-        self.unsure_from = self.unsure_until = 0
-        """It is not known which offsets between were used and lost, and which were never used."""
+        self.unsure_until = 0
+        """It is not known which offsets below were used and lost, and which were never used."""
         self.strict_end = 0
         """End of the newest frame that becomes visible only when it is synced."""
         self.switching = 0
@@ -179,9 +178,9 @@ class Partition(Tail):
 
     # ------------------------------------------------------------ offsets
 
-    def skip(self, used_until: int, next_offset: int) -> None:
-        """Give out none of the offsets from `used_until` on: some of them may have been used, and lost."""
-        self.unsure_from, self.unsure_until = used_until, next_offset
+    def skip_to(self, next_offset: int) -> None:
+        """Give out no offset below: some of them may have been used, and lost."""
+        self.unsure_until = next_offset
 
     def next_reservation(self, next_offset: int) -> int:
         """Ask for a block of offsets, twice as large as the last one; where it ends."""

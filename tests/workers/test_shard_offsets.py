@@ -10,8 +10,6 @@ from danube_fast.broker import messages as m
 from danube_fast.broker.admission.layout import PartitionWord
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.workers.process import environment
-from danube_fast.workers.shard.read import log_reader
-from danube_fast.workers.shard.read.places import SKIPPED, TRIMMED, live_runs
 from tests.workers.shard_faults import HeldSyncs, fill, in_flight, post_publish, settled
 from tests.workers.shard_rig import FakeRequest
 
@@ -40,44 +38,6 @@ def test_offsets_that_were_skipped_stay_skipped(rigs, tmp_path, monkeypatch, set
     assert client.publish((1, client.frame(opened, 3, [b"x"]))) == [0, skipped_to]
     client.subscribe(1)
     assert [offset for offset, _ in client.receive(4)] == [0, 1, 2, skipped_to]
-
-
-@pytest.mark.parametrize("left_from", [2, 3])
-def test_what_was_trimmed_before_skipped_offsets_is_told_as_lost(
-    rigs, tmp_path, monkeypatch, left_from
-):
-    """Some of the log is left, or none. Of what was skipped it is not known whether there were messages."""
-    rig = rigs(tail_bytes_max=0)
-    rig.assign(1, durability="os")
-    client = rig.client()
-    client.subscribe(1, credit=0)
-    fill(client, 1, 3, size=10)
-    rig.crash()
-    other_boot = tmp_path / "boot_id"
-    other_boot.write_text("after-the-power-cut")
-    monkeypatch.setattr(environment, "BOOT_ID_PATH", other_boot)
-    rig = rigs(tail_bytes_max=0)
-    partition = rig.worker.state.catalog.by_id[1]
-    start = partition.visible
-    partition.trim(left_from if left_from < 3 else start)
-
-    def trimmed(log, partition, offset, byte_limit):
-        return live_runs(log, partition, max(offset, left_from), byte_limit)
-
-    monkeypatch.setattr(log_reader, "live_runs", trimmed)
-    client = rig.client()
-    opened = client.open_producer(1)
-    assert client.publish((1, client.frame(opened, 3, [b"x"]))) == [0, start]
-    client.subscribe(1)
-    got = [offset for offset, _ in client.receive(4 - left_from)]
-    assert got == [*range(left_from, 3), start]
-    told = [event[3] for event in client.events if event[2] == "gap"]
-    assert [(gap["start"], gap["end"], gap["lost"]) for gap in told] == [
-        (0, left_from, True),
-        (3, start, False),
-    ]
-    assert [gap["reason"] for gap in told] == [TRIMMED, SKIPPED]
-    assert rig.stats()[0]["subscriptions"][0]["lost"] == left_from
 
 
 @pytest.mark.parametrize("durability", ["memory", "os"])

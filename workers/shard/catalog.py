@@ -305,9 +305,9 @@ class Catalog:
                 leap = LOST_OFFSETS + seconds * LOST_OFFSETS_PER_SECOND
                 start = max(start, int(row[PartitionWord.NEXT_OFFSET])) + leap
             if start > row[PartitionWord.NEXT_OFFSET]:
-                partition.skip(int(row[PartitionWord.NEXT_OFFSET]), start)
                 row[PartitionWord.NEXT_OFFSET] = start
                 row[PartitionWord.RESERVED_UNTIL] = max(reserved, start)
+                partition.skip_to(start)
                 partition.restore_reserved(max(reserved, start))
                 skipped.append(self.state_of(partition))
             partition.show_until(int(row[PartitionWord.NEXT_OFFSET]))

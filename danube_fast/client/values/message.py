@@ -59,7 +59,7 @@ class Gap(NamedTuple):
     reason: str
     """Why they will not come."""
     lost: bool = False
-    """Whether there were messages; otherwise the offsets were never used, or it is not known, as `reason` says."""
+    """Whether there were messages; otherwise the offsets were never used."""
 
 
 class Processing:

@@ -16,18 +16,15 @@ from danube_fast.wal.log import Log
 
 __all__ = [
     "NEVER_USED",
-    "SKIPPED",
     "TRIMMED",
     "breaks_left",
     "first_run",
     "gap_in_log",
     "live_runs",
     "lowest_position",
-    "unused_gap",
 ]
 
 NEVER_USED = "these offsets were never used"
-SKIPPED = "these offsets were skipped after a crash; messages that had them are lost"
 TRIMMED = "these messages were trimmed"
 _STALE_BYTES = 1 << 20
 """Looked through at a time."""
@@ -55,25 +52,8 @@ def gap_in_log(partition: Partition, offset: int, end: int) -> Gap:
     if offset < partition.compacted.until and (offset >= first or partition.policy.compaction):
         return Gap(end, "newer messages have the keys of these", is_silent=True)
     unpinned = any(offset < at for at in partition.breaks)
-    if offset < first or unpinned:
-        return _lost_gap(partition, offset, end)
-    return unused_gap(partition, offset, end)
-
-
-def _lost_gap(partition: Partition, offset: int, end: int) -> Gap:
-    """The gap of messages that are gone; it ends where offsets begin, or end, that may have had none."""
-    for border in (partition.unsure_from, partition.unsure_until):
-        if offset < border:
-            end = min(end, border)
-            break
-    is_unsure = partition.unsure_from <= offset < partition.unsure_until
-    return Gap(end, SKIPPED) if is_unsure else Gap(end, TRIMMED, lost=True)
-
-
-def unused_gap(partition: Partition, offset: int, end: int) -> Gap:
-    """The gap of offsets that no message has, nor had before the others of the log were trimmed."""
-    is_unsure = offset < partition.unsure_until and end > partition.unsure_from
-    return Gap(end, SKIPPED if is_unsure else NEVER_USED)
+    lost = (offset < first or unpinned) and end > partition.unsure_until
+    return Gap(end, TRIMMED if lost else NEVER_USED, lost)
 
 
 def first_run(log: Log, partition: Partition, offset: int) -> Run | None:
