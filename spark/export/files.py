@@ -46,6 +46,8 @@ __all__ = [
 
 FOLDERS_MAX = 256
 """Values of `partition_by` in one range: a file is open for each."""
+FOLDER_NAME_MAX = 255
+"""Bytes, of every file system at hand."""
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 REJECTED_COLUMNS = ("offset", "partition", "key", "payload")
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -185,8 +187,14 @@ class _Files:
             if len(self._writers) >= FOLDERS_MAX:
                 raise InvalidArgument(
                     f"--partition-by {','.join(self._by)} makes more than {FOLDERS_MAX} folders of one range of "
-                    "offsets; choose columns with fewer values"
+                    "offsets; choose columns with fewer values, and export to another folder"
                 )
+            for name, value in zip(self._by, values, strict=True):
+                if len(name) + 1 + len(_quoted(value)) > FOLDER_NAME_MAX:
+                    raise InvalidArgument(
+                        f"--partition-by {name}: {value!r:.60} is too long for the name of a folder; leave that column "
+                        "out of it, and export to another folder"
+                    )
             kind = "r" if self._is_rejected else "d"
             path = Path(
                 self._work.staging, f"{self._piece.number:05d}-{kind}{len(self._writers)}.{self._marker}.tmp"
@@ -273,11 +281,14 @@ def _folder_values(batch: Any, name: str) -> Any:
     if name in DERIVED:
         return pc.strftime(batch.column("publish_time"), format=_FORMATS[name])
     try:
-        return batch.column(name).cast(pa.string())
+        text = batch.column(name).cast(pa.string())
     except pa.ArrowInvalid:
         raise InvalidArgument(
-            f"--partition-by {name}: a value is no text; leave that column out of it"
+            f"--partition-by {name}: a value is no text; leave that column out of it, and export to another folder"
         ) from None
+    # no name of a folder tells these from null
+    is_nameless = pc.is_in(text, value_set=pa.array(["", HIVE_NULL]))
+    return pc.if_else(is_nameless, pa.scalar(None, pa.string()), text)
 
 
 def _quoted(value: str | None) -> str:

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from danube_fast.clock import SECOND_NS, SystemClock
-from danube_fast.errors import FailedPrecondition
+from danube_fast.errors import FailedPrecondition, Internal
 from danube_fast.spark.export.destinations import (
     Destination,
     Folder,
@@ -107,8 +107,8 @@ def run_export(
                 _Run(job, history, destination, state, hooks, report).rehearse()
                 return
             state.make()
-            at_end.callback(state.forget_unused)
             at_end.enter_context(locked(state))
+            at_end.callback(state.forget_unused)  # while it is locked
             run = _Run(
                 job,
                 history,
@@ -171,7 +171,8 @@ class _Run:
     def _check_record(self) -> None:
         job, state = self._job, self._state
         record = state.record()
-        mine = TargetRecord(job.spec, str(state.checkpoint_folder.absolute()))
+        folder = "" if job.checkpoint is None else str(job.checkpoint.absolute())
+        mine = TargetRecord(job.spec, folder)
         if record is None:
             self._new_record = mine
             return
@@ -182,8 +183,8 @@ class _Run:
             )
         if record.checkpoint != mine.checkpoint:
             raise FailedPrecondition(
-                f"the checkpoint of {job.target.place} is in {record.checkpoint}; say so with --checkpoint, or export to "
-                "another folder"
+                f"the checkpoint of {job.target.place} is in {record.checkpoint or 'the target itself'}; say so with "
+                "--checkpoint, or without it, or export to another folder"
             )
 
     def _load(self) -> ExportPlan | None:
@@ -200,6 +201,11 @@ class _Run:
                     "anew with --mode overwrite"
                 )
         checkpoint = found or Checkpoint()
+        if self._destination.names_are_hidden and found is not None and committed is None:
+            raise FailedPrecondition(
+                f"{self._job.target.text} has an export's record and no table any more; put the table back, or remove "
+                f"{state.checkpoint_folder} and {state.own} to export anew"
+            )
         if self._destination.names_are_hidden:  # the table is right, whatever the checkpoint says
             number, known = (0, {}) if committed is None else committed
             checkpoint.number, checkpoint.next = max(number, checkpoint.number), known
@@ -224,12 +230,22 @@ class _Run:
                     self._ends = {each.partition: each.high for each in limited.values()}
                 ranges = self._open_ranges(snapshot, limited)
                 # an empty one notes where the export begins
-                if ranges or self._overwrites or not self._checkpoint.next:
+                has_passed = self._has_passed(snapshot)
+                if ranges or has_passed or self._overwrites or not self._checkpoint.next:
                     self._export(snapshot, limited, ranges)
             if self._job.follows:
                 self._wait()
-            elif self._is_complete():
+            elif not ranges or self._is_complete():
                 return
+
+    def _has_passed(self, snapshot: Snapshot) -> bool:
+        """Whether messages are gone that were not exported, and may be passed over."""
+        known = self._checkpoint.next
+        return not self._job.read.fails_on_loss and any(
+            known[index].offset < whole.low
+            for whole in snapshot.ranges
+            if (index := str(whole.partition)) in known
+        )
 
     def _is_complete(self) -> bool:
         """Whether all is exported that was there when this began."""
@@ -288,7 +304,9 @@ class _Run:
         """Plan some ranges, and do it."""
         known = {} if self._overwrites else dict(self._checkpoint.next)
         for whole in limited.values() if not known else snapshot.ranges:
-            known.setdefault(str(whole.partition), Next(whole.partition_id, whole.low))
+            at = known.setdefault(str(whole.partition), Next(whole.partition_id, whole.low))
+            if not self._job.read.fails_on_loss and at.offset < whole.low:
+                known[str(whole.partition)] = Next(whole.partition_id, whole.low)
         plan = self._make_plan(ranges, known)
         if self._new_record is not None:
             self._destination.check_new(is_dry=False)
@@ -355,6 +373,9 @@ class _Run:
                 self._state.drop_record()
             raise
         self._hooks.on_point("staged")
+        names = [(file.is_rejected, file.name) for each in done for file in each.files]
+        if len({*names}) != len(names):
+            raise Internal(f"two files of plan {plan.number} have one name")
         totals = plan.totals
         for each in done:
             plan.files += each.files

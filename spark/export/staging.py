@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from danube_fast.durable import sync_directory
-from danube_fast.errors import DataLoss, Internal
+from danube_fast.errors import DataLoss, Internal, Unavailable
 from danube_fast.spark.export.destinations import Destination
 from danube_fast.spark.export.files import Piece, Work, disk_errors
 from danube_fast.spark.export.history import TopicHistory, tasks_of
@@ -84,7 +84,13 @@ class Staging:
         pieces = [self._piece(plan, index, snapshot, wholes) for index in indexes]
         self._run_tasks(runner, work, pieces, staging)
         sync_directory(staging)
-        return _results(staging)
+        results = _results(staging)
+        # a condition leaves ranges without rows, which have no file then
+        if not spec.where and not {*indexes} <= {each.index for each in results}:
+            raise Unavailable(
+                f"{staging} does not show yet what tasks have staged there; run the export again, which goes on"
+            )
+        return results
 
     def _piece(
         self, plan: ExportPlan, index: int, snapshot: Snapshot, wholes: dict[int, PartitionRange]

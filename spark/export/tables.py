@@ -250,6 +250,9 @@ class IcebergTarget:
                     if not left:
                         raise
             time.sleep(0.1)
+            found = self.committed()  # an answer may have been of a commit that was sent twice
+            if found is not None and found.number >= plan.number:
+                return
 
     def _commit(self, plan: ExportPlan) -> None:
         said = msgspec.json.encode(_Said(plan.number, plan.next)).decode()

@@ -108,7 +108,7 @@ class TypedReader:
                 if payload is None:
                     raise msgspec.ValidationError("there is no payload")
                 rows.append(self._decode(payload))
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 rejected.append(index)
                 reasons.append(str(error))
         import pyarrow as pa

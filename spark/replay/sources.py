@@ -88,7 +88,7 @@ class TopicSource:
         self.extents: list[Extent] = []
         for each in snapshot.ranges:
             of = limited_range(self._store, each, options)
-            name = f"{snapshot.ranges[0].topic} {each.partition_id} {each.manifest.incarnation}"
+            name = f"{snapshot.store} {snapshot.ranges[0].topic} {each.partition_id} {each.manifest.incarnation}"
             self._by_name[name] = each
             self.extents.append(Extent(each.partition, name, of.low, max(of.low, of.high)))
 
@@ -186,7 +186,7 @@ class TableSource:
         topics: set[str] = set()
         digest = hashlib.sha256()
         for file in files:
-            footer, groups = _read_footer(file)
+            footer, groups = _read_footer(file, file.relative_to(path).parts[:-1])
             digest.update(f"{file.relative_to(path)} {footer.num_rows} ".encode())
             schema = footer.schema.to_arrow_schema()
             _check_types(file, schema)
@@ -295,17 +295,26 @@ def _opened(path: Path) -> Any:
         ) from None
 
 
-def _read_footer(path: Path) -> tuple[Any, list[_Group]]:
-    """The metadata of a file, and its row groups. Partitions are -1 where there is no such column."""
+def _read_footer(path: Path, folders: Sequence[str]) -> tuple[Any, list[_Group]]:
+    """The metadata of a file, and its row groups. Partitions are -1 where there is no such column. `folders`: below
+    that of the table. Raises InvalidArgument where these have columns of messages that the file has not."""
     with _opened(path) as file:
         footer = file.metadata
     groups = []
-    in_path = [part for part in path.parts if part.startswith("partition=")]
+    in_path = [part for part in folders if part.startswith("partition=")]
+    names = set(footer.schema.to_arrow_schema().names)
+    for column in {part.partition("=")[0] for part in folders} & {*COLUMNS} - names:
+        raise InvalidArgument(
+            f"{path} has {column} in the names of its folders alone; export without --partition-by {column} to replay it"
+        )
     for index in range(footer.num_row_groups):
         group = footer.row_group(index)
         offsets = _range(group, "offset")
         if in_path:
-            number = int(in_path[-1].partition("=")[2])
+            text = in_path[-1].partition("=")[2]
+            if not text.isdecimal():
+                raise InvalidArgument(f"{path}: {in_path[-1]} names no partition")
+            number = int(text)
             partitions = number, number
         else:
             partitions = _range(group, "partition")

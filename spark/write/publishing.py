@@ -27,6 +27,7 @@ from danube_fast.errors import (
     ProducerFenced,
 )
 from danube_fast.history.stores.store import ObjectStore
+from danube_fast.spark.write.options import check_write_id
 from danube_fast.spark.write.record import (
     BatchState,
     Commit,
@@ -158,13 +159,14 @@ def publish_proposal(link: BrokerLink, store: ObjectStore, proposal: Proposal) -
     for each in batches:
         if each.batch < batch and each.is_pending:
             _publish(link, store, read_commit(store, write_id, each.batch))
-    if any(each.is_done and each.batch >= batch for each in batches):
+    if _is_done(batches, proposal):
         return _rows_done(store, batches, proposal)
     publisher = link.open_frames(proposal.topic, write_id)
     try:
         # looked at once more behind the opening: what an older driver did up to then is there now
         batches = list_batches(store, write_id)
-        if any(each.is_done and each.batch >= batch for each in batches):
+        _check_query(store, batches, proposal)
+        if _is_done(batches, proposal):
             return _rows_done(store, batches, proposal)
         commit = try_read_commit(store, write_id, batch)
         if commit is None and proposal.must_exist:
@@ -172,8 +174,11 @@ def publish_proposal(link: BrokerLink, store: ObjectStore, proposal: Proposal) -
                 f"{write_id} was given up while its job ran again; run the job once more"
             )
         own = _commit_of(proposal, publisher)
-        commit = create_commit(store, own) if commit is None else commit
+        if commit is None:
+            _check_staged(store, batches, proposal)
+            commit = create_commit(store, own)
         reached("committed")
+        _check_same(commit, proposal)
         if commit is own:
             return _publish_opened(link, store, commit, publisher, is_own=True)
     finally:
@@ -205,20 +210,47 @@ def _check_query(store: ObjectStore, batches: Sequence[BatchState], proposal: Pr
                 known = read_done(store, each.write_id, each.batch)
             elif each.is_committed:
                 known = read_commit(store, each.write_id, each.batch)
-        if known is None:
-            continue
-        if known.topic != proposal.topic:
-            raise FailedPrecondition(
-                f"write_id {proposal.write_id} is that of a write to {known.topic}; choose another one for "
-                f"{proposal.topic}"
-            )
-        if known.query != proposal.query:
-            raise FailedPrecondition(
-                f"write_id {proposal.write_id} is that of another query, whose checkpoint is another one, and its "
-                "batches would be taken for those; choose another write_id, or forget that query with `danube-fast "
-                f"spark writes abort {proposal.write_id}`"
-            )
-        return
+        if known is not None:
+            _check_same(known, proposal)
+            return
+
+
+def _check_same(known: Commit | Done, proposal: Proposal) -> None:
+    """Raise FailedPrecondition if what is known of a write id is of another topic or of another query."""
+    if known.topic != proposal.topic:
+        raise FailedPrecondition(
+            f"write_id {proposal.write_id} is that of a write to {known.topic}; choose another one for "
+            f"{proposal.topic}"
+        )
+    if known.query != proposal.query:
+        raise FailedPrecondition(
+            f"write_id {proposal.write_id} is that of another query, whose checkpoint is another one, and its "
+            "batches would be taken for those; choose another write_id, or forget that query with `danube-fast "
+            f"spark writes abort {proposal.write_id}`"
+        )
+
+
+def _check_staged(store: ObjectStore, batches: Sequence[BatchState], proposal: Proposal) -> None:
+    """Raise FailedPrecondition unless all that tasks have staged is there: a commit of less could never be published."""
+    found = find_batch(batches, proposal.batch)
+    here = {*(found.staged if found else ())}
+    if lost := [each.key for each in proposal.objects if each.key not in here]:
+        raise FailedPrecondition(
+            f"{store.url} has {len(lost)} of the staged objects of {proposal.write_id} no more, such as {lost[0]}: the "
+            "write was given up meanwhile, or executors have another folder of that name; run the job again"
+        )
+
+
+def _is_done(batches: Sequence[BatchState], proposal: Proposal) -> bool:
+    """Whether the batch was published before. Raises FailedPrecondition if later ones of its stream were, too: Spark
+    repeats the last batch of a checkpoint alone, so this checkpoint is an old one."""
+    done = [each.batch for each in batches if each.is_done]
+    if proposal.query and any(batch > proposal.batch for batch in done):
+        raise FailedPrecondition(
+            f"batch {proposal.batch} of {proposal.write_id} comes behind batch {max(done)}, which is done: its checkpoint "
+            "is an old copy, or another driver has gone on; begin a new query with another checkpoint"
+        )
+    return any(batch >= proposal.batch for batch in done)
 
 
 def _rows_done(store: ObjectStore, batches: Sequence[BatchState], proposal: Proposal) -> int:
@@ -283,6 +315,9 @@ def _publish_opened(
             if number == 0:
                 reached("half")
         link.flush_frames(publisher)
+        for lane in publisher.lanes:  # one whose rows were acked, and lost behind that
+            if isinstance(lane.failure, DataLoss):
+                raise lane.failure
     except (ProducerFenced, DataLoss) as error:
         if any(isinstance(lane.failure, DataLoss) for lane in publisher.lanes):
             mark_doubt(store, commit.write_id, commit.batch, str(error))
@@ -380,6 +415,7 @@ def forget_write(
 ) -> list[BatchState]:
     """Delete all that a store has of a write, or of one batch of it; what that was. Raises NotFound, what the store
     raises."""
+    check_write_id(write_id)  # an empty one would be all of them
     found = [each for each in list_batches(store, write_id) if batch is None or each.batch == batch]
     if not found:
         raise NotFound(

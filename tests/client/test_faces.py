@@ -7,7 +7,10 @@ from typing import Any
 
 from danube_fast.testing import Broker
 
-PRODUCER = {"acked_messages", "close", "flush", "name", "publish", "send", "send_many", "topic"}
+PRODUCER = {
+    "acked_messages", "close", "flush", "name", "next_sequence", "publish", "send", "send_many",
+    "topic",
+}  # fmt: skip
 CONSUMER = {
     "ack", "ack_cumulative", "close", "extend", "flush_acks", "gaps", "lag", "nack", "name", "on_gap",
     "receive", "receive_batch", "seek", "state", "subscription", "topics", "type",

@@ -154,7 +154,11 @@ def test_a_topic_is_deleted(seaweed: str, proxy: FaultyProxy, gone: str, killed:
 
         wait_until("the deletion", is_over)
         half.wait_for_upload(count)
-        assert sum(info.size for info in half.store.list("objects/")) < 1.1 * count * 1000
+
+        def is_rewritten() -> bool:
+            return sum(info.size for info in half.store.list("objects/")) < 1.1 * count * 1000
+
+        wait_until("the end of what was shared", is_rewritten)
         read_all(client, 0, count, left)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from danube_fast.cli.main import main
 from danube_fast.demo import dataset, scenario
+from danube_fast.demo.analysis import has_spark
 from danube_fast.demo.check import Kill, Latency, Subscription
 from danube_fast.demo.progress import View
 from danube_fast.demo.report import print_outcome
@@ -91,7 +92,9 @@ def test_the_exit_code_follows_the_verdict(
     monkeypatch.setattr(scenario, "run", run)
     assert main(["demo", "--rate", "0", "--messages", "5000"]) == 0
     assert main(["demo", "--output", "json"]) == 1
-    assert seen == [Options(5000, 0.0), Options()]
+    assert main(["demo", "--no-spark"]) == 1
+    spark = has_spark()
+    assert seen == [Options(5000, 0.0, spark), Options(with_spark=spark), Options()]
     capfd.readouterr()
     assert main(["demo", "--messages", "336777"]) == 2
 

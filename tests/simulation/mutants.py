@@ -252,7 +252,7 @@ MUTANTS: dict[str, Mutant] = {
         history=1.0,
     ),
     "a_snapshot_of_a_manifest_has_the_newest_section_only": Mutant(
-        "added=whole.sections, removed=[])", "added=list(added), removed=[])", history=1.0
+        "added=full.sections, removed=[],", "added=list(added), removed=[],", history=1.0
     ),
     "what_a_failed_commit_made_is_not_read": Mutant(
         "            self._state.forget(backlog.partition_id)  # it may have been made\n",

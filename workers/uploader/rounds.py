@@ -384,7 +384,7 @@ class Rounds:
         if taken.until > manifest.end_offset:
             added = _lost_sections(manifest, backlog, section, taken.until)
             added += [section] if section is not None else []
-            names = yield from self._names(worker, backlog.partition_id, manifest, taken.producers)
+            names = yield from self._names(worker, backlog.partition_id, history, taken.producers)
             changes = {
                 "first_offset": backlog.first_offset, "end_offset": taken.until, "added": added,
                 "producers": names,
@@ -395,17 +395,20 @@ class Rounds:
         yield from self._tell(worker, backlog.partition_id, manifest)
 
     def _names(
-        self, worker: int, partition_id: int, manifest: Manifest, producers: Sequence[int]
+        self, worker: int, partition_id: int, history: History, producers: Sequence[int]
     ) -> Task:
-        """Ask the owner for the names of producers that the manifest does not know. Raises Unavailable while it is away,
-        or the partition moves: the names go with it, and the next round asks there."""
-        unknown = [each for each in producers if each not in manifest.producers]
+        """Ask the owner for the names of producers that the manifest does not know. Raises Unavailable while it is away.
+        Where the partition has moved, or is deleted, the record goes without them: names wait for the next one."""
+        unknown = sorted({*producers, *history.unnamed} - {*history.manifest.producers})
         if not unknown:
             return {}
         try:
-            return (yield Ask(worker, m.NameProducers(self._state.epoch, partition_id, unknown)))
-        except NotOwner as error:
-            raise Unavailable(str(error)) from None
+            names = yield Ask(worker, m.NameProducers(self._state.epoch, partition_id, unknown))
+        except NotOwner:
+            history.unnamed.update(unknown)
+            return {}
+        history.unnamed.clear()
+        return names
 
     def _commit_changes(
         self, history: History, backlog: m.Backlog, changes: dict[str, Any]

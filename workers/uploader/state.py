@@ -31,6 +31,8 @@ class History:
         self._log, self.reader = log, reader
         self.agrees = False
         """Whether it is known that the partition's log has the same past."""
+        self.unnamed: set[int] = set()
+        """Ids of producers in history whose names the owner was asked for and did not tell: the partition moved."""
         self._lock = threading.Lock()
 
     @property

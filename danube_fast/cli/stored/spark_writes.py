@@ -57,7 +57,8 @@ def list_writes(ask: Ask, store: StoreOption = None) -> None:
     from danube_fast.spark.write.record import list_batches
 
     with opened_store(_url(ask, store)) as opened:
-        rows = [_row(opened, each) for each in list_batches(opened)]
+        found = (_row(opened, each) for each in list_batches(opened))
+        rows = [row for row in found if row is not None]
         ask.table(rows, f"no writes in {opened.url}")
 
 
@@ -73,9 +74,12 @@ def resume(
     store: StoreOption = None,
 ) -> None:
     """Publish what is committed and not published, each row once; ends a driver that goes on with the same."""
+    from danube_fast.spark.write.options import check_write_id
     from danube_fast.spark.write.publishing import BrokerLink, finish_batch
     from danube_fast.spark.write.record import list_batches
 
+    if write_id is not None:
+        check_write_id(write_id)
     with opened_store(_url(ask, store), is_written=True) as opened:
         batches = list_batches(opened, write_id or "")
         if write_id is not None and not batches:
@@ -114,9 +118,11 @@ def abort(
     ask: Ask, write_id: WriteIdArgument, store: StoreOption = None, yes: YesOption = False
 ) -> None:
     """Forget a write: what is staged goes, what is published stays; a job with the same id begins anew."""
+    from danube_fast.spark.write.options import check_write_id
     from danube_fast.spark.write.publishing import forget_write
     from danube_fast.spark.write.record import list_batches
 
+    check_write_id(write_id)
     with opened_store(_url(ask, store), is_written=True) as opened:
         batches = list_batches(opened, write_id)
         if not batches:
@@ -136,7 +142,8 @@ def _warning(write_id: str, batches: Sequence[BatchState]) -> str:
     return f"forgets {write_id} and deletes {objects}: a job with the same id publishes all of its rows"
 
 
-def _row(store: ObjectStore, state: BatchState) -> dict[str, Any]:
+def _row(store: ObjectStore, state: BatchState) -> dict[str, Any] | None:
+    """What `ls` shows of a batch; None: a driver has swept it just now."""
     from danube_fast.spark.write.record import read_commit, read_done
 
     topic: str | None = None
@@ -149,7 +156,9 @@ def _row(store: ObjectStore, state: BatchState) -> dict[str, Any]:
         elif state.is_committed:
             commit = read_commit(store, state.write_id, state.batch)
             topic, rows = commit.topic, sum(commit.row_counts)
-    except (DataLoss, NotFound):  # NotFound: a driver has swept it just now
+    except NotFound:
+        return None
+    except DataLoss:
         word = "damaged"
     age_ns = max(0, SystemClock().wall_ns() - state.modified_ns)
     return {

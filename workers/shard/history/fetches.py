@@ -18,7 +18,7 @@ from danube_fast.errors import DanubeError, DataLoss, FailedPrecondition, Unavai
 from danube_fast.workers.process.mailbox import Reply
 from danube_fast.workers.shard.history.chunks import Chunk, FileGone
 from danube_fast.workers.shard.job import Job
-from danube_fast.workers.shard.read.places import TRIMMED, unused_gap
+from danube_fast.workers.shard.read.places import NEVER_USED, TRIMMED
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["HistoryReads"]
@@ -67,12 +67,12 @@ class HistoryReads(Job):
                 return Gap(min(end, gone_until), TRIMMED, lost=True)
             empty_until = self._empty_until(partition.partition_id, offset)
             if empty_until:
-                return unused_gap(partition, offset, min(end, empty_until))
+                return Gap(min(end, empty_until), NEVER_USED)
             self._ask(partition, offset, is_waited_for=True)
             return PENDING
         self._ask_ahead(partition, chunk)
         if offset < chunk.base_offset:
-            return unused_gap(partition, offset, min(end, chunk.base_offset))
+            return Gap(min(end, chunk.base_offset), NEVER_USED)
         is_damaged, found = False, []
         try:
             found = chunk.read(offset, byte_limit)
