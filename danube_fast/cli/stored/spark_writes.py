@@ -143,7 +143,7 @@ def _warning(write_id: str, batches: Sequence[BatchState]) -> str:
 
 
 def _row(store: ObjectStore, state: BatchState) -> dict[str, Any] | None:
-    """What `ls` shows of a batch; None: a driver has swept it just now."""
+    """The line that `ls` shows of a batch; None: a driver has swept it just now."""
     from danube_fast.spark.write.record import read_commit, read_done
 
     topic: str | None = None
