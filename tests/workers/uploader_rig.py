@@ -17,7 +17,7 @@ from danube_fast.history.reader import HistoryReader
 from danube_fast.history.stores.memory import MemoryStore
 from danube_fast.testing.virtual_clock import VirtualClock
 from danube_fast.workers.process.tasks import Ask, Do, Fork, Join, Task
-from danube_fast.workers.uploader.state import History
+from danube_fast.workers.uploader.state import History, naming
 from tests.history.rig import IDENTITY, START_NS, make_frame
 
 EPOCH = 5
@@ -94,7 +94,8 @@ class Bench:
         self.state: Any = SimpleNamespace(
             epoch=EPOCH, identity=IDENTITY, store=store, clock=VirtualClock(), writing=set(),
             note_fault=lambda error: None, settings=SimpleNamespace(history_part_bytes=part_bytes), next_number=lambda: next(numbers),
-            history=self._history, known=self.histories.get, deleting=set(), forget=lambda number: self.histories.pop(number, None),
+            history=self._history, known=self.histories.get, deleting=set(),
+            naming=lambda keys: naming(self.histories, keys), forget=lambda number: self.histories.pop(number, None),
         )  # fmt: skip
 
     def _history(self, partition_id: int, manifest: int) -> Task:

@@ -125,6 +125,7 @@ class Resumption:
             with contextlib.suppress(DanubeError):
                 yield Do(partial(store.abort, checkpoint.upload))
         yield from self._checkpoints.drop()
+        self._state.writing.discard(checkpoint.key)
 
     def _go_on(self, checkpoint: Checkpoint, owners: Owners) -> Task:
         state = self._state

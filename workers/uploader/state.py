@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from danube_fast.broker.messages import HistoryReport
@@ -16,12 +16,21 @@ from danube_fast.workers.process.boot import Boot
 from danube_fast.workers.process.tasks import Do, Join, Running, Task, Tasks
 from danube_fast.workers.uploader.counted_store import CountedStore
 
-__all__ = ["History", "UploaderState"]
+__all__ = ["History", "UploaderState", "naming"]
 
 _log = logging.getLogger(__name__)
 
 CACHE_NAME = "history-cache"
 SCRATCH_NAME = "history-parts"
+
+
+def naming(histories: Mapping[int, History], keys: Set[str]) -> dict[str, list[int]]:
+    """List the partitions whose manifests name some objects, by key."""
+    found: dict[str, list[int]] = {}
+    for partition_id, history in histories.items():
+        for key in keys & {section.key for section in history.manifest.sections}:
+            found.setdefault(key, []).append(partition_id)
+    return found
 
 
 class History:
@@ -152,6 +161,10 @@ class UploaderState:
     def known(self, partition_id: int) -> History | None:
         """The history of a partition, if its manifest was read or written already."""
         return self._histories.get(partition_id)
+
+    def naming(self, keys: Set[str]) -> dict[str, list[int]]:
+        """List the partitions whose manifests name some objects, by key, of those that were read or written already."""
+        return naming(self._histories, keys)
 
     def forget(self, partition_id: int) -> None:
         """Read the manifest of a partition anew, the next time: it is not known what the store has of it."""

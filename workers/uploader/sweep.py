@@ -82,7 +82,7 @@ class Sweep:
         for partition_id in sorted(unwanted):
             self._state.deleting.add(partition_id)
             try:
-                yield from self._delete_partition(partition_id, named)
+                yield from self._delete_partition(partition_id, named, unwanted)
             finally:
                 self._state.deleting.discard(partition_id)
         yield from self._delete_unnamed(named)
@@ -112,8 +112,11 @@ class Sweep:
 
     # ------------------------------------------------------------ history that is not wanted any more
 
-    def _delete_partition(self, partition_id: int, named: dict[str, list[int]]) -> Task:
-        """Delete the history of a partition: its objects, then its records, so that a stop between them is no harm."""
+    def _delete_partition(
+        self, partition_id: int, named: dict[str, list[int]], unwanted: set[int]
+    ) -> Task:
+        """Delete the history of a partition: its objects, then its records, so that a stop between them is no harm. One
+        whose object others are still to be named for waits for the next sweep."""
         state, store = self._state, self._state.store
         state.forget(partition_id)
         reader = ManifestReader(store, state.identity, partition_id)
@@ -131,6 +134,16 @@ class Sweep:
                     "does not know the topic: its data are an older copy; put back the newest one"
                 )
             keys = {section.key for section in manifest.sections}
+            if keys & state.writing:
+                _log.info(
+                    "history of partition %d is deleted when its last object is named", partition_id
+                )
+                return
+            # `named` is older: objects have been made and named since
+            for key, others in state.naming(keys).items():
+                if not {*others} - unwanted:
+                    continue
+                named[key] = sorted({*named.get(key, ()), *others} - unwanted)
             for key in sorted(keys & named.keys()):
                 yield from rewrite_object(state, key, named.pop(key), named)
             yield from self._delete(sorted(keys - named.keys()))
