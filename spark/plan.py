@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from danube_fast.errors import (
     PermissionDenied,
 )
 from danube_fast.history.catalog import PRUNED_ALONE, Catalog, load_partition, read_catalog
-from danube_fast.history.holds import make_hold
+from danube_fast.history.holds import make_hold, release_hold
 from danube_fast.history.manifest import Manifest, Section
 from danube_fast.history.reader import HistoryReader
 from danube_fast.history.stores.opening import open_store
@@ -43,9 +44,11 @@ __all__ = [
     "Split",
     "Task",
     "divide",
+    "held_snapshot",
     "limited_range",
     "make_plan",
     "open_reading",
+    "release_holds",
     "release_quietly",
     "snapshot_of_broker",
     "snapshot_of_store",
@@ -187,6 +190,30 @@ def release_quietly(release: Callable[[str], Any], hold: str) -> None:
     if hold:
         with contextlib.suppress(DanubeError):
             release(hold)
+
+
+@contextlib.contextmanager
+def held_snapshot(options: ReadOptions, client: Client | None) -> Iterator[Snapshot]:
+    """Take a snapshot of the broker, or of a store alone if there is no `client`, and hold its objects until the end of
+    the block. Raises as `make_plan`."""
+    if client is None:
+        snapshot = snapshot_of_store(options)
+    else:
+        snapshot = snapshot_of_broker(client, options, options.hold_seconds)
+    try:
+        yield snapshot
+    finally:
+        release_holds(snapshot.holds, snapshot.store, client)
+
+
+def release_holds(holds: Sequence[str], store: str, client: Client | None) -> None:
+    """Give holds on objects of a store back, by the broker if there is a `client`; those where that fails end by
+    themselves."""
+    for hold in holds:
+        if client is not None:
+            release_quietly(client.admin.release_history_hold, hold)
+        else:
+            release_quietly(functools.partial(release_hold, open_reading(store)), hold)
 
 
 def _held_snapshot(options: ReadOptions) -> Snapshot:

@@ -86,7 +86,7 @@ def spark_session(
     if active is not None:
         before = {key: active.conf.get(key, None) for key in chosen}
         try:
-            with translated():
+            with _silence(), translated():
                 for key, value in chosen.items():
                     active.conf.set(key, value)
                 yield active
@@ -97,20 +97,27 @@ def spark_session(
                 else:
                     active.conf.set(key, old)
         return
-    _silence()
     with tempfile.TemporaryDirectory(prefix="danube-fast-spark-") as folder:
         session = _open(master or LOCAL_MASTER, name, chosen, folder)
         try:
-            with translated():
+            with _silence(), translated():
                 yield session
         finally:
             stop_session(session)
 
 
-def _silence() -> None:
-    """PySpark prints each error of a statement with its tracebacks before it raises the error."""
-    for name in _LOUD:
-        logging.getLogger(name).disabled = True
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep PySpark from printing each error of a statement, with its tracebacks, before it raises the error."""
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, was_disabled in zip(loggers, before, strict=True):
+            logger.disabled = was_disabled
 
 
 def _open(master: str, name: str, settings: Mapping[str, str], folder: str) -> SparkSession:

@@ -10,24 +10,16 @@ own, and filters choose what is read where no view is used twice (decision 35).
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.client.entry import connect
 from danube_fast.errors import InvalidArgument
-from danube_fast.history.holds import release_hold
 from danube_fast.spark.options import COLUMNS, HeldPartition, ReadOptions
-from danube_fast.spark.plan import (
-    limited_range,
-    open_reading,
-    release_quietly,
-    snapshot_of_broker,
-    snapshot_of_store,
-)
+from danube_fast.spark.plan import held_snapshot, limited_range, open_reading
 from danube_fast.spark.session import FORMAT
 from danube_fast.types import parse_topic
 
@@ -98,17 +90,9 @@ def _held(given: Mapping[str, str], topics: Sequence[str]) -> Iterator[dict[str,
     """Flush and hold topics for a while; the options that read each of them as it is now."""
     options = ReadOptions.parse({**given, "topic": ",".join(topics)})
     with contextlib.ExitStack() as at_end:
-        if options.url is None and options.store is not None:
-            snapshot = snapshot_of_store(options)
-            release: Callable[[str], Any] = functools.partial(
-                release_hold, open_reading(snapshot.store)
-            )
-        else:
-            client = at_end.enter_context(connect(options.url))
-            snapshot = snapshot_of_broker(client, options, options.hold_seconds)
-            release = client.admin.release_history_hold
-        for hold in snapshot.holds:
-            at_end.callback(release_quietly, release, hold)
+        is_alone = options.url is None and options.store is not None
+        client = None if is_alone else at_end.enter_context(connect(options.url))
+        snapshot = at_end.enter_context(held_snapshot(options, client))
         store = open_reading(snapshot.store)
         known: dict[str, list[HeldPartition]] = {topic: [] for topic in topics}
         for each in snapshot.ranges:

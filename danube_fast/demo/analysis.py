@@ -33,9 +33,9 @@ FLIGHTS_SQL = (
 DELAYS_SQL = """
     select int(row[16]) hour, avg(try_cast(row[5] as double)) minutes
     from (select split(cast(payload as string), ',') row from '/default/flights')
-    group by 1 order by 1
+    where try_cast(row[5] as double) is not null group by 1 order by 1
 """
-"""Mean delay at departure by hour of the plan; a flight that was cancelled has none."""
+"""Mean delay at departure by hour of the plan; a flight that was cancelled has none, and so has an hour of such."""
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,6 @@ from __future__ import annotations
 import bisect
 import copy
 import shlex
-import struct
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -41,7 +40,7 @@ from danube_fast.errors import (
     NotFound,
     Unavailable,
 )
-from danube_fast.frame.crc import crc32c
+from danube_fast.history.sealed import seal, unseal
 from danube_fast.history.stores.store import ObjectStore
 
 __all__ = [
@@ -73,7 +72,6 @@ MANIFESTS_PREFIX = "manifests/"
 PRUNED_NAME = "pruned"
 LOST_PREFIX = "lost/"
 """What the keys of lost sections begin with: there is never such an object."""
-_HEADER = struct.Struct("<QIIII")
 _MAKE_TRIES = 1000
 """Numbers that older uploaders may have taken in the meantime."""
 
@@ -142,25 +140,12 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     def encode(self) -> bytes:
         """The object's bytes."""
-        body = msgspec.msgpack.encode(self)
-        return _HEADER.pack(MAGIC, VERSION, crc32c(body), len(body), 0) + body
+        return seal(MAGIC, VERSION, msgspec.msgpack.encode(self))
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Record:
         """Read one. Raises DataLoss if it is damaged, FailedPrecondition if its format is newer."""
-        if len(data) < _HEADER.size:
-            raise DataLoss(f"{where} has {len(data)} bytes, which is no manifest")
-        magic, version, crc, size, _ = _HEADER.unpack_from(data)
-        body = data[_HEADER.size :]
-        if magic != MAGIC:
-            raise DataLoss(f"{where} is no manifest")
-        if version > VERSION:
-            raise FailedPrecondition(
-                f"{where} has format {version} and this version reads up to {VERSION}; start the "
-                "newer danube-fast that wrote it"
-            )
-        if len(body) != size or crc32c(body) != crc:
-            raise DataLoss(f"{where} is damaged: its crc is wrong")
+        body = unseal(data, MAGIC, VERSION, where, "manifest")
         try:
             return msgspec.msgpack.decode(body, type=cls)
         except msgspec.MsgspecError as error:

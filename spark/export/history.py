@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from danube_fast.client.client import Client
 from danube_fast.client.entry import connect
-from danube_fast.history.holds import release_hold
 from danube_fast.spark.export.plan import Next
 from danube_fast.spark.options import ReadOptions
 from danube_fast.spark.plan import (
@@ -17,11 +16,10 @@ from danube_fast.spark.plan import (
     Snapshot,
     Task,
     divide,
+    held_snapshot,
     limited_range,
     open_reading,
-    release_quietly,
     snapshot_of_broker,
-    snapshot_of_store,
 )
 
 __all__ = ["Pending", "TopicHistory", "cut", "open_history", "tasks_of"]
@@ -51,22 +49,11 @@ class TopicHistory:
     @contextlib.contextmanager
     def snapshot(self, *, is_dry: bool = False) -> Iterator[Snapshot]:
         """Flush the topic, and hold its objects for a while. Raises as `make_plan`."""
-        if self._client is None:
-            snapshot = snapshot_of_store(self._options)
-            store = open_reading(snapshot.store)
-            try:
-                yield snapshot
-            finally:
-                for hold in snapshot.holds:
-                    release_quietly(lambda key: release_hold(store, key), hold)
+        if is_dry and self._client is not None:
+            yield snapshot_of_broker(self._client, self._options, 0)
             return
-        seconds = 0 if is_dry else self._options.hold_seconds
-        snapshot = snapshot_of_broker(self._client, self._options, seconds)
-        try:
+        with held_snapshot(self._options, self._client) as snapshot:
             yield snapshot
-        finally:
-            for hold in snapshot.holds:
-                release_quietly(self._client.admin.release_history_hold, hold)
 
     def limited(self, snapshot: Snapshot) -> dict[int, PartitionRange]:
         """The partitions of a snapshot within `start` and `end`."""

@@ -92,21 +92,15 @@ class SparkRunner:
         """The columns that a condition mentions, once Spark has looked at it."""
         if not spec.where:
             return ()
-        from pyspark.logger import PySparkLogger
-
         words = {word.lower() for word in re.findall(r"\w+", spec.where)}
         mentioned = tuple(name for name in COLUMNS if name in words)
         work = Work(spec, "", "", spec.needed(mentioned), fails_on_loss=True)
-        logger = PySparkLogger.getLogger("SQLQueryContextLogger")
-        was_disabled, logger.disabled = logger.disabled, True  # it writes to standard error
         try:
             rows = self._spark.createDataFrame([], _spark_schema(work))
             self._where(rows, spec).schema  # noqa: B018 - Spark Connect looks at it only now
         except Exception as error:
             text = str(error).strip().partition("\n")[0]
             raise InvalidArgument(f"--where {spec.where!r} cannot be used: {text}") from None
-        finally:
-            logger.disabled = was_disabled
         return mentioned
 
     @staticmethod

@@ -21,7 +21,7 @@ from danube_fast.client.client import Client
 from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from danube_fast.frame.arrow import import_pyarrow
-from danube_fast.history.holds import release_hold, renew_hold
+from danube_fast.history.holds import renew_hold
 from danube_fast.spark.options import ReadOptions
 from danube_fast.spark.plan import (
     Bounds,
@@ -30,7 +30,7 @@ from danube_fast.spark.plan import (
     divide,
     limited_range,
     open_reading,
-    release_quietly,
+    release_holds,
     snapshot_of_broker,
     snapshot_of_store,
 )
@@ -143,11 +143,7 @@ class TopicSource:
         self._holds = renewed
 
     def _release(self) -> None:
-        release: Callable[[str], Any] = functools.partial(release_hold, self._store)
-        if self._client is not None:
-            release = self._client.admin.release_history_hold
-        for hold in self._holds:
-            release_quietly(release, hold)
+        release_holds(self._holds, self._snapshot.store, self._client)
 
 
 @functools.cache

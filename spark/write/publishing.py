@@ -2,7 +2,7 @@
 
     open the producer -> commit (the first one counts) -> frames from its next sequence on -> done -> sweep
 
-Whoever comes to the same batch again finds the commit, and goes on behind what the broker has already: after a kill, in
+A driver that comes to the same batch again finds the commit, and goes on behind what the broker has already: after a kill, in
 a second driver, from the command line. A driver opens the producer before it commits, and the broker takes nothing of
 an older one then: of two drivers the later goes on, and the other ends with ProducerFenced.
 """

@@ -6,21 +6,20 @@
     writes/<write id>/<batch>/doubt                                     why it cannot be told what is published
 
 `record` is created once, by the first driver that comes so far: it names the objects, and the sequence of the first row
-of each partition under the producer `spark-<write id>`. So whoever goes on with it publishes the same rows under the
+of each partition under the producer `spark-<write id>`. So any driver that goes on with it publishes the same rows under the
 same sequences, of which the broker takes each once. A batch write has batch 0; a stream those of its query, of which
 only the newest stays.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from danube_fast.errors import AlreadyExists, DataLoss, FailedPrecondition, NotFound
-from danube_fast.frame.crc import crc32c
+from danube_fast.errors import AlreadyExists, DataLoss, NotFound
+from danube_fast.history.sealed import seal, unseal
 from danube_fast.history.stores.store import ObjectStore
 
 __all__ = [
@@ -47,7 +46,6 @@ WRITES_PREFIX = "writes/"
 FORMAT_VERSION = 1
 COMMIT_MAGIC = int.from_bytes(b"DanubeWr", "little")
 DONE_MAGIC = int.from_bytes(b"DanubeWd", "little")
-_HEADER = struct.Struct("<QIIII")
 _RECORD, _DONE, _DOUBT, _STAGED = "record", "done", "doubt", "staged/"
 _KEY_PARTS = 4
 """Of a key: prefix, write id, batch, the rest."""
@@ -219,25 +217,15 @@ T = TypeVar("T", Commit, Done)
 
 
 def _encode(magic: int, value: Commit | Done) -> bytes:
-    body = msgspec.msgpack.encode(value)
-    return _HEADER.pack(magic, FORMAT_VERSION, crc32c(body), len(body), 0) + body
+    return seal(magic, FORMAT_VERSION, msgspec.msgpack.encode(value))
 
 
 def _decode(store: ObjectStore, key: str, magic: int, kind: type[T]) -> T:
-    data = store.read(key)
-    where = f"{store.url}: {key}"
-    if len(data) < _HEADER.size:
-        raise DataLoss(f"{where} has {len(data)} bytes, which are none of a write; {_REMEDY}")
-    found, version, crc, size, _ = _HEADER.unpack_from(data)
-    body = data[_HEADER.size :]
-    if found != magic:
-        raise DataLoss(f"{where} is none of a write; {_REMEDY}")
-    if version > FORMAT_VERSION:
-        raise FailedPrecondition(
-            f"{where} has format {version}, and this program reads {FORMAT_VERSION}; upgrade it"
-        )
-    if len(body) != size or crc32c(body) != crc:
-        raise DataLoss(f"{where} is damaged; {_REMEDY}")
+    data, where = store.read(key), f"{store.url}: {key}"
+    try:
+        body = unseal(data, magic, FORMAT_VERSION, where, "record of a write")
+    except DataLoss as error:
+        raise DataLoss(f"{error}; {_REMEDY}") from None
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except msgspec.MsgspecError as error:

@@ -11,6 +11,7 @@ import pytest
 from danube_fast.spark.session import spark_session
 from danube_fast.testing.broker import Broker
 from tests.delivery.history_rig import SMALL
+from tests.spark.export_rig import FILE_SIZES
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +26,13 @@ def spark() -> Iterator[Any]:
 def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that is the store."""
     return tmp_path_factory.mktemp("history") / "store"
+
+
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports of small topics make several files."""
+    for name, size in zip(("FILE_BYTES_MIN", "FILE_BYTES"), FILE_SIZES, strict=True):
+        monkeypatch.setattr(f"danube_fast.spark.export.job.{name}", size)
 
 
 @pytest.fixture(scope="module")

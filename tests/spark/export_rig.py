@@ -20,7 +20,9 @@ from danube_fast.spark.export.report import Report
 from danube_fast.spark.export.runners import LocalRunner
 from danube_fast.spark.export.target import ExportSpec, parse_target
 from danube_fast.spark.options import ReadOptions
+from danube_fast.testing.broker import Broker
 from danube_fast.types import parse_topic
+from tests.delivery.history_rig import keep_for_ever, publish
 
 RUN_SECONDS = 120
 FILE_SIZES = 1 << 20, 2 << 20
@@ -30,6 +32,14 @@ import json, sys
 from tests.spark.export_rig import run_killed
 run_killed(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
 """
+
+
+def fill(broker: Broker, topic: str, count: int) -> None:
+    """Make a topic with numbered messages, all of them in history."""
+    with broker.client() as client:
+        keep_for_ever(client, topic)
+        publish(client, 0, count, topic)
+        client.admin.flush_history(topic)
 
 
 @contextlib.contextmanager

@@ -23,8 +23,9 @@ from danube_fast.spark.export.job import POINTS
 from danube_fast.spark.export.typed import TypedField
 from danube_fast.testing.broker import Broker
 from tests.delivery.history_rig import NUMBER, keep_for_ever, payloads, publish
-from tests.spark.export_rig import FILE_SIZES, hidden, kill_at, run, seen_by_duckdb, seen_by_pyarrow
+from tests.spark.export_rig import fill, hidden, kill_at, run, seen_by_duckdb, seen_by_pyarrow
 
+pytestmark = pytest.mark.usefixtures("small_files")
 TOPIC = "/default/exported"
 COUNT = 9000
 KEPT = ["checkpoint", "lock", "target"]
@@ -34,10 +35,7 @@ KEPT = ["checkpoint", "lock", "target"]
 @pytest.fixture(scope="module")
 def filled(broker: Broker) -> Broker:
     """The broker with numbered messages."""
-    with broker.client() as client:
-        keep_for_ever(client, TOPIC)
-        publish(client, 0, COUNT, TOPIC)
-        client.admin.flush_history(TOPIC)
+    fill(broker, TOPIC, COUNT)
     return broker
 
 
@@ -45,12 +43,6 @@ def filled(broker: Broker) -> Broker:
 def options(filled: Broker, store_folder: Path) -> dict[str, str]:
     """How to read: from the store alone."""
     return {"store": f"file://{store_folder}"}
-
-
-@pytest.fixture(autouse=True)
-def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in zip(("FILE_BYTES_MIN", "FILE_BYTES"), FILE_SIZES, strict=True):
-        monkeypatch.setattr(f"danube_fast.spark.export.job.{name}", size)
 
 
 def test_rows_and_report(options: dict[str, str], tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from danube_fast.errors import FailedPrecondition, Unavailable
 from danube_fast.spark.export import tables
 from danube_fast.testing.broker import Broker
 from tests.delivery.history_rig import keep_for_ever, payloads, publish
-from tests.spark.export_rig import FILE_SIZES, kill_at, run
+from tests.spark.export_rig import fill, kill_at, run
 
+pytestmark = pytest.mark.usefixtures("small_files")
 TOPIC = "/default/tabled"
 COUNT = 5000
 POINTS = ("placed", "committed", "checkpointed")
@@ -26,10 +27,7 @@ POINTS = ("placed", "committed", "checkpointed")
 @pytest.fixture(scope="module")
 def filled(broker: Broker) -> Broker:
     """The broker with numbered messages."""
-    with broker.client() as client:
-        keep_for_ever(client, TOPIC)
-        publish(client, 0, COUNT, TOPIC)
-        client.admin.flush_history(TOPIC)
+    fill(broker, TOPIC, COUNT)
     return broker
 
 
@@ -37,12 +35,6 @@ def filled(broker: Broker) -> Broker:
 def options(filled: Broker, store_folder: Path) -> dict[str, str]:
     """How to read: from the store alone."""
     return {"store": f"file://{store_folder}"}
-
-
-@pytest.fixture(autouse=True)
-def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in zip(("FILE_BYTES_MIN", "FILE_BYTES"), FILE_SIZES, strict=True):
-        monkeypatch.setattr(f"danube_fast.spark.export.job.{name}", size)
 
 
 def _target(form: str, folder: Path) -> str:

@@ -20,8 +20,7 @@ from danube_fast.bench.load.processes import Broker
 from danube_fast.bench.load.rig import Rig, blank
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.workloads.history import topics
-from danube_fast.bench.workloads.history.stores import local
-from danube_fast.bench.workloads.spark.scan import MASTER, SETTINGS
+from danube_fast.bench.workloads.spark.scan import MASTER, SETTINGS, uploaded
 from danube_fast.spark.export.job import ExportJob, Hooks, run_export
 from danube_fast.spark.export.report import Report
 from danube_fast.spark.export.runners import Runner, SparkRunner
@@ -37,19 +36,11 @@ ROUNDS = 3
 def run_export_row(rig: Rig, plan: Plan) -> Figures:
     """Export a topic to Parquet."""
     figures = blank(plan)
-    (topic,) = rig.topics(1)
-    with local(rig) as store:
-        settings = topics.HISTORY | {"store": store.url}
-        with rig.own_broker(plan.workload, settings=settings) as broker, rig.crew() as crew:
-            topics.create(broker, plan, topic, topics.FOREVER)
-            options = topics.options_of(rig, plan, broker, topic)
-            topics.publish(crew, options)
-            topics.wait_until(
-                "the upload", lambda: topics.uploaded_messages(store, topic) >= plan.messages
-            )
-            payloads = Payloads(options["fd"], plan.message_bytes)
-            with spark_session(MASTER, settings=SETTINGS) as spark:
-                _export(figures, spark, broker, store.folder, topic, payloads)
+    with (
+        uploaded(rig, plan) as (broker, store, topic, payloads),
+        spark_session(MASTER, settings=SETTINGS) as spark,
+    ):
+        _export(figures, spark, broker, store.folder, topic, payloads)
     return figures
 
 

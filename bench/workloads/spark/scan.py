@@ -9,12 +9,13 @@ Ratios are of medians. Every payload is compared: the sum of their crcs, of the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import statistics
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from danube_fast.spark.plan import Bounds, make_plan
 from danube_fast.spark.scan import read_task
 from danube_fast.spark.session import FORMAT, spark_session
 
-__all__ = ["run_scan", "why_no_spark"]
+__all__ = ["MASTER", "SETTINGS", "run_scan", "uploaded", "why_no_spark"]
 
 ROUNDS = 5
 MASTER = "local[2]"
@@ -54,6 +55,16 @@ def why_no_spark() -> str:
 def run_scan(rig: Rig, plan: Plan) -> Figures:
     """Read a topic by Spark."""
     figures = blank(plan)
+    with uploaded(rig, plan) as (broker, store, topic, payloads):
+        with spark_session(MASTER, settings=SETTINGS) as spark:
+            _scan(figures, spark, broker, store, topic, payloads)
+        _slice(figures, broker, store, topic)
+    return figures
+
+
+@contextlib.contextmanager
+def uploaded(rig: Rig, plan: Plan) -> Iterator[tuple[Broker, Store, str, Payloads]]:
+    """Run a broker with a topic whose messages are all in a store; both, the topic, and what was published."""
     (topic,) = rig.topics(1)
     with local(rig) as store:
         settings = topics.HISTORY | {"store": store.url}
@@ -64,11 +75,7 @@ def run_scan(rig: Rig, plan: Plan) -> Figures:
             topics.wait_until(
                 "the upload", lambda: topics.uploaded_messages(store, topic) >= plan.messages
             )
-            payloads = Payloads(options["fd"], plan.message_bytes)
-            with spark_session(MASTER, settings=SETTINGS) as spark:
-                _scan(figures, spark, broker, store, topic, payloads)
-            _slice(figures, broker, store, topic)
-    return figures
+            yield broker, store, topic, Payloads(options["fd"], plan.message_bytes)
 
 
 def _scan(

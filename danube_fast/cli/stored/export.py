@@ -15,6 +15,7 @@ from danube_fast.checks import parse_amount
 from danube_fast.cli.interrupts import terminable
 from danube_fast.cli.options import OutputForm, OutputOption, TopicArgument, command, seconds_of
 from danube_fast.cli.output import Progress, bytes_text, counted, duration_text, note, print_result
+from danube_fast.cli.stored.options import MasterOption, StoreOption, UrlOption
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.types import parse_topic
 
@@ -45,14 +46,6 @@ ToOption = Annotated[
         help="parquet, json, csv or delta:DIR; iceberg:DIR#namespace.table.",
     ),
 ]
-OwnUrlOption = Annotated[
-    str | None,
-    typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Where the broker listens."),
-]
-StoreOption = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="Store with the history; without --url no broker is asked."),
-]
 StartOption = Annotated[
     str, typer.Option(metavar="WHERE", help="Where the first run begins: an offset, a time, -10m.")
 ]
@@ -69,9 +62,6 @@ FollowBytesOption = Annotated[
 ]
 FollowSecondsOption = Annotated[
     str, typer.Option(metavar="TIME", help="With --follow: or when something has waited so long.")
-]
-MasterOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="Where Spark runs.  [default: this host]")
 ]
 ColumnsOption = Annotated[
     str | None, typer.Option(metavar="NAME,...", help="What is exported of each message.")
@@ -104,7 +94,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what wou
 def export(
     topic: TopicArgument,
     to: ToOption,
-    url: OwnUrlOption = None,
+    url: UrlOption = None,
     store: StoreOption = None,
     start: StartOption = "earliest",
     end: EndOption = "latest",

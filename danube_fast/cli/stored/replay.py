@@ -11,6 +11,7 @@ from danube_fast.cli.interrupts import terminable
 from danube_fast.cli.names import complete_topics
 from danube_fast.cli.options import DEFAULT_URL, OutputForm, OutputOption, command
 from danube_fast.cli.output import Progress, bytes_text, counted, note, print_result
+from danube_fast.cli.stored.options import EndOption, StartOption, StoreOption
 
 if TYPE_CHECKING:
     from danube_fast.spark.replay.run import Outcome
@@ -41,12 +42,6 @@ SourceArgument = Annotated[
         autocompletion=complete_topics,
     ),
 ]
-StoreOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL", help="Store with the history; without --url no broker is asked for it."
-    ),
-]
 
 
 @command(
@@ -63,13 +58,8 @@ def replay(
             metavar="TARGET", help="The topic to publish to.", autocompletion=complete_topics
         ),
     ],
-    start: Annotated[
-        str | None,
-        typer.Option(metavar="WHERE", help="From here: earliest, an offset, a time or -10m."),
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option(metavar="WHERE", help="Up to here: latest, an offset, a time.")
-    ] = None,
+    start: StartOption = None,
+    end: EndOption = None,
     speed: Annotated[
         float | None,
         typer.Option(metavar="N", help="N times the original pace.  [default: at full speed]"),

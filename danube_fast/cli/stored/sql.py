@@ -11,6 +11,13 @@ import typer
 
 from danube_fast.cli.options import OutputForm, OutputOption, command
 from danube_fast.cli.output import note, print_table, write
+from danube_fast.cli.stored.options import (
+    EndOption,
+    MasterOption,
+    StartOption,
+    StoreOption,
+    UrlOption,
+)
 
 __all__ = ["sql"]
 
@@ -29,26 +36,11 @@ def sql(
             help="A query of Spark SQL; topics stand in quotes behind from and join.",
         ),
     ],
-    url: Annotated[
-        str | None,
-        typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Where the broker listens."),
-    ] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Store with the history; without --url no broker is asked."
-        ),
-    ] = None,
-    start: Annotated[
-        str | None,
-        typer.Option(metavar="WHERE", help="From here: earliest, an offset, a time or -10m."),
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option(metavar="WHERE", help="Up to here: latest, an offset, a time.")
-    ] = None,
-    master: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where Spark runs.  [default: this host]")
-    ] = None,
+    url: UrlOption = None,
+    store: StoreOption = None,
+    start: StartOption = None,
+    end: EndOption = None,
+    master: MasterOption = None,
     limit: Annotated[
         int, typer.Option(min=1, metavar="N", help="Show so many rows at most.")
     ] = ROWS_SHOWN_MAX,

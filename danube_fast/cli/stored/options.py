@@ -1,0 +1,28 @@
+"""Options that the commands over stored topics have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["EndOption", "MasterOption", "StartOption", "StoreOption", "UrlOption"]
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Where the broker listens."),
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Store with the history; without --url no broker is asked."),
+]
+StartOption = Annotated[
+    str | None,
+    typer.Option(metavar="WHERE", help="From here: earliest, an offset, a time or -10m."),
+]
+EndOption = Annotated[
+    str | None, typer.Option(metavar="WHERE", help="Up to here: latest, an offset, a time.")
+]
+MasterOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="Where Spark runs.  [default: this host]")
+]
