@@ -153,7 +153,7 @@ def _delays(analysis: Analysis) -> Table:
 
 def _carriers(outcome: Outcome, airlines: dict[str, str], *, is_wide: bool) -> Table:
     """Flights by carrier: the data set against what came. `is_wide`: airlines have a column of their own."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("carrier", no_wrap=True)
     if is_wide:
         table.add_column("airline", no_wrap=True, overflow="ellipsis")
@@ -181,8 +181,10 @@ def _carriers(outcome: Outcome, airlines: dict[str, str], *, is_wide: bool) -> T
 def _verdict(outcome: Outcome) -> str:
     if not outcome.ok:
         return f"FAILED after {outcome.seconds:.1f} s: see the lines above"
-    exported = ", and once each in the table" if outcome.analysis is not None else ""
+    end = "and all came back from history"
+    if outcome.analysis is not None:
+        end = "all came back from history, and each is in the table once"
     return (
         f"COMPLETE AND CORRECT in {outcome.seconds:.1f} s: every flight reached every subscription, none "
-        f"was lost, none is twice in the log, and all came back from history{exported}"
+        f"was lost, none is twice in the log, {end}"
     )

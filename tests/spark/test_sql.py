@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from danube_fast.demo.analysis import DELAYS_SQL
 from danube_fast.errors import InvalidArgument
 from danube_fast.spark import statement
 from danube_fast.spark.statement import with_views
@@ -109,6 +110,20 @@ def test_statements(
     assert [tuple(row) for row in found] == rows
     assert used == [None if columns is None else tuple(columns.split(","))]
     assert not [view for view in spark.catalog.listTables() if view.name.startswith("danube_topic")]
+
+
+def test_delays_of_an_hour_in_which_all_flights_were_cancelled(spark: Any, broker: Broker) -> None:
+    """As in one hour of the demo's data set."""
+    topic = "/default/cancelled"
+    row = "2013,7,27,{},106,{},NA,245,NA,US,1632,NA,EWR,CLT,NA,529,{},6,2013-07-27T05:00:00Z"
+    with broker.client() as client:
+        keep_for_ever(client, topic)
+        with client.producer(topic) as producer:
+            for values in (("NA", "NA", 1), (517, 2, 5), (533, 4, 5)):
+                producer.send(row.format(*values).encode(), key="US")
+    text = DELAYS_SQL.replace("/default/flights", topic)
+    with statement.statement(spark, text, {"url": broker.url}, once=True) as frame:
+        assert [tuple(each) for each in frame.collect()] == [(5, 3.0)]
 
 
 def test_a_frame_of_a_statement_serves_many_queries(spark: Any, filled: Broker) -> None:
