@@ -141,9 +141,8 @@ class Sweep:
                 return
             # `named` is older: objects have been made and named since
             for key, others in state.naming(keys).items():
-                if not {*others} - unwanted:
-                    continue
-                named[key] = sorted({*named.get(key, ()), *others} - unwanted)
+                if wanted := {*others} - unwanted:
+                    named[key] = sorted({*named.get(key, ()), *wanted})
             for key in sorted(keys & named.keys()):
                 yield from rewrite_object(state, key, named.pop(key), named)
             yield from self._delete(sorted(keys - named.keys()))

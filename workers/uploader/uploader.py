@@ -141,9 +141,8 @@ class Uploader:
             yield Ask(COORDINATOR, m.NoteOlderCopy(self._boot.settings.store, given.epoch))
         self.state.is_older_copy = given.is_older_copy or not is_mine
         yield Do(self._checkpoints.load)
-        if (
-            self._checkpoints.current is not None
-        ):  # nothing of it is deleted before it has been gone on with
+        if self._checkpoints.current is not None:
+            # manifests may not name it yet, and it is deleted under none of them before they do
             self.state.writing.add(self._checkpoints.current.key)
         self.state.begin(given.identity, given.epoch, store)
         self._tasks.start(sweep(self.state, self._checkpoints))
