@@ -113,7 +113,9 @@ class BrokerLink(Client):
                 f"{topic} is non_reliable and does not know what it got, so rows could double; write to a reliable topic"
             )
         ids = tuple(partition.partition_id for partition in route.partitions)
-        return StagingTarget(topic, ids, dict(self._core.routes.bootstrap.limits), store)
+        payload_bytes_max = self.admin.topic_policy(topic)["message_bytes_max"]
+        limits = dict(self._core.routes.bootstrap.limits)
+        return StagingTarget(topic, ids, limits, store, payload_bytes_max)
 
     def _store_of_broker(self) -> str:
         history: dict[str, Any] = self.admin.cluster_status().get("history") or {}

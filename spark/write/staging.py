@@ -20,7 +20,7 @@ from danube_fast.client.link.buffers import FRAME_AT, BufferPool
 from danube_fast.client.produce.outgoing import Outgoing, Packer
 from danube_fast.client.values.limits import BATCH_BYTES_DEFAULT
 from danube_fast.clock import SystemClock
-from danube_fast.errors import AlreadyExists, DataLoss, NotFound
+from danube_fast.errors import AlreadyExists, DataLoss, InvalidArgument, NotFound
 from danube_fast.frame.crc import crc32c
 from danube_fast.frame.layout import HEADER_BYTES, At, Codec
 from danube_fast.frame.view import FrameView
@@ -46,6 +46,8 @@ class StagingTarget(NamedTuple):
     """The broker's, of frames and messages."""
     store: str
     """URL of the store where rows are staged."""
+    payload_bytes_max: int = 0
+    """The topic's own limit of a payload; 0: that of the broker."""
 
 
 def open_staging(url: str, *, must_exist: bool = False) -> ObjectStore:
@@ -73,6 +75,8 @@ class Stager:
 
         Raises InvalidArgument for a message that is too large, and what the store raises.
         """
+        if self._target.payload_bytes_max:
+            self._check_sizes(outgoing)
         start, frames = 0, 0
         while start < len(outgoing.payloads):
             index = partitions[frames % len(partitions)]
@@ -87,6 +91,16 @@ class Stager:
             if len(self._open) >= OBJECT_BYTES:
                 self._make_object()
         return frames
+
+    def _check_sizes(self, outgoing: Outgoing) -> None:
+        """Refuse what the topic would, before anything is committed: a commit that is refused half way stays so."""
+        limit = self._target.payload_bytes_max
+        longest = max((len(payload) for payload in outgoing.payloads if payload), default=0)
+        if longest > limit:
+            raise InvalidArgument(
+                f"a row has a payload of {longest} bytes, and the policy of {self._target.topic} allows {limit} "
+                "(message_bytes_max); split it, or raise that"
+            )
 
     def finish(self) -> list[StagedObject]:
         """Make the last object; all of the task. Raises what the store raises."""

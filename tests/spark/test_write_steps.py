@@ -160,6 +160,18 @@ def test_two_drivers_commit_at_once(
         assert_once(client, topic, numbers(0, COUNT))
 
 
+def test_a_row_above_the_limit_of_the_topic_is_refused_before_the_commit(
+    broker: Broker, topic: str, store: ObjectStore
+) -> None:
+    with BrokerLink(broker.url, 30) as link, broker.client() as client:
+        client.admin.set_topic_policy(topic, {"message_bytes_max": 1000})
+        with pytest.raises(InvalidArgument, match="1000"):
+            propose(link, store, topic, "large", [b"x" * 500, b"x" * 2000])
+        assert not any(each.is_committed for each in list_batches(store, "large"))
+        rows = propose(link, store, topic, "large", [b"x" * 500, b"y" * 1000])
+        assert publish_proposal(link, store, rows) == 2
+
+
 def test_batches_of_a_stream_follow_each_other(
     broker: Broker, topic: str, folder: Path, store: ObjectStore
 ) -> None:
