@@ -56,7 +56,7 @@ def test_credentials_that_are_missing_on_executors(
         monkeypatch.setenv(name, value)
     with moto_server() as endpoint:
         plain_client(endpoint).create_bucket(Bucket=BUCKET)
-        url = f"s3://{BUCKET}/p?endpoint_url={endpoint}&region=us-east-1&path_style=true"
+        url = f"s3://{BUCKET}/executors?endpoint_url={endpoint}&region=us-east-1&path_style=true"
         made = open_store(url, SystemClock(), tmp_path)
         put_history(made, 2, {6: "/default/flights"}, part_bytes=made.part_bytes_min)
         made.close()
