@@ -1,6 +1,6 @@
 """The messages about history between workers, the uploader and the coordinator.
 
-uploader -- ListBacklogs, HistoryRuns, NameProducers, SetUploaded --> worker
+uploader -- ListBacklogs, FindLogged, HistoryRuns, NameProducers, SetUploaded --> worker
 worker ---- FetchHistory, FindHistoryTime, ListExtents -------------> uploader
 uploader -- BeginUploader, FindWithoutHistory ----------------------> coordinator
          <- FlushHistory, RenewHold, ReleaseHold --------------------
@@ -23,6 +23,7 @@ __all__ = [
     "FetchedHistory",
     "FileRange",
     "FindHistoryTime",
+    "FindLogged",
     "FindWithoutHistory",
     "FlushHistory",
     "Flushed",
@@ -122,6 +123,15 @@ class ListBacklogs(Message, frozen=True):
     answer = Listed
 
 
+class FindLogged(Message, frozen=True):
+    """Ask a worker for those of some partitions that it has in its log, with history or without: nothing of the latter
+    counts as waiting."""
+
+    uploader_epoch: int
+    partition_ids: list[int]
+    answer = list[Backlog]
+
+
 class FindWithoutHistory(Message, frozen=True):
     """Ask the coordinator which of these partitions were deleted, or are to have no history any more."""
 
@@ -164,7 +174,8 @@ class Runs(msgspec.Struct, frozen=True):
 
 
 class HistoryRuns(Message, frozen=True):
-    """Ask where the frames of a partition stand, from an offset on: durable ones only."""
+    """Ask where the frames of a partition stand, from an offset on: durable ones only. What is asked for is kept in the
+    log if the partition has history; else it may be given up meanwhile."""
 
     uploader_epoch: int
     partition_id: int

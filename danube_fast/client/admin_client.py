@@ -222,9 +222,10 @@ class AdminClient(_AdminView):
         timeout: float = 70.0,
     ) -> dict[str, Any]:  # fmt: skip
         """Upload all messages of a topic up to now to the broker's object store: the store, and each partition's
-        offsets. `hold_seconds`: its objects are not deleted for so long, for readers that have the store alone.
-        NotFound, FailedPrecondition for a topic without history, DeadlineExceeded after `timeout_ms` (60,000; the
-        upload goes on), Unavailable."""
+        offsets. `hold_seconds`: its objects are not deleted for so long, for readers that have the store alone; of a
+        topic without history a copy is there for so long. NotFound, FailedPrecondition for a topic that is in no log, or
+        has no history and is not held, DeadlineExceeded after `timeout_ms` (60,000; an upload goes on, a copy does not),
+        Unavailable."""
 
     @_operation
     def renew_history_hold(

@@ -116,6 +116,25 @@ def test_a_second_run_adds_what_is_new(broker: Broker, tmp_path: Path) -> None:
     assert {*seen_by_duckdb(tmp_path / "out", "partition")} == {0, 1, 2, 3}
 
 
+def test_a_topic_without_history_is_exported(broker: Broker, tmp_path: Path) -> None:
+    """What its log has, and then what came since; what was given up meanwhile is told."""
+    topic, to, options = "/default/passes", f"parquet:{tmp_path / 'out'}", {"url": broker.url}
+    with broker.client() as client:
+        client.admin.create_topic(topic)
+        client.consumer(topic, subscription="slow").close()  # else a full log takes messages along
+        publish(client, 0, 1000, topic)
+        assert run(topic, to, options).messages == 1000
+        publish(client, 1000, 500, topic)
+        assert run(topic, to, options).messages == 500
+        assert seen_by_duckdb(tmp_path / "out") == list(range(1500))
+        publish(client, 1500, 100, topic)
+        client.admin.purge_topic(topic)
+        publish(client, 1600, 100, topic)
+        with pytest.raises(DataLoss, match=r"offsets 1500 to 1600"):
+            run(topic, to, options)
+        assert seen_by_duckdb(tmp_path / "out") == list(range(1500))
+
+
 def test_start_and_end_hold_for_the_first_run(
     broker: Broker, filled: Broker, tmp_path: Path
 ) -> None:

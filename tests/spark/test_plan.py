@@ -303,11 +303,26 @@ def test_a_store_that_may_only_be_read_is_read_without_a_hold(
     assert _numbers(_read(plan)) == list(range(3000))
 
 
+def test_a_topic_without_history_is_read(broker: Broker) -> None:
+    """It is copied for as long as the plan holds its objects."""
+    topic = "/default/passing"
+    with broker.client() as client:
+        client.admin.create_topic(topic, partitions=2)
+        client.consumer(topic, subscription="slow").close()  # else a full log takes messages along
+        with client.producer(topic) as producer:
+            producer.send_many([NUMBER.pack(i) for i in range(2000)])
+        plan = _plan(broker, topic=topic)
+        assert plan.snapshot.holds
+        assert sorted(_numbers(_read(plan))) == list(range(2000))
+        for hold in plan.snapshot.holds:
+            client.admin.release_history_hold(hold)
+
+
 def test_what_cannot_be_read_is_refused(broker: Broker, tmp_path: Path) -> None:
     with broker.client() as client:
-        client.admin.create_topic("/default/acked")
-    with pytest.raises(FailedPrecondition, match="has no history"):
-        _plan(broker, topic="/default/acked")
+        client.admin.create_topic("/default/quick", durability="memory")
+    with pytest.raises(FailedPrecondition, match="durability is `memory`"):
+        _plan(broker, topic="/default/quick")
     with pytest.raises(NotFound, match="does not exist"):
         _plan(broker, topic="/default/nothing")
     empty = tmp_path / "empty"

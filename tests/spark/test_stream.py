@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from danube_fast.errors import DataLoss
+from danube_fast.errors import DataLoss, FailedPrecondition
 from danube_fast.spark.failures import translated
 from danube_fast.spark.options import ReadOptions
 from danube_fast.spark.source import row_schema
@@ -48,6 +48,13 @@ class Stream:
 
     def _take(self, frame: Any, _: int) -> None:
         self.batches.append([int(bytes(row["payload"])) for row in frame.collect()])
+
+
+def test_a_topic_without_history_is_no_stream(spark: Any, broker: Broker, tmp_path: Path) -> None:
+    with broker.client() as client:
+        client.admin.create_topic("/default/passing")
+    with pytest.raises(FailedPrecondition, match="set retention_policy"):
+        Stream(spark, broker, "/default/passing", tmp_path).run()
 
 
 def test_every_message_once_over_restarts(spark: Any, broker: Broker, tmp_path: Path) -> None:

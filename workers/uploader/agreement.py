@@ -23,14 +23,14 @@ from functools import partial
 from danube_fast.broker import messages as m
 from danube_fast.errors import DataLoss, FailedPrecondition
 from danube_fast.frame.view import FrameView
-from danube_fast.history.manifest import NONE, Section, repair_command
+from danube_fast.history.manifest import NONE, Manifest, Section, repair_command
 from danube_fast.history.reader import Fetched
 from danube_fast.workers.process.tasks import Do, Task
 from danube_fast.workers.uploader.log_frames import Unknown, first_frame, is_in_log
 from danube_fast.workers.uploader.rewrite import restore_section
 from danube_fast.workers.uploader.state import History, UploaderState
 
-__all__ = ["find_agreement"]
+__all__ = ["check_life", "find_agreement"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +43,18 @@ def find_agreement(state: UploaderState, worker: int, backlog: m.Backlog, histor
     manifest = history.manifest
     if manifest.number == NONE:
         return True
+    check_life(state, backlog, manifest)
+    if manifest.end_offset <= backlog.uploaded_until:
+        return True
+    try:
+        yield from _compare(state, worker, backlog, history)
+    except Unknown:
+        return False
+    return True
+
+
+def check_life(state: UploaderState, backlog: m.Backlog, manifest: Manifest) -> None:
+    """Check that a manifest is of this life of a topic, and no longer than its log. Raises FailedPrecondition."""
     if not manifest.topic:
         raise FailedPrecondition(
             f"a repair has found no record that tells whose history that of partition {backlog.partition_id} is; stop "
@@ -56,17 +68,10 @@ def find_agreement(state: UploaderState, worker: int, backlog: m.Backlog, histor
             f"the store has history of {manifest.topic} where that of {backlog.topic} is to be: the broker's data are "
             f"an older copy, and the topic has got a number that was in use; {REMEDY}"
         )
-    if manifest.end_offset <= backlog.uploaded_until:
-        return True
-    if manifest.end_offset > backlog.end_offset:
+    if manifest.end_offset > max(backlog.end_offset, backlog.uploaded_until):
         raise _older_copy(
             backlog, f"up to offset {manifest.end_offset}", f"ends at {backlog.end_offset}"
         )
-    try:
-        yield from _compare(state, worker, backlog, history)
-    except Unknown:
-        return False
-    return True
 
 
 def _compare(state: UploaderState, worker: int, backlog: m.Backlog, history: History) -> Task:

@@ -25,6 +25,7 @@ from danube_fast.errors import (
     InvalidArgument,
     NotFound,
 )
+from danube_fast.history.layout import ObjectHeader
 from danube_fast.history.manifest import Section
 from danube_fast.history.objects import Frames, ObjectWriter, WriterState
 from danube_fast.roles import COORDINATOR
@@ -36,7 +37,7 @@ from danube_fast.workers.uploader.log_frames import Unknown, is_last_frame
 from danube_fast.workers.uploader.sender import Sender, complete
 from danube_fast.workers.uploader.state import History, UploaderState
 
-__all__ = ["VOID", "Made", "Outgoing", "Owners", "Resumption"]
+__all__ = ["VOID", "Made", "Outgoing", "Owners", "Resumption", "new_object"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,18 @@ class Outgoing(NamedTuple):
     """Partitions whose frames are all in the object; the frames of the last one go on in a resumed object."""
     histories: dict[int, History]
     """Of these partitions, in a resumed object."""
+
+
+def new_object(state: UploaderState, checkpoints: Checkpoints | None) -> Outgoing:
+    """Begin an object. `checkpoints` None: it is not gone on with after a stop."""
+    header = ObjectHeader(state.identity, state.epoch, state.next_number(), state.clock.wall_ns())
+    part_bytes = max(state.store.part_bytes_min, state.settings.history_part_bytes)
+    writer = ObjectWriter(header, part_bytes)
+    checkpoint = Checkpoint(
+        url=state.store.url, header=header, key=writer.key, part_bytes=part_bytes
+    )
+    progress = Progress(checkpoints, checkpoint)
+    return Outgoing(writer, Sender(state.store, writer.key, progress), progress, [], {})
 
 
 class Made(NamedTuple):

@@ -18,15 +18,14 @@ from msgspec.structs import replace
 from danube_fast.broker import messages as m
 from danube_fast.clock import SECOND_NS
 from danube_fast.errors import DanubeError, DataLoss, FailedPrecondition, NotOwner, Unavailable
-from danube_fast.history.layout import ObjectHeader
 from danube_fast.history.manifest import Manifest, Section, lost_section
 from danube_fast.history.objects import ObjectWriter, OutgoingPart
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.process.tasks import Ask, Do, Fork, Join, Pause, Task
 from danube_fast.workers.uploader.agreement import find_agreement
-from danube_fast.workers.uploader.checkpoint import Checkpoint, Checkpoints, Inside, Progress
+from danube_fast.workers.uploader.checkpoint import Checkpoints, Inside
 from danube_fast.workers.uploader.log_files import add_ranges
-from danube_fast.workers.uploader.resumption import VOID, Made, Outgoing, Resumption
+from danube_fast.workers.uploader.resumption import VOID, Made, Outgoing, Resumption, new_object
 from danube_fast.workers.uploader.retention import first_kept, keys_below
 from danube_fast.workers.uploader.sender import Sender
 from danube_fast.workers.uploader.state import History, UploaderState
@@ -98,7 +97,7 @@ class Rounds:
         due = self._due(owned)
         if self._resumption.is_waiting or not (found or due):
             return False
-        outgoing = found or self._new_object()
+        outgoing = found or new_object(self._state, self._checkpoints)
         key = outgoing.progress.key
         self._state.writing.add(key)
         try:
@@ -206,7 +205,7 @@ class Rounds:
         return done
 
     def _is_aside(self, backlog: m.Backlog) -> bool:
-        if backlog.partition_id in self._state.deleting:
+        if backlog.partition_id in self._state.deleting | self._state.copying:
             return True
         until_ns, _ = self._aside.get(backlog.partition_id, (0, None))
         return self._state.clock.monotonic_ns() < until_ns
@@ -249,20 +248,6 @@ class Rounds:
 
     # ------------------------------------------------------------ one object
 
-    def _new_object(self) -> Outgoing:
-        state = self._state
-        header = ObjectHeader(
-            state.identity, state.epoch, state.next_number(), state.clock.wall_ns()
-        )
-        part_bytes = max(state.store.part_bytes_min, state.settings.history_part_bytes)
-        writer = ObjectWriter(header, part_bytes)
-        checkpoint = Checkpoint(
-            url=state.store.url, header=header, key=writer.key, part_bytes=part_bytes
-        )
-        progress = Progress(self._checkpoints, checkpoint)
-        sender = Sender(state.store, writer.key, progress)
-        return Outgoing(writer, sender, progress, [], {})
-
     def _make_object(self, outgoing: Outgoing, due: Sequence[_Owned], taken: list[_Taken]) -> Task:
         """Send one object with frames of the partitions that are due; its sections, by partition."""
         state, (writer, sender) = self._state, outgoing[:2]
@@ -271,7 +256,7 @@ class Rounds:
             parts, sections = writer.finish()
             if sections:
                 for part in parts[:-1]:
-                    yield from self._send(sender, part)
+                    yield from self.send(sender, part)
                 yield from sender.finish(parts[-1:], sections, outgoing.inside)
                 state.boot.counters.add(Counter.HISTORY_OBJECTS, 1)
                 state.boot.counters.add(Counter.HISTORY_BYTES, writer.size)
@@ -327,7 +312,7 @@ class Rounds:
             if parts:
                 progress.hold(writer.state(), [*before, inside])
             for part in parts:
-                yield from self._send(sender, part)
+                yield from self.send(sender, part)
             if runs.end_offset <= at:
                 break
             at = runs.end_offset
@@ -347,8 +332,8 @@ class Rounds:
             self._put_aside(backlog, error)
             raise
 
-    def _send(self, sender: Sender, part: OutgoingPart) -> Task:
-        """Send a part, not before the throttle allows."""
+    def send(self, sender: Sender, part: OutgoingPart) -> Task:
+        """Send a part, not before the throttle allows. Raises what the store raises."""
         limit = self._state.settings.history_throttle_bytes_per_s
         if limit:
             now_ns = self._state.clock.monotonic_ns()
@@ -384,7 +369,7 @@ class Rounds:
         if taken.until > manifest.end_offset:
             added = _lost_sections(manifest, backlog, section, taken.until)
             added += [section] if section is not None else []
-            names = yield from self._names(worker, backlog.partition_id, history, taken.producers)
+            names = yield from self.names(worker, backlog.partition_id, history, taken.producers)
             changes = {
                 "first_offset": backlog.first_offset, "end_offset": taken.until, "added": added,
                 "producers": names,
@@ -394,7 +379,7 @@ class Rounds:
             self._wanted.pop(backlog.partition_id, None)
         yield from self._tell(worker, backlog.partition_id, manifest)
 
-    def _names(
+    def names(
         self, worker: int, partition_id: int, history: History, producers: Sequence[int]
     ) -> Task:
         """Ask the owner for the names of producers that the manifest does not know. Raises Unavailable while it is away.

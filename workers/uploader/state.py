@@ -88,6 +88,8 @@ class UploaderState:
         """Keys of objects that are being made; no manifest names them yet."""
         self.deleting: set[int] = set()
         """Ids of partitions whose history is being deleted."""
+        self.copying: set[int] = set()
+        """Ids of partitions without history that are being copied for a reader."""
         self._number = 0
 
     @property

@@ -72,14 +72,15 @@ class Sweep:
         # a manifest that is gone altogether must not make its objects nameless: loading it tells
         partition_ids = sorted({*listed, *(each for each in numbers if numbers[each] >= 0)})
         unwanted = yield from self._unwanted(partition_ids, deleted)
+        unwanted -= yield from self._copies_in_use(unwanted - deleted)
         named: dict[str, list[int]] = {}
         for partition_id in partition_ids:
             if partition_id not in unwanted:
-                number = numbers.get(partition_id, -1)
-                history: History = yield from self._state.history(partition_id, number)
-                for section in history.manifest.sections:
-                    named.setdefault(section.key, []).append(partition_id)
+                yield from self._name(partition_id, numbers.get(partition_id, -1), named)
         for partition_id in sorted(unwanted):
+            if partition_id in self._state.copying:  # since just now
+                yield from self._name(partition_id, -1, named)
+                continue
             self._state.deleting.add(partition_id)
             try:
                 yield from self._delete_partition(partition_id, named, unwanted)
@@ -90,6 +91,12 @@ class Sweep:
         if gone & self._gone:  # twice: what was on its way the first time is listed now
             yield Ask(COORDINATOR, m.ForgetDeleted(sorted(gone & self._gone)))
         self._gone = gone
+
+    def _name(self, partition_id: int, number: int, named: dict[str, list[int]]) -> Task:
+        """Note the objects that a manifest names, the one of which its owner knows a record, -1: of none."""
+        history: History = yield from self._state.history(partition_id, number)
+        for section in history.manifest.sections:
+            named.setdefault(section.key, []).append(partition_id)
 
     def _known_records(self) -> Task:
         """The record of each manifest that its owner knows: if it is missing, what it names must not go."""
@@ -109,6 +116,23 @@ class Sweep:
             asked = m.FindWithoutHistory(some, are_unknown_told=False)
             unwanted |= set((yield Ask(COORDINATOR, asked)))
         return unwanted
+
+    def _copies_in_use(self, partition_ids: set[int]) -> Task:
+        """Those of some partitions, which are to have no history, whose readers hold something of them, or wait for
+        it."""
+        if not partition_ids:
+            return set()
+        state = self._state
+        held = yield Do(partial(held_keys, state.store, state.clock.wall_ns()))
+        found = partition_ids & state.copying
+        for partition_id in sorted(partition_ids - found):
+            try:
+                history: History = yield from state.history(partition_id, -1)
+            except (DataLoss, FailedPrecondition):
+                continue  # the deletion tells
+            if any(section.key in held for section in history.manifest.sections):
+                found.add(partition_id)
+        return found
 
     # ------------------------------------------------------------ history that is not wanted any more
 

@@ -30,8 +30,9 @@ def flush_history(
 ) -> None:
     """Upload all messages of a topic up to now; answers the store, each partition's offsets, and the hold.
 
-    With `hold_seconds` its objects are not deleted for so long: for readers that have the store alone. NotFound for
-    an unknown topic; FailedPrecondition for one without history; DeadlineExceeded after `timeout_ms`, and it goes on;
+    With `hold_seconds` its objects are not deleted for so long: for readers that have the store alone. A topic without
+    history is copied for as long as it is held. NotFound for an unknown topic; FailedPrecondition for one that is in no
+    log, or has no history and is not held; DeadlineExceeded after `timeout_ms`, and an upload goes on, a copy does not;
     Unavailable while the store or a worker is away.
     """
     record = context.topics.require(topic)

@@ -132,9 +132,9 @@ class Backlogs(PeriodicJob):
 
     def age_ns(self, partition: Partition) -> int:
         """Age of its oldest message that is not uploaded, 0 without any."""
-        size = self._sizes[partition.partition_id]
+        size = self._sizes.get(partition.partition_id)
         start = max(partition.uploaded.until, partition.first_offset)
-        if start >= partition.visible:
+        if size is None or start >= partition.visible:
             return 0
         if size.start != start:
             size.start, size.seen_ns, size.came_ns = start, self._state.now_ns, 0

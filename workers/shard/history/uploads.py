@@ -1,6 +1,7 @@
 """A worker's side of the upload: which messages are to be uploaded, where they stand, how far they are.
 
     uploader -- ListBacklogs --> partitions with messages that only the log has
+             -- FindLogged ---> partitions of a log, with history or without
              -- HistoryRuns ---> their frames in the log's files, durable ones only
              -- NameProducers -> the names of those who published them
              -- SetUploaded ---> a record in the log; behind it the log may be trimmed
@@ -46,6 +47,7 @@ class Uploads:
         mailbox = state.boot.mailbox
         mailbox.serve(m.HistoryReport, self._hear)
         mailbox.serve(m.ListBacklogs, self._list)
+        mailbox.serve(m.FindLogged, self._find)
         mailbox.serve(m.HistoryRuns, self._runs)
         mailbox.serve(m.NameProducers, self._names)
         mailbox.serve(m.SetUploaded, self._set)
@@ -76,8 +78,8 @@ class Uploads:
 
     def _partition(self, partition_id: int) -> Partition:
         partition = self._state.served(partition_id)
-        if not self._state.keeps_history(partition):
-            raise FailedPrecondition(f"{partition.topic} has no history any more")
+        if not partition.logged:
+            raise FailedPrecondition(f"{partition.topic} is not in the log")
         if partition.is_changing:
             raise Unavailable(f"{partition.topic} is being changed just now; try again")
         return partition
@@ -107,6 +109,17 @@ class Uploads:
         ages_ns = [backlog.age_ns for backlog in listed]
         oldest_ns = backlogs.oldest_ns(ages_ns) if asked.are_others else max(ages_ns, default=0)
         request.reply(m.Listed(listed, waiting, oldest_ns))
+
+    def _find(self, request: Request[m.FindLogged]) -> None:
+        self._check(request.message.uploader_epoch)
+        found = [self._state.partition(number) for number in request.message.partition_ids]
+        request.reply(
+            [
+                self._backlog(partition, is_urgent=False)
+                for partition in found
+                if partition is not None and partition.logged and not partition.is_changing
+            ]
+        )
 
     def _backlog(self, partition: Partition, *, is_urgent: bool) -> m.Backlog:
         uploaded, policy = partition.uploaded, partition.policy
@@ -170,6 +183,8 @@ class Uploads:
         asked = request.message
         self._check(asked.uploader_epoch)
         partition = self._partition(asked.partition_id)
+        if not self._state.keeps_history(partition):
+            raise FailedPrecondition(f"{partition.topic} has no history any more")
         if asked.until > partition.visible:
             raise FailedPrecondition(
                 f"the store has {partition.topic} up to offset {asked.until}, but its log ends at "
