@@ -77,10 +77,11 @@ def assert_once(client: Any, topic: str, expected: Sequence[bytes]) -> None:
 
 
 def killed_driver(
-    url: str, store: Path, topic: str, write_id: str, start: int, count: int, step: str
+    url: str, store: Path | str, topic: str, write_id: str, start: int, count: int, step: str
 ) -> None:
-    """Run a driver in a process that kills itself at a step."""
-    words = [url, f"file://{store}", topic, write_id, str(start), str(count), step]
+    """Run a driver in a process that kills itself at a step. `store`: a folder, or a URL."""
+    staging = store if isinstance(store, str) else f"file://{store}"
+    words = [url, staging, topic, write_id, str(start), str(count), step]
     done = subprocess.run(
         [sys.executable, "-m", "tests.spark.write_driver", json.dumps(words)],
         env=child_environment(), capture_output=True, text=True, timeout=DRIVER_SECONDS, check=False,
