@@ -1,6 +1,6 @@
 """The messages about history between workers, the uploader and the coordinator.
 
-uploader -- ListBacklogs, FindLogged, HistoryRuns, NameProducers, SetUploaded --> worker
+uploader -- ListBacklogs, FindPassing, HistoryRuns, NameProducers, SetUploaded --> worker
 worker ---- FetchHistory, FindHistoryTime, ListExtents -------------> uploader
 uploader -- BeginUploader, FindWithoutHistory ----------------------> coordinator
          <- FlushHistory, RenewHold, ReleaseHold --------------------
@@ -23,7 +23,7 @@ __all__ = [
     "FetchedHistory",
     "FileRange",
     "FindHistoryTime",
-    "FindLogged",
+    "FindPassing",
     "FindWithoutHistory",
     "FlushHistory",
     "Flushed",
@@ -123,9 +123,9 @@ class ListBacklogs(Message, frozen=True):
     answer = Listed
 
 
-class FindLogged(Message, frozen=True):
-    """Ask a worker for those of some partitions that it has in its log, with history or without: nothing of the latter
-    counts as waiting."""
+class FindPassing(Message, frozen=True):
+    """Ask a worker for those of some partitions that it has in its log, and that have no history: nothing of them counts
+    as waiting."""
 
     uploader_epoch: int
     partition_ids: list[int]

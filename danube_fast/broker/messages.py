@@ -23,7 +23,7 @@ from danube_fast.broker.history_messages import FetchedHistory as FetchedHistory
 from danube_fast.broker.history_messages import FetchHistory as FetchHistory
 from danube_fast.broker.history_messages import FileRange as FileRange
 from danube_fast.broker.history_messages import FindHistoryTime as FindHistoryTime
-from danube_fast.broker.history_messages import FindLogged as FindLogged
+from danube_fast.broker.history_messages import FindPassing as FindPassing
 from danube_fast.broker.history_messages import FindWithoutHistory as FindWithoutHistory
 from danube_fast.broker.history_messages import Flushed as Flushed
 from danube_fast.broker.history_messages import FlushedPartition as FlushedPartition

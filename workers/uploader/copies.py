@@ -14,7 +14,7 @@ from functools import partial
 
 from danube_fast.broker import messages as m
 from danube_fast.clock import MILLISECOND_NS
-from danube_fast.errors import DanubeError, DeadlineExceeded, Unavailable
+from danube_fast.errors import DanubeError, DeadlineExceeded, NotOwner, Unavailable
 from danube_fast.history.manifest import NONE, Manifest, Section
 from danube_fast.ring.counters import Counter
 from danube_fast.workers.process.tasks import Ask, Do, Pause, Task
@@ -95,7 +95,10 @@ class Copies:
         object_bytes = state.settings.history_object_bytes
         while writer.size < object_bytes and copying.at < backlog.end_offset:
             asked = m.HistoryRuns(state.epoch, backlog.partition_id, copying.at, READ_BYTES)
-            runs: m.Runs = yield Ask(copying.worker, asked)
+            try:
+                runs: m.Runs = yield Ask(copying.worker, asked)
+            except NotOwner:
+                raise Unavailable(f"{backlog.topic} is being moved just now; try again") from None
             if runs.end_offset <= copying.at:  # not durable yet
                 self._check_time(copying.deadline_ns)
                 yield Pause(LOOK_NS)

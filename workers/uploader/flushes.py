@@ -67,12 +67,12 @@ class Flushes:
             return (
                 yield from self._held(asked, backlogs, self._uploaded(backlogs, asked, deadline_ns))
             )
-        logged = yield from self._logged(asked, missing)
+        passing = yield from self._passing(asked, missing)
         yield from self._copies.begin(missing, deadline_ns)
         keys: set[str] = set()
         try:
-            copied = self._copied(logged, deadline_ns, keys)
-            return (yield from self._held(asked, [backlog for _, backlog in logged], copied))
+            copied = self._copied(passing, deadline_ns, keys)
+            return (yield from self._held(asked, [backlog for _, backlog in passing], copied))
         finally:
             self._copies.end(missing, keys)
 
@@ -119,11 +119,11 @@ class Flushes:
         return manifests
 
     def _copied(
-        self, logged: Sequence[tuple[int, m.Backlog]], deadline_ns: int, keys: set[str]
+        self, passing: Sequence[tuple[int, m.Backlog]], deadline_ns: int, keys: set[str]
     ) -> Task:
         """Copy partitions without history; their manifests. Raises DanubeError."""
         manifests: list[Manifest] = []
-        for worker, backlog in logged:
+        for worker, backlog in passing:
             manifests.append((yield from self._copies.copy(worker, backlog, deadline_ns, keys)))
         return manifests
 
@@ -139,19 +139,14 @@ class Flushes:
             found |= {backlog.partition_id: backlog for backlog in listed.backlogs}
         return found
 
-    def _logged(self, asked: m.FlushHistory, missing: Sequence[int]) -> Task:
-        """Ask for the owners of partitions without history. Raises FailedPrecondition unless they are held, and in a
-        log; Unavailable while they move."""
+    def _passing(self, asked: m.FlushHistory, missing: Sequence[int]) -> Task:
+        """Ask for the owners of partitions without history. Raises FailedPrecondition unless they are to be held,
+        Unavailable while they move."""
         state = self._state
         found: dict[int, tuple[int, m.Backlog]] = {}
         for worker in state.boot.config.processes.workers:
-            listed: list[m.Backlog] = yield Ask(worker, m.FindLogged(state.epoch, [*missing]))
+            listed: list[m.Backlog] = yield Ask(worker, m.FindPassing(state.epoch, [*missing]))
             found |= {backlog.partition_id: (worker, backlog) for backlog in listed}
-        if not found:
-            raise FailedPrecondition(
-                "messages of the topic are not in a log, as it is non_reliable or its durability is `memory`, or it is "
-                "just being moved; try again, or use another topic"
-            )
         if len(found) < len(asked.partition_ids):
             raise Unavailable("the topic is being moved or changed just now; try again")
         if not asked.hold_seconds:

@@ -9,7 +9,7 @@ import msgspec
 from danube_fast.broker.admin.registry import AdminContext, Answer, operation
 from danube_fast.broker.messages import FlushHistory, ReleaseHold, RenewedHold, RenewHold
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
-from danube_fast.types import Permission
+from danube_fast.types import Dispatch, Durability, Permission
 
 __all__ = ["flush_history", "release_history_hold", "renew_history_hold"]
 
@@ -42,6 +42,11 @@ def flush_history(
         )
     if not 1 <= timeout_ms <= FLUSH_MS_MAX:
         raise InvalidArgument(f"timeout_ms is {timeout_ms}; give 1 to {FLUSH_MS_MAX}")
+    if record.dispatch != Dispatch.RELIABLE or record.durability == Durability.MEMORY:
+        raise FailedPrecondition(
+            f"messages of {topic} are not in a log, as it is non_reliable or its durability is memory: nothing can be "
+            "uploaded; use a topic whose durability is os or fsync"
+        )
     uploader = _uploader(context)
     partitions = context.topics.partitions(record)
     ids = [partition.partition_id for partition in partitions]
