@@ -2,6 +2,7 @@
 
     published, uploaded, in the page cache | written as Parquet by Spark, with its defaults
     rounds of:  topic -> noop | Parquet -> noop          offset and payload; then all ten columns
+                                              | the same rows in Kafka -> noop, where it is present (kafka.py)
     a count of offsets | a stream of all there is -> noop | 1 % of the time: bytes read
 
 Ratios are of medians. Every payload is compared: the sum of their crcs, of the topic and of the Parquet files.
@@ -25,6 +26,12 @@ from danube_fast.bench.load.rig import Rig, blank
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.workloads.history import topics
 from danube_fast.bench.workloads.history.stores import Store, local
+from danube_fast.bench.workloads.spark.kafka import (
+    kafka_absence,
+    kafka_settings,
+    kafka_topic,
+    read_kafka,
+)
 from danube_fast.errors import DataLoss, DeadlineExceeded
 from danube_fast.spark.options import ReadOptions
 from danube_fast.spark.plan import Bounds, make_plan
@@ -56,8 +63,13 @@ def run_scan(rig: Rig, plan: Plan) -> Figures:
     """Read a topic by Spark."""
     figures = blank(plan)
     with uploaded(rig, plan) as (broker, store, topic, payloads):
-        with spark_session(MASTER, settings=SETTINGS) as spark:
+        has_kafka = not kafka_absence()
+        settings = SETTINGS | (kafka_settings() if has_kafka else {})
+        with spark_session(MASTER, settings=settings) as spark:
             _scan(figures, spark, broker, store, topic, payloads)
+            if has_kafka:
+                two = functools.partial(_topic, spark.read, broker, topic, columns=TWO)
+                _beside_kafka(figures, spark, two, payloads)
         _slice(figures, broker, store, topic)
     return figures
 
@@ -82,7 +94,7 @@ def _scan(
     figures: Figures, spark: Any, broker: Broker, store: Store, topic: str, payloads: Payloads
 ) -> None:
     def rows(reader: Any, **more: str) -> Any:
-        return reader.format(FORMAT).options(url=broker.url, topic=topic, **more).load()
+        return _topic(reader, broker, topic, **more)
 
     two, ten = (str(store.folder / name) for name in ("two", "ten"))
     rows(spark.read, columns=TWO).write.parquet(two)
@@ -108,6 +120,20 @@ def _scan(
         for number in range(ROUNDS)
     ]
     figures.extra["streamed_per_s"] = count / statistics.median(streamed)
+
+
+def _topic(reader: Any, broker: Broker, topic: str, **more: str) -> Any:
+    return reader.format(FORMAT).options(url=broker.url, topic=topic, **more).load()
+
+
+def _beside_kafka(figures: Figures, spark: Any, two: Rows, payloads: Payloads) -> None:
+    """Read offset and payload in turn with Spark's Kafka source."""
+    with kafka_topic(payloads) as address:
+        rows = functools.partial(read_kafka, spark, address)
+        _compare(figures, two(), rows(), payloads)
+        seconds = _in_turn(two, rows)
+    figures.extra["kafka_per_s"] = payloads.count / seconds[1]
+    figures.extra["vs_kafka"] = seconds[1] / seconds[0]
 
 
 def _in_turn(*of: Rows) -> list[float]:
