@@ -33,6 +33,13 @@ class Committed(NamedTuple):
     number: int
     """Of the last plan."""
     next: dict[str, Next]
+    token: str = ""
+    """Of that plan; empty: not told."""
+
+    def has(self, plan: ExportPlan) -> bool:
+        """Whether a plan is there. What an overwrite has given up may come late, under its number."""
+        is_other = plan.mode == "overwrite" and self.token not in ("", plan.token)
+        return self.number > plan.number or (self.number == plan.number and not is_other)
 
 
 class Destination(Protocol):

@@ -21,6 +21,7 @@ import msgspec
 from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import FailedPrecondition, Internal
 from danube_fast.spark.export.destinations import (
+    Committed,
     Destination,
     Folder,
     missing_files,
@@ -207,11 +208,16 @@ class _Run:
                 f"{state.checkpoint_folder} and {state.own} to export anew"
             )
         if self._destination.names_are_hidden:  # the table is right, whatever the checkpoint says
-            number, known = (0, {}) if committed is None else committed
-            checkpoint.number, checkpoint.next = max(number, checkpoint.number), known
+            known = committed or Committed(0, {})
+            checkpoint.number = max(known.number, checkpoint.number)
+            checkpoint.next = known.next
         self._checkpoint = checkpoint
         self._generation = max(checkpoint.generation, pending.generation if pending else 0)
-        if pending is not None and pending.number <= checkpoint.number:
+        is_other = (  # an overwrite, whose number is that of a plan which it has given up
+            pending is not None and committed is not None
+            and committed.number == pending.number and not committed.has(pending)
+        )  # fmt: skip
+        if pending is not None and pending.number <= checkpoint.number and not is_other:
             if found is None or found.number < pending.number:  # killed behind the commit
                 self._save_checkpoint(pending)
             if not self._job.is_dry:

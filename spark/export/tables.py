@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import re
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ CATALOG = "default"
 from the user's configuration of that name."""
 COMMIT_TRIES = 5
 """Of Iceberg, when others commit to the table at the same time."""
+_LOCAL = re.compile(r"(?:file:(?://)?)?(/(?!/).*)")
+"""A folder of this host, as catalogues write it: `/lake`, `file:/lake` and `file:///lake`."""
 
 
 def _require(package: str, form: str) -> None:
@@ -164,12 +167,13 @@ class IcebergTarget:
             self.folder = Path(target.place, *target.table.split("."))
         else:
             location = self._table.location()
-            if "://" in location and not location.startswith("file://"):
+            local = _LOCAL.fullmatch(location)
+            if local is None:
                 raise FailedPrecondition(
                     f"the table {target.table} is at {location}, not in a folder of this host; export to such a table, "
                     "or to Parquet"
                 )
-            self.folder = Path(location.removeprefix("file://"))
+            self.folder = Path(local[1])
         self.data = self.folder / "data"
 
     def _opened(self, is_dry: bool) -> Any:
@@ -225,11 +229,14 @@ class IcebergTarget:
             return None
         with _told("the catalogue", self._target.place):
             self._table.refresh()
+        return self._said()
+
+    def _said(self) -> Committed | None:
         text = self._table.properties.get(self._property)
         if text is None:
             return None
         said = msgspec.json.decode(text, type=_Said)
-        return Committed(said.plan, said.next)
+        return Committed(said.plan, said.next, said.token)
 
     def removed_by(self, plan: ExportPlan) -> list[str]:
         """None: a snapshot forgets them, and expiring snapshots removes them."""
@@ -237,41 +244,63 @@ class IcebergTarget:
 
     def commit(self, plan: ExportPlan) -> None:
         """Add the files of a plan, once. Raises Unavailable."""
-        from pyiceberg.exceptions import CommitFailedException
+        from pyiceberg.exceptions import CommitFailedException, ValidationException
 
         for left in reversed(range(COMMIT_TRIES)):
+            self.committed()
+            if self._has(plan):
+                return
             with _told("the catalogue", self._target.place), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of columns and transforms that are not ours
-                self._table.refresh()
                 try:
-                    self._commit(plan)
+                    with contextlib.suppress(_IsThereError):
+                        self._commit(plan)
                     return
-                except CommitFailedException:
+                except (CommitFailedException, ValidationException):
                     if not left:
                         raise
             time.sleep(0.1)
-            found = self.committed()  # an answer may have been of a commit that was sent twice
-            if found is not None and found.number >= plan.number:
-                return
+
+    def _has(self, plan: ExportPlan) -> bool:
+        """Whether the table, as it was read last, has a plan: a commit that got no answer may be there, or come late."""
+        said = self._said()
+        return said is not None and said.has(plan)
 
     def _commit(self, plan: ExportPlan) -> None:
-        said = msgspec.json.encode(_Said(plan.number, plan.next)).decode()
+        said = msgspec.json.encode(_Said(plan.number, plan.next, plan.token)).decode()
         files = [str(self.data / file.name) for file in plan.files if not file.is_rejected]
         summary = {self._property: said, f"{PREFIX}.ranges": _summary(self._spec, plan)}
-        with self._table.transaction() as transaction:
+        with _once(self._table, lambda: self._has(plan)) as transaction:
             transaction.set_properties({self._property: said})
             if plan.mode == "overwrite" and self._table.current_snapshot() is not None:
                 transaction.delete("true", snapshot_properties=summary)
-            if files:
-                uris = [f"file://{path}" for path in files]
-                transaction.add_files(
-                    uris, snapshot_properties=summary, check_duplicate_files=False
-                )
+            # without files, too: only a snapshot is refused on a table that has moved on
+            uris = [f"file://{path}" for path in files]
+            transaction.add_files(uris, snapshot_properties=summary, check_duplicate_files=False)
+
+
+def _once(table: Any, is_there: Callable[[], bool]) -> Any:
+    """Begin a transaction which raises _IsThereError once the table has what it adds. pyiceberg tries a refused one again
+    on the table as that is then, and knows an earlier try only by the id of its own snapshot."""
+    from pyiceberg.table import Transaction
+
+    class Once(Transaction):
+        def _rebuild_snapshot_updates(self) -> None:
+            if is_there():
+                raise _IsThereError
+            super()._rebuild_snapshot_updates()
+
+    return Once(table)
+
+
+class _IsThereError(Exception):
+    """An earlier try of a commit is there. No error of pyiceberg, which would remove manifests: some may be in use."""
 
 
 class _Said(msgspec.Struct):
     plan: int
     next: dict[str, Next]
+    token: str = ""
 
 
 def _summary(spec: ExportSpec, plan: ExportPlan) -> str:
@@ -302,13 +331,14 @@ def _told(what: str, place: str) -> Iterator[None]:
         raise Unavailable(f"{what} at {place} does not answer: {_line(error)}; try again") from None
     except Exception as error:
         kind = type(error)
-        if kind.__module__.startswith(("requests", "sqlalchemy", "urllib3")):
+        # pydantic: of an answer that was cut short, or is not one of a catalogue
+        if kind.__module__.startswith(("requests", "sqlalchemy", "urllib3", "pydantic")):
             raise Unavailable(
                 f"{what} at {place} does not answer: {_line(error)}; try again"
             ) from None
         if kind.__module__.partition(".")[0] in ("deltalake", "pyiceberg", "_internal"):
             raise Unavailable(
-                f"{what} at {place} refused: {kind.__name__}: {_line(error)}; run the export again, which goes on where "
+                f"{what} at {place} failed: {kind.__name__}: {_line(error)}; run the export again, which goes on where "
                 "it was"
             ) from None
         if kind in (ValueError, TypeError, NotImplementedError):
