@@ -24,7 +24,13 @@ import msgspec
 from danube_fast.durable import write_file
 from danube_fast.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 from danube_fast.spark.export.plan import Done, PlannedRange, StagedFile
-from danube_fast.spark.export.target import DERIVED, ExportSpec, message_schema, typed_schema
+from danube_fast.spark.export.target import (
+    DERIVED,
+    ICEBERG,
+    ExportSpec,
+    message_schema,
+    typed_schema,
+)
 from danube_fast.spark.export.typed import TypedReader
 from danube_fast.spark.export.writers import PARQUET, REJECTED_FORM, make_writer
 from danube_fast.spark.plan import Task
@@ -53,7 +59,8 @@ REJECTED_COLUMNS = ("offset", "partition", "key", "payload")
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a disk without room."""
 _EXTENSIONS = {"json": "json", "csv": "csv"}
-_FORMATS = {"date": "%Y-%m-%d", "hour": "%H"}
+_FORMATS = {"date": "%Y-%m-%d", "hour": "%H"}, {"date": "%Y-%m-%d", "hour": "%Y-%m-%d-%H"}
+"""Of folders in general, and of tables of Iceberg, whose hours are those of one day."""
 
 
 class Piece(NamedTuple):
@@ -129,8 +136,8 @@ class _Files:
     ) -> None:  # fmt: skip
         self._work, self._piece, self._form, self._is_rejected = work, piece, form, rejected
         spec = work.spec
-        self._by = () if rejected else spec.partition_by
-        self._names = columns or tuple(name for name in spec.names if name not in self._by)
+        self._by = () if rejected else spec.divided_by
+        self._names = columns or spec.names_in_files
         self._marker = secrets.token_hex(4)
         self._writers: dict[tuple[str | None, ...], tuple[Path, Any]] = {}
         self._messages = self._payload_bytes = self._checksum = 0
@@ -166,7 +173,7 @@ class _Files:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        keys = pa.table({name: _folder_values(batch, name) for name in self._by})
+        keys = pa.table({name: _folder_values(batch, name, self._form) for name in self._by})
         found = keys.group_by(list(self._by)).aggregate([]).to_pylist()
         for each in found:
             values = tuple(each[name] for name in self._by)
@@ -273,19 +280,21 @@ class _Typed:
         self._rejects.__exit__(kind, *rest)
 
 
-def _folder_values(batch: Any, name: str) -> Any:
+def _folder_values(batch: Any, name: str, form: str) -> Any:
     """The values of a column as text, as names of folders have it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if name in DERIVED:
-        return pc.strftime(batch.column("publish_time"), format=_FORMATS[name])
+        return pc.strftime(batch.column("publish_time"), format=_FORMATS[form == ICEBERG][name])
     try:
         text = batch.column(name).cast(pa.string())
     except pa.ArrowInvalid:
         raise InvalidArgument(
             f"--partition-by {name}: a value is no text; leave that column out of it, and export to another folder"
         ) from None
+    if form == ICEBERG:  # which does not look at names
+        return text
     # no name of a folder tells these from null
     is_nameless = pc.is_in(text, value_set=pa.array(["", HIVE_NULL]))
     return pc.if_else(is_nameless, pa.scalar(None, pa.string()), text)
@@ -293,4 +302,7 @@ def _folder_values(batch: Any, name: str) -> Any:
 
 def _quoted(value: str | None) -> str:
     """A value as a part of a path, as Hive's readers expect it."""
-    return urllib.parse.quote(value, safe=" ") if value else HIVE_NULL
+    if value is None:
+        return HIVE_NULL
+    # a text that is as null is written: only of Iceberg
+    return urllib.parse.quote(value, safe=" ").replace(HIVE_NULL, f"%5F{HIVE_NULL[1:]}")

@@ -37,6 +37,11 @@ CATALOG = "default"
 from the user's configuration of that name."""
 COMMIT_TRIES = 5
 """Of Iceberg, when others commit to the table at the same time."""
+_METRICS = "write.metadata.metrics.column"
+"""Property of tables of Iceberg: the statistics of a column."""
+_IDENTITY = "identity"
+_DERIVED = {"date": ("publish_time", "day"), "hour": ("publish_time", "hour")}
+"""Iceberg's transforms in place of columns."""
 _LOCAL = re.compile(r"(?:file:(?://)?)?(/(?!/).*)")
 """A folder of this host, as catalogues write it: `/lake`, `file:/lake` and `file:///lake`."""
 
@@ -205,7 +210,34 @@ class IcebergTarget:
             if is_dry:
                 return None
         catalog.create_namespace_if_not_exists(namespace)
-        return catalog.create_table_if_not_exists(name, self._spec.schema(), **location)
+        schema, partitions = self._schema()
+        return catalog.create_table_if_not_exists(
+            name, schema, partition_spec=partitions, **location
+        )
+
+    def _schema(self) -> tuple[Any, Any]:
+        """Iceberg's schema and partitions of a new table."""
+        from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+        from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
+        from pyiceberg.schema import assign_fresh_schema_ids
+        from pyiceberg.transforms import parse_transform
+
+        schema = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(self._spec.schema()))
+        fields = [
+            PartitionField(
+                source_id=schema.find_field(name).field_id,
+                field_id=number,
+                transform=parse_transform(transform),
+                name=name if transform == _IDENTITY else f"{name}_{transform}",
+            )
+            for number, (name, transform) in enumerate(self._partitions, PARTITION_FIELD_ID_START)
+        ]
+        return schema, PartitionSpec(*fields)
+
+    @property
+    def _partitions(self) -> list[tuple[str, str]]:
+        """Columns that choose a partition, and how."""
+        return [_DERIVED.get(name, (name, _IDENTITY)) for name in self._spec.divided_by]
 
     @property
     def rejected(self) -> Path:
@@ -219,9 +251,21 @@ class IcebergTarget:
         if self._table is None and not is_dry:
             with _told("the catalogue", self._target.place):
                 self._table = self._opened(is_dry=False)
-        if self._table is not None:
-            there = schema_to_pyarrow(self._table.schema(), include_field_ids=False)
-            _check_columns(self._target.table, {*there.names}, {*self._spec.schema().names})
+        if self._table is None:
+            return
+        schema = self._table.schema()
+        partitions = [
+            (schema.find_column_name(field.source_id), str(field.transform))
+            for field in self._table.spec().fields
+        ]
+        if partitions != self._partitions:
+            text = ", ".join(f"{transform} of {name}" for name, transform in partitions)
+            raise FailedPrecondition(
+                f"{self._target.table} is partitioned by {text or 'nothing'}; say so with --partition-by, or export to "
+                "another table"
+            )
+        there = schema_to_pyarrow(schema, include_field_ids=False)
+        _check_columns(self._target.table, {*there.names}, {*self._spec.schema().names})
 
     def committed(self) -> Committed | None:
         """What the property of this topic says."""
@@ -271,7 +315,9 @@ class IcebergTarget:
         files = [str(self.data / file.name) for file in plan.files if not file.is_rejected]
         summary = {self._property: said, f"{PREFIX}.ranges": _summary(self._spec, plan)}
         with _once(self._table, lambda: self._has(plan)) as transaction:
-            transaction.set_properties({self._property: said})
+            # pyiceberg takes partitions from statistics, and a column without them as null
+            full = {f"{_METRICS}.{name}": "full" for name, _ in self._partitions}
+            transaction.set_properties({self._property: said, **full})
             if plan.mode == "overwrite" and self._table.current_snapshot() is not None:
                 transaction.delete("true", snapshot_properties=summary)
             # without files, too: only a snapshot is refused on a table that has moved on

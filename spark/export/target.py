@@ -22,9 +22,10 @@ from danube_fast.spark.options import COLUMNS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DERIVED", "FORMS", "TABLE_FORMS", "ExportSpec", "Target", "parse_target"]
+__all__ = ["DERIVED", "FORMS", "ICEBERG", "TABLE_FORMS", "ExportSpec", "Target", "parse_target"]
 
-TABLE_FORMS = ("delta", "iceberg")
+ICEBERG = "iceberg"
+TABLE_FORMS = ("delta", ICEBERG)
 FORMS = ("parquet", "json", "csv", *TABLE_FORMS)
 DERIVED = ("date", "hour")
 """Columns that `partition_by` may name beside those that are exported: of publish_time, in UTC."""
@@ -62,7 +63,7 @@ def parse_target(text: str) -> Target:
     if not colon or form not in FORMS or not place:
         raise InvalidArgument(f"--to {text!r} is no target; give {_EXAMPLE}")
     table = ""
-    if form == "iceberg":
+    if form == ICEBERG:
         place, _, table = place.rpartition("#")
         if not place or not _TABLE.fullmatch(table):
             raise InvalidArgument(
@@ -117,10 +118,8 @@ class ExportSpec(msgspec.Struct, frozen=True):
         check_names(names, (*COLUMNS, *typed), "--columns")
         by = _names(partition_by) or ()
         check_names(by, (*names, *DERIVED), "--partition-by")
-        if by and form == "iceberg":
-            raise InvalidArgument(
-                "--partition-by is not for Iceberg as yet; leave it out, or export to Parquet or Delta"
-            )
+        if form == ICEBERG:
+            _check_iceberg_partitions(by, names, fields)
         if by and not {*names} - {*by}:
             raise InvalidArgument("--partition-by names every column; leave one for the files")
         for name in by:
@@ -142,11 +141,26 @@ class ExportSpec(msgspec.Struct, frozen=True):
         """All columns of a row, those of messages first."""
         return (*self.columns, *(field.name for field in self.fields))
 
+    @property
+    def names_in_files(self) -> tuple[str, ...]:
+        """Columns that files have: in tables of Iceberg those that choose a folder, too."""
+        if self.form == ICEBERG:
+            return self.names
+        return tuple(name for name in self.names if name not in self.partition_by)
+
+    @property
+    def divided_by(self) -> tuple[str, ...]:
+        """What chooses the folder of a row: an hour of Iceberg is one of its day, and makes `date` needless."""
+        if self.form == ICEBERG and "hour" in self.partition_by:
+            return tuple(name for name in self.partition_by if name != "date")
+        return self.partition_by
+
     def schema(self) -> pa.Schema:
-        """Arrow's schema of a row, with the columns that choose its folder."""
+        """Arrow's schema of a row, with the columns that choose its folder; Iceberg makes those of publish_time."""
         import pyarrow as pa
 
-        derived = [pa.field(name, pa.string()) for name in self.partition_by if name in DERIVED]
+        own = () if self.form == ICEBERG else self.partition_by
+        derived = [pa.field(name, pa.string()) for name in own if name in DERIVED]
         return pa.schema([*message_schema(self.columns), *typed_schema(self.fields), *derived])
 
     def needed(self, of_condition: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -172,6 +186,22 @@ _OPTIONS = {
     "where": "--where",
     "partition_by": "--partition-by",
 }
+
+
+def _check_iceberg_partitions(
+    by: tuple[str, ...], names: tuple[str, ...], fields: tuple[TypedField, ...]
+) -> None:
+    """Refuse what statistics of files do not tell exactly. Raises InvalidArgument."""
+    derived = [name for name in by if name in DERIVED]
+    if derived and "publish_time" not in names:
+        raise InvalidArgument(
+            f"--partition-by {derived[0]} of Iceberg is made of the column publish_time; name that in --columns, too"
+        )
+    for field in fields:
+        if field.name in by and field.type.startswith("float"):
+            raise InvalidArgument(
+                f"--partition-by {field.name} of Iceberg is no {field.type}; take a column of another type"
+            )
 
 
 def message_schema(columns: tuple[str, ...]) -> Any:
