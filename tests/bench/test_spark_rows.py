@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,9 @@ def rig() -> Iterator[Rig]:
         yield made
 
 
+@pytest.mark.skipif(
+    "DANUBE_BENCH_LONG" not in os.environ, reason="a row of half a minute; DANUBE_BENCH_LONG=1"
+)
 def test_a_scan_is_measured_and_compared(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "ROUNDS", 1)
     monkeypatch.setitem(topics.HISTORY, "history_object_bytes", 1 << 20)
