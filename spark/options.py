@@ -104,7 +104,7 @@ class ReadOptions(NamedTuple):
         pattern = values.get("topicPattern", "")
         if bool(topics) == bool(pattern):
             raise InvalidArgument(
-                "name what is read: .option('topic', '/default/flights'), or topicPattern with a glob"
+                "name what is read, in one way: .option('topic', '/default/flights'), or topicPattern with a glob"
             )
         if pattern:
             TopicPattern(pattern)

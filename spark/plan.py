@@ -159,9 +159,9 @@ def snapshot_of_broker(client: Client, options: ReadOptions, hold_seconds: int) 
     topics = list(options.topics)
     if options.pattern:
         listed = client.admin.list_topics(pattern=options.pattern)
-        topics = [each["topic"] for each in listed]
+        topics = [each["topic"] for each in listed if _is_logged(each)]
         if not topics:
-            raise NotFound(f"no topic matches {options.pattern}")
+            raise NotFound(f"no topic matches {options.pattern} that is reliable, and os or fsync")
     answers: list[dict[str, Any]] = []
     try:
         for topic in topics:
@@ -183,6 +183,11 @@ def snapshot_of_broker(client: Client, options: ReadOptions, hold_seconds: int) 
             release_quietly(client.admin.release_history_hold, answer["hold"])
         raise
     return Snapshot(url, [answer["hold"] for answer in answers if answer["hold"]], ranges)
+
+
+def _is_logged(topic: Mapping[str, Any]) -> bool:
+    """Whether messages of a listed topic are in a log, so that they can be uploaded."""
+    return bool(topic["dispatch"] == "reliable" and topic["durability"] != "memory")
 
 
 def release_quietly(release: Callable[[str], Any], hold: str) -> None:

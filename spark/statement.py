@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["statement", "with_views"]
 
-_MENTION = re.compile(r"""\b(from|join)(\s+)(['"`])(/[^'"`]*)\3""", re.IGNORECASE)
+_MENTION = re.compile(
+    r"""\b(from|join)(\s+)(['"`])(/[^'"`]*)\3"""
+    r"""|--[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Topics, and what may have the like in it and is left alone: comments, texts, quoted names."""
 _VIEW = "danube_topic_{}"
 _COUNTED = "offset"
 """What is read where a statement needs no column: counting it needs no frames."""
@@ -112,6 +117,8 @@ def with_views(text: str) -> tuple[str, dict[str, str]]:
     views: dict[str, str] = {}
 
     def named(match: re.Match[str]) -> str:
+        if match[4] is None:
+            return match[0]
         view = _VIEW.format(next(_names))
         views[view] = str(parse_topic(match[4]))
         return f"{match[1]}{match[2]}{view}"

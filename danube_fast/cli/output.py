@@ -153,7 +153,14 @@ def _cell(name: str, value: Any) -> str:
         return ", ".join(f"{key}={_cell(key, item)}" for key, item in value.items()) or "-"
     if isinstance(value, list | tuple):
         return ", ".join(_cell(name, item) for item in value) or "-"
-    return _number(name, value) if isinstance(value, int | float) else str(value)
+    return _number(name, value) if isinstance(value, int | float) else _shown(str(value))
+
+
+def _shown(text: str) -> str:
+    """Write control characters as Python does: what others have published must not steer a terminal."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def _number(name: str, value: float) -> str:

@@ -114,6 +114,7 @@ def replay(
     history or a target that has forgotten what it had, DataLoss, and what broker and store raise.
     """
     _check(asked)
+    asked = asked._replace(source=_whole_name(asked.source))
     with contextlib.ExitStack() as at_end:
         source = _open_source(asked, connect, at_end)
         client = at_end.enter_context(connect(asked.to_url or asked.url))
@@ -131,6 +132,13 @@ def _check(asked: Replay) -> None:
         raise InvalidArgument(f"--by is {asked.by!r:.40}; give publish_time or event_time")
 
 
+def _whole_name(source: str) -> str:
+    """Name a source in one way, however it is written: the id of a replay depends on it. Raises InvalidArgument."""
+    if source.startswith(TABLE_MARK):
+        return f"{TABLE_MARK}{Path(source.removeprefix(TABLE_MARK)).resolve()}"
+    return str(parse_topic(source))
+
+
 def _open_source(asked: Replay, connect: Connect, at_end: contextlib.ExitStack) -> Source:
     if not asked.source.startswith(TABLE_MARK):
         given = {
@@ -140,6 +148,11 @@ def _open_source(asked: Replay, connect: Connect, at_end: contextlib.ExitStack) 
         options = ReadOptions.parse({name: value for name, value in given.items() if value})
         if len(options.topics) != 1:
             raise InvalidArgument("name one topic as the source; replay several one by one")
+        start, end = options.start, options.end
+        if isinstance(start, int) and isinstance(end, int) and start > end:
+            raise InvalidArgument(
+                f"--start {start} lies behind --end {end}; nothing is between them"
+            )
         return at_end.enter_context(TopicSource.open(options, connect))
     for name, value in (("--start", asked.start), ("--end", asked.end), ("--store", asked.store)):
         if value:

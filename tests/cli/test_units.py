@@ -95,6 +95,14 @@ def test_numbers_have_units_for_people_and_none_in_json(run: Run, fake: FakeBrok
     assert run("status", "-o", "json").json() == STATUS
 
 
+def test_what_others_have_published_does_not_steer_a_terminal(run: Run, fake: FakeBroker) -> None:
+    fake.answers["cluster_status"] = {"fault": "a\nb\x1b[1m\r\x00\x9b ü"}
+    (line,) = run("status").out.splitlines()
+    assert line.endswith(r"a\nb\x1b[1m\r\x00\x9b ü")
+    fault = run("status", "-o", "json").json()["fault"]
+    assert fault == fake.answers["cluster_status"]["fault"]
+
+
 def test_extents_are_for_programs(run: Run, fake: FakeBroker) -> None:
     place = {"partition": TOPIC, "worker": 0, "extents": [[1, 1, 0, -1]]}
     fake.answers["describe_topic"] = {"topic": TOPIC, "placement": [place]}

@@ -257,7 +257,7 @@ def test_a_run_goes_on_from_its_record_and_passes_over_what_came_behind(
         assert before < known < 1400
         assert sum(record["sent"]) <= known
     assert places[1] < places[2] < places[3] == places[4] < known
-    done = _run(filled, source, target, tmp_path)
+    done = _run(filled, source.replace(":", ":/."), target, tmp_path)  # the same, written otherwise
     assert (done.messages, done.skipped) == (1400 - known, known)
     after = _rows(filled, target)
     assert _numbers(after) == list(range(1400))
@@ -298,9 +298,9 @@ def _kill_behind(known: int, words: list[str], count: Callable[[], int]) -> None
 def make_target_twin(broker: Broker, target: str) -> str:
     """Make a topic for a replay that nothing kills."""
     with broker.client() as client:
-        client.admin.create_topic(f"{target}-twin", partitions=3)
-        client.admin.set_topic_policy(f"{target}-twin", {"retention_policy": "forever"})
-    return f"{target}-twin"
+        client.admin.create_topic(twin := f"{target}-twin", partitions=3)
+        client.admin.set_topic_policy(twin, {"retention_policy": "forever"})
+    return twin
 
 
 # ---------------------------------------------------------------- pace and order
@@ -419,6 +419,7 @@ def test_a_table_of_payloads_alone_has_the_order_of_its_files(
         ("parquet:/no/such", {}, NotFound, "no Parquet files"),
         ("parquet:/no/such", {"start": "5"}, InvalidArgument, "--start is for topics"),
         (SOURCE, {"speed": 0.0}, InvalidArgument, "above 0"),
+        (SOURCE, {"start": "100", "end": "50"}, InvalidArgument, "lies behind --end 50"),
         (SOURCE, {"by": "offset"}, InvalidArgument, "publish_time or event_time"),
         (SOURCE, {"replay_id": "../x"}, InvalidArgument, "no id of a replay"),
         ("/default/brief", {}, FailedPrecondition, "not in a log"),

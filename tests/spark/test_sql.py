@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from danube_fast.cli.stored.sql import _plain
 from danube_fast.demo.analysis import DELAYS_SQL
 from danube_fast.errors import InvalidArgument
 from danube_fast.spark import statement
@@ -43,6 +44,23 @@ def test_topics_become_views() -> None:
     assert "'/a/d'" in text and "/a/b" not in text
     with pytest.raises(InvalidArgument, match="not a topic name"):
         with_views("select * from '/a'")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select \"copied from '/a/d'\" s from '/a/b'",
+        "select 1 from '/a/b' -- from '/a/d'",
+        "select 1 /* from '/a/d'\n join '/a/e' */ from '/a/b'",
+        "select 1 from '/a/b' where x = concat('copied from ', '\\'/a/d\\'')",
+        "select `from '/a/d'` from '/a/b'",
+    ],
+)
+def test_texts_and_comments_stay_as_they_are(text: str) -> None:
+    written, views = with_views(text)
+    (view,) = views
+    assert views[view] == "/a/b"
+    assert written == text.replace("'/a/b'", view)
 
 
 @pytest.mark.parametrize(
@@ -181,3 +199,8 @@ def test_errors_are_one_sentence(
     assert "Traceback" not in done.stderr and "\tat " not in done.stderr
     assert len(done.stderr.splitlines()) <= 4, done.stderr
     assert done.returncode == code, done.stderr
+
+
+def test_bytes_that_are_no_text_are_told_from_text() -> None:
+    shown = [_plain(each) for each in (b"text", b"\xff\x00", b"base64:/wA=", bytearray(b"base64"))]
+    assert shown == ["text", "base64:/wA=", "base64:YmFzZTY0Oi93QT0=", "base64"]

@@ -150,8 +150,9 @@ class Flushes:
         if len(found) < len(asked.partition_ids):
             raise Unavailable("the topic is being moved or changed just now; try again")
         if not asked.hold_seconds:
+            topic = found[missing[0]][1].topic
             raise FailedPrecondition(
-                "the topic has no history: its policy is not `forever` or `until_expired`; set retention_policy, or "
+                f"{topic} has no history: its policy is not `forever` or `until_expired`; set retention_policy, or "
                 "flush it with a hold, which is given a copy of what the log has"
             )
         return [found[number] for number in asked.partition_ids]

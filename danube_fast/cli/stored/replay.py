@@ -38,7 +38,7 @@ SourceArgument = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A topic with history, or parquet:DIR with the columns of a topic.",
+        help="A topic, or parquet:DIR with the columns of a topic.",
         autocompletion=complete_topics,
     ),
 ]

@@ -22,6 +22,8 @@ from danube_fast.cli.stored.options import (
 __all__ = ["sql"]
 
 ROWS_SHOWN_MAX = 1000
+MARK = "base64:"
+"""Before bytes that are no text, and those that begin like it."""
 
 
 @command(
@@ -46,7 +48,7 @@ def sql(
     ] = ROWS_SHOWN_MAX,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
-    """Run a statement over topics with history and print its rows; needs pip install 'danube-fast[spark]'.
+    """Run a statement over topics and print its rows; needs pip install 'danube-fast[spark]'.
 
     Topics have the columns topic, offset, partition, key, payload, attributes, publish_time, event_time,
     producer_name and sequence; key and payload are binary: cast(key as string).
@@ -87,8 +89,17 @@ def _distinct(names: list[str]) -> list[str]:
     return found
 
 
+def _text(data: bytes) -> str:
+    """Bytes as text, so that different ones stay different."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = MARK
+    return f"{MARK}{base64.b64encode(data).decode()}" if text.startswith(MARK) else text
+
+
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: text where bytes are UTF-8, else base64; times in RFC 3339."""
+    """A value as JSON has it: text where bytes are UTF-8, else base64 behind `base64:`; times in RFC 3339."""
     if hasattr(value, "asDict"):
         value = value.asDict()
     if isinstance(value, dict):
@@ -96,10 +107,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if isinstance(value, bytes | bytearray):
-        try:
-            return bytes(value).decode()
-        except UnicodeDecodeError:
-            return base64.b64encode(value).decode()
+        return _text(bytes(value))
     if isinstance(value, dt.datetime):
         return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, bool | int | float | str | None):

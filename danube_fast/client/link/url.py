@@ -17,6 +17,8 @@ def parse_url(url: str) -> list[str]:
     """ZeroMQ endpoints of every host in the url, in order. Raises InvalidArgument."""
     if not isinstance(url, str) or not url.startswith(_SCHEME):
         raise InvalidArgument(f"{url!r} is not a broker address; write danube://host:port")
+    if "@" in url:  # not repeated: there may be a password in it
+        raise InvalidArgument("a broker's address names no user; write danube://host:port")
     hosts = url[len(_SCHEME) :].rstrip("/").split(",")
     if len(hosts) > _HOSTS_MAX:
         raise InvalidArgument(f"{len(hosts)} hosts in one address; name at most {_HOSTS_MAX}")
