@@ -94,7 +94,7 @@ class Bench:
         self.state: Any = SimpleNamespace(
             epoch=EPOCH, identity=IDENTITY, store=store, clock=VirtualClock(), writing=set(),
             note_fault=lambda error: None, settings=SimpleNamespace(history_part_bytes=part_bytes), next_number=lambda: next(numbers),
-            history=self._history, known=self.histories.get, deleting=set(),
+            history=self._history, known=self.histories.get, deleting=set(), copying=set(),
             naming=lambda keys: naming(self.histories, keys), forget=lambda number: self.histories.pop(number, None),
         )  # fmt: skip
 

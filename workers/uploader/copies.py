@@ -130,16 +130,11 @@ class Copies:
         names = yield from self._rounds.names(
             copying.worker, backlog.partition_id, history, sorted(copying.producers)
         )
-        commit = partial(
-            history.commit, backlog.topic, backlog.incarnation, first_offset=backlog.first_offset,
-            end_offset=copying.at, added=copying.sections, removed=gone, producers=names,
-        )  # fmt: skip
-        try:
-            made: Manifest = yield Do(commit)
-        except DanubeError:
-            self._state.forget(backlog.partition_id)  # it may have been made
-            raise
-        return made
+        changes = {
+            "first_offset": backlog.first_offset, "end_offset": copying.at, "added": copying.sections,
+            "removed": gone, "producers": names,
+        }  # fmt: skip
+        return (yield from self._rounds.commit_changes(history, backlog, changes))
 
     def _check_time(self, deadline_ns: int) -> None:
         if self._state.clock.monotonic_ns() >= deadline_ns:

@@ -16,6 +16,7 @@ from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import DanubeError, DeadlineExceeded, FailedPrecondition, Unavailable
 from danube_fast.history.holds import Hold, make_hold, release_hold, renew_hold
 from danube_fast.history.manifest import Manifest
+from danube_fast.history.stores.store import ObjectStore
 from danube_fast.workers.process.mailbox import Request
 from danube_fast.workers.process.tasks import Ask, Do, Pause, Task
 from danube_fast.workers.uploader.copies import Copies
@@ -60,25 +61,36 @@ class Flushes:
         deadline_ns = state.clock.monotonic_ns() + asked.timeout_ms * MILLISECOND_NS
         while state.is_starting and state.clock.monotonic_ns() < deadline_ns:
             yield Pause(LOOK_NS)
+        store = state.store  # before anything is asked: who asks is told why it is not there
         found = yield from self._backlogs(asked.partition_ids)
         missing = [number for number in asked.partition_ids if number not in found]
         if not missing:
             backlogs = [found[number] for number in asked.partition_ids]
             return (
-                yield from self._held(asked, backlogs, self._uploaded(backlogs, asked, deadline_ns))
+                yield from self._held(
+                    asked, store, backlogs, self._uploaded(backlogs, asked, deadline_ns)
+                )
             )
         passing = yield from self._passing(asked, missing)
         yield from self._copies.begin(missing, deadline_ns)
         keys: set[str] = set()
         try:
             copied = self._copied(passing, deadline_ns, keys)
-            return (yield from self._held(asked, [backlog for _, backlog in passing], copied))
+            return (
+                yield from self._held(asked, store, [backlog for _, backlog in passing], copied)
+            )
         finally:
             self._copies.end(missing, keys)
 
-    def _held(self, asked: m.FlushHistory, backlogs: Sequence[m.Backlog], manifests: Task) -> Task:
+    def _held(
+        self,
+        asked: m.FlushHistory,
+        store: ObjectStore,
+        backlogs: Sequence[m.Backlog],
+        manifests: Task,
+    ) -> Task:
         """Hold what the manifests name that a task gives, and tell how far they are."""
-        state, store = self._state, self._state.store
+        state = self._state
         found: list[Manifest] = yield from manifests
         keys = {section.key for manifest in found for section in manifest.sections}
         flushed = [

@@ -197,7 +197,7 @@ class Rounds:
             keys = keys_below(history.manifest, first)
             if keys:
                 changes = {"first_offset": first, "removed": keys}
-                yield from self._commit_changes(history, backlog, changes)
+                yield from self.commit_changes(history, backlog, changes)
             elif history.manifest.gone_until <= backlog.first_offset:
                 continue
             # else an uploader before has ended when the record was made, or the log is older than that
@@ -374,7 +374,7 @@ class Rounds:
                 "first_offset": backlog.first_offset, "end_offset": taken.until, "added": added,
                 "producers": names,
             }  # fmt: skip
-            manifest = yield from self._commit_changes(history, backlog, changes)
+            manifest = yield from self.commit_changes(history, backlog, changes)
         if manifest.end_offset >= self._wanted.get(backlog.partition_id, 0):
             self._wanted.pop(backlog.partition_id, None)
         yield from self._tell(worker, backlog.partition_id, manifest)
@@ -395,9 +395,7 @@ class Rounds:
         history.unnamed.clear()
         return names
 
-    def _commit_changes(
-        self, history: History, backlog: m.Backlog, changes: dict[str, Any]
-    ) -> Task:
+    def commit_changes(self, history: History, backlog: m.Backlog, changes: dict[str, Any]) -> Task:
         """Make the next record of a manifest. Raises DanubeError; the manifest is read anew then."""
         try:
             manifest: Manifest = yield Do(
