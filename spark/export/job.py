@@ -155,6 +155,8 @@ class _Run:
         """Where this run ends, by partition; a run that follows has no end."""
         self._overwrites = job.mode == "overwrite"
         self._generation = 0
+        self._given_up: ExportPlan | None = None
+        """A plan of a run before that is overwritten, too."""
         self._new_record: TargetRecord | None = None
         """Of a target that is not known yet."""
 
@@ -167,7 +169,10 @@ class _Run:
         if pending is not None and not self._overwrites:
             self._report.recovered = True
             self._finish(pending)
-        self._state.sweep()
+        if self._overwrites:
+            self._given_up = pending
+        else:
+            self._state.sweep()
 
     def _check_record(self) -> None:
         job, state = self._job, self._state
@@ -211,6 +216,10 @@ class _Run:
             known = committed or Committed(0, {})
             checkpoint.number = max(known.number, checkpoint.number)
             checkpoint.next = known.next
+            if found is None and pending is None:  # it may have begun anywhere
+                checkpoint.first = {
+                    index: Next(at.partition_id, 0) for index, at in known.next.items()
+                }
         self._checkpoint = checkpoint
         self._generation = max(checkpoint.generation, pending.generation if pending else 0)
         is_other = (  # an overwrite, whose number is that of a plan which it has given up
@@ -235,6 +244,9 @@ class _Run:
                 if not self._ends and not self._job.follows:
                     self._ends = {each.partition: each.high for each in limited.values()}
                 ranges = self._open_ranges(snapshot, limited)
+                if self._overwrites:
+                    self._replace(snapshot)
+                    self._state.sweep()
                 # an empty one notes where the export begins
                 has_passed = self._has_passed(snapshot)
                 if ranges or has_passed or self._overwrites or not self._checkpoint.next:
@@ -252,6 +264,15 @@ class _Run:
             for whole in snapshot.ranges
             if (index := str(whole.partition)) in known
         )
+
+    def _replace(self, snapshot: Snapshot) -> None:
+        """Count what is overwritten. Raises DataLoss for what would be lost by that."""
+        target, given_up = self._checkpoint, self._given_up
+        if given_up is not None and given_up.state == "sealed" and given_up.mode == "append":
+            # some of its files may be in their places
+            target = self._with(given_up)
+        self._staging.check_replaced(snapshot.ranges, target)
+        self._report.replaced = target.totals.messages or None
 
     def _is_complete(self) -> bool:
         """Whether all is exported that was there when this began."""
@@ -273,6 +294,9 @@ class _Run:
                 report.file_bytes += each.byte_count
                 report.files += 1
         with self._history.snapshot(is_dry=True) as snapshot:
+            if self._overwrites:
+                self._given_up = pending
+                self._replace(snapshot)
             for of in self._open_ranges(snapshot, self._history.limited(snapshot)):
                 parts = list(cut(of, FILE_BYTES))
                 report.extend(of.partition, of.low, of.high, of.high - of.low)
@@ -313,7 +337,10 @@ class _Run:
             at = known.setdefault(str(whole.partition), Next(whole.partition_id, whole.low))
             if not self._job.read.fails_on_loss and at.offset < whole.low:
                 known[str(whole.partition)] = Next(whole.partition_id, whole.low)
+        there = {} if self._overwrites else self._checkpoint.next
+        first = {index: at for index, at in known.items() if index not in there}
         plan = self._make_plan(ranges, known)
+        plan.first = first
         if self._new_record is not None:
             self._destination.check_new(is_dry=False)
             with disk_errors(str(self._state.own)):
@@ -401,18 +428,21 @@ class _Run:
             self._state.save_plan(plan)
 
     def _save_checkpoint(self, plan: ExportPlan) -> None:
-        before = self._checkpoint
-        if plan.mode == "append":
-            plan_totals = msgspec.structs.replace(before.totals)
-            plan_totals.add(plan.totals)
-        else:
-            plan_totals = plan.totals
-        known = plan.next if plan.mode == "overwrite" else {**before.next, **plan.next}
-        self._checkpoint = Checkpoint(plan.number, plan.generation, known, plan_totals)
+        self._checkpoint = self._with(plan)
         self._generation = plan.generation
         if not self._job.is_dry:
             with disk_errors(str(self._state.checkpoint_folder)):
                 self._state.save_checkpoint(self._checkpoint)
+
+    def _with(self, plan: ExportPlan) -> Checkpoint:
+        """How far the target is with a plan."""
+        before = self._checkpoint
+        if plan.mode == "overwrite":
+            return Checkpoint(plan.number, plan.generation, plan.next, plan.totals, plan.first)
+        totals = msgspec.structs.replace(before.totals)
+        totals.add(plan.totals)
+        known, first = {**before.next, **plan.next}, {**plan.first, **before.first}
+        return Checkpoint(plan.number, plan.generation, known, totals, first)
 
     # ------------------------------------------------------------ following
 

@@ -131,6 +131,8 @@ class ExportPlan(msgspec.Struct):
     totals: Totals = msgspec.field(default_factory=Totals)
     removed: list[str] = []
     """Files of the target that go, as it is overwritten."""
+    first: dict[str, Next] = {}
+    """Where its generation begins, of partitions that were not in the target before."""
     version: int = VERSION
 
     @property
@@ -147,6 +149,8 @@ class Checkpoint(msgspec.Struct):
     generation: int = 0
     next: dict[str, Next] = {}
     totals: Totals = msgspec.field(default_factory=Totals)
+    first: dict[str, Next] = {}
+    """Where the generation begins; of older versions, and of a table that has lost this, without some partitions."""
     version: int = VERSION
 
 

@@ -34,6 +34,8 @@ class Report(msgspec.Struct):
     rejected: int = 0
     checksum: int | None = None
     """The sum of the crc32 of all payloads, as `sum(crc32(payload))` of Spark SQL; None: payloads were not read."""
+    replaced: int | None = None
+    """Messages of the target that an overwrite replaces, or would replace; None: nothing, or it is not known."""
     plans: int = 0
     recovered: bool = False
     """Whether a plan of a run before was finished first."""

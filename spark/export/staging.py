@@ -14,7 +14,7 @@ from danube_fast.errors import DataLoss, Internal, Unavailable
 from danube_fast.spark.export.destinations import Destination
 from danube_fast.spark.export.files import Piece, Work, disk_errors
 from danube_fast.spark.export.history import TopicHistory, tasks_of
-from danube_fast.spark.export.plan import Done, ExportPlan
+from danube_fast.spark.export.plan import Checkpoint, Done, ExportPlan
 from danube_fast.spark.export.report import Progress, Report
 from danube_fast.spark.export.runners import Runner
 from danube_fast.spark.export.target import ExportSpec
@@ -25,6 +25,7 @@ __all__ = ["Staging", "replace_missing"]
 LOOK_SECONDS = 0.1
 """Between two looks at how many tasks have ended."""
 CANCEL_SECONDS = 10
+_REMEDY = "an overwrite would remove them for good, so nothing was changed; --skip-lost replaces them nevertheless"
 
 
 class Staging:
@@ -61,6 +62,35 @@ class Staging:
                 "retention or a purge was faster than this export; go on behind them with --skip-lost"
             )
         return whole.low
+
+    def check_replaced(self, wholes: Sequence[PartitionRange], target: Checkpoint) -> None:
+        """Raise DataLoss if an overwrite would replace messages of the same life of the topic that cannot be read any
+        more, unless losses are passed over."""
+        if not self.fails_on_loss or not target.next:
+            return
+        same = [
+            (whole, at) for whole in wholes
+            if (at := target.next.get(str(whole.partition))) is not None
+            and at.partition_id == whole.partition_id
+        ]  # fmt: skip
+        known = [target.first.get(str(whole.partition)) for whole, _ in same]
+        for (whole, at), first in zip(same, known, strict=True):
+            low = whole.low if first is None else first.offset
+            if low < min(whole.low, at.offset):
+                raise DataLoss(
+                    f"the target has offsets {low} to {min(whole.low, at.offset)} of {self._spec.topic}, partition "
+                    f"{whole.partition}, which are gone from the topic: {_REMEDY}"
+                )
+        if not same or None not in known:
+            return
+        there = target.totals.messages + target.totals.rejected
+        left = sum(max(0, min(whole.high, at.offset) - whole.low) for whole, at in same)
+        if there > left:
+            lows = ", ".join(f"{whole.low} of partition {whole.partition}" for whole, _ in same)
+            raise DataLoss(
+                f"the target has {there} messages of {self._spec.topic}, of which {there - left} or more are gone from "
+                f"the topic, whose first offsets are {lows} now: {_REMEDY}"
+            )
 
     def stage(
         self, plan: ExportPlan, staging: Path, snapshot: Snapshot | None, indexes: Sequence[int]

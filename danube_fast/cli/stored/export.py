@@ -181,9 +181,10 @@ def _run(job: ExportJob, master: str | None, output: OutputForm) -> None:
 
 
 def _summary(report: Report) -> str:
-    if not report.messages and not report.partitions:
+    if not report.messages and not report.partitions and not report.replaced:
         return f"nothing new in {report.topic} for {report.target}"
-    return f"{counted(report.messages, 'message')} in {counted(report.files, 'file')} exported to {report.target}"
+    before = f", in place of {counted(report.replaced, 'message')}" if report.replaced else ""
+    return f"{counted(report.messages, 'message')} in {counted(report.files, 'file')} exported to {report.target}{before}"
 
 
 def _bar(at: ExportProgress, report: Report) -> str:
