@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from danube_fast.clock import SECOND_NS, SystemClock
-from danube_fast.errors import FailedPrecondition, Internal
+from danube_fast.errors import DeadlineExceeded, FailedPrecondition, Internal, Unavailable
 from danube_fast.spark.export.destinations import (
     Committed,
     Destination,
@@ -35,6 +35,7 @@ from danube_fast.spark.export.history import (
     cut,
     open_history,
 )
+from danube_fast.spark.export.patience import Patience, Trouble
 from danube_fast.spark.export.plan import (
     Checkpoint,
     ExportPlan,
@@ -83,6 +84,8 @@ class Hooks(NamedTuple):
     on_progress: Callable[[Progress], None] = lambda progress: None
     on_point: Callable[[str], None] = lambda name: None
     """A fail point was reached."""
+    on_trouble: Callable[[Trouble], None] = lambda error: None
+    """A run that follows waits for what is away."""
 
 
 def run_export(
@@ -111,14 +114,8 @@ def run_export(
             at_end.enter_context(locked(state))
             at_end.callback(state.forget_unused)  # while it is locked
             run = _Run(
-                job,
-                history,
-                destination,
-                state,
-                hooks,
-                report,
-                lambda: at_end.enter_context(open_runner()),
-            )
+                job, history, destination, state, hooks, report, lambda: at_end.enter_context(open_runner())
+            )  # fmt: skip
             run.begin()
             run.go_on()
     finally:
@@ -157,6 +154,11 @@ class _Run:
         self._generation = 0
         self._given_up: ExportPlan | None = None
         """A plan of a run before that is overwritten, too."""
+        self._committing: ExportPlan | None = None
+        """A plan whose commit is under way, or has failed: it may be there."""
+        self._patience = Patience(hooks.on_trouble)
+        self._waiting_since_ns: int | None = None
+        """When something new was seen first, that is not exported yet."""
         self._new_record: TargetRecord | None = None
         """Of a target that is not known yet."""
 
@@ -237,24 +239,57 @@ class _Run:
     # ------------------------------------------------------------ rounds
 
     def go_on(self) -> None:
-        """Export until nothing is left. Raises as `run_export`."""
+        """Export until nothing is left, or for ever. Raises as `run_export`."""
+        is_waiting = is_cut_short = False
         while True:
-            with self._history.snapshot() as snapshot:
-                limited = self._history.limited(snapshot)
-                if not self._ends and not self._job.follows:
-                    self._ends = {each.partition: each.high for each in limited.values()}
-                ranges = self._open_ranges(snapshot, limited)
-                if self._overwrites:
-                    self._replace(snapshot)
-                    self._state.sweep()
-                # an empty one notes where the export begins
-                has_passed = self._has_passed(snapshot)
-                if ranges or has_passed or self._overwrites or not self._checkpoint.next:
-                    self._export(snapshot, limited, ranges)
-            if self._job.follows:
-                self._wait()
-            elif not ranges or self._is_complete():
-                return
+            try:
+                if is_waiting:
+                    self._wait()
+                    is_waiting = False
+                if is_cut_short:
+                    self._recover()
+                    is_cut_short = False
+                is_last = self._round()
+                if not self._job.follows and is_last:
+                    return
+                is_waiting = self._job.follows
+                self._patience.end()
+            except (Unavailable, DeadlineExceeded) as error:
+                if not self._job.follows:
+                    raise
+                is_cut_short |= not is_waiting
+                self._patience.wait(error)
+
+    def _round(self) -> bool:
+        """Export what there is now, at most one plan; whether nothing is left."""
+        with self._history.snapshot() as snapshot:
+            limited = self._history.limited(snapshot)
+            if not self._ends and not self._job.follows:
+                self._ends = {each.partition: each.high for each in limited.values()}
+            ranges = self._open_ranges(snapshot, limited)
+            if self._overwrites:
+                self._replace(snapshot)
+                self._state.sweep()
+            # an empty one notes where the export begins
+            has_passed = self._has_passed(snapshot)
+            if ranges or has_passed or self._overwrites or not self._checkpoint.next:
+                self._export(snapshot, limited, ranges)
+        return not ranges or (not self._job.follows and self._is_complete())
+
+    def _recover(self) -> None:
+        """Finish the plan that was cut short, as after a kill."""
+        pending = self._load()
+        if pending is not None:
+            self._finish(pending)
+        elif self._committing is not None:  # the commit that has failed is there
+            self._note_committed(self._committing)
+        self._state.sweep()
+
+    def _note_committed(self, plan: ExportPlan) -> None:
+        has_payloads = bool(self._job.spec.fields) or "payload" in self._job.spec.columns
+        self._report.add(plan, has_payloads=has_payloads)
+        self._committing = None
+        self._overwrites = False
 
     def _has_passed(self, snapshot: Snapshot) -> bool:
         """Whether messages are gone that were not exported, and may be passed over."""
@@ -384,16 +419,15 @@ class _Run:
         self._hooks.on_point("sealed")
         place_files(plan, self._destination, staging, lambda: self._hooks.on_point("renamed"))
         self._hooks.on_point("placed")
+        self._committing = plan
         with disk_errors(str(self._destination.folder)):
             self._destination.commit(plan)
-        has_payloads = bool(self._job.spec.fields) or "payload" in self._job.spec.columns
-        self._report.add(plan, has_payloads=has_payloads)
+        self._note_committed(plan)
         self._hooks.on_point("committed")
         self._save_checkpoint(plan)
         self._hooks.on_point("checkpointed")
         self._state.drop_plan()
         shutil.rmtree(staging, ignore_errors=True)
-        self._overwrites = False
 
     def _seal(self, plan: ExportPlan, staging: Path, snapshot: Snapshot | None) -> None:
         """Stage the files of a plan, and make their names durable. Where that fails, nothing is left behind."""
@@ -403,6 +437,7 @@ class _Run:
             shutil.rmtree(staging, ignore_errors=True)
             if not self._checkpoint.number:  # a first run that fails binds the target to nothing
                 self._state.drop_plan()
+                self._new_record = self._state.record()
                 self._state.drop_record()
             raise
         self._hooks.on_point("staged")
@@ -449,15 +484,16 @@ class _Run:
     def _wait(self) -> None:
         """Wait until there is enough that is new, or it has waited long enough. Raises what the broker raises."""
         clock = SystemClock()
-        since: int | None = None
         while True:
             pending = self._history.pending(self._checkpoint.next)
+            self._patience.end()
             now = clock.monotonic_ns()
-            if pending.messages and since is None:
-                since = now
-            age = 0.0 if since is None else (now - since) / SECOND_NS
-            is_old = since is not None and age >= self._job.follow_seconds
+            if pending.messages and self._waiting_since_ns is None:
+                self._waiting_since_ns = now
+            since = self._waiting_since_ns
+            is_old = since is not None and (now - since) / SECOND_NS >= self._job.follow_seconds
             if pending.messages and (pending.byte_count >= self._job.follow_bytes or is_old):
+                self._waiting_since_ns = None
                 return
             self._hooks.on_progress(Progress(0, 0, self._report.messages, pending=pending.messages))
             time.sleep(POLL_SECONDS)

@@ -18,6 +18,7 @@ from danube_fast.spark.export.plan import Checkpoint, Done, ExportPlan
 from danube_fast.spark.export.report import Progress, Report
 from danube_fast.spark.export.runners import Runner
 from danube_fast.spark.export.target import ExportSpec
+from danube_fast.spark.failures import translated
 from danube_fast.spark.plan import PartitionRange, Snapshot
 
 __all__ = ["Staging", "replace_missing"]
@@ -166,7 +167,8 @@ class Staging:
             thread.join(CANCEL_SECONDS)
             raise
         if failures:
-            raise failures[0]
+            with translated():
+                raise failures[0]
 
 
 def replace_missing(

@@ -63,7 +63,8 @@ def run(
     """Export with tasks in this process."""
     report = Report(topic, to)
     runner = more.pop("runner", local_runner)
-    run_export(job_of(topic, to, options, **more), runner, Hooks(on_point=on_point), report)
+    hooks = Hooks(on_point=on_point, on_trouble=more.pop("on_trouble", lambda error: None))
+    run_export(job_of(topic, to, options, **more), runner, hooks, report)
     return report
 
 

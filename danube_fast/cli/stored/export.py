@@ -166,7 +166,11 @@ def _run(job: ExportJob, master: str | None, output: OutputForm) -> None:
     report = Report(job.spec.topic, job.target.text)
     try:
         with terminable(), Progress() as progress:
-            run_export(job, open_runner, Hooks(lambda at: progress.show(_bar(at, report))), report)
+            hooks = Hooks(
+                on_progress=lambda at: progress.show(_bar(at, report)),
+                on_trouble=lambda error: note(f"{error}; trying again for up to an hour"),
+            )
+            run_export(job, open_runner, hooks, report)
     except KeyboardInterrupt:
         if report.plans:
             note(f"interrupted: {_summary(report)}; run it again to go on")
