@@ -30,6 +30,7 @@ FORMS = ("parquet", "json", "csv", *TABLE_FORMS)
 DERIVED = ("date", "hour")
 """Columns that `partition_by` may name beside those that are exported: of publish_time, in UTC."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
+_USER_INFO = re.compile(r"https?://.*@|[a-z][a-z0-9+.-]*://[^/]*@", re.IGNORECASE | re.DOTALL)
 _TABLE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _EXAMPLE = "parquet:DIR, json:DIR, csv:DIR, delta:DIR or iceberg:DIR#namespace.table"
 
@@ -59,6 +60,11 @@ def parse_target(text: str) -> Target:
 
     parse_target("parquet:/data/flights")
     """
+    if _USER_INFO.search(text):  # which no error repeats
+        raise InvalidArgument(
+            "--to is a URL with '@', which looks like credentials; leave them out: those of a REST catalogue belong in "
+            ".pyiceberg.yaml, in the catalogue 'default'"
+        )
     form, colon, place = text.partition(":")
     if not colon or form not in FORMS or not place:
         raise InvalidArgument(f"--to {text!r} is no target; give {_EXAMPLE}")
