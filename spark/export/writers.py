@@ -4,12 +4,13 @@
 |---|---|---|
 | parquet | binary | timestamp, UTC |
 | json | text; what is no UTF-8 is `payload_base64` in place of `payload`, as `consume -o json` prints it | RFC 3339 |
-| csv | text; what is no UTF-8 has `base64:` before it | RFC 3339 |
+| csv | text; what is no UTF-8 is base64 with `base64:` before it, and so is text that begins like that | RFC 3339 |
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +29,8 @@ _NAMES = frozenset({"topic", "partition", "producer_name", "key"})
 _COUNTERS = ("offset", "sequence")
 """Columns that go up by about the same from row to row."""
 _BINARY = ("key", "payload")
+_BASE64 = "base64:"
+"""Before bytes in CSV that are not written as text."""
 
 
 class Writer(Protocol):
@@ -170,18 +173,22 @@ def _as_text(field: Any, column: Any) -> Any:
         values = [msgspec.json.encode(dict(each or ())).decode() for each in column.to_pylist()]
         return pa.array(values, type=pa.string())
     try:
-        return column.cast(pa.string())
+        text = column.cast(pa.string())
     except pa.ArrowInvalid:
+        text = None
+    if text is None or pc.any(pc.starts_with(text, pattern=_BASE64)).as_py():
         return pa.array([_text(value) for value in column.to_pylist()], type=pa.string())
+    return text
 
 
 def _text(value: bytes | None) -> str | None:
     if value is None:
         return None
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return f"base64:{base64.b64encode(value).decode()}"
+    with contextlib.suppress(UnicodeDecodeError):
+        text = value.decode()
+        if not text.startswith(_BASE64):
+            return text
+    return _BASE64 + base64.b64encode(value).decode()
 
 
 def _decode(row: dict[str, Any], name: str) -> None:

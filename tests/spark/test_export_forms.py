@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+from pathlib import Path
+
+import duckdb
 import pytest
 
 from danube_fast.errors import InvalidArgument
 from danube_fast.spark.export.target import parse_target
+from danube_fast.testing.broker import Broker
+from tests.delivery.history_rig import keep_for_ever
+from tests.spark.export_rig import run
 
 
 @pytest.mark.parametrize(
@@ -23,3 +30,26 @@ def test_credentials_in_a_url_are_not_repeated(to: str) -> None:
         parse_target(to)
     assert "kret" not in str(found.value) and "user" not in str(found.value)
     assert parse_target("parquet:file:///data/a@b").place == "/data/a@b"
+
+
+@pytest.mark.parametrize("with_bytes", [False, True])
+def test_csv_tells_text_from_bytes(broker: Broker, tmp_path: Path, with_bytes: bool) -> None:
+    topic, folder = f"/default/csv-{with_bytes}", tmp_path / "out"
+    sent = [b"base64:/w==", b"plain base64:", b"base64:", "ä".encode(), *([b"\xff"] * with_bytes)]
+    with broker.client() as client:
+        keep_for_ever(client, topic)
+        with client.producer(topic) as producer:
+            producer.send_many(sent, keys=sent)
+    run(topic, f"csv:{folder}", {"url": broker.url})
+    rows = duckdb.sql(
+        f"select payload, key from read_csv('{folder}/*.csv') order by \"offset\""
+    ).fetchall()
+    assert [row[0] for row in rows] == [row[1] for row in rows]
+    assert [row[0] for row in rows][1:4:2] == ["plain base64:", "ä"]
+    assert [_bytes(row[0]) for row in rows] == sent
+
+
+def _bytes(text: str) -> bytes:
+    """Read a value of a CSV as the documentation says."""
+    encoded = text.removeprefix("base64:")
+    return base64.b64decode(encoded) if encoded != text else text.encode()
