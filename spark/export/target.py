@@ -113,7 +113,7 @@ class ExportSpec(msgspec.Struct, frozen=True):
         """Check what is given. Raises InvalidArgument."""
         typed = tuple(field.name for field in fields)
         names = _names(columns)
-        if doubled := sorted({*typed} & {*COLUMNS, *DERIVED}):
+        if doubled := sorted({*typed} & {*COLUMNS}):
             raise InvalidArgument(
                 f"--schema has a field {doubled[0]}, which is the name of a column of messages; leave it out, or take "
                 "payload as it is"
@@ -123,6 +123,11 @@ class ExportSpec(msgspec.Struct, frozen=True):
             names = (*own, *typed)
         check_names(names, (*COLUMNS, *typed), "--columns")
         by = _names(partition_by) or ()
+        if doubled := sorted({*typed} & {*DERIVED} & {*by}):
+            raise InvalidArgument(
+                f"--partition-by {doubled[0]} is that of publish_time, and --schema has a field {doubled[0]}; leave one "
+                "of them out"
+            )
         check_names(by, (*names, *DERIVED), "--partition-by")
         if form == ICEBERG:
             _check_iceberg_partitions(by, names, fields)

@@ -6,10 +6,12 @@ import base64
 from pathlib import Path
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 
 from danube_fast.errors import InvalidArgument
-from danube_fast.spark.export.target import parse_target
+from danube_fast.spark.export.target import ExportSpec, parse_target
+from danube_fast.spark.export.typed import TypedField
 from danube_fast.testing.broker import Broker
 from tests.delivery.history_rig import keep_for_ever
 from tests.spark.export_rig import run
@@ -53,3 +55,26 @@ def _bytes(text: str) -> bytes:
     """Read a value of a CSV as the documentation says."""
     encoded = text.removeprefix("base64:")
     return base64.b64decode(encoded) if encoded != text else text.encode()
+
+
+def test_fields_called_date_and_hour(broker: Broker, tmp_path: Path) -> None:
+    """Refused only where folders have these names, too."""
+    topic, folder = "/default/dated", tmp_path / "out"
+    fields = (TypedField("date", "date"), TypedField("hour", "int32"))
+    with broker.client() as client:
+        keep_for_ever(client, topic)
+        with client.producer(topic) as producer:
+            producer.send(b'{"date": "2013-01-01", "hour": 5}')
+    for by in ("date", "partition,hour"):
+        with pytest.raises(InvalidArgument, match=r"is that of publish_time, and --schema has"):
+            ExportSpec.make(topic, "parquet", fields=fields, partition_by=by)
+    with pytest.raises(
+        InvalidArgument, match="field key, which is the name of a column of messages"
+    ):
+        ExportSpec.make(topic, "parquet", fields=(TypedField("key", "string"),))
+    options = {"url": broker.url}
+    run(topic, f"parquet:{folder}", options, fields=fields, partition_by="partition")
+    (row,) = pq.read_table(folder, columns=["date", "hour"]).to_pylist()
+    assert (str(row["date"]), row["hour"]) == ("2013-01-01", 5)
+    run(topic, f"parquet:{folder}-hours", options, fields=fields[:1], partition_by="hour")
+    assert len(list(Path(f"{folder}-hours").glob("hour=*/*.parquet"))) == 1
