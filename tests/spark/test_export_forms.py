@@ -78,3 +78,15 @@ def test_fields_called_date_and_hour(broker: Broker, tmp_path: Path) -> None:
     assert (str(row["date"]), row["hour"]) == ("2013-01-01", 5)
     run(topic, f"parquet:{folder}-hours", options, fields=fields[:1], partition_by="hour")
     assert len(list(Path(f"{folder}-hours").glob("hour=*/*.parquet"))) == 1
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta"])
+def test_empty_text_and_null_have_one_folder(broker: Broker, tmp_path: Path, form: str) -> None:
+    topic, folder = f"/default/empty-{form}", tmp_path / "out"
+    with broker.client() as client:
+        keep_for_ever(client, topic)
+        with client.producer(topic) as producer:
+            producer.send_many([b"x"] * 4, keys=[None, b"", b"__HIVE_DEFAULT_PARTITION__", b"a"])
+    run(topic, f"{form}:{folder}", {"url": broker.url}, partition_by="key")
+    names = {path.name for path in folder.glob("key=*")}
+    assert names == {"key=__HIVE_DEFAULT_PARTITION__", "key=a"}
