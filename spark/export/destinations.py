@@ -61,6 +61,10 @@ class Destination(Protocol):
         """Look at a target without a record, and make it. Raises FailedPrecondition for one of others."""
         ...
 
+    def drop_new(self) -> None:
+        """Remove what `check_new` has made, as the first run fails, if nothing came to it."""
+        ...
+
     def committed(self) -> Committed | None:
         """What the target itself says; None: it has no commits, or none of ours."""
         ...
@@ -92,6 +96,9 @@ class Folder:
         """Refuse a folder with files of others. Raises FailedPrecondition."""
         for folder in (self.folder, self.rejected):
             refuse_others(folder)
+
+    def drop_new(self) -> None:
+        """Do nothing: a folder has no table."""
 
     def committed(self) -> Committed | None:
         """None: there are no commits."""

@@ -439,6 +439,7 @@ class _Run:
                 self._state.drop_plan()
                 self._new_record = self._state.record()
                 self._state.drop_record()
+                self._destination.drop_new()
             raise
         self._hooks.on_point("staged")
         names = [(file.is_rejected, file.name) for each in done for file in each.files]

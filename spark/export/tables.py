@@ -14,6 +14,7 @@ import contextlib
 import importlib.util
 import logging
 import re
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -64,6 +65,7 @@ class DeltaTarget:
         self.folder = self.data = Path(target.place)
         self._spec = spec
         self._app = f"{PREFIX}{spec.topic}"
+        self._is_made = False
 
     @property
     def rejected(self) -> Path:
@@ -93,6 +95,7 @@ class DeltaTarget:
                         str(self.folder), Schema.from_arrow(schema),
                         partition_by=list(self._spec.partition_by) or None,
                     )  # fmt: skip
+                self._is_made = True
             return
         partition_by = tuple(table.metadata().partition_columns)
         if partition_by != self._spec.partition_by:
@@ -103,6 +106,13 @@ class DeltaTarget:
         there = {field.name: field.type for field in table.schema().fields}
         wanted = {field.name: field.type for field in Schema.from_arrow(schema).fields}
         _check_columns(str(self.folder), there, wanted)
+
+    def drop_new(self) -> None:
+        """Remove an empty table that this run has made."""
+        table = self._open() if self._is_made else None
+        if table is not None and table.version() == 0:
+            shutil.rmtree(self.folder / "_delta_log")
+            self._is_made = False
 
     def committed(self) -> Committed | None:
         """What the transactions of this topic say."""
@@ -266,6 +276,9 @@ class IcebergTarget:
             )
         there = schema_to_pyarrow(schema, include_field_ids=False)
         _check_columns(self._target.table, {*there.names}, {*self._spec.schema().names})
+
+    def drop_new(self) -> None:
+        """Keep the table: a catalogue may have told others of it."""
 
     def committed(self) -> Committed | None:
         """What the property of this topic says."""

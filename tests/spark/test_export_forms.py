@@ -90,3 +90,15 @@ def test_empty_text_and_null_have_one_folder(broker: Broker, tmp_path: Path, for
     run(topic, f"{form}:{folder}", {"url": broker.url}, partition_by="key")
     names = {path.name for path in folder.glob("key=*")}
     assert names == {"key=__HIVE_DEFAULT_PARTITION__", "key=a"}
+
+
+def test_a_first_export_that_fails_leaves_no_table(broker: Broker, tmp_path: Path) -> None:
+    topic, folder = "/default/no-text", tmp_path / "out"
+    with broker.client() as client:
+        keep_for_ever(client, topic)
+        with client.producer(topic) as producer:
+            producer.send(b"x", key=b"\xff")
+    with pytest.raises(InvalidArgument, match="--partition-by key: a value is no text"):
+        run(topic, f"delta:{folder}", {"url": broker.url}, partition_by="key")
+    assert not folder.exists()
+    run(topic, f"delta:{folder}", {"url": broker.url})
