@@ -65,10 +65,12 @@ class TypedField(msgspec.Struct, frozen=True):
 
 
 def read_schema(path: Path) -> tuple[TypedField, ...]:
-    """Read `--schema`. Raises InvalidArgument for what is no schema, OSError."""
+    """Read `--schema`. Raises InvalidArgument for what is no schema, or cannot be read."""
     example = '{"carrier": "string not null", "delay": "int32"}'
     try:
         given = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except OSError as error:
+        raise InvalidArgument(f"--schema {path} cannot be read ({error.strerror})") from None
     except msgspec.MsgspecError as error:
         raise InvalidArgument(f"{path} is no schema: {error}; write such as {example}") from None
     if not given:

@@ -11,7 +11,7 @@ import pytest
 
 from danube_fast.errors import InvalidArgument
 from danube_fast.spark.export.target import ExportSpec, parse_target
-from danube_fast.spark.export.typed import TypedField
+from danube_fast.spark.export.typed import TypedField, read_schema
 from danube_fast.testing.broker import Broker
 from tests.delivery.history_rig import keep_for_ever
 from tests.spark.export_rig import run
@@ -102,3 +102,9 @@ def test_a_first_export_that_fails_leaves_no_table(broker: Broker, tmp_path: Pat
         run(topic, f"delta:{folder}", {"url": broker.url}, partition_by="key")
     assert not folder.exists()
     run(topic, f"delta:{folder}", {"url": broker.url})
+
+
+def test_a_schema_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.json", tmp_path):
+        with pytest.raises(InvalidArgument, match=f"--schema {path} cannot be read"):
+            read_schema(path)
