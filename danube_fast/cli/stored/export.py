@@ -188,7 +188,8 @@ def _summary(report: Report) -> str:
     if not report.messages and not report.partitions and not report.replaced:
         return f"nothing new in {report.topic} for {report.target}"
     before = f", in place of {counted(report.replaced, 'message')}" if report.replaced else ""
-    return f"{counted(report.messages, 'message')} in {counted(report.files, 'file')} exported to {report.target}{before}"
+    done = "would be exported" if report.dry_run else "exported"
+    return f"{counted(report.messages, 'message')} in {counted(report.files, 'file')} {done} to {report.target}{before}"
 
 
 def _bar(at: ExportProgress, report: Report) -> str:
