@@ -23,7 +23,12 @@ from danube_fast.history.stores.url import parse_store_url
 from danube_fast.spark.options import KAFKA_PREFIX, kafka_only
 from danube_fast.types import parse_topic
 
-__all__ = ["WriteOptions", "check_write_id"]
+__all__ = ["ONCE_PREFIX", "STREAM_PREFIX", "WriteOptions", "check_write_id"]
+
+STREAM_PREFIX = "stream-"
+"""Of the write id of a stream that was given none; the id of its query follows."""
+ONCE_PREFIX = "once-"
+"""Of the write id of a batch write that was given none."""
 
 TIMEOUT_SECONDS = 300
 TIMEOUT_SECONDS_MAX = 7 * 24 * 3600

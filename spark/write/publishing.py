@@ -27,7 +27,7 @@ from danube_fast.errors import (
     ProducerFenced,
 )
 from danube_fast.history.stores.store import ObjectStore
-from danube_fast.spark.write.options import check_write_id
+from danube_fast.spark.write.options import STREAM_PREFIX, check_write_id
 from danube_fast.spark.write.record import (
     BatchState,
     Commit,
@@ -204,7 +204,8 @@ def finish_batch(link: BrokerLink, store: ObjectStore, state: BatchState) -> int
 
 
 def _check_query(store: ObjectStore, batches: Sequence[BatchState], proposal: Proposal) -> None:
-    """Raise FailedPrecondition if the write id is that of another topic or of another query."""
+    """Raise FailedPrecondition if the write id is that of another topic or of another query, or if the checkpoint of the
+    query has had batches under another write id."""
     for each in reversed(batches):
         known: Commit | Done | None = None
         with contextlib.suppress(NotFound):  # swept just now
@@ -214,7 +215,32 @@ def _check_query(store: ObjectStore, batches: Sequence[BatchState], proposal: Pr
                 known = read_commit(store, each.write_id, each.batch)
         if known is not None:
             _check_same(known, proposal)
-            return
+            break
+    _check_begun(store, batches, proposal)
+
+
+def _check_begun(store: ObjectStore, batches: Sequence[BatchState], proposal: Proposal) -> None:
+    """Raise FailedPrecondition for a stream that has begun under another write id: Spark repeats the last batch of a
+    checkpoint, and its rows would be published under both. Each batch leaves a record, an empty one too, and the newest
+    stays: without any there was no batch."""
+    own_id = f"{STREAM_PREFIX}{proposal.query}"
+    if not proposal.query or _has_record(batches):
+        return
+    if proposal.batch == 0 and (
+        proposal.write_id == own_id or not _has_record(list_batches(store, own_id))
+    ):
+        return
+    raise FailedPrecondition(
+        f"the checkpoint of this query has earlier batches, and {store.url} has none of them under {proposal.write_id}: "
+        "they were published under another write_id, with another staging or to another sink, or were given up with "
+        "`danube-fast spark writes abort`; take that write_id again (or leave write_id out, if there was none), or begin "
+        "a new checkpoint"
+    )
+
+
+def _has_record(batches: Sequence[BatchState]) -> bool:
+    """Whether any of the batches was committed."""
+    return any(each.is_committed or each.is_done for each in batches)
 
 
 def _check_same(known: Commit | Done, proposal: Proposal) -> None:

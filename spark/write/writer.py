@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from danube_fast.errors import FailedPrecondition, Internal, InvalidArgument
-from danube_fast.spark.write.options import WriteOptions
+from danube_fast.spark.write.options import ONCE_PREFIX, STREAM_PREFIX, WriteOptions
 from danube_fast.spark.write.publishing import BrokerLink, Proposal, publish_proposal
 from danube_fast.spark.write.record import (
     StagedObject,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchWriter", "StagedRows", "StreamWriter"]
 
-STREAM_PREFIX = "stream-"
-ONCE_PREFIX = "once-"
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 """What Spark tells the tasks of a stream."""
 

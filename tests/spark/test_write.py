@@ -235,6 +235,38 @@ def test_a_stream_whose_driver_is_killed_at_each_step(
         assert len(payloads_of(client, topic)) == 4001
 
 
+def test_a_stream_keeps_its_write_id(
+    spark: Any, broker: Broker, store: ObjectStore, tmp_path: Path
+) -> None:
+    """Batches without rows are no reason to refuse it; another id is, and leaves nothing staged."""
+    topic = "/default/bound"
+    (tmp_path / "in").mkdir()
+    schema, options = "value string", {"url": broker.url, "topic": topic}
+    options["checkpointLocation"] = str(tmp_path / "checkpoint")
+
+    def run(number: int, line: str, **more: str) -> None:
+        (tmp_path / "in" / f"{number}.txt").write_text(line)
+        lines = spark.readStream.format("text").schema(schema).load(str(tmp_path / "in"))
+        frame = lines.where("value <> 'none'").selectExpr("value payload")
+        query = (
+            frame.writeStream.format("danube").options(**options, **more)
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        with translated():
+            assert query.awaitTermination(WAIT_SECONDS)
+
+    for number, line in enumerate(("none", "none", "first", "none", "second")):
+        run(number, line)
+    with pytest.raises(FailedPrecondition, match="none of them under foo: they were published"):
+        run(5, "third", write_id="foo")
+    assert list_batches(store, "foo") == []
+    run(6, "fourth")
+    with broker.client() as client:
+        found = payloads_of(client, topic)
+    assert found[:2] == [b"first", b"second"] and {*found[2:]} == {b"third", b"fourth"}
+    assert len(found) == 4
+
+
 def test_a_broker_without_a_store(spark: Any, broker: Broker, tmp_path: Path) -> None:
     with BrokerLink(broker.url, 30) as link, pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -200,6 +200,42 @@ def test_batches_of_a_stream_follow_each_other(
             publish_proposal(link, store, other)
 
 
+def test_a_stream_that_has_begun_under_another_write_id(
+    broker: Broker, topic: str, store: ObjectStore
+) -> None:
+    """Spark has lost its own commit of the last batch, and repeats it: under another id it would double."""
+    with BrokerLink(broker.url, 30) as link, broker.client() as client:
+        for batch, payloads in ((0, numbers(0, 10)), (1, []), (2, []), (3, numbers(10, 10))):
+            rows = propose(link, store, topic, "stream-q", payloads, batch=batch, query="q")
+            assert publish_proposal(link, store, rows) == len(payloads)
+        for write_id, batch in (("foo", 3), ("foo", 4), ("foo", 1)):
+            rows = propose(link, store, topic, write_id, numbers(10, 10), batch=batch, query="q")
+            with pytest.raises(FailedPrecondition, match=f"none of them under {write_id}: they"):
+                publish_proposal(link, store, rows)
+        assert not any(each.is_committed for each in list_batches(store, "foo"))
+        again = propose(link, store, topic, "stream-q", numbers(10, 10), batch=3, query="q")
+        assert publish_proposal(link, store, again) == 10
+        assert payloads_of(client, topic) == numbers(0, 20)
+        forget_write(store, "stream-q")
+        rows = propose(link, store, topic, "stream-q", numbers(20, 10), batch=4, query="q")
+        with pytest.raises(FailedPrecondition, match=r"writes abort`; .* begin a new checkpoint"):
+            publish_proposal(link, store, rows)
+
+
+def test_a_stream_whose_first_batch_was_published_without_its_write_id(
+    broker: Broker, topic: str, store: ObjectStore
+) -> None:
+    with BrokerLink(broker.url, 30) as link, broker.client() as client:
+        rows = propose(link, store, topic, "stream-first", numbers(0, 10), query="first")
+        assert publish_proposal(link, store, rows) == 10
+        rows = propose(link, store, topic, "added", numbers(0, 10), query="first")
+        with pytest.raises(FailedPrecondition, match="none of them under added"):
+            publish_proposal(link, store, rows)
+        rows = propose(link, store, topic, "added", numbers(10, 10), query="second", run="s")
+        assert publish_proposal(link, store, rows) == 10
+        assert payloads_of(client, topic) == numbers(0, 20)
+
+
 def test_a_job_whose_write_was_given_up_meanwhile(
     broker: Broker, topic: str, store: ObjectStore
 ) -> None:
