@@ -27,7 +27,7 @@ from danube_fast.errors import (
     ProducerFenced,
 )
 from danube_fast.history.stores.store import ObjectStore
-from danube_fast.spark.write.options import STREAM_PREFIX, check_write_id
+from danube_fast.spark.write.options import ONCE_PREFIX, STREAM_PREFIX, check_write_id
 from danube_fast.spark.write.record import (
     BatchState,
     Commit,
@@ -316,7 +316,8 @@ def _publish(link: BrokerLink, store: ObjectStore, commit: Commit) -> int:
         reason = read_doubt(store, commit.write_id, commit.batch)
         raise FailedPrecondition(_doubtful(commit, reason))
     try:
-        publisher = link.open_frames(commit.topic, commit.write_id)
+        with _behind_commit(commit):
+            publisher = link.open_frames(commit.topic, commit.write_id)
     except NotFound:
         raise FailedPrecondition(
             f"{commit.topic} was deleted before all rows of {commit.write_id} were published; give them up with "
@@ -338,14 +339,8 @@ def _publish_opened(
     )
     _check_known(store, commit, publisher, is_own=is_own)
     try:
-        for number, (index, frame, count) in enumerate(_left(store, commit, publisher)):
-            link.send_frame(publisher, index, frame, count)
-            if number == 0:
-                reached("half")
-        link.flush_frames(publisher)
-        for lane in publisher.lanes:  # one whose rows were acked, and lost behind that
-            if isinstance(lane.failure, DataLoss):
-                raise lane.failure
+        with _behind_commit(commit):
+            _send(link, store, commit, publisher)
     except (ProducerFenced, DataLoss) as error:
         if any(isinstance(lane.failure, DataLoss) for lane in publisher.lanes):
             mark_doubt(store, commit.write_id, commit.batch, str(error))
@@ -354,11 +349,46 @@ def _publish_opened(
     reached("published")
     rows = sum(commit.row_counts)
     done = Done(topic=commit.topic, query=commit.query, rows=rows, made_ns=SystemClock().wall_ns())
-    create_done(store, commit.write_id, commit.batch, done)
+    with _behind_commit(commit):
+        create_done(store, commit.write_id, commit.batch, done)
     reached("done")
     _sweep(store, commit)
     reached("swept")
     return rows
+
+
+def _send(link: BrokerLink, store: ObjectStore, commit: Commit, publisher: FramePublisher) -> None:
+    """Send the frames that the broker has not, and wait for all acks. Raises what became of any of them."""
+    for number, (index, frame, count) in enumerate(_left(store, commit, publisher)):
+        link.send_frame(publisher, index, frame, count)
+        if number == 0:
+            reached("half")
+    link.flush_frames(publisher)
+    for lane in publisher.lanes:  # one whose rows were acked, and lost behind that
+        if isinstance(lane.failure, DataLoss):
+            raise lane.failure
+
+
+@contextlib.contextmanager
+def _behind_commit(commit: Commit) -> Iterator[None]:
+    """Add to an error how the rows of a commit are published after all. Those that have a cause in the commit itself,
+    its topic or another driver tell their own remedy."""
+    try:
+        yield
+    except (DataLoss, FailedPrecondition, NotFound):
+        raise
+    except DanubeError as error:
+        resume = f"`danube-fast spark writes resume {commit.write_id}`"
+        if commit.query:
+            how = f"start the query again with the same checkpoint, or run {resume}"
+        elif commit.write_id.startswith(ONCE_PREFIX):
+            how = f"run {resume} (a job that is run again would publish them twice)"
+        else:
+            how = f"run the job again with the same write_id, or {resume}"
+        raise type(error)(
+            f"{error}; the rows of write_id {commit.write_id}, batch {commit.batch}, are committed: to publish those "
+            f"that are left, {how}; the option timeoutSeconds gives it more time"
+        ) from None
 
 
 def _rows_of_other(store: ObjectStore, commit: Commit, error: DanubeError) -> int:

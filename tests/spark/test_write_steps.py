@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from danube_fast.client.produce.frames import FramePublisher
 from danube_fast.errors import (
     DataLoss,
     FailedPrecondition,
@@ -19,7 +18,7 @@ from danube_fast.errors import (
 )
 from danube_fast.history.audit import verify_history
 from danube_fast.history.stores.store import ObjectStore
-from danube_fast.spark.write import publishing, rows, staging
+from danube_fast.spark.write import publishing, staging
 from danube_fast.spark.write.publishing import (
     STEPS,
     BrokerLink,
@@ -431,49 +430,3 @@ def test_a_store_of_history_may_have_writes(broker: Broker, topic: str, store_fo
         report = verify_history(store, None)
         assert not report.damages and not report.orphans and report.objects > 0
         assert publish_proposal(link, store, proposal) == 10
-
-
-def _kill_the_worker_at_half(own: Broker, link: BrokerLink, patch: pytest.MonkeyPatch) -> None:
-    """Kill the worker when the first frame of a write is acked, and wait until another one is there."""
-    opened: list[FramePublisher] = []
-
-    def open_noted(topic: str, write_id: str) -> FramePublisher:
-        opened.append(BrokerLink.open_frames(link, topic, write_id))
-        return opened[-1]
-
-    def reached(step: str) -> None:
-        if step == "half":
-            link.flush_frames(opened[-1])
-            own.kill_worker(0)
-            with own.client() as client:
-                client.publish("/default/other", b"another worker is there")
-
-    patch.setattr(link, "open_frames", open_noted)
-    patch.setattr(publishing, "reached", reached)
-    patch.setattr(rows, "CHUNK_BYTES", 1)
-
-
-def test_the_worker_is_killed_while_rows_are_published(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A durable topic has each row once. One in memory has lost some: doubtful from then on, and no row doubles."""
-    with Broker() as own, own.client() as client:
-        for durability in ("fsync", "memory"):
-            topic = f"/default/{durability}"
-            client.admin.create_topic(topic, durability=durability)
-            with monkeypatch.context() as patch, BrokerLink(own.url, 30) as link:
-                _kill_the_worker_at_half(own, link, patch)
-                proposal = propose(link, store, topic, durability, numbers(0, COUNT))
-                if durability == "fsync":
-                    assert publish_proposal(link, store, proposal) == COUNT
-                    assert_once(client, topic, numbers(0, COUNT))
-                    continue
-                with pytest.raises(DataLoss, match="has lost messages that it had acked"):
-                    publish_proposal(link, store, proposal)
-            with (
-                BrokerLink(own.url, 30) as link,
-                pytest.raises(FailedPrecondition, match="it cannot be told which rows"),
-            ):
-                publish_proposal(link, store, proposal)
-            found = payloads_of(client, topic)
-            assert len(found) == len(set(found)) < COUNT

@@ -8,7 +8,7 @@ it is, also to the next process that goes on with the rest: so the first error e
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 from danube_fast.client.link.buffers import FRAME_AT, Buffer, BufferPool, Buffers, Sending
 from danube_fast.client.link.pump import Steps
@@ -16,6 +16,7 @@ from danube_fast.client.produce.lane import Lane
 from danube_fast.client.produce.outgoing import Outgoing, Packer
 from danube_fast.client.produce.producers import Producers
 from danube_fast.client.produce.publisher import Publisher
+from danube_fast.client.produce.state import Remedies
 from danube_fast.client.topics.routes import Partition, Routes, Topic
 from danube_fast.client.values.options import ProducerOptions
 from danube_fast.errors import AlreadyExists, DanubeError, DataLoss
@@ -24,6 +25,7 @@ from danube_fast.frame.layout import Codec
 __all__ = ["FramePublisher", "open_frames_steps"]
 
 _NOTHING = Outgoing()
+_ASK_AGAIN = "the next try asks the broker what it has"
 
 
 class _FramePacker(Packer):
@@ -69,6 +71,7 @@ class FramePublisher(Publisher):
     """A producer of ready frames. Under one name each sequence stands for one frame, for all processes."""
 
     __slots__ = ("_ready",)
+    remedies: ClassVar[Remedies] = Remedies(_ASK_AGAIN, _ASK_AGAIN, _ASK_AGAIN)
 
     def __init__(
         self, routes: Routes, buffers: Buffers, route: Topic, name: str, options: ProducerOptions

@@ -482,8 +482,7 @@ class Lane:
                 sending,
                 kind(
                     f"no ack from {self.connection.endpoint} within {self.producer.timeout_ns / 1e9:g} s"
-                    f"{why}; it may have been stored: publish it again under the same producer name, "
-                    "or raise timeout="
+                    f"{why}; it may have been stored: {self.producer.remedies.unacked}"
                 ),
             )
         # the broker may or may not have them: only it knows the next sequence

@@ -221,7 +221,7 @@ class Publisher(ProducerState):
             f"{lane.topic}: {self.unacked_bytes} bytes in {len(lane.unacked)} batches were not acked "
             f"within {seconds:g} s, so the message was not taken"
             + (f" (the broker says: {why})" if why else "")
-            + "; send more slowly, or raise window_bytes_max= or timeout="
+            + f"; {self.remedies.no_room}"
         )
 
     def checked(
@@ -320,7 +320,7 @@ class Publisher(ProducerState):
             self._raise_errors()
             if not ready:
                 raise DeadlineExceeded(
-                    f"not acked within {seconds:g} s: {self._unacked_text()}; flush again to wait on"
+                    f"not acked within {seconds:g} s: {self._unacked_text()}; {self.remedies.not_flushed}"
                     f"{self._refusal_text()}"
                 )
             return self._last_id

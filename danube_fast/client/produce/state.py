@@ -6,7 +6,7 @@ send, flush or close, naming the first and the last message concerned.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from danube_fast.client.link.buffers import Buffers, Sending
 from danube_fast.client.produce.outgoing import Outgoing, Packer, Ticket
@@ -16,14 +16,24 @@ from danube_fast.client.values.message import MessageId
 from danube_fast.client.values.options import ProducerOptions
 from danube_fast.errors import DanubeError
 
-__all__ = ["ProducerState"]
+__all__ = ["ProducerState", "Remedies"]
 
 _ERRORS_MAX = 1000
 """Distinct errors kept for the next call; they are raised as one."""
 
 
+class Remedies(NamedTuple):
+    """What the errors of a producer tell its user to do."""
+
+    unacked: str = "publish it again under the same producer name, or raise timeout="
+    no_room: str = "send more slowly, or raise window_bytes_max= or timeout="
+    not_flushed: str = "flush again to wait on"
+
+
 class ProducerState:
     """State of one producer, without its lanes. Under the pump's lock."""
+
+    remedies: ClassVar[Remedies] = Remedies()
 
     __slots__ = (
         "_errors", "_last_id", "_refusal", "_route", "_routes", "_window_bytes", "ack_class", "acked_messages", "name",
