@@ -13,12 +13,16 @@ from typing import Any
 from danube_fast import errors
 from danube_fast.errors import DanubeError, Internal, InvalidArgument
 
-__all__ = ["find_own", "translated"]
+__all__ = ["WriteWarning", "find_own", "translated"]
 
 _OWN = re.compile(r"danube_fast\.errors\.(\w+): (.*)")
 _DEPTH_MAX = 20
 _WRONG_STATES = ("22", "42")
 """Classes of SQLSTATE, by the standard: data that do not fit, a statement that is wrong."""
+
+
+class WriteWarning(UserWarning):
+    """Rows of a write are not published, or may be published twice."""
 
 
 def find_own(error: BaseException) -> DanubeError | None:

@@ -7,7 +7,8 @@
     spark_session(master="sc://host:15002")                         Spark Connect
 
 What Spark's Java process writes goes to a file of its own: its warnings are not a user's concern, and its last lines
-are part of the error if it does not start. A session that is active already is taken as it is.
+are part of the error if it does not start. Only warnings of a write, which its Python processes print there, are passed
+on to standard error. A session that is active already is taken as it is.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.errors import FailedPrecondition, InvalidArgument, Unavailable
-from danube_fast.spark.failures import translated
+from danube_fast.spark.failures import WriteWarning, translated
 from danube_fast.spark.java import find_java
 
 if TYPE_CHECKING:
@@ -47,6 +49,10 @@ LOG_LINES = 8
 _LOUD = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Loggers of PySpark."""
 _WRONG_MASTER = ("Could not parse Master URL", "Master must either be")
+
+_WARNING = re.compile(rf"\b{WriteWarning.__name__}: (.*)")
+_forwarders: list[threading.Thread] = []
+"""Of the Java process that was begun here."""
 
 _SETTINGS = {
     "spark.sql.python.filterPushdown.enabled": "true",
@@ -155,6 +161,38 @@ def _end_java() -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    _end_forwarding()
+
+
+def _forward(source: int, log: int) -> None:
+    """Copy what Java writes to its log, and print the warnings of writes, a line each."""
+    with open(source, "rb") as lines, open(log, "wb", buffering=0) as copy:
+        for line in lines:
+            copy.write(line)
+            if found := _WARNING.search(line.decode(errors="replace")):
+                print(f"warning: {found[1].rstrip()}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _forwarded(log: int) -> Iterator[int]:
+    """A descriptor for the errors of a Java process that begins meanwhile; `log`: of its log. The thread begins behind
+    that: Python warns of a fork beside threads."""
+    source, end = os.pipe()
+    forwarder = threading.Thread(
+        target=_forward, args=(source, os.dup(log)), name="danube-spark-errors", daemon=True
+    )
+    try:
+        yield end
+    finally:
+        os.close(end)
+        forwarder.start()
+        _forwarders.append(forwarder)
+
+
+def _end_forwarding() -> None:
+    """Wait until all is copied that a Java process has written which has ended."""
+    while _forwarders:
+        _forwarders.pop().join(END_SECONDS)
 
 
 def _require_pyspark() -> None:
@@ -201,9 +239,10 @@ def _start(master: str, name: str, settings: Mapping[str, str]) -> SparkSession:
     started: list[Any] = []
     try:
         with _environment(environment), open(descriptor, "wb") as output:
-            gateway = SparkContext._gateway or launch_gateway(
-                conf, {"stdout": output, "stderr": output}
-            )
+            gateway = SparkContext._gateway
+            if gateway is None:
+                with _forwarded(descriptor) as errors:
+                    gateway = launch_gateway(conf, {"stdout": output, "stderr": errors})
             started.append(gateway)
             on_interrupt = signal.getsignal(signal.SIGINT)
             context = SparkContext(gateway=gateway, conf=conf)
@@ -212,11 +251,12 @@ def _start(master: str, name: str, settings: Mapping[str, str]) -> SparkSession:
                 signal.signal(signal.SIGINT, on_interrupt)
         return SparkSession(context)
     except Exception as error:
-        failure = _failed(master, error, Path(log))
+        said = str(error) or type(error).__name__  # asks Java
         if SparkContext._gateway is None and started:
             SparkContext._gateway = started[0]
         _end_java()
-        raise failure from None
+        _end_forwarding()
+        raise _failed(master, said, Path(log)) from None
     finally:
         os.unlink(log)
 
@@ -262,7 +302,7 @@ def check_spark_home() -> None:
         )
 
 
-def _failed(master: str, error: Exception, log: Path) -> Exception:
+def _failed(master: str, error: str, log: Path) -> Exception:
     text = log.read_text(errors="replace")
     if any(words in f"{error}{text}" for words in _WRONG_MASTER):
         return InvalidArgument(

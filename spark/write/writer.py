@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from danube_fast.errors import FailedPrecondition, Internal, InvalidArgument
+from danube_fast.spark.failures import WriteWarning
 from danube_fast.spark.write.options import ONCE_PREFIX, STREAM_PREFIX, WriteOptions
 from danube_fast.spark.write.publishing import BrokerLink, Proposal, publish_proposal
 from danube_fast.spark.write.record import (
@@ -146,6 +147,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             warnings.warn(
                 "a write without write_id is published at least once: a job that is run again after a failure repeats "
                 "its rows; .option('write_id', ...) makes it once",
+                WriteWarning,
                 stacklevel=2,
             )
             return
@@ -155,10 +157,15 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         finally:
             store.close()
         self._is_settled = found is not None and (found.is_committed or found.is_done)
-        if found is not None and found.is_done:
+        if found is not None and self._is_settled:
+            state = (
+                "published already: nothing is published now"
+                if found.is_done
+                else "committed already: the rows committed then are published, and none of this run"
+            )
             warnings.warn(
-                f"write_id {self._write_id} is published already: nothing is published now; other rows need another "
-                "write_id",
+                f"write_id {self._write_id} is {state}; other rows need another write_id",
+                WriteWarning,
                 stacklevel=2,
             )
 

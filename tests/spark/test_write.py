@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from danube_fast.children import child_environment
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.history.stores.local import LocalStore
 from danube_fast.history.stores.store import ObjectStore
@@ -21,7 +24,7 @@ from danube_fast.spark.write.record import list_batches
 from danube_fast.spark.write.staging import open_staging
 from danube_fast.testing.broker import Broker
 from tests.delivery.history_rig import keep_for_ever
-from tests.spark.write_rig import payloads_of
+from tests.spark.write_rig import killed_driver, payloads_of
 
 WAIT_SECONDS = 120
 
@@ -76,6 +79,35 @@ def test_every_column_comes_back(spark: Any, broker: Broker, store: ObjectStore)
     _write(frame.limit(5), broker, topic)
     assert len(_read(spark, broker, topic)) == 45
     assert not [each for each in list_batches(store) if each.write_id.startswith("once-")]
+
+
+WARNED = """
+import sys
+from danube_fast.spark.session import spark_session
+url, topic = sys.argv[1:]
+with spark_session("local[1]") as spark:
+    rows = spark.sql("select 'x' payload").write.format("danube").options(url=url, topic=topic)
+    for options in ({}, {"write_id": "left"}, {"write_id": "warned"}, {"write_id": "warned"}):
+        rows.options(**options).mode("append").save()
+"""
+
+
+def test_warnings_of_writes_are_seen(broker: Broker, store: ObjectStore) -> None:
+    """In a session of ours, whose Java is silent: a line each, and no more."""
+    topic = "/default/warned"
+    with broker.client() as client:
+        client.admin.create_topic(topic)
+        killed_driver(broker.url, store.url, topic, "left", 0, 3, "committed")
+        done = subprocess.run(
+            [sys.executable, "-c", WARNED, broker.url, topic], env=child_environment(),
+            capture_output=True, text=True, timeout=WAIT_SECONDS, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        first, second, third = done.stderr.splitlines()
+        assert first.startswith("warning: a write without write_id is published at least once")
+        assert second.startswith("warning: write_id left is committed already: the rows committed")
+        assert third.startswith("warning: write_id warned is published already: nothing is")
+        assert Counter(payloads_of(client, topic)) == Counter({b"x": 2, b"0": 1, b"1": 1, b"2": 1})
 
 
 def test_a_task_is_tried_again_with_other_rows(spark: Any, broker: Broker, tmp_path: Path) -> None:
