@@ -246,8 +246,13 @@ def _has_record(batches: Sequence[BatchState]) -> bool:
 def _check_same(known: Commit | Done, proposal: Proposal) -> None:
     """Raise FailedPrecondition if what is known of a write id is of another topic or of another query."""
     if known.topic != proposal.topic:
+        if proposal.write_id == f"{STREAM_PREFIX}{proposal.query}":
+            raise FailedPrecondition(
+                f"the checkpoint is that of a stream to {known.topic}; use another checkpointLocation for {proposal.topic}"
+            )
+        also = " and another checkpointLocation" if proposal.query else ""
         raise FailedPrecondition(
-            f"write_id {proposal.write_id} is that of a write to {known.topic}; choose another one for "
+            f"write_id {proposal.write_id} is that of a write to {known.topic}; choose another one{also} for "
             f"{proposal.topic}"
         )
     if known.query != proposal.query:
