@@ -91,7 +91,11 @@ def _named(given: Mapping[str, str]) -> dict[str, str]:
         if lower.startswith(KAFKA_PREFIX):
             raise kafka_only(name)
         if lower in known:
-            values[known[lower]] = value
+            own = known[lower]
+            if values.setdefault(own, value) != value:
+                raise InvalidArgument(
+                    f"{own} is {values[own]!r:.200}, and as {name} it is {value!r:.200}; give it once"
+                )
         elif lower not in _OF_SPARK:
             unknown.append(name)
     check_names(unknown, _NAMES, "a write to danube")

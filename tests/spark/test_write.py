@@ -175,6 +175,7 @@ def test_wrong_rows_and_modes(spark: Any, broker: Broker, store: ObjectStore) ->
         ({"topic": "no topic"}, "no topic"),
         ({"topic": "/a/b", "WRITE_ID": "a/b"}, "write_id is 'a/b'"),
         ({"topic": "/a/b", "writeid": "x" * 129}, "1 to 128 letters"),
+        ({"topic": "/a/b", "write_id": "x", "writeId": "y"}, "write_id is 'x', and as writeId"),
         ({"topic": "/a/b", "staging": "memory://"}, "staging is memory://"),
         ({"topic": "/a/b", "staging": "s3://me:secret@bucket"}, "holds credentials"),
         ({"topic": "/a/b", "timeoutseconds": "x"}, "timeoutSeconds is 'x'"),
@@ -192,6 +193,7 @@ def test_options_of_a_write() -> None:
     given = {"topic": "/a/b", "checkpointlocation": "/c", "queryName": "q", "writeId": "w"}
     assert WriteOptions.parse(given) == WriteOptions("/a/b", None, "w", None, 300)
     assert WriteOptions.parse({"path": "/a/b", "WRITE_ID": "w"}).write_id == "w"
+    assert WriteOptions.parse({**given, "write_id": "w"}).write_id == "w"
 
 
 def _killed_source(folder: Path) -> type[DanubeSource]:
