@@ -23,7 +23,7 @@ _ERRORS_MAX = 1000
 
 
 class Remedies(NamedTuple):
-    """What the errors of a producer tell its user to do."""
+    """Remedies that the errors of a producer name."""
 
     unacked: str = "publish it again under the same producer name, or raise timeout="
     no_room: str = "send more slowly, or raise window_bytes_max= or timeout="
