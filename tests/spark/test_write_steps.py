@@ -262,16 +262,13 @@ def test_another_topic(broker: Broker, topic: str, folder: Path) -> None:
     write(broker.url, url, topic, "w", numbers(0, 10))
     with pytest.raises(FailedPrecondition, match=f"write_id w is that of a write to {topic}"):
         write(broker.url, url, f"{topic}2", "w", numbers(0, 10))
-    for write_id, text in (
-        (
-            "stream-b1",
-            f"the checkpoint is that of a stream to {topic}; use another checkpointLocation",
-        ),
-        ("mine", f"that of a write to {topic}; choose another one and another checkpointLocation"),
+    for query, write_id, text in (
+        ("b1", "stream-b1", f"that of a stream to {topic}; use another checkpointLocation for"),
+        ("b2", "mine", f"a write to {topic}; choose another one and another checkpointLocation"),
     ):
-        write(broker.url, url, topic, write_id, numbers(0, 10), query="b1")
+        write(broker.url, url, topic, write_id, numbers(0, 10), query=query)
         with pytest.raises(FailedPrecondition, match=text):
-            write(broker.url, url, f"{topic}2", write_id, numbers(0, 10), query="b1", batch=1)
+            write(broker.url, url, f"{topic}2", write_id, numbers(0, 10), query=query, batch=1)
 
 
 def test_a_topic_that_was_made_again(
