@@ -170,7 +170,7 @@ def test_an_interrupt_ends_a_followed_topic_quietly(filled: Broker, tmp_path: Pa
         ((TOPIC, "--to", "parquet:{}/out", "--columns", "value"), 2, "value"),
         ((TOPIC, "--to", "parquet:{}/out", "--start", "9", "--end", "9"), 2, "is not below"),
         ((TOPIC, "--to", "parquet:{}/out", "--follow", "--end", "9"), 2, "no end"),
-        ((TOPIC, "--to", "parquet:{}/out", "--schema", "{}/none"), 1, "No such file"),
+        ((TOPIC, "--to", "parquet:{}/out", "--schema", "{}/none"), 2, "No such file"),
         ((TOPIC, "--to", "parquet:/proc/nothing"), 4, "/proc/nothing"),
         ((TOPIC, "--to", "iceberg:http://127.0.0.1:9#a.b"), 5, "does not answer"),
     ],
