@@ -1,6 +1,6 @@
 """The messages about history between workers, the uploader and the coordinator.
 
-uploader -- ListBacklogs, FindPassing, HistoryRuns, NameProducers, SetUploaded --> worker
+uploader -- ListBacklogs, ListLogOnly, HistoryRuns, NameProducers, SetUploaded --> worker
 worker ---- FetchHistory, FindHistoryTime, ListExtents -------------> uploader
 uploader -- BeginUploader, FindWithoutHistory ----------------------> coordinator
          <- FlushHistory, RenewHold, ReleaseHold --------------------
@@ -23,7 +23,6 @@ __all__ = [
     "FetchedHistory",
     "FileRange",
     "FindHistoryTime",
-    "FindPassing",
     "FindWithoutHistory",
     "FlushHistory",
     "Flushed",
@@ -34,6 +33,7 @@ __all__ = [
     "ListBacklogs",
     "ListDeleted",
     "ListExtents",
+    "ListLogOnly",
     "Listed",
     "NameProducers",
     "NoteOlderCopy",
@@ -123,9 +123,9 @@ class ListBacklogs(Message, frozen=True):
     answer = Listed
 
 
-class FindPassing(Message, frozen=True):
-    """Ask a worker for those of some partitions that it has in its log, and that have no history: nothing of them counts
-    as waiting."""
+class ListLogOnly(Message, frozen=True):
+    """Ask a worker for those of some partitions whose messages are in its log and have no history; their backlogs count
+    as empty."""
 
     uploader_epoch: int
     partition_ids: list[int]

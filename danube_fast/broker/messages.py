@@ -23,7 +23,6 @@ from danube_fast.broker.history_messages import FetchedHistory as FetchedHistory
 from danube_fast.broker.history_messages import FetchHistory as FetchHistory
 from danube_fast.broker.history_messages import FileRange as FileRange
 from danube_fast.broker.history_messages import FindHistoryTime as FindHistoryTime
-from danube_fast.broker.history_messages import FindPassing as FindPassing
 from danube_fast.broker.history_messages import FindWithoutHistory as FindWithoutHistory
 from danube_fast.broker.history_messages import Flushed as Flushed
 from danube_fast.broker.history_messages import FlushedPartition as FlushedPartition
@@ -35,6 +34,7 @@ from danube_fast.broker.history_messages import ListBacklogs as ListBacklogs
 from danube_fast.broker.history_messages import ListDeleted as ListDeleted
 from danube_fast.broker.history_messages import Listed as Listed
 from danube_fast.broker.history_messages import ListExtents as ListExtents
+from danube_fast.broker.history_messages import ListLogOnly as ListLogOnly
 from danube_fast.broker.history_messages import NameProducers as NameProducers
 from danube_fast.broker.history_messages import NoteOlderCopy as NoteOlderCopy
 from danube_fast.broker.history_messages import ReleaseHold as ReleaseHold

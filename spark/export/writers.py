@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-__all__ = ["PARQUET", "REJECTED_FORM", "Writer", "make_writer"]
+__all__ = ["PARQUET", "REJECTED_FORM", "Writer", "make_writer", "text_of"]
 
 PARQUET = REJECTED_FORM = "parquet"
 GROUP_BYTES = 32 * 1024 * 1024
@@ -177,13 +177,15 @@ def _as_text(field: Any, column: Any) -> Any:
     except pa.ArrowInvalid:
         text = None
     if text is None or pc.any(pc.starts_with(text, pattern=_BASE64)).as_py():
-        return pa.array([_text(value) for value in column.to_pylist()], type=pa.string())
+        texts: list[str | None] = [
+            None if value is None else text_of(value) for value in column.to_pylist()
+        ]
+        return pa.array(texts, type=pa.string())
     return text
 
 
-def _text(value: bytes | None) -> str | None:
-    if value is None:
-        return None
+def text_of(value: bytes) -> str:
+    """Write bytes as text; as base64 behind `base64:` if they are no UTF-8, or begin like that."""
     with contextlib.suppress(UnicodeDecodeError):
         text = value.decode()
         if not text.startswith(_BASE64):

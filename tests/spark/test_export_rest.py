@@ -150,16 +150,22 @@ def test_a_commit_that_comes_late(
     assert _offsets(served) == list(range(COUNT))
 
 
-@pytest.mark.parametrize("late_in", [3, 4])
-def test_an_overwrite_is_none_of_what_it_gives_up(
-    options: dict[str, str], served: RestCatalogServer, late_in: int
-) -> None:
-    """A plan that was given up comes late, under the number of the overwrite."""
+def _with_late_commit(options: dict[str, str], served: RestCatalogServer) -> str:
+    """Export some, and then the rest by a commit that is refused and comes late; the target."""
     to = _target(served)
     run(TOPIC, to, {**options, "end": "1000"})
     served.faults = [Fault("late", 503)]
     with pytest.raises(Unavailable):
         run(TOPIC, to, options)
+    return to
+
+
+@pytest.mark.parametrize("late_in", [3, 4])
+def test_an_overwrite_is_none_of_what_it_gives_up(
+    options: dict[str, str], served: RestCatalogServer, late_in: int
+) -> None:
+    """A plan that was given up comes late, under the number of the overwrite."""
+    to = _with_late_commit(options, served)
     served.late_in = late_in
     run(TOPIC, to, {**options, "start": "10"}, mode="overwrite")
     assert _offsets(served) == list(range(10, COUNT))
@@ -168,11 +174,7 @@ def test_an_overwrite_is_none_of_what_it_gives_up(
 def test_an_overwrite_that_was_killed_is_done_over_what_came_late(
     options: dict[str, str], served: RestCatalogServer
 ) -> None:
-    to = _target(served)
-    run(TOPIC, to, {**options, "end": "1000"})
-    served.faults = [Fault("late", 503)]
-    with pytest.raises(Unavailable):
-        run(TOPIC, to, options)
+    to = _with_late_commit(options, served)
     kill_at("placed", topic=TOPIC, to=to, options={**options, "start": "10"}, mode="overwrite")
     served.apply_late()
     run(TOPIC, to, options)

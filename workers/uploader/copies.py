@@ -39,7 +39,9 @@ class _Copying:
         self.before = history.manifest.end_offset
         self.goes_on = history.agrees
         """Whether this process has uploaded what there is, so that it is known to be of this log."""
-        self.at = max(self.before if self.goes_on else 0, backlog.first_offset)
+        self.next_offset = self.before if self.goes_on else 0
+        """No frame that is added begins before it."""
+        self.at = max(self.next_offset, backlog.first_offset)
         """All below is in the store, or cannot be read any more."""
         self.sections: list[Section] = []
         self.producers: set[int] = set()
@@ -91,7 +93,7 @@ class Copies:
         """Make one object of frames from `copying.at` on."""
         state, backlog = self._state, copying.backlog
         writer, sender = outgoing.writer, outgoing.sender
-        writer.begin(backlog.partition_id, 0 if not copying.sections else copying.at)
+        writer.begin(backlog.partition_id, copying.next_offset)
         object_bytes = state.settings.history_object_bytes
         while writer.size < object_bytes and copying.at < backlog.end_offset:
             asked = m.HistoryRuns(state.epoch, backlog.partition_id, copying.at, READ_BYTES)
@@ -108,6 +110,7 @@ class Copies:
                 yield from self._rounds.send(sender, part)
             copying.at = runs.end_offset
             self._check_time(copying.deadline_ns)
+        copying.next_offset = copying.at
         copying.producers |= writer.producers
         writer.end()
         parts, sections = writer.finish()

@@ -71,13 +71,13 @@ class Flushes:
                     asked, store, backlogs, self._uploaded(backlogs, asked, deadline_ns)
                 )
             )
-        passing = yield from self._passing(asked, missing)
+        log_only = yield from self._log_only(asked, missing)
         yield from self._copies.begin(missing, deadline_ns)
         keys: set[str] = set()
         try:
-            copied = self._copied(passing, deadline_ns, keys)
+            copied = self._copied(log_only, deadline_ns, keys)
             return (
-                yield from self._held(asked, store, [backlog for _, backlog in passing], copied)
+                yield from self._held(asked, store, [backlog for _, backlog in log_only], copied)
             )
         finally:
             self._copies.end(missing, keys)
@@ -131,11 +131,11 @@ class Flushes:
         return manifests
 
     def _copied(
-        self, passing: Sequence[tuple[int, m.Backlog]], deadline_ns: int, keys: set[str]
+        self, log_only: Sequence[tuple[int, m.Backlog]], deadline_ns: int, keys: set[str]
     ) -> Task:
         """Copy partitions without history; their manifests. Raises DanubeError."""
         manifests: list[Manifest] = []
-        for worker, backlog in passing:
+        for worker, backlog in log_only:
             manifests.append((yield from self._copies.copy(worker, backlog, deadline_ns, keys)))
         return manifests
 
@@ -151,13 +151,13 @@ class Flushes:
             found |= {backlog.partition_id: backlog for backlog in listed.backlogs}
         return found
 
-    def _passing(self, asked: m.FlushHistory, missing: Sequence[int]) -> Task:
+    def _log_only(self, asked: m.FlushHistory, missing: Sequence[int]) -> Task:
         """Ask for the owners of partitions without history. Raises FailedPrecondition unless they are to be held,
         Unavailable while they move."""
         state = self._state
         found: dict[int, tuple[int, m.Backlog]] = {}
         for worker in state.boot.config.processes.workers:
-            listed: list[m.Backlog] = yield Ask(worker, m.FindPassing(state.epoch, [*missing]))
+            listed: list[m.Backlog] = yield Ask(worker, m.ListLogOnly(state.epoch, [*missing]))
             found |= {backlog.partition_id: (worker, backlog) for backlog in listed}
         if len(found) < len(asked.partition_ids):
             raise Unavailable("the topic is being moved or changed just now; try again")

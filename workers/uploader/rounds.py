@@ -205,9 +205,10 @@ class Rounds:
         return done
 
     def _is_aside(self, backlog: m.Backlog) -> bool:
-        if backlog.partition_id in self._state.deleting | self._state.copying:
+        number = backlog.partition_id
+        if number in self._state.deleting or number in self._state.copying:
             return True
-        until_ns, _ = self._aside.get(backlog.partition_id, (0, None))
+        until_ns, _ = self._aside.get(number, (0, None))
         return self._state.clock.monotonic_ns() < until_ns
 
     def _due(self, owned: Sequence[_Owned]) -> list[_Owned]:

@@ -11,23 +11,21 @@ from typing import Any
 
 from danube_fast.bench.load.payloads import Payloads
 from danube_fast.bench.peers.kafka import Kafka
+from danube_fast.errors import Internal
 
-__all__ = ["kafka_absence", "kafka_settings", "kafka_topic", "read_kafka"]
+__all__ = ["has_kafka", "kafka_settings", "kafka_topic", "read_kafka"]
 
 JARS = "SPARK_KAFKA_JARS"
 """Environment variable: a folder with the jars of spark-sql-kafka-0-10, as Maven's dependency:copy-dependencies leaves
 them: itself, spark-token-provider-kafka-0-10, kafka-clients, commons-pool2."""
 TOPIC = "rows"
-LIST = 10_000
+LIST = 100_000
+"""Messages that are sent together."""
 
 
-def kafka_absence() -> str:
-    """Say what is missing; empty if nothing is."""
-    if not _jars():
-        return (
-            f"no jars of spark-sql-kafka-0-10; set {JARS} to a folder that has them (docs/peers.md)"
-        )
-    return Kafka().absence() or ""
+def has_kafka() -> bool:
+    """Whether a server and the source are here (docs/peers.md)."""
+    return bool(_jars()) and Kafka().absence() is None
 
 
 def kafka_settings() -> dict[str, str]:
@@ -43,7 +41,7 @@ def kafka_topic(payloads: Payloads) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="df-kafka-") as folder:
         server = system.start(Path(folder), variant)
         if server is None:
-            raise RuntimeError("Kafka has a server")
+            raise Internal("Kafka was started without a server")
         try:
             options = {
                 "address": server.address, "topic": TOPIC, "message_bytes": len(payloads[0]),
@@ -51,12 +49,9 @@ def kafka_topic(payloads: Payloads) -> Iterator[str]:
             }  # fmt: skip
             sender = system.open_sender(options)
             try:
-                sender.send_lists(
-                    [
-                        [payloads[number] for number in range(at, min(at + LIST, payloads.count))]
-                        for at in range(0, payloads.count, LIST)
-                    ]
-                )
+                for at in range(0, payloads.count, LIST):
+                    some = range(at, min(at + LIST, payloads.count))
+                    sender.send_lists([[payloads[number] for number in some]])
             finally:
                 sender.close()
             yield server.address

@@ -27,7 +27,7 @@ from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.workloads.history import topics
 from danube_fast.bench.workloads.history.stores import Store, local
 from danube_fast.bench.workloads.spark.kafka import (
-    kafka_absence,
+    has_kafka,
     kafka_settings,
     kafka_topic,
     read_kafka,
@@ -63,11 +63,10 @@ def run_scan(rig: Rig, plan: Plan) -> Figures:
     """Read a topic by Spark."""
     figures = blank(plan)
     with uploaded(rig, plan) as (broker, store, topic, payloads):
-        has_kafka = not kafka_absence()
-        settings = SETTINGS | (kafka_settings() if has_kafka else {})
+        settings = SETTINGS | (kafka_settings() if has_kafka() else {})
         with spark_session(MASTER, settings=settings) as spark:
             _scan(figures, spark, broker, store, topic, payloads)
-            if has_kafka:
+            if has_kafka():
                 two = functools.partial(_topic, spark.read, broker, topic, columns=TWO)
                 _beside_kafka(figures, spark, two, payloads)
         _slice(figures, broker, store, topic)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import datetime as dt
 from typing import Annotated, Any
 
@@ -18,12 +17,11 @@ from danube_fast.cli.stored.options import (
     StoreOption,
     UrlOption,
 )
+from danube_fast.spark.export.writers import text_of
 
 __all__ = ["sql"]
 
 ROWS_SHOWN_MAX = 1000
-MARK = "base64:"
-"""Before bytes that are no text, and those that begin like it."""
 
 
 @command(
@@ -89,15 +87,6 @@ def _distinct(names: list[str]) -> list[str]:
     return found
 
 
-def _text(data: bytes) -> str:
-    """Bytes as text, so that different ones stay different."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        text = MARK
-    return f"{MARK}{base64.b64encode(data).decode()}" if text.startswith(MARK) else text
-
-
 def _plain(value: Any) -> Any:
     """A value as JSON has it: text where bytes are UTF-8, else base64 behind `base64:`; times in RFC 3339."""
     if hasattr(value, "asDict"):
@@ -107,7 +96,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if isinstance(value, bytes | bytearray):
-        return _text(bytes(value))
+        return text_of(bytes(value))
     if isinstance(value, dt.datetime):
         return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, bool | int | float | str | None):

@@ -1,7 +1,7 @@
 """A worker's side of the upload: which messages are to be uploaded, where they stand, how far they are.
 
     uploader -- ListBacklogs --> partitions with messages that only the log has
-             -- FindPassing --> those whose messages have no history, and pass
+             -- ListLogOnly --> partitions without history
              -- HistoryRuns ---> their frames in the log's files, durable ones only
              -- NameProducers -> the names of those who published them
              -- SetUploaded ---> a record in the log; behind it the log may be trimmed
@@ -47,7 +47,7 @@ class Uploads:
         mailbox = state.boot.mailbox
         mailbox.serve(m.HistoryReport, self._hear)
         mailbox.serve(m.ListBacklogs, self._list)
-        mailbox.serve(m.FindPassing, self._find)
+        mailbox.serve(m.ListLogOnly, self._list_log_only)
         mailbox.serve(m.HistoryRuns, self._runs)
         mailbox.serve(m.NameProducers, self._names)
         mailbox.serve(m.SetUploaded, self._set)
@@ -110,7 +110,7 @@ class Uploads:
         oldest_ns = backlogs.oldest_ns(ages_ns) if asked.are_others else max(ages_ns, default=0)
         request.reply(m.Listed(listed, waiting, oldest_ns))
 
-    def _find(self, request: Request[m.FindPassing]) -> None:
+    def _list_log_only(self, request: Request[m.ListLogOnly]) -> None:
         self._check(request.message.uploader_epoch)
         found = [self._state.partition(number) for number in request.message.partition_ids]
         request.reply(
