@@ -144,6 +144,15 @@ class Producer(ProducerView, Closing):
         The fields are those of `send`. Raises ProducerFenced, TopicDeleted, DeadlineExceeded after the producer's
         timeout (the message may have been stored), and what `send` raises.
         """
+        if (
+            key is None
+            and attributes is None
+            and event_time is None
+            and deliver_at is None
+            and deliver_after is None
+            and (message_id := self._publisher.publish_plain(payload)) is not None
+        ):
+            return message_id
         return self._run(
             self._publisher.publish_steps(
                 payload, key, attributes, event_time, deliver_at, deliver_after

@@ -49,6 +49,7 @@ __all__ = [
     "decode_client_command",
     "decode_server_command",
     "encode",
+    "op_code",
 ]
 
 PROTOCOL_VERSION = 1
@@ -335,6 +336,14 @@ _server_decoder = msgspec.msgpack.Decoder(ServerCommand)
 
 encode = _encoder.encode
 """Command -> bytes of its ZeroMQ part."""
+
+
+def op_code(command: type[_Command]) -> int:
+    """Return the number that stands first in a command, for kernels that write or read it."""
+    tag = command.__struct_config__.tag
+    if not isinstance(tag, int):
+        raise TypeError(f"{command.__name__} has no number")
+    return tag
 
 
 def decode_client_command(data: Any) -> ClientCommand:

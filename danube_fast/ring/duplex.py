@@ -26,11 +26,11 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from danube_fast.errors import DataLoss
-from danube_fast.frame.kernel import direct, kernel
-from danube_fast.ring import layout
-from danube_fast.ring.atomics import fence, load_relaxed, store_seq_cst
-from danube_fast.ring.doorbell import Doorbell
+from danube_fast.ring import duplex_kernel, layout
+from danube_fast.ring.duplex_kernel import CAPACITY, ENDED, IN, OUT, ROW_WORDS, SOCKET, WAITS
 from danube_fast.ring.spsc import SpscRing
 
 if TYPE_CHECKING:
@@ -44,30 +44,13 @@ _END = 0xFFFF_FFFF
 _WORD = struct.Struct("<I")
 _WORD_BYTES = _WORD.size
 _LEADS = [struct.Struct(f"<{1 + count}I") for count in range(PARTS_MAX + 1)]
-_SIGNALS_MAX = 4096
-_DONT_WAIT = int(socket.MSG_DONTWAIT)
-_SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SMALL_BYTES = 16 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
-
-
-@kernel("int64(int64,int64)")
-def _ask_room(word: int, number: int) -> int:
-    """Say that there was no room, and look again. Its fence pairs with the one in _room_asked."""
-    store_seq_cst(word, number)
-    fence()
-    return number
-
-
-@kernel("int64(int64)")
-def _room_asked(word: int) -> int:
-    """The number of the newest complaint, 0 = none. Behind the release of a record."""
-    fence()
-    return load_relaxed(word)
-
-
-_ask = direct(_ask_room)
-_asked = direct(_room_asked)
+_ring_peer = duplex_kernel.ring_peer
+_ask_room = duplex_kernel.ask_room
+_answer_room = duplex_kernel.answer_room
+_arm = duplex_kernel.arm
+_hear = duplex_kernel.hear
 
 
 def _half_bytes(capacity_bytes: int) -> int:
@@ -80,39 +63,20 @@ def duplex_bytes(capacity_bytes: int) -> int:
     return 2 * _half_bytes(capacity_bytes)
 
 
-class _SocketBell(Doorbell):
-    """A doorbell whose signals are bytes in a socket."""
-
-    __slots__ = ("_socket",)
-
-    def __init__(self, sock: socket.socket, word_address: int) -> None:
-        super().__init__(sock.fileno(), word_address)
-        self._socket = sock
-
-    def ring_always(self) -> None:
-        try:
-            self._socket.send(b"\1", _SEND_FLAGS)
-        except OSError:
-            return  # a full socket has woken its reader already; a closed one tells its end to `hear`
-
-
 class Duplex:
     """One side of such a connection. One thread at a time."""
 
     __slots__ = (
-        "_ask_word",
-        "_asked_word",
         "_in",
         "_left",
+        "_memory",
         "_message_bytes_max",
         "_out",
-        "_own_bell",
-        "_peer_bell",
         "_record_bytes_max",
-        "_room_number",
-        "_room_told",
         "_socket",
         "_whole",
+        "_words",
+        "row",
     )  # fmt: skip
 
     def __init__(
@@ -129,11 +93,12 @@ class Duplex:
         rings = SpscRing.attach(view[:half]), SpscRing.attach(view[half : 2 * half])
         self._in, self._out = rings if serves else rings[::-1]
         self._socket = sock
-        self._own_bell = _SocketBell(sock, self._in.address + layout.AT_READER_SLEEPING)
-        self._peer_bell = _SocketBell(sock, self._out.address + layout.AT_READER_SLEEPING)
-        self._asked_word = self._in.address + layout.AT_ROOM_ASKED
-        self._ask_word = self._out.address + layout.AT_ROOM_ASKED
-        self._room_told = self._room_number = 0
+        self._memory = np.zeros(ROW_WORDS, np.int64)
+        self._words = self._memory.data
+        self.row: int = self._memory.ctypes.data
+        """Address of its words, for kernels (`duplex_kernel.py`); it must outlive their use."""
+        self._words[IN], self._words[OUT] = self._in.address, self._out.address
+        self._words[CAPACITY], self._words[SOCKET] = capacity_bytes, sock.fileno()
         self._record_bytes_max = self._out.record_bytes_max
         self._message_bytes_max = message_bytes_max
         self._whole = bytearray()
@@ -147,6 +112,7 @@ class Duplex:
 
     def close(self) -> None:
         """End it. The memory goes with the last reference."""
+        self._words[SOCKET] = -1
         self._socket.close()
 
     # ------------------------------------------------------------ out
@@ -170,14 +136,23 @@ class Duplex:
         else:
             self._left = self._slices(b"".join((lead, *parts)))
             self._flush()
-        self._peer_bell.ring()
+        _ring_peer(self.row)
         return True
 
     def flush(self) -> bool:
         """Send on what is left of a large message; whether nothing is left."""
         if self._left and self._flush():
-            self._peer_bell.ring()
+            _ring_peer(self.row)
         return not self._left
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether a part of a large message waits for room: nothing else may go before it."""
+        return bool(self._left)
+
+    def wait_no_more(self) -> None:
+        """Say that nothing waits for room, since the last complaint was made."""
+        self._words[WAITS] = 0
 
     def _flush(self) -> int:
         done = 0
@@ -200,8 +175,7 @@ class Duplex:
     def _push(self, *parts: Buffer) -> bool:
         if self._out.try_push(*parts):
             return True
-        self._room_number += 1
-        _ask(self._ask_word, self._room_number)
+        _ask_room(self.row)
         return self._out.try_push(*parts)
 
     # ------------------------------------------------------------ in
@@ -224,9 +198,7 @@ class Duplex:
                     return None
                 message = self._take(shown)
                 inbound.release()
-            number = _asked(self._asked_word)
-            if number != self._room_told:
-                self._tell_room(number)
+            _answer_room(self.row)
             if message is not None:
                 return message
 
@@ -245,28 +217,14 @@ class Duplex:
         whole, self._whole = memoryview(self._whole), bytearray()
         return _split(whole, _WORD.unpack_from(whole)[0] if len(whole) >= _WORD_BYTES else 0)
 
-    def _tell_room(self, number: int) -> None:
-        if 2 * self._in.used_bytes <= self._in.capacity_bytes:
-            self._room_told = number
-            self._own_bell.ring_always()
-
     def arm(self) -> bool:
         """Ask the peer to signal what it sends. False if there is something already."""
-        self._own_bell.prepare_sleep()
-        if self._in.readable:
-            self._own_bell.cancel_sleep()
-            return False
-        return True
+        return bool(_arm(self.row))
 
     def hear(self) -> bool:
         """Take the signals that came. False: the peer is gone, and nothing will come any more
         behind what the ring holds."""
-        try:
-            return bool(self._socket.recv(_SIGNALS_MAX, _DONT_WAIT))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        return bool(_hear(self.row) != ENDED)
 
 
 def _split(image: bytes | memoryview, count: int) -> list[bytes]:

@@ -17,6 +17,7 @@ import pytest
 from danube_fast.errors import DanubeError, Unavailable
 from danube_fast.ring import handover
 from danube_fast.ring.duplex import PARTS_MAX, Duplex, duplex_bytes
+from danube_fast.ring.duplex_kernel import ring_peer, signal_peer
 from danube_fast.ring.handover import Refused, RingServer, dial, take
 
 RING_BYTES = 1 << 14
@@ -263,7 +264,7 @@ def test_an_endless_message_ends_its_sender(house: House) -> None:
     slice_bytes = RING_BYTES // 4
     for _ in range(MESSAGE_BYTES_MAX // slice_bytes + 2):
         liar._out.try_push(struct.pack("<I", 0xFFFF_FFFE) + bytes(slice_bytes))
-        liar._peer_bell.ring()
+        ring_peer(liar.row)
         house.hear()
     assert len(house.server) == 0
 
@@ -305,7 +306,7 @@ def test_a_client_that_scribbles_harms_itself_only() -> None:
         except DanubeError:
             pass  # it may notice itself
         house.server.send(named, [b"y" * draw.randrange(300)])
-        liar._peer_bell.ring_always()
+        signal_peer(liar.row)
         assert honest.send([b"%d" % case])
         others = [parts for sender, parts in house.hear(50) if sender == identity]
         others += [parts for sender, parts in house.hear(50) if sender == identity]

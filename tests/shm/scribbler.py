@@ -19,6 +19,7 @@ import time
 from danube_fast.errors import DanubeError
 from danube_fast.net import protocol as p
 from danube_fast.ring.duplex import Duplex
+from danube_fast.ring.duplex_kernel import signal_peer
 from danube_fast.ring.handover import dial, take
 
 WAIT_SECONDS = 60.0
@@ -81,7 +82,7 @@ def spoil(duplex: Duplex, draw: random.Random) -> None:
             with contextlib.suppress(OSError):
                 sock.send(bytes(draw.randrange(1, 3000)), socket.MSG_DONTWAIT)
         else:
-            duplex._peer_bell.ring_always()
+            signal_peer(duplex.row)
     if draw.random() < 0.3:
         sock.shutdown(draw.choice((socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR)))
         time.sleep(0.01)

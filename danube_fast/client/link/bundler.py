@@ -183,7 +183,7 @@ class Bundler:
         request = connection.next_request()
         connection.beat_soon()
         if not self.on_way:
-            self._pump.arm(self, min(self._due_ns, self._pump.clock.monotonic_ns() + ACK_TICK_NS))
+            self.look_for_answers()
         self.on_way[request] = sendings
         for sending in sendings:
             sending.request = request
@@ -194,6 +194,10 @@ class Bundler:
             frames = [(each.lane.partition_id, each.frame()) for each in sendings]
             bundle = memoryview(sealed_bundle(frames))
         connection.send_bundle(encode(Publish(request)), bundle)
+
+    def look_for_answers(self) -> None:
+        """Let the timer thread look for answers now and then, if no other thread does."""
+        self._pump.arm(self, min(self._due_ns, self._pump.clock.monotonic_ns() + ACK_TICK_NS))
 
     def on_published(self, request: int, outcome: list[int], texts: dict[int, str]) -> None:
         """Hand each frame of one PUBLISH its answer: status and offset."""

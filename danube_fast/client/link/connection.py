@@ -17,9 +17,11 @@ from __future__ import annotations
 import enum
 from typing import Any, NamedTuple, Protocol
 
+from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.bundler import Bundler
 from danube_fast.client.link.calls import Call, OnLoss, Report, Reporter, asks_again
 from danube_fast.client.link.dialer import Dialer
+from danube_fast.client.link.lookout import Link
 from danube_fast.client.link.pump import Pump
 from danube_fast.client.link.ring_port import RingPort
 from danube_fast.client.values.limits import (
@@ -124,6 +126,8 @@ class Connection:
         self.producer_names: dict[tuple[int, int], str] = {}
         self.calls: dict[int, Call] = {}
         self.bundler = Bundler(self)
+        self.link_number = pump.next_link_number()
+        self._is_linked = False
         self._identity = identity
         self._session, self._token = 0, b""
         self._request = 0
@@ -143,6 +147,7 @@ class Connection:
 
     def _connect(self) -> None:
         """Open a port, unless none is to be had just now."""
+        self._is_linked = False
         self._port = self._dialer.open(self.endpoint)
         if self._port is not None:
             self._fd = self._port.fileno()
@@ -160,6 +165,23 @@ class Connection:
     def has_rings(self) -> bool:
         """Whether it goes through shared memory now."""
         return isinstance(self._port, RingPort)
+
+    @property
+    def free_row(self) -> int:
+        """Address of the words of its rings (`duplex_kernel.py`), if the next message may go there at once; or 0."""
+        port = self._port
+        if self.state is State.OPEN and isinstance(port, RingPort) and port.has_room:
+            duplex = port.duplex
+            return 0 if duplex is None or duplex.has_slices else duplex.row
+        return 0
+
+    @property
+    def link(self) -> Link | None:
+        """The rings, for a leader to look at, while there are any."""
+        port = self._port
+        if isinstance(port, RingPort) and (duplex := port.duplex) is not None:
+            return Link(self._fd, duplex, self.link_number)
+        return None
 
     @property
     def has_room(self) -> bool:
@@ -188,7 +210,7 @@ class Connection:
         port, self._port = self._port, None
         if port is not None:
             self.pump.remove(self)
-            port.close(linger_ms)
+            self.pump.dispose(lambda: port.close(linger_ms))
 
     def _on_rings_lost(self, port: RingPort) -> None:
         """Go on without rings: the worker ended, or has none for this client."""
@@ -365,15 +387,14 @@ class Connection:
     def drain(self, lazily: bool = False) -> int:
         """Read until nothing is left (credit and windows bound it); how many commands there were.
 
-        `lazily`: rings that gave something are not armed yet; the pump calls again for that.
+        `lazily`: rings are not armed, as a leader does that.
         """
         port = self._port
         had_room = port is None or port.has_room
+        if isinstance(port, RingPort):
+            port.arms = not lazily
         count = 0
         while port is not None and port is self._port:
-            if lazily and count and self.has_rings and not port.readable():
-                self.pump.look_again(self)
-                break
             head = port.receive_head()
             if head is None:
                 break
@@ -381,9 +402,13 @@ class Connection:
             count += 1
         if count:
             self._heard_ns = self.pump.clock.monotonic_ns()
-        if isinstance(port, RingPort) and port is self._port and port.lost is not None:
-            self._on_rings_lost(port)
-            count += 1
+        if isinstance(port, RingPort) and port is self._port:
+            if port.lost is not None:
+                self._on_rings_lost(port)
+                count += 1
+            elif not self._is_linked and port.duplex is not None:
+                self._is_linked = True
+                self.pump.rings_came()
         return count + (self.has_room and not had_room)  # a call may wait for that
 
     def _handle(self, head: memoryview | bytes, port: Port | RingPort) -> None:
@@ -394,7 +419,7 @@ class Connection:
             self._on_deliver(command.consumer_ids, parts)
             return
         if kind is Published:
-            self._on_published(command)
+            self._settle(command.entries, command.texts)
         elif kind is Result or kind is Pong:
             call = self.calls.get(command.request)
             if call is not None:
@@ -415,12 +440,22 @@ class Connection:
         else:
             raise TypeError(f"a command of kind {kind.__name__} has no meaning for a client")
 
-    def _on_published(self, command: Published) -> None:
+    def take_answer(self, ticket: Ticket) -> None:
+        """Take what a leader has read for a ticket with a row; look for it elsewhere if there is nothing."""
+        answer = self.pump.answers.take(ticket)
+        if answer is not None:
+            request, *outcome = answer
+            self._settle([(request, outcome)], {})
+        elif not ticket.done:
+            self.bundler.look_for_answers()
+
+    def _settle(self, entries: list[tuple[int, list[int]]], texts: dict[int, str]) -> None:
+        """Hand frames their answers, as PUBLISHED has them."""
         bundler = self.bundler
         gathers = bundler.gather()  # acks let open batches go: in as few bundles as may be
         try:
-            for request, outcome in command.entries:
-                bundler.on_published(request, outcome, command.texts)
+            for request, outcome in entries:
+                bundler.on_published(request, outcome, texts)
             bundler.answered()
         finally:
             if gathers:

@@ -5,15 +5,16 @@ everything there is and resolves the waits. Other threads that must wait are *fo
 sleep on a condition; when the leader leaves, one of them takes over.
 
       caller A (leader)      caller B (follower)     timer thread
-           |  poll outside the lock   | condition.wait       | sleeps until the next deadline
-           v                          v                      v
+           |  sleeps in a kernel      | condition.wait       | sleeps until the next deadline
+           v  (`lookout.py`)          v                      v
       +-------------------------- one lock ---------------------------+
       | drain(): every connection -> acks, replies, deliveries, events |
       +----------------------------------------------------------------+
 
 ZeroMQ's file descriptor is edge-triggered by commands: any send or receive may swallow the edge.
 So no thread sleeps on it before a look, under the lock, at every socket that was used since it was read,
-and a thread that sends while a leader sleeps wakes it if something has come in (`after_send`).
+and a thread that sends while a leader sleeps wakes it if something has come in (`after_send`). Rings the kernel
+looks at by itself: it hands acks over to the threads that wait for them (`answers.py`), and wakes for all else.
 
 Operations that wait are written once, as generators of `Wait` (`Steps`). `run` drives them for
 threads; `aio.py` drives the same generators for an event loop.
@@ -28,12 +29,14 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from danube_fast.checks import check_seconds
+from danube_fast.client.link.answers import Answers, Ticket
+from danube_fast.client.link.lookout import Link, Lookout
 from danube_fast.client.values.limits import FOREVER_NS, SLICE_NS
-from danube_fast.clock import Clock, spin
+from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError
 
 __all__ = ["Finished", "Pump", "Steps", "Timed", "Wait", "deadline_after", "seconds_until"]
@@ -67,8 +70,7 @@ class Socket(Protocol):
         """Return the descriptor to sleep on."""
 
     def drain(self, lazily: bool = False) -> int:
-        """Read what is there; how many messages that was. `lazily`: it may call `look_again` instead of
-        making sure that nothing comes behind them."""
+        """Read what is there; how many messages that was. `lazily`: rings need not be armed, as the leader does that."""
 
     def readable(self) -> bool:
         """Whether something can be read now."""
@@ -76,6 +78,10 @@ class Socket(Protocol):
     @property
     def has_rings(self) -> bool:
         """Whether its descriptor is raised again for whatever comes after a look."""
+
+    @property
+    def link(self) -> Link | None:
+        """The rings that a leader may look at without the lock, if it has any."""
 
     def reset(self) -> None:
         """Reading was interrupted, perhaps in the middle of a message."""
@@ -127,11 +133,15 @@ class Pump:
         """Of all producers."""
         self.on_progress: Callable[[], None] | None = None
         """An event loop that shares this pump hears here that states changed."""
+        self.answers = Answers()
         self._condition = threading.Condition(self.lock)
         self._sockets: list[Socket] = []
         self._by_fd: dict[int, Socket] = {}
         self._unread: dict[Socket, None] = {}
         """Sockets that were used since they were read, or that woke the leader."""
+        self._lookout: Lookout | None = None
+        """Made anew when a connection has come, gone, or got its rings."""
+        self._disposals: list[Callable[[], None]] = []
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -156,6 +166,7 @@ class Pump:
 
     def add(self, connection: Socket) -> None:
         """Watch a connection's descriptor. Under the lock."""
+        self._lookout = None
         self._sockets.append(connection)
         self._by_fd[connection.fileno()] = connection
         self._epoll.register(connection.fileno(), select.EPOLLIN)
@@ -163,6 +174,7 @@ class Pump:
     def remove(self, connection: Socket) -> None:
         """Forget a connection, before its socket is closed. Under the lock."""
         self._unread.pop(connection, None)
+        self._lookout = None
         if connection in self._sockets:
             self._sockets.remove(connection)
             self._by_fd.pop(connection.fileno(), None)
@@ -175,9 +187,21 @@ class Pump:
         """Read every socket. Under the lock. How many messages were read."""
         return self._drain(tuple(self._sockets))
 
-    def look_again(self, connection: Socket) -> None:
-        """Under the lock: look at that connection again before a thread sleeps."""
-        self._unread[connection] = None
+    def next_link_number(self) -> int:
+        """Return a number that no connection of this client has had."""
+        return next(self._order)
+
+    def rings_came(self) -> None:
+        """Under the lock: look at the rings that a connection has got."""
+        self._lookout = None
+
+    def dispose(self, close: Callable[[], None]) -> None:
+        """Under the lock: close a descriptor, or memory, when no leader looks at it any more."""
+        if not self._asleep:
+            close()
+            return
+        self._disposals.append(close)
+        self._wake_leader()
 
     def _drain(self, connections: Iterable[Socket], lazily: bool = False) -> int:
         self._unread = {}
@@ -206,7 +230,7 @@ class Pump:
             return
         self._unread[connection] = None
         if (self._asleep or self.on_progress is not None) and connection.readable():
-            os.eventfd_write(self._wake_fd, 1)
+            self._wake_leader()
 
     # ------------------------------------------------------------ waiting
 
@@ -215,9 +239,12 @@ class Pump:
         if self._followers:
             self._condition.notify_all()
         if self._asleep:
-            os.eventfd_write(self._wake_fd, 1)
+            self._wake_leader()
         if self.on_progress is not None:
             self.on_progress()
+
+    def _wake_leader(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
 
     def run(self, steps: Steps[T]) -> T:
         """Drive an operation to its end in the calling thread. Raises what makes the client unusable."""
@@ -253,18 +280,34 @@ class Pump:
                         return False
                     self._follow(min(deadline_ns - now, SLICE_NS))
                     continue
-                self._leading = True
-                try:
-                    expired = self._lead(ready, deadline_ns)
-                finally:
-                    self._leading = False
-                    if self._followers:
-                        self._condition.notify()
-                if self.callbacks:
-                    self.run_callbacks()
-                if expired:
+                if self._lead_for(ready, deadline_ns, 0):
                     return ready()
             return True
+
+    def await_answer(self, ticket: Ticket) -> None:
+        """Block until the ticket, which has a row, is answered or the client is closed. The caller holds the lock,
+        once."""
+        known = self.answers.is_known
+        while not known(ticket) and not self.closed:
+            if self._leading:
+                self._follow_row(ticket)
+            else:
+                self._lead_for(lambda: known(ticket), FOREVER_NS, ticket.row)
+
+    def _lead_for(self, ready: Callable[[], bool], deadline_ns: int, row: int) -> bool:
+        """Be the leader until `ready()`, callbacks were called, or the time is up (then True)."""
+        self._leading = True
+        try:
+            expired = self._lead(ready, deadline_ns, row)
+        finally:
+            self._leading = False
+            if self._followers:
+                self._condition.notify()
+            else:
+                self.answers.hand_over()
+        if self.callbacks:
+            self.run_callbacks()
+        return expired
 
     def _follow(self, limit_ns: int) -> None:
         self._followers += 1
@@ -273,7 +316,18 @@ class Pump:
         finally:
             self._followers -= 1
 
-    def _lead(self, ready: Callable[[], bool], deadline_ns: int) -> bool:
+    def _follow_row(self, ticket: Ticket) -> None:
+        """Sleep on the ticket's row, without the lock."""
+        answers = self.answers
+        answers.sleeping[ticket] = None
+        try:
+            self.lock.release()
+            answers.sleep(ticket, SLICE_NS)
+        finally:
+            self._own_again()
+            del answers.sleeping[ticket]
+
+    def _lead(self, ready: Callable[[], bool], deadline_ns: int, row: int) -> bool:
         """Read and sleep until `ready()`, callbacks are due, or the time is up (then True)."""
         while True:
             # of all others the descriptor would tell: only use of a socket swallows its edge
@@ -285,21 +339,30 @@ class Pump:
             left_ns = deadline_ns - self.clock.monotonic_ns()
             if left_ns <= 0 or self.closed:
                 return True
-            self._sleep(min(left_ns, SLICE_NS))
+            self._sleep(row, min(left_ns, SLICE_NS))
 
-    def _sleep(self, limit_ns: int) -> None:
-        """Sleep on the sockets without the lock; the caller has just found them empty."""
+    def _look_out(self) -> Lookout:
+        links = [link for each in self._sockets if (link := each.link) is not None]
+        self._lookout = Lookout(self._epoll.fileno(), self.answers.address, self.spin_ns, links)
+        return self._lookout
+
+    def _sleep(self, row: int, limit_ns: int) -> None:
+        """Sleep until that row is answered or there is something to read, without the lock. The caller has just found
+        nothing."""
+        lookout = self._lookout or self._look_out()
+        descriptors: Sequence[int] = ()
         self._asleep = True
         try:
             self.lock.release()
-            found = spin(self.clock, self.spin_ns, lambda: self._epoll.poll(0))
-            events = found or self._epoll.poll(limit_ns / 1e9)
+            descriptors = lookout.sleep(row, limit_ns)
         finally:
             self._own_again()
             self._asleep = False
+            while self._disposals:
+                self._disposals.pop()()
             if self.closed:
                 self._close_descriptors()
-        for fd, _ in events:
+        for fd in descriptors:
             if fd == self._wake_fd:
                 self.clear_wake()
             elif fd in self._by_fd:
@@ -410,6 +473,7 @@ class Pump:
             return
         self.closed = True
         self.notify()
+        self.answers.wake_all()
         if not self._asleep:
             self._close_descriptors()
 

@@ -3,8 +3,8 @@
     dial --> waits for its rings --> open --> lost (the worker ended, or refused)
 
 What is sent before the rings are there, or while they are full, waits in a queue: windows and credit
-bound it. The socket is readable only for a reader that has found the ring empty, so every `receive_head` that
-finds nothing arms it.
+bound it. The socket is readable only for a reader that has found the ring empty, so a `receive_head` that
+finds nothing arms it, or the leader does before it sleeps.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _MESSAGE_BYTES_MAX = 1 << 30
 class RingPort:
     """Rings to one worker. One thread at a time."""
 
-    __slots__ = ("_duplex", "_queue", "_rest", "_socket", "lost", "more")
+    __slots__ = ("_duplex", "_queue", "_rest", "_socket", "arms", "lost", "more")
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._duplex: Duplex | None = None
         self._queue: deque[tuple[Any, ...]] = deque()
         self._rest: list[bytes] = []
+        self.arms = True
+        """Whether a `receive_head` that finds nothing asks the worker for a signal; False: a leader does."""
         self.more = False
         """Parts follow the one that `receive_head` gave."""
         self.lost: DanubeError | None = None
@@ -61,6 +63,11 @@ class RingPort:
     def has_room(self) -> bool:
         """Whether nothing waits for room."""
         return not self._queue
+
+    @property
+    def duplex(self) -> Duplex | None:
+        """The rings, while they are there."""
+        return self._duplex if self.lost is None else None
 
     # ------------------------------------------------------------ in
 
@@ -91,7 +98,7 @@ class RingPort:
                 return message
             here = duplex.hear()
             self._send_queued(duplex)
-            if duplex.arm():
+            if not (self.arms or duplex.readable) or duplex.arm():
                 if not here:
                     raise Unavailable("the worker ended")
                 return None
@@ -129,12 +136,15 @@ class RingPort:
         queue = self._queue
         while queue and duplex.send(queue[0]):
             queue.popleft()
-        duplex.flush()
+        if duplex.flush() and not queue:
+            duplex.wait_no_more()
 
     def close(self, linger_ms: int) -> None:
         """End the connection. What is in the ring is still read by the worker."""
         if self.lost is None:
             self.lost = Unavailable("the connection was closed")
         self._queue.clear()
-        self._duplex = None
+        duplex, self._duplex = self._duplex, None
+        if duplex is not None:
+            duplex.close()
         self._socket.close()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from danube_fast.checks import check_callable, check_seconds, check_time_ns
+from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.buffers import FRAME_AT, Buffer, BufferPool
 from danube_fast.client.topics.routes import Topic
 from danube_fast.client.values.limits import (
@@ -34,7 +35,6 @@ __all__ = [
     "OnDelivery",
     "Outgoing",
     "Packer",
-    "Ticket",
     "as_key",
     "as_payload",
     "as_time_ns",
@@ -103,41 +103,6 @@ def checked_attributes(value: Any) -> Attributes:
                 ) from None
             return copy
     raise InvalidArgument(f"attributes map str to str; this does not: {value!r:.200}")
-
-
-class Ticket:
-    """Stands among the callbacks for a call that waits for one message's ack."""
-
-    __slots__ = ("_error", "_message_id", "done")
-
-    def __init__(self) -> None:
-        self.done = False
-        self._message_id: MessageId | None = None
-        self._error: DanubeError | None = None
-
-    def complete(self, message_id: MessageId | None, error: DanubeError | None) -> None:
-        """Note the outcome. Under the pump's lock."""
-        self._message_id, self._error, self.done = message_id, error, True
-
-    def is_complete(self) -> bool:
-        """Whether the outcome is known."""
-        return self.done
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the outcome is an error."""
-        return self._error is not None
-
-    def result(self) -> MessageId:
-        """Return the id, or raise the error (a fresh one: several may wait for one frame)."""
-        if self._message_id is None:
-            error = self._error
-            raise (
-                type(error)(str(error))
-                if error is not None
-                else TypeError("the outcome is not known yet")
-            )
-        return self._message_id
 
 
 class Outgoing:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from danube_fast.checks import check_callable
+from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.buffers import Buffers
 from danube_fast.client.link.pump import Steps, Wait, deadline_after
 from danube_fast.client.produce.lane import Lane
@@ -21,7 +22,6 @@ from danube_fast.client.produce.outgoing import (
     Attributes,
     OnDelivery,
     Outgoing,
-    Ticket,
     as_key,
     as_payload,
     as_time_ns,
@@ -32,6 +32,7 @@ from danube_fast.client.produce.outgoing import (
     outgoing_list,
 )
 from danube_fast.client.produce.state import ProducerState
+from danube_fast.client.produce.straight import PAYLOAD_BYTES_MAX
 from danube_fast.client.topics.routes import Partition, Routes, Topic, made_again
 from danube_fast.client.values.limits import (
     BATCH_MESSAGES_MAX,
@@ -48,7 +49,7 @@ from danube_fast.errors import (
     ResourceExhausted,
 )
 from danube_fast.frame.hash import key_hash
-from danube_fast.frame.layout import FRAME_OVERHEAD_BYTES
+from danube_fast.frame.layout import FRAME_OVERHEAD_BYTES, Codec
 
 __all__ = ["Fields", "Publisher"]
 
@@ -62,7 +63,7 @@ class Publisher(ProducerState):
     """Lanes and open batches of one producer."""
 
     __slots__ = (
-        "__weakref__", "_batch_bytes", "_linger_ns", "_lock", "_next_lane", "_only", "_quick", "joining", "lanes",
+        "__weakref__", "_alone_bytes_max", "_batch_bytes", "_linger_ns", "_lock", "_next_lane", "_only", "_quick", "joining", "lanes",
         "topic",
     )  # fmt: skip
 
@@ -73,6 +74,7 @@ class Publisher(ProducerState):
         self.topic: str = route.name
         self._lock = self.pump.lock
         self._batch_bytes = options.batch_bytes - FRAME_OVERHEAD_BYTES
+        self._alone_bytes_max = PAYLOAD_BYTES_MAX if options.codec == Codec.NONE else -1
         self._linger_ns = options.linger_ns
         self._next_lane = 0
         self.joining: list[Lane] = []
@@ -106,6 +108,11 @@ class Publisher(ProducerState):
                 )
             self.packer.keep_to([lane.connection.limits for lane in self.lanes])
             self._batch_bytes = self.packer.batch_bytes - FRAME_OVERHEAD_BYTES
+            self._alone_bytes_max = min(
+                self._alone_bytes_max,
+                self.packer.message_bytes_max,
+                self._batch_bytes - MESSAGE_OVERHEAD_BYTES,
+            )
 
     # ------------------------------------------------------------ sending
 
@@ -171,6 +178,34 @@ class Publisher(ProducerState):
         while (lane := self.try_send(fields, callback)) is not None:
             yield from self._room(lane, deadline_ns)
 
+    def publish_plain(self, payload: Any) -> MessageId | None:
+        """Publish a payload alone over rings, and wait for its ack; None, and nothing was done, if that takes more than
+        a frame in an idle lane, or if an event loop waits for acks."""
+        if type(payload) is not bytes or len(payload) > self._alone_bytes_max:
+            return None
+        pump, ticket = self.pump, Ticket()
+        pump.acquire()
+        try:
+            lane = self._quick
+            if lane is None or pump.on_progress is not None or not lane.send_alone([payload], ticket):
+                return None
+            connection = lane.connection
+            try:
+                pump.await_answer(ticket)
+            finally:
+                connection.take_answer(ticket)
+        finally:
+            pump.release()
+        if not ticket.done:  # the answer was for a session that is lost since
+            pump.wait(ticket.is_complete)
+        return self._outcome(ticket)
+
+    def _outcome(self, ticket: Ticket) -> MessageId:
+        """Return the id of a message; raise the error that kept it out, or why the client does not wait any more."""
+        if not ticket.done and self._refusal is not None:
+            raise self._refusal
+        return ticket.result()
+
     def publish_steps(
         self,
         payload: bytes | None,
@@ -185,7 +220,7 @@ class Publisher(ProducerState):
         ticket = Ticket()
         yield from self.send_steps(fields, ticket)
         yield Wait(ticket.is_complete)
-        return ticket.result()
+        return self._outcome(ticket)
 
     def _has_room(self, lane: Lane, payload_bytes: int) -> bool:
         """Whether the open batch takes one more message, if need be after it was sent."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple
 
+from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.buffers import Buffers, Sending
-from danube_fast.client.produce.outgoing import Outgoing, Packer, Ticket
+from danube_fast.client.produce.outgoing import Outgoing, Packer
 from danube_fast.client.topics.routes import Routes, Topic
 from danube_fast.client.values.limits import CLIENT_WINDOW_BYTES
 from danube_fast.client.values.message import MessageId

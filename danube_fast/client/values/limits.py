@@ -12,7 +12,7 @@ from danube_fast.frame.layout import FRAME_BYTES_CAP
 FOREVER_NS = 1 << 62
 """A deadline that never comes."""
 
-SLICE_NS = 200 * MILLISECOND_NS
+SLICE_NS = 100 * MILLISECOND_NS
 """Longest uninterrupted sleep of a waiting caller, so that Ctrl-C is always answered."""
 
 SPIN_US_MAX = 10_000

@@ -1,0 +1,172 @@
+"""Kernels of one side of a `Duplex`: its words, its signals, room, and a message of two parts in one call.
+
+    IN, OUT      addresses of the ring that it reads and of the one that it writes; CAPACITY of each
+    SOCKET       -1 once the side is closed: the number of a closed descriptor may soon be another's
+    ROOM_TOLD    the newest complaint of the peer that was answered
+    ROOM_ASKED   number of the newest complaint of its own
+    WAITS        1 from a complaint on until Python has sent all that waited: signals are for Python
+    SIGNAL       the byte that goes out; SIGNALS: room for those that come
+    HEAD         room for the first part of a message, for who sends it
+
+The row of these words lies in memory of the side's own process, and one thread at a time works on it. What is
+in the rings is copied before it is looked at: the peer may scribble over them.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from danube_fast.frame.kernel import direct, kernel
+from danube_fast.frame.memory import load_i64, memory_copy, store_u32, store_u64
+from danube_fast.ring.atomics import fence, load_relaxed, store_relaxed, store_seq_cst
+from danube_fast.ring.doorbell import _cancel_sleep, _clear, _prepare_sleep, _sleep_to_end
+from danube_fast.ring.layout import (
+    AT_READER_SLEEPING,
+    AT_ROOM_ASKED,
+    RECORD_HEADER_BYTES,
+    RING_HEADER_BYTES,
+    WORD_BYTES,
+)
+from danube_fast.ring.spsc_kernel import FULL, _publish, _readable, _reserve_one, _used
+from danube_fast.ring.system import errno_now, receive, send
+
+__all__ = [
+    "CAPACITY",
+    "ENDED",
+    "HEAD",
+    "HEAD_BYTES_MAX",
+    "IN",
+    "OUT",
+    "ROW_WORDS",
+    "SOCKET",
+    "WAITS",
+    "answer_room",
+    "arm",
+    "ask_room",
+    "hear",
+    "push_pair",
+    "ring_peer",
+    "signal_peer",
+    "word_of",
+]
+
+IN, OUT, CAPACITY, SOCKET, ROOM_TOLD, ROOM_ASKED, WAITS, SIGNAL, HEAD, _, SIGNALS = range(11)
+HEAD_BYTES_MAX = 2 * WORD_BYTES
+_SIGNALS_MAX = 1024
+ROW_WORDS = SIGNALS + _SIGNALS_MAX // WORD_BYTES
+_AT_SIGNAL, _AT_SIGNALS = SIGNAL * WORD_BYTES, SIGNALS * WORD_BYTES
+_SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_HEAR_FLAGS = int(socket.MSG_DONTWAIT)
+_EAGAIN, _EINTR = errno.EAGAIN, errno.EINTR
+_LENGTH_BYTES = 4
+ENDED = -1
+"""The peer has closed its side."""
+
+
+@kernel("int64(int64,int64)")
+def word_of(row: int, number: int) -> int:
+    """Word `number` of a row."""
+    word: int = load_i64(row + number * WORD_BYTES)
+    return word
+
+
+@kernel("int64(int64)")
+def _signal_peer(row: int) -> int:
+    """Wake the peer whatever it says of itself. A full socket has woken it already; of a closed one `hear` tells."""
+    send(word_of(row, SOCKET), row + _AT_SIGNAL, 1, _SEND_FLAGS)
+    return 1
+
+
+@kernel("int64(int64)")
+def _ring_peer(row: int) -> int:
+    """Wake the peer if it sleeps; 1 if it was signalled. Behind the release of a record."""
+    word = word_of(row, OUT) + AT_READER_SLEEPING
+    number = _sleep_to_end(word)
+    if number == 0:
+        return 0
+    _signal_peer(row)
+    _clear(word, number)
+    return 1
+
+
+@kernel("int64(int64)")
+def _ask_room(row: int) -> int:
+    """Say that there was no room, and look again. Its fence pairs with the one in `answer_room`."""
+    number = word_of(row, ROOM_ASKED) + 1
+    store_u64(row + ROOM_ASKED * WORD_BYTES, number)
+    store_relaxed(row + WAITS * WORD_BYTES, 1)
+    store_seq_cst(word_of(row, OUT) + AT_ROOM_ASKED, number)
+    fence()
+    return number
+
+
+@kernel("int64(int64)")
+def _answer_room(row: int) -> int:
+    """Signal a peer that has found no room, once half the ring is free. Behind the release of a record."""
+    fence()
+    ring = word_of(row, IN)
+    number = load_relaxed(ring + AT_ROOM_ASKED)
+    if number == word_of(row, ROOM_TOLD) or 2 * _used(ring) > word_of(row, CAPACITY):
+        return 0
+    store_u64(row + ROOM_TOLD * WORD_BYTES, number)
+    return _signal_peer(row)
+
+
+@kernel("int64(int64)")
+def _arm(row: int) -> int:
+    """Ask the peer to signal what it sends. 0 if there is something already."""
+    ring = word_of(row, IN)
+    _prepare_sleep(ring + AT_READER_SLEEPING)
+    if _readable(ring) != 0:
+        _cancel_sleep(ring + AT_READER_SLEEPING)
+        return 0
+    return 1
+
+
+@kernel("int64(int64)")
+def _disarm(row: int) -> int:
+    """Let the peer do without signals again."""
+    return _cancel_sleep(word_of(row, IN) + AT_READER_SLEEPING)
+
+
+@kernel("int64(int64)")
+def _hear(row: int) -> int:
+    """Take the signals that came: how many bytes, or ENDED if the peer has closed its side."""
+    count: int = receive(word_of(row, SOCKET), row + _AT_SIGNALS, _SIGNALS_MAX, _HEAR_FLAGS)
+    if count > 0:
+        return count
+    if count == 0:
+        return ENDED
+    fault = errno_now()
+    return 0 if fault in (_EAGAIN, _EINTR) else ENDED
+
+
+@kernel("int64(int64,int64,int64,int64,int64)")
+def push_pair(row: int, head: int, head_bytes: int, body: int, body_bytes: int) -> int:
+    """Append the message of two parts and wake the peer: its size, or a code of the ring."""
+    ring, capacity = word_of(row, OUT), word_of(row, CAPACITY)
+    size = 3 * _LENGTH_BYTES + head_bytes + body_bytes
+    position = _reserve_one(ring, capacity, size)
+    if position == FULL:
+        _ask_room(row)
+        position = _reserve_one(ring, capacity, size)
+    if position < 0:
+        return position
+    target = ring + RING_HEADER_BYTES + (position & (capacity - 1)) + RECORD_HEADER_BYTES
+    store_u32(target, 2)
+    store_u32(target + _LENGTH_BYTES, head_bytes)
+    store_u32(target + 2 * _LENGTH_BYTES, body_bytes)
+    memory_copy(target + 3 * _LENGTH_BYTES, head, head_bytes)
+    memory_copy(target + 3 * _LENGTH_BYTES + head_bytes, body, body_bytes)
+    _publish(ring, capacity, position, size)
+    _ring_peer(row)
+    return size
+
+
+signal_peer = direct(_signal_peer)
+ring_peer = direct(_ring_peer)
+ask_room = direct(_ask_room)
+answer_room = direct(_answer_room)
+arm = direct(_arm)
+hear = direct(_hear)
