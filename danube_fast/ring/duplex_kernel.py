@@ -46,13 +46,15 @@ __all__ = [
     "ask_room",
     "hear",
     "push_pair",
+    "push_part",
     "ring_peer",
     "signal_peer",
     "word_of",
 ]
 
-IN, OUT, CAPACITY, SOCKET, ROOM_TOLD, ROOM_ASKED, WAITS, SIGNAL, HEAD, _, SIGNALS = range(11)
-HEAD_BYTES_MAX = 2 * WORD_BYTES
+IN, OUT, CAPACITY, SOCKET, ROOM_TOLD, ROOM_ASKED, WAITS, SIGNAL, HEAD = range(9)
+HEAD_BYTES_MAX = 5 * WORD_BYTES
+SIGNALS = HEAD + HEAD_BYTES_MAX // WORD_BYTES
 _SIGNALS_MAX = 1024
 ROW_WORDS = SIGNALS + _SIGNALS_MAX // WORD_BYTES
 _AT_SIGNAL, _AT_SIGNALS = SIGNAL * WORD_BYTES, SIGNALS * WORD_BYTES
@@ -142,24 +144,54 @@ def _hear(row: int) -> int:
     return 0 if fault in (_EAGAIN, _EINTR) else ENDED
 
 
-@kernel("int64(int64,int64,int64,int64,int64)")
-def push_pair(row: int, head: int, head_bytes: int, body: int, body_bytes: int) -> int:
-    """Append the message of two parts and wake the peer: its size, or a code of the ring."""
+@kernel("int64(int64,int64)")
+def _reserve(row: int, size: int) -> int:
+    """Position of a record of that size, after a complaint if there is no room; or a code of the ring."""
     ring, capacity = word_of(row, OUT), word_of(row, CAPACITY)
-    size = 3 * _LENGTH_BYTES + head_bytes + body_bytes
     position = _reserve_one(ring, capacity, size)
     if position == FULL:
         _ask_room(row)
         position = _reserve_one(ring, capacity, size)
+    return position
+
+
+@kernel("int64(int64,int64)")
+def _place_of(row: int, position: int) -> int:
+    """Where the record at a position of the outgoing ring begins."""
+    start = word_of(row, OUT) + RING_HEADER_BYTES + RECORD_HEADER_BYTES
+    return start + (position & (word_of(row, CAPACITY) - 1))
+
+
+@kernel("int64(int64,int64,int64)")
+def push_part(row: int, part: int, part_bytes: int) -> int:
+    """Append a message of one part and wake the peer: its size, or a code of the ring."""
+    size = 2 * _LENGTH_BYTES + part_bytes
+    position = _reserve(row, size)
     if position < 0:
         return position
-    target = ring + RING_HEADER_BYTES + (position & (capacity - 1)) + RECORD_HEADER_BYTES
+    target = _place_of(row, position)
+    store_u32(target, 1)
+    store_u32(target + _LENGTH_BYTES, part_bytes)
+    memory_copy(target + 2 * _LENGTH_BYTES, part, part_bytes)
+    _publish(word_of(row, OUT), word_of(row, CAPACITY), position, size)
+    _ring_peer(row)
+    return size
+
+
+@kernel("int64(int64,int64,int64,int64,int64)")
+def push_pair(row: int, head: int, head_bytes: int, body: int, body_bytes: int) -> int:
+    """Append a message of two parts and wake the peer: its size, or a code of the ring."""
+    size = 3 * _LENGTH_BYTES + head_bytes + body_bytes
+    position = _reserve(row, size)
+    if position < 0:
+        return position
+    target = _place_of(row, position)
     store_u32(target, 2)
     store_u32(target + _LENGTH_BYTES, head_bytes)
     store_u32(target + 2 * _LENGTH_BYTES, body_bytes)
     memory_copy(target + 3 * _LENGTH_BYTES, head, head_bytes)
     memory_copy(target + 3 * _LENGTH_BYTES + head_bytes, body, body_bytes)
-    _publish(ring, capacity, position, size)
+    _publish(word_of(row, OUT), word_of(row, CAPACITY), position, size)
     _ring_peer(row)
     return size
 

@@ -158,6 +158,25 @@ class RingServer:
         """Whether `receive` has to look again before the process sleeps."""
         return bool(self._awake)
 
+    def awake_links(self) -> list[tuple[bytes, Duplex]]:
+        """List the links to look at, in their order: identity and rings."""
+        links = self._links
+        return [(identity, links[identity]) for identity in self._awake]
+
+    def armed(self, identity: bytes) -> None:
+        """Rest a link that the caller has found empty and armed; one that has ended is left to `receive`."""
+        if identity not in self._ended:
+            self._awake.pop(identity, None)
+
+    def took(self, identity: bytes) -> None:
+        """Note that the caller has taken a message of a link."""
+        if self._silent:
+            self._silent.pop(identity, None)
+
+    def link(self, identity: bytes) -> Duplex | None:
+        """Find the rings of a client."""
+        return self._links.get(identity)
+
     # ------------------------------------------------------------ links
 
     def look(self) -> None:

@@ -5,7 +5,7 @@ Commands, sessions and answers are the same behind both; only the identity tells
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from danube_fast.config import Settings
@@ -13,6 +13,7 @@ from danube_fast.frame.kernel import address_of
 from danube_fast.net.greeting import message_bytes_max
 from danube_fast.net.server import PART_BYTES_MAX_SLACK, PeerGone, Server, WouldBlock
 from danube_fast.ring.handover import RingServer
+from danube_fast.workers.shard.deliver.ring_out import send_delivery, send_published
 
 __all__ = ["Transports"]
 
@@ -29,6 +30,10 @@ class Transports:
         self.drained = False
         """Whether the last `receive` took all messages."""
         self._rings_first = False
+        self.take_plain: Callable[[int], int] = lambda _: 0
+        """Takes up to so many messages out of rings by itself, and returns how many; see `RingIntake`."""
+        self.plain_count = 0
+        """Messages that it took during the last `receive`."""
 
     def open_rings(self, ipc_endpoint: str, settings: Settings) -> None:
         """Serve rings too; if they are switched off, clients are told so. Raises Unavailable."""
@@ -46,14 +51,22 @@ class Transports:
         """Take up to `limit` waiting messages: identity, command (valid until the next one), parts behind it.
         Never blocks. The transports take turns in going first."""
         self.drained = False
+        self.plain_count = 0
         self._rings_first = not self._rings_first
         rings = self.rings
         if rings is not None and self._rings_first:
-            yield from rings.receive(limit)
+            yield from self._receive_rings(rings, limit)
         yield from self.server.receive(limit)
         if rings is not None and not self._rings_first:
-            yield from rings.receive(limit)
+            yield from self._receive_rings(rings, limit)
         self.drained = self.server.drained and not (rings is not None and rings.awake)
+
+    def _receive_rings(
+        self, rings: RingServer, limit: int
+    ) -> Iterator[tuple[bytes, Any, list[Any]]]:
+        self.plain_count = self.take_plain(limit)
+        if self.plain_count < limit:
+            yield from rings.receive(limit - self.plain_count)
 
     def room(self, identity: bytes, size: int) -> tuple[Any, int]:
         """Allocate a part of a message for this client; the part, and the address of its `size` bytes. Raises
@@ -72,6 +85,23 @@ class Transports:
         sent = self.rings.send(identity, parts) if self.rings is not None else None
         if not sent:
             raise PeerGone if sent is None else WouldBlock
+
+    def send_published(self, identity: bytes, request: int, status: int, offset: int) -> bool:
+        """Send the answer to a PUBLISH of one frame straight into the client's ring; False if that cannot be."""
+        row = self._free_row(identity)
+        return row != 0 and send_published(row, request, status, offset) >= 0
+
+    def send_delivery(self, identity: bytes, consumer_id: int, bundle: Any) -> bool:
+        """Send a bundle of one frame to a consumer straight into the client's ring; False if that cannot be."""
+        row = self._free_row(identity)
+        return row != 0 and send_delivery(row, consumer_id, address_of(bundle), len(bundle)) >= 0
+
+    def _free_row(self, identity: bytes) -> int:
+        """Address of the words of a client's rings, if nothing waits for room there; or 0."""
+        if identity[0] == _ROUTED or self.rings is None:
+            return 0
+        link = self.rings.link(identity)
+        return 0 if link is None or link.has_slices else link.row
 
     def look_after(self, *, silent: bool) -> None:
         """Mind the descriptors; if `silent`, close rings whose client has sent nothing since the last time."""

@@ -26,6 +26,7 @@ from danube_fast.net import protocol as p
 from danube_fast.net.allocation import keep_freed_memory
 from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter
 from danube_fast.ring.control import ProcessState
+from danube_fast.security.authorization import AllowAll
 from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.commands import OWN_SESSION, Commands
 from danube_fast.workers.process.environment import Environment
@@ -76,6 +77,7 @@ from danube_fast.workers.shard.publish.forward import Forwarder
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.publish.journal import SIBLINGS_WAIT_NS, Group, Journal, Publication
 from danube_fast.workers.shard.publish.producers import Producers
+from danube_fast.workers.shard.publish.ring_intake import RingIntake
 from danube_fast.workers.shard.publish.sync_faults import repair_failed_sync
 from danube_fast.workers.shard.read.log_reader import LogReader
 from danube_fast.workers.shard.rollback import Restored
@@ -252,6 +254,9 @@ class ShardWorker:
         config = self.state.boot.config
         port = self.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
         self.transports.open_rings(config.ipc_endpoint, self.state.settings)
+        if self.transports.rings is not None and type(self._environment.authorizer) is AllowAll:
+            taking = RingIntake(self.state, self.transports.rings, self.intake, self.state.sessions)
+            self.transports.take_plain = taking.take
         self._idle = IdleStrategy(
             self.transports.filenos(),
             self.transports.readable,
@@ -316,8 +321,7 @@ class ShardWorker:
         work += self.delivery.flush()
         if self.intake.put_off:
             self.intake.answer_put_off()
-        if self.intake.answered:
-            self.delivery.answer(*self.intake.take_answers())
+        self._answer()
         self.upkeep.do_work(self.state.now_ns)
         for session in self.delivery.drained:
             self.consumers.resume(session)
@@ -340,6 +344,12 @@ class ShardWorker:
             if self.state.ready:
                 self.dispatcher.dispatch()
             self.delivery.flush()
+            self._answer()
+
+    def _answer(self) -> None:
+        """Answer the publications that are done."""
+        if self.intake.answered:
+            self.delivery.answer(*self.intake.take_answers())
 
     def _begin_turn(self) -> None:
         self.state.begin_turn()
@@ -372,6 +382,7 @@ class ShardWorker:
                 self.commands.handle(identity, command, self.state.now_ns)
             if taken == count_max:
                 break
+        taken += self.transports.plain_count
         if self.transports.drained:
             self.state.drained_ns = self.state.now_ns
         return taken

@@ -187,7 +187,11 @@ class Publisher(ProducerState):
         pump.acquire()
         try:
             lane = self._quick
-            if lane is None or pump.on_progress is not None or not lane.send_alone([payload], ticket):
+            if (
+                lane is None
+                or pump.on_progress is not None
+                or not lane.send_alone([payload], ticket)
+            ):
                 return None
             connection = lane.connection
             try:

@@ -121,9 +121,21 @@ class Delivery:
         """Send outcomes of PUBLISH and the texts of refusals, by session."""
         for number, entries in by_session.items():
             session = self._sessions.by_number(number)
-            if session is not None:
-                answer = protocol.Published(entries, texts.get(number, {}))
-                self.send(session, [protocol.encode(answer)])
+            if session is None or self._answer_one(session, entries, texts):
+                continue
+            answer = protocol.Published(entries, texts.get(number, {}))
+            self.send(session, [protocol.encode(answer)])
+
+    def _answer_one(
+        self, session: Session, entries: list[Any], texts: dict[int, dict[int, str]]
+    ) -> bool:
+        """Answer one publish of one frame at once; False if it takes more than that."""
+        if len(entries) > 1 or session.outbox or session.closed or session.number in texts:
+            return False
+        ((request, outcome),) = entries
+        return len(outcome) == 2 and self._transports.send_published(
+            session.identity, request, *outcome
+        )
 
     def flush(self) -> int:
         """Send the deliveries of the turn; the number of messages that went out."""
@@ -140,6 +152,8 @@ class Delivery:
 
     def _send_pieces(self, session: Session, items: list[Piece]) -> int:
         """Cut a session's pieces into DELIVER messages."""
+        if len(items) == 1 and self._deliver_one(session, *items[0]):
+            return 1
         sent = at = 0
         while at < len(items):
             ids: list[int] = []
@@ -172,6 +186,19 @@ class Delivery:
             self.send(session, [protocol.encode(protocol.Deliver(ids)), *parts])
             sent += 1
         return sent
+
+    def _deliver_one(
+        self, session: Session, consumer: Consumer, stored: Stored, piece: Cut | None
+    ) -> bool:
+        """Send a bundle of one frame, which goes out as it came in; False if it takes more than that."""
+        if piece is not None or stored.bundle_frames != 1 or session.outbox or session.closed:
+            return False
+        if not self._transports.send_delivery(
+            session.identity, consumer.consumer_id, stored.holder
+        ):
+            return False
+        self.bytes_out += stored.frame_bytes
+        return True
 
     def _bundle(self, session: Session, frames: list[tuple[int, Any]]) -> Any:
         """Make a part of these frames. Cuts of frames are written where they are sent from: each copy in between

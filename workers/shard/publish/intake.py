@@ -147,11 +147,28 @@ class Intake:
         if not self._stays_in_memory(buffer):
             for journal in self.journals.values():
                 journal.reserve(size)
-        session = publication.session
-        skip = 0
+        self._admit_from(publication, part, buffer, 0, now_ns)
+
+    def admitted(
+        self, publication: Publication, part: bytes, rows: list[list[int]], now_ns: int
+    ) -> None:
+        """Take a bundle that was admitted already, with its result rows from `result_index` on."""
+        count = len(rows)
+        skip = self._sort(publication, part, part, rows, count, 0)
+        if skip == count:
+            self._end_bundle(publication, len(part), count)
+        else:
+            self._admit_from(publication, part, part, skip, now_ns)
+
+    def _admit_from(
+        self, publication: Publication, part: Any, buffer: Any, skip: int, now_ns: int
+    ) -> None:
+        """Admit the frames of a bundle from number `skip` on."""
+        size = len(buffer)
         while True:
+            first = self.result_index
             count = _admit(
-                self.tables.address, address_of(buffer), size, session, self.result_index, skip,
+                self.tables.address, address_of(buffer), size, publication.session, first, skip,
                 now_ns,
             )  # fmt: skip
             if count == admission.TOO_MANY_FRAMES:
@@ -161,9 +178,13 @@ class Intake:
                 text = f"damaged bundle: {describe_fault(count)}; see docs/protocol.md"
                 self._refuse_bundle(publication, text)
                 return
-            skip = self._sort(publication, part, buffer, count, skip)
+            rows = self.tables.results[first + skip : first + count].tolist()
+            skip = self._sort(publication, part, buffer, rows, count, skip)
             if skip == count:
                 break
+        self._end_bundle(publication, size, count)
+
+    def _end_bundle(self, publication: Publication, size: int, count: int) -> None:
         self.result_index += count
         self.bytes_in += size
         self.bundles_in += 1
@@ -199,10 +220,12 @@ class Intake:
         self.refused += 1
         self.release(publication)
 
-    def _sort(self, publication: Publication, part: Any, buffer: Any, count: int, skip: int) -> int:
-        """Look at result rows from `skip` on; returns where admission has to go on, or `count`."""
+    def _sort(
+        self, publication: Publication, part: Any, buffer: Any, rows: list[list[int]], count: int,
+        skip: int,
+    ) -> int:  # fmt: skip
+        """Look at the result rows from number `skip` on; returns where admission has to go on, or `count`."""
         first = self.result_index
-        rows = self.tables.results[first + skip : first + count].tolist()
         statuses = publication.statuses
         for index, row in enumerate(rows, skip):
             status = row[0]

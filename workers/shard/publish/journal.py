@@ -42,6 +42,8 @@ SIBLINGS_WAIT_NS = 1_000_000
 """How long an open group waits for as many publications as the last one had."""
 SIBLINGS_BYTES_MAX = 16 * 1024
 """A group of this size waits no longer: its PAD frame is small beside it."""
+SPARE_BYTES_MAX = 4 * 1024 * 1024
+"""More is not taken at once."""
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 """A log of `os` topics is synced after so many bytes, so that a failed sync concerns few of them."""
 IN_FLIGHT_BYTES_MAX = 128 * 1024 * 1024
@@ -133,6 +135,14 @@ class Journal:
             return
         self.refusal = ""
         self.refresh()
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of frames that the open group takes without `reserve`; 0 if that has to look."""
+        if self.refusal or self.broken or self.log.refusing or self._is_behind(SPARE_BYTES_MAX):
+            return 0
+        used = self._control_bytes() + (self._group.byte_count if self._group is not None else 0)
+        return min(SPARE_BYTES_MAX, self.log.room_bytes - used)
 
     def _is_behind(self, byte_count: int) -> bool:
         """Whether too much waits for the disk to take `byte_count` more bytes."""
