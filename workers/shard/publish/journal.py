@@ -99,6 +99,7 @@ class Journal:
 
     def refresh(self) -> None:
         """Tell the kernel where the log stands; only while no group is open."""
+        self._spare_bytes: int | None = None
         self._tables.set_log(self.log_slot, *self.log.next_stamp())
 
     # ------------------------------------------------------------ filling a group
@@ -138,11 +139,16 @@ class Journal:
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of frames that the open group takes without `reserve`; 0 if that has to look."""
-        if self.refusal or self.broken or self.log.refusing or self._is_behind(SPARE_BYTES_MAX):
+        """Bytes of frames that the open group takes without `reserve`; 0 or less if that has to look."""
+        if self.refusal or self.broken or self.log.refusing:
             return 0
-        used = self._control_bytes() + (self._group.byte_count if self._group is not None else 0)
-        return min(SPARE_BYTES_MAX, self.log.room_bytes - used)
+        spare = self._spare_bytes
+        if spare is None:
+            behind = self._is_behind(SPARE_BYTES_MAX)
+            spare = self._spare_bytes = 0 if behind else min(SPARE_BYTES_MAX, self.log.room_bytes)
+        if self._records:
+            spare -= self._control_bytes()
+        return spare if self._group is None else spare - self._group.byte_count
 
     def _is_behind(self, byte_count: int) -> bool:
         """Whether too much waits for the disk to take `byte_count` more bytes."""

@@ -215,8 +215,10 @@ class RingIntake:
         """Take and admit up to `limit` messages; how many."""
         rings, state, intake = self._rings, self._state, self._intake
         rings.look()
-        room = min((journal.spare_bytes for journal in state.journals.values()), default=0)
-        if room < ROOM_MIN or not rings.awake or not OBJECTS_READABLE:
+        if not rings.awake or not OBJECTS_READABLE:
+            return 0
+        room = min([journal.spare_bytes for journal in state.journals.values()], default=0)
+        if room < ROOM_MIN:
             return 0
         sessions = self._list_links()
         words, first = self._words, intake.result_index
