@@ -22,9 +22,24 @@ from danube_fast.frame.layout import (
 )
 from danube_fast.frame.memory import load_i32, load_i64, load_u8, load_u16, load_u32, store_u64
 
-__all__ = ["find_buffer", "find_ranges", "unpack_items"]
+__all__ = ["find_buffer", "find_ranges", "keep_bytes", "unpack_items"]
 
 _new_bytes = external("PyBytes_FromStringAndSize", "int64(int64,int64)")
+_clear_error = external("PyErr_Clear", "void()")
+
+
+@kernel("int64(int64,int64,int64,int64,int64)")
+def keep_bytes(target: int, index: int, source: int, byte_count: int, counted_none: int) -> int:
+    """Put a new bytes object in place of a None of the list at `target`, as `unpack_items` does: its address; 0 if
+    memory ran out."""
+    item: int = _new_bytes(source, byte_count)
+    if item == 0:
+        _clear_error()
+        return 0
+    store_u64(load_i64(target + AT_LIST_ITEMS) + index * POINTER_BYTES, item)
+    if counted_none:
+        store_u64(counted_none, load_i64(counted_none) - 1)
+    return item
 
 
 @kernel("int64(int64,int64)")

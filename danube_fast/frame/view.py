@@ -230,6 +230,18 @@ class FrameView:
             return None
         return np.frombuffer(self.body_memory(), dtype=dtype, count=count, offset=place)
 
+    def first_payload(self) -> bytes | None:
+        """Payload of the first message: `payloads(0, 1)[0]`, with less to do."""
+        body = self._body or self.body()
+        items: list[bytes | None] = [None]
+        if (
+            body
+            and OBJECTS_READABLE
+            and _unpack_items(body, _PAYLOADS, 0, 1, id(items), 0, COUNTED_NONE) == 0
+        ):
+            return items[0]
+        return self.payloads(0, 1)[0]
+
     def _window(self, start: int, stop: int | None) -> tuple[int, int]:
         """Bound start and stop as a slice would."""
         first, last, _ = slice(start, stop).indices(self.message_count)

@@ -18,17 +18,28 @@ import errno
 import socket
 
 from danube_fast.frame.kernel import direct, kernel
-from danube_fast.frame.memory import load_i64, memory_copy, store_u32, store_u64
+from danube_fast.frame.memory import load_i64, load_u32, memory_copy, store_u32, store_u64
 from danube_fast.ring.atomics import fence, load_relaxed, store_relaxed, store_seq_cst
 from danube_fast.ring.doorbell import _cancel_sleep, _clear, _prepare_sleep, _sleep_to_end
 from danube_fast.ring.layout import (
     AT_READER_SLEEPING,
     AT_ROOM_ASKED,
     RECORD_HEADER_BYTES,
+    RECORD_KIND_SHIFT,
+    RECORD_LENGTH_MASK,
     RING_HEADER_BYTES,
     WORD_BYTES,
 )
-from danube_fast.ring.spsc_kernel import FULL, _publish, _readable, _reserve_one, _used
+from danube_fast.ring.spsc_kernel import (
+    EMPTY,
+    FULL,
+    _front,
+    _publish,
+    _readable,
+    _release,
+    _reserve_one,
+    _used,
+)
 from danube_fast.ring.system import errno_now, receive, send
 
 __all__ = [
@@ -37,7 +48,13 @@ __all__ = [
     "HEAD",
     "HEAD_BYTES_MAX",
     "IN",
+    "OTHER",
     "OUT",
+    "PAIR_BODY",
+    "PAIR_BODY_BYTES",
+    "PAIR_HEAD",
+    "PAIR_HEAD_BYTES",
+    "PAIR_WORDS",
     "ROW_WORDS",
     "SOCKET",
     "WAITS",
@@ -45,8 +62,10 @@ __all__ = [
     "arm",
     "ask_room",
     "hear",
+    "peek_pair",
     "push_pair",
     "push_part",
+    "release_pair",
     "ring_peer",
     "signal_peer",
     "word_of",
@@ -62,6 +81,11 @@ _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _HEAR_FLAGS = int(socket.MSG_DONTWAIT)
 _EAGAIN, _EINTR = errno.EAGAIN, errno.EINTR
 _LENGTH_BYTES = 4
+PAIR_HEAD_BYTES, PAIR_BODY, PAIR_BODY_BYTES, PAIR_HEAD = range(0, 4 * WORD_BYTES, WORD_BYTES)
+PAIR_HEAD_BYTES_MAX = 2 * WORD_BYTES
+PAIR_WORDS = (PAIR_HEAD + PAIR_HEAD_BYTES_MAX) // WORD_BYTES
+"""The two parts of a message: how many bytes its head has, where its body is and how many that has, a copy of the head."""
+OTHER = -5
 ENDED = -1
 """The peer has closed its side."""
 
@@ -142,6 +166,40 @@ def _hear(row: int) -> int:
         return ENDED
     fault = errno_now()
     return 0 if fault in (_EAGAIN, _EINTR) else ENDED
+
+
+@kernel("int64(int64,int64)")
+def peek_pair(row: int, pair: int) -> int:
+    """Find the oldest message, if it has two parts and the first is small: what `spsc_kernel` calls it, to be released;
+    EMPTY, or OTHER for another message, or a damaged one. Fills the words of `pair`.
+
+    Each length is read once, and the head is copied: the peer may change them meanwhile.
+    """
+    ring, capacity = word_of(row, IN), word_of(row, CAPACITY)
+    found = _front(ring, capacity)
+    if found < 0:
+        return EMPTY if found == EMPTY else OTHER
+    size = found & RECORD_LENGTH_MASK
+    if size < 3 * _LENGTH_BYTES:
+        return OTHER
+    record = ring + RING_HEADER_BYTES + RECORD_HEADER_BYTES + (found >> RECORD_KIND_SHIFT)
+    count, head_bytes = load_u32(record), load_u32(record + _LENGTH_BYTES)
+    body_bytes = load_u32(record + 2 * _LENGTH_BYTES)
+    start = 3 * _LENGTH_BYTES
+    if count != 2 or head_bytes > PAIR_HEAD_BYTES_MAX or start + head_bytes + body_bytes != size:
+        return OTHER
+    memory_copy(pair + PAIR_HEAD, record + start, head_bytes)
+    store_u64(pair + PAIR_HEAD_BYTES, head_bytes)
+    store_u64(pair + PAIR_BODY, record + start + head_bytes)
+    store_u64(pair + PAIR_BODY_BYTES, body_bytes)
+    return found
+
+
+@kernel("int64(int64,int64)")
+def release_pair(row: int, found: int) -> int:
+    """Give the message that `peek_pair` found back to the peer, and tell it of room."""
+    _release(word_of(row, IN), word_of(row, CAPACITY), found)
+    return _answer_room(row)
 
 
 @kernel("int64(int64,int64)")

@@ -167,6 +167,10 @@ class Delivery:
 
     # ------------------------------------------------------------ messages
 
+    def only(self) -> Message:
+        """Make the message of a frame that has one."""
+        return Received(self, 0, self.view.first_payload(), self.base_offset)
+
     def messages(self, start: int, stop: int) -> Iterator[Message]:
         """Make messages `start` to `stop` of the frame."""
         payloads = self.view.payloads(start, stop)

@@ -77,6 +77,12 @@ class Frames:
         self.current = delivery
         self.stop, self.end = index, delivery.count
 
+    def open_taken(self, delivery: Delivery) -> None:
+        """Make a frame of one message the current one, which is taken at once."""
+        self.current, self._messages = delivery, []
+        self.stop = self.end = 1
+        delivery.give_credit_back(1)
+
     def begin_part(self, redelivered_max: int) -> bool:
         """Begin the next part of the current frame; True if that is redelivered messages (see
         `Delivery.next_part`)."""

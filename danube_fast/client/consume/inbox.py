@@ -130,10 +130,37 @@ class Inbox:
 
     def receive_steps(self, timeout: float | None = None) -> Steps[Message | None]:
         """Return the next message; None when the time is up."""
-        while (message := self.frames.take()) is None:
-            if not (yield from self.next_steps(timeout)):
+        deadline_ns = -1
+        while (message := self.frames.take() or self._take_only()) is None:
+            if not self._queue and self.frames.here is None:
+                if deadline_ns < 0:
+                    deadline_ns = deadline_after(self.pump.clock, timeout)
+                if not (yield from self._arrived_steps(deadline_ns)):
+                    return None
+            elif not (yield from self.next_steps(timeout)):
                 return None
         return message
+
+    def _take_only(self) -> Message | None:
+        """Take the next frame if it has one message, delivered for the first time, and nothing stands before it; that
+        message."""
+        frames = self.frames
+        if not self._queue or self.progress.call is not None or frames.here is not None:
+            return None
+        with self._lock:
+            delivery = self._queue[0] if self._queue else None
+            if delivery is None or delivery.count != 1 or not delivery.is_dense:
+                return None
+            if delivery.generation != delivery.attachment.generation:
+                return None
+            frames.return_credit()
+            if self._acks.due_ns <= self.pump.clock.monotonic_ns():
+                self._acks.send()
+            self._queue.popleft()
+            frames.taken += 1
+            frames.open_taken(delivery)
+            self.progress.took(delivery)
+        return delivery.only()
 
     def next_steps(self, timeout: float | None, redelivered_max: int = 1) -> Steps[bool]:
         """Have a current frame that has a message left; of redelivered ones at most `redelivered_max`, which are

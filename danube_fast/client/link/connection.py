@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.bundler import Bundler
 from danube_fast.client.link.calls import Call, OnLoss, Report, Reporter, asks_again
+from danube_fast.client.link.deliveries import FRAME_AT, Deliveries
 from danube_fast.client.link.dialer import Dialer
 from danube_fast.client.link.lookout import Link
 from danube_fast.client.link.pump import Pump
@@ -126,6 +127,7 @@ class Connection:
         self.producer_names: dict[tuple[int, int], str] = {}
         self.calls: dict[int, Call] = {}
         self.bundler = Bundler(self)
+        self._deliveries = Deliveries()
         self.link_number = pump.next_link_number()
         self._is_linked = False
         self._identity = identity
@@ -391,9 +393,13 @@ class Connection:
         """
         port = self._port
         had_room = port is None or port.has_room
+        count = 0
         if isinstance(port, RingPort):
             port.arms = not lazily
-        count = 0
+            count = self._take_deliveries(port)
+            if count and lazily and port.is_at_rest:
+                self._heard_ns = self.pump.clock.monotonic_ns()
+                return count
         while port is not None and port is self._port:
             head = port.receive_head()
             if head is None:
@@ -410,6 +416,17 @@ class Connection:
                 self._is_linked = True
                 self.pump.rings_came()
         return count + (self.has_room and not had_room)  # a call may wait for that
+
+    def _take_deliveries(self, port: RingPort) -> int:
+        """Take the frames that come first in the rings, one in a message; how many."""
+        count, deliveries, duplex = 0, self._deliveries, port.duplex
+        while duplex is not None and (consumer_id := deliveries.take(duplex.row)):
+            count += 1
+            bundle, deliveries.bundle = deliveries.bundle, b""
+            receiver = self.receivers.get(consumer_id)
+            if receiver is not None:
+                receiver.on_frame(memoryview(bundle), FRAME_AT, len(bundle) - FRAME_AT)
+        return count
 
     def _handle(self, head: memoryview | bytes, port: Port | RingPort) -> None:
         command = decode_server_command(head)

@@ -65,6 +65,14 @@ class RingPort:
         return not self._queue
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing waits to be read or sent."""
+        duplex = self._duplex
+        if duplex is None or self._queue or self.lost is not None:
+            return False
+        return not duplex.has_slices and not duplex.readable
+
+    @property
     def duplex(self) -> Duplex | None:
         """The rings, while they are there."""
         return self._duplex if self.lost is None else None

@@ -14,29 +14,29 @@ import numpy as np
 from danube_fast.broker.admission.admission import admit
 from danube_fast.broker.admission.layout import RESULT_WORDS, ResultWord, StateWord
 from danube_fast.errors import Internal, Status
-from danube_fast.frame.cpython import (
-    AT_BYTES_DATA,
-    AT_LIST_ITEMS,
-    COUNTED_NONE,
-    OBJECTS_READABLE,
-    POINTER_BYTES,
-)
-from danube_fast.frame.kernel import direct, external, kernel
+from danube_fast.frame.cpython import AT_BYTES_DATA, COUNTED_NONE, OBJECTS_READABLE
+from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, HEADER_BYTES
-from danube_fast.frame.memory import load_i64, load_u8, load_u32, load_word, memory_copy, store_u64
-from danube_fast.net.msgpack_kernel import FIXED_ARRAY, UNSIGNED_BYTES_MAX, read_unsigned
+from danube_fast.frame.memory import load_i64, load_u8, load_word, store_u64
+from danube_fast.frame.unpack_kernels import keep_bytes
+from danube_fast.net.msgpack_kernel import FIXED_ARRAY, read_unsigned
 from danube_fast.net.protocol import Publish, op_code
 from danube_fast.net.session import Session, Sessions
-from danube_fast.ring.duplex_kernel import CAPACITY, IN, WAITS, _answer_room, _arm, word_of
-from danube_fast.ring.handover import RingServer
-from danube_fast.ring.layout import (
-    RECORD_HEADER_BYTES,
-    RECORD_KIND_SHIFT,
-    RECORD_LENGTH_MASK,
-    RING_HEADER_BYTES,
-    WORD_BYTES,
+from danube_fast.ring.duplex_kernel import (
+    PAIR_BODY,
+    PAIR_BODY_BYTES,
+    PAIR_HEAD,
+    PAIR_HEAD_BYTES,
+    PAIR_WORDS,
+    WAITS,
+    _arm,
+    peek_pair,
+    release_pair,
+    word_of,
 )
-from danube_fast.ring.spsc_kernel import EMPTY, _front, _release
+from danube_fast.ring.handover import RingServer
+from danube_fast.ring.layout import WORD_BYTES
+from danube_fast.ring.spsc_kernel import EMPTY
 from danube_fast.workers.shard.publish.group import Publication
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.state import ShardState
@@ -45,12 +45,10 @@ __all__ = ["RingIntake"]
 
 TAKEN_MAX = 256
 """Messages that one call takes."""
-STATE, RESULT, NOW_NS, TAKEN, TAKEN_LIMIT, ROOM, BUNDLE_BYTES_MAX, HOLDERS, LINKS, NUMBER = range(
-    0, 10 * WORD_BYTES, WORD_BYTES
+STATE, RESULT, NOW_NS, TAKEN, TAKEN_LIMIT, ROOM, HOLDERS, NONE, LINKS, NUMBER, AT_PAIR = range(
+    0, 11 * WORD_BYTES, WORD_BYTES
 )
-AT_HEAD = NUMBER + 2 * WORD_BYTES
-_HEAD_BYTES_MAX = 2 + UNSIGNED_BYTES_MAX
-AT_TAKEN = AT_HEAD + 2 * WORD_BYTES
+AT_TAKEN = AT_PAIR + PAIR_WORDS * WORD_BYTES
 _TAKEN_WORDS = 3
 _TAKEN_BYTES = _TAKEN_WORDS * WORD_BYTES
 AT_LINKS = AT_TAKEN + TAKEN_MAX * _TAKEN_BYTES
@@ -60,8 +58,6 @@ _AT_SESSION, _AT_STATUS = WORD_BYTES, 2 * WORD_BYTES
 MORE, ARMED, ORDINARY, STOP = range(4)
 """What is known of a link: there may be more; its client signals what comes; the ordinary way has to look at it; or
 of a bundle: it was taken, and Python has to look at it now."""
-_LENGTH_BYTES = 4
-_LEAD_BYTES = 3 * _LENGTH_BYTES
 _FRAME_BYTES_MIN = HEADER_BYTES + BUNDLE_ENTRY_BYTES
 _PUBLISH = op_code(Publish)
 _OK = int(Status.OK)
@@ -69,28 +65,15 @@ _RESULT_BYTES = RESULT_WORDS * WORD_BYTES
 ROOM_MIN = 64 * 1024
 """With less room in a log all goes the ordinary way, which makes some."""
 
-_new_bytes = external("PyBytes_FromStringAndSize", "int64(int64,int64)")
-_clear_error = external("PyErr_Clear", "void()")
 
-
-@kernel("int64(int64,int64)")
-def _read_head(job: int, head_bytes: int) -> int:
-    """Request of the PUBLISH whose copy is in the job; 0 if it is no such command."""
-    head = job + AT_HEAD
-    end = head + head_bytes
-    if load_u8(head) != FIXED_ARRAY + 2 or load_u8(head + 1) != _PUBLISH:
+@kernel("int64(int64)")
+def _read_request(job: int) -> int:
+    """Request of the PUBLISH whose parts are in the job; 0 if it is no such command."""
+    head = job + AT_PAIR + PAIR_HEAD
+    end = head + load_i64(job + AT_PAIR + PAIR_HEAD_BYTES)
+    if end < head + 3 or load_u8(head) != FIXED_ARRAY + 2 or load_u8(head + 1) != _PUBLISH:
         return 0
     return load_i64(job + NUMBER) if read_unsigned(head + 2, end, job + NUMBER) == end else 0
-
-
-@kernel("int64(int64,int64,int64)")
-def _keep(job: int, source: int, byte_count: int) -> int:
-    """Address of a new bytes object in the next place of HOLDERS; 0 if memory ran out."""
-    made: int = _new_bytes(source, byte_count)
-    if made != 0:
-        items = load_i64(load_i64(job + HOLDERS) + AT_LIST_ITEMS)
-        store_u64(items + load_i64(job + TAKEN) * POINTER_BYTES, made)
-    return made
 
 
 @kernel("int64(int64,int64,int64,int64)")
@@ -119,43 +102,25 @@ def _admit_taken(job: int, link: int, bundle: int, byte_count: int) -> int:
 @kernel("int64(int64,int64)")
 def _take_one(job: int, link: int) -> int:
     """Take the oldest message of a link: MORE or STOP if it was taken, else ARMED or ORDINARY."""
-    side = load_i64(link)
-    ring, capacity = word_of(side, IN), word_of(side, CAPACITY)
-    found = _front(ring, capacity)
-    if found == EMPTY:
-        if word_of(side, WAITS) != 0:
-            return ORDINARY
+    side, pair = load_i64(link), job + AT_PAIR
+    found = peek_pair(side, pair)
+    if found == EMPTY and word_of(side, WAITS) == 0:
         return ARMED if _arm(side) != 0 else MORE
-    size = found & RECORD_LENGTH_MASK
-    if found < 0 or size < _LEAD_BYTES + 2:
+    if found < 0 or _read_request(job) == 0:
         return ORDINARY
-    record = ring + RING_HEADER_BYTES + RECORD_HEADER_BYTES + (found >> RECORD_KIND_SHIFT)
-    # each length is read once: the client may change them under our eyes
-    count, head_bytes = load_u32(record), load_u32(record + _LENGTH_BYTES)
-    bundle_bytes = load_u32(record + 2 * _LENGTH_BYTES)
-    if (
-        count != 2
-        or head_bytes > _HEAD_BYTES_MAX
-        or _LEAD_BYTES + head_bytes + bundle_bytes != size
-    ):
+    size = load_i64(pair + PAIR_BODY_BYTES)
+    frames = size // _FRAME_BYTES_MIN + 1  # no bundle of that size has more
+    results_max = load_word(load_i64(job + STATE), StateWord.RESULTS_MAX)
+    if size > load_i64(job + ROOM) or load_i64(job + RESULT) + frames > results_max:
         return ORDINARY
-    memory_copy(job + AT_HEAD, record + _LEAD_BYTES, head_bytes)
-    if head_bytes < 3 or _read_head(job, head_bytes) == 0:
-        return ORDINARY
-    room = min(load_i64(job + ROOM), load_i64(job + BUNDLE_BYTES_MAX))
-    state = load_i64(job + STATE)
-    frames = bundle_bytes // _FRAME_BYTES_MIN + 1  # no bundle of that size has more
-    if bundle_bytes > room or load_i64(job + RESULT) + frames > load_word(
-        state, StateWord.RESULTS_MAX
-    ):
-        return ORDINARY
-    holder = _keep(job, record + _LEAD_BYTES + head_bytes, bundle_bytes)
+    place = load_i64(job + TAKEN)
+    holder = keep_bytes(
+        load_i64(job + HOLDERS), place, load_i64(pair + PAIR_BODY), size, load_i64(job + NONE)
+    )
     if holder == 0:
-        _clear_error()  # the ordinary way meets it again, and raises it
-        return ORDINARY
-    _release(ring, capacity, found)
-    _answer_room(side)
-    return _admit_taken(job, link, holder + AT_BYTES_DATA, bundle_bytes)
+        return ORDINARY  # which meets it again, and raises MemoryError
+    release_pair(side, found)
+    return _admit_taken(job, link, holder + AT_BYTES_DATA, size)
 
 
 @kernel("int64(int64)")
@@ -169,26 +134,16 @@ def _take_rounds(job: int) -> int:
             if load_i64(link + _AT_STATUS) != MORE:
                 continue
             if load_i64(job + TAKEN) >= load_i64(job + TAKEN_LIMIT):
-                return 0
+                return load_i64(job + TAKEN)
             code = _take_one(job, link)
             if code == STOP:
-                return 0
+                return load_i64(job + TAKEN)
             store_u64(link + _AT_STATUS, code)
             is_busy = is_busy or code == MORE
-    return 0
+    return load_i64(job + TAKEN)
 
 
-@kernel("int64(int64,int64)")
-def _take_all(job: int, counted_none: int) -> int:
-    """Take messages; how many. Each holder that was kept replaces a None, which `counted_none` counts unless it is 0."""
-    _take_rounds(job)
-    taken = load_i64(job + TAKEN)
-    if counted_none != 0:
-        store_u64(counted_none, load_i64(counted_none) - taken)
-    return taken
-
-
-_take = direct(_take_all)
+_take = direct(_take_rounds)
 
 
 class RingIntake:
@@ -210,6 +165,7 @@ class RingIntake:
         self._words = self._memory.data
         self._address: int = self._memory.ctypes.data
         self._words[HOLDERS // WORD_BYTES] = id(self._holders)
+        self._words[NONE // WORD_BYTES] = COUNTED_NONE
 
     def take(self, limit: int) -> int:
         """Take and admit up to `limit` messages; how many."""
@@ -226,9 +182,10 @@ class RingIntake:
         words[RESULT // WORD_BYTES], words[NOW_NS // WORD_BYTES] = first, state.now_wall_ns
         words[TAKEN // WORD_BYTES] = 0
         words[TAKEN_LIMIT // WORD_BYTES] = min(limit, TAKEN_MAX)
-        words[ROOM // WORD_BYTES] = min(room, state.settings.group_bytes_max)
-        words[BUNDLE_BYTES_MAX // WORD_BYTES] = intake.bundle_bytes_max
-        taken: int = _take(self._address, COUNTED_NONE)
+        words[ROOM // WORD_BYTES] = min(
+            room, state.settings.group_bytes_max, intake.bundle_bytes_max
+        )
+        taken: int = _take(self._address)
         self._arm_links(sessions)
         if taken:
             self._hand_on(taken, [each for _, each in sessions])
