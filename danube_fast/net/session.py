@@ -14,18 +14,20 @@ from danube_fast.clock import MILLISECOND_NS
 from danube_fast.config import Settings
 from danube_fast.errors import ResourceExhausted
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["ROUTED", "Session", "Sessions"]
 
 IDLE_BEATS_MISSED_MAX = 3
 """A session without consumers is dropped after this many idle heartbeats of silence."""
 TOKEN_BYTES = 16
+ROUTED = b"\0"
+"""First byte of the identities that ROUTER makes; those of rings begin otherwise."""
 
 
 class Session:
     """One client connection as the broker sees it."""
 
     __slots__ = (
-        "client_name", "closed", "consumers", "flows", "identity", "last_seen_ns", "number",
+        "client_name", "closed", "consumers", "flows", "has_rings", "identity", "last_seen_ns", "number",
         "outbox", "principal", "token",
     )  # fmt: skip
 
@@ -35,6 +37,8 @@ class Session:
         self.number = number
         self.token = token
         self.identity = identity
+        self.has_rings = identity[:1] != ROUTED
+        """Its client came through shared memory."""
         self.client_name = client_name
         self.principal = principal
         self.last_seen_ns = 0

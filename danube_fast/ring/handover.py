@@ -294,8 +294,7 @@ class RingServer:
 
     def receive(self, limit: int) -> Iterator[tuple[bytes, bytes, list[bytes]]]:
         """Up to `limit` waiting messages, of all clients in turn: who sent it, its first part, the
-        parts behind that."""
-        self.look()
+        parts behind that. Call `look` before."""
         left = limit
         while self._awake and left > 0:
             for identity in list(self._awake):

@@ -49,6 +49,7 @@ class House:
         return client
 
     def hear(self, limit: int = 1000) -> list[tuple[bytes, list[bytes]]]:
+        self.server.look()
         return [(who, [first, *rest]) for who, first, rest in self.server.receive(limit)]
 
     def identity(self, client: Duplex) -> bytes:

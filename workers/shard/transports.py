@@ -12,13 +12,13 @@ from danube_fast.config import Settings
 from danube_fast.frame.kernel import address_of
 from danube_fast.net.greeting import message_bytes_max
 from danube_fast.net.server import PART_BYTES_MAX_SLACK, PeerGone, Server, WouldBlock
+from danube_fast.net.session import ROUTED
 from danube_fast.ring.handover import RingServer
 from danube_fast.workers.shard.deliver.ring_out import send_delivery, send_published
 
 __all__ = ["Transports"]
 
-_ROUTED = 0
-"""First byte of the identities that ROUTER makes; those of the rings begin otherwise."""
+_ROUTED = ROUTED[0]
 
 
 class Transports:
@@ -64,7 +64,8 @@ class Transports:
     def _receive_rings(
         self, rings: RingServer, limit: int
     ) -> Iterator[tuple[bytes, Any, list[Any]]]:
-        self.plain_count = self.take_plain(limit)
+        rings.look()
+        self.plain_count = self.take_plain(limit) if rings.awake else 0
         if self.plain_count < limit:
             yield from rings.receive(limit - self.plain_count)
 

@@ -315,6 +315,7 @@ class ShardWorker:
         work += self._complete()
         alone = not work
         self.delivery.flush()  # before clients say anything that would make it stale
+        self._answer()
         work += self._receive()
         self._commit()
         work += self.dispatcher.dispatch()

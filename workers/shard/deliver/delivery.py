@@ -121,7 +121,7 @@ class Delivery:
         """Send outcomes of PUBLISH and the texts of refusals, by session."""
         for number, entries in by_session.items():
             session = self._sessions.by_number(number)
-            if session is None or self._answer_one(session, entries, texts):
+            if session is None or (session.has_rings and self._answer_one(session, entries, texts)):
                 continue
             answer = protocol.Published(entries, texts.get(number, {}))
             self.send(session, [protocol.encode(answer)])
@@ -152,7 +152,7 @@ class Delivery:
 
     def _send_pieces(self, session: Session, items: list[Piece]) -> int:
         """Cut a session's pieces into DELIVER messages."""
-        if len(items) == 1 and self._deliver_one(session, *items[0]):
+        if session.has_rings and len(items) == 1 and self._deliver_one(session, *items[0]):
             return 1
         sent = at = 0
         while at < len(items):

@@ -168,10 +168,9 @@ class RingIntake:
         self._words[NONE // WORD_BYTES] = COUNTED_NONE
 
     def take(self, limit: int) -> int:
-        """Take and admit up to `limit` messages; how many."""
-        rings, state, intake = self._rings, self._state, self._intake
-        rings.look()
-        if not rings.awake or not OBJECTS_READABLE:
+        """Take and admit up to `limit` messages of the clients that are awake; how many."""
+        state, intake = self._state, self._intake
+        if not OBJECTS_READABLE:
             return 0
         room = min([journal.spare_bytes for journal in state.journals.values()], default=0)
         if room < ROOM_MIN:
