@@ -1,4 +1,4 @@
-"""What kernels read and write of msgpack: unsigned integers and arrays, as commands have them (`protocol.py`).
+"""Msgpack in kernels: unsigned integers and arrays, as commands have them (`protocol.py`).
 
 Each returns where the value ends, or 0 if there is none of that kind before `end`. Nothing behind `end` is read.
 """

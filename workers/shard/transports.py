@@ -14,7 +14,7 @@ from danube_fast.net.greeting import message_bytes_max
 from danube_fast.net.server import PART_BYTES_MAX_SLACK, PeerGone, Server, WouldBlock
 from danube_fast.net.session import ROUTED
 from danube_fast.ring.handover import RingServer
-from danube_fast.workers.shard.deliver.ring_out import send_delivery, send_published
+from danube_fast.workers.shard.ring_out import send_delivery, send_published
 
 __all__ = ["Transports"]
 

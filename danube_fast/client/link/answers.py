@@ -6,7 +6,7 @@
 A thread sleeps on the state of its own row, so none wakes for the answer of another.
 
     STATE     WAITING --thread--> ASLEEP --leader--> ANSWERED
-              TOLD: Python took the answer in another way        LEAD: nobody reads the sockets, be the leader
+              TOLD: Python took the answer in another way        LEAD: no thread reads the sockets, be the leader
 
 REQUEST and LINK are written by the thread, under the pump's lock and before the frame is pushed; STATUS and OFFSET by
 the leader alone. A row is used again when its thread has read it.

@@ -9,7 +9,7 @@ from typing import Any
 from danube_fast.client.values.limits import REPAIR_NS, TAKEOVER_NS
 from danube_fast.errors import DanubeError, Internal, ResourceExhausted, Unavailable
 
-__all__ = ["RETRYABLE", "Call", "OnLoss", "Report", "Reporter", "asks_again"]
+__all__ = ["RETRYABLE", "Call", "OnLoss", "Report", "Reporter", "asks_again", "unknown_outcome"]
 
 RETRYABLE = (Unavailable, Internal, ResourceExhausted)
 """Errors that may pass: asked again, with backoff."""
@@ -74,3 +74,11 @@ class Call:
         if self.error is not None:
             raise self.error
         return self.value
+
+
+def unknown_outcome(endpoint: str) -> Unavailable:
+    """Return the error of a call whose answer was lost with its session."""
+    return Unavailable(
+        f"the connection to {endpoint} was lost before the answer came; look whether the operation "
+        "took place before you repeat it"
+    )

@@ -15,16 +15,24 @@ All methods are called under the pump's lock.
 from __future__ import annotations
 
 import enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.bundler import Bundler
-from danube_fast.client.link.calls import Call, OnLoss, Report, Reporter, asks_again
-from danube_fast.client.link.deliveries import FRAME_AT, Deliveries
+from danube_fast.client.link.calls import (
+    Call,
+    OnLoss,
+    Report,
+    Reporter,
+    asks_again,
+    unknown_outcome,
+)
+from danube_fast.client.link.deliveries import Deliveries
 from danube_fast.client.link.dialer import Dialer
 from danube_fast.client.link.lookout import Link
 from danube_fast.client.link.pump import Pump
 from danube_fast.client.link.ring_port import RingPort
+from danube_fast.client.link.users import Identity, Receiver, User
 from danube_fast.client.values.limits import (
     BACKOFF_MIN_NS,
     HANDSHAKE_RETRY_NS,
@@ -58,15 +66,6 @@ __all__ = ["Connection", "Identity", "User"]
 _PRODUCER_NAMES_MAX = 100_000
 
 
-class Identity(NamedTuple):
-    """Fields of HELLO that describe the client."""
-
-    name: str
-    auth: dict[str, Any]
-    host_id: str
-    process_id: int
-
-
 class State(enum.Enum):
     """Where a connection stands."""
 
@@ -74,32 +73,6 @@ class State(enum.Enum):
     OPEN = 2
     FAILED = 3
     CLOSED = 4
-
-
-class User(Protocol):
-    """A lane or an attachment: something with state at the other end of a connection."""
-
-    def on_session(self, resumed: bool) -> None:
-        """Start over: the session is open (again)."""
-
-    def on_lost(self) -> None:
-        """Stop: the session is in doubt, and `on_session` follows when there is one again."""
-
-    def on_away(self) -> None:
-        """Look for the partition elsewhere: the broker has been silent for long."""
-
-    def on_failure(self, error: DanubeError) -> None:
-        """Give up: the connection has failed for good."""
-
-
-class Receiver(Protocol):
-    """The receiver of deliveries: an attachment, or what it left behind."""
-
-    def on_frame(self, buffer: memoryview, start: int, frame_bytes: int) -> None:
-        """Take a frame that arrived."""
-
-    def on_event(self, event: ConsumerEvent) -> None:
-        """Take what the broker tells of the consumer."""
 
 
 class Connection:
@@ -172,10 +145,7 @@ class Connection:
     def free_row(self) -> int:
         """Address of the words of its rings (`duplex_kernel.py`), if the next message may go there at once; or 0."""
         port = self._port
-        if self.state is State.OPEN and isinstance(port, RingPort) and port.has_room:
-            duplex = port.duplex
-            return 0 if duplex is None or duplex.has_slices else duplex.row
-        return 0
+        return port.free_row if self.state is State.OPEN and isinstance(port, RingPort) else 0
 
     @property
     def link(self) -> Link | None:
@@ -261,7 +231,7 @@ class Connection:
         """End calls that were on their way: they may be lost, and this endpoint may never come back."""
         for call in list(self.calls.values()):
             if call.on_loss is OnLoss.FAIL:
-                self._finish(call, None, _unknown_outcome(self.endpoint))
+                self._finish(call, None, unknown_outcome(self.endpoint))
             elif call.on_loss is OnLoss.FORGET:
                 call.on_done = None
                 self._finish(call, None, None)
@@ -396,7 +366,7 @@ class Connection:
         count = 0
         if isinstance(port, RingPort):
             port.arms = not lazily
-            count = self._take_deliveries(port)
+            count = self._deliveries.take_all(port.duplex, self.receivers)
             if count and lazily and port.is_at_rest:
                 self._heard_ns = self.pump.clock.monotonic_ns()
                 return count
@@ -416,17 +386,6 @@ class Connection:
                 self._is_linked = True
                 self.pump.rings_came()
         return count + (self.has_room and not had_room)  # a call may wait for that
-
-    def _take_deliveries(self, port: RingPort) -> int:
-        """Take the frames that come first in the rings, one in a message; how many."""
-        count, deliveries, duplex = 0, self._deliveries, port.duplex
-        while duplex is not None and (consumer_id := deliveries.take(duplex.row)):
-            count += 1
-            bundle, deliveries.bundle = deliveries.bundle, b""
-            receiver = self.receivers.get(consumer_id)
-            if receiver is not None:
-                receiver.on_frame(memoryview(bundle), FRAME_AT, len(bundle) - FRAME_AT)
-        return count
 
     def _handle(self, head: memoryview | bytes, port: Port | RingPort) -> None:
         command = decode_server_command(head)
@@ -542,10 +501,3 @@ class Connection:
 
 _BYE_LINGER_MS = 200
 """How long a closing socket may still try to send its BYE."""
-
-
-def _unknown_outcome(endpoint: str) -> Unavailable:
-    return Unavailable(
-        f"the connection to {endpoint} was lost before the answer came; look whether the operation "
-        "took place before you repeat it"
-    )

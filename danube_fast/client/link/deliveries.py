@@ -5,8 +5,11 @@ Anything else stays first in the ring, for the ordinary way.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from danube_fast.client.link.users import Receiver
 from danube_fast.frame.cpython import COUNTED_NONE, OBJECTS_READABLE
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.layout import (
@@ -18,6 +21,7 @@ from danube_fast.frame.memory import load_i64, load_u8, load_u32
 from danube_fast.frame.unpack_kernels import keep_bytes
 from danube_fast.net.msgpack_kernel import FIXED_ARRAY, read_unsigned
 from danube_fast.net.protocol import Deliver, op_code
+from danube_fast.ring.duplex import Duplex
 from danube_fast.ring.duplex_kernel import (
     PAIR_BODY,
     PAIR_BODY_BYTES,
@@ -29,7 +33,7 @@ from danube_fast.ring.duplex_kernel import (
 )
 from danube_fast.ring.layout import WORD_BYTES
 
-__all__ = ["FRAME_AT", "Deliveries"]
+__all__ = ["Deliveries"]
 
 FRAME_AT = BUNDLE_HEADER_BYTES + BUNDLE_ENTRY_BYTES
 """Where the frame begins in its bundle."""
@@ -79,16 +83,16 @@ class Deliveries:
         self._cell: list[bytes | None] = [None]
         self._pair = np.zeros(PAIR_WORDS + 1, np.int64)
         self._address: int = self._pair.ctypes.data
-        self.bundle = b""
-        """What `take` has taken."""
 
-    def take(self, row: int) -> int:
-        """Take the oldest message of the ring with these words: the consumer's id, 0 if it is none of these."""
-        if not OBJECTS_READABLE:
+    def take_all(self, duplex: Duplex | None, receivers: Mapping[int, Receiver]) -> int:
+        """Hand on such messages as long as one comes first in the rings; how many."""
+        count, cell = 0, self._cell
+        if duplex is None or not OBJECTS_READABLE:
             return 0
-        cell = self._cell
-        consumer_id: int = _take(row, self._address, id(cell), COUNTED_NONE)
-        if consumer_id:
-            self.bundle = cell[0] or b""
-            cell[0] = None
-        return consumer_id
+        while consumer_id := _take(duplex.row, self._address, id(cell), COUNTED_NONE):
+            count += 1
+            bundle, cell[0] = cell[0] or b"", None
+            receiver = receivers.get(consumer_id)
+            if receiver is not None:
+                receiver.on_frame(memoryview(bundle), FRAME_AT, len(bundle) - FRAME_AT)
+        return count

@@ -1,4 +1,4 @@
-r"""What a leader sees while it sleeps, without the GIL: acks that threads wait for, and all that is for Python.
+r"""A leader's view while it sleeps, without the GIL: acks that threads wait for, and all that is for Python.
 
     rings ---- PUBLISHED, all its requests have rows, no errors ---> the rows of `answers.py`
           \--- anything else ----> stays in the ring; the leader wakes up with its descriptor

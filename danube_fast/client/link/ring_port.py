@@ -73,6 +73,12 @@ class RingPort:
         return not duplex.has_slices and not duplex.readable
 
     @property
+    def free_row(self) -> int:
+        """Address of the words of the rings, if nothing waits for room in them; or 0."""
+        duplex = self.duplex
+        return 0 if duplex is None or self._queue or duplex.has_slices else duplex.row
+
+    @property
     def duplex(self) -> Duplex | None:
         """The rings, while they are there."""
         return self._duplex if self.lost is None else None

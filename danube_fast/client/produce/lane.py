@@ -21,13 +21,11 @@ from __future__ import annotations
 import collections
 import enum
 
-from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.buffers import Sending
 from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss, asks_again
 from danube_fast.client.link.connection import Connection
 from danube_fast.client.produce.outgoing import Outgoing
 from danube_fast.client.produce.state import ProducerState
-from danube_fast.client.produce.straight import ALONE_OVERHEAD_BYTES, pack_alone, push_frame
 from danube_fast.client.topics.routes import Partition
 from danube_fast.client.values.limits import (
     BACKOFF_MAX_NS,
@@ -53,7 +51,7 @@ from danube_fast.frame.kernel import direct
 from danube_fast.frame.stamp import seal
 from danube_fast.net.protocol import CloseProducer, OpenProducer, Status
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "Phase"]
 
 _seal = direct(seal)
 _RETRYABLE = (*RETRYABLE, DeadlineExceeded)
@@ -236,41 +234,6 @@ class Lane:
         if self not in producer.pump.armed:
             producer.pump.arm(self, sending.deadline_ns)
         return start + count
-
-    def send_alone(self, items: list[bytes], ticket: Ticket) -> bool:
-        """Send a list of one payload as a frame over rings, whose ack the ticket's row shall get; False if anything
-        stands before it, and nothing was done."""
-        connection, producer = self.connection, self.producer
-        row = connection.free_row
-        if not row or self.unacked or self.batch.payloads or self.phase is not Phase.FLOWING:
-            return False
-        pump = producer.pump
-        request = connection.next_request()
-        if not pump.answers.expect(ticket, connection.link_number, request):
-            return False
-        buffer = producer.packer.pool.take(len(items[0]) + ALONE_OVERHEAD_BYTES)
-        frame_bytes = pack_alone(buffer.address, buffer.capacity_bytes, items)
-        sequence = self.next_sequence
-        sending = Sending(self, buffer, frame_bytes, sequence, 1)
-        sending.callbacks = [(0, ticket)]
-        sending.request = request
-        time_ns = sending.publish_time_ns = pump.clock.wall_ns()
-        sending.deadline_ns = pump.clock.monotonic_ns() + producer.timeout_ns
-        self.next_sequence = sequence + 1
-        self.unacked.append(sending)
-        self.on_way += 1
-        connection.bundler.on_way[request] = [sending]
-        producer.sent(frame_bytes)
-        if push_frame(
-            row, request, buffer.address, frame_bytes, self.partition_id, self.producer_id, sequence,
-            time_ns, self.producer_epoch,
-        ) < 0:  # fmt: skip
-            del connection.bundler.on_way[request]
-            connection.bundler.send(sending)
-        connection.beat_soon()
-        if self not in pump.armed:
-            pump.arm(self, sending.deadline_ns)
-        return True
 
     def push(self) -> bool:
         """Send the open batch as far as the window allows; True if nothing of it is left."""

@@ -32,7 +32,7 @@ from danube_fast.client.produce.outgoing import (
     outgoing_list,
 )
 from danube_fast.client.produce.state import ProducerState
-from danube_fast.client.produce.straight import PAYLOAD_BYTES_MAX
+from danube_fast.client.produce.straight import PAYLOAD_BYTES_MAX, send_alone
 from danube_fast.client.topics.routes import Partition, Routes, Topic, made_again
 from danube_fast.client.values.limits import (
     BATCH_MESSAGES_MAX,
@@ -190,7 +190,7 @@ class Publisher(ProducerState):
             if (
                 lane is None
                 or pump.on_progress is not None
-                or not lane.send_alone([payload], ticket)
+                or not send_alone(lane, [payload], ticket)
             ):
                 return None
             connection = lane.connection

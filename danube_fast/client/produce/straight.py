@@ -9,7 +9,9 @@ the ticket.
 
 from __future__ import annotations
 
-from danube_fast.client.link.buffers import FRAME_AT
+from danube_fast.client.link.answers import Ticket
+from danube_fast.client.link.buffers import FRAME_AT, Sending
+from danube_fast.client.produce.lane import Lane, Phase
 from danube_fast.client.values.limits import MESSAGE_OVERHEAD_BYTES
 from danube_fast.frame.cpython import BYTES_TYPE, NONE, OBJECTS_READABLE
 from danube_fast.frame.kernel import direct, kernel
@@ -22,11 +24,11 @@ from danube_fast.net.protocol import Publish, op_code
 from danube_fast.ring.duplex_kernel import HEAD, push_pair
 from danube_fast.ring.layout import WORD_BYTES
 
-__all__ = ["ALONE_OVERHEAD_BYTES", "PAYLOAD_BYTES_MAX", "pack_alone", "push_frame"]
+__all__ = ["PAYLOAD_BYTES_MAX", "send_alone"]
 
 PAYLOAD_BYTES_MAX = 16 * 1024 if OBJECTS_READABLE else -1
 """Larger ones take the way of all other messages, which knows what to do without room."""
-ALONE_OVERHEAD_BYTES = FRAME_OVERHEAD_BYTES + MESSAGE_OVERHEAD_BYTES
+_OVERHEAD_BYTES = FRAME_OVERHEAD_BYTES + MESSAGE_OVERHEAD_BYTES
 """What a frame has beside its one payload, at most."""
 _PUBLISH = op_code(Publish)
 _BYTES_MASK = (1 << COUNT_SHIFT) - 1
@@ -52,10 +54,42 @@ def _push_frame(
     return push_pair(row, head, head_bytes, bundle, FRAME_AT + frame_bytes)
 
 
-push_frame, _pack = direct(_push_frame), direct(pack_payloads)
+_push, _pack = direct(_push_frame), direct(pack_payloads)
 
 
-def pack_alone(address: int, capacity_bytes: int, items: list[bytes]) -> int:
-    """Pack a list of one payload at an address with enough room; the frame's bytes."""
-    packed: int = _pack(address, capacity_bytes, id(items), 0, BYTES_TYPE, NONE)
-    return packed & _BYTES_MASK
+def send_alone(lane: Lane, items: list[bytes], ticket: Ticket) -> bool:
+    """Send a list of one payload as a frame over rings, whose ack the ticket's row shall get; False if anything stands
+    before it in the lane, and nothing was done. Under the pump's lock."""
+    connection, producer = lane.connection, lane.producer
+    row = connection.free_row
+    if not row or lane.unacked or lane.batch.payloads or lane.phase is not Phase.FLOWING:
+        return False
+    pump = producer.pump
+    request = connection.next_request()
+    if not pump.answers.expect(ticket, connection.link_number, request):
+        return False
+    buffer = producer.packer.pool.take(len(items[0]) + _OVERHEAD_BYTES)
+    packed: int = _pack(buffer.address, buffer.capacity_bytes, id(items), 0, BYTES_TYPE, NONE)
+    frame_bytes, sequence = packed & _BYTES_MASK, lane.next_sequence
+    sending = Sending(lane, buffer, frame_bytes, sequence, 1)
+    sending.callbacks = [(0, ticket)]
+    sending.request = request
+    time_ns = sending.publish_time_ns = pump.clock.wall_ns()
+    sending.deadline_ns = pump.clock.monotonic_ns() + producer.timeout_ns
+    lane.next_sequence = sequence + 1
+    lane.unacked.append(sending)
+    lane.on_way += 1
+    on_way = connection.bundler.on_way
+    on_way[request] = [sending]
+    producer.sent(frame_bytes)
+    pushed = _push(
+        row, request, buffer.address, frame_bytes, lane.partition_id, lane.producer_id, sequence,
+        time_ns, lane.producer_epoch,
+    )  # fmt: skip
+    if pushed < 0:
+        del on_way[request]
+        connection.bundler.send(sending)
+    connection.beat_soon()
+    if lane not in pump.armed:
+        pump.arm(lane, sending.deadline_ns)
+    return True
