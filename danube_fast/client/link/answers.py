@@ -95,11 +95,12 @@ def _follow(row: int, limit_ns: int) -> int:
 
 @kernel("int64(int64)")
 def _hand_over(row: int) -> int:
-    """Wake a thread to be the leader; 1 if it was asleep."""
-    if compare_exchange(row + STATE, ASLEEP, LEAD) == 0:
-        return 0
-    futex_wake(row + STATE)
-    return 1
+    """Tell a thread to be the leader, in its sleep or on its way there; 0 if its answer is known."""
+    if compare_exchange(row + STATE, ASLEEP, LEAD) != 0:
+        futex_wake(row + STATE)
+        return 1
+    compare_exchange(row + STATE, WAITING, LEAD)
+    return 1 if load_relaxed(row + STATE) == LEAD else 0
 
 
 _is_known, _tell, _wait_for = direct(is_known), direct(_set_state), direct(_expect)
@@ -155,6 +156,8 @@ class Answers:
         self.address: int = self._memory.ctypes.data
         """Of the table: how many rows were ever used, then the rows. It stays as long as the client."""
         self._free: list[int] = []
+        self._given_up: list[int] = []
+        """Rows without an answer: a leader in its kernel may have found one, and answer it yet."""
         self.sleeping: dict[Ticket, None] = {}
         """Tickets whose threads sleep on their rows, in the order in which they came."""
 
@@ -178,8 +181,14 @@ class Answers:
         place = (row - self.address) >> _WORD_SHIFT
         state, request, _, status, offset = self._words[place : place + 5]
         _wait_for(row, 0, 0)
-        self._free.append(row)
+        (self._free if state == ANSWERED else self._given_up).append(row)
         return (request, status, offset) if state == ANSWERED else None
+
+    def no_leader_looks(self) -> None:
+        """Let all rows that were taken back be used again."""
+        if self._given_up:
+            self._free += self._given_up
+            self._given_up = []
 
     def is_known(self, ticket: Ticket) -> bool:
         """Whether the answer is there."""
@@ -190,7 +199,7 @@ class Answers:
         _sleep(ticket.row, limit_ns)
 
     def hand_over(self) -> None:
-        """Wake one of the threads that sleep, to be the leader."""
+        """Tell one of the threads that sleep to be the leader, unless one was told already."""
         for ticket in self.sleeping:
             if _wake(ticket.row):
                 return

@@ -139,9 +139,11 @@ def _take_answers(lookout: int, link: int) -> int:
         at, number = copy + _LEAD_BYTES, load_i64(link + _AT_NUMBER)
         if _read_published(lookout, number, at, copy + size, 0) == 0:
             return 1
+        # a thread may take its row back meanwhile: Python reads that ack, which must be there still
+        if _read_published(lookout, number, at, copy + size, 1) == 0:
+            return 1
         _release(ring, capacity, found)
         _answer_room(row)
-        _read_published(lookout, number, at, copy + size, 1)
 
 
 @kernel("int64(int64)")

@@ -282,6 +282,7 @@ class Pump:
                     continue
                 if self._lead_for(ready, deadline_ns, 0):
                     return ready()
+            self._pass_on()
             return True
 
     def await_answer(self, ticket: Ticket) -> None:
@@ -293,6 +294,12 @@ class Pump:
                 self._follow_row(ticket)
             else:
                 self._lead_for(lambda: known(ticket), FOREVER_NS, ticket.row)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Leave the lead to a thread that sleeps on its row: this one was perhaps told to lead, and is ready."""
+        if self.answers.sleeping and not self._leading:
+            self.answers.hand_over()
 
     def _lead_for(self, ready: Callable[[], bool], deadline_ns: int, row: int) -> bool:
         """Be the leader until `ready()`, callbacks were called, or the time is up (then True)."""
@@ -324,8 +331,10 @@ class Pump:
             self.lock.release()
             answers.sleep(ticket, SLICE_NS)
         finally:
-            self._own_again()
-            del answers.sleeping[ticket]
+            try:
+                self._own_again()
+            finally:
+                del answers.sleeping[ticket]
 
     def _lead(self, ready: Callable[[], bool], deadline_ns: int, row: int) -> bool:
         """Read and sleep until `ready()`, callbacks are due, or the time is up (then True)."""
@@ -350,18 +359,21 @@ class Pump:
         """Sleep until that row is answered or there is something to read, without the lock. The caller has just found
         nothing."""
         lookout = self._lookout or self._look_out()
+        self.answers.no_leader_looks()
         descriptors: Sequence[int] = ()
         self._asleep = True
         try:
             self.lock.release()
             descriptors = lookout.sleep(row, limit_ns)
         finally:
-            self._own_again()
-            self._asleep = False
-            while self._disposals:
-                self._disposals.pop()()
-            if self.closed:
-                self._close_descriptors()
+            try:
+                self._own_again()
+            finally:
+                self._asleep = False
+                while self._disposals:
+                    self._disposals.pop()()
+                if self.closed:
+                    self._close_descriptors()
         for fd in descriptors:
             if fd == self._wake_fd:
                 self.clear_wake()
