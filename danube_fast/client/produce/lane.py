@@ -179,11 +179,12 @@ class Lane:
         """Give the unacked frames dense numbers from `sequence` on, and seal what changed."""
         for sending in self.unacked:
             sending.base_sequence = sequence
-            self._seal(sending)
+            self.seal(sending)
             sequence += sending.message_count
         self.next_sequence = sequence
 
-    def _seal(self, sending: Sending) -> None:
+    def seal(self, sending: Sending) -> None:
+        """Write the client's half of a frame's header, and its crc."""
         _seal(
             sending.buffer.address,
             self.producer_id,
@@ -222,7 +223,7 @@ class Lane:
         sending.publish_time_ns = clock.wall_ns()
         now = clock.monotonic_ns()
         sending.deadline_ns = now + producer.timeout_ns
-        self._seal(sending)
+        self.seal(sending)
         if outgoing.callbacks is not None:
             stop = start + count
             found = [(i - start, call) for i, call in outgoing.callbacks if start <= i < stop]

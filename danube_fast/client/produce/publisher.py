@@ -187,17 +187,26 @@ class Publisher(ProducerState):
         pump.acquire()
         try:
             lane = self._quick
-            if (
-                lane is None
-                or pump.on_progress is not None
-                or not send_alone(lane, [payload], ticket)
-            ):
+            if lane is None or pump.on_progress is not None:
                 return None
-            connection = lane.connection
+            connection, is_whole = lane.connection, False
             try:
-                pump.await_answer(ticket)
+                is_sent = send_alone(lane, [payload], ticket)
+                try:
+                    if is_sent:
+                        pump.await_answer(ticket)
+                finally:
+                    if ticket.row:
+                        connection.take_answer(ticket)
+                    is_whole = True
             finally:
-                connection.take_answer(ticket)
+                # an interrupt: perhaps half of it was sent, or its answer half taken
+                if not is_whole:
+                    if ticket.row:
+                        pump.answers.take(ticket)
+                    connection.reset()
+            if not is_sent:
+                return None
         finally:
             pump.release()
         if not ticket.done:  # the answer was for a session that is lost since

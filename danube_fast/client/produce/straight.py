@@ -76,20 +76,23 @@ def send_alone(lane: Lane, items: list[bytes], ticket: Ticket) -> bool:
     sending.request = request
     time_ns = sending.publish_time_ns = pump.clock.wall_ns()
     sending.deadline_ns = pump.clock.monotonic_ns() + producer.timeout_ns
-    lane.next_sequence = sequence + 1
-    lane.unacked.append(sending)
-    lane.on_way += 1
-    on_way = connection.bundler.on_way
-    on_way[request] = [sending]
-    producer.sent(frame_bytes)
-    pushed = _push(
-        row, request, buffer.address, frame_bytes, lane.partition_id, lane.producer_id, sequence,
-        time_ns, lane.producer_epoch,
-    )  # fmt: skip
-    if pushed < 0:
-        del on_way[request]
-        connection.bundler.send(sending)
-    connection.beat_soon()
-    if lane not in pump.armed:
-        pump.arm(lane, sending.deadline_ns)
+    try:
+        lane.next_sequence = sequence + 1
+        lane.unacked.append(sending)
+        lane.on_way += 1
+        connection.bundler.on_way[request] = [sending]
+        producer.sent(frame_bytes)
+        pushed = _push(
+            row, request, buffer.address, frame_bytes, lane.partition_id, lane.producer_id, sequence,
+            time_ns, lane.producer_epoch,
+        )  # fmt: skip
+        if pushed < 0:
+            del connection.bundler.on_way[request]
+            connection.bundler.send(sending)
+        connection.beat_soon()
+        if lane not in pump.armed:
+            pump.arm(lane, sending.deadline_ns)
+    except BaseException:  # an interrupt: the connection starts over, and sends it
+        lane.seal(sending)
+        raise
     return True
