@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from tests.workers.broker import ROOT
 
-__all__ = ["Held", "child", "heard", "held", "ring_maps"]
+__all__ = ["Held", "Script", "child", "heard", "held", "ring_maps", "script"]
 
 
 @contextlib.contextmanager
@@ -74,3 +75,62 @@ def ring_maps(pid: int | str, name: str = "/memfd:danube-rings") -> list[dict[st
         elif is_one:
             found[-1] = {**found[-1], key: value.strip()}
     return found
+
+
+class Script:
+    """A Python process that says words, one a line, and is told some."""
+
+    def __init__(self, process: subprocess.Popen[bytes], errors: Path) -> None:
+        self.process = process
+        self._errors = errors
+        self._said = b""
+
+    def hear(self, word: str, seconds: float = 60) -> None:
+        """Wait for the next line, which must be `word`."""
+        assert self.process.stdout is not None
+        fd, deadline = self.process.stdout.fileno(), time.monotonic() + seconds
+        while b"\n" not in self._said:
+            left = deadline - time.monotonic()
+            readable = left > 0 and select.select([fd], [], [], left)[0]
+            assert readable, f"no {word!r} in {seconds} s, only {self._said!r}: {self.error_text()}"
+            some = os.read(fd, 65536)
+            assert some, f"no {word!r}, but its end: {self.error_text()}"
+            self._said += some
+        line, _, self._said = self._said.partition(b"\n")
+        assert line.decode() == word, f"{line!r} instead of {word!r}: {self.error_text()}"
+
+    def tell(self, word: str) -> None:
+        """Say a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(word.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def error_text(self) -> str:
+        """All that stands on its stderr."""
+        return self._errors.read_text()
+
+    def ends_quietly(self, seconds: float = 60) -> None:
+        """Wait for its end by itself: exit code 0, and not a word on stderr."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end within {seconds} s: {self.error_text()}") from None
+        assert (code, self.error_text()) == (0, "")
+
+
+@contextlib.contextmanager
+def script(code: str, *arguments: str) -> Iterator[Script]:
+    """A process that runs that code."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Path(folder, "errors").open("wb") as errors,
+        subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-c", code, *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        ) as process,
+    ):  # fmt: skip
+        try:
+            yield Script(process, Path(folder, "errors"))
+        finally:
+            process.kill()
