@@ -22,9 +22,6 @@ from danube_fast.client.produce.state import ProducerState
 from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,
-    ProducerFenced,
-    ResourceExhausted,
-    TopicDeleted,
 )
 from tests.crash.rig import Server
 from tests.shm.children import script
@@ -478,36 +475,3 @@ def test_an_interrupt_between_two_steps_of_a_publish(
 
 
 # ---------------------------------------------------------------- refusals
-
-
-def test_a_deleted_topic_a_fenced_producer_and_a_throttled_topic(server: Server) -> None:
-    with server.client(transport="shm") as client, server.client(transport="shm") as other:
-        gone = client.producer("/default/gone", timeout=SECONDS)
-        gone.publish(b"x")
-        other.admin.delete_topic("/default/gone")
-        with pytest.raises(TopicDeleted):
-            gone.publish(b"y")
-
-        fenced = client.producer("/default/fenced", name="same", timeout=SECONDS)
-        fenced.publish(b"x")
-        other.producer("/default/fenced", name="same").publish(b"y")
-        with pytest.raises(ProducerFenced):
-            fenced.publish(b"z")
-        assert [*stored(client, "/default/fenced").values()] == [b"x", b"y"]
-
-        paced = client.producer("/default/paced", timeout=1.0)
-        paced.publish(b"x")
-        other.admin.set_topic_policy("/default/paced", {"publish_bytes_per_second": 1000})
-        wait_until("the policy", lambda: is_throttled(paced))
-        other.admin.set_topic_policy("/default/paced", {"publish_bytes_per_second": None})
-        wait_until("its end", lambda: not is_throttled(paced))
-        assert max(Counter(stored(client, "/default/paced").values()).values()) == 1
-
-
-def is_throttled(producer: danube_fast.Producer) -> bool:
-    """Publish a large message of its own; whether its rate did not let it through."""
-    try:
-        producer.publish(os.urandom(10_000))
-    except ResourceExhausted as error:
-        return "rate" in str(error)
-    return False

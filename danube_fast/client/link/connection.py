@@ -42,6 +42,7 @@ from danube_fast.client.values.limits import (
 )
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError, Unavailable, error_from_code
+from danube_fast.frame.bundle import bundle_entries
 from danube_fast.net.port import Port
 from danube_fast.net.protocol import (
     PROTOCOL_VERSION,
@@ -64,6 +65,8 @@ from danube_fast.net.protocol import (
 __all__ = ["Connection", "Identity", "User"]
 
 _PRODUCER_NAMES_MAX = 100_000
+_BYE_LINGER_MS = 200
+"""How long a closing socket may still try to send its BYE."""
 
 
 class State(enum.Enum):
@@ -457,8 +460,6 @@ class Connection:
         self.bundler.on_published(command.request, [command.code, 0], {command.code: command.text})
 
     def _on_deliver(self, consumer_ids: list[int], bundles: list[Any]) -> None:
-        from danube_fast.frame.bundle import bundle_entries
-
         index = 0
         for bundle in bundles:
             kind = type(bundle)
@@ -497,7 +498,3 @@ class Connection:
         """Let the worker see the end of the parent, in a forked child."""
         if isinstance(self._port, RingPort):
             self._port.close(0)
-
-
-_BYE_LINGER_MS = 200
-"""How long a closing socket may still try to send its BYE."""

@@ -1,0 +1,52 @@
+"""Single publishes over rings that the broker refuses: each ends with the error that says why."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import danube_fast
+from danube_fast.errors import ProducerFenced, ResourceExhausted, TopicDeleted
+from tests.crash.rig import Server
+from tests.shm.test_straight import SECONDS, stored
+from tests.workers.broker import wait_until
+
+
+def test_a_deleted_topic_a_fenced_producer_and_a_throttled_topic(tmp_path: Path) -> None:
+    with (
+        Server(tmp_path / "data", workers=1) as server,
+        server.client(transport="shm") as client,
+        server.client(transport="shm") as other,
+    ):
+        gone = client.producer("/default/gone", timeout=SECONDS)
+        gone.publish(b"x")
+        other.admin.delete_topic("/default/gone")
+        with pytest.raises(TopicDeleted):
+            gone.publish(b"y")
+
+        fenced = client.producer("/default/fenced", name="same", timeout=SECONDS)
+        fenced.publish(b"x")
+        other.producer("/default/fenced", name="same").publish(b"y")
+        with pytest.raises(ProducerFenced):
+            fenced.publish(b"z")
+        assert [*stored(client, "/default/fenced").values()] == [b"x", b"y"]
+
+        paced = client.producer("/default/paced", timeout=1.0)
+        paced.publish(b"x")
+        other.admin.set_topic_policy("/default/paced", {"publish_bytes_per_second": 1000})
+        wait_until("the policy", lambda: is_throttled(paced))
+        other.admin.set_topic_policy("/default/paced", {"publish_bytes_per_second": None})
+        wait_until("its end", lambda: not is_throttled(paced))
+        assert max(Counter(stored(client, "/default/paced").values()).values()) == 1
+
+
+def is_throttled(producer: danube_fast.Producer) -> bool:
+    """Publish a large message of its own; whether its rate did not let it through."""
+    try:
+        producer.publish(os.urandom(10_000))
+    except ResourceExhausted as error:
+        return "rate" in str(error)
+    return False
