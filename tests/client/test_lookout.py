@@ -157,7 +157,7 @@ def test_an_ack_goes_to_its_row_and_not_to_python(house: House) -> None:
     own, not_own = house.ticket(line, 7), house.ticket(other, 7)
     assert line.say(acks((7, [1, 1 << 40])))
     assert list(house.lookout().sleep(own.row, LONG_NS)) == []
-    assert house.answers.is_known(own) and not house.answers.is_known(not_own)
+    assert own.known()() and not not_own.known()()
     assert house.answers.take(own) == (7, 1, 1 << 40)
     assert house.answers.take(not_own) is None
     assert line.rest() == []
@@ -186,7 +186,7 @@ def test_an_ack_of_another_thread_wakes_that_one_alone(house: House) -> None:
     assert woken, "the thread whose ack came still sleeps"
     assert house.answers.take(theirs) == (2, 0, 9)
     wait_until("the leader's next sleep", lambda: line.is_armed)
-    assert not house.answers.is_known(ours)
+    assert not ours.known()()
     assert line.say(acks((1, [0, 8])))
     assert leader.found() == [] and house.answers.take(ours) == (1, 0, 8)
 
@@ -275,7 +275,7 @@ def test_a_thread_on_its_way_to_sleep_hears_that_it_is_to_lead() -> None:
     began = time.monotonic()
     answers.sleep(ticket, LONG_NS)
     assert time.monotonic() - began < SOON_SECONDS, "no thread reads the sockets"
-    assert not answers.is_known(ticket)
+    assert not ticket.known()()
 
 
 def test_a_row_is_not_used_again_while_a_leader_may_still_answer_it(house: House) -> None:

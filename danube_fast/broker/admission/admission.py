@@ -225,6 +225,7 @@ def _accept(state: int, frame: int, partition_row: int, result: int, now_ns: int
     store_word(result, ResultWord.LOG_POSITION, position)
     store_word(result, ResultWord.APPEND_TIME_NS, append_time)
     store_word(result, ResultWord.FLAGS, load_u16(frame + At.FLAGS))
+    store_word(result, ResultWord.PRODUCER_ID, load_i64(frame + At.PRODUCER_ID))
     slot = load_word(result, ResultWord.PRODUCER_SLOT)
     remember_batch(state, slot, load_word(result, ResultWord.BASE_SEQUENCE), count, offset)
     producer = load_word(state, StateWord.PRODUCERS) + slot * _R_ROW

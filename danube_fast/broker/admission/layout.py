@@ -106,6 +106,8 @@ class ResultWord(enum.IntEnum):
     APPEND_TIME_NS = 9
     FLAGS = 10
     """Of the frame's header."""
+    PRODUCER_ID = 11
+    """Of an accepted frame."""
 
 
 class StateWord(enum.IntEnum):
@@ -129,7 +131,7 @@ PARTITION_WORDS = 12
 LOG_WORDS = 4
 PRODUCER_WORDS = 8
 WINDOW_WORDS = 3
-RESULT_WORDS = 11
+RESULT_WORDS = 12
 STATE_WORDS = 16
 DEDUP_BATCHES = 64
 """Batches remembered per producer (FEATURES 3)."""

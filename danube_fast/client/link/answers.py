@@ -14,6 +14,9 @@ the leader alone. A row is used again when its thread has read it.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 
 from danube_fast.client.values.message import MessageId
@@ -130,6 +133,10 @@ class Ticket:
         """Whether the outcome is known."""
         return self.done
 
+    def known(self) -> Callable[[], bool]:
+        """Return what tells whether the answer is in the ticket's row."""
+        return functools.partial(_is_known, self.row)
+
     @property
     def is_refused(self) -> bool:
         """Whether the outcome is an error."""
@@ -189,10 +196,6 @@ class Answers:
         if self._given_up:
             self._free += self._given_up
             self._given_up = []
-
-    def is_known(self, ticket: Ticket) -> bool:
-        """Whether the answer is there."""
-        return bool(_is_known(ticket.row))
 
     def sleep(self, ticket: Ticket, limit_ns: int) -> None:
         """Sleep until the answer is there, the thread shall lead, or the time is up. Without the lock."""

@@ -288,12 +288,12 @@ class Pump:
     def await_answer(self, ticket: Ticket) -> None:
         """Block until the ticket, which has a row, is answered or the client is closed. The caller holds the lock,
         once."""
-        known = self.answers.is_known
-        while not known(ticket) and not self.closed:
+        is_known = ticket.known()
+        while not is_known() and not self.closed:
             if self._leading:
                 self._follow_row(ticket)
             else:
-                self._lead_for(lambda: known(ticket), FOREVER_NS, ticket.row)
+                self._lead_for(is_known, FOREVER_NS, ticket.row)
         self._pass_on()
 
     def _pass_on(self) -> None:
@@ -340,7 +340,8 @@ class Pump:
         """Read and sleep until `ready()`, callbacks are due, or the time is up (then True)."""
         while True:
             # of all others the descriptor would tell: only use of a socket swallows its edge
-            self._drain(self._unread, lazily=True)
+            if self._unread:
+                self._drain(self._unread, lazily=True)
             if (self.callbacks and not self._caller) or ready():
                 return False
             if self._unread:

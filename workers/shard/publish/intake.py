@@ -18,7 +18,7 @@ from typing import Any
 import zmq
 
 from danube_fast.broker.admission import admission
-from danube_fast.broker.admission.layout import INT64_MAX, Mode, PartitionWord, ProducerWord
+from danube_fast.broker.admission.layout import INT64_MAX, Mode, PartitionWord
 from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.records import Reserved
@@ -272,9 +272,8 @@ class Intake:
         self, publication: Publication, part: Any, index: int, count: int, result_index: int,
         row: list[int],
     ) -> None:  # fmt: skip
-        _, slot, offset, messages, start, frame_bytes, position, producer_slot, _, _, flags = row
+        _, slot, offset, messages, start, frame_bytes, position, _, _, _, flags, producer_id = row
         partition = self.partitions_by_slot[slot]
-        producer_id = int(self.tables.producers[producer_slot, ProducerWord.PRODUCER_ID])
         stored = Stored(
             partition.partition_id, offset, offset + messages, messages, frame_bytes,
             producer_id, part, start, index, count, is_delayed=flags != 0,
