@@ -56,6 +56,8 @@ class PartitionWord(enum.IntEnum):
     EPOCH = 7
     MESSAGE_BYTES_MAX = 8
     """Largest payload; 0: as large as a message may be."""
+    IS_PACED = 9
+    """1: a rate is charged for each bundle, and may close the partition for the next one."""
 
 
 class LogWord(enum.IntEnum):

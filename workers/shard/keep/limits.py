@@ -50,6 +50,7 @@ class Limits:
         row[PartitionWord.MESSAGE_BYTES_MAX] = policy.message_bytes_max
         rates = policy.publish_messages_per_second, policy.publish_bytes_per_second
         partition.set_rate(self._bucket(partition.rate, rates, partition))
+        row[PartitionWord.IS_PACED] = partition.rate is not None
         if partition.partition_id in self._throttled:
             self._let_in(partition, self._state.now_ns)
         for sub in partition.subscriptions.values():

@@ -3,8 +3,8 @@ r"""Plain publishes over rings: one kernel call takes, decodes and admits those 
     rings -- [PUBLISH, request], bundle --> bytes object --admit--> result rows, a taken row: link, request, frames
           \- anything else, damage, no room --> stays first in its ring: the ordinary way handles it
 
-A link is served one message in a round, as all others are. Where a frame is not simply accepted the kernel stops
-behind its bundle, so that Python has dealt with it before the next one is admitted.
+A link is served one message in a round, as all others are. Where a frame is not simply accepted, or a rate is charged
+for it, the kernel stops behind its bundle, so that Python has dealt with it before the next one is admitted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from __future__ import annotations
 import numpy as np
 
 from danube_fast.broker.admission.admission import admit
-from danube_fast.broker.admission.layout import RESULT_WORDS, ResultWord, StateWord
+from danube_fast.broker.admission.layout import (
+    PARTITION_WORDS,
+    RESULT_WORDS,
+    PartitionWord,
+    ResultWord,
+    StateWord,
+)
 from danube_fast.errors import Internal, Status
 from danube_fast.frame.cpython import AT_BYTES_DATA, COUNTED_NONE, OBJECTS_READABLE
 from danube_fast.frame.kernel import direct, kernel
@@ -61,7 +67,7 @@ of a bundle: it was taken, and Python has to look at it now."""
 _FRAME_BYTES_MIN = HEADER_BYTES + BUNDLE_ENTRY_BYTES
 _PUBLISH = op_code(Publish)
 _OK = int(Status.OK)
-_RESULT_BYTES = RESULT_WORDS * WORD_BYTES
+_RESULT_BYTES, _PARTITION_BYTES = RESULT_WORDS * WORD_BYTES, PARTITION_WORDS * WORD_BYTES
 ROOM_MIN = 64 * 1024
 """With less room in a log all goes the ordinary way, which makes some."""
 
@@ -92,9 +98,16 @@ def _admit_taken(job: int, link: int, bundle: int, byte_count: int) -> int:
     if count < 0:
         return STOP
     store_u64(job + RESULT, first + count)
-    results = load_word(state, StateWord.RESULTS)
+    results, partitions = (
+        load_word(state, StateWord.RESULTS),
+        load_word(state, StateWord.PARTITIONS),
+    )
     for index in range(first, first + count):
-        if load_word(results + index * _RESULT_BYTES, ResultWord.STATUS) != _OK:
+        result = results + index * _RESULT_BYTES
+        if load_word(result, ResultWord.STATUS) != _OK:
+            return STOP
+        slot = load_word(result, ResultWord.PARTITION_SLOT)
+        if load_word(partitions + slot * _PARTITION_BYTES, PartitionWord.IS_PACED) != 0:
             return STOP
     return MORE
 
