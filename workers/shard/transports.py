@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from danube_fast.broker.admission.layout import INT64_MAX
 from danube_fast.config import Settings
 from danube_fast.frame.kernel import address_of
 from danube_fast.net.greeting import message_bytes_max
@@ -89,12 +90,12 @@ class Transports:
 
     def send_published(self, identity: bytes, request: int, status: int, offset: int) -> bool:
         """Send the answer to a PUBLISH of one frame straight into the client's ring; False if that cannot be."""
-        row = self._free_row(identity)
+        row = self._free_row(identity) if 0 <= request <= INT64_MAX else 0
         return row != 0 and send_published(row, request, status, offset) >= 0
 
     def send_delivery(self, identity: bytes, consumer_id: int, bundle: Any) -> bool:
         """Send a bundle of one frame to a consumer straight into the client's ring; False if that cannot be."""
-        row = self._free_row(identity)
+        row = self._free_row(identity) if 0 <= consumer_id <= INT64_MAX else 0
         return row != 0 and send_delivery(row, consumer_id, address_of(bundle), len(bundle)) >= 0
 
     def _free_row(self, identity: bytes) -> int:
