@@ -169,7 +169,10 @@ class RingServer:
             self._awake.pop(identity, None)
 
     def took(self, identity: bytes) -> None:
-        """Note that the caller has taken a message of a link."""
+        """Note that the caller has taken a message of a link, which is the last in turn now."""
+        if identity in self._awake:
+            del self._awake[identity]
+            self._awake[identity] = None
         if self._silent:
             self._silent.pop(identity, None)
 

@@ -20,6 +20,8 @@ from danube_fast.workers.shard.ring_out import send_delivery, send_published
 __all__ = ["Transports"]
 
 _ROUTED = ROUTED[0]
+ORDINARY_PART = 16
+"""However many plain publishes wait, one part in so many of the limit is for all other commands of ring clients."""
 
 
 class Transports:
@@ -67,8 +69,9 @@ class Transports:
     ) -> Iterator[tuple[bytes, Any, list[Any]]]:
         rings.look()
         self.plain_count = self.take_plain(limit) if rings.awake else 0
-        if self.plain_count < limit:
-            yield from rings.receive(limit - self.plain_count)
+        left = max(limit - self.plain_count, limit // ORDINARY_PART)
+        if left:
+            yield from rings.receive(left)
 
     def room(self, identity: bytes, size: int) -> tuple[Any, int]:
         """Allocate a part of a message for this client; the part, and the address of its `size` bytes. Raises
