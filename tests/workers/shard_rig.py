@@ -122,9 +122,12 @@ class Rig:
         process_index: int = 1,
         worker_count: int = 1,
         environment: Environment | None = None,
+        ipc_endpoint: str = "",
         **settings: Any,
     ) -> None:
+        """`ipc_endpoint`: clients of rings are served beside it."""
         self.directory = directory
+        self.ipc_endpoint = ipc_endpoint
         self.context: zmq.Context[Any] = zmq.Context()
         self.mailbox = mailbox or FakeMailbox()
         self.buckets = BucketTable.create()
@@ -140,7 +143,7 @@ class Rig:
             accept_rollback=False,
             logs=[(i, str(directory / f"log-{i}")) for i in log_ids], settings=self.settings,
             data_dir=str(directory), worker_count=worker_count, host_id="rig",
-            process_index=process_index, tcp_host="127.0.0.1", tcp_port=0, ipc_endpoint="",
+            process_index=process_index, tcp_host="127.0.0.1", tcp_port=0, ipc_endpoint=ipc_endpoint,
         )  # fmt: skip
         directory.mkdir(parents=True, exist_ok=True)
         self.boot: Any = SimpleNamespace(
@@ -228,8 +231,7 @@ class RawClient:
 
     def __init__(self, rig: Rig, auth: dict[str, Any] | None = None) -> None:
         self.rig = rig
-        self.socket = rig.context.socket(zmq.DEALER)
-        self.socket.connect(f"tcp://127.0.0.1:{rig.port}")
+        self.socket = self._connect()
         self.request = 0
         self.waiting: list[list[Any]] = []
         self.delivered: list[tuple[int, FrameView]] = []
@@ -240,6 +242,11 @@ class RawClient:
             self.socket.close(linger=0)
             raise AssertionError(welcome)
         self.session, self.token = welcome[2], welcome[3]
+
+    def _connect(self) -> Any:
+        sock = self.rig.context.socket(zmq.DEALER)
+        sock.connect(f"tcp://127.0.0.1:{self.rig.port}")
+        return sock
 
     def send(self, *command: Any, parts: tuple[Any, ...] = ()) -> None:
         self.socket.send_multipart([msgpack.packb(list(command)), *parts])
