@@ -132,12 +132,12 @@ class Inbox:
         """Return the next message; None when the time is up."""
         deadline_ns = -1
         while (message := self.frames.take() or self._take_only()) is None:
+            if deadline_ns < 0:
+                deadline_ns = deadline_after(self.pump.clock, timeout)
             if not self._queue and self.frames.here is None:
-                if deadline_ns < 0:
-                    deadline_ns = deadline_after(self.pump.clock, timeout)
                 if not (yield from self._arrived_steps(deadline_ns)):
                     return None
-            elif not (yield from self.next_steps(timeout)):
+            elif not (yield from self._next_until_steps(deadline_ns, 1)):
                 return None
         return message
 
@@ -166,6 +166,10 @@ class Inbox:
         """Have a current frame that has a message left; of redelivered ones at most `redelivered_max`, which are
         reported. False when the time is up."""
         deadline_ns = deadline_after(self.pump.clock, timeout)
+        return (yield from self._next_until_steps(deadline_ns, redelivered_max))
+
+    def _next_until_steps(self, deadline_ns: int, redelivered_max: int) -> Steps[bool]:
+        """Do the same until a monotonic time."""
         while not self.frames.left:
             if self.frames.here is None:
                 if (delivery := self._take()) is None:
