@@ -130,6 +130,8 @@ class Inbox:
 
     def receive_steps(self, timeout: float | None = None) -> Steps[Message | None]:
         """Return the next message; None when the time is up."""
+        if timeout is not None:
+            check_seconds(timeout, "timeout")  # also when a message is there already
         deadline_ns = -1
         while (message := self.frames.take() or self._take_only()) is None:
             if deadline_ns < 0:
