@@ -64,6 +64,47 @@ def test_payloads_of_several_frames_in_one_list(
     assert items == [b"a", None, b"c", b"d", b"", b"c"]
 
 
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4, Codec.ZSTD])
+@pytest.mark.parametrize("payloads", [
+    [b"a"], [None], [b""], [b"x" * 1000], [bytes(100_000)], [b"first", None, b""], [None, b"second"],
+])  # fmt: skip
+def test_the_first_payload_alone(
+    monkeypatch: pytest.MonkeyPatch, payloads: list[bytes | None], codec: Codec, plain: bool
+) -> None:
+    if plain:
+        monkeypatch.setattr(view_module, "OBJECTS_READABLE", False)
+    count = len(payloads)
+    columns = [
+        {},
+        {"keys": [b"k"] * count, "attributes": [{"a": "b"}] * count},
+        {"event_times": [7] * count, "deliver_at": [9] * count},
+    ]
+    for each in columns:
+        frame = stamped(encode_frame(payloads, codec=codec, **each))
+        fresh, used = FrameView(frame), FrameView(frame)
+        assert used.payloads(0, 1) == [payloads[0]]
+        for view in (fresh, used):
+            assert view.first_payload() == view.payloads(0, 1)[0] == payloads[0]
+
+
+def test_first_payloads_leave_as_many_references_to_none_as_before() -> None:
+    for payload in (b"some", None, b""):
+        view = FrameView(encode_frame([payload]))
+        view.first_payload()
+        before = sys.getrefcount(None)
+        for _ in range(2000):
+            view.first_payload()
+        assert abs(sys.getrefcount(None) - before) < 100, payload
+
+
+def test_the_first_payload_of_a_damaged_frame_raises() -> None:
+    frame = encode_frame([b"x" * 1000], codec=Codec.LZ4)
+    frame[HEADER_BYTES + 2] ^= 0xFF
+    with pytest.raises(DataLoss):
+        FrameView(frame).first_payload()
+
+
 def test_unpacking_leaves_as_many_references_to_none_as_before() -> None:
     view = FrameView(encode_frame([b"a", None, b"c"] * 100))
     assert view.payloads() == [b"a", None, b"c"] * 100
