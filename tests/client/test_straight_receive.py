@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -135,11 +136,14 @@ def test_redeliveries_are_counted_alike(
     with rings.producer(topic) as producer:
         for number in range(12):
             producer.publish(b"%d" % number)
+        for number in range(12, 24, 3):
+            producer.send_many([b"%d" % (number + i) for i in range(3)])
+            producer.flush()
     again = []
     for way, consumer in zip(WAYS, consumers, strict=True):
-        messages = way(consumer, 12)
-        consumer.ack([message for message in messages if message.offset % 3 == 0])
-        consumer.nack([message for message in messages if message.offset % 3])
+        messages = way(consumer, 24)
+        consumer.ack([message for message in messages if message.offset % 3 != 1])
+        consumer.nack([message for message in messages if message.offset % 3 == 1])
         more = sorted(way(consumer, 8), key=lambda each: each.offset)
         again.append(fields_of(more))
         assert consumer.lag() == 8
@@ -147,6 +151,10 @@ def test_redeliveries_are_counted_alike(
         consumer.flush_acks()
         assert consumer.lag() == 0
     assert again[0] == again[1]
+    offsets = range(1, 24, 3)
+    assert [(fields["offset"], fields["payload"]) for fields in again[0]] == [
+        (offset, b"%d" % offset) for offset in offsets
+    ]
     assert {fields["redelivery_count"] for fields in again[0]} == {1}
     assert straight.opened >= 6
 
@@ -172,6 +180,26 @@ def test_a_tiny_window_never_stands_still(
     got += [message.payload for message in one_by_one(consumer, count - len(got))]
     assert got == [b"%d" % number for number in range(count)]
     assert straight.opened > count // 2
+
+
+def test_receiving_keeps_no_references(
+    rings: danube_fast.Client, topic: str, straight: Straight
+) -> None:
+    rings.admin.create_topic(topic, durability="os")
+    consumer, producer = rings.consumer(topic, subscription="s"), rings.producer(topic)
+    least: list[int] = []
+    for _ in range(2):
+        counts = []
+        for number in range(1000):
+            producer.publish(b"%d" % number)
+            (message,) = one_by_one(consumer, 1)
+            consumer.ack(message)
+            counts.append(sys.getrefcount(None))
+        least.append(min(counts))
+    assert abs(least[1] - least[0]) < 300, f"{least[1] - least[0]} references to None"
+    connection = consumer._inbox.attachments[0].connection
+    assert connection._deliveries._cell == [None]
+    assert straight.taken > 1000
 
 
 def test_a_seek_while_single_frames_wait(
