@@ -326,7 +326,8 @@ class RingServer:
         if identity in self._ended:
             self._close(identity)
             return None
-        link.flush()
+        if link.flush():
+            link.wait_no_more()
         if link.arm():
             del self._awake[identity]
         return None
