@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from danube_fast.broker.admission.layout import PartitionWord
+from danube_fast.ring.duplex_kernel import WAITS, word_of
 from danube_fast.workers.shard.publish.ring_intake import RingIntake
 from danube_fast.workers.shard.worker import MESSAGES_PER_TURN_MAX
 from tests.workers.ring_client import RingClient, fresh_endpoint, ring_client
@@ -294,6 +296,7 @@ def test_references_and_memory_stay_after_many_publishes(rigs: Callable[..., Rig
     publisher = Publisher(rig, 1, "p")
     counted = Counted(rig)
     holders: list[Any] = counted._take.__self__._holders  # type: ignore[attr-defined]
+    gc.collect()  # what other tests have left
     before, memory = publish_all(rig, publisher, PUBLISHES // 10, 1000), resident_bytes()
     publish_all(rig, publisher, PUBLISHES, 1000)
     assert counted.taken >= PUBLISHES
@@ -302,3 +305,28 @@ def test_references_and_memory_stay_after_many_publishes(rigs: Callable[..., Rig
     assert holders == [None] * len(holders)
     grown = resident_bytes() - memory
     assert grown < GROWTH_BYTES_MAX, f"{grown} bytes more after {PUBLISHES} publishes of 1,000"
+
+
+def test_a_client_whose_ring_was_full_once_is_still_let_rest_by_the_kernel(
+    rigs: Callable[..., Rig],
+) -> None:
+    rig = rigs(ipc_endpoint=fresh_endpoint(), shm_ring_bytes=4096)
+    rig.assign(1, dispatch="non_reliable")
+    publisher = Publisher(rig, 1, "p")
+    rings = rig.worker.transports.rings
+    assert rings is not None
+    (link,) = rings._links.values()
+
+    def is_full() -> bool:
+        publisher.post(1)
+        return rig.worker.delivery.waiting
+
+    rig.turn(is_full, "answers that find no room")
+    assert word_of(link.row, WAITS) == 1
+    finish(rig, publisher)
+    rig.turn(lambda: not rings.awake, "the rest of the link")
+    assert word_of(link.row, WAITS) == 0, "all that comes goes the ordinary way first"
+    counted = Counted(rig)
+    publisher.post(5)
+    finish(rig, publisher)
+    assert counted.taken == 5 and publisher.answers[-1][0] == 0
