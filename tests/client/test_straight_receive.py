@@ -27,18 +27,18 @@ class Straight:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken = self.opened = 0
-        take, only = Deliveries.take, Delivery.only
+        take, only = Deliveries.take_all, Delivery.only
 
-        def counted_take(deliveries: Deliveries, row: int) -> int:
-            consumer_id = take(deliveries, row)
-            self.taken += consumer_id != 0
-            return consumer_id
+        def counted_take(deliveries: Deliveries, *rings: Any) -> int:
+            count = take(deliveries, *rings)
+            self.taken += count
+            return count
 
         def counted_only(delivery: Delivery) -> danube_fast.Message:
             self.opened += 1
             return only(delivery)
 
-        monkeypatch.setattr(Deliveries, "take", counted_take)
+        monkeypatch.setattr(Deliveries, "take_all", counted_take)
         monkeypatch.setattr(Delivery, "only", counted_only)
 
 
