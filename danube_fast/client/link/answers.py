@@ -114,12 +114,14 @@ _WORD_SHIFT = WORD_BYTES.bit_length() - 1
 class Ticket:
     """Stands among the callbacks for a call that waits for one message's ack."""
 
-    __slots__ = ("_error", "_message_id", "done", "row")
+    __slots__ = ("_error", "_message_id", "done", "listener", "row")
 
     def __init__(self) -> None:
         self.done = False
         self.row = 0
         """Address of the row of its thread, if that sleeps on one."""
+        self.listener: Callable[[], object] | None = None
+        """Called when the outcome is known."""
         self._message_id: MessageId | None = None
         self._error: DanubeError | None = None
 
@@ -128,6 +130,8 @@ class Ticket:
         self._message_id, self._error, self.done = message_id, error, True
         if self.row:
             _tell(self.row, TOLD)
+        if self.listener is not None:
+            self.listener()
 
     def is_complete(self) -> bool:
         """Whether the outcome is known."""

@@ -2,17 +2,23 @@
 
 The pump's descriptor stands for all sockets of the client (an epoll of their ZeroMQ descriptors).
 When it becomes readable the loop reads everything and completes the futures of operations whose
-condition has come true. Deadlines stay with the timer thread; what it changes reaches the loop
-through `on_progress`.
+condition has come true. A future that waits for a ticket is told of by the ticket; the others are asked, all of them,
+whenever states changed. Deadlines stay with the timer thread; what it changes reaches the loop through `on_progress`.
+
+What many tasks publish in one iteration of the loop goes out together behind it, and what is acked together is
+completed in slices, so that other tasks have their turns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
+import functools
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from danube_fast.client.link.parts import Pushed
 from danube_fast.client.link.pump import Pump, Steps, Wait
 from danube_fast.client.values.limits import FOREVER_NS
 from danube_fast.errors import FailedPrecondition
@@ -20,6 +26,8 @@ from danube_fast.errors import FailedPrecondition
 __all__ = ["LoopDriver"]
 
 T = TypeVar("T")
+COMPLETED_MAX = 128
+"""Futures of publishes that are completed in one iteration."""
 
 
 class LoopDriver:
@@ -31,6 +39,9 @@ class LoopDriver:
         self._thread = 0
         self._waiters: dict[asyncio.Future[bool], Callable[[], bool]] = {}
         self._checking = False
+        self._told: collections.deque[asyncio.Future[bool]] = collections.deque()
+        """Futures whose tickets are complete."""
+        self._pushed_later: dict[Pushed, None] = {}
 
     def open(self) -> None:
         """Listen in the running event loop."""
@@ -40,6 +51,7 @@ class LoopDriver:
         self._loop.add_reader(self._fd, self._readable)
         with self._pump.lock:
             self._pump.on_progress = self._progressed
+            self._pump.push_later = self._push_later
             self._pump.drain()
 
     def close(self) -> None:
@@ -48,7 +60,8 @@ class LoopDriver:
         if loop is not None:
             loop.remove_reader(self._fd)
             with self._pump.lock:
-                self._pump.on_progress = None
+                self._pump.on_progress = self._pump.push_later = None
+                self._push()
 
     async def run(self, steps: Steps[T]) -> T:
         """Drive an operation to its end. Cancelling it closes the steps: nothing was taken then."""
@@ -74,12 +87,18 @@ class LoopDriver:
         steps.close()
 
     async def _wait(self, wait: Wait, loop: asyncio.AbstractEventLoop) -> bool:
+        future: asyncio.Future[bool] = loop.create_future()
         with self._pump.lock:
-            # as everywhere: look at every socket before relying on its descriptor
-            if wait.ready() or (self._pump.drain() and wait.ready()):
-                return True
-            future: asyncio.Future[bool] = loop.create_future()
-            self._waiters[future] = wait.ready
+            if wait.ticket is not None:
+                if wait.ready():
+                    return True
+                # what is sent behind the iteration is looked for behind that, by its descriptor
+                wait.ticket.listener = functools.partial(self._told.append, future)
+            else:
+                # as everywhere: look at every socket before relying on its descriptor
+                if wait.ready() or (self._pump.drain() and wait.ready()):
+                    return True
+                self._waiters[future] = wait.ready
         timer: asyncio.TimerHandle | None = None
         if wait.deadline_ns < FOREVER_NS:
             left_ns = wait.deadline_ns - self._pump.clock.monotonic_ns()
@@ -105,7 +124,8 @@ class LoopDriver:
     def _progressed(self) -> None:
         """Look soon what has come true. Under the lock, in any thread."""
         loop = self._loop
-        if loop is None or self._checking or not (self._waiters or self._pump.callbacks):
+        is_awaited = self._told or self._waiters or self._pump.callbacks
+        if loop is None or self._checking or not is_awaited:
             return
         self._checking = True
         if threading.get_ident() == self._thread:
@@ -121,7 +141,25 @@ class LoopDriver:
                 if not future.done() and ready():
                     del self._waiters[future]
                     future.set_result(True)
+            for _ in range(min(len(self._told), COMPLETED_MAX)):
+                told = self._told.popleft()
+                if not told.done():
+                    told.set_result(True)
+            if self._told:
+                self._progressed()
             callbacks = list(self._pump.callbacks)
             self._pump.callbacks.clear()
         for function, arguments in callbacks:
             loop.call_soon(function, *arguments)
+
+    def _push_later(self, lane: Pushed) -> None:
+        """Send the open batch of a lane behind this iteration. Under the lock."""
+        if not self._pushed_later and self._loop is not None:
+            self._loop.call_soon(self._push)
+        self._pushed_later[lane] = None
+
+    def _push(self) -> None:
+        with self._pump.lock:
+            lanes, self._pushed_later = self._pushed_later, {}
+            for lane in lanes:
+                lane.push()

@@ -30,16 +30,24 @@ import os
 import select
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from danube_fast.checks import check_seconds
 from danube_fast.client.link.answers import Answers, Ticket
-from danube_fast.client.link.lookout import Link, Lookout
+from danube_fast.client.link.lookout import Lookout
+from danube_fast.client.link.parts import Pushed, Socket, Timed
 from danube_fast.client.values.limits import FOREVER_NS, SLICE_NS
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError
 
-__all__ = ["Finished", "Pump", "Steps", "Timed", "Wait", "deadline_after", "seconds_until"]
+__all__ = [
+    "Finished",
+    "Pump",
+    "Steps",
+    "Wait",
+    "deadline_after",
+    "seconds_until",
+]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -50,41 +58,12 @@ class Wait(NamedTuple):
 
     ready: Callable[[], bool]
     deadline_ns: int = FOREVER_NS
+    ticket: Ticket | None = None
+    """That whose outcome is all that `ready` asks for."""
 
 
 Steps = Generator[Wait, bool, T]
 """An operation that may wait: yields `Wait`, is sent whether it became ready, returns its result."""
-
-
-class Timed(Protocol):
-    """Something with a deadline that the timer thread serves."""
-
-    def on_time(self, now_ns: int) -> None:
-        """Serve the armed deadline, which is over. Under the lock."""
-
-
-class Socket(Protocol):
-    """A connection, as the pump sees it."""
-
-    def fileno(self) -> int:
-        """Return the descriptor to sleep on."""
-
-    def drain(self, lazily: bool = False) -> int:
-        """Read what is there; how many messages that was. `lazily`: rings need not be armed, as the leader does that."""
-
-    def readable(self) -> bool:
-        """Whether something can be read now."""
-
-    @property
-    def has_rings(self) -> bool:
-        """Whether its descriptor is raised again for whatever comes after a look."""
-
-    @property
-    def link(self) -> Link | None:
-        """The rings that a leader may look at without the lock, if it has any."""
-
-    def reset(self) -> None:
-        """Reading was interrupted, perhaps in the middle of a message."""
 
 
 class Finished(Generic[T]):
@@ -133,6 +112,8 @@ class Pump:
         """Of all producers."""
         self.on_progress: Callable[[], None] | None = None
         """An event loop that shares this pump hears here that states changed."""
+        self.push_later: Callable[[Pushed], None] | None = None
+        """An event loop sends batches that calls wait for at the end of its iteration, many in one frame."""
         self.answers = Answers()
         self._condition = threading.Condition(self.lock)
         self._sockets: list[Socket] = []

@@ -167,7 +167,10 @@ class Publisher(ProducerState):
             batch.append(*fields, callback)
             if type(callback) is Ticket:
                 batch.urgent = True
-                lane.push()
+                if self.pump.push_later is None:
+                    lane.push()
+                else:
+                    self.pump.push_later(lane)
             else:
                 self._appended(lane, len(batch.payloads))
             return None
@@ -232,7 +235,7 @@ class Publisher(ProducerState):
         fields = self.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
         ticket = Ticket()
         yield from self.send_steps(fields, ticket)
-        yield Wait(ticket.is_complete)
+        yield Wait(ticket.is_complete, ticket=ticket)
         return self._outcome(ticket)
 
     def _has_room(self, lane: Lane, payload_bytes: int) -> bool:
@@ -477,3 +480,9 @@ class Publisher(ProducerState):
         """Take no more messages: the producer or the client is closed, or the process was forked."""
         self._refusal = self._refusal or error
         self.changed()
+        waits = type(error)(f"{error} (the message that waits for its ack may have been stored)")
+        for lane in (*self.lanes, *self.joining):
+            for callbacks in (*(each.callbacks for each in lane.unacked), lane.batch.callbacks):
+                for _, call in callbacks or ():
+                    if type(call) is Ticket and not call.done:
+                        call.complete(None, waits)
