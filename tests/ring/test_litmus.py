@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from danube_fast.ring import doorbell, spsc_kernel
+from danube_fast.client.link import answers
+from danube_fast.ring import doorbell, duplex_kernel, spsc_kernel
 from danube_fast.ring.memory import create_memfd, map_fd
 
 LINE = 128
@@ -90,6 +91,12 @@ RELEASE_STORE = {"x86_64": r"movq", "aarch64": r"stlr"}
         pytest.param(doorbell, "_clear", (EXCHANGE,), id="clear"),
         pytest.param(spsc_kernel, "_publish", (RELEASE_STORE,), id="publish"),
         pytest.param(spsc_kernel, "_release_to", (RELEASE_STORE,), id="release"),
+        pytest.param(duplex_kernel, "_ask_room", (SEQ_CST_STORE, FULL_FENCE), id="ask_room"),
+        pytest.param(duplex_kernel, "_answer_room", (FULL_FENCE,), id="answer_room"),
+        pytest.param(duplex_kernel, "_ring_peer", (FULL_FENCE, EXCHANGE), id="ring_peer"),
+        pytest.param(answers, "answer", (EXCHANGE,), id="answer"),
+        pytest.param(answers, "_follow", (EXCHANGE,), id="follow"),
+        pytest.param(answers, "_hand_over", (EXCHANGE,), id="hand_over"),
     ],
 )
 def test_instructions(module: Any, name: str, wanted: tuple[dict[str, str], ...]) -> None:
