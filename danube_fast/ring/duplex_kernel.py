@@ -19,6 +19,7 @@ import socket
 
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.memory import load_i64, load_u32, memory_copy, store_u32, store_u64
+from danube_fast.frame.system import errno_now, receive, send
 from danube_fast.ring.atomics import fence, load_relaxed, store_relaxed, store_seq_cst
 from danube_fast.ring.doorbell import _cancel_sleep, _clear, _prepare_sleep, _sleep_to_end
 from danube_fast.ring.layout import (
@@ -40,7 +41,6 @@ from danube_fast.ring.spsc_kernel import (
     _reserve_one,
     _used,
 )
-from danube_fast.ring.system import errno_now, receive, send
 
 __all__ = [
     "CAPACITY",
@@ -221,6 +221,14 @@ def _place_of(row: int, position: int) -> int:
 
 
 @kernel("int64(int64,int64,int64)")
+def _show(row: int, position: int, size: int) -> int:
+    """Let the peer see the record at a position, and wake it; the record's size."""
+    _publish(word_of(row, OUT), word_of(row, CAPACITY), position, size)
+    _ring_peer(row)
+    return size
+
+
+@kernel("int64(int64,int64,int64)")
 def push_part(row: int, part: int, part_bytes: int) -> int:
     """Append a message of one part and wake the peer: its size, or a code of the ring."""
     size = 2 * _LENGTH_BYTES + part_bytes
@@ -231,9 +239,7 @@ def push_part(row: int, part: int, part_bytes: int) -> int:
     store_u32(target, 1)
     store_u32(target + _LENGTH_BYTES, part_bytes)
     memory_copy(target + 2 * _LENGTH_BYTES, part, part_bytes)
-    _publish(word_of(row, OUT), word_of(row, CAPACITY), position, size)
-    _ring_peer(row)
-    return size
+    return _show(row, position, size)
 
 
 @kernel("int64(int64,int64,int64,int64,int64)")
@@ -249,9 +255,7 @@ def push_pair(row: int, head: int, head_bytes: int, body: int, body_bytes: int) 
     store_u32(target + 2 * _LENGTH_BYTES, body_bytes)
     memory_copy(target + 3 * _LENGTH_BYTES, head, head_bytes)
     memory_copy(target + 3 * _LENGTH_BYTES + head_bytes, body, body_bytes)
-    _publish(word_of(row, OUT), word_of(row, CAPACITY), position, size)
-    _ring_peer(row)
-    return size
+    return _show(row, position, size)
 
 
 signal_peer = direct(_signal_peer)

@@ -25,10 +25,11 @@ import time
 
 import numpy as np
 
-from danube_fast.clock import MICROSECOND_NS, SECOND_NS
+from danube_fast.clock import MICROSECOND_NS
 from danube_fast.errors import Internal
 from danube_fast.frame.kernel import direct, external, kernel
-from danube_fast.frame.memory import load_i32, load_i64, store_u64
+from danube_fast.frame.memory import load_i64, store_u64
+from danube_fast.frame.system import clock_ns, errno_now
 from danube_fast.ring.atomics import load_acquire, load_relaxed, store_release
 
 __all__ = ["SyncThread"]
@@ -56,26 +57,16 @@ _DRAIN_WAIT_SECONDS = 30.0
 _read = external("read", "int64(int64,int64,int64)")
 _write = external("write", "int64(int64,int64,int64)")
 _fdatasync = external("fdatasync", "int32(int64)")
-_errno_location = external("__errno_location", "int64()")
-_clock_gettime = external("clock_gettime", "int32(int64,int64)")
-_CLOCK_MONOTONIC = time.CLOCK_MONOTONIC
 
 
 @kernel("int64(int64)")
 def _fdatasync_once(fd: int) -> int:
     """0, or the errno with which fdatasync failed. An interrupted call is made again."""
     while _fdatasync(fd) != 0:
-        fault = load_i32(_errno_location())
+        fault = errno_now()
         if fault != _EINTR:
             return fault
     return 0
-
-
-@kernel("int64(int64)")
-def _clock_ns(scratch: int) -> int:
-    """The monotonic clock; `scratch` is overwritten."""
-    _clock_gettime(_CLOCK_MONOTONIC, scratch)
-    return load_i64(scratch) * SECOND_NS + load_i64(scratch + _WORD_BYTES)
 
 
 @kernel("void(int64,int64)")
@@ -104,9 +95,9 @@ def _sync_batch(memory: int, head: int, tail: int) -> None:
                 continue
         if load_relaxed(memory + _AT_ERRNO) != 0:
             continue
-        began_ns = _clock_ns(memory + _AT_SCRATCH)
+        began_ns = clock_ns(memory + _AT_SCRATCH)
         fault = _fdatasync_once(fd)
-        took_ns = _clock_ns(memory + _AT_SCRATCH) - began_ns
+        took_ns = clock_ns(memory + _AT_SCRATCH) - began_ns
         position = load_i64(entry + _WORD_BYTES)
         if fault != 0:
             store_u64(memory + _AT_FAULT, position)
@@ -129,7 +120,7 @@ def _sync_loop(memory: int, event_fd: int, wake_fd: int) -> int:
             if load_acquire(memory + _AT_STOP) != 0:
                 return 0
             if _read(event_fd, scratch, _WORD_BYTES) < 0:
-                fault = load_i32(_errno_location())
+                fault = errno_now()
                 if fault != _EINTR:
                     return fault
             continue

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import danube_fast
-from danube_fast.errors import ProducerFenced, ResourceExhausted, TopicDeleted
+from danube_fast.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    ProducerFenced,
+    ResourceExhausted,
+    TopicDeleted,
+)
 from tests.crash.rig import Server
-from tests.shm.test_straight import SECONDS, stored
+from tests.shm.test_straight import SECONDS, stopped, stored, waiting
 from tests.workers.broker import wait_until
 
 
@@ -41,6 +48,26 @@ def test_a_deleted_topic_a_fenced_producer_and_a_throttled_topic(tmp_path: Path)
         other.admin.set_topic_policy("/default/paced", {"publish_bytes_per_second": None})
         wait_until("its end", lambda: not is_throttled(paced))
         assert max(Counter(stored(client, "/default/paced").values()).values()) == 1
+
+
+def test_a_producer_that_is_closed_ends_the_calls_that_wait(tmp_path: Path) -> None:
+    """The worker stands still: one thread waits for its ack, as the leader, and one on its row."""
+    settings = {"session_timeout_ms": 300_000, "heartbeat_timeout_ms": 300_000}
+    with (
+        Server(tmp_path / "data", workers=1, **settings) as server,
+        server.client(transport="shm") as client,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        producers = [client.producer(f"/default/closed-{number}") for number in range(2)]
+        with stopped(server):
+            calls = [threads.submit(producer.publish, b"x") for producer in producers]
+            wait_until("both calls", lambda: waiting(client) == len(calls))
+            for producer in producers:
+                with pytest.raises(DeadlineExceeded):
+                    producer.close(timeout=0.1)
+            for call in calls:
+                with pytest.raises(FailedPrecondition, match="may have been stored"):
+                    call.result(timeout=SECONDS)
 
 
 def is_throttled(producer: danube_fast.Producer) -> bool:

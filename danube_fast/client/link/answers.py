@@ -24,9 +24,9 @@ from danube_fast.clock import SECOND_NS
 from danube_fast.errors import DanubeError
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.memory import store_u64
+from danube_fast.frame.system import futex_wait, futex_wake
 from danube_fast.ring.atomics import compare_exchange, load_acquire, load_relaxed, store_relaxed
 from danube_fast.ring.layout import WORD_BYTES
-from danube_fast.ring.system import futex_wait, futex_wake
 
 __all__ = ["ANSWERED", "Answers", "Ticket", "answer", "find_row", "is_known"]
 

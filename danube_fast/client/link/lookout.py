@@ -20,6 +20,7 @@ from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import Status
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.memory import load_i32, load_i64, load_u8, load_u32, memory_copy, store_u64
+from danube_fast.frame.system import EPOLL_AT_DATA, EPOLL_EVENT_BYTES, clock_ns, epoll_wait
 from danube_fast.net.msgpack_kernel import EMPTY_MAP, FIXED_ARRAY, read_array, read_unsigned
 from danube_fast.net.protocol import Published, op_code
 from danube_fast.ring.duplex import Duplex
@@ -42,7 +43,6 @@ from danube_fast.ring.layout import (
     WORD_BYTES,
 )
 from danube_fast.ring.spsc_kernel import EMPTY, _front, _release
-from danube_fast.ring.system import EPOLL_AT_DATA, EPOLL_EVENT_BYTES, clock_ns, epoll_wait
 
 __all__ = ["INTERRUPTED", "Link", "Lookout"]
 

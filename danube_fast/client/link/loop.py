@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from danube_fast.client.link.parts import Pushed
+from danube_fast.client.link.buffers import Sender
 from danube_fast.client.link.pump import Pump, Steps, Wait
 from danube_fast.client.values.limits import FOREVER_NS
 from danube_fast.errors import FailedPrecondition
@@ -41,7 +41,7 @@ class LoopDriver:
         self._checking = False
         self._told: collections.deque[asyncio.Future[bool]] = collections.deque()
         """Futures whose tickets are complete."""
-        self._pushed_later: dict[Pushed, None] = {}
+        self._pushed_later: dict[Sender, None] = {}
 
     def open(self) -> None:
         """Listen in the running event loop."""
@@ -152,7 +152,7 @@ class LoopDriver:
         for function, arguments in callbacks:
             loop.call_soon(function, *arguments)
 
-    def _push_later(self, lane: Pushed) -> None:
+    def _push_later(self, lane: Sender) -> None:
         """Send the open batch of a lane behind this iteration. Under the lock."""
         if not self._pushed_later and self._loop is not None:
             self._loop.call_soon(self._push)

@@ -1,4 +1,4 @@
-"""The parts of a client as its pump sees them: sockets to read, deadlines to serve, batches to send."""
+"""The parts of a client as its pump sees them: sockets to read, deadlines to serve."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 from danube_fast.client.link.lookout import Link
 
-__all__ = ["Pushed", "Socket", "Timed"]
+__all__ = ["Socket", "Timed"]
 
 
 class Timed(Protocol):
@@ -38,10 +38,3 @@ class Socket(Protocol):
 
     def reset(self) -> None:
         """Reading was interrupted, perhaps in the middle of a message."""
-
-
-class Pushed(Protocol):
-    """A lane, as the pump sees it."""
-
-    def push(self) -> bool:
-        """Send the open batch, if there is one, as far as the window allows."""

@@ -34,8 +34,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from danube_fast.checks import check_seconds
 from danube_fast.client.link.answers import Answers, Ticket
+from danube_fast.client.link.buffers import Sender
 from danube_fast.client.link.lookout import Lookout
-from danube_fast.client.link.parts import Pushed, Socket, Timed
+from danube_fast.client.link.parts import Socket, Timed
 from danube_fast.client.values.limits import FOREVER_NS, SLICE_NS
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError
@@ -112,7 +113,7 @@ class Pump:
         """Of all producers."""
         self.on_progress: Callable[[], None] | None = None
         """An event loop that shares this pump hears here that states changed."""
-        self.push_later: Callable[[Pushed], None] | None = None
+        self.push_later: Callable[[Sender], None] | None = None
         """An event loop sends batches that calls wait for at the end of its iteration, many in one frame."""
         self.answers = Answers()
         self._condition = threading.Condition(self.lock)
