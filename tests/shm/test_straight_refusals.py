@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from danube_fast.errors import (
     TopicDeleted,
 )
 from tests.crash.rig import Server
-from tests.shm.test_straight import SECONDS, stopped, stored, waiting
+from tests.shm.test_straight import SECONDS, SOON_SECONDS, Team, stopped, stored, waiting
 from tests.workers.broker import wait_until
 
 
@@ -56,18 +55,17 @@ def test_a_producer_that_is_closed_ends_the_calls_that_wait(tmp_path: Path) -> N
     with (
         Server(tmp_path / "data", workers=1, **settings) as server,
         server.client(transport="shm") as client,
-        ThreadPoolExecutor(2) as threads,
     ):
         producers = [client.producer(f"/default/closed-{number}") for number in range(2)]
         with stopped(server):
-            calls = [threads.submit(producer.publish, b"x") for producer in producers]
-            wait_until("both calls", lambda: waiting(client) == len(calls))
+            team = Team(len(producers), lambda number: producers[number].publish(b"x"))
+            wait_until("both calls", lambda: waiting(client) == len(producers))
             for producer in producers:
                 with pytest.raises(DeadlineExceeded):
                     producer.close(timeout=0.1)
-            for call in calls:
-                with pytest.raises(FailedPrecondition, match="may have been stored"):
-                    call.result(timeout=SECONDS)
+            for outcome in team.join(SOON_SECONDS).values():
+                assert isinstance(outcome, FailedPrecondition), outcome
+                assert "may have been stored" in str(outcome)
 
 
 def is_throttled(producer: danube_fast.Producer) -> bool:
