@@ -20,8 +20,13 @@ __all__ = [
     "errno_now",
     "futex_wait",
     "futex_wake",
+    "ppoll",
+    "pwritev",
+    "read",
     "receive",
     "send",
+    "wall_ns",
+    "write",
 ]
 
 WORD_BYTES = 8
@@ -33,11 +38,15 @@ EPOLL_AT_DATA = 4 if _IS_PACKED else 8
 send = external("send", "int64(int32,int64,int64,int32)")
 receive = external("recv", "int64(int32,int64,int64,int32)")
 epoll_wait = external("epoll_wait", "int32(int32,int64,int32,int32)")
+ppoll = external("ppoll", "int32(int64,int64,int64,int64)")
+read = external("read", "int64(int64,int64,int64)")
+write = external("write", "int64(int64,int64,int64)")
+pwritev = external("pwritev", "int64(int32,int64,int32,int64)")
 _syscall = external("syscall", "int64(int64,int64,int64,int64,int64,int64,int64)")
 _errno_location = external("__errno_location", "int64()")
 _clock_gettime = external("clock_gettime", "int32(int32,int64)")
 
-_CLOCK_MONOTONIC = time.CLOCK_MONOTONIC
+_CLOCK_MONOTONIC, _CLOCK_REALTIME = time.CLOCK_MONOTONIC, time.CLOCK_REALTIME
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 """Where it is not known the call fails with ENOSYS: a wait ends at once, and its caller looks again."""
 _FUTEX_WAIT_PRIVATE = 128
@@ -55,6 +64,13 @@ def errno_now() -> int:
 def clock_ns(scratch: int) -> int:
     """The monotonic clock, nanoseconds; `scratch` is room for two words."""
     _clock_gettime(_CLOCK_MONOTONIC, scratch)
+    return load_i64(scratch) * SECOND_NS + load_i64(scratch + WORD_BYTES)
+
+
+@kernel("int64(int64)")
+def wall_ns(scratch: int) -> int:
+    """The wall clock, nanoseconds; `scratch` is room for two words."""
+    _clock_gettime(_CLOCK_REALTIME, scratch)
     return load_i64(scratch) * SECOND_NS + load_i64(scratch + WORD_BYTES)
 
 

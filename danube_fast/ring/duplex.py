@@ -30,7 +30,16 @@ import numpy as np
 
 from danube_fast.errors import DataLoss
 from danube_fast.ring import duplex_kernel, layout
-from danube_fast.ring.duplex_kernel import CAPACITY, ENDED, IN, OUT, ROW_WORDS, SOCKET, WAITS
+from danube_fast.ring.duplex_kernel import (
+    CAPACITY,
+    ENDED,
+    IN,
+    OUT,
+    ROW_WORDS,
+    SESSION,
+    SOCKET,
+    WAITS,
+)
 from danube_fast.ring.spsc import SpscRing
 
 if TYPE_CHECKING:
@@ -105,6 +114,15 @@ class Duplex:
         """Slices of a large message that is coming in."""
         self._left: list[tuple[bytes, memoryview]] = []
         """Slices of one that is going out."""
+
+    @property
+    def session(self) -> int:
+        """Number of the client's session, for kernels; 0: none."""
+        return self._words[SESSION]
+
+    @session.setter
+    def session(self, number: int) -> None:
+        self._words[SESSION] = number
 
     def fileno(self) -> int:
         """The socket: readable when the peer signals or ends, if `arm` was called before."""

@@ -5,6 +5,7 @@
     ROOM_TOLD    the newest complaint of the peer that was answered
     ROOM_ASKED   number of the newest complaint of its own
     WAITS        1 from a complaint on until Python has sent all that waited: signals are for Python
+    SESSION      number of the client's session, at the worker's side; 0: none
     SIGNAL       the byte that goes out; SIGNALS: room for those that come
     HEAD         room for the first part of a message, for who sends it
 
@@ -56,6 +57,7 @@ __all__ = [
     "PAIR_HEAD_BYTES",
     "PAIR_WORDS",
     "ROW_WORDS",
+    "SESSION",
     "SOCKET",
     "WAITS",
     "answer_room",
@@ -71,7 +73,7 @@ __all__ = [
     "word_of",
 ]
 
-IN, OUT, CAPACITY, SOCKET, ROOM_TOLD, ROOM_ASKED, WAITS, SIGNAL, HEAD = range(9)
+IN, OUT, CAPACITY, SOCKET, ROOM_TOLD, ROOM_ASKED, WAITS, SESSION, SIGNAL, HEAD = range(10)
 HEAD_BYTES_MAX = 5 * WORD_BYTES
 SIGNALS = HEAD + HEAD_BYTES_MAX // WORD_BYTES
 _SIGNALS_MAX = 1024

@@ -22,6 +22,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from danube_fast.errors import DanubeError, DataLoss, Unavailable
 from danube_fast.ring.duplex import Duplex, duplex_bytes
 from danube_fast.ring.memory import HUGE_PAGE_BYTES, create_memfd, map_fd
@@ -35,6 +37,7 @@ _VERSION = 1
 _TEXT_BYTES_MAX = 1024
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 1024
+_SIDES_MIN = 256
 _IDENTITY = struct.Struct(">BQ")
 _IDENTITY_KIND = 1
 """ROUTER's own identities begin with 0."""
@@ -124,6 +127,8 @@ class RingServer:
         self._links: dict[bytes, Duplex] = {}
         self._process_ids: dict[bytes, int] = {}
         self._by_fd: dict[int, bytes] = {}
+        self._by_side: dict[int, bytes] = {}
+        self._sides = np.zeros(_SIDES_MIN, np.int64)
         self._awake: dict[bytes, None] = {}
         """Links that are not armed: something may be in their rings."""
         self._ended: set[bytes] = set()
@@ -162,6 +167,19 @@ class RingServer:
         """List the links to look at, in their order: identity and rings."""
         links = self._links
         return [(identity, links[identity]) for identity in self._awake]
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Address of the table of `Duplex.row` by descriptor, 0 where there is none; how many rows it has."""
+        return int(self._sides.ctypes.data), len(self._sides)
+
+    def identity_of(self, side: int) -> bytes:
+        """Find the client whose `Duplex.row` that is."""
+        return self._by_side[side]
+
+    def wake(self, identity: bytes) -> None:
+        """Note that the caller has taken a link's signal, and left something in its ring."""
+        self._awake.setdefault(identity)
 
     def armed(self, identity: bytes) -> None:
         """Rest a link that the caller has found empty and armed; one that has ended is left to `receive`."""
@@ -242,6 +260,10 @@ class RingServer:
         self._links[identity] = link
         self._process_ids[identity] = process_id
         self._by_fd[sock.fileno()] = identity
+        self._by_side[link.row] = identity
+        if sock.fileno() >= len(self._sides):
+            self._sides = np.concatenate([self._sides, np.zeros(sock.fileno(), np.int64)])
+        self._sides[sock.fileno()] = link.row
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         self._awake[identity] = None
         self._silent[identity] = False
@@ -275,7 +297,8 @@ class RingServer:
     def _close(self, identity: bytes) -> None:
         link = self._links.pop(identity)
         fd = link.fileno()
-        del self._by_fd[fd]
+        del self._by_fd[fd], self._by_side[link.row]
+        self._sides[fd] = 0
         if identity not in self._ended:
             self._epoll.unregister(fd)
         self._ended.discard(identity)

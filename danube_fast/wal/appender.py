@@ -19,7 +19,7 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from danube_fast.errors import (
     DanubeError,
@@ -40,9 +40,10 @@ from danube_fast.wal.layout import (
 from danube_fast.wal.rewrite import Rewrite, restamp
 from danube_fast.wal.segment import Chain, Segment
 from danube_fast.wal.spares import SparePool
+from danube_fast.wal.sync import SyncThread
 from danube_fast.wal.writer import PadStamper, WriteFault, write_all
 
-__all__ = ["BACKLOG_MAX", "Appender"]
+__all__ = ["BACKLOG_MAX", "Appender", "Lent"]
 
 _LEFT_OPEN = 2  # segments that were left by a roll and stay open for readers
 BACKLOG_MAX = 256
@@ -53,6 +54,19 @@ _BARRIER_WAIT_SECONDS = 0.5
 _ZEROS = memoryview(bytes(GROUP_ALIGNMENT))
 _POSITION = struct.Struct("<Q")
 _EPOCH = struct.Struct("<I")
+
+
+class Lent(NamedTuple):
+    """The means by which kernels write groups, back to back from `written_position` on."""
+
+    fd: int
+    delta: int
+    """From a position to its place in the file."""
+    end_position: int
+    """Behind the segment."""
+    syncs: int
+    """Address of the queue of syncs, and the eventfd of its thread."""
+    sync_bell: int
 
 
 class Appender:
@@ -82,6 +96,8 @@ class Appender:
         self._cut_epoch = 0
         self.is_put_off = False
         """A sync was asked for while too many were queued."""
+        self._is_torn = False
+        """Kernels may have left a part of a group behind `written_position`."""
         self._epochs: list[tuple[int, int]] = []
         self._left: collections.deque[Segment] = collections.deque()
         self._pads = PadStamper(log_id)
@@ -181,11 +197,36 @@ class Appender:
         try:
             write_all(segment.open(), buffers, byte_count, offset, str(segment.path))
         except WriteFault as fault:
-            if fault.touched:
+            if fault.touched or self._is_torn:
+                self._is_torn = False
                 self._set_epoch(self.epoch + 1)
                 self._barrier_due = True
                 self._barrier_end = 0
             raise fault.error from fault
+        self._is_torn = False
+
+    # -- written by kernels ------------------------------------------------------------------
+
+    def lend(self) -> Lent | None:
+        """Let kernels write groups until `take_back`; None: they may not now."""
+        sync = self._sync
+        newest = self._chain.segments[-1]
+        if not isinstance(sync, SyncThread) or self._barrier_due or newest.is_reserve:
+            return None
+        if self.is_put_off or sync.fault is not None:
+            return None
+        delta = newest.file_offset(self.written_position) - self.written_position
+        try:
+            return Lent(newest.open(), delta, newest.end_position, *sync.queue)
+        except OSError:
+            return None  # the next write of the loop says why
+
+    def take_back(self, end_position: int, queued_position: int, *, is_torn: bool) -> None:
+        """Note that kernels have written up to `end_position` and queued a sync up to `queued_position`, 0: none.
+        `is_torn`: the write behind that failed; it is to be made again."""
+        self.written_position = end_position
+        self._queued_position = max(self._queued_position, queued_position)
+        self._is_torn = self._is_torn or is_torn
 
     def _check_stamp(self, buffers: Sequence[Any], position: int) -> None:
         """The first frame must be stamped for right here: anything else would be cut at a restart."""

@@ -33,7 +33,7 @@ from danube_fast.errors import (
     Unavailable,
 )
 from danube_fast.frame.crc import crc32c
-from danube_fast.wal.appender import BACKLOG_MAX, Appender
+from danube_fast.wal.appender import BACKLOG_MAX, Appender, Lent
 from danube_fast.wal.background import Background
 from danube_fast.wal.control import make_control_frame, stamp_control_frame
 from danube_fast.wal.feed import RunTable
@@ -256,6 +256,17 @@ class Log:
             self._runs.appended(runs)
         return end
 
+    def lend(self) -> Lent | None:
+        """See `Appender.lend`."""
+        return self._appender.lend() if self._ready and not self._refusing else None
+
+    def take_back(self, end: int, queued_end: int, runs: Runs | None, *, is_torn: bool) -> None:
+        """See `Appender.take_back`; `runs` are those of the groups."""
+        self._appender.take_back(end, queued_end, is_torn=is_torn)
+        if runs is not None:
+            self._runs.appended(runs)
+            self._runs.work(self.synced_position)
+
     def append_control(self, payloads: Sequence[bytes], *, base_offset: int = 0) -> int:
         """Write a group of one control frame (a marker if there are no payloads); its position."""
         if not payloads:
@@ -265,15 +276,10 @@ class Log:
         frame = make_control_frame(payloads)
         position = self.reserve(len(frame), control=True)
         stamp_control_frame(
-            frame,
-            len(payloads),
-            log_id=self.log_id,
-            position=position,
-            base_offset=base_offset,
-            append_time_ns=self._clock.wall_ns(),
-            synced_position=self.synced_position,
+            frame, len(payloads), log_id=self.log_id, position=position, base_offset=base_offset,
+            append_time_ns=self._clock.wall_ns(), synced_position=self.synced_position,
             epoch=self.epoch,
-        )
+        )  # fmt: skip
         self._appender.append([frame], len(frame))
         return position
 
@@ -410,14 +416,10 @@ class Log:
 
     def _snapshot_header(self, position: int, state: bytes, *, clean: bool) -> SnapshotHeader:
         return SnapshotHeader(
-            log_id=self.log_id,
-            position=position,
-            state_bytes=len(state),
-            created_ns=self._clock.wall_ns(),
-            epoch=self._appender.epoch_at(position),
-            clean=clean,
+            log_id=self.log_id, position=position, state_bytes=len(state),
+            created_ns=self._clock.wall_ns(), epoch=self._appender.epoch_at(position), clean=clean,
             state_crc=crc32c(state),
-        )
+        )  # fmt: skip
 
     def trim(self, position: int, *, urgent: bool = False) -> int:
         """Recycle segments wholly below `position` that no kept snapshot needs; how many.

@@ -29,10 +29,10 @@ from danube_fast.clock import MICROSECOND_NS
 from danube_fast.errors import Internal
 from danube_fast.frame.kernel import direct, external, kernel
 from danube_fast.frame.memory import load_i64, store_u64
-from danube_fast.frame.system import clock_ns, errno_now
+from danube_fast.frame.system import clock_ns, errno_now, read, write
 from danube_fast.ring.atomics import load_acquire, load_relaxed, store_release
 
-__all__ = ["SyncThread"]
+__all__ = ["SyncThread", "fault_of", "queue_sync", "synced_of"]
 
 _LINE = 128
 _AT_TAIL = 0
@@ -54,8 +54,6 @@ _EINTR = errno.EINTR
 _FULL_WAIT_SECONDS = 0.0005
 _DRAIN_WAIT_SECONDS = 30.0
 
-_read = external("read", "int64(int64,int64,int64)")
-_write = external("write", "int64(int64,int64,int64)")
 _fdatasync = external("fdatasync", "int32(int64)")
 
 
@@ -119,7 +117,7 @@ def _sync_loop(memory: int, event_fd: int, wake_fd: int) -> int:
         if head == tail:
             if load_acquire(memory + _AT_STOP) != 0:
                 return 0
-            if _read(event_fd, scratch, _WORD_BYTES) < 0:
+            if read(event_fd, scratch, _WORD_BYTES) < 0:
                 fault = errno_now()
                 if fault != _EINTR:
                     return fault
@@ -128,7 +126,7 @@ def _sync_loop(memory: int, event_fd: int, wake_fd: int) -> int:
         store_release(memory + _AT_HEAD, tail)
         if wake_fd >= 0:
             store_u64(scratch, 1)
-            _write(wake_fd, scratch, _WORD_BYTES)
+            write(wake_fd, scratch, _WORD_BYTES)
 
 
 @kernel("int64(int64,int64,int64)")
@@ -142,6 +140,28 @@ def _push(memory: int, fd: int, position: int) -> int:
     store_u64(entry + _WORD_BYTES, position)
     store_release(memory + _AT_TAIL, tail + 1)
     return 1
+
+
+@kernel("int64(int64,int64,int64,int64,int64)")
+def queue_sync(memory: int, event_fd: int, fd: int, position: int, scratch: int) -> int:
+    """Queue one entry and wake the thread: 1, or 0 if the queue is full."""
+    if _push(memory, fd, position) == 0:
+        return 0
+    store_u64(scratch, 1)
+    write(event_fd, scratch, _WORD_BYTES)
+    return 1
+
+
+@kernel("int64(int64)")
+def synced_of(memory: int) -> int:
+    """All below that position is durable. An acquire load."""
+    return load_acquire(memory + _AT_SYNCED)
+
+
+@kernel("int64(int64)")
+def fault_of(memory: int) -> int:
+    """Reason why a sync failed, 0 if none has."""
+    return load_acquire(memory + _AT_ERRNO)
 
 
 @kernel("int64(int64)")
@@ -181,6 +201,11 @@ class SyncThread:
 
     def _run(self) -> None:
         _sync_loop(self._address, self._event_fd, self._wake_fd)
+
+    @property
+    def queue(self) -> tuple[int, int]:
+        """Address of the queue, and the eventfd that wakes the thread: for `queue_sync`."""
+        return self._address, self._event_fd
 
     @property
     def synced_position(self) -> int:

@@ -20,7 +20,7 @@ from danube_fast.frame.layout import FLAG_CONTROL, FLAG_PAD, HEADER_BYTES, At
 from danube_fast.frame.memory import store_u16
 from danube_fast.frame.stamp import stamp, write_pad
 
-__all__ = ["PadStamper", "WriteFault", "signed", "write_all"]
+__all__ = ["PadStamper", "WriteFault", "signed", "stamp_pad", "write_all"]
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -33,7 +33,7 @@ def signed(value: int) -> int:
 
 
 @kernel("void(int64,int64,int64,int64,int64,int64,int64)")
-def _stamp_pad(
+def stamp_pad(
     address: int,
     frame_bytes: int,
     log_id: int,
@@ -48,7 +48,7 @@ def _stamp_pad(
     stamp(address, log_id, position, 0, time_ns, synced, 0, epoch, 0)
 
 
-_call_stamp_pad = direct(_stamp_pad)
+_call_stamp_pad = direct(stamp_pad)
 
 
 class PadStamper:

@@ -71,11 +71,16 @@ class Action:
 class Side:
     """One of the two rigs, with its clients."""
 
-    def __init__(self, directory: Path, *, straight: bool, **settings: Any) -> None:
+    def __init__(
+        self, directory: Path, *, straight: bool, serves: bool = False, **settings: Any
+    ) -> None:
+        """`straight`: a kernel takes plain publishes. `serves`: and writes, shows and answers those that it can."""
         self.rig = Rig(directory, ipc_endpoint=fresh_endpoint(), **settings)
         self.clock = self.rig.worker.state.clock = self.rig.boot.clock = Frozen(START_NS)
         self.taken = 0
         take = self.rig.worker.transports.take_plain
+        if not serves:
+            take.__self__._outlets._outlet = lambda *_: None  # type: ignore[attr-defined]
         self.rig.worker.transports.take_plain = (
             (lambda limit: self._count(take(limit))) if straight else (lambda _: 0)
         )
@@ -86,8 +91,8 @@ class Side:
         self.answers: list[list[Any]] = [[] for _ in self.clients]
         self.delivered: dict[tuple[int, int], list[tuple[int, bytes | None]]] = {}
 
-    def _count(self, taken: int) -> int:
-        self.taken += taken
+    def _count(self, taken: int | None) -> int | None:
+        self.taken += taken or 0
         return taken
 
     # ------------------------------------------------------------ a round

@@ -25,6 +25,7 @@ class HeldSyncs:
         self.push = self.sync.push
         self.held: list[tuple[int, int]] = []
         self.sync.push = self._hold  # type: ignore[method-assign]
+        self.log.lend = lambda: None  # type: ignore[method-assign]
 
     def _hold(self, fd: int, position: int) -> None:
         self.held.append((fd, position))
@@ -38,6 +39,7 @@ class HeldSyncs:
     def release(self) -> None:
         """The disk goes on as if nothing had been."""
         self.sync.push = self.push  # type: ignore[method-assign]
+        del self.log.lend
         for fd, position in self.held:
             self.push(fd, position)
 
@@ -92,6 +94,7 @@ class FullLog:
         self.log = rig.worker.state.logs[slot]
         self.log.reserve = self._refuse  # type: ignore[method-assign]
         self.log.append = self._refuse  # type: ignore[method-assign,assignment]
+        self.log.lend = lambda: None  # type: ignore[method-assign]
 
     @staticmethod
     def _refuse(*args: Any, **kwargs: Any) -> int:
@@ -99,7 +102,7 @@ class FullLog:
 
     def mend(self) -> None:
         """There is room again."""
-        del self.log.reserve, self.log.append
+        del self.log.reserve, self.log.append, self.log.lend
 
 
 def settled(rig: Rig, slot: int = 0) -> None:

@@ -13,7 +13,7 @@ from danube_fast.config import KIB
 from danube_fast.errors import Internal
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.workers.shard.keep import cursors
-from danube_fast.workers.shard.publish import journal as journals
+from danube_fast.workers.shard.publish import siblings
 from danube_fast.workers.shard.publish.journal import Journal
 from tests.workers.shard_rig import RawClient, Rig
 
@@ -87,7 +87,7 @@ def test_durable_acks_with_ever_so_many_holes(tmp_path: Path) -> None:
 def gather(rig: Rig) -> Journal:
     """Have the journal believe that many clients publish one by one."""
     journal = rig.worker.state.journals[0]
-    journal._siblings = SIBLINGS
+    journal.siblings.count = SIBLINGS
     return journal
 
 
@@ -98,7 +98,7 @@ def post(client: RawClient, opened: dict[str, int], sequence: int, partition_id:
 
 def test_publications_of_many_go_into_one_group(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small group waits for as many publications as the last one had, and is then one write."""
-    monkeypatch.setattr(journals, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
+    monkeypatch.setattr(siblings, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
     rig.assign(1)
     client = rig.client()
     opened = client.open_producer(1)
@@ -124,16 +124,16 @@ def test_who_publishes_alone_waits_once(rig: Rig, monkeypatch: pytest.MonkeyPatc
     journal = gather(rig)
     asked_ns = rig.boot.clock.monotonic_ns()
     assert client.answer(post(client, opened, 0))[1] == [0, 0]
-    assert rig.boot.clock.monotonic_ns() - asked_ns >= journals.SIBLINGS_WAIT_NS
-    assert not journal.gathers
-    monkeypatch.setattr(journals, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
+    assert rig.boot.clock.monotonic_ns() - asked_ns >= siblings.SIBLINGS_WAIT_NS
+    assert not journal.siblings.gather
+    monkeypatch.setattr(siblings, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
     assert client.answer(post(client, opened, 1))[1] == [0, 1]
 
 
 def test_acks_that_wait_for_no_sync_wait_for_nobody(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
+    monkeypatch.setattr(siblings, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
     rig.assign(1, durability="os")
     client = rig.client()
     opened = client.open_producer(1)
@@ -142,18 +142,18 @@ def test_acks_that_wait_for_no_sync_wait_for_nobody(
 
 
 def test_a_group_of_some_size_waits_for_nobody(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journals, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
+    monkeypatch.setattr(siblings, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
     rig.assign(1)
     client = rig.client()
     opened = client.open_producer(1)
     gather(rig)
-    frame = client.frame(opened, 0, [bytes(journals.SIBLINGS_BYTES_MAX)])
+    frame = client.frame(opened, 0, [bytes(siblings.SIBLINGS_BYTES_MAX)])
     assert client.publish((1, frame)) == [0, 0]
 
 
 def test_as_many_as_a_group_waits_for_at_most(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journals, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
-    monkeypatch.setattr(journals, "SIBLINGS_MAX", 2)
+    monkeypatch.setattr(siblings, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
+    monkeypatch.setattr(siblings, "SIBLINGS_MAX", 2)
     rig.assign(1)
     client = rig.client()
     opened = client.open_producer(1)
@@ -166,7 +166,7 @@ def test_a_group_that_is_taken_back_keeps_nobody_awake(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop polls each millisecond while a group waits, and only then."""
-    monkeypatch.setattr(journals, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
+    monkeypatch.setattr(siblings, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
     rig.assign(1)
     client = rig.client()
     opened = client.open_producer(1)

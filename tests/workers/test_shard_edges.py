@@ -158,6 +158,9 @@ class DeafServer:
     def send(self, identity: bytes, parts: list[bytes]) -> None:
         raise WouldBlock
 
+    def end_session(self, identity: bytes) -> None:
+        pass
+
 
 def test_a_session_that_takes_nothing_is_given_up():
     delivery = Delivery(DeafServer(), None, Settings())  # type: ignore[arg-type]

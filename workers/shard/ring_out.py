@@ -20,7 +20,7 @@ from danube_fast.net.protocol import Deliver, Published, op_code
 from danube_fast.ring.duplex_kernel import HEAD, HEAD_BYTES_MAX, push_pair, push_part
 from danube_fast.ring.layout import WORD_BYTES
 
-__all__ = ["send_delivery", "send_published"]
+__all__ = ["deliver_one", "publish_one", "send_delivery", "send_published"]
 
 _PUBLISHED, _DELIVER = op_code(Published), op_code(Deliver)
 _PUBLISHED_BYTES_MAX = 6 + 3 * UNSIGNED_BYTES_MAX
@@ -29,7 +29,7 @@ if _PUBLISHED_BYTES_MAX > HEAD_BYTES_MAX:
 
 
 @kernel("int64(int64,int64,int64,int64)")
-def _send_published(row: int, request: int, status: int, offset: int) -> int:
+def publish_one(row: int, request: int, status: int, offset: int) -> int:
     """Answer a PUBLISH of one frame; less than 0 without room. None of the numbers is negative."""
     head = row + HEAD * WORD_BYTES
     store_u8(head, FIXED_ARRAY + 3)
@@ -44,7 +44,7 @@ def _send_published(row: int, request: int, status: int, offset: int) -> int:
 
 
 @kernel("int64(int64,int64,int64,int64)")
-def _send_delivery(row: int, consumer_id: int, bundle: int, bundle_bytes: int) -> int:
+def deliver_one(row: int, consumer_id: int, bundle: int, bundle_bytes: int) -> int:
     """Deliver a bundle of one frame; less than 0 without room."""
     head = row + HEAD * WORD_BYTES
     store_u8(head, FIXED_ARRAY + 2)
@@ -54,4 +54,4 @@ def _send_delivery(row: int, consumer_id: int, bundle: int, bundle_bytes: int) -
     return push_pair(row, head, end - head, bundle, bundle_bytes)
 
 
-send_published, send_delivery = direct(_send_published), direct(_send_delivery)
+send_published, send_delivery = direct(publish_one), direct(deliver_one)

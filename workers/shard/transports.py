@@ -33,8 +33,9 @@ class Transports:
         self.drained = False
         """Whether the last `receive` took all messages."""
         self._rings_first = False
-        self.take_plain: Callable[[int], int] = lambda _: 0
-        """Takes up to so many messages out of rings by itself, and returns how many; see `RingIntake`."""
+        self.take_plain: Callable[[int], int | None] = lambda _: 0
+        """Takes up to so many messages out of rings by itself, and returns how many; None: all are left there for the
+        moment. See `RingIntake`."""
         self.plain_count = 0
         """Messages that it took during the last `receive`."""
 
@@ -68,7 +69,11 @@ class Transports:
         self, rings: RingServer, limit: int
     ) -> Iterator[tuple[bytes, Any, list[Any]]]:
         rings.look()
-        self.plain_count = self.take_plain(limit) if rings.awake else 0
+        self.plain_count = 0
+        taken = self.take_plain(limit) if rings.awake else 0
+        if taken is None:
+            return
+        self.plain_count = taken
         left = max(limit - self.plain_count, limit // ORDINARY_PART)
         if left:
             yield from rings.receive(left)
@@ -100,6 +105,12 @@ class Transports:
         """Send a bundle of one frame to a consumer straight into the client's ring; False if that cannot be."""
         row = self._free_row(identity) if 0 <= consumer_id <= INT64_MAX else 0
         return row != 0 and send_delivery(row, consumer_id, address_of(bundle), len(bundle)) >= 0
+
+    def end_session(self, identity: bytes) -> None:
+        """Let kernels take nothing of a client any more before it has a session again."""
+        link = self.rings.link(identity) if self.rings is not None else None
+        if link is not None:
+            link.session = 0
 
     def _free_row(self, identity: bytes) -> int:
         """Address of the words of a client's rings, if nothing waits for room there; or 0."""

@@ -26,6 +26,7 @@ from danube_fast.net import protocol as p
 from danube_fast.net.allocation import keep_freed_memory
 from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter
 from danube_fast.ring.control import ProcessState
+from danube_fast.ring.handover import RingServer
 from danube_fast.security.authorization import AllowAll
 from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.commands import OWN_SESSION, Commands
@@ -75,9 +76,11 @@ from danube_fast.workers.shard.operations import Operations
 from danube_fast.workers.shard.publish.durability import DurabilityChanges
 from danube_fast.workers.shard.publish.forward import Forwarder
 from danube_fast.workers.shard.publish.intake import Intake
-from danube_fast.workers.shard.publish.journal import SIBLINGS_WAIT_NS, Group, Journal, Publication
+from danube_fast.workers.shard.publish.journal import Group, Journal, Publication
+from danube_fast.workers.shard.publish.outlets import Outlets
 from danube_fast.workers.shard.publish.producers import Producers
 from danube_fast.workers.shard.publish.ring_intake import RingIntake
+from danube_fast.workers.shard.publish.siblings import SIBLINGS_WAIT_NS
 from danube_fast.workers.shard.publish.sync_faults import repair_failed_sync
 from danube_fast.workers.shard.read.log_reader import LogReader
 from danube_fast.workers.shard.rollback import Restored
@@ -252,20 +255,28 @@ class ShardWorker:
     def start(self) -> None:
         """Bind, report READY, and ask the coordinator for assignments."""
         config = self.state.boot.config
+        wait = None
         port = self.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
         self.transports.open_rings(config.ipc_endpoint, self.state.settings)
         if self.transports.rings is not None and type(self._environment.authorizer) is AllowAll:
-            taking = RingIntake(self.state, self.transports.rings, self.intake, self.state.sessions)
-            self.transports.take_plain = taking.take
+            taking = self._compose_ring_intake(self.transports.rings)
+            self.transports.take_plain, wait = taking.take, taking.sleep
         self._idle = IdleStrategy(
             self.transports.filenos(),
             self.transports.readable,
             self.state.boot.mailbox,
             self.state.clock,
             self.state.settings.spin_us,
+            wait,
         )
         self.assignments.ask()
         self.state.boot.set_state(ProcessState.READY, port)
+
+    def _compose_ring_intake(self, rings: RingServer) -> RingIntake:
+        state = self.state
+        outlets = Outlets(state, rings, self.delivery, self.tails, self.intake)
+        polled = state.boot.mailbox.fileno(), self.server.fileno()
+        return RingIntake(state, rings, self.intake, state.sessions, outlets, polled)
 
     def run(self) -> None:
         """Run the loop until a stop is requested."""
@@ -281,7 +292,7 @@ class ShardWorker:
         if self.state.ready or self.intake.answered or self.lookahead.is_busy:
             return 0
         for journal in self.state.journals.values():
-            if journal.gathers and journal.waits:
+            if journal.siblings.gather and journal.waits:
                 return GATHERING_POLL_MS
         if self.delivery.waiting or self.intake.put_off:
             return BUSY_POLL_MS
@@ -290,7 +301,7 @@ class ShardWorker:
     @property
     def is_gathering(self) -> bool:
         """Whether many clients publish one by one: serving the first of them alone would delay all."""
-        return any(journal.gathers for journal in self.state.journals.values())
+        return any(journal.siblings.gather for journal in self.state.journals.values())
 
     def stop(self) -> None:
         """End in order: sync all that is written, and save a clean snapshot that says so."""

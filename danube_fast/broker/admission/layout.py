@@ -58,6 +58,8 @@ class PartitionWord(enum.IntEnum):
     """Largest payload; 0: as large as a message may be."""
     IS_PACED = 9
     """1: a rate is charged for each bundle, and may close the partition for the next one."""
+    OUTLET = 10
+    """Address of its outlet during a turn over rings (`workers/shard/publish/turn_layout.py`); 0: it has none."""
 
 
 class LogWord(enum.IntEnum):
@@ -81,6 +83,8 @@ class ProducerWord(enum.IntEnum):
     BATCH_COUNT = 5
     """Batches ever accepted; the window holds the last DEDUP_BATCHES of them."""
     LAST_USED_NS = 6
+    ANNOUNCED = 7
+    """Number of the consumer that was told its name last (`Consumer.number`)."""
 
 
 class WindowWord(enum.IntEnum):

@@ -154,6 +154,10 @@ class AdmissionTables:
         ):
             _insert(self.address, int(slot))
 
+    def announce(self, slot: int, consumer: int) -> None:
+        """Note which consumer, by its number, was told the name of a producer last."""
+        self.producers[slot, ProducerWord.ANNOUNCED] = consumer
+
     def remember(self, slot: int, base_sequence: int, message_count: int, base_offset: int) -> None:
         """Record a batch of a producer, as replay finds it in the log."""
         _remember(self.address, slot, base_sequence, message_count, base_offset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from danube_fast.broker.ledger.ledger import EVERYTHING, Ledger, Rows, Taken
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 COUNT_MAX = 1 << 62
+_NUMBERS = itertools.count(1)
 CREDIT_MAX = 1 << 30
 """Bytes, and messages, that one flow can be granted ahead."""
 
@@ -193,8 +195,8 @@ class Consumer:
     """A consumer attached to one subscription of one partition."""
 
     __slots__ = (
-        "announced", "consumer_id", "filters", "flow", "frames_sent", "name", "session", "slot",
-        "subscription", "taken",
+        "announced", "consumer_id", "filters", "flow", "frames_sent", "name", "number", "session",
+        "slot", "subscription", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -213,6 +215,8 @@ class Consumer:
         self.subscription = subscription
         """The `Subscription` that it is attached to. That one knows consumers, so this file does not know it."""
         self.session = session
+        self.number = next(_NUMBERS)
+        """No other consumer of this process has it."""
         self.consumer_id = consumer_id
         self.flow = flow
         self.name = name

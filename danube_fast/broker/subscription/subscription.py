@@ -385,29 +385,31 @@ class Subscription(Returns):
     def pass_on(self, stored: Stored, now_ns: int, effects: list[Deliver]) -> bool:
         """Hand out a whole frame that has just become visible, if that is all that `dispatch` would
         do; False: it may be more, and nothing was done."""
-        consumers = self.consumers
-        if len(consumers) != 1 and not (consumers and self.kind is SubscriptionKind.FAILOVER):
+        consumer = self.next_taker(stored.base_offset)
+        if consumer is None or stored.is_delayed:
             return False
-        if self.next_offset != stored.base_offset or not self.ledger.is_plain or self.router:
-            return False
-        if stored.is_delayed or self.rate is not None:
-            return False
-        consumer, flow = consumers[0], consumers[0].flow
-        if flow.byte_credit <= 0 or flow.message_credit <= 0 or flow.paused:
-            return False
-        if self.kind is SubscriptionKind.SHARED and not flow.covers(stored):
+        if self.kind is SubscriptionKind.SHARED and not consumer.flow.covers(stored):
             return False
         end = self.next_offset = stored.end_offset
         if self.tracks:
-            frame = consumer.next_frame()
-            self.ledger.deliver(stored.base_offset, end, consumer.slot, now_ns, frame)
+            slot, frame = consumer.slot, consumer.next_frame()
+            self.ledger.deliver(stored.base_offset, end, slot, now_ns, frame)
             if self.armed_ns == NEVER:
                 self.arm()
         else:
             self.ledger.move_to(end)
-        flow.take(stored.frame_bytes, stored.message_count)
+        consumer.flow.take(stored.frame_bytes, stored.message_count)
         effects.append(Deliver(consumer, stored, None, None))
         return True
+
+    def next_taker(self, offset: int) -> Consumer | None:
+        """The consumer that `pass_on` would hand a frame at `offset` to; None: `dispatch` has to look."""
+        consumers = self.consumers
+        if len(consumers) != 1 and not (consumers and self.kind is SubscriptionKind.FAILOVER):
+            return None
+        if self.next_offset != offset or not self.ledger.is_plain or self.router:
+            return None
+        return consumers[0] if self.rate is None and consumers[0].flow.willing else None
 
     # ------------------------------------------------------------ dividing
 

@@ -316,6 +316,7 @@ class Pump:
             try:
                 self._own_again()
             finally:
+                self._own_again()  # an interrupt may strike as the first call begins
                 del answers.sleeping[ticket]
 
     def _lead(self, ready: Callable[[], bool], deadline_ns: int, row: int) -> bool:
@@ -352,6 +353,7 @@ class Pump:
             try:
                 self._own_again()
             finally:
+                self._own_again()  # an interrupt may strike as the first call begins
                 self._asleep = False
                 while self._disposals:
                     self._disposals.pop()()

@@ -9,6 +9,7 @@ waits in the session's outbox; until that is empty the session gets no more fram
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ class Delivery:
         self.drained: list[Session] = []
         """Sessions whose outbox became empty."""
         self.bytes_out = self.messages_out = self.redelivered = 0
+        self.announced: Callable[[Consumer, int, int], None] = lambda *_: None
+        """Called with a consumer that is told the name of a producer, the partition's id and the producer's."""
         self.lost = 0
         """Messages of non_reliable topics that subscriptions missed."""
 
@@ -80,8 +83,15 @@ class Delivery:
         flow, estimate = consumer.flow, stored.frame_bytes * count // stored.message_count
         flow.take(stored.frame_bytes - estimate, stored.message_count - count)
 
+    def count(self, stored: Stored) -> None:
+        """Count a frame that went out whole another way."""
+        self.messages_out += stored.message_count
+        self.bytes_out += stored.frame_bytes
+
     def _announce(self, partition: Partition | None, consumer: Consumer, producer_id: int) -> None:
         consumer.announced.add(producer_id)
+        if partition is not None:
+            self.announced(consumer, partition.partition_id, producer_id)
         name = partition.producer_names.get(producer_id) if partition else None
         session = self._sessions.by_number(consumer.session)
         if name is None or partition is None or session is None:
@@ -263,6 +273,11 @@ class Delivery:
             return
 
     @property
+    def is_busy(self) -> bool:
+        """Whether messages wait for `flush`, or some outbox is not empty: others must not overtake them."""
+        return bool(self._pieces or self._waiting)
+
+    @property
     def waiting(self) -> bool:
         """Whether some outbox is not empty."""
         return bool(self._waiting)
@@ -289,4 +304,5 @@ class Delivery:
         """Drop all that waits for a session that is closed."""
         self._waiting.pop(session, None)
         self._pieces.pop(session.number, None)
+        self._transports.end_session(session.identity)
         session.outbox.clear()

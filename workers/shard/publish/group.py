@@ -6,13 +6,13 @@ PUBLISH -> Publication (answered once) <- pending - Group of log 0, Group of log
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Stored
 from danube_fast.countdown import Done
 
-__all__ = ["Group", "Publication"]
+__all__ = ["Group", "Publication", "Written"]
 
 
 class Publication:
@@ -34,6 +34,21 @@ class Publication:
         """Refuse the frame whose status stands at `place` after all."""
         self.statuses[place : place + 2] = code, 0
         self.texts[code] = text
+
+
+class Written(NamedTuple):
+    """Groups that kernels have written to a log in one turn."""
+
+    first_row: int
+    """Its frames are those of the result rows from here on, and below `stop_row`, that went to this log."""
+    stop_row: int
+    frame_count: int
+    group_count: int
+    end_position: int
+    queued_position: int
+    """A sync is queued up to here; 0: none."""
+    is_torn: bool
+    """The write behind that failed, and is to be made again."""
 
 
 class Group:

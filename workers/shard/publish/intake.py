@@ -133,6 +133,15 @@ class Intake:
                 return
         self.result_index = 0
 
+    def note_time(self, now_ns: int) -> None:
+        """Note the time within a turn, monotonic."""
+        self._now_ns = now_ns
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether frames wait to be shown, or publications to be answered."""
+        return bool(self.answered or self.memory_entries or self.put_off)
+
     def publish(
         self, publication: Publication, part: zmq.Frame | bytes | bytearray, now_ns: int
     ) -> None:
@@ -408,6 +417,24 @@ class Intake:
         else:
             text = REFUSALS.get(status, "refused")
         publication.texts[status] = text
+
+    def count_served(
+        self, frames: int, byte_count: int, answered: int, logged: int, took_ns: int
+    ) -> None:
+        """Count bundles of one frame that kernels took and showed; `answered`, and `logged`, are those of them that
+        were, within `took_ns`."""
+        self.frames_in += frames
+        self.bundles_in += frames
+        self.bytes_in += byte_count
+        self.frames_answered += answered
+        if logged:
+            observe(self.ack_times, took_ns, logged)
+
+    def answer_served(self, session: int, request: int, offset: int) -> None:
+        """Answer a bundle of one frame that a kernel showed and could not answer."""
+        publication = Publication(session, request)
+        publication.statuses = [OK, offset]
+        self.release(publication)
 
     def release(self, publication: Publication) -> None:
         """Note the end of one step that a publication waits for; admission itself is one of them."""

@@ -18,15 +18,21 @@ from typing import Any
 
 from danube_fast.broker.admission.layout import LogWord, ResultWord
 from danube_fast.broker.admission.tables import AdmissionTables
-from danube_fast.broker.records import Record, encode_record
+from danube_fast.broker.records import Record
 from danube_fast.config import Settings
 from danube_fast.countdown import Done
 from danube_fast.errors import DanubeError, Internal, ResourceExhausted
-from danube_fast.frame.layout import HEADER_BYTES
+from danube_fast.wal.appender import Lent
 from danube_fast.wal.control import make_control_frame, stamp_control_frame
 from danube_fast.wal.log import Log
-from danube_fast.workers.shard.publish.group import Group, Publication
+from danube_fast.workers.shard.publish.group import Group, Publication, Written
+from danube_fast.workers.shard.publish.record_queue import (
+    RECORD_BYTES_PER_GROUP_MAX,
+    RECORDS_PER_FRAME_MAX,
+    RecordQueue,
+)
 from danube_fast.workers.shard.publish.runs import make_runs
+from danube_fast.workers.shard.publish.siblings import Siblings
 
 __all__ = ["Group", "Journal", "Publication"]
 
@@ -34,14 +40,6 @@ _log = logging.getLogger(__name__)
 
 GROWING_BYTES_MAX = 256 * 1024
 """An open group of this size no longer waits for the sync before it."""
-SIBLINGS_MIN = 4
-"""From so many publications in the last group on, more are likely to come: their clients wait for acks."""
-SIBLINGS_MAX = 32
-"""A group of so many publications waits no longer."""
-SIBLINGS_WAIT_NS = 1_000_000
-"""How long an open group waits for as many publications as the last one had."""
-SIBLINGS_BYTES_MAX = 16 * 1024
-"""A group of this size waits no longer: its PAD frame is small beside it."""
 SPARE_BYTES_MAX = 4 * 1024 * 1024
 """More is not taken at once."""
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
@@ -54,11 +52,6 @@ BEHIND_BYTES_MAX = 1024 * 1024 * 1024
 here, but after a failed sync they are read and written again at once."""
 SYNC_BACKLOG_MAX = 768
 """Syncs that may be queued: the queue has 1,024 places, and a full one would stop the loop."""
-CONTROL_RECORD_OVERHEAD_BYTES = 16
-CONTROL_FRAME_OVERHEAD_BYTES = HEADER_BYTES + 256
-CONTROL_RECORDS_PER_FRAME_MAX = 4096
-RECORD_BYTES_PER_GROUP_MAX = 1024 * 1024
-"""Many records go in several groups, each of about this size."""
 RECORDS_RETRY_NS = 100_000_000
 """Pause before records that found no room are tried again."""
 
@@ -74,9 +67,7 @@ class Journal:
         self._in_flight: deque[Group] = deque()
         self._in_flight_bytes = 0
         self._just_written: list[Group] = []
-        self._records: list[bytes] = []
-        self._record_bytes = 0
-        self._record_callbacks: list[Done] = []
+        self._records = RecordQueue()
         self._now_ns = self._retry_ns = 0
         self.stuck: DanubeError | None = None
         """Why records could not be written the last time, and wait."""
@@ -91,8 +82,7 @@ class Journal:
         self.refusal = ""
         """Why the log takes no frames just now; empty when it does."""
         self.last_write_ns = self.group_count = 0
-        self._siblings = 0
-        """Publications that the last group with frames had waiting for its sync."""
+        self.siblings = Siblings()
         self.marked = True
         self.snapshot: tuple[int, bytes] | None = None
         self.refresh()
@@ -124,11 +114,11 @@ class Journal:
             return
         group = self._group
         if group is not None:
-            needed = group.byte_count + byte_count + self._control_bytes()
+            needed = group.byte_count + byte_count + self._records.room_bytes()
             if needed <= self.log.room_bytes:
                 return
             self.write()
-        needed = byte_count + min(self._control_bytes(), RECORD_BYTES_PER_GROUP_MAX)
+        needed = byte_count + min(self._records.room_bytes(), RECORD_BYTES_PER_GROUP_MAX)
         try:
             self.log.reserve(needed)
         except DanubeError as error:
@@ -147,7 +137,7 @@ class Journal:
             behind = self._is_behind(SPARE_BYTES_MAX)
             spare = self._spare_bytes = 0 if behind else min(SPARE_BYTES_MAX, self.log.room_bytes)
         if self._records:
-            spare -= self._control_bytes()
+            spare -= self._records.room_bytes()
         return spare if self._group is None else spare - self._group.byte_count
 
     def _is_behind(self, byte_count: int) -> bool:
@@ -177,17 +167,6 @@ class Journal:
         if self.is_failing:
             raise Internal(self.broken or self.log.refusing_text)
 
-    def _control_bytes(self, count: int | None = None) -> int:
-        """Compute the room that the first `count` waiting records need at most; None: all."""
-        if not self._records:
-            return 0
-        if count is None or count == len(self._records):
-            count, size = len(self._records), self._record_bytes
-        else:
-            size = sum(map(len, self._records[:count]))
-        frames = 1 + count // CONTROL_RECORDS_PER_FRAME_MAX
-        return size + count * CONTROL_RECORD_OVERHEAD_BYTES + frames * CONTROL_FRAME_OVERHEAD_BYTES
-
     def open_group(self, now_ns: int = 0) -> Group:
         """The group that takes the next frame."""
         if self._group is None:
@@ -197,6 +176,10 @@ class Journal:
     def last_group(self) -> Group | None:
         """Find the newest group that is not synced yet: a duplicate waits for it."""
         return self._group or (self._in_flight[-1] if self._in_flight else None)
+
+    def has(self, group: Group) -> bool:
+        """Whether a group is not durable yet."""
+        return group is self._group or group in self._in_flight
 
     def wait_for_original(self, publication: Publication, place: int) -> None:
         """Ack a duplicate when all before it is durable, or refuse it as its original."""
@@ -208,20 +191,15 @@ class Journal:
 
     def record(self, record: Record, done: Done | None = None) -> None:
         """Write a state record with the next group; `done` when it is synced."""
-        data = encode_record(record)
-        self._records.append(data)
-        self._record_bytes += len(data)
-        if done is not None:
-            self._record_callbacks.append(done)
+        self._records.add(record, done)
 
     def wait_again(self, done: Done) -> None:
         """Let a `done` that was called with an error wait on: its record is kept."""
-        self._record_callbacks.append(done)
+        self._records.wait(done)
 
     def record_again(self, records: list[bytes]) -> None:
         """Queue records of a failed write again, before those that came since."""
-        self._records[:0] = records
-        self._record_bytes += sum(map(len, records))
+        self._records.put_back(records)
 
     # ------------------------------------------------------------ writing
 
@@ -242,38 +220,22 @@ class Journal:
             group is None or (not group.on_written and group.byte_count < GROWING_BYTES_MAX)
         ):
             return
-        if self.gathers and group is not None and self._waits_for_siblings(group, now_ns):
+        if group is not None and self.siblings.hold_open(group, now_ns):
             return
         self.write(now_ns)
-
-    @property
-    def gathers(self) -> bool:
-        """Whether many clients publish one by one: no group is written for the first of them alone."""
-        return self._siblings >= SIBLINGS_MIN
 
     @property
     def waits(self) -> bool:
         """Whether the open group waits for more publications, `SIBLINGS_WAIT_NS` at most."""
         return self._group is not None and self._group.waits_since_ns > 0
 
-    def _waits_for_siblings(self, group: Group, now_ns: int) -> bool:
-        """Whether `group` is left open, as more publications than it has are likely to come soon."""
-        if (
-            group.on_written
-            or group.byte_count >= SIBLINGS_BYTES_MAX
-            or len(group.on_synced) >= min(self._siblings, SIBLINGS_MAX)
-        ):
-            return False
-        group.waits_since_ns = group.waits_since_ns or now_ns
-        return now_ns - group.waits_since_ns < SIBLINGS_WAIT_NS
-
     def write(self, now_ns: int = 0) -> None:
         """Write the open group and the records, and queue the sync."""
         group, self._group = self._group, None
         if group is not None:
-            self._siblings = len(group.on_synced)
+            self.siblings.note(group)
             # the frames have their places in this segment; records that came since may not fit
-            fits = group.byte_count + self._control_bytes() <= self.log.room_bytes
+            fits = group.byte_count + self._records.room_bytes() <= self.log.room_bytes
             self._write(group, self._take_records(group) if fits else [], now_ns)
         while self._records and self._write_records(now_ns):
             pass
@@ -283,26 +245,15 @@ class Journal:
         if self.broken:
             self._fail_records(Internal(self.broken))
             return False
-        count = self._records_of_a_group()
+        count = self._records.count_for_group(self._settings.segment_bytes)
         try:
-            self.log.reserve(self._control_bytes(count), control=True)
+            self.log.reserve(self._records.room_bytes(count), control=True)
         except DanubeError as error:
             self._fail_records(error)
             return False
         self.refresh()
         group = Group()
         return self._write(group, self._take_records(group, count), now_ns)
-
-    def _records_of_a_group(self) -> int:
-        """Count the waiting records that go into one group; at least one."""
-        limit = min(RECORD_BYTES_PER_GROUP_MAX, self._settings.segment_bytes // 4)
-        if self._record_bytes <= limit:
-            return len(self._records)
-        size = count = 0
-        while size < limit and count < len(self._records):
-            size += len(self._records[count]) + CONTROL_RECORD_OVERHEAD_BYTES
-            count += 1
-        return max(1, count - 1)
 
     def _write(self, group: Group, records: list[memoryview], now_ns: int) -> bool:
         """Write one group, whose frames and records are stamped; False if that failed."""
@@ -319,7 +270,15 @@ class Journal:
         if records:
             self.stuck = None
             group.records = []
-        written = group.end_position = self.log.written_position
+        self._note_written(group, now_ns)
+        if group.needs_sync or group.end_position - self._queued > UNSYNCED_BYTES_MAX:
+            self._queued = group.end_position
+            self.log.sync()
+        return True
+
+    def _note_written(self, group: Group, now_ns: int) -> None:
+        """Pass a group on that the log has."""
+        group.end_position = self.log.written_position
         self.group_count += 1
         self.last_write_ns = now_ns or self.last_write_ns
         self.marked = False
@@ -327,19 +286,50 @@ class Journal:
             self._in_flight.append(group)
             self._in_flight_bytes += group.byte_count
         self._just_written.append(group)
-        if group.needs_sync or written - self._queued > UNSYNCED_BYTES_MAX:
-            self._queued = written
+
+    # ------------------------------------------------------------ written by kernels
+
+    def lend(self) -> Lent | None:
+        """Let kernels write groups until `take_back`; None: they may not now."""
+        if self.busy or self.is_failing or self.refusal:
+            return None
+        return self.log.lend()
+
+    def take_back(self, written: Written) -> None:
+        """Note what kernels have written, before frames that they took and did not write are admitted."""
+        runs = None
+        if written.frame_count:
+            runs = make_runs(self._tables, self.log_slot, written.first_row, written.stop_row)
+            if len(runs) != written.frame_count:
+                raise Internal(f"{written.frame_count} frames have {len(runs)} index entries")
+        self._spare_bytes = None
+        self.log.take_back(
+            written.end_position, written.queued_position, runs, is_torn=written.is_torn
+        )
+        if not written.frame_count:
+            return
+        self.group_count += written.group_count
+        self.last_write_ns = self._now_ns or self.last_write_ns
+        self.marked = False
+        self._queued = max(self._queued, written.queued_position)
+        if written.end_position - self._queued > UNSYNCED_BYTES_MAX:
+            self._queued = written.end_position
             self.log.sync()
-        return True
+
+    def adopt(self) -> None:
+        """Take the open group, whose frames were all admitted again, for the one that kernels have written last."""
+        group, self._group = self._group, None
+        if group is not None:
+            self.siblings.note(group)
+            self._keep_rows(group)
+            self._note_written(group, self._now_ns)
 
     def _take_records(self, group: Group, count: int | None = None) -> list[memoryview]:
         """Turn the first `count` waiting records into stamped control frames behind the group's frames."""
         frames = []
-        group.records = self._records[:count]
-        del self._records[: len(group.records)]
-        self._record_bytes -= sum(map(len, group.records))
-        for at in range(0, len(group.records), CONTROL_RECORDS_PER_FRAME_MAX):
-            some = group.records[at : at + CONTROL_RECORDS_PER_FRAME_MAX]
+        group.records = self._records.take(count)
+        for at in range(0, len(group.records), RECORDS_PER_FRAME_MAX):
+            some = group.records[at : at + RECORDS_PER_FRAME_MAX]
             frame = make_control_frame(some)
             row = self._tables.logs[self.log_slot]
             position = int(row[LogWord.POSITION])
@@ -352,8 +342,7 @@ class Journal:
             group.needs_sync = True
             frames.append(memoryview(frame))
         if not self._records:  # callers wait for all of them
-            group.callbacks.extend(self._record_callbacks)
-            self._record_callbacks = []
+            group.callbacks.extend(self._records.take_callbacks())
         return frames
 
     def _runs(self, group: Group) -> Any:
@@ -361,20 +350,23 @@ class Journal:
         entries = group.entries
         if not entries:
             return None
-        first, stop = entries[0][2], entries[-1][2] + 1
-        group.rows, group.first_row = self._tables.results[first:stop].copy(), first
+        first, stop = self._keep_rows(group)
         runs = make_runs(self._tables, self.log_slot, first, stop)
         if len(runs) != len(entries):  # a frame that is not indexed would be lost later
             raise Internal(f"{len(entries)} frames of a group have {len(runs)} index entries")
         return runs
 
+    def _keep_rows(self, group: Group) -> tuple[int, int]:
+        """Keep the result rows of a group's frames until it is durable; from which to which they were."""
+        first, stop = group.entries[0][2], group.entries[-1][2] + 1
+        group.rows, group.first_row = self._tables.results[first:stop].copy(), first
+        return first, stop
+
     def _fail_records(self, error: DanubeError) -> None:
         """Tell callers that wait. The records stay queued: memory has the state that they describe."""
         self.stuck = error
         self._retry_ns = self._now_ns + RECORDS_RETRY_NS
-        callbacks, self._record_callbacks = self._record_callbacks, []
-        for done in callbacks:
-            done(error)
+        self._records.fail(error)
 
     def _write_failed(self, group: Group, error: DanubeError) -> None:
         """Take back a group that was not written: its offsets and sequences; tell all its publications."""
@@ -480,7 +472,7 @@ class Journal:
     def when_durable(self, done: Done) -> None:
         """Call `done` when everything recorded so far is durable; at once if it is already."""
         if self._records:
-            self._record_callbacks.append(done)
+            self._records.wait(done)
             return
         groups = [*self._in_flight, self._group] if self._group else list(self._in_flight)
         for group in reversed(groups):

@@ -1,255 +1,398 @@
-r"""Plain publishes over rings: one kernel call takes, decodes and admits those of all clients that are awake.
+r"""Plain publishes over rings: a turn of kernels takes them from all clients that are awake, and serves what it can.
 
-    rings -- [PUBLISH, request], bundle --> bytes object --admit--> result rows, a taken row: link, request, frames
-          \- anything else, damage, no room --> stays first in its ring: the ordinary way handles it
+    rings --take, admit--> plain: written, shown, delivered and answered by kernels; entered here afterwards
+                       \-> anything else: the ordinary way, from the result rows on
 
-A link is served one message in a round, as all others are. Where a frame is not simply accepted, or a rate is charged
-for it, the kernel stops behind its bundle, so that Python has dealt with it before the next one is admitted.
+Rows and words stand in `turn_layout.py`, the steps in `turn_kernel.py`.
 """
 
 from __future__ import annotations
 
+import select
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import numpy as np
 
-from danube_fast.broker.admission.admission import admit
-from danube_fast.broker.admission.layout import (
-    PARTITION_WORDS,
-    RESULT_WORDS,
-    PartitionWord,
-    ResultWord,
-    StateWord,
-)
-from danube_fast.errors import Internal, Status
-from danube_fast.frame.cpython import AT_BYTES_DATA, COUNTED_NONE, OBJECTS_READABLE
-from danube_fast.frame.kernel import direct, kernel
-from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, HEADER_BYTES
-from danube_fast.frame.memory import load_i64, load_u8, load_word, store_u64
-from danube_fast.frame.unpack_kernels import keep_bytes
-from danube_fast.net.msgpack_kernel import FIXED_ARRAY, read_unsigned
-from danube_fast.net.protocol import Publish, op_code
+from danube_fast.broker.admission.layout import INT64_MAX, ResultWord
+from danube_fast.broker.subscription.consumer import Stored
+from danube_fast.clock import MILLISECOND_NS
+from danube_fast.errors import Internal
+from danube_fast.frame.cpython import COUNTED_NONE, OBJECTS_READABLE
+from danube_fast.frame.kernel import address_of
+from danube_fast.frame.layout import HEADER_BYTES
+from danube_fast.frame.system import EPOLL_EVENT_BYTES
 from danube_fast.net.session import Session, Sessions
-from danube_fast.ring.duplex_kernel import (
-    PAIR_BODY,
-    PAIR_BODY_BYTES,
-    PAIR_HEAD,
-    PAIR_HEAD_BYTES,
-    PAIR_WORDS,
-    WAITS,
-    _arm,
-    peek_pair,
-    release_pair,
-    word_of,
-)
 from danube_fast.ring.handover import RingServer
 from danube_fast.ring.layout import WORD_BYTES
-from danube_fast.ring.spsc_kernel import EMPTY
-from danube_fast.workers.shard.publish.group import Publication
+from danube_fast.wal.layout import GROUP_ALIGNMENT
+from danube_fast.workers.shard.publish.group import Group, Publication, Written
 from danube_fast.workers.shard.publish.intake import Intake
+from danube_fast.workers.shard.publish.journal import Journal
+from danube_fast.workers.shard.publish.outlets import Outlets
+from danube_fast.workers.shard.publish.turn_kernel import pause, step, wait
+from danube_fast.workers.shard.publish.turn_layout import (
+    AT_LINKS,
+    AT_TAKEN,
+    EVENTS_MAX,
+    LINK_WORDS,
+    STAGING_BYTES,
+    TAKEN_MAX,
+    TAKEN_WORDS,
+    Flag,
+    JobWord,
+    LinkStatus,
+    LinkWord,
+    Stage,
+    TakenWord,
+)
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["RingIntake"]
 
-TAKEN_MAX = 256
-"""Messages that one call takes."""
-STATE, RESULT, NOW_NS, TAKEN, TAKEN_LIMIT, ROOM, HOLDERS, NONE, LINKS, NUMBER, AT_PAIR = range(
-    0, 11 * WORD_BYTES, WORD_BYTES
-)
-AT_TAKEN = AT_PAIR + PAIR_WORDS * WORD_BYTES
-_TAKEN_WORDS = 3
-_TAKEN_BYTES = _TAKEN_WORDS * WORD_BYTES
-AT_LINKS = AT_TAKEN + TAKEN_MAX * _TAKEN_BYTES
-_LINK_WORDS = 3
-_LINK_BYTES = _LINK_WORDS * WORD_BYTES
-_AT_SESSION, _AT_STATUS = WORD_BYTES, 2 * WORD_BYTES
-MORE, ARMED, ORDINARY, STOP = range(4)
-"""What is known of a link: there may be more; its client signals what comes; the ordinary way has to look at it; or
-of a bundle: it was taken, and Python has to look at it now."""
-_FRAME_BYTES_MIN = HEADER_BYTES + BUNDLE_ENTRY_BYTES
-_PUBLISH = op_code(Publish)
-_OK = int(Status.OK)
-_RESULT_BYTES, _PARTITION_BYTES = RESULT_WORDS * WORD_BYTES, PARTITION_WORDS * WORD_BYTES
 ROOM_MIN = 64 * 1024
 """With less room in a log all goes the ordinary way, which makes some."""
+LINKS_MIN = 64
+"""Room for so many links from the start."""
+_HOLD_NS_MAX = 20 * MILLISECOND_NS
+_BELL_NS_MAX = 2 * MILLISECOND_NS
+_UNHELD_TURNS = 64
+"""So many turns nothing is held where that was in vain."""
+_SERVING_NS_MAX = 10 * MILLISECOND_NS
+"""After so long the ordinary turn does what the clock asks."""
+_POLLED = struct.Struct("=ihh")
+_TAKEN_AT = AT_TAKEN // WORD_BYTES
+_LINKS_AT = AT_LINKS // WORD_BYTES
+_HEAD_WORDS = int(ResultWord.BASE_OFFSET) + 1
+_ADMITTED, _WRITTEN, _DONE, _SHOWN = map(int, list(Stage)[:4])
+_ARMED, _ORDINARY, _MORE = int(LinkStatus.ARMED), int(LinkStatus.ORDINARY), int(LinkStatus.MORE)
+_UNDERWAY, _STOPPED, _FULL, _OTHER, _LATE, _MISSING = map(int, Flag)
 
 
-@kernel("int64(int64)")
-def _read_request(job: int) -> int:
-    """Request of the PUBLISH whose parts are in the job; 0 if it is no such command."""
-    head = job + AT_PAIR + PAIR_HEAD
-    end = head + load_i64(job + AT_PAIR + PAIR_HEAD_BYTES)
-    if end < head + 3 or load_u8(head) != FIXED_ARRAY + 2 or load_u8(head + 1) != _PUBLISH:
-        return 0
-    return load_i64(job + NUMBER) if read_unsigned(head + 2, end, job + NUMBER) == end else 0
+class Taken(NamedTuple):
+    """A taken row."""
 
-
-@kernel("int64(int64,int64,int64,int64)")
-def _admit_taken(job: int, link: int, bundle: int, byte_count: int) -> int:
-    """Admit a bundle and enter it into the taken rows; MORE, or STOP if Python is needed before the next one."""
-    taken, first = load_i64(job + TAKEN), load_i64(job + RESULT)
-    session = load_i64(link + _AT_SESSION)
-    state = load_i64(job + STATE)
-    count = admit(state, bundle, byte_count, session, first, 0, load_i64(job + NOW_NS))
-    row = job + AT_TAKEN + taken * _TAKEN_BYTES
-    store_u64(row, (link - job - AT_LINKS) // _LINK_BYTES)
-    store_u64(row + WORD_BYTES, load_i64(job + NUMBER))
-    store_u64(row + 2 * WORD_BYTES, count)
-    store_u64(job + TAKEN, taken + 1)
-    store_u64(job + ROOM, load_i64(job + ROOM) - byte_count)
-    if count < 0:
-        return STOP
-    store_u64(job + RESULT, first + count)
-    results, partitions = (
-        load_word(state, StateWord.RESULTS),
-        load_word(state, StateWord.PARTITIONS),
-    )
-    for index in range(first, first + count):
-        result = results + index * _RESULT_BYTES
-        if load_word(result, ResultWord.STATUS) != _OK:
-            return STOP
-        slot = load_word(result, ResultWord.PARTITION_SLOT)
-        if load_word(partitions + slot * _PARTITION_BYTES, PartitionWord.IS_PACED) != 0:
-            return STOP
-    return MORE
-
-
-@kernel("int64(int64,int64)")
-def _take_one(job: int, link: int) -> int:
-    """Take the oldest message of a link: MORE or STOP if it was taken, else ARMED or ORDINARY."""
-    side, pair = load_i64(link), job + AT_PAIR
-    found = peek_pair(side, pair)
-    if found == EMPTY and word_of(side, WAITS) == 0:
-        return ARMED if _arm(side) != 0 else MORE
-    if found < 0 or _read_request(job) == 0:
-        return ORDINARY
-    size = load_i64(pair + PAIR_BODY_BYTES)
-    frames = size // _FRAME_BYTES_MIN + 1  # no bundle of that size has more
-    results_max = load_word(load_i64(job + STATE), StateWord.RESULTS_MAX)
-    if size > load_i64(job + ROOM) or load_i64(job + RESULT) + frames > results_max:
-        return ORDINARY
-    place = load_i64(job + TAKEN)
-    holder = keep_bytes(
-        load_i64(job + HOLDERS), place, load_i64(pair + PAIR_BODY), size, load_i64(job + NONE)
-    )
-    if holder == 0:
-        return ORDINARY  # which meets it again, and raises MemoryError
-    release_pair(side, found)
-    return _admit_taken(job, link, holder + AT_BYTES_DATA, size)
-
-
-@kernel("int64(int64)")
-def _take_rounds(job: int) -> int:
-    """Take messages of all links in turn, until nothing is left but what the ordinary way has to look at."""
-    is_busy = True
-    while is_busy:
-        is_busy = False
-        for index in range(load_i64(job + LINKS)):
-            link = job + AT_LINKS + index * _LINK_BYTES
-            if load_i64(link + _AT_STATUS) != MORE:
-                continue
-            if load_i64(job + TAKEN) >= load_i64(job + TAKEN_LIMIT):
-                return load_i64(job + TAKEN)
-            code = _take_one(job, link)
-            if code == STOP:
-                return load_i64(job + TAKEN)
-            store_u64(link + _AT_STATUS, code)
-            is_busy = is_busy or code == MORE
-    return load_i64(job + TAKEN)
-
-
-_take = direct(_take_rounds)
+    link: int
+    request: int
+    frames: int
+    """Or the fault of the bundle."""
+    first: int
+    bundle: int
+    bundle_bytes: int
+    stage: int
+    end: int
 
 
 class RingIntake:
     """Take plain publishes of ring clients for one worker. Used by its loop only."""
 
     def __init__(
-        self, state: ShardState, rings: RingServer, intake: Intake, sessions: Sessions
-    ) -> None:
+        self, state: ShardState, rings: RingServer, intake: Intake, sessions: Sessions,
+        outlets: Outlets, polled: tuple[int, int],
+    ) -> None:  # fmt: skip
+        """`polled`: descriptors that a turn looks at beside the rings': the worker's doorbell, and ZeroMQ's."""
         self._state, self._rings, self._intake, self._sessions = state, rings, intake, sessions
+        self._outlets, self._polled = outlets, polled
         self._holders: list[bytes | None] = [None] * TAKEN_MAX
+        self._staging = bytearray(STAGING_BYTES + GROUP_ALIGNMENT + HEADER_BYTES)
+        self._events = bytearray(EVENTS_MAX * EPOLL_EVENT_BYTES)
         self._capacity = 0
-        self._grow(16)
+        self._memory = np.zeros(_LINKS_AT, np.int64)
+        self._log_slot = -1
+        self._held: list[tuple[Journal, Group]] = []
+        self._held_since_ns = self._unheld_turns = 0
+        self._grow(LINKS_MIN)
 
     def _grow(self, links: int) -> None:
         """Make room for that many links in the job."""
         self._capacity = links
-        first = AT_LINKS // WORD_BYTES
-        self._memory = np.zeros(first + links * _LINK_WORDS, np.int64)
-        self._words = self._memory.data
-        self._address: int = self._memory.ctypes.data
-        self._words[HOLDERS // WORD_BYTES] = id(self._holders)
-        self._words[NONE // WORD_BYTES] = COUNTED_NONE
+        memory = np.zeros(_LINKS_AT + links * LINK_WORDS, np.int64)
+        memory[:_LINKS_AT] = self._memory[:_LINKS_AT]
+        self._memory = memory
+        self._words = words = memory.data
+        self._address: int = memory.ctypes.data
+        words[JobWord.HOLDERS], words[JobWord.NONE] = id(self._holders), COUNTED_NONE
+        words[JobWord.LINKS_MAX] = links
+        words[JobWord.STAGING] = address_of(self._staging)
+        words[JobWord.EVENTS] = address_of(self._events)
+        bell, routed = self._polled
+        words[JobWord.BELL], words[JobWord.EPOLL] = bell, self._rings.fileno()
+        polled = (bell, self._rings.fileno(), routed)
+        for place, fd in enumerate(polled, JobWord.POLLED):
+            words[place] = int.from_bytes(_POLLED.pack(fd, select.POLLIN, 0), "little")
 
-    def take(self, limit: int) -> int:
-        """Take and admit up to `limit` messages of the clients that are awake; how many."""
-        state, intake = self._state, self._intake
-        if not OBJECTS_READABLE:
+    # ------------------------------------------------------------ turns
+
+    def take(self, limit: int) -> int | None:
+        """Take and admit up to `limit` messages of the clients that are awake; how many. None: they are to be left
+        in their rings for the moment."""
+        if self._holds():
+            return None
+        if not self._begin(limit):
             return 0
+        self._list_awake()
+        self._words[JobWord.NOW_NS] = self._state.now_wall_ns
+        self._run()
+        return self._end()
+
+    def sleep(
+        self, timeout_ms: int, poll: Callable[[int], list[tuple[int, int]]]
+    ) -> list[tuple[int, int]]:
+        """Sleep as `poll` does until an ordinary turn is wanted, and serve plain publishes meanwhile; the events that
+        ended it."""
+        state, bell = self._state, self._polled[0]
+        end_ns = 0
+        if not len(self._rings):
+            return poll(timeout_ms)
+        while True:
+            state.begin_turn()
+            self._intake.begin_turn(state.now_ns)
+            left_ns = end_ns - state.now_ns if end_ns else timeout_ms * MILLISECOND_NS
+            if self._holds():
+                return poll(0)
+            if left_ns <= 0 or not self._begin(TAKEN_MAX):
+                return poll(0 if end_ns else timeout_ms)
+            words = self._words
+            words[JobWord.LINKS] = words[JobWord.NOW_NS] = 0
+            flags = wait(self._address, left_ns)
+            state.begin_turn()
+            self._intake.note_time(state.now_ns)
+            if words[JobWord.LINKS]:
+                flags |= self._run()
+            taken = self._end()
+            if words[JobWord.BELL_RANG] and not state.boot.mailbox.prepare_sleep():
+                return [(bell, select.POLLIN)]
+            if flags & _OTHER or not taken or not self._is_quiet():
+                return poll(0)
+            state.drained_ns = state.now_ns
+            end_ns = end_ns or state.now_ns + _SERVING_NS_MAX
+
+    def _is_quiet(self) -> bool:
+        """Whether all that was taken is dealt with."""
+        state = self._state
+        busy = state.ready or self._rings.awake or self._intake.is_busy or self._outlets.is_busy
+        return not busy and not any(journal.busy for journal in state.journals.values())
+
+    def _holds(self) -> bool:
+        """Whether publishes are left in their rings for the moment: the ordinary way has a group under way that they
+        would wait for, and behind it kernels may write. Waits for its sync if there is one."""
+        busy = [journal for journal in self._state.journals.values() if journal.busy]
+        if not busy or not self._outlets.are_logged:
+            self._held, self._held_since_ns = [], 0
+            return False
+        if self._unheld_turns:
+            self._unheld_turns -= 1
+            return False
+        now_ns = self._state.now_ns
+        self._held_since_ns = self._held_since_ns or now_ns
+        if not self._held:
+            self._held = [(journal, group) for journal in busy if (group := journal.last_group())]
+        elif not any(journal.has(group) for journal, group in self._held):
+            now_ns = INT64_MAX  # others keep the log busy
+        if now_ns - self._held_since_ns > _HOLD_NS_MAX:
+            self._held, self._held_since_ns, self._unheld_turns = [], 0, _UNHELD_TURNS
+            return False
+        for journal in busy:
+            journal.siblings.forget()
+        if any(journal.syncing for journal in busy):
+            self._words[JobWord.IS_CLOSING], self._words[JobWord.AWAITED] = 1, 0
+            wait(self._address, _BELL_NS_MAX)
+        return True
+
+    def _begin(self, limit: int) -> bool:
+        """Prepare the job. False: all goes the ordinary way now."""
+        state, intake, words = self._state, self._intake, self._words
         room = min([journal.spare_bytes for journal in state.journals.values()], default=0)
-        if room < ROOM_MIN:
-            return 0
-        sessions = self._list_links()
-        words, first = self._words, intake.result_index
-        words[STATE // WORD_BYTES] = intake.tables.address
-        words[RESULT // WORD_BYTES], words[NOW_NS // WORD_BYTES] = first, state.now_wall_ns
-        words[TAKEN // WORD_BYTES] = 0
-        words[TAKEN_LIMIT // WORD_BYTES] = min(limit, TAKEN_MAX)
-        words[ROOM // WORD_BYTES] = min(
-            room, state.settings.group_bytes_max, intake.bundle_bytes_max
-        )
-        taken: int = _take(self._address)
-        self._arm_links(sessions)
-        if taken:
-            self._hand_on(taken, [each for _, each in sessions])
-        return taken
+        if room < ROOM_MIN or not OBJECTS_READABLE:
+            return False
+        if len(self._rings) > self._capacity:
+            self._grow(2 * len(self._rings))
+            words = self._words
+        words[JobWord.STATE], words[JobWord.RESULT] = intake.tables.address, intake.result_index
+        words[JobWord.TAKEN], words[JobWord.TAKEN_LIMIT] = 0, min(limit, TAKEN_MAX)
+        words[JobWord.ROOM] = min(room, state.settings.group_bytes_max, intake.bundle_bytes_max)
+        words[JobWord.SIDES], words[JobWord.SIDES_COUNT] = self._rings.sides
+        for word in (
+            JobWord.LOOKED, JobWord.IS_CLOSING, JobWord.IS_STOPPED, JobWord.GROUP_BYTES,
+            JobWord.PENDING, JobWord.HAS_WRITTEN, JobWord.AWAITED, JobWord.IS_TORN,
+            JobWord.BELL_RANG, JobWord.CODE, JobWord.BEGAN_NS, JobWord.GROUPS, JobWord.QUEUED_END,
+        ):  # fmt: skip
+            words[word] = 0
+        self._borrow_log()
+        self._outlets.begin(words, self._address, self._log_slot)
+        return True
 
-    def _list_links(self) -> list[tuple[bytes, Session | None]]:
-        """Enter the links that are awake into the job; their identities and sessions."""
-        rings = self._rings
-        found = []
-        awake = rings.awake_links()
-        if len(awake) > self._capacity:
-            self._grow(2 * len(awake))
-        words, place = self._words, AT_LINKS // WORD_BYTES
+    def _borrow_log(self) -> None:
+        """Borrow a log for the kernels, if one may be lent: the first of those that the worker has."""
+        words, self._log_slot = self._words, -1
+        for slot, journal in self._state.journals.items():
+            lent = journal.lend()
+            if lent is not None:
+                self._log_slot = slot
+                start = journal.log.written_position
+                words[JobWord.LOG_FD], words[JobWord.LOG_DELTA] = lent.fd, lent.delta
+                words[JobWord.LOG_END], words[JobWord.GROUP_START] = lent.end_position, start
+                words[JobWord.SYNCS], words[JobWord.SYNC_BELL] = lent.syncs, lent.sync_bell
+                break
+        words[JobWord.LOG_SLOT] = self._log_slot
+
+    def _list_awake(self) -> None:
+        """Enter the links that are awake into the job."""
+        words, place = self._words, _LINKS_AT
+        awake = self._rings.awake_links()
         for identity, link in awake:
             session = self._sessions.by_identity(identity)
-            found.append((identity, session))
-            words[place] = link.row
-            if session is None or link.has_slices:
-                words[place + 2] = ORDINARY
+            words[place + LinkWord.SIDE] = link.row
+            is_open = session is not None and not link.has_slices
+            link.session = words[place + LinkWord.SESSION] = session.number if session else 0
+            words[place + LinkWord.STATUS] = _MORE if is_open else _ORDINARY
+            place += LINK_WORDS
+        words[JobWord.LINKS] = len(awake)
+
+    def _run(self) -> int:
+        """Let kernels take and serve what there is, and what comes while a group is under way; flags of the end."""
+        address, words = self._address, self._words
+        other: int = 0
+        while True:
+            flags: int = step(address)
+            if flags & _MISSING:
+                self._make_outlets()
+                continue
+            other |= flags & _OTHER
+            if not flags & _UNDERWAY or flags & _STOPPED:
+                return other
+            if flags & (_FULL | _OTHER):
+                words[JobWord.IS_CLOSING] = 1
+            flags = pause(address)
+            other |= flags & _OTHER
+            if flags & _LATE:
+                return other | _OTHER
+            if flags & _OTHER:
+                words[JobWord.IS_CLOSING] = 1
+
+    def _make_outlets(self) -> None:
+        """Make the outlets that are missing, those of all frames that were not looked at yet."""
+        words, intake, outlets = self._words, self._intake, self._outlets
+        looked, taken = words[JobWord.LOOKED], words[JobWord.TAKEN]
+        first = words[_TAKEN_AT + looked * TAKEN_WORDS + TakenWord.FIRST]
+        results = intake.tables.results[first : words[JobWord.RESULT], :_HEAD_WORDS].tolist()
+        counts = words[
+            _TAKEN_AT + looked * TAKEN_WORDS + TakenWord.COUNT : _TAKEN_AT + taken * TAKEN_WORDS :
+            TAKEN_WORDS
+        ].tolist()  # fmt: skip
+        for count, (status, slot, offset) in zip(counts, results, strict=False):
+            if count != 1 or status != 0:
+                break
+            if not outlets.knows(slot):
+                outlets.make(words, self._address, intake.partitions_by_slot[slot], offset)
+
+    def _end(self) -> int:
+        """Enter what kernels did, and hand on what they left; how many messages were taken."""
+        words, rings = self._words, self._rings
+        taken: int = words[JobWord.TAKEN]
+        links: list[bytes] = []
+        place = _LINKS_AT
+        for _ in range(words[JobWord.LINKS]):
+            identity = rings.identity_of(words[place + LinkWord.SIDE])
+            links.append(identity)
+            if words[place + LinkWord.STATUS] == _ARMED:
+                rings.armed(identity)
             else:
-                words[place + 1], words[place + 2] = session.number, MORE
-            place += _LINK_WORDS
-        words[LINKS // WORD_BYTES] = len(found)
-        return found
+                rings.wake(identity)
+            place += LINK_WORDS
+        if taken:
+            flat = iter(words[_TAKEN_AT : _TAKEN_AT + taken * TAKEN_WORDS].tolist())
+            rows = [*map(Taken._make, zip(*[flat] * TAKEN_WORDS, strict=True))]
+            self._take_back_log(rows)
+            self._hand_on(rows, self._senders(rows, links))
+        self._outlets.close()
+        return taken
 
-    def _arm_links(self, links: list[tuple[bytes, Session | None]]) -> None:
-        """Let those links rest that the kernel has armed."""
-        place = AT_LINKS // WORD_BYTES + 2
-        for identity, _ in links:
-            if self._words[place] == ARMED:
-                self._rings.armed(identity)
-            place += _LINK_WORDS
-
-    def _hand_on(self, taken: int, sessions: list[Session | None]) -> None:
-        """Give the bundles that were taken to the intake, in their order."""
-        intake, state, holders = self._intake, self._state, self._holders
-        place = AT_TAKEN // WORD_BYTES
-        taken_rows = self._words[place : place + taken * _TAKEN_WORDS].tolist()
-        first = intake.result_index
-        rows = intake.tables.results[first : self._words[RESULT // WORD_BYTES]].tolist()
-        at = 0
-        for number in range(taken):
-            link, request, count = taken_rows[number * _TAKEN_WORDS : (number + 1) * _TAKEN_WORDS]
-            session, holder = sessions[link], holders[number]
-            holders[number] = None
-            if session is None or holder is None:
+    def _senders(self, rows: list[Taken], links: list[bytes]) -> dict[int, Session]:
+        """The sessions whose messages were taken, by link."""
+        senders: dict[int, Session] = {}
+        for link in dict.fromkeys([row.link for row in rows]):
+            identity = links[link]
+            session = self._sessions.by_identity(identity)
+            if session is None:
                 raise Internal("a bundle was taken from a link without a session")
-            session.last_seen_ns = state.now_ns
-            self._rings.took(session.identity)
-            publication = Publication(session.number, request)
-            if count < 0:
-                intake.publish(publication, holder, state.now_wall_ns)
+            senders[link] = session
+            session.last_seen_ns = self._state.now_ns
+            self._rings.took(identity)
+        return senders
+
+    def _take_back_log(self, rows: list[Taken]) -> None:
+        """Take the log back, if kernels have written to it."""
+        words = self._words
+        written = [row for row in rows if row.end]
+        if self._log_slot >= 0 and (written or words[JobWord.IS_TORN]):
+            first, stop = (written[0].first, written[-1].first + 1) if written else (0, 0)
+            end, queued = words[JobWord.GROUP_START], words[JobWord.QUEUED_END]
+            is_torn = bool(words[JobWord.IS_TORN])
+            written_here = Written(
+                first, stop, len(written), words[JobWord.GROUPS], end, queued, is_torn
+            )
+            self._state.journals[self._log_slot].take_back(written_here)
+
+    def _hand_on(self, rows: list[Taken], senders: dict[int, Session]) -> None:
+        """Enter the bundles that were taken, in their order: first those that kernels have written or served."""
+        intake, holders = self._intake, self._holders
+        first = intake.result_index
+        results = intake.tables.results[first : self._words[JobWord.RESULT]].tolist()
+        late: list[tuple[Taken, Any]] = []
+        is_awaiting = False
+        for row, holder in zip(rows, holders, strict=False):
+            stage = row.stage
+            if stage == _ADMITTED:
+                late.append((row, holder))
+            elif stage == _WRITTEN:
+                is_awaiting = True
+                self._admitted(row, senders[row.link], holder, results[row.first - first :])
             else:
-                intake.admitted(publication, holder, rows[at : at + count], state.now_wall_ns)
-                at += count
+                _, slot, offset, messages, start, size, _, _, _, _, _, producer = results[
+                    row.first - first
+                ]
+                partition = intake.partitions_by_slot[slot]
+                stored = Stored(
+                    partition.partition_id, offset, offset + messages, messages, size, producer,
+                    holder, start, 0, 1,
+                )  # fmt: skip
+                self._outlets.show(slot, partition, stored, is_delivered=stage != _SHOWN)
+                if stage != _DONE:
+                    intake.answer_served(senders[row.link].number, row.request, offset)
+        holders[: len(rows)] = [None] * len(rows)
+        self._count([row for row in rows if row.stage >= _DONE])
+        if is_awaiting:
+            self._state.journals[self._log_slot].adopt()
+        for row, holder in late:
+            self._admitted(row, senders[row.link], holder, results[row.first - first :])
+        intake.result_index = max(intake.result_index, self._words[JobWord.RESULT])
+        if not is_awaiting and not late and self._log_slot >= 0:
+            self._state.journals[self._log_slot].refresh()
+
+    def _count(self, served: list[Taken]) -> None:
+        """Count the bundles that kernels have shown."""
+        if served:
+            logged = sum([row.end != 0 for row in served])
+            took_ns = self._state.clock.monotonic_ns() - self._state.now_ns
+            byte_count = sum([row.bundle_bytes for row in served])
+            answered = sum([row.stage == _DONE for row in served])
+            self._intake.count_served(len(served), byte_count, answered, logged, took_ns)
+
+    def _admitted(
+        self, row: Taken, session: Session, holder: Any, results: list[list[int]]
+    ) -> None:
+        """Hand a bundle on to the intake."""
+        intake, publication = self._intake, Publication(session.number, row.request)
+        intake.result_index = row.first
+        if row.frames < 0:
+            intake.publish(publication, holder, self._state.now_wall_ns)
+            return
+        results = results[: row.frames]
+        for result in results:
+            if result[0] == 0:
+                self._outlets.announce_again(
+                    intake.partitions_by_slot[result[1]], result[7], result[11]
+                )
+        intake.admitted(publication, holder, results, self._state.now_wall_ns)

@@ -1,0 +1,230 @@
+"""Words of a worker's turn over rings: what its kernels take, write, show and answer in one call.
+
+    job       one block: where all else lies, and how far the turn is
+    links     a row for each client that was heard: its side of the rings, its session
+    taken     a row for each PUBLISH that was taken: who sent it, its result row, how far it is
+    outlets   a row for each partition whose next frame needs nothing but what kernels do: who gets it
+
+Written by the worker's loop and its kernels, in turns. Python fills outlets right before a call and takes them away
+right behind it, so no rule stands twice: whatever changes in between is seen.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from danube_fast.ring.duplex_kernel import PAIR_WORDS
+from danube_fast.ring.layout import WORD_BYTES
+
+__all__ = [
+    "AT_LINKS",
+    "AT_OUTLETS",
+    "AT_TAKEN",
+    "LINK_BYTES",
+    "LINK_WORDS",
+    "OUTLETS_MAX",
+    "OUTLET_BYTES",
+    "OUTLET_WORDS",
+    "STAGING_BYTES",
+    "TAKEN_BYTES",
+    "TAKEN_MAX",
+    "TAKEN_WORDS",
+    "Flag",
+    "JobWord",
+    "LinkStatus",
+    "LinkWord",
+    "OutletKind",
+    "OutletWord",
+    "Stage",
+    "TakenWord",
+]
+
+TAKEN_MAX = 256
+"""Messages that one turn takes."""
+OUTLETS_MAX = 256
+STAGING_BYTES = 256 * 1024
+"""Frames of one group that kernels write; a larger one is written by Python."""
+
+
+class JobWord(enum.IntEnum):
+    """Words of the job."""
+
+    STATE = 0
+    """Address of the state block of the admission tables."""
+    RESULT = 1
+    """Number of the next result row."""
+    NOW_NS = 2
+    """By the wall clock; 0: kernels ask it themselves."""
+    TAKEN = 3
+    TAKEN_LIMIT = 4
+    ROOM = 5
+    HOLDERS = 6
+    """Address of the list whose items are the bundles."""
+    NONE = 7
+    LINKS = 8
+    LINKS_MAX = 9
+    NUMBER = 10
+    """Scratch for a request."""
+    LOOKED = 11
+    """Taken rows that were looked at."""
+    IS_CLOSING = 12
+    """1: nothing more is taken; what is under way is ended."""
+    IS_STOPPED = 13
+    """1: a row behind LOOKED is for Python, and all behind it."""
+    LOG_SLOT = 14
+    """The log that kernels may write to, -1: none."""
+    LOG_FD = 15
+    LOG_DELTA = 16
+    """From a position to its place in the file."""
+    LOG_END = 17
+    """Position behind the segment."""
+    GROUP_START = 18
+    """Position of the group that is open, or comes next."""
+    GROUP_BYTES = 19
+    PENDING = 20
+    """Frames of it."""
+    HAS_WRITTEN = 21
+    """1: a frame of it is visible once written."""
+    AWAITED = 22
+    """Frames that wait for a sync."""
+    SIBLINGS = 23
+    """Frames of the last group."""
+    SINCE_NS = 24
+    """When the oldest frame that is under way came, monotonic."""
+    IS_TORN = 25
+    """1: a write failed, and may have left something behind."""
+    SYNCS = 26
+    """Address of the queue of syncs."""
+    SYNC_BELL = 27
+    STAGING = 28
+    BELL = 29
+    """The worker's doorbell, which the sync thread rings too."""
+    BELL_RANG = 30
+    """1: signals of the bell were taken."""
+    EPOLL = 31
+    """Of the rings' sockets."""
+    SIDES = 32
+    """Address of the table of sides by descriptor, and how many it has."""
+    SIDES_COUNT = 33
+    EVENTS = 34
+    """Room for `EVENTS_MAX` events of epoll."""
+    SCRATCH = 35
+    """Two words: a clock, or a vector of one buffer."""
+    POLLED = 37
+    """Three descriptors for poll: bell, rings, ZeroMQ."""
+    TIMEOUT = 40
+    """Two words: how long to wait."""
+    BEGAN_NS = 42
+    """When this turn waited first, monotonic; 0: it has not."""
+    GROUPS = 43
+    """Groups that it has written."""
+    QUEUED_END = 44
+    """Up to where it has queued a sync; 0: it has not."""
+    CODE = 45
+    """What taking has ended with the last time."""
+    PAIR = 46
+
+
+class LinkStatus(enum.IntEnum):
+    """What is known of a link, or of a bundle."""
+
+    MORE = 0
+    """There may be more."""
+    ARMED = 1
+    """Its client signals what comes."""
+    ORDINARY = 2
+    """The ordinary way has to look at it."""
+    STOP = 3
+    """A bundle was taken, and Python has to look at it before the next one is admitted."""
+
+
+class LinkWord(enum.IntEnum):
+    """Columns of a link."""
+
+    SIDE = 0
+    SESSION = 1
+    STATUS = 2
+
+
+class Stage(enum.IntEnum):
+    """How far a taken row is."""
+
+    ADMITTED = 0
+    """Python does all else."""
+    WRITTEN = 1
+    """It waits for a sync."""
+    DONE = 2
+    """Shown, delivered and answered."""
+    SHOWN = 3
+    """Visible: Python delivers and answers it."""
+    DELIVERED = 4
+    """Python answers it."""
+
+
+class TakenWord(enum.IntEnum):
+    """Columns of a taken row."""
+
+    LINK = 0
+    REQUEST = 1
+    COUNT = 2
+    """Frames, or the fault of the bundle."""
+    FIRST = 3
+    """Its first result row."""
+    BUNDLE = 4
+    BUNDLE_BYTES = 5
+    STAGE = 6
+    END = 7
+    """Position behind its group."""
+
+
+class OutletKind(enum.IntEnum):
+    """When a frame becomes visible."""
+
+    MEMORY = 1
+    OS = 2
+    FSYNC = 3
+
+
+class OutletWord(enum.IntEnum):
+    """Columns of an outlet."""
+
+    KIND = 0
+    SAFE_UNTIL = 1
+    """Offsets below may be shown before they are synced."""
+    SIDE = 2
+    """Rings of the consumer's client; 0: there is no consumer."""
+    CONSUMER_ID = 3
+    BYTES = 4
+    MESSAGES = 5
+    """Credit."""
+    COVERS = 6
+    """1: credit has to be good for the whole frame."""
+    CONSUMER = 7
+    """The consumer's number in this process: its producers must have been announced to it."""
+
+
+class Flag(enum.IntEnum):
+    """What a step, or a wait, tells."""
+
+    UNDERWAY = 1
+    """Frames are under way to the disk."""
+    STOPPED = 2
+    FULL = 4
+    """No more can be taken in this turn."""
+    OTHER = 8
+    """Something else wants the worker."""
+    LATE = 16
+    """The disk takes its time: Python goes on."""
+    MISSING = 32
+    """The outlet of a row's partition is not made yet."""
+
+
+TAKEN_WORDS = len(TakenWord)
+LINK_WORDS = 4
+OUTLET_WORDS = len(OutletWord)
+TAKEN_BYTES, LINK_BYTES = TAKEN_WORDS * WORD_BYTES, LINK_WORDS * WORD_BYTES
+OUTLET_BYTES = OUTLET_WORDS * WORD_BYTES
+AT_TAKEN = (JobWord.PAIR + PAIR_WORDS) * WORD_BYTES
+AT_OUTLETS = AT_TAKEN + TAKEN_MAX * TAKEN_BYTES
+AT_LINKS = AT_OUTLETS + OUTLETS_MAX * OUTLET_BYTES
+EVENTS_MAX = 64
