@@ -3,7 +3,7 @@ r"""Plain publishes over rings: a turn of kernels takes them from all clients th
     rings --take, admit--> plain: written, shown, delivered and answered by kernels; entered here afterwards
                        \-> anything else: the ordinary way, from the result rows on
 
-Rows and words stand in `turn_layout.py`, the steps in `turn_kernel.py`.
+Rows and words stand in `turn_layout.py`, the steps in `turn_kernel.py`, `take_kernel.py` and `serve_kernel.py`.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class JobWord(enum.IntEnum):
 
 
 class LinkStatus(enum.IntEnum):
-    """What is known of a link, or of a bundle."""
+    """State of a link, or of a bundle that was taken."""
 
     MORE = 0
     """There may be more."""
@@ -204,7 +204,7 @@ class OutletWord(enum.IntEnum):
 
 
 class Flag(enum.IntEnum):
-    """What a step, or a wait, tells."""
+    """Outcome of a step, or a wait."""
 
     UNDERWAY = 1
     """Frames are under way to the disk."""
