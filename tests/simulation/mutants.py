@@ -150,8 +150,8 @@ MUTANTS: dict[str, Mutant] = {
         "",
     ),
     "permits_do_not_bound_a_frame_that_just_came": Mutant(
-        "if self.kind is SubscriptionKind.SHARED and not flow.covers(stored):",
-        "if not flow.willing:",
+        "if self.kind is SubscriptionKind.SHARED and not consumer.flow.covers(stored):",
+        "if not consumer.flow.willing:",
     ),
     "permits_do_not_bound_what_comes_again": Mutant(
         "rows = rows[: max(0, flow.message_credit if byte_count > 0 else 0)]",
