@@ -270,15 +270,15 @@ class Journal:
         if records:
             self.stuck = None
             group.records = []
-        self._note_written(group, now_ns)
+        self._note_written(group, self.log.written_position, now_ns)
         if group.needs_sync or group.end_position - self._queued > UNSYNCED_BYTES_MAX:
             self._queued = group.end_position
             self.log.sync()
         return True
 
-    def _note_written(self, group: Group, now_ns: int) -> None:
-        """Pass a group on that the log has."""
-        group.end_position = self.log.written_position
+    def _note_written(self, group: Group, end_position: int, now_ns: int) -> None:
+        """Pass a group on that the log has; it is durable with all below `end_position`."""
+        group.end_position = end_position
         self.group_count += 1
         self.last_write_ns = now_ns or self.last_write_ns
         self.marked = False
@@ -316,13 +316,14 @@ class Journal:
             self._queued = written.end_position
             self.log.sync()
 
-    def adopt(self) -> None:
-        """Take the open group, whose frames were all admitted again, for the one that kernels have written last."""
+    def adopt(self, queued_position: int) -> None:
+        """Take the open group, whose frames were all admitted again, for one that kernels have written. The sync that
+        it waits for is queued up to `queued_position`; what they have written behind that waits for none."""
         group, self._group = self._group, None
         if group is not None:
             self.siblings.note(group)
             self._keep_rows(group)
-            self._note_written(group, self._now_ns)
+            self._note_written(group, queued_position, self._now_ns)
 
     def _take_records(self, group: Group, count: int | None = None) -> list[memoryview]:
         """Turn the first `count` waiting records into stamped control frames behind the group's frames."""

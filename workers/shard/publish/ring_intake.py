@@ -364,7 +364,7 @@ class RingIntake:
         holders[: len(rows)] = [None] * len(rows)
         self._count([row for row in rows if row.stage >= _DONE])
         if is_awaiting:
-            self._state.journals[self._log_slot].adopt()
+            self._state.journals[self._log_slot].adopt(self._words[JobWord.QUEUED_END])
         for row, holder in late:
             self._admitted(row, senders[row.link], holder, results[row.first - first :])
         intake.result_index = max(intake.result_index, self._words[JobWord.RESULT])

@@ -1,0 +1,76 @@
+"""Turns of kernels over rings that end while frames are under way to the disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from danube_fast.workers.shard.publish import ring_intake
+from tests.workers.ring_client import fresh_endpoint
+from tests.workers.shard_rig import Rig
+from tests.workers.test_ring_intake_limits import Publisher, finish
+
+
+@pytest.fixture
+def rig(rigs: Callable[..., Rig]) -> Rig:
+    return rigs(ipc_endpoint=fresh_endpoint())
+
+
+class LateSyncs:
+    """The sync thread sleeps on when kernels queue a sync, until `wake`."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._log = rig.worker.state.logs[0]
+        self._lend = self._log.lend
+        self._bell = os.eventfd(0)
+        self._log.lend = self._late  # type: ignore[method-assign]
+
+    def _late(self) -> Any:
+        lent = self._lend()
+        return lent and lent._replace(sync_bell=self._bell)
+
+    def wake(self) -> None:
+        """Have it look at what is queued."""
+        os.eventfd_write(self._log.syncs.queue[1], 1)
+
+    def close(self) -> None:
+        """Let kernels wake it again."""
+        del self._log.lend
+        os.close(self._bell)
+
+
+@pytest.fixture
+def late(rig: Rig) -> Iterator[LateSyncs]:
+    syncs = LateSyncs(rig)
+    yield syncs
+    syncs.close()
+
+
+def test_a_frame_that_waits_for_a_sync_does_not_wait_for_what_is_written_behind_it(
+    rig: Rig, late: LateSyncs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.assign(1, durability="fsync")
+    rig.assign(2, durability="os")
+    strict, quick = Publisher(rig, 1, "p"), Publisher(rig, 2, "q")
+    rig.turn(lambda: not rig.worker.state.journals[0].busy, "rest")
+    pause = ring_intake.pause
+    paused: list[int] = []
+
+    def post_behind(job: int) -> int:
+        if not paused:
+            quick.post(1)
+        paused.append(job)
+        return int(pause(job))
+
+    monkeypatch.setattr(ring_intake, "pause", post_behind)
+    strict.post(1)
+    rig.turn(lambda: quick.hear() == 1, "the answer that waits for no sync")
+    log = rig.worker.state.logs[0]
+    assert strict.hear() == 0 and log.syncs.backlog == 1
+    assert rig.worker.state.journals[0].last_group() is not None
+    late.wake()
+    finish(rig, strict)
+    assert strict.answers == [[0, 0]]
