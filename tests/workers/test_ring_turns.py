@@ -13,6 +13,8 @@ from tests.workers.ring_client import fresh_endpoint
 from tests.workers.shard_rig import Rig
 from tests.workers.test_ring_intake_limits import Publisher, finish
 
+ROOM_BYTES = 20_000
+
 
 @pytest.fixture
 def rig(rigs: Callable[..., Rig]) -> Rig:
@@ -74,3 +76,35 @@ def test_a_frame_that_waits_for_a_sync_does_not_wait_for_what_is_written_behind_
     late.wake()
     finish(rig, strict)
     assert strict.answers == [[0, 0]]
+
+
+def test_groups_that_a_turn_pads_leave_room_for_what_it_has_admitted(
+    rig: Rig, late: LateSyncs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.assign(1, durability="fsync")
+    rig.assign(2, durability="os")
+    strict, quick = Publisher(rig, 1, "p"), Publisher(rig, 2, "q")
+    log = rig.worker.state.logs[0]
+    while (room := log.room_bytes) > ROOM_BYTES:
+        quick.post(1, min(60_000, max(8, room - ROOM_BYTES)))
+        finish(rig, quick)
+    rig.turn(lambda: not rig.worker.state.journals[0].busy, "rest")
+    first = quick.sent
+    monkeypatch.setattr(ring_intake, "ROOM_MIN", 0)
+    pause = ring_intake.pause
+    batches = [1, 1, 6]
+
+    def post_behind(job: int) -> int:
+        if batches:
+            quick.post(batches.pop(0), 2000)
+        return int(pause(job))
+
+    monkeypatch.setattr(ring_intake, "pause", post_behind)
+    strict.post(1)
+    rig.turn(
+        lambda: not batches and quick.hear() == quick.sent, "the answers that wait for no sync"
+    )
+    late.wake()
+    finish(rig, strict)
+    assert strict.answers == [[0, 0]]
+    assert quick.answers[first:] == [[0, offset] for offset in range(first, quick.sent)]

@@ -273,6 +273,8 @@ def write_group(job: int) -> int:
     syncs = load_word(job, JobWord.SYNCS)
     store_word(log, LogWord.POSITION, end)
     store_word(log, LogWord.SYNCED_POSITION, synced_of(syncs))
+    pad = size - load_word(job, JobWord.GROUP_BYTES)
+    store_word(job, JobWord.ROOM, load_word(job, JobWord.ROOM) - pad)
     store_word(job, JobWord.GROUP_START, end)
     store_word(job, JobWord.GROUP_BYTES, 0)
     store_word(job, JobWord.GROUPS, load_word(job, JobWord.GROUPS) + 1)

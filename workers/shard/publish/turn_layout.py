@@ -58,6 +58,7 @@ class JobWord(enum.IntEnum):
     TAKEN = 3
     TAKEN_LIMIT = 4
     ROOM = 5
+    """Bytes that may be taken yet: all that is taken fits the segment, with the PAD frames that were written before."""
     HOLDERS = 6
     """Address of the list whose items are the bundles."""
     NONE = 7
