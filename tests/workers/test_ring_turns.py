@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from danube_fast.workers.shard.publish import ring_intake
-from tests.workers.ring_client import fresh_endpoint
+from tests.workers.ring_client import fresh_endpoint, ring_client
 from tests.workers.shard_rig import Rig
 from tests.workers.test_ring_intake_limits import Publisher, finish
 
@@ -108,3 +108,18 @@ def test_groups_that_a_turn_pads_leave_room_for_what_it_has_admitted(
     finish(rig, strict)
     assert strict.answers == [[0, 0]]
     assert quick.answers[first:] == [[0, offset] for offset in range(first, quick.sent)]
+
+
+@pytest.mark.parametrize("consumer_id", [(1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -1000])
+def test_consumers_of_any_number_get_their_messages(rig: Rig, consumer_id: int) -> None:
+    rig.assign(1, durability="memory")
+    publisher = Publisher(rig, 1, "p")
+    reader = ring_client(rig)
+    reply = reader.ask(20, consumer_id, 1, 1, "s", "exclusive", "earliest")
+    assert reply[0] == 67, reply
+    reader.send(21, 1, 1 << 20, 1000)
+    for _ in range(5):
+        publisher.post(1)
+        finish(rig, publisher)
+    rig.turn(lambda: reader.pump() or len(reader.delivered) == 5, "the deliveries")
+    assert {consumer for consumer, _ in reader.delivered} == {consumer_id}

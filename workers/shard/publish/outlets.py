@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 
-from danube_fast.broker.admission.layout import PartitionWord
+from danube_fast.broker.admission.layout import INT64_MAX, PartitionWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Consumer, Deliver, Stored, SubscriptionKind
 from danube_fast.errors import Internal
@@ -162,8 +162,10 @@ class Outlets:
         ]  # fmt: skip
 
     def _side(self, consumer: Consumer | None) -> int:
-        """Address of the rings of a consumer's client; 0 if a kernel may not write there now."""
-        session = self._state.sessions.by_number(consumer.session) if consumer is not None else None
+        """Address of the rings of a consumer's client; 0 if a kernel may not write there now, or not that number."""
+        if consumer is None or not 0 <= consumer.consumer_id <= INT64_MAX:
+            return 0
+        session = self._state.sessions.by_number(consumer.session)
         if session is None or not session.has_rings or session.closed or session.outbox:
             return 0
         link = self._rings.link(session.identity)
