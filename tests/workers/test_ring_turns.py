@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from danube_fast.wal.sync import SyncThread
 from danube_fast.workers.shard.publish import ring_intake
+from danube_fast.workers.shard.publish.turn_kernel import pause
 from tests.workers.ring_client import fresh_endpoint, ring_client
 from tests.workers.shard_rig import Rig
 from tests.workers.test_ring_intake_limits import Publisher, finish
@@ -36,7 +38,9 @@ class LateSyncs:
 
     def wake(self) -> None:
         """Have it look at what is queued."""
-        os.eventfd_write(self._log.syncs.queue[1], 1)
+        syncs = self._log.syncs
+        assert isinstance(syncs, SyncThread)
+        os.eventfd_write(syncs.queue[1], 1)
 
     def close(self) -> None:
         """Let kernels wake it again."""
@@ -58,7 +62,6 @@ def test_a_frame_that_waits_for_a_sync_does_not_wait_for_what_is_written_behind_
     rig.assign(2, durability="os")
     strict, quick = Publisher(rig, 1, "p"), Publisher(rig, 2, "q")
     rig.turn(lambda: not rig.worker.state.journals[0].busy, "rest")
-    pause = ring_intake.pause
     paused: list[int] = []
 
     def post_behind(job: int) -> int:
@@ -91,7 +94,6 @@ def test_groups_that_a_turn_pads_leave_room_for_what_it_has_admitted(
     rig.turn(lambda: not rig.worker.state.journals[0].busy, "rest")
     first = quick.sent
     monkeypatch.setattr(ring_intake, "ROOM_MIN", 0)
-    pause = ring_intake.pause
     batches = [1, 1, 6]
 
     def post_behind(job: int) -> int:
@@ -121,5 +123,10 @@ def test_consumers_of_any_number_get_their_messages(rig: Rig, consumer_id: int) 
     for _ in range(5):
         publisher.post(1)
         finish(rig, publisher)
-    rig.turn(lambda: reader.pump() or len(reader.delivered) == 5, "the deliveries")
+
+    def is_delivered() -> bool:
+        reader.pump()
+        return len(reader.delivered) == 5
+
+    rig.turn(is_delivered, "the deliveries")
     assert {consumer for consumer, _ in reader.delivered} == {consumer_id}
