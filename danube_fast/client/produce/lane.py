@@ -123,13 +123,8 @@ class Lane:
         if self._opening is not None:
             self.connection.abandon(self._opening)
         request = self.connection.next_request()
-        self._opening = self.connection.call(
-            Call(
-                OpenProducer(request, self.partition_id, self.producer.name),
-                OnLoss.FORGET,
-                self._on_opened,
-            )
-        )
+        command = OpenProducer(request, self.partition_id, self.producer.name)
+        self._opening = self.connection.call(Call(command, OnLoss.FORGET, self._on_opened))
 
     def _on_opened(self, call: Call) -> None:
         if call is not self._opening and self._opening is not None:
@@ -147,9 +142,8 @@ class Lane:
         self.opened = True
         self.producer_id, self.producer_epoch = reply["producer_id"], reply["producer_epoch"]
         first = self.unacked[0].base_sequence if self.unacked else self.next_sequence
-        self._number_from(
-            min(first, reply["next_sequence"]) if self.unacked else reply["next_sequence"]
-        )
+        known = reply["next_sequence"]
+        self._number_from(min(first, known) if self.unacked else known)
         self._backoff_ns, self._refused_since_ns = BACKOFF_MIN_NS, 0
         self._resend()
         self.producer.changed()
@@ -186,26 +180,17 @@ class Lane:
     def seal(self, sending: Sending) -> None:
         """Write the client's half of a frame's header, and its crc."""
         _seal(
-            sending.buffer.address,
-            self.producer_id,
-            sending.base_sequence,
-            sending.publish_time_ns,
-            self.producer_epoch,
-            0,
-            0,
-        )
+            sending.buffer.address, self.producer_id, sending.base_sequence, sending.publish_time_ns,
+            self.producer_epoch, 0, 0,
+        )  # fmt: skip
 
     # ------------------------------------------------------------ sending
 
     @property
     def can_pack(self) -> bool:
         """Whether the window has room for one more frame."""
-        return (
-            self.opened
-            and self.failure is None
-            and len(self.unacked) < FRAMES_IN_FLIGHT_MAX
-            and self.producer.window_open
-        )
+        is_usable = self.opened and self.failure is None and self.producer.window_open
+        return is_usable and len(self.unacked) < FRAMES_IN_FLIGHT_MAX
 
     @property
     def can_pour(self) -> bool:
@@ -242,17 +227,35 @@ class Lane:
         while batch.payloads:
             if not self.can_pack:
                 return False
+            sequence = self.next_sequence
             try:
-                packed = self.pack(batch, 0)
-            except InvalidArgument as error:
-                # too large with its key and attributes: it must not block those behind it
-                self.producer.batch_dropped(self.topic, self.next_sequence, batch.part(0, 1), error)
-                packed = 1
-            if packed == len(batch.payloads):
-                self.batch = Outgoing()
-                break
-            batch = self.batch = batch.part(packed)
+                try:
+                    packed = self.pack(batch, 0)
+                except InvalidArgument as error:
+                    # too large with its key and attributes: it must not block those behind it
+                    one = batch.part(0, 1)
+                    self.producer.batch_dropped(self.topic, self.next_sequence, one, error)
+                    packed = 1
+                self.batch = self._rest(batch, packed)
+            except BaseException:
+                self._stopped_short(batch, sequence)
+                raise
+            batch = self.batch
         return True
+
+    @staticmethod
+    def _rest(batch: Outgoing, packed: int) -> Outgoing:
+        return Outgoing() if packed == len(batch.payloads) else batch.part(packed)
+
+    def _stopped_short(self, batch: Outgoing, sequence: int) -> None:
+        """After an interrupt: a frame with that number that is unacked is in the batch no more, and the connection
+        starts over, and sends it; without one the number is free again."""
+        newest = self.unacked[-1] if self.unacked else None
+        if newest is None or newest.base_sequence != sequence:
+            self.next_sequence = sequence
+        elif self.batch is batch:
+            self.batch = self._rest(batch, newest.message_count)
+        self.connection.reset()
 
     def _transmit(self, sending: Sending) -> None:
         self.on_way += 1
