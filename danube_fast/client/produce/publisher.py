@@ -187,8 +187,8 @@ class Publisher(ProducerState):
         if type(payload) is not bytes or len(payload) > self._alone_bytes_max:
             return None
         pump, ticket = self.pump, Ticket()
-        pump.acquire()
-        try:
+        # not `acquire`: an interrupt may strike as that returns, and the lock would be kept
+        with pump.lock:
             lane = self._quick
             if lane is None or pump.on_progress is not None:
                 return None
@@ -210,8 +210,6 @@ class Publisher(ProducerState):
                     connection.reset()
             if not is_sent:
                 return None
-        finally:
-            pump.release()
         if not ticket.done:  # the answer was for a session that is lost since
             pump.wait(ticket.is_complete)
         return self._outcome(ticket)
