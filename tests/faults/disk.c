@@ -31,13 +31,15 @@ enum word {
     SYNC_HELD,     /* syncs stand still while this is not 0, but those that fail */
     SYNC_ERRNO,    /* syncs fail with this ... */
     SYNC_FAILURES, /* ... so many times; -1: until told otherwise */
-    FULL,          /* 1: nothing can be allocated; 2: nothing can be written at all */
+    FULL,          /* 1: nothing can be allocated; 2: nothing can be written at all;
+                      3: there is room, but every other write is done by half */
     WRITE_ERRNO,   /* with which writes fail while FULL */
     TORN,          /* a write that fails leaves its first half behind */
     SYNCS,         /* from here on counted by the processes */
     SYNCS_FAILED,
     SYNCS_WAITING,
     WRITES_FAILED,
+    WRITES_SHORT,
 };
 enum { CONTROL_BYTES = 4096, FILTER_AT = 2048, JOURNAL_FD_MIN = 700 };
 enum record { WRITE = 1, SYNC, GROW, TRUNCATE, CREATE, RENAME, UNLINK };
@@ -222,6 +224,11 @@ static size_t allowed(int fd, int64_t at, size_t size) {
     struct stat file;
     if (!full || !size || fstat(fd, &file) || !S_ISREG(file.st_mode)) return size;
     if (full == 1 && at + (int64_t)size <= file.st_size) return size;
+    if (full == 3) {
+        was_torn = !was_torn && size > 1;
+        count(WRITES_SHORT, was_torn);
+        return was_torn ? size / 2 : size;
+    }
     if (word(TORN) && !was_torn && size > 1) {
         was_torn = 1;
         return size / 2;
@@ -293,12 +300,14 @@ ssize_t pwritev64v2(int fd, const struct iovec *data, int parts, off64_t at, int
 
 /* ---- sizes ---- */
 
+static int full_now(void) { return word(FULL) == 1 || word(FULL) == 2; }
+
 int posix_fallocate(int fd, off_t at, off_t size) {
     REAL(posix_fallocate);
     char path[PATH_MAX];
     if (!is_ours(fd, path)) return real(fd, at, size);
     struct stat file;
-    if (word(FULL) && !fstat(fd, &file) && at + size > file.st_size) {
+    if (full_now() && !fstat(fd, &file) && at + size > file.st_size) {
         count(WRITES_FAILED, 1);
         return word(WRITE_ERRNO);
     }
@@ -313,7 +322,7 @@ int ftruncate(int fd, off_t size) {
     char path[PATH_MAX];
     if (!is_ours(fd, path)) return real(fd, size);
     struct stat file;
-    if (word(FULL) && !fstat(fd, &file) && size > file.st_size) {
+    if (full_now() && !fstat(fd, &file) && size > file.st_size) {
         count(WRITES_FAILED, 1);
         errno = word(WRITE_ERRNO);
         return -1;

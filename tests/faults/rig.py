@@ -50,6 +50,7 @@ class Word(IntEnum):
     SYNCS_FAILED = 8
     SYNCS_WAITING = 9
     WRITES_FAILED = 10
+    WRITES_SHORT = 11
 
 
 class Disk:
@@ -105,6 +106,10 @@ class Disk:
         self[Word.WRITE_ERRNO] = errno.ENOSPC
         self[Word.TORN] = int(torn)
         self[Word.FULL] = 2 if everything else 1
+
+    def shorten(self) -> None:
+        """There is room, but every other write of a process's thread is done by half."""
+        self[Word.FULL] = 3
 
     def empty(self) -> None:
         """There is room again."""
