@@ -32,7 +32,7 @@ enum word {
     SYNC_ERRNO,    /* syncs fail with this ... */
     SYNC_FAILURES, /* ... so many times; -1: until told otherwise */
     FULL,          /* 1: nothing can be allocated; 2: nothing can be written at all;
-                      3: there is room, but every other write is done by half */
+                      3: there is room, but every other write stops after a few bytes */
     WRITE_ERRNO,   /* with which writes fail while FULL */
     TORN,          /* a write that fails leaves its first half behind */
     SYNCS,         /* from here on counted by the processes */
@@ -41,7 +41,7 @@ enum word {
     WRITES_FAILED,
     WRITES_SHORT,
 };
-enum { CONTROL_BYTES = 4096, FILTER_AT = 2048, JOURNAL_FD_MIN = 700 };
+enum { CONTROL_BYTES = 4096, FILTER_AT = 2048, JOURNAL_FD_MIN = 700, SHORT_SHARE = 32 };
 enum record { WRITE = 1, SYNC, GROW, TRUNCATE, CREATE, RENAME, UNLINK };
 enum { ZEROS = 1, DURABLE = 2, FOLDER = 4 };
 
@@ -225,9 +225,9 @@ static size_t allowed(int fd, int64_t at, size_t size) {
     if (!full || !size || fstat(fd, &file) || !S_ISREG(file.st_mode)) return size;
     if (full == 1 && at + (int64_t)size <= file.st_size) return size;
     if (full == 3) {
-        was_torn = !was_torn && size > 1;
+        was_torn = !was_torn && size >= SHORT_SHARE;
         count(WRITES_SHORT, was_torn);
-        return was_torn ? size / 2 : size;
+        return was_torn ? size / SHORT_SHARE : size;
     }
     if (word(TORN) && !was_torn && size > 1) {
         was_torn = 1;

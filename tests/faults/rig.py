@@ -108,7 +108,7 @@ class Disk:
         self[Word.FULL] = 2 if everything else 1
 
     def shorten(self) -> None:
-        """There is room, but every other write of a process's thread is done by half."""
+        """There is room, but every other write of a thread stops after a thirty-second."""
         self[Word.FULL] = 3
 
     def empty(self) -> None:

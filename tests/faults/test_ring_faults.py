@@ -78,6 +78,33 @@ def test_syncs_fail_under_ring_publishes(
     check_after_kill(server, load, FSYNC, OS, about="after failed syncs")
 
 
+def test_syncs_that_all_fail_ack_nothing(tmp_path: Path, disk: Disk, stack: ExitStack) -> None:
+    """A message that is answered though its sync has failed would be found by chance alone later."""
+    server = stack.enter_context(FaultyServer(tmp_path / "data", disk, **SETTINGS))
+    load = RingLoad(server, stack, timeout=1.0)
+    disk.choose(SEGMENTS)
+    with load.running():
+        load.wait_acks(ACKS)
+        failed = {each: len(each.errors) for each in load.of(FSYNC)}
+        disk.fail_syncs(-1)
+        disk.wait_failed(1)
+        broken_ns = time.monotonic_ns()
+        wait_until(
+            "an error for all who need the sync",
+            lambda: all(len(each.errors) > count for each, count in failed.items()),
+        )
+        load.wait_acks(ACKS, MEMORY, FLEETING)
+    early = [c for p in load.of(FSYNC) for c in p.calls if c.offset >= 0 and c.began_ns > broken_ns]
+    assert not early, f"{len(early)} messages were acked though every sync failed: {early[:3]}"
+    check_errors(load, FSYNC, OS)
+    server.kill("all")
+    disk.fail_syncs(0)
+    server.start()
+    with server.client() as client:
+        load.check(client, FSYNC, OS, about="of a broken disk, after SIGKILL")
+    load.stop_takers()
+
+
 def test_syncs_that_hang_hold_up_fsync_topics_alone(
     tmp_path: Path, disk: Disk, stack: ExitStack
 ) -> None:
@@ -165,7 +192,7 @@ def test_writes_fail_under_ring_publishes(
 
 
 def test_short_writes_under_ring_publishes(tmp_path: Path, disk: Disk, stack: ExitStack) -> None:
-    """Every other write of the log is done by half, without an error."""
+    """Every other write of the log stops within its first frame, without an error."""
     server = stack.enter_context(FaultyServer(tmp_path / "data", disk, **SETTINGS))
     load = RingLoad(server, stack)
     with load.running():
