@@ -25,7 +25,7 @@ import pytest
 from danube_fast.errors import Internal, ResourceExhausted, Unavailable
 from danube_fast.net.protocol import Status
 from danube_fast.wal.layout import position_from_name
-from tests.crash.payloads import ident_of, number_of
+from tests.crash.payloads import ident_of, number_of, payload_of
 from tests.faults.power import Kind, Recording
 from tests.faults.rig import SEGMENTS, Background, Disk, FaultyServer, RawProducer, read_all
 from tests.workers.broker import wait_until
@@ -37,6 +37,10 @@ KILLS = max(2, CUTS // 2)
 SECONDS = 4.0
 TOPICS = {"/default/strict": "fsync", "/default/loose": "os", "/default/kept": "memory"}
 STRICT, OS = "/default/strict", "/default/loose"
+RINGS = "/default/rings"
+"""An fsync topic of threads that publish one by one over rings."""
+ALL_TOPICS = (*TOPICS, RINGS)
+RING_THREADS = 3
 SUBSCRIPTION = "s"
 BEHIND = 200
 """So many of the newest messages the consumer leaves unacked."""
@@ -105,6 +109,15 @@ class Load:
                 stopping.wait(0.005)
             stopping.wait(0.002)
 
+    def publish_single(self, client: Any, place: int, stopping: Any) -> None:
+        """One message after the other over rings; numbers of the threads lie apart."""
+        producer = client.producer(RINGS, name=f"rings-{place}", durability="fsync")
+        index, number = len(ALL_TOPICS), place << 32
+        while not stopping.is_set():
+            offset = producer.publish(payload_of(index, number)).offset
+            self.evidence.acks.append([RINGS, number, 1, offset, self.size()])
+            number += 1
+
     def consume(self, topic: str, stopping: Any) -> None:
         """Everything that comes is evidence; all but the newest is acked."""
         with (
@@ -132,16 +145,20 @@ class Load:
                         size = self.size()
                         self.evidence.durable += [[m.offset, size] for m in done]
 
-    def run(self) -> None:
-        """Load and trouble, for a while."""
+    def run(self, client: Any) -> None:
+        """Load and trouble, for a while; `client` has rings."""
         disk = self.server.disk
         crew = [
             Background(lambda stopping, producer=producer: self.publish(producer, stopping))
             for producer in self.producers
         ]
         crew += [
+            Background(lambda stopping, place=place: self.publish_single(client, place, stopping))
+            for place in range(RING_THREADS)
+        ]
+        crew += [
             Background(lambda stopping, topic=topic: self.consume(topic, stopping))
-            for topic in TOPICS
+            for topic in ALL_TOPICS
         ]
         try:
             end = time.monotonic() + SECONDS
@@ -179,12 +196,13 @@ def record(folder: Path, disk: Disk) -> None:
     server = FaultyServer(folder / "data", disk, **SETTINGS)
     with server:
         load = Load(server, evidence)
-        with server.client() as client:
-            for topic in TOPICS:
+        with server.client(transport="shm") as client:
+            client.admin.create_topic(RINGS, durability="fsync")
+            for topic in ALL_TOPICS:
                 client.consumer(topic, subscription=SUBSCRIPTION, type="shared",
                                 initial_position="earliest").close()  # fmt: skip
-        evidence.born = load.size()
-        load.run()
+            evidence.born = load.size()
+            load.run(client)
         server.kill("all")
     disk.journal = None
     (folder / "evidence").write_text(json.dumps(vars(evidence)))
@@ -197,7 +215,7 @@ class Aftermath:
         self.about = about
         self.safe = safe
         """Topics that must not lose anything."""
-        self.acked: dict[str, dict[int, int]] = {topic: {} for topic in TOPICS}
+        self.acked: dict[str, dict[int, int]] = {topic: {} for topic in ALL_TOPICS}
         self.batches: list[list[Any]] = []
         for topic, sequence, count, offset, size in evidence.acks:
             if size <= cut:
@@ -209,7 +227,7 @@ class Aftermath:
             if size <= cut:
                 self.known[topic][offset] = number
         self.durable = {offset for offset, size in evidence.durable if size <= cut}
-        self.sent: dict[str, set[int]] = {topic: set() for topic in TOPICS}
+        self.sent: dict[str, set[int]] = {topic: set() for topic in ALL_TOPICS}
         for topic, offset in evidence.sent:
             self.sent[topic].add(offset)
 
@@ -255,7 +273,7 @@ class Aftermath:
 
     def check_producers(self, server: FaultyServer) -> None:
         """Resends are known, and no offset is given out twice."""
-        for index, topic in enumerate(TOPICS, 1):
+        for index, topic in enumerate(ALL_TOPICS, 1):
             known = self.known[topic]
             with RawProducer(server, topic, index) as producer:
                 expected = producer.next_sequence
@@ -286,6 +304,8 @@ class Recorded:
         self.evidence = Evidence()
         vars(self.evidence).update(json.loads((folder / "evidence").read_text()))
         assert len(self.evidence.acks) > 100 and self.evidence.durable, "there was too little load"
+        single = sum(ack[0] == RINGS for ack in self.evidence.acks)
+        assert single > 100, f"only {single} messages came over rings"
         self.records = [r for r in self.recording.records if r.end >= self.evidence.born]
 
     def names(self) -> list[int]:
@@ -333,7 +353,7 @@ def cut_off(
         if power:
             disk.boot_id = folder / f"boot-{number}"
             disk.boot_id.write_text(f"boot-{SEED}-{number}\n")
-        safe = (STRICT,) if power else (STRICT, OS)
+        safe = (STRICT, RINGS) if power else (STRICT, RINGS, OS)
         aftermath = Aftermath(recorded.evidence, cut, about, safe)
         go_on_after(FaultyServer(target, disk, **SETTINGS), aftermath)
         shutil.rmtree(target)
@@ -364,9 +384,9 @@ def go_on_after(server: FaultyServer, aftermath: Aftermath) -> None:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{aftermath.about}") from None
         client = stack.enter_context(server.client())
-        for topic in TOPICS:
+        for topic in ALL_TOPICS:
             aftermath.check_log(client, topic)
-        for topic in TOPICS:
+        for topic in ALL_TOPICS:
             aftermath.check_cursor(client, topic)
         aftermath.check_producers(server)
         server.kill("all")

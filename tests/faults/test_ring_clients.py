@@ -116,7 +116,7 @@ def test_a_worker_that_stands_still_for_a_while(tmp_path: Path, stack: ExitStack
     check_all(server, load, "of a worker that stood still")
 
 
-def test_a_client_that_stands_still_holds_nobody_up(tmp_path: Path, stack: ExitStack) -> None:
+def test_a_client_that_stands_still_holds_no_other_up(tmp_path: Path, stack: ExitStack) -> None:
     """Its consumer takes nothing and its session ends; the others' publishes and deliveries go on."""
     server = stack.enter_context(Server(tmp_path / "data", **SETTINGS))
     load = RingLoad(server, stack)
