@@ -5,6 +5,7 @@ Kernels write these to the log, queue their syncs and answer them; what goes wro
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from danube_fast.errors import DeadlineExceeded, Internal, ResourceExhausted
-from tests.faults.rig import SEGMENTS, Disk, FaultyServer, Word
+from tests.faults.rig import SEGMENTS, Background, Disk, FaultyServer, Word
 from tests.faults.ring_rig import FLEETING, FSYNC, MEMORY, OS, RingLoad
 from tests.workers.broker import wait_until
 
@@ -159,6 +160,40 @@ def test_a_disk_that_is_slow_for_a_while(tmp_path: Path, disk: Disk, stack: Exit
     for publisher in load.publishers:
         assert not publisher.errors, f"{publisher.topic}: {publisher.errors[:3]}"
     check_after_kill(server, load, FSYNC, OS, about="of a slow disk")
+
+
+ROUNDS = 100
+LAGS_SECONDS = [number * 1e-4 for number in range(15)]
+
+
+def test_a_slow_sync_with_an_os_group_behind_it(
+    tmp_path: Path, disk: Disk, stack: ExitStack
+) -> None:
+    """No sync is queued for a group of `os` topics alone: nothing may wait for that, when all is quiet afterwards."""
+    server = stack.enter_context(FaultyServer(tmp_path / "data", disk, **SETTINGS))
+    clients = [stack.enter_context(server.client(transport="shm")) for _ in range(2)]
+    strict = clients[0].producer(FSYNC, durability="fsync", timeout=5.0)
+    loose = clients[1].producer(OS, durability="os", timeout=5.0)
+    begun = threading.Barrier(2, timeout=60)
+
+    def publish_late(stopping: threading.Event) -> None:
+        for number in range(ROUNDS):
+            begun.wait()
+            stopping.wait(LAGS_SECONDS[number % len(LAGS_SECONDS)])
+            loose.publish(b"os")
+
+    for producer in (strict, loose):
+        producer.publish(b"first")
+    disk.choose(SEGMENTS)
+    disk.delay_syncs(0.005)
+    with Background(publish_late):
+        for number in range(ROUNDS):
+            begun.wait()
+            try:
+                strict.publish(b"fsync")
+            except DeadlineExceeded:
+                begun.abort()
+                raise AssertionError(f"publish {number} waits for a sync in vain") from None
 
 
 @pytest.mark.parametrize("torn", [False, True])
