@@ -215,7 +215,7 @@ class Rig:
         for log in self.worker.state.logs.values():
             with contextlib.suppress(DanubeError):
                 log.close()
-        self.worker.server.close()
+        self.worker.transports.close()
         self._release()
 
     def _release(self) -> None:
