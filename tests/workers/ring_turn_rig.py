@@ -17,6 +17,7 @@ from tests.workers.shard_rig import Rig
 
 PUBLISHED = 68
 TRIES = 300
+DELIVERED_TOO = 10
 
 
 def intake_of(rig: Rig) -> RingIntake:
@@ -32,7 +33,7 @@ def outlets_of(rig: Rig) -> Outlets:
 
 
 def watch_served(rig: Rig) -> Counter[int]:
-    """Count the frames that kernels serve from now on, by `OutletKind`; those that they delivered too as `kind + 10`."""
+    """Count the frames that kernels serve from now on, by `OutletKind`; those that they delivered too as `kind + DELIVERED_TOO`."""
     counts = Counter[int]()
     outlets = outlets_of(rig)
     show = outlets.show
@@ -43,7 +44,7 @@ def watch_served(rig: Rig) -> Counter[int]:
             kind = OutletKind.FSYNC if partition.strict else OutletKind.OS
         counts[kind] += 1
         if is_delivered and outlets._open.get(slot) is not None:
-            counts[kind + 10] += 1
+            counts[kind + DELIVERED_TOO] += 1
         show(slot, partition, stored, is_delivered=is_delivered)
 
     outlets.show = count  # type: ignore[method-assign]
@@ -193,6 +194,34 @@ class HeldTurns:
         wait(lambda: self.log.sync_fault, "a sync fault")
         os.close(read_end)
         os.close(write_end)
+        self.queue.stop()
+
+
+class QuickDisk:
+    """Kernels find all synced that they have written; the disk follows. Not for logs that are opened again."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.log = rig.worker.state.logs[0]
+        self.queue = SyncThread(-1)
+        self.queue.start(1 << 60)
+        self.lend, self.take_back = self.log.lend, self.log.take_back
+        self.log.lend = self._lend  # type: ignore[method-assign]
+        self.log.take_back = self._take_back  # type: ignore[method-assign]
+
+    def _lend(self) -> Lent | None:
+        lent = self.lend()
+        if lent is None:
+            return None
+        return lent._replace(syncs=self.queue.queue[0], sync_bell=self.queue.queue[1])
+
+    def _take_back(self, end: int, queued_end: int, *args: Any, is_torn: bool) -> None:
+        self.take_back(end, queued_end, *args, is_torn=is_torn)
+        if queued_end:
+            self.log._appender._sync.push(self.log._appender._chain.segments[-1].open(), queued_end)
+
+    def stop(self) -> None:
+        """End its thread."""
+        del self.log.lend, self.log.take_back
         self.queue.stop()
 
 
