@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
 import pytest
 
+from danube_fast.client.link.pump import Pump
 from danube_fast.client.produce.lane import Lane
 from danube_fast.client.produce.state import ProducerState
 from tests.crash.rig import Server
@@ -43,3 +45,31 @@ def test_an_interrupt_while_the_open_batch_is_packed(
         assert producer.publish(b"after").offset == 2
         assert time.monotonic() - began < SOON_SECONDS
         assert [*stored(client, topic).values()] == [b"same", b"same", b"after"]
+
+
+def test_an_interrupt_behind_a_callback_leaves_the_lock_as_it_was(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, strikes, told = Pump._own_again, [1], list[Any]()
+    main = threading.get_ident()
+
+    def struck(pump: Pump) -> None:
+        # a thread of timers may call back too
+        if strikes and pump._caller == main:
+            strikes.pop()
+            raise KeyboardInterrupt
+        original(pump)
+
+    with server.client(transport="shm") as client:
+        producer = client.producer("/default/called-back")
+        monkeypatch.setattr(Pump, "_own_again", struck)
+
+        def tell_all() -> None:
+            while True:
+                producer.send(b"told", on_delivery=lambda *outcome: told.append(outcome))
+                producer.flush()
+
+        with pytest.raises(KeyboardInterrupt):
+            tell_all()
+        assert told and not strikes
+        assert producer.publish(b"after").offset == len(told)

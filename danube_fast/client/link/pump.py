@@ -406,7 +406,10 @@ class Pump:
                     # the application's own fault must not stop the pump
                     _log.exception("a callback of the application failed")
                 finally:
-                    self._own_again()
+                    try:
+                        self._own_again()
+                    finally:
+                        self._own_again()  # an interrupt may strike as the first call begins
         finally:
             self._caller = 0
             self.notify()
