@@ -352,7 +352,9 @@ def test_who_comes_between_turns_gets_everything_once(
         served_again(rig, served, publisher, kind_served)
 
 
-@pytest.mark.parametrize(("before", "after"), itertools.permutations(["fsync", "os", "memory"], 2))
+@pytest.mark.parametrize(
+    ("before", "after"), [*itertools.permutations(["fsync", "os", "memory"], 2)]
+)
 def test_a_durability_that_changes_while_kernels_serve(rig: Rig, before: str, after: str) -> None:
     rig.assign(1, durability=before)
     publisher = Publisher(rig, 1)

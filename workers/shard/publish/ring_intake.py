@@ -8,6 +8,7 @@ Rows and words stand in `turn_layout.py`, the steps in `turn_kernel.py`, `take_k
 
 from __future__ import annotations
 
+import os
 import select
 import struct
 from collections.abc import Callable
@@ -134,7 +135,10 @@ class RingIntake:
         self._list_awake()
         self._words[JobWord.NOW_NS] = self._state.now_wall_ns
         self._run()
-        return self._end()
+        taken = self._end()
+        if self._words[JobWord.BELL_RANG]:  # perhaps for another log, or from another process
+            os.eventfd_write(self._polled[0], 1)
+        return taken
 
     def sleep(
         self, timeout_ms: int, poll: Callable[[int], list[tuple[int, int]]]
