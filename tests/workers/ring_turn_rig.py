@@ -61,6 +61,8 @@ class Publisher:
         self.sent = 0
         self.requests: list[int] = []
         self.answers: dict[int, list[int]] = {}
+        self.posted: dict[int, bytes] = {}
+        """The first message of each request."""
 
     def post(self, count: int = 1, *, messages: int = 1, size: int = 8, **columns: Any) -> None:
         """Send so many frames, or have them wait for room."""
@@ -68,6 +70,7 @@ class Publisher:
             payloads = [payload(self.sent + i, size) for i in range(messages)]
             frame = self.client.frame(self.opened, self.sent, payloads, **columns)
             self.requests.append(post_publish(self.client, (self.partition, frame)))
+            self.posted[self.requests[-1]] = payloads[0]
             self.sent += messages
 
     def hear(self) -> int:

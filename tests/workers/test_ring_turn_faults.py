@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from danube_fast.broker.admission.layout import PartitionWord
 from danube_fast.errors import Internal
 from danube_fast.wal import appender
 from danube_fast.wal.writer import WriteFault
 from danube_fast.workers.shard.publish.turn_layout import JobWord, OutletKind
-from tests.workers.ring_client import fresh_endpoint, ring_client
+from tests.workers.ring_client import RingClient, fresh_endpoint, ring_client
 from tests.workers.ring_turn_rig import (
     FailingWrites,
     HeldTurns,
@@ -22,9 +26,11 @@ from tests.workers.ring_turn_rig import (
     served_again,
     warmed,
 )
-from tests.workers.shard_faults import settled
+from tests.workers.shard_faults import HeldSyncs, in_flight, settled
 from tests.workers.shard_rig import Rig
 
+CASES = int(os.environ.get("DANUBE_TURN_CASES", "10"))
+SEED = int(os.environ.get("DANUBE_TURN_SEED", "1"))
 KINDS = {"fsync": OutletKind.FSYNC, "os": OutletKind.OS}
 
 
@@ -234,3 +240,151 @@ def test_groups_larger_than_the_staging_memory_and_segments_that_are_full(
     for publisher in publishers:
         messages = [(0, payload(0)), *expected(1, total, size)]
         assert read_all(again, publisher.partition, total) == messages
+
+
+# ---------------------------------------------------------------- several logs, offsets, all at random
+
+
+def test_kernels_write_to_the_log_that_they_are_lent_and_python_to_the_other(
+    rigs: Callable[..., Rig],
+) -> None:
+    rig = rigs(ipc_endpoint=fresh_endpoint(), tail_bytes_max=0, log_count=2)
+    publishers = []
+    for partition in (1, 2, 3, 4):
+        durability = "os" if partition > 2 else "fsync"
+        rig.assign(partition, log_id=partition % 2, durability=durability)
+        publishers.append(Publisher(rig, partition))
+    served = warmed(rig, *publishers)
+    for number in range(30):
+        for publisher in publishers:
+            if number % 3 == 0 or publisher.partition % 2 == number % 3 - 1:
+                publisher.post(3)
+        for publisher in publishers:
+            publisher.finish()
+        settled(rig, 0)
+        settled(rig, 1)
+    assert served.total() > 0, "kernels served nothing"
+    for publisher in publishers:
+        assert publisher.outcomes == [[0, at] for at in range(61)]
+        assert read_all(rig, publisher.partition, 61) == expected(0, 61)
+    rig.crash()
+    again = rigs(tail_bytes_max=0, log_count=2)
+    for publisher in publishers:
+        assert read_all(again, publisher.partition, 61) == expected(0, 61)
+
+
+@pytest.mark.parametrize("durability", ["memory", "os"])
+def test_kernels_show_no_offset_whose_reservation_is_not_durable(rig: Rig, durability: str) -> None:
+    rig.assign(1, durability=durability)
+    publisher = Publisher(rig, 1)
+    served = warmed(rig, publisher)
+    consumer = ring_client(rig)
+    consumer.subscribe(1)
+    consumer.receive(1)
+    publisher.post()
+    publisher.finish()
+    consumer.receive(1)
+    settled(rig)
+    partition = rig.worker.state.catalog.by_id[1]
+    rig.worker.state.tables.partitions[partition.slot, PartitionWord.RESERVED_UNTIL] = 5
+    partition.safe_until = partition.reserve_block = 5
+    kind = {"memory": OutletKind.MEMORY, **KINDS}[durability]
+    seen = served[kind]
+    disk = HeldSyncs(rig)
+    if durability == "os":
+        del disk.log.lend  # kernels may write; what they do not write waits
+    publisher.post(10)
+    rig.turn(in_flight(rig, 1), "the reservation's record")
+    for _ in range(30):
+        rig.worker.do_work()
+    assert publisher.hear() <= 5, "acked behind what is reserved durably"
+    consumer.pump()
+    shown = [int(offset) for _, view in consumer.delivered for offset in view.offsets()]
+    assert shown == list(range(2, 2 + len(shown))) and len(shown) <= 3, shown
+    assert served[kind] - seen <= 3
+    disk.sync.push = disk.push  # type: ignore[method-assign]
+    for fd, position in disk.held:
+        disk.push(fd, position)
+    if "lend" in vars(disk.log):
+        del disk.log.lend
+    assert publisher.finish() == [[0, at] for at in range(12)]
+    assert consumer.receive(10) == expected(2, 12)
+
+
+def publish_under_faults(rig: Rig, draw: random.Random, publishers: list[Publisher]) -> None:
+    """Publish some with a disk in the mood of the moment, and again what was refused."""
+    mood = draw.choice(("sound", "sound", "failing writes", "late", "failing syncs"))
+    disk = None
+    journal = rig.worker.state.journals[0]
+    if mood == "failing writes":
+        disk = FailingWrites(rig)
+    elif mood != "sound":
+        disk = HeldTurns(rig)
+    for publisher in draw.sample(publishers, draw.randrange(1, len(publishers) + 1)):
+        publisher.post(draw.choice((1, 3, 10)), size=draw.choice((8, 200, 3000)))
+    for _ in range(draw.randrange(1, 4)):
+        rig.worker.do_work()
+    if isinstance(disk, FailingWrites):
+        disk.mend()
+    elif disk is not None:
+        if mood == "failing syncs" and disk.held:
+            disk.fail()
+        else:
+            disk.release()
+    for publisher in publishers:
+        publisher.finish()
+    rig.turn(lambda: not journal.busy and journal.log.sync_fault is None, "rest")
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_nothing_acked_is_lost_and_nothing_refused_appears(tmp_path: Path, case: int) -> None:
+    seed = SEED + case
+    again = f"DANUBE_TURN_SEED={seed} DANUBE_TURN_CASES=1 pytest -n 0 tests/workers/test_ring_turn_faults.py"
+    draw = random.Random(seed)
+    rig = Rig(tmp_path, ipc_endpoint=fresh_endpoint(), tail_bytes_max=0)
+    kept: dict[int, dict[int, bytes]] = {1: {}, 2: {}, 3: {}}
+    try:
+        for partition, durability in ((1, "fsync"), (2, "os"), (3, "fsync")):
+            rig.assign(partition, durability=durability)
+        publishers = [Publisher(rig, partition) for partition in kept]
+        consumer = ring_client(rig)
+        for partition in kept if draw.random() < 0.7 else ():
+            consumer.subscribe(partition, consumer_id=partition)
+        for _ in range(12):
+            publish_under_faults(rig, draw, publishers)
+            for publisher in publishers:
+                for request, message in publisher.posted.items():
+                    status, offset = publisher.answers[request]
+                    if status == 0:
+                        assert offset not in kept[publisher.partition], f"twice; again: {again}"
+                        kept[publisher.partition][offset] = message
+                publisher.posted.clear()
+                publisher.sent = len(kept[publisher.partition])
+        for partition, messages in kept.items():
+            assert sorted(messages) == list(range(len(messages))), f"offsets; again: {again}"
+            if consumer.rig.worker.state.catalog.by_id[partition].subscriptions:
+                rig.turn(
+                    lambda n=partition, count=len(messages): len(received(consumer, n)) >= count,
+                    f"deliveries; again: {again}",
+                )
+                assert received(consumer, partition) == sorted(messages.items()), again
+        for lives in (True, False):
+            if not lives:
+                rig.crash()
+                rig = Rig(tmp_path, ipc_endpoint=fresh_endpoint(), tail_bytes_max=0)
+            for partition, messages in kept.items():
+                found = read_all(rig, partition, len(messages)) if messages else []
+                assert found == sorted(messages.items()), f"lives: {lives}; again: {again}"
+    finally:
+        rig.stop()
+
+
+def received(client: RingClient, consumer: int) -> list[tuple[int, bytes]]:
+    """What a consumer got so far."""
+    client.pump()
+    return [
+        (int(offset), message or b"")
+        for number, view in client.delivered
+        if number == consumer
+        for offset, message in zip(view.offsets(), view.payloads(), strict=True)
+    ]
