@@ -113,7 +113,7 @@ class Producers:
 def test_a_worker_killed_under_ring_publishes(tmp_path: Path) -> None:
     draw = random.Random(SEED)
     with (
-        Server(tmp_path / "data", workers=1, segment_bytes=4 << 20) as server,
+        Server(tmp_path / "data", workers=1, segment_bytes=4 << 20, restart_delay_ms=0) as server,
         server.client(transport="shm") as client,
         ExitStack() as stack,
     ):

@@ -23,8 +23,7 @@ from tests.shm.children import Held, held, script
 from tests.workers.broker import wait_until
 
 SETTINGS: dict[str, Any] = {"workers": 1, "segment_bytes": 4 << 20}
-ACKS = 100
-STOP_SECONDS = 1.0
+ACKS = 40
 LATENCY_SECONDS_MAX = 5.0
 """For one publish() beside others that have trouble or make it, on a machine that may be busy."""
 PIPELINE = 64
@@ -54,7 +53,7 @@ answered.wait()
 print("busy", flush=True)
 sys.stdin.read()
 """
-DEATHS = 3
+DEATHS = 2
 
 
 @pytest.fixture
@@ -125,7 +124,7 @@ def test_a_client_that_stands_still_holds_no_other_up(tmp_path: Path, stack: Exi
     pid = server.pid_of(1)
     with load.running():
         load.wait_acks(ACKS)
-        for seconds in (0.3, 4.0):
+        for seconds in (0.3, 3.0):
             with stopped(sleeper.process.pid):
                 began_ns = time.monotonic_ns()
                 while time.monotonic_ns() < began_ns + seconds * 1e9:

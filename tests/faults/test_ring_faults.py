@@ -20,9 +20,9 @@ from tests.faults.ring_rig import FLEETING, FSYNC, MEMORY, OS, RingLoad
 from tests.workers.broker import wait_until
 
 SETTINGS: dict[str, Any] = {"workers": 1, "segment_bytes": 4 << 20, "index_map_bytes": 1 << 20}
-ACKS = 100
+ACKS = 40
 """Between two faults, for each publisher."""
-HEARTBEAT_TIMEOUT_MS = 4000
+HEARTBEAT_TIMEOUT_MS = 3000
 HANG_SECONDS = 1.2 * HEARTBEAT_TIMEOUT_MS / 1000
 REFUSALS = (Internal, ResourceExhausted, DeadlineExceeded)
 
@@ -51,17 +51,14 @@ def check_errors(load: RingLoad, *topics: str) -> None:
         assert not wrong, f"{publisher.topic}: {wrong[:3]}"
 
 
-@pytest.mark.parametrize("is_late", [False, True])
-def test_syncs_fail_under_ring_publishes(
-    tmp_path: Path, disk: Disk, stack: ExitStack, is_late: bool
-) -> None:
+def test_syncs_fail_under_ring_publishes(tmp_path: Path, disk: Disk, stack: ExitStack) -> None:
     """At once, while kernels wait for the sync, and late, when the group was left to the ordinary way."""
     server = stack.enter_context(FaultyServer(tmp_path / "data", disk, **SETTINGS))
     load = RingLoad(server, stack)
     disk.choose(SEGMENTS)
     pid = server.pid_of(1)
     with load.running():
-        for number in (1, 2):
+        for number, is_late in ((1, False), (2, True)):
             load.wait_acks(ACKS)
             if is_late:
                 disk.hold_syncs()
@@ -85,7 +82,7 @@ def test_a_publish_whose_sync_fails_is_not_acked(
     """Alone, so that the sync that fails is its own; later syncs fail too, so that no repair makes it good."""
     server = stack.enter_context(FaultyServer(tmp_path / "data", disk, **SETTINGS))
     client = stack.enter_context(server.client(transport="shm"))
-    strict = client.producer(FSYNC, durability="fsync", timeout=1.0)
+    strict = client.producer(FSYNC, durability="fsync", timeout=0.5)
     kept = client.producer(MEMORY, durability="memory")
     for _ in range(ACKS):
         strict.publish(b"before")
@@ -160,7 +157,7 @@ def test_a_disk_that_is_slow_for_a_while(tmp_path: Path, disk: Disk, stack: Exit
     check_after_kill(server, load, FSYNC, OS, about="of a slow disk")
 
 
-ROUNDS = 100
+ROUNDS = 45
 LAGS_SECONDS = [number * 1e-4 for number in range(15)]
 
 
@@ -194,16 +191,13 @@ def test_a_slow_sync_with_an_os_group_behind_it(
                 raise AssertionError(f"publish {number} waits for a sync in vain") from None
 
 
-@pytest.mark.parametrize("torn", [False, True])
-def test_writes_fail_under_ring_publishes(
-    tmp_path: Path, disk: Disk, stack: ExitStack, torn: bool
-) -> None:
-    """Nothing can be written for a while; `torn`: what fails leaves its first half behind."""
+def test_writes_fail_under_ring_publishes(tmp_path: Path, disk: Disk, stack: ExitStack) -> None:
+    """Nothing can be written for a while: what fails leaves its first half behind, or nothing."""
     server = stack.enter_context(FaultyServer(tmp_path / "data", disk, **SETTINGS))
-    load = RingLoad(server, stack, timeout=1.0)
+    load = RingLoad(server, stack, timeout=0.5)
     pid = server.pid_of(1)
     with load.running():
-        for _ in range(2):
+        for torn in (True, False):
             load.wait_acks(ACKS)
             failed = {each: len(each.errors) for each in load.of(FSYNC, OS)}
             disk.fill(everything=True, torn=torn)
@@ -232,7 +226,7 @@ def test_short_writes_under_ring_publishes(tmp_path: Path, disk: Disk, stack: Ex
         load.wait_acks(ACKS)
         disk.shorten()
         load.wait_acks(ACKS)
-        assert disk[Word.WRITES_SHORT] > ACKS, "hardly a write was short"
+        assert disk[Word.WRITES_SHORT] > ACKS // 2, "hardly a write was short"
         disk.empty()
         load.wait_acks(ACKS)
     for publisher in load.publishers:
@@ -247,7 +241,7 @@ def test_no_room_for_new_segments_under_ring_publishes(
     server = stack.enter_context(
         FaultyServer(tmp_path / "data", disk, **{**SETTINGS, "segment_bytes": 1 << 20})
     )
-    load = RingLoad(server, stack, {FSYNC: 3, OS: 3, FLEETING: 1}, timeout=1.0)
+    load = RingLoad(server, stack, {FSYNC: 3, OS: 3, FLEETING: 1}, timeout=0.5)
     with load.running():
         load.wait_acks(ACKS)
         disk.fill()
