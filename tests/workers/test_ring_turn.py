@@ -35,6 +35,7 @@ from tests.workers.ring_turn_rig import watch_served
 
 CASES = int(os.environ.get("DANUBE_TURN_CASES", "10"))
 SEED = int(os.environ.get("DANUBE_TURN_SEED", "1"))
+CASES_MIN = 10
 ROUNDS = 6
 SUBSCRIBE, ACK, PUBLISH, PUBLISHED, RESULT, ERROR = 20, 22, 11, 68, 67, 65
 SESSION_ENDS = (1, 3)
@@ -403,7 +404,7 @@ def test_what_kernels_serve_is_what_the_ordinary_way_makes_of_it(tmp_path: Path,
 
 def test_kernels_served_frames_of_each_kind() -> None:
     """Runs behind the cases above: a script that kernels serve nothing of tests nothing."""
-    if not SERVED:
-        pytest.skip("the cases did not run in this process")
+    if CASES < CASES_MIN or not SERVED:
+        pytest.skip(f"fewer than {CASES_MIN} cases ran in this process")
     for kind in OutletKind:
         assert SERVED[kind] > 0, f"no frame of kind {kind.name} was served: {SERVED}"
