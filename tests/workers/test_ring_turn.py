@@ -52,7 +52,7 @@ class TurnScript(Script):
     def __init__(self, draw: random.Random, bundle_bytes_max: int, *, exact: bool) -> None:
         super().__init__(draw, bundle_bytes_max)
         self.exact = exact
-        self.plain_share = draw.choice((0.0, 0.5, 0.9))
+        self.plain_share = draw.choice((0.0, 0.7, 0.95))
         self.held: list[bool] = []
 
     def _other(self) -> Action:
@@ -120,6 +120,7 @@ class TurnSide(Side):
     def __init__(self, directory: Path, *, serves: bool, seed: int, **settings: Any) -> None:
         super().__init__(directory, straight=serves, serves=serves, **settings)
         self.draw = random.Random(seed)
+        self.pace = self.draw.choice((0.1, 0.6, 1.0))
         self.serves = serves
         self.name = "kernel" if serves else "ordinary"
         self.served = watch_served(self.rig) if serves else Counter[int]()
@@ -132,7 +133,7 @@ class TurnSide(Side):
             head, parts = self._made(action)
             self.clients[action.client].socket.send_multipart([head, *parts])
             self._note_subscription(action)
-            if self.draw.random() < 0.1:
+            if self.draw.random() < self.pace:
                 self._turn_once()
         self._turn_until_quiet("the round", synced=True)
 
