@@ -291,9 +291,14 @@ class Journal:
 
     def lend(self) -> Lent | None:
         """Let kernels write groups until `take_back`; None: they may not now."""
-        if self.busy or self.is_failing or self.refusal:
+        if self.has_frames_under_way or self.is_failing or self.refusal:
             return None
         return self.log.lend()
+
+    @property
+    def has_frames_under_way(self) -> bool:
+        """Whether frames are on their way to the disk, which are to be shown before those that come behind."""
+        return self._group is not None or any(group.entries for group in self._in_flight)
 
     def take_back(self, written: Written) -> None:
         """Note what kernels have written, before frames that they took and did not write are admitted."""

@@ -75,9 +75,9 @@ class Outlets:
     # ------------------------------------------------------------ a turn
 
     @property
-    def are_logged(self) -> bool:
-        """Whether kernels have served frames that go to a log lately."""
-        return any(partition.logged for partition in self._recent.values())
+    def are_strict(self) -> bool:
+        """Whether kernels have served frames that wait for a sync lately."""
+        return any(partition.strict for partition in self._recent.values())
 
     @property
     def is_busy(self) -> bool:

@@ -181,8 +181,9 @@ class RingIntake:
     def _holds(self) -> bool:
         """Whether publishes are left in their rings for the moment: the ordinary way has a group under way that they
         would wait for, and behind it kernels may write. Waits for its sync if there is one."""
-        busy = [journal for journal in self._state.journals.values() if journal.busy]
-        if not busy or not self._outlets.are_logged:
+        journals = self._state.journals.values()
+        busy = [journal for journal in journals if journal.has_frames_under_way]
+        if not busy or not self._outlets.are_strict:
             self._held, self._held_since_ns = [], 0
             return False
         if self._unheld_turns:
