@@ -20,6 +20,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import signal
 import struct
 import subprocess
@@ -42,6 +43,7 @@ __all__ = [
     "build_command",
     "cache_folder",
     "image_path",
+    "image_sources",
     "is_built",
     "kernel_sources",
     "pack_image",
@@ -58,6 +60,7 @@ ADDRESS_OF = "address_of"
 CRC_ENTRY = "danube_crc32c_entry"
 """The word of the image that holds the address of the crc32c in use."""
 _MARKS = (b"@kernel(", b"intrinsic(", b"external(")
+_IMPORTS = re.compile(rb"^from danube_fast\.(\S+) import", re.MULTILINE)
 _MAGIC = b"danube-fast kernels 1\n"
 _HEAD = struct.Struct("<II")  # crc32 of all that follows, bytes of the names
 _METH_FASTCALL = 0x80
@@ -81,6 +84,20 @@ def kernel_sources(homes: Sequence[str] = KERNEL_HOMES) -> list[Path]:
     return [path for path in sources if any(mark in path.read_bytes() for mark in _MARKS)]
 
 
+def image_sources(folder: str = "") -> list[Path]:
+    """Every file whose text decides what is in the image: the sources of kernels, and the files of the package that
+    those import constants from; with those of one more `folder`, if it has an image of its own."""
+    package = Path(__file__).absolute().parents[1]
+    sources = kernel_sources() + (kernel_sources((folder,)) if folder else [])
+    imported = {
+        package.joinpath(*name.decode().split(".")).with_suffix(".py")
+        for source in sources
+        for name in _IMPORTS.findall(source.read_bytes())
+    }
+    layouts = [path for home in KERNEL_HOMES for path in (package / home).rglob("layout.py")]
+    return sorted({*sources, *layouts, *(path for path in imported if path.is_file())})
+
+
 @functools.cache
 def image_path(folder: str = "") -> Path:
     """Where the image of exactly these sources for this machine is, or would be; of one more `folder`, if
@@ -90,9 +107,7 @@ def image_path(folder: str = "") -> Path:
         digest.update(text.encode() + b"\0")
     digest.update(_processor())
     package = Path(__file__).absolute().parents[1]
-    constants = [path for home in KERNEL_HOMES for path in (package / home).rglob("layout.py")]
-    more = kernel_sources((folder,)) if folder else []
-    for source in sorted({*kernel_sources(), *more, *constants}):
+    for source in image_sources(folder):
         digest.update(str(source.relative_to(package)).encode() + b"\0" + source.read_bytes())
     return cache_folder() / f"kernels-{folder}{digest.hexdigest()[:16]}.image"
 

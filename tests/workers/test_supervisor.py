@@ -21,7 +21,7 @@ import pytest
 
 from danube_fast.config import Settings
 from danube_fast.errors import InvalidArgument, Unavailable
-from danube_fast.frame.image import COMPILING_TEXT, image_path, kernel_sources
+from danube_fast.frame.image import COMPILING_TEXT, image_path, image_sources, kernel_sources
 from danube_fast.net import protocol
 from danube_fast.ring.memory import map_fd
 from danube_fast.workers.supervisor.datadir import TOKEN_CHARACTERS, DataDirectory
@@ -369,6 +369,17 @@ def test_an_image_that_is_missing_or_damaged_is_built_anew(tmp_path: Path) -> No
     assert said == [f"danube-fast: {COMPILING_TEXT}"], "one line, and no bar without a terminal"
     assert not any(source.parent.name == "bench" for source in kernel_sources())
     assert run(look) == "True False False"
+
+
+def test_constants_of_kernels_decide_of_the_image() -> None:
+    """Kernels with the words of an older version would write anywhere."""
+    named = {"/".join(path.parts[-3:]) for path in image_sources()}
+    for name in (
+        "shard/publish/turn_layout.py", "shard/publish/siblings.py", "danube_fast/net/protocol.py",
+        "danube_fast/wal/layout.py", "broker/admission/layout.py", "shard/publish/turn_kernel.py",
+    ):  # fmt: skip
+        assert name in named, f"{name} may change, and old kernels are used"
+    assert any(path.name == "errors.py" for path in image_sources()), "statuses"
 
 
 def test_endpoints_are_called_after_the_data_directory(tmp_path: Path) -> None:
