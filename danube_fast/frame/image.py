@@ -75,27 +75,31 @@ _BAR_CHARACTERS = 40
 
 def kernel_sources(homes: Sequence[str] = KERNEL_HOMES) -> list[Path]:
     """Every file of these homes that defines kernels or what they are made of."""
+    return list(_kernel_texts(homes))
+
+
+def _kernel_texts(homes: Sequence[str]) -> dict[Path, bytes]:
     package = Path(__file__).absolute().parents[1]
     sources = [
         path
         for home in (package / name for name in homes)
         for path in ([home] if home.is_file() else sorted(home.rglob("*.py")))
     ]
-    return [path for path in sources if any(mark in path.read_bytes() for mark in _MARKS)]
+    texts = {path: path.read_bytes() for path in sources}
+    return {path: text for path, text in texts.items() if any(mark in text for mark in _MARKS)}
 
 
-def image_sources(folder: str = "") -> list[Path]:
-    """Every file whose text decides what is in the image: the sources of kernels, and the files of the package that
-    those import constants from; with those of one more `folder`, if it has an image of its own."""
+def image_sources(folder: str = "") -> dict[Path, bytes]:
+    """Every file whose text decides what is in the image, and that text: the sources of kernels, and the files of the
+    package that those import constants from; with those of one more `folder`, if it has an image of its own."""
     package = Path(__file__).absolute().parents[1]
-    sources = kernel_sources() + (kernel_sources((folder,)) if folder else [])
-    imported = {
-        package.joinpath(*name.decode().split(".")).with_suffix(".py")
-        for source in sources
-        for name in _IMPORTS.findall(source.read_bytes())
-    }
-    layouts = [path for home in KERNEL_HOMES for path in (package / home).rglob("layout.py")]
-    return sorted({*sources, *layouts, *(path for path in imported if path.is_file())})
+    texts = _kernel_texts((*KERNEL_HOMES, folder) if folder else KERNEL_HOMES)
+    names = {name for text in texts.values() for name in _IMPORTS.findall(text)}
+    for name in names:
+        path = package.joinpath(*name.decode().split(".")).with_suffix(".py")
+        if path not in texts and path.is_file():
+            texts[path] = path.read_bytes()
+    return dict(sorted(texts.items()))
 
 
 @functools.cache
@@ -107,8 +111,8 @@ def image_path(folder: str = "") -> Path:
         digest.update(text.encode() + b"\0")
     digest.update(_processor())
     package = Path(__file__).absolute().parents[1]
-    for source in image_sources(folder):
-        digest.update(str(source.relative_to(package)).encode() + b"\0" + source.read_bytes())
+    for source, content in image_sources(folder).items():
+        digest.update(str(source.relative_to(package)).encode() + b"\0" + content)
     return cache_folder() / f"kernels-{folder}{digest.hexdigest()[:16]}.image"
 
 
