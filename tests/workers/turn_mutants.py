@@ -1,0 +1,160 @@
+"""Bugs planted on purpose in a worker's turn over rings, in a copy of the tree: each has a test that must go red.
+
+    python -m tests.workers.turn_mutants                 all, with the seconds until each was found
+    python -m tests.workers.turn_mutants --only NAME     one
+
+The simulation cannot find them: its clients have no rings. Every one needs its kernels compiled, about half a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS_MAX = 600
+PUBLISH = "workers/shard/publish"
+SERVE, INTAKE = f"{PUBLISH}/serve_kernel.py", f"{PUBLISH}/ring_intake.py"
+FAULTS, EDGES = "tests/workers/test_ring_turn_faults.py", "tests/workers/test_ring_turn_edges.py"
+GROUPS, DISKS = "tests/workers/test_ring_turn_groups.py", "tests/faults/test_ring_faults.py"
+
+
+class Mutant(NamedTuple):
+    """What stands once in a file, what stands there instead, and the tests that must find it."""
+
+    path: str
+    before: str
+    after: str
+    tests: str
+
+
+MUTANTS: dict[str, Mutant] = {
+    "answered_before_the_sync": Mutant(
+        SERVE, "OutletWord.KIND) == OutletKind.OS:", "OutletWord.KIND) >= OutletKind.OS:", FAULTS
+    ),
+    "short_write_taken_for_whole": Mutant(
+        SERVE, "pwritev(fd, vector, 1, place) != size", "pwritev(fd, vector, 1, place) < 0",
+        f"{DISKS}::test_short_writes_under_ring_publishes",
+    ),
+    "torn_write_forgotten": Mutant(
+        SERVE, "JobWord.IS_TORN, 1 if size != 0 else 0)", "JobWord.IS_TORN, 0)", FAULTS
+    ),
+    "failed_sync_not_looked_at": Mutant(
+        SERVE, "        if load_word(row, TakenWord.END) > synced:\n",
+        "        if fault_of(load_word(job, JobWord.SYNCS)) == 0 and load_word(row, TakenWord.END) > synced:\n",
+        FAULTS,
+    ),
+    "pads_take_no_room": Mutant(
+        SERVE, "load_word(job, JobWord.ROOM) - pad)", "load_word(job, JobWord.ROOM))", GROUPS
+    ),
+    "names_not_asked_for": Mutant(
+        SERVE, "ProducerWord.ANNOUNCED) != load_word(outlet, OutletWord.CONSUMER):",
+        "ProducerWord.ANNOUNCED) == -1:", EDGES,
+    ),
+    "credit_not_charged": Mutant(
+        SERVE, "OutletWord.MESSAGES, messages_left - count)", "OutletWord.MESSAGES, messages_left)",
+        EDGES,
+    ),
+    "frames_not_covered_by_credit": Mutant(
+        SERVE, "load_word(outlet, OutletWord.COVERS) != 0 and", "load_word(outlet, OutletWord.COVERS) > 1 and",
+        EDGES,
+    ),
+    "delayed_messages_are_plain": Mutant(
+        SERVE, "load_word(result, ResultWord.FLAGS) != 0 or", "load_word(result, ResultWord.FLAGS) < 0 or",
+        EDGES,
+    ),
+    "offsets_shown_before_they_are_reserved": Mutant(
+        SERVE, "kind != OutletKind.FSYNC and end > load_word(outlet, OutletWord.SAFE_UNTIL)",
+        "kind != OutletKind.FSYNC and end < 0", FAULTS,
+    ),
+    "what_waits_for_room_is_overtaken": Mutant(
+        SERVE, "            stopped != 0\n            or word_of(side, WAITS) != 0\n", "            stopped > 1\n",
+        EDGES,
+    ),
+    "group_waits_for_a_sync_that_was_never_queued": Mutant(
+        f"{PUBLISH}/journal.py", "self._note_written(group, queued_position, self._now_ns)",
+        "self._note_written(group, self.log.written_position, self._now_ns)", GROUPS,
+    ),
+    "signal_of_a_client_lost": Mutant(INTAKE, "                rings.wake(identity)\n", "                pass\n", EDGES),
+    "outlet_left_behind": Mutant(
+        f"{PUBLISH}/outlets.py", "            partitions[slot, _OUTLET] = 0\n", "            pass\n", EDGES
+    ),
+}  # fmt: skip
+
+
+def count(mutant: Mutant, root: Path = ROOT) -> int:
+    """How often its line stands in its file."""
+    return (root / mutant.path).read_text().count(mutant.before)
+
+
+def plant(mutant: Mutant, target: Path) -> None:
+    """A copy of the tree with one bug in it."""
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.splitlines():
+        source, copy = ROOT / name, target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, copy, follow_symlinks=False)
+    path = target / mutant.path
+    text = path.read_text()
+    if mutant.path == SERVE and "fault_of" in mutant.after:
+        text = text.replace(
+            "import queue_sync, synced_of", "import fault_of, queue_sync, synced_of"
+        )
+    path.write_text(text.replace(mutant.before, mutant.after))
+
+
+def hunt(name: str) -> tuple[bool, float, str]:
+    """Run the tests of a bug: whether they went red, after how many seconds, and the last line."""
+    begun = time.monotonic()
+    mutant = MUTANTS[name]
+    with tempfile.TemporaryDirectory(prefix="df-mutant-") as folder:
+        plant(mutant, Path(folder))
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            mutant.tests,
+        ]
+        environment = {**os.environ, "PYTHONPATH": folder, "XDG_CACHE_HOME": f"{folder}/.cache"}
+        result = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False,
+            timeout=SECONDS_MAX,
+        )  # fmt: skip
+    lines = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "E  "))]
+    last = (lines or (result.stdout + result.stderr).splitlines() or [""])[-1]
+    return result.returncode == 1 and "failed" in result.stdout, time.monotonic() - begun, last
+
+
+def main() -> int:
+    """Command line; 0 if all were found."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", choices=sorted(MUTANTS))
+    only = parser.parse_args().only
+    missed = 0
+    for name in [only] if only else MUTANTS:
+        is_red, seconds, text = hunt(name)
+        missed += not is_red
+        print(
+            f"{name:46} {'found' if is_red else 'NOT FOUND':>9} {seconds:6.1f} s  {text[:150]}",
+            flush=True,
+        )
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
