@@ -49,7 +49,7 @@ MUTANTS: dict[str, Mutant] = {
     "failed_sync_not_looked_at": Mutant(
         SERVE, "        if load_word(row, TakenWord.END) > synced:\n",
         "        if fault_of(load_word(job, JobWord.SYNCS)) == 0 and load_word(row, TakenWord.END) > synced:\n",
-        FAULTS,
+        f"{DISKS}::test_a_publish_whose_sync_fails_is_not_acked",
     ),
     "pads_take_no_room": Mutant(
         SERVE, "load_word(job, JobWord.ROOM) - pad)", "load_word(job, JobWord.ROOM))", GROUPS
