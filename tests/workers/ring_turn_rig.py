@@ -231,3 +231,14 @@ class QuickDisk:
 def load(address: int) -> int:
     """The word at an address."""
     return int(_call_load(address))
+
+
+def numbers(client: RingClient, consumer: int = 1) -> list[int]:
+    """Offsets that a consumer got, in their order."""
+    client.pump()
+    return [
+        offset
+        for number, view in client.delivered
+        if number == consumer
+        for offset in view.offsets().tolist()
+    ]

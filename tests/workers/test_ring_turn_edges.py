@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -20,6 +19,7 @@ from tests.workers.ring_turn_rig import (
     Publisher,
     QuickDisk,
     expected,
+    numbers,
     outlets_of,
     served_again,
     warmed,
@@ -67,17 +67,6 @@ def test_a_request_number_comes_back_however_large_it_is(rig: Rig, request_numbe
 # ---------------------------------------------------------------- room in rings
 
 
-def numbers(client: RingClient, consumer: int = 1) -> list[int]:
-    """Offsets that a consumer got, in their order."""
-    client.pump()
-    return [
-        offset
-        for number, view in client.delivered
-        if number == consumer
-        for offset in view.offsets().tolist()
-    ]
-
-
 @pytest.mark.parametrize("durability", ["memory", "os", "fsync"])
 def test_a_consumer_without_room_gets_all_later_and_once(
     rigs: Callable[..., Rig], durability: str
@@ -89,6 +78,7 @@ def test_a_consumer_without_room_gets_all_later_and_once(
     warmed(rig, publisher)
     client.subscribe(1)
     client.receive(1)
+    disk = QuickDisk(rig)
     shown: list[bool] = []
     outlets = outlets_of(rig)
     show = outlets.show
@@ -112,6 +102,7 @@ def test_a_consumer_without_room_gets_all_later_and_once(
     publisher.post(5)
     publisher.finish()
     assert client.receive(5) == expected(total, total + 5)
+    disk.stop()
 
 
 @pytest.mark.parametrize("durability", ["memory", "os", "fsync"])
@@ -142,81 +133,6 @@ def test_a_publisher_without_room_is_answered_later(
     assert client.receive(total - 1) == expected(1, total)
     assert rig.worker.intake.frames_answered == total
     disk.stop()
-
-
-# ---------------------------------------------------------------- credit
-
-
-KINDS = ("fsync", "os", "memory")
-CREDITS = {
-    "exclusive": [(1 << 20, 5), (1 << 20, 3), (1, 1000), (1 << 20, 7)],
-    "shared": [(1 << 20, 5), (1 << 20, 3), (1, 1000), (1 << 20, 7)],
-    "failover": [(1000, 100), (1, 1000), (999, 2), (1 << 20, 20)],
-}
-
-
-def deliveries(
-    rig: Rig, kind: str, messages: int, partitions: tuple[int, ...], counts: list[int]
-) -> list[list[int]]:
-    """Grant and publish in turns; offsets that were delivered after each step."""
-    publishers = []
-    for partition in partitions:
-        rig.assign(partition, durability="memory")
-        publishers.append(Publisher(rig, partition))
-    client = ring_client(rig)
-    for partition in partitions:
-        client.subscribe(partition, kind=kind, consumer_id=partition, credit=0)
-    client.send(21, 1, 1 << 20, 4 * len(partitions) * messages)
-    for publisher in publishers:
-        publisher.post(messages=messages)
-        publisher.finish()
-        publisher.post(messages=messages)
-        publisher.finish()
-    rig.turn(lambda: len(numbers(client, 1)) == 2 * messages, "the first deliveries")
-    counts.append(0)
-    served = watch_served(rig)
-    steps = []
-    for credit in CREDITS[kind]:
-        client.send(21, 1, *credit)
-        for _ in range(3):
-            for publisher in publishers:
-                publisher.post(messages=messages)
-                publisher.finish()
-        for _ in range(5):
-            rig.worker.do_work()
-        steps.append([len(numbers(client, partition)) for partition in partitions])
-    counts[-1] = served[OutletKind.MEMORY + DELIVERED_TOO]
-    client.send(21, 1, 1 << 28, 1 << 28)
-    for publisher in publishers:
-        rig.turn(
-            lambda p=publisher: len(numbers(client, p.partition)) == p.sent, "what was left"
-        )  # fmt: skip
-        got = numbers(client, publisher.partition)
-        assert got == list(range(publisher.sent)), f"partition {publisher.partition}: {got}"
-    return steps
-
-
-@pytest.mark.parametrize("partitions", [(1,), (1, 2, 3)])
-@pytest.mark.parametrize("messages", [1, 4])
-@pytest.mark.parametrize("kind", ["exclusive", "shared", "failover"])
-def test_credit_is_good_for_as_much_as_without_kernels(
-    tmp_path: Path, kind: str, messages: int, partitions: tuple[int, ...]
-) -> None:
-    """Several partitions on one flow share its credit; which of them gets the last of it is left open."""
-    found, counts = [], list[int]()
-    for serves in (True, False):
-        rig = Rig(tmp_path / str(serves), ipc_endpoint=fresh_endpoint())
-        if not serves:
-            outlets_of(rig)._outlet = lambda *_: None  # type: ignore[method-assign]
-        try:
-            found.append(deliveries(rig, kind, messages, partitions, counts))
-        finally:
-            rig.stop()
-    if len(partitions) == 1:
-        assert found[0] == found[1]
-        assert counts[0] or messages > 1, "kernels delivered nothing"
-    else:
-        assert [sum(step) for step in found[0]] == [sum(step) for step in found[1]]
 
 
 # ---------------------------------------------------------------- names of producers
@@ -352,7 +268,9 @@ def test_who_comes_between_turns_gets_everything_once(
         served_again(rig, served, publisher, kind_served)
 
 
-@pytest.mark.parametrize(("before", "after"), [*itertools.permutations(KINDS, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"), [*itertools.permutations(("fsync", "os", "memory"), 2)]
+)
 def test_a_durability_that_changes_while_kernels_serve(rig: Rig, before: str, after: str) -> None:
     rig.assign(1, durability=before)
     publisher = Publisher(rig, 1)

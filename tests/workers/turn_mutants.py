@@ -23,6 +23,7 @@ SECONDS_MAX = 600
 PUBLISH = "workers/shard/publish"
 SERVE, INTAKE = f"{PUBLISH}/serve_kernel.py", f"{PUBLISH}/ring_intake.py"
 FAULTS, EDGES = "tests/workers/test_ring_turn_faults.py", "tests/workers/test_ring_turn_edges.py"
+CREDIT = "tests/workers/test_ring_turn_credit.py"
 GROUPS, DISKS = "tests/workers/test_ring_turn_groups.py", "tests/faults/test_ring_faults.py"
 
 
@@ -60,19 +61,15 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "credit_not_charged": Mutant(
         SERVE, "OutletWord.MESSAGES, messages_left - count)", "OutletWord.MESSAGES, messages_left)",
-        EDGES,
+        CREDIT,
     ),
     "frames_not_covered_by_credit": Mutant(
         SERVE, "load_word(outlet, OutletWord.COVERS) != 0 and", "load_word(outlet, OutletWord.COVERS) > 1 and",
-        EDGES,
+        CREDIT,
     ),
     "delayed_messages_are_plain": Mutant(
         SERVE, "load_word(result, ResultWord.FLAGS) != 0 or", "load_word(result, ResultWord.FLAGS) < 0 or",
         EDGES,
-    ),
-    "offsets_shown_before_they_are_reserved": Mutant(
-        SERVE, "kind != OutletKind.FSYNC and end > load_word(outlet, OutletWord.SAFE_UNTIL)",
-        "kind != OutletKind.FSYNC and end < 0", FAULTS,
     ),
     "what_waits_for_room_is_overtaken": Mutant(
         SERVE, "            stopped != 0\n            or word_of(side, WAITS) != 0\n", "            stopped > 1\n",
