@@ -128,7 +128,7 @@ class RingServer:
         self._process_ids: dict[bytes, int] = {}
         self._by_fd: dict[int, bytes] = {}
         self._by_side: dict[int, bytes] = {}
-        self._sides = np.zeros(_SIDES_MIN, np.int64)
+        self._grow_sides(_SIDES_MIN)
         self._awake: dict[bytes, None] = {}
         """Links that are not armed: something may be in their rings."""
         self._ended: set[bytes] = set()
@@ -168,10 +168,14 @@ class RingServer:
         links = self._links
         return [(identity, links[identity]) for identity in self._awake]
 
-    @property
-    def sides(self) -> tuple[int, int]:
+    def _grow_sides(self, count: int) -> None:
+        """Make room for sides of the descriptors below `count`."""
+        sides = np.zeros(count, np.int64)
+        for fd, identity in self._by_fd.items():
+            sides[fd] = self._links[identity].row
+        self._sides = sides
+        self.sides = int(sides.ctypes.data), count
         """Address of the table of `Duplex.row` by descriptor, 0 where there is none; how many rows it has."""
-        return int(self._sides.ctypes.data), len(self._sides)
 
     def identity_of(self, side: int) -> bytes:
         """Find the client whose `Duplex.row` that is."""
@@ -262,7 +266,7 @@ class RingServer:
         self._by_fd[sock.fileno()] = identity
         self._by_side[link.row] = identity
         if sock.fileno() >= len(self._sides):
-            self._sides = np.concatenate([self._sides, np.zeros(sock.fileno(), np.int64)])
+            self._grow_sides(2 * sock.fileno())
         self._sides[sock.fileno()] = link.row
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         self._awake[identity] = None

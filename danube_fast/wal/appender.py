@@ -213,7 +213,8 @@ class Appender:
         newest = self._chain.segments[-1]
         if not isinstance(sync, SyncThread) or self._barrier_due or newest.is_reserve:
             return None
-        if self.is_put_off or sync.fault is not None:
+        # one turn of kernels queues far fewer syncs than there is room for behind these
+        if self.is_put_off or sync.backlog >= BACKLOG_MAX or sync.fault is not None:
             return None
         delta = newest.file_offset(self.written_position) - self.written_position
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from danube_fast.client.link.pump import Pump
 from danube_fast.client.produce.lane import Lane
 from danube_fast.client.produce.state import ProducerState
 from tests.crash.rig import Server
-from tests.shm.test_straight import SOON_SECONDS, server, stored
+from tests.shm.test_straight import server, strike
 
 __all__ = ["server"]
 
@@ -22,29 +21,10 @@ __all__ = ["server"]
     ("owner", "name"), [(Lane, "pack"), (ProducerState, "sent"), (Lane, "_transmit")]
 )
 def test_an_interrupt_while_the_open_batch_is_packed(
-    server: Server, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, is_done: bool
+    server: Server, owner: type, name: str, is_done: bool
 ) -> None:
     """A message that takes the way of all others, as one with a key, goes once too."""
-    topic, original, strikes = f"/default/packed-{name}-{is_done}", getattr(owner, name), [1]
-
-    def struck(*arguments: Any) -> Any:
-        result = original(*arguments) if is_done or not strikes else None
-        if strikes:
-            strikes.pop()
-            raise KeyboardInterrupt
-        return result
-
-    with server.client(transport="shm") as client:
-        producer = client.producer(topic)
-        assert producer.publish(b"same").offset == 0
-        with monkeypatch.context() as patched:
-            patched.setattr(owner, name, struck)
-            with pytest.raises(KeyboardInterrupt):
-                producer.publish(b"same", key="k")
-        began = time.monotonic()
-        assert producer.publish(b"after").offset == 2
-        assert time.monotonic() - began < SOON_SECONDS
-        assert [*stored(client, topic).values()] == [b"same", b"same", b"after"]
+    strike(server, owner, name, is_done=is_done, key="k")
 
 
 def test_an_interrupt_behind_a_callback_leaves_the_lock_as_it_was(

@@ -439,6 +439,31 @@ def test_an_interrupt_at_any_moment_leaves_nothing_half_done(server: Server) -> 
         struck.ends_quietly()
 
 
+def strike(server: Server, owner: type, name: str, *, is_done: bool, **fields: Any) -> None:
+    """Interrupt a publish with these fields once, before or behind one of its steps; it must go once, and the next one
+    soon."""
+    topic, original, strikes = f"/default/struck-{name}-{is_done}", getattr(owner, name), [1]
+
+    def struck(*arguments: Any) -> Any:
+        result = original(*arguments) if is_done or not strikes else None
+        if strikes:
+            strikes.pop()
+            raise KeyboardInterrupt
+        return result
+
+    with server.client(transport="shm") as client:
+        producer = client.producer(topic)
+        assert producer.publish(b"same").offset == 0
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(owner, name, struck)
+            with pytest.raises(KeyboardInterrupt):
+                producer.publish(b"same", **fields)
+        began = time.monotonic()
+        assert producer.publish(b"after").offset == 2
+        assert time.monotonic() - began < SOON_SECONDS
+        assert [*stored(client, topic).values()] == [b"same", b"same", b"after"]
+
+
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize(
     ("owner", "name"),
@@ -452,29 +477,10 @@ def test_an_interrupt_at_any_moment_leaves_nothing_half_done(server: Server) -> 
     ],
 )
 def test_an_interrupt_between_two_steps_of_a_publish(
-    server: Server, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, is_done: bool
+    server: Server, owner: type, name: str, is_done: bool
 ) -> None:
     """Whatever was done, a frame that is on its way, or was acked, is not waited for in vain."""
-    topic, original, strikes = f"/default/between-{name}-{is_done}", getattr(owner, name), [1]
-
-    def struck(*arguments: Any) -> Any:
-        result = original(*arguments) if is_done or not strikes else None
-        if strikes:
-            strikes.pop()
-            raise KeyboardInterrupt
-        return result
-
-    with server.client(transport="shm") as client:
-        producer = client.producer(topic)
-        assert producer.publish(b"same").offset == 0
-        with monkeypatch.context() as patched:
-            patched.setattr(owner, name, struck)
-            with pytest.raises(KeyboardInterrupt):
-                producer.publish(b"same")
-        began = time.monotonic()
-        assert producer.publish(b"after").offset == 2
-        assert time.monotonic() - began < SOON_SECONDS
-        assert [*stored(client, topic).values()] == [b"same", b"same", b"after"]
+    strike(server, owner, name, is_done=is_done)
 
 
 # ---------------------------------------------------------------- refusals

@@ -67,10 +67,8 @@ def test_a_request_number_comes_back_however_large_it_is(rig: Rig, request_numbe
 # ---------------------------------------------------------------- room in rings
 
 
-@pytest.mark.parametrize("durability", ["memory", "os", "fsync"])
-def test_a_consumer_without_room_gets_all_later_and_once(
-    rigs: Callable[..., Rig], durability: str
-) -> None:
+def narrow(rigs: Callable[..., Rig], durability: str) -> tuple[Rig, Publisher, RingClient]:
+    """A worker with small rings, a publisher, and a client that consumes what it publishes."""
     rig = rigs(ipc_endpoint=fresh_endpoint(), shm_ring_bytes=4096)
     rig.assign(1, durability=durability)
     publisher = Publisher(rig, 1)
@@ -78,6 +76,14 @@ def test_a_consumer_without_room_gets_all_later_and_once(
     warmed(rig, publisher)
     client.subscribe(1)
     client.receive(1)
+    return rig, publisher, client
+
+
+@pytest.mark.parametrize("durability", ["memory", "os", "fsync"])
+def test_a_consumer_without_room_gets_all_later_and_once(
+    rigs: Callable[..., Rig], durability: str
+) -> None:
+    rig, publisher, client = narrow(rigs, durability)
     disk = QuickDisk(rig)
     shown: list[bool] = []
     outlets = outlets_of(rig)
@@ -109,13 +115,7 @@ def test_a_consumer_without_room_gets_all_later_and_once(
 def test_a_publisher_without_room_is_answered_later(
     rigs: Callable[..., Rig], durability: str
 ) -> None:
-    rig = rigs(ipc_endpoint=fresh_endpoint(), shm_ring_bytes=4096)
-    rig.assign(1, durability=durability)
-    publisher = Publisher(rig, 1)
-    client = ring_client(rig)
-    warmed(rig, publisher)
-    client.subscribe(1)
-    client.receive(1)
+    rig, publisher, client = narrow(rigs, durability)
     answered: list[int] = []
     intake = rig.worker.intake
     answer = intake.answer_served

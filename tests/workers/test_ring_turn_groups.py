@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from danube_fast.wal.sync import SyncThread
 from danube_fast.workers.shard.publish import ring_intake
 from danube_fast.workers.shard.publish.turn_kernel import pause
+from danube_fast.workers.shard.publish.turn_layout import JobWord
 from tests.workers.ring_client import fresh_endpoint, ring_client
+from tests.workers.ring_turn_rig import intake_of
 from tests.workers.shard_rig import Rig
 from tests.workers.test_ring_intake_limits import Publisher, finish
 
@@ -130,3 +133,28 @@ def test_consumers_of_any_number_get_their_messages(rig: Rig, consumer_id: int) 
 
     rig.turn(is_delivered, "the deliveries")
     assert {consumer for consumer, _ in reader.delivered} == {consumer_id}
+
+
+def test_a_turn_that_took_the_bell_s_signals_rings_it_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another log's sync may have rung it, or another process: the loop must not sleep on that."""
+    rig.assign(1, durability="fsync")
+    publisher = Publisher(rig, 1, "p")
+    rig.turn(lambda: not rig.worker.state.journals[0].busy, "rest")
+    taking = intake_of(rig)
+    bell, rung = taking._polled[0], list[int]()
+
+    def take_signal(job: int) -> int:
+        os.eventfd_write(bell, 1)
+        flags = int(pause(job))
+        rung.append(taking._words[JobWord.BELL_RANG])
+        return flags
+
+    monkeypatch.setattr(ring_intake, "pause", take_signal)
+    publisher.post(1)
+    rig.worker.do_work()
+    assert 1 in rung, "no kernel took the signal"
+    assert select.select([bell], [], [], 0)[0], "a signal is lost"
+    finish(rig, publisher)
+    assert publisher.answers == [[0, 0]]

@@ -59,7 +59,8 @@ class PartitionWord(enum.IntEnum):
     IS_PACED = 9
     """1: a rate is charged for each bundle, and may close the partition for the next one."""
     OUTLET = 10
-    """Address of its outlet during a turn over rings (`workers/shard/publish/turn_layout.py`); 0: it has none."""
+    """Address of its outlet during a turn over rings (`workers/shard/publish/turn_layout.py`); 0: it is not made,
+    less than 0: it is refused."""
 
 
 class LogWord(enum.IntEnum):

@@ -30,6 +30,7 @@ from danube_fast.workers.shard.state import ShardState
 __all__ = ["Outlets"]
 
 _RECENT_MAX = 4
+"""Partitions whose outlets are made before a turn; one that is met in vain costs its making."""
 _REFUSED = -1
 _WORDS = struct.Struct(f"={OUTLET_WORDS}q")
 _OUTLET = int(PartitionWord.OUTLET)
@@ -148,11 +149,8 @@ class Outlets:
         if consumer is None or not side:
             return None
         flow = consumer.flow
-        bytes_left, messages_left, covers = (
-            flow.byte_credit,
-            flow.message_credit,
-            sub.kind is SubscriptionKind.SHARED,
-        )
+        bytes_left, messages_left = flow.byte_credit, flow.message_credit
+        covers = sub.kind is SubscriptionKind.SHARED
         if len(flow.users) > 1:  # several outlets may draw on it
             bytes_left, messages_left = bytes_left // OUTLETS_MAX, messages_left // OUTLETS_MAX
             covers = True
@@ -184,7 +182,9 @@ class Outlets:
         if not partition.keeps_memory:
             self._tails.count(partition, stored)
         consumer = self._open.get(slot)
-        if consumer is None:  # one that comes later looks for itself
+        if (
+            consumer is None
+        ):  # a consumer that attaches later reads from where its subscription stands
             return
         state, effects = self._state, list[Deliver]()
         if not partition.pass_on(stored, state.now_ns, effects):

@@ -57,7 +57,9 @@ ROOM_MIN = 64 * 1024
 LINKS_MIN = 64
 """Room for so many links from the start."""
 _HOLD_NS_MAX = 20 * MILLISECOND_NS
+"""Publishes are left in their rings for so long at most."""
 _BELL_NS_MAX = 2 * MILLISECOND_NS
+"""So long one turn waits for the end of a sync that publishes are held for."""
 _UNHELD_TURNS = 64
 """So many turns nothing is held where that was in vain."""
 _SERVING_NS_MAX = 10 * MILLISECOND_NS
@@ -373,8 +375,6 @@ class RingIntake:
         for row, holder in late:
             self._admitted(row, senders[row.link], holder, results[row.first - first :])
         intake.result_index = max(intake.result_index, self._words[JobWord.RESULT])
-        if not is_awaiting and not late and self._log_slot >= 0:
-            self._state.journals[self._log_slot].refresh()
 
     def _count(self, served: list[Taken]) -> None:
         """Count the bundles that kernels have shown."""

@@ -43,6 +43,7 @@ _MORE, _ORDINARY = int(LinkStatus.MORE), int(LinkStatus.ORDINARY)
 _SYNC_NS_MAX = 2 * MILLISECOND_NS
 """A sync that takes longer is waited for by the ordinary turn."""
 _TURN_NS_MAX = 5 * MILLISECOND_NS
+"""A turn that has waited for so long takes nothing more, and ends what is under way."""
 _POLLED_ALL, _POLLED_BELL = 3, 1
 _POLL_BYTES, _AT_REVENTS = 8, 6
 _AT_SCRATCH = JobWord.SCRATCH * WORD_BYTES
@@ -80,7 +81,7 @@ def _step(job: int) -> int:
 
 @kernel("int64(int64)")
 def _hear_links(job: int) -> int:
-    """Take the signals of clients, and list them; OTHER if one of them, or someone who knocks, is for Python."""
+    """Take the signals of clients, and list them; OTHER if one of them, or a new connection, is for Python."""
     events, flags = load_word(job, JobWord.EVENTS), 0
     count = epoll_wait(load_word(job, JobWord.EPOLL), events, EVENTS_MAX, 0)
     for index in range(count):

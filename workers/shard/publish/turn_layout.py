@@ -1,6 +1,6 @@
 """Words of a worker's turn over rings: what its kernels take, write, show and answer in one call.
 
-    job       one block: where all else lies, and how far the turn is
+    job       one block: addresses of all else, and how far the turn is
     links     a row for each client that was heard: its side of the rings, its session
     taken     a row for each PUBLISH that was taken: who sent it, its result row, how far it is
     outlets   a row for each partition whose next frame needs nothing but what kernels do: who gets it
@@ -20,6 +20,7 @@ __all__ = [
     "AT_LINKS",
     "AT_OUTLETS",
     "AT_TAKEN",
+    "EVENTS_MAX",
     "LINK_BYTES",
     "LINK_WORDS",
     "OUTLETS_MAX",
@@ -42,6 +43,9 @@ __all__ = [
 TAKEN_MAX = 256
 """Messages that one turn takes."""
 OUTLETS_MAX = 256
+"""Partitions that have an outlet in one turn; those of others go the ordinary way."""
+EVENTS_MAX = 64
+"""Events of epoll that one wait takes; the next one takes the rest."""
 STAGING_BYTES = 256 * 1024
 """Frames of one group that kernels write; a larger one is written by Python."""
 
@@ -91,7 +95,7 @@ class JobWord(enum.IntEnum):
     SIBLINGS = 23
     """Frames of the last group."""
     SINCE_NS = 24
-    """When the oldest frame that is under way came, monotonic."""
+    """Since when the group waits for more frames, or its sync is queued, monotonic."""
     IS_TORN = 25
     """1: a write failed, and may have left something behind."""
     SYNCS = 26
@@ -122,7 +126,7 @@ class JobWord(enum.IntEnum):
     QUEUED_END = 44
     """Up to where it has queued a sync; 0: it has not."""
     CODE = 45
-    """What taking has ended with the last time."""
+    """The `LinkStatus` with which taking ended the last time."""
     PAIR = 46
 
 
@@ -221,11 +225,10 @@ class Flag(enum.IntEnum):
 
 
 TAKEN_WORDS = len(TakenWord)
-LINK_WORDS = 4
+LINK_WORDS = len(LinkWord)
 OUTLET_WORDS = len(OutletWord)
 TAKEN_BYTES, LINK_BYTES = TAKEN_WORDS * WORD_BYTES, LINK_WORDS * WORD_BYTES
 OUTLET_BYTES = OUTLET_WORDS * WORD_BYTES
 AT_TAKEN = (JobWord.PAIR + PAIR_WORDS) * WORD_BYTES
 AT_OUTLETS = AT_TAKEN + TAKEN_MAX * TAKEN_BYTES
 AT_LINKS = AT_OUTLETS + OUTLETS_MAX * OUTLET_BYTES
-EVENTS_MAX = 64
