@@ -67,9 +67,7 @@ _METH_FASTCALL = 0x80
 _CPU_FIELDS = (b"model name", b"flags", b"CPU implementer", b"CPU part", b"Features")
 _CPU_BYTES = 16384
 _BUILD_SECONDS = 600
-COMPILING_TEXT = (
-    "compiling kernels, once for this version on this machine; it takes about half a minute"
-)
+COMPILING_TEXT = "compiling kernels, once for this version on this machine; it takes up to a minute"
 _BAR_CHARACTERS = 40
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Broker"]
 
 START_SECONDS = 180.0
-"""The first start on a machine compiles the kernels, half a minute or so."""
+"""The first start on a machine compiles the kernels, up to a minute."""
 STOP_SECONDS = 15.0
 """It stops within 10 s."""
 STARTS_MAX = 5
@@ -88,8 +88,8 @@ class _Row:
 class Broker:
     """A running broker. `with Broker() as broker: broker.client()...`, or call `stop()`.
 
-    Ready when the constructor returns, in a second or so (the first start on a machine compiles kernels for half
-    a minute). It ends with this process, whatever happens to it. Not for use after a fork.
+    Ready when the constructor returns, in a second or so (the first start on a machine compiles kernels for up
+    to a minute). It ends with this process, whatever happens to it. Not for use after a fork.
     """
 
     def __init__(self, *, data_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:

@@ -99,6 +99,7 @@ class Side:
 
     def play(self, actions: list[Action]) -> None:
         """Send these, and turn until all is answered; the disk stands still until all were taken."""
+        self._turn_until_quiet("what came before the round", synced=True)
         disk = HeldSyncs(self.rig)
         for action in actions:
             head, parts = self._made(action)

@@ -3,7 +3,7 @@
     python -m tests.workers.turn_mutants                 all, with the seconds until each was found
     python -m tests.workers.turn_mutants --only NAME     one
 
-The simulation cannot find them: its clients have no rings. Every one needs its kernels compiled, about half a minute.
+The simulation cannot find them: its clients have no rings. Every one needs its kernels compiled, up to a minute.
 """
 
 from __future__ import annotations
