@@ -15,6 +15,7 @@ from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consumer import Consumer, ConsumerView
 from danube_fast.client.faces import AsyncClosing, twin
 from danube_fast.client.link.loop import LoopDriver
+from danube_fast.client.link.pump import deadline_after
 from danube_fast.client.produce.publisher import Publisher
 from danube_fast.client.producer import Producer, ProducerView
 from danube_fast.client.reader import Reader, ReaderView
@@ -52,7 +53,8 @@ class AsyncConsumer(ConsumerView, AsyncClosing):
         """Return the next message; None when `timeout` seconds are over."""
         for message in self._inbox.frames:
             return message
-        found: Message | None = await self._run(self._inbox.receive_steps(timeout))
+        deadline_ns = deadline_after(self._inbox.pump.clock, timeout)
+        found: Message | None = await self._run(self._inbox.receive_steps(deadline_ns))
         return found
 
     async def __aiter__(self) -> AsyncIterator[Message]:

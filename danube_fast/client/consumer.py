@@ -11,6 +11,7 @@ from danube_fast.client.consume.batch import Batch
 from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consume.leases import GROUPS
 from danube_fast.client.faces import Closing, Run
+from danube_fast.client.link.pump import deadline_after
 from danube_fast.client.values.arguments import Start
 from danube_fast.client.values.limits import (
     BATCH_MESSAGES_DEFAULT,
@@ -109,7 +110,12 @@ class Consumer(ConsumerView, Closing):
                 return left.pop()
             except IndexError:
                 pass  # another thread has closed us just now
-        return self._run(self._inbox.receive_steps(timeout))
+        inbox = self._inbox
+        deadline_ns = deadline_after(inbox.pump.clock, timeout)
+        message = inbox.receive_alone(deadline_ns)
+        if message is not None:
+            return message
+        return self._run(inbox.receive_steps(deadline_ns))
 
     def receive_batch(
         self, max_messages: int = BATCH_MESSAGES_DEFAULT, timeout: float | None = None

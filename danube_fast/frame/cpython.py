@@ -20,6 +20,8 @@ import sys
 import sysconfig
 from typing import Any
 
+from danube_fast.frame.kernel import external
+
 __all__ = [
     "AT_BYTES_DATA",
     "AT_ITEM_COUNT",
@@ -30,6 +32,8 @@ __all__ = [
     "NONE",
     "OBJECTS_READABLE",
     "POINTER_BYTES",
+    "enter_gil",
+    "leave_gil",
 ]
 
 AT_TYPE = 8
@@ -42,6 +46,10 @@ BYTES_TYPE = id(bytes)
 """Address of the type object `bytes`."""
 NONE = id(None)
 """Address of `None`."""
+
+leave_gil = external("PyEval_SaveThread", "int64()")
+"""Of kernels: let other threads run Python; what `enter_gil` needs to go on."""
+enter_gil = external("PyEval_RestoreThread", "void(int64)")
 
 _DISABLE_VARIABLE = "DANUBE_PLAIN_FRAMES"
 _PROBES = 1000

@@ -223,6 +223,7 @@ FLAG_SPLIT = int(Flag.SPLIT)
 FLAG_CONTROL = int(Flag.CONTROL)
 FLAG_PAD = int(Flag.PAD)
 FLAG_DELAYED = int(Flag.DELAYED)
+ALL_FLAGS = FLAG_SPLIT | FLAG_CONTROL | FLAG_PAD | FLAG_DELAYED
 CLIENT_FLAGS = FLAG_DELAYED
 """What a frame may carry that comes from a client."""
 

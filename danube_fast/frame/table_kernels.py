@@ -17,11 +17,10 @@ from danube_fast.clock import MICROSECOND_NS
 from danube_fast.frame.check import check_frame
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.layout import (
+    ALL_FLAGS,
     DELTA_BYTES,
     FLAG_CONTROL,
-    FLAG_DELAYED,
     FLAG_PAD,
-    FLAG_SPLIT,
     HEADER_BYTES,
     OFFSET_BYTES,
     TIME_BYTES,
@@ -93,9 +92,6 @@ class Sum(enum.IntEnum):
     EVENT_TIMES_PARTIAL = 8  # entries without event times, or with null ones
 
 
-_ALL_FLAGS = FLAG_SPLIT | FLAG_CONTROL | FLAG_PAD | FLAG_DELAYED
-
-
 @kernel("void(int64,int64)")
 def _enter(entry: int, frame: int) -> None:
     """Set HEADER and BODY."""
@@ -121,7 +117,7 @@ def list_frames(
     at, count, rows, total, code = 0, 0, 0, 0, 0
     while at < byte_count and count < entries_max:
         frame = address + at
-        frame_bytes = check_frame(frame, byte_count - at, _ALL_FLAGS, 0)
+        frame_bytes = check_frame(frame, byte_count - at, ALL_FLAGS, 0)
         if frame_bytes < 0:
             code = frame_bytes
             break

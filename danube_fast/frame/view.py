@@ -25,7 +25,15 @@ from danube_fast.frame.check import check_body, check_frame, check_header_crc, d
 from danube_fast.frame.codec import decompress_body
 from danube_fast.frame.cpython import COUNTED_NONE, OBJECTS_READABLE
 from danube_fast.frame.kernel import address_of, direct
-from danube_fast.frame.layout import FLAG_PAD, HEADER_BYTES, SEQUENCE_MAX, At, BufferId, Codec, Flag
+from danube_fast.frame.layout import (
+    ALL_FLAGS,
+    FLAG_PAD,
+    HEADER_BYTES,
+    SEQUENCE_MAX,
+    At,
+    BufferId,
+    Codec,
+)
 from danube_fast.frame.plain import plain_unpack
 from danube_fast.frame.unpack_kernels import find_buffer, find_ranges, unpack_items
 
@@ -44,7 +52,6 @@ _find_buffer = direct(find_buffer)
 _find_ranges = direct(find_ranges)
 _unpack_items = direct(unpack_items)
 
-_ALL_FLAGS = int(Flag.SPLIT | Flag.CONTROL | Flag.PAD | Flag.DELAYED)
 _PAYLOADS = int(BufferId.PAYLOAD_OFFSETS)
 _KEYS = int(BufferId.KEY_OFFSETS)
 
@@ -151,6 +158,15 @@ class FrameView:
         self._sound = self._body = 0
         self._body_memory: memoryview | None = None
 
+    @classmethod
+    def checked(cls, buffer: bytes, offset: int, address: int, body: int) -> FrameView:
+        """View a frame that was found to be sound: addresses of its first header byte, and of its body, 0 if that is
+        compressed or not there."""
+        view = cls.__new__(cls)
+        view.memory, view.offset = memoryview(buffer), offset
+        view._sound, view._body, view._body_memory = address, body, None
+        return view
+
     def __repr__(self) -> str:
         return (
             f"FrameView(partition_id={self.partition_id}, base_offset={self.base_offset}, "
@@ -183,7 +199,7 @@ class FrameView:
         """The frame's address, if the frame is sound."""
         address = self.address
         available_bytes = self.memory.nbytes - self.offset
-        code = _check_frame(address, available_bytes, _ALL_FLAGS, check_body_crc)
+        code = _check_frame(address, available_bytes, ALL_FLAGS, check_body_crc)
         if code < 0:
             raise self._loss(describe_fault(code))
         return address

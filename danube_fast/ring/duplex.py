@@ -77,7 +77,6 @@ class Duplex:
 
     __slots__ = (
         "_in",
-        "_left",
         "_memory",
         "_message_bytes_max",
         "_out",
@@ -86,6 +85,7 @@ class Duplex:
         "_whole",
         "_words",
         "row",
+        "slices",
     )  # fmt: skip
 
     def __init__(
@@ -112,7 +112,8 @@ class Duplex:
         self._message_bytes_max = message_bytes_max
         self._whole = bytearray()
         """Slices of a large message that is coming in."""
-        self._left: list[tuple[bytes, memoryview]] = []
+        self.slices: list[tuple[bytes, memoryview]] = []
+        """Parts of a large message that wait for room: nothing else may go before them."""
         """Slices of one that is going out."""
 
     @property
@@ -140,7 +141,7 @@ class Duplex:
 
         Of a large one the rest may go later, with `flush`. Raises DataLoss for a damaged ring.
         """
-        if self._left and not self.flush():
+        if self.slices and not self.flush():
             return False
         sizes = [len(part) if type(part) is bytes else memoryview(part).nbytes for part in parts]
         lead = _LEADS[len(sizes)].pack(len(sizes), *sizes)
@@ -152,21 +153,16 @@ class Duplex:
             if not self._push(lead, *parts):
                 return False
         else:
-            self._left = self._slices(b"".join((lead, *parts)))
+            self.slices = self._slices(b"".join((lead, *parts)))
             self._flush()
         _ring_peer(self.row)
         return True
 
     def flush(self) -> bool:
         """Send on what is left of a large message; whether nothing is left."""
-        if self._left and self._flush():
+        if self.slices and self._flush():
             _ring_peer(self.row)
-        return not self._left
-
-    @property
-    def has_slices(self) -> bool:
-        """Whether a part of a large message waits for room: nothing else may go before it."""
-        return bool(self._left)
+        return not self.slices
 
     def wait_no_more(self) -> None:
         """Say that nothing waits for room, since the last complaint was made."""
@@ -174,11 +170,11 @@ class Duplex:
 
     def _flush(self) -> int:
         done = 0
-        for lead, piece in self._left:
+        for lead, piece in self.slices:
             if not self._push(lead, piece):
                 break
             done += 1
-        del self._left[:done]
+        del self.slices[:done]
         return done
 
     def _slices(self, whole: bytes) -> list[tuple[bytes, memoryview]]:

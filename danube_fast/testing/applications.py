@@ -12,7 +12,7 @@ from typing import Any
 from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
-from danube_fast.client.link.pump import Steps
+from danube_fast.client.link.pump import Steps, deadline_after
 from danube_fast.client.produce.publisher import Publisher
 from danube_fast.client.values.message import MessageId
 from danube_fast.client.values.options import ConsumerOptions
@@ -190,7 +190,7 @@ def _receive(client: ShippedClient, consumer: Consumer, inbox: Inbox, model: Mod
     kept: list[Any] = []
     while True:
         if draw.random() < 0.3:
-            one = yield from inbox.receive_steps(0.05)
+            one = yield from inbox.receive_steps(deadline_after(inbox.pump.clock, 0.05))
             messages = [one] if one is not None else []
         else:
             batch = yield from inbox.receive_batch_steps(draw.randrange(1, 30), 0.05)

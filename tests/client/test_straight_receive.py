@@ -300,9 +300,9 @@ def test_useless_frames_make_a_receive_last_no_longer(
     queue = consumer._inbox.frames.queue
     void = queue.popleft()
     void.generation -= 1
-    steps = consumer._inbox.receive_steps(1000)
-    first = next(steps)
     limit_ns = time.monotonic_ns() + 1000 * 10**9
+    steps = consumer._inbox.receive_steps(limit_ns)
+    first = next(steps)
     for _ in range(3):
         assert first.deadline_ns <= limit_ns
         queue.append(void)

@@ -16,8 +16,10 @@ import pytest
 
 import danube_fast
 from danube_fast.client.link.answers import Answers
+from danube_fast.client.link.bundler import Bundler
 from danube_fast.client.link.connection import Connection
 from danube_fast.client.link.pump import Pump
+from danube_fast.client.produce import publisher
 from danube_fast.client.produce.state import ProducerState
 from danube_fast.errors import (
     DanubeError,
@@ -439,7 +441,7 @@ def test_an_interrupt_at_any_moment_leaves_nothing_half_done(server: Server) -> 
         struck.ends_quietly()
 
 
-def strike(server: Server, owner: type, name: str, *, is_done: bool, **fields: Any) -> None:
+def strike(server: Server, owner: Any, name: str, *, is_done: bool, **fields: Any) -> None:
     """Interrupt a publish with these fields once, before or behind one of its steps; it must go once, and the next one
     soon."""
     topic, original, strikes = f"/default/struck-{name}-{is_done}", getattr(owner, name), [1]
@@ -471,13 +473,13 @@ def strike(server: Server, owner: type, name: str, *, is_done: bool, **fields: A
         (ProducerState, "sent"),
         (Connection, "beat_soon"),
         (Pump, "await_answer"),
-        (Connection, "take_answer"),
+        (publisher, "take_ack"),
         (Answers, "take"),
-        (Connection, "_settle"),
+        (Bundler, "settle_one"),
     ],
 )
 def test_an_interrupt_between_two_steps_of_a_publish(
-    server: Server, owner: type, name: str, is_done: bool
+    server: Server, owner: Any, name: str, is_done: bool
 ) -> None:
     """Whatever was done, a frame that is on its way, or was acked, is not waited for in vain."""
     strike(server, owner, name, is_done=is_done)

@@ -60,7 +60,7 @@ class RingSocket:
     @property
     def is_sent(self) -> bool:
         """Whether all of it is in the ring."""
-        return not self.waiting and not self.duplex.has_slices
+        return not self.waiting and not self.duplex.slices
 
     def recv_multipart(self, flags: int = 0) -> list[bytes]:
         self.flush()

@@ -166,7 +166,7 @@ class TurnSide(Side):
             rings = worker.transports.rings
             links = rings._links.values() if rings is not None else ()
             busy = (
-                heard or any(link.has_slices for link in links)
+                heard or any(link.slices for link in links)
                 or worker.state.ready or worker.reader.fetches or worker.transports.readable() or worker.delivery.waiting or journal.busy
                 or not all(client.socket.is_sent for client in self.clients)
                 or (log.synced_position < log.written_position and journal.busy)

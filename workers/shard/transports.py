@@ -117,7 +117,7 @@ class Transports:
         if identity[0] == _ROUTED or self.rings is None:
             return 0
         link = self.rings.link(identity)
-        return 0 if link is None or link.has_slices else link.row
+        return 0 if link is None or link.slices else link.row
 
     def look_after(self, *, silent: bool) -> None:
         """Mind the descriptors; if `silent`, close rings whose client has sent nothing since the last time."""

@@ -274,12 +274,16 @@ class Attachment:
                 )
             )
             return
-        place = PLACE_FIELDS.unpack_from(view.memory, view.offset)
+        self.on_checked(view, PLACE_FIELDS.unpack_from(view.memory, view.offset))
+
+    def on_checked(self, view: FrameView, place: tuple[int, ...]) -> None:
+        """Hand a sound frame to the consumer."""
         base_offset, span = place[4:]
         self.frames_received += 1
         if base_offset < self.lowest:
             self.lowest = base_offset
-        self.next_offset = max(self.next_offset, base_offset + span)
+        if (end := base_offset + span) > self.next_offset:
+            self.next_offset = end
         self.consumer.arrived(self, view, place)
 
     def on_event(self, event: ConsumerEvent) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from danube_fast.client.link.connection import Connection
 from danube_fast.client.values.limits import CREDIT_PARTS, SMALL_FRAMES_MIN
 from danube_fast.errors import DanubeError
-from danube_fast.frame.view import PLACE_FIELDS
+from danube_fast.frame.view import PLACE_FIELDS, FrameView
 from danube_fast.net.protocol import ConsumerEvent, Flow
 
 __all__ = ["Credit", "Departed"]
@@ -104,6 +104,10 @@ class Departed:
         """Give the credit of a frame back that came too late."""
         count = PLACE_FIELDS.unpack_from(buffer, start)[2]
         self._credit.take(frame_bytes, count, self._flow_id)
+
+    def on_checked(self, view: FrameView, place: tuple[int, ...]) -> None:
+        """Give the credit of such a frame back that is sound."""
+        self._credit.take(place[1], place[2], self._flow_id)
 
     def on_event(self, event: ConsumerEvent) -> None:
         """Ignore events of a consumer that has left."""

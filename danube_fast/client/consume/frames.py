@@ -80,8 +80,8 @@ class Frames:
     def open_taken(self, delivery: Delivery) -> None:
         """Make a frame of one message the current one, which is taken at once."""
         self.current, self._messages = delivery, []
-        self.stop = self.end = 1
-        delivery.give_credit_back(1)
+        self.stop = self.end = delivery.returned = 1
+        delivery.credit.take(delivery.frame_bytes, 1, delivery.flow_id)
 
     def begin_part(self, redelivered_max: int) -> bool:
         """Begin the next part of the current frame; True if that is redelivered messages (see

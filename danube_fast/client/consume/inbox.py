@@ -128,14 +128,9 @@ class Inbox:
 
     # ------------------------------------------------------------ receiving
 
-    def receive_steps(self, timeout: float | None = None) -> Steps[Message | None]:
+    def receive_steps(self, deadline_ns: int) -> Steps[Message | None]:
         """Return the next message; None when the time is up."""
-        if timeout is not None:
-            check_seconds(timeout, "timeout")  # also when a message is there already
-        deadline_ns = -1
-        while (message := self.frames.take() or self._take_only()) is None:
-            if deadline_ns < 0:
-                deadline_ns = deadline_after(self.pump.clock, timeout)
+        while (message := self.frames.take() or self._only()) is None:
             if not self._queue and self.frames.here is None:
                 if not (yield from self._arrived_steps(deadline_ns)):
                     return None
@@ -143,26 +138,51 @@ class Inbox:
                 return None
         return message
 
-    def _take_only(self) -> Message | None:
-        """Take the next frame if it has one message, delivered for the first time, and nothing stands before it; that
-        message."""
-        frames = self.frames
-        if not self._queue or self.progress.call is not None or frames.here is not None:
+    def receive_alone(self, deadline_ns: int) -> Message | None:
+        """Receive a message that is alone in its frame, and wait for it, in the calling thread; None if that takes more,
+        or the time is up."""
+        pump, frames = self.pump, self.frames
+        if pump.refusal is not None:
             return None
         with self._lock:
-            delivery = self._queue[0] if self._queue else None
-            if delivery is None or delivery.count != 1 or not delivery.is_dense:
+            if self._queue:
+                self._keep_up()
+            elif frames.here is not None or self._has_arrived() or self.partitions.is_resting:
+                return None
+            else:
+                frames.return_credit()
+                self._acks.send_unless_busy()
+                if not pump.wait_inside(self._has_arrived, deadline_ns):
+                    return None
+            delivery = self._take_only()
+        return None if delivery is None else delivery.only()
+
+    def _only(self) -> Message | None:
+        """Return the message that is alone in the next frame, if one is there."""
+        with self._lock:
+            self._keep_up()
+            delivery = self._take_only()
+        return None if delivery is None else delivery.only()
+
+    def _take_only(self) -> Delivery | None:
+        """Under the lock: take the next frame if it has one message, delivered for the first time, and nothing stands
+        before it."""
+        frames = self.frames
+        if self.progress.call is not None or frames.left or frames.stop < frames.end:
+            return None
+        try:
+            delivery = self._queue[0]
+            if delivery.count != 1 or not delivery.is_dense:
                 return None
             if delivery.generation != delivery.attachment.generation:
                 return None
-            frames.return_credit()
-            if self._acks.due_ns <= self.pump.clock.monotonic_ns():
-                self._acks.send()
             self._queue.popleft()
-            frames.taken += 1
-            frames.open_taken(delivery)
-            self.progress.took(delivery)
-        return delivery.only()
+        except IndexError:
+            return None  # nothing is there, or another thread has closed us just now
+        frames.taken += 1
+        frames.open_taken(delivery)
+        self.progress.took(delivery)
+        return delivery
 
     def next_steps(self, timeout: float | None, redelivered_max: int = 1) -> Steps[bool]:
         """Have a current frame that has a message left; of redelivered ones at most `redelivered_max`, which are
@@ -247,6 +267,12 @@ class Inbox:
     def _has_arrived(self) -> bool:
         return bool(self._queue) or self._error is not None or self.refusal is not None
 
+    def _keep_up(self) -> None:
+        """Under the lock: give credit back for what was taken, and send acks that are due."""
+        self.frames.return_credit()
+        if self._acks.due_ns <= self.pump.clock.monotonic_ns():
+            self._acks.send()
+
     def _take(self, *, redelivered: bool = True) -> Delivery | None:
         """The next frame that still counts; with `redelivered` also one with redelivered messages."""
         while True:
@@ -260,9 +286,7 @@ class Inbox:
             attachment = delivery.attachment
             self.frames.taken += 1
             with self._lock:
-                self.frames.return_credit()
-                if self._acks.due_ns <= self.pump.clock.monotonic_ns():
-                    self._acks.send()
+                self._keep_up()
                 if delivery.generation == attachment.generation and delivery.count:
                     return delivery
                 delivery.give_credit_back(delivery.count)

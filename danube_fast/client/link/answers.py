@@ -108,6 +108,7 @@ def _hand_over(row: int) -> int:
 
 _is_known, _tell, _wait_for = direct(is_known), direct(_set_state), direct(_expect)
 _sleep, _wake = direct(_follow), direct(_hand_over)
+_REQUEST, _STATUS, _OFFSET = (at // WORD_BYTES for at in (REQUEST, STATUS, OFFSET))
 _WORD_SHIFT = WORD_BYTES.bit_length() - 1
 
 
@@ -190,10 +191,13 @@ class Answers:
         """Take the row back: request, status and offset, if the leader has filled them in."""
         row, ticket.row = ticket.row, 0
         place = (row - self.address) >> _WORD_SHIFT
-        state, request, _, status, offset = self._words[place : place + 5]
+        words = self._words
+        answer = None
+        if words[place] == ANSWERED:
+            answer = words[place + _REQUEST], words[place + _STATUS], words[place + _OFFSET]
         _wait_for(row, 0, 0)
-        (self._free if state == ANSWERED else self._given_up).append(row)
-        return (request, status, offset) if state == ANSWERED else None
+        (self._given_up if answer is None else self._free).append(row)
+        return answer
 
     def no_leader_looks(self) -> None:
         """Let all rows that were taken back be used again."""

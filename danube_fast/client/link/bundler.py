@@ -199,6 +199,26 @@ class Bundler:
         """Let the timer thread look for answers now and then, if no other thread does."""
         self._pump.arm(self, min(self._due_ns, self._pump.clock.monotonic_ns() + ACK_TICK_NS))
 
+    def settle(self, entries: list[tuple[int, list[int]]], texts: dict[int, str]) -> None:
+        """Hand frames their answers, as PUBLISHED has them."""
+        gathers = self.gather()  # acks let open batches go: in as few bundles as may be
+        try:
+            for request, outcome in entries:
+                self.on_published(request, outcome, texts)
+            self.answered()
+        finally:
+            if gathers:
+                self.release()
+
+    def settle_one(self, request: int, status: int, offset: int) -> None:
+        """Hand the frame of a PUBLISH with one its answer."""
+        if self._waiting:
+            self.settle([(request, [status, offset])], {})
+            return
+        for sending in self.on_way.pop(request, ()):
+            if sending.request == request:
+                sending.lane.answered(sending, status, offset, "")
+
     def on_published(self, request: int, outcome: list[int], texts: dict[int, str]) -> None:
         """Hand each frame of one PUBLISH its answer: status and offset."""
         for index, sending in enumerate(self.on_way.pop(request, ())):

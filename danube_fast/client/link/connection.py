@@ -17,7 +17,6 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.bundler import Bundler
 from danube_fast.client.link.calls import (
     Call,
@@ -148,7 +147,7 @@ class Connection:
     def free_row(self) -> int:
         """Address of the words of its rings (`duplex_kernel.py`), if the next message may go there at once; or 0."""
         port = self._port
-        return port.free_row if self.state is State.OPEN and isinstance(port, RingPort) else 0
+        return port.free_row if self.state is State.OPEN and type(port) is RingPort else 0
 
     @property
     def link(self) -> Link | None:
@@ -365,14 +364,14 @@ class Connection:
         `lazily`: rings are not armed, as a leader does that.
         """
         port = self._port
-        had_room = port is None or port.has_room
         count = 0
-        if isinstance(port, RingPort):
+        if type(port) is RingPort:
             port.arms = not lazily
             count = self._deliveries.take_all(port.duplex, self.receivers)
-            if count and lazily and port.is_at_rest:
+            if count and lazily and self._deliveries.are_all and port.free_row:
                 self._heard_ns = self.pump.clock.monotonic_ns()
                 return count
+        had_room = port is None or port.has_room
         while port is not None and port is self._port:
             head = port.receive_head()
             if head is None:
@@ -398,7 +397,7 @@ class Connection:
             self._on_deliver(command.consumer_ids, parts)
             return
         if kind is Published:
-            self._settle(command.entries, command.texts)
+            self.bundler.settle(command.entries, command.texts)
         elif kind is Result or kind is Pong:
             call = self.calls.get(command.request)
             if call is not None:
@@ -418,27 +417,6 @@ class Connection:
             self.producer_names.update({(command.partition_id, each): n for each, n in names})
         else:
             raise TypeError(f"a command of kind {kind.__name__} has no meaning for a client")
-
-    def take_answer(self, ticket: Ticket) -> None:
-        """Take what a leader has read for a ticket with a row; look for it elsewhere if there is nothing."""
-        answer = self.pump.answers.take(ticket)
-        if answer is not None:
-            request, *outcome = answer
-            self._settle([(request, outcome)], {})
-        elif not ticket.done:
-            self.bundler.look_for_answers()
-
-    def _settle(self, entries: list[tuple[int, list[int]]], texts: dict[int, str]) -> None:
-        """Hand frames their answers, as PUBLISHED has them."""
-        bundler = self.bundler
-        gathers = bundler.gather()  # acks let open batches go: in as few bundles as may be
-        try:
-            for request, outcome in entries:
-                bundler.on_published(request, outcome, texts)
-            bundler.answered()
-        finally:
-            if gathers:
-                bundler.release()
 
     def _on_error(self, command: Error) -> None:
         if command.code == Status.NO_SESSION:

@@ -198,7 +198,7 @@ class Pump:
                 connection.reset()
             self._unread = dict.fromkeys(self._sockets)
             raise
-        if count:
+        if count and (self._followers or self._asleep or self.on_progress is not None):
             self.notify()
         return count
 
@@ -255,17 +255,21 @@ class Pump:
     def wait(self, ready: Callable[[], bool], deadline_ns: int = FOREVER_NS) -> bool:
         """Block until `ready()`, reading the sockets meanwhile. False when the time is up."""
         with self.lock:
-            while not ready():
+            return self.wait_inside(ready, deadline_ns)
+
+    def wait_inside(self, ready: Callable[[], bool], deadline_ns: int) -> bool:
+        """Do the same for a caller that holds the lock, once."""
+        while not ready():
+            if self._leading:
                 now = self.clock.monotonic_ns()
-                if self._leading:
-                    if now >= deadline_ns:
-                        return False
-                    self._follow(min(deadline_ns - now, SLICE_NS))
-                    continue
-                if self._lead_for(ready, deadline_ns, 0):
-                    return ready()
+                if now >= deadline_ns:
+                    return False
+                self._follow(min(deadline_ns - now, SLICE_NS))
+            elif self._lead(ready, deadline_ns, 0):
+                return ready()
+        if self.answers.sleeping:
             self._pass_on()
-            return True
+        return True
 
     def await_answer(self, ticket: Ticket) -> None:
         """Block until the ticket, which has a row, is answered or the client is closed. The caller holds the lock,
@@ -275,24 +279,38 @@ class Pump:
             if self._leading:
                 self._follow_row(ticket)
             else:
-                self._lead_for(is_known, FOREVER_NS, ticket.row)
-        self._pass_on()
+                self._lead(is_known, FOREVER_NS, ticket.row)
+        if self.answers.sleeping:
+            self._pass_on()
 
     def _pass_on(self) -> None:
         """Leave the lead to a thread that sleeps on its row: this one was perhaps told to lead, and is ready."""
-        if self.answers.sleeping and not self._leading:
+        if not self._leading:
             self.answers.hand_over()
 
-    def _lead_for(self, ready: Callable[[], bool], deadline_ns: int, row: int) -> bool:
+    def _lead(self, ready: Callable[[], bool], deadline_ns: int, row: int) -> bool:
         """Be the leader until `ready()`, callbacks were called, or the time is up (then True)."""
         self._leading = True
         try:
-            expired = self._lead(ready, deadline_ns, row)
+            while True:
+                # of all others the descriptor would tell: only use of a socket swallows its edge
+                if self._unread:
+                    self._drain(self._unread, lazily=True)
+                expired = False
+                if (self.callbacks and not self._caller) or ready():
+                    break
+                if self._unread:
+                    continue
+                left_ns = deadline_ns - self.clock.monotonic_ns()
+                expired = left_ns <= 0 or self.closed
+                if expired:
+                    break
+                self._sleep(row, min(SLICE_NS, left_ns))
         finally:
             self._leading = False
             if self._followers:
                 self._condition.notify()
-            else:
+            elif self.answers.sleeping:
                 self.answers.hand_over()
         if self.callbacks:
             self.run_callbacks()
@@ -319,21 +337,6 @@ class Pump:
                 self._own_again()  # an interrupt may strike as the first call begins
                 del answers.sleeping[ticket]
 
-    def _lead(self, ready: Callable[[], bool], deadline_ns: int, row: int) -> bool:
-        """Read and sleep until `ready()`, callbacks are due, or the time is up (then True)."""
-        while True:
-            # of all others the descriptor would tell: only use of a socket swallows its edge
-            if self._unread:
-                self._drain(self._unread, lazily=True)
-            if (self.callbacks and not self._caller) or ready():
-                return False
-            if self._unread:
-                continue
-            left_ns = deadline_ns - self.clock.monotonic_ns()
-            if left_ns <= 0 or self.closed:
-                return True
-            self._sleep(row, min(left_ns, SLICE_NS))
-
     def _look_out(self) -> Lookout:
         links = [link for each in self._sockets if (link := each.link) is not None]
         self._lookout = Lookout(self._epoll.fileno(), self.answers.address, self.spin_ns, links)
@@ -347,18 +350,21 @@ class Pump:
         descriptors: Sequence[int] = ()
         self._asleep = True
         try:
-            self.lock.release()
+            self.release()
             descriptors = lookout.sleep(row, limit_ns)
-        finally:
+            self.acquire()
+        except BaseException:
             try:
                 self._own_again()
             finally:
                 self._own_again()  # an interrupt may strike as the first call begins
-                self._asleep = False
-                while self._disposals:
-                    self._disposals.pop()()
-                if self.closed:
-                    self._close_descriptors()
+            raise
+        finally:
+            self._asleep = False
+            while self._disposals:
+                self._disposals.pop()()
+            if self.closed:
+                self._close_descriptors()
         for fd in descriptors:
             if fd == self._wake_fd:
                 self.clear_wake()

@@ -65,18 +65,12 @@ class RingPort:
         return not self._queue
 
     @property
-    def is_at_rest(self) -> bool:
-        """Whether nothing waits to be read or sent."""
-        duplex = self._duplex
-        if duplex is None or self._queue or self.lost is not None:
-            return False
-        return not duplex.has_slices and not duplex.readable
-
-    @property
     def free_row(self) -> int:
         """Address of the words of the rings, if nothing waits for room in them; or 0."""
-        duplex = self.duplex
-        return 0 if duplex is None or self._queue or duplex.has_slices else duplex.row
+        duplex = self._duplex
+        if duplex is None or self.lost is not None or self._queue or duplex.slices:
+            return 0
+        return duplex.row
 
     @property
     def duplex(self) -> Duplex | None:

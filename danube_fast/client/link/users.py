@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from danube_fast.errors import DanubeError
+from danube_fast.frame.view import FrameView
 from danube_fast.net.protocol import ConsumerEvent
 
 __all__ = ["Identity", "Receiver", "User"]
@@ -39,7 +40,10 @@ class Receiver(Protocol):
     """The receiver of deliveries: an attachment, or what it left behind."""
 
     def on_frame(self, buffer: memoryview, start: int, frame_bytes: int) -> None:
-        """Take a frame that arrived."""
+        """Check a frame that arrived, and take it."""
+
+    def on_checked(self, view: FrameView, place: tuple[int, ...]) -> None:
+        """Take a frame that arrived and is sound, with its fields as `PLACE_FIELDS` has them."""
 
     def on_event(self, event: ConsumerEvent) -> None:
         """Take what the broker tells of the consumer."""

@@ -32,7 +32,7 @@ from danube_fast.client.produce.outgoing import (
     outgoing_list,
 )
 from danube_fast.client.produce.state import ProducerState
-from danube_fast.client.produce.straight import PAYLOAD_BYTES_MAX, send_alone
+from danube_fast.client.produce.straight import PAYLOAD_BYTES_MAX, send_alone, take_ack
 from danube_fast.client.topics.routes import Partition, Routes, Topic, made_again
 from danube_fast.client.values.limits import (
     BATCH_MESSAGES_MAX,
@@ -200,7 +200,7 @@ class Publisher(ProducerState):
                         pump.await_answer(ticket)
                 finally:
                     if ticket.row:
-                        connection.take_answer(ticket)
+                        take_ack(lane, ticket)
                     is_whole = True
             finally:
                 # an interrupt: perhaps half of it was sent, or its answer half taken
@@ -212,7 +212,7 @@ class Publisher(ProducerState):
                 return None
         if not ticket.done:  # the answer was for a session that is lost since
             pump.wait(ticket.is_complete)
-        return self._outcome(ticket)
+        return ticket.result() if ticket.done else self._outcome(ticket)
 
     def _outcome(self, ticket: Ticket) -> MessageId:
         """Return the id of a message; raise the error that kept it out, or why the client does not wait any more."""

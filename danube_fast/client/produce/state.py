@@ -82,16 +82,19 @@ class ProducerState:
         self.unacked_bytes -= sending.frame_bytes
         self.pump.unacked_bytes -= sending.frame_bytes
         self.packer.pool.give_back(sending.buffer)
-        error = sending.error
+        error, count = sending.error, sending.message_count
+        last = None
         if error is None:
-            self._last_id = MessageId(topic, sending.offset + sending.message_count - 1)
-            self.acked_messages += sending.message_count
+            last = self._last_id = MessageId(topic, sending.offset + count - 1)
+            self.acked_messages += count
         told = 0
         for index, call in sending.callbacks or ():
-            done = None if error is not None else MessageId(topic, sending.offset + index)
+            done = last
+            if last is not None and index != count - 1:
+                done = MessageId(topic, sending.offset + index)
             told += self._tell(call, done, error)
-        if error is not None and told < sending.message_count:
-            self._note_error(topic, sending.base_sequence, sending.message_count, error)
+        if error is not None and told < count:
+            self._note_error(topic, sending.base_sequence, count, error)
 
     def batch_dropped(self, topic: str, sequence: int, batch: Outgoing, error: DanubeError) -> None:
         """Lane: give messages up that were never packed, and would have had numbers from `sequence` on."""

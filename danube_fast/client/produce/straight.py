@@ -96,3 +96,14 @@ def send_alone(lane: Lane, items: list[bytes], ticket: Ticket) -> bool:
         lane.seal(sending)
         raise
     return True
+
+
+def take_ack(lane: Lane, ticket: Ticket) -> None:
+    """Take what a leader has read for the ticket's row; look for it elsewhere if there is nothing. Under the pump's
+    lock."""
+    answer = lane.producer.pump.answers.take(ticket)
+    bundler = lane.connection.bundler
+    if answer is not None:
+        bundler.settle_one(*answer)
+    elif not ticket.done:
+        bundler.look_for_answers()

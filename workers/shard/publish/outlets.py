@@ -167,7 +167,7 @@ class Outlets:
         if session is None or not session.has_rings or session.closed or session.outbox:
             return 0
         link = self._rings.link(session.identity)
-        return 0 if link is None or link.has_slices else link.row
+        return 0 if link is None or link.slices else link.row
 
     # ------------------------------------------------------------ what kernels have shown
 

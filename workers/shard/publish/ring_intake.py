@@ -32,7 +32,7 @@ from danube_fast.workers.shard.publish.group import Group, Publication, Written
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.publish.journal import Journal
 from danube_fast.workers.shard.publish.outlets import Outlets
-from danube_fast.workers.shard.publish.turn_kernel import pause, step, wait
+from danube_fast.workers.shard.publish.turn_kernel import pause, step, wait, wait_and_step
 from danube_fast.workers.shard.publish.turn_layout import (
     AT_LINKS,
     AT_TAKEN,
@@ -136,7 +136,7 @@ class RingIntake:
             return 0
         self._list_awake()
         self._words[JobWord.NOW_NS] = self._state.now_wall_ns
-        self._run()
+        self._run(step(self._address))
         taken = self._end()
         if self._words[JobWord.BELL_RANG]:  # perhaps for another log, or from another process
             os.eventfd_write(self._polled[0], 1)
@@ -161,11 +161,11 @@ class RingIntake:
                 return poll(0 if end_ns else timeout_ms)
             words = self._words
             words[JobWord.LINKS] = words[JobWord.NOW_NS] = 0
-            flags = wait(self._address, left_ns)
+            flags = wait_and_step(self._address, left_ns)
             state.begin_turn()
             self._intake.note_time(state.now_ns)
             if words[JobWord.LINKS]:
-                flags |= self._run()
+                flags = self._run(flags)
             taken = self._end()
             if words[JobWord.BELL_RANG] and not state.boot.mailbox.prepare_sleep():
                 return [(bell, select.POLLIN)]
@@ -251,32 +251,33 @@ class RingIntake:
         for identity, link in awake:
             session = self._sessions.by_identity(identity)
             words[place + LinkWord.SIDE] = link.row
-            is_open = session is not None and not link.has_slices
+            is_open = session is not None and not link.slices
             link.session = words[place + LinkWord.SESSION] = session.number if session else 0
             words[place + LinkWord.STATUS] = _MORE if is_open else _ORDINARY
             place += LINK_WORDS
         words[JobWord.LINKS] = len(awake)
 
-    def _run(self) -> int:
-        """Let kernels take and serve what there is, and what comes while a group is under way; flags of the end."""
+    def _run(self, flags: int) -> int:
+        """Let kernels go on behind a step that has left these flags, with what there is and what comes while a group is
+        under way; flags of the end."""
         address, words = self._address, self._words
-        other: int = 0
+        other = 0
         while True:
-            flags: int = step(address)
+            other |= flags & _OTHER
             if flags & _MISSING:
                 self._make_outlets()
-                continue
-            other |= flags & _OTHER
-            if not flags & _UNDERWAY or flags & _STOPPED:
+            elif not flags & _UNDERWAY or flags & _STOPPED:
                 return other
-            if flags & (_FULL | _OTHER):
-                words[JobWord.IS_CLOSING] = 1
-            flags = pause(address)
-            other |= flags & _OTHER
-            if flags & _LATE:
-                return other | _OTHER
-            if flags & _OTHER:
-                words[JobWord.IS_CLOSING] = 1
+            else:
+                if flags & (_FULL | _OTHER):
+                    words[JobWord.IS_CLOSING] = 1
+                flags = pause(address)
+                other |= flags & _OTHER
+                if flags & _LATE:
+                    return other | _OTHER
+                if flags & _OTHER:
+                    words[JobWord.IS_CLOSING] = 1
+            flags = step(address)
 
     def _make_outlets(self) -> None:
         """Make the outlets that are missing, those of all frames that were not looked at yet."""

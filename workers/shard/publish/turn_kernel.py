@@ -4,12 +4,15 @@
     wait   sleeps, without the GIL, until a client signals, a sync ends, or something else wants the worker
     pause  waits so for what is under way
 
+`wait_and_step` does both in one call.
+
 The parts of a step stand in `take_kernel.py` and `serve_kernel.py`.
 """
 
 from __future__ import annotations
 
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
+from danube_fast.frame.cpython import enter_gil, leave_gil
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.memory import load_i32, load_i64, load_u16, load_word, store_u64, store_word
 from danube_fast.frame.system import (
@@ -36,7 +39,7 @@ from danube_fast.workers.shard.publish.turn_layout import (
     LinkWord,
 )
 
-__all__ = ["pause", "step", "wait"]
+__all__ = ["pause", "step", "wait", "wait_and_step"]
 
 _UNDERWAY, _STOPPED, _FULL, _OTHER, _LATE, _MISSING = map(int, Flag)
 _MORE, _ORDINARY = int(LinkStatus.MORE), int(LinkStatus.ORDINARY)
@@ -150,4 +153,14 @@ def _pause(job: int) -> int:
     return _wait(job, left_ns)
 
 
+@kernel("int64(int64,int64)")
+def _wait_and_step(job: int, timeout_ns: int) -> int:
+    """Wait as `wait` does, and do a step with the GIL if a client has signalled: flags of both."""
+    thread = leave_gil()
+    flags: int = _wait(job, timeout_ns)
+    enter_gil(thread)
+    return flags | _step(job) if load_word(job, JobWord.LINKS) != 0 else flags
+
+
 pause, step, wait = direct(_pause), direct(_step), direct(_wait)
+wait_and_step = direct(_wait_and_step)
