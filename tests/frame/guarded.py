@@ -19,7 +19,8 @@ class Guarded:
         self._map = mmap.mmap(-1, self.capacity_bytes + 2 * PAGE_BYTES)
         whole = (ctypes.c_char * len(self._map)).from_buffer(self._map)
         base = ctypes.addressof(whole)
-        self._whole = whole
+        self.whole = whole
+        """All of it, with the pages."""
         self.first = base + PAGE_BYTES
         self.end = self.first + self.capacity_bytes
         libc = ctypes.CDLL(None, use_errno=True)
