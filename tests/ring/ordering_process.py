@@ -33,8 +33,9 @@ TRIPLE = "aarch64-unknown-linux-gnu"
 FEATURES = ("", "+lse")
 """What a processor may have: exclusive loads and stores only, or instructions that exchange, too."""
 STRAIGHT_WAYS = (
-    "client.link.deliveries", "client.link.lookout", "workers.shard.publish.serve_kernel",
-    "workers.shard.publish.take_kernel", "workers.shard.publish.turn_kernel", "workers.shard.ring_out",
+    "client.link.deliveries", "client.link.lookout", "client.produce.straight",
+    "workers.shard.publish.serve_kernel", "workers.shard.publish.take_kernel",
+    "workers.shard.publish.turn_kernel", "workers.shard.ring_out",
 )  # fmt: skip
 """Modules whose kernels use atomics through others only."""
 ORDERED = re.compile(

@@ -6,6 +6,7 @@
     start   each begins behind one, so that row -1 is noticed
     holes   as `end`, and the rows of a job behind the first four taken ones, and behind the first four outlets, are
             pages of that kind; a turn takes four bundles and has four outlets then
+    narrow  the same behind the first ones
 
 Tables that grow begin with few rows, so that the last one is in use. The product is left as it is: its modules get
 another `np`, and `bytearray`, to allocate with. Not for rings: `tests/ring/test_spsc.py` looks behind their ends.
@@ -35,19 +36,22 @@ from danube_fast.workers.shard.publish.turn_layout import (
 )
 from tests.frame.guarded import PAGE_BYTES, Guarded
 
-PLACES = ("end", "start", "holes")
+HOLE_ROWS = {"holes": 4, "narrow": 1}
+"""Rows of a job that are no hole. Its links end with a page then, too."""
+HOLE_BYTES = 4096
+"""Pages larger than that do not fit between the rows of a job."""
+PLACES = ("end", "start", *HOLE_ROWS)
 ROWS_AT_FIRST, CELLS_AT_FIRST = {16: 1}, {64: 4}
 """Rows, or cells of the hash table, that the admission tables begin with, by those that they begin with otherwise."""
 PARTITIONS_MAX = 77
 """Partitions that are looked up at first: an id that a random script uses for none stands behind the last one."""
 RESULTS_MAX = 128
+"""Frames of an open group where jobs have holes. When a group ends decides in which order different commands are
+answered, so scripts that compare that order are not for those places."""
 ANSWERS_MAX = 72
 """As many as a case of `test_lookout.py` may wait for."""
 LINKS_MIN = 3
 """Clients of a random script."""
-HOLE_ROWS = 4
-"""Rows of a job that are no hole; links end with a page then, too."""
-HOLE_LINKS_MIN = (PAGE_BYTES - HOLE_ROWS * OUTLET_BYTES) // LINK_BYTES
 QUEUE_SLACK_BYTES = sync._LINE
 """The queue of syncs is aligned by its owner, which asks for so much more."""
 Table = Any
@@ -107,23 +111,27 @@ class AdmissionNumpy(GuardedNumpy):
 
 
 class JobNumpy(GuardedNumpy):
-    """The same for jobs with holes: rows of number HOLE_ROWS begin a page."""
+    """The same for jobs with holes: behind so many rows a page begins."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__("end")
+        self._rows = rows
 
     def zeros(self, shape: int | tuple[int, ...], dtype: Any) -> Table:
         assert isinstance(shape, int)
         byte_count = shape * np.dtype(dtype).itemsize
-        first = -(AT_TAKEN + HOLE_ROWS * TAKEN_BYTES) % PAGE_BYTES
+        first = -(AT_TAKEN + self._rows * TAKEN_BYTES) % PAGE_BYTES
         pages = -(-(first + byte_count) // PAGE_BYTES) * PAGE_BYTES
         whole = table(pages, np.uint8, place="end")
         return whole[first : first + byte_count].view(dtype)
 
 
-def holes(job: int) -> list[tuple[int, int]]:
+def holes(job: int, rows: int) -> list[tuple[int, int]]:
     """Pages of a job that are rows which no turn uses: address and size."""
     found = []
     for start, stop in (
-        (AT_TAKEN + HOLE_ROWS * TAKEN_BYTES, AT_OUTLETS),
-        (AT_OUTLETS + HOLE_ROWS * OUTLET_BYTES, AT_LINKS),
+        (AT_TAKEN + rows * TAKEN_BYTES, AT_OUTLETS),
+        (AT_OUTLETS + rows * OUTLET_BYTES, AT_LINKS),
     ):
         end = (job + stop) // PAGE_BYTES * PAGE_BYTES
         assert (job + start) % PAGE_BYTES == 0 and end > job + start
@@ -131,30 +139,32 @@ def holes(job: int) -> list[tuple[int, int]]:
     return found
 
 
-def protect(job: int, kind: int) -> None:
-    """Let the holes of a job be touched, or not."""
+def protect(found: list[tuple[int, int]], kind: int) -> None:
+    """Let pages be touched, or not."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for address, byte_count in holes(job):
+    for address, byte_count in found:
         if libc.mprotect(address, byte_count, kind):
             raise OSError(ctypes.get_errno(), "mprotect failed")
 
 
-def with_holes() -> None:
-    """Have jobs holes, which are open while a job moves."""
+def with_holes(rows: int) -> None:
+    """Have jobs holes behind so many rows, which are open while a job moves."""
     grow = ring_intake.RingIntake._grow
     readable, none = 3, 0
 
     def grow_with_holes(self: Any, links: int) -> None:
         if hasattr(self, "_address"):
-            protect(self._address, readable)
+            protect(holes(self._address, rows), readable)
         grow(self, links)
-        protect(self._address, none)
+        protect(holes(self._address, rows), none)
 
     set_up: Any = ring_intake.RingIntake
     set_up._grow = grow_with_holes
-    named(ring_intake, np=JobNumpy("end"), TAKEN_MAX=HOLE_ROWS, LINKS_MIN=HOLE_LINKS_MIN)
-    named(outlets, OUTLETS_MAX=HOLE_ROWS)
+    admission_tables.AdmissionTables.__init__.__kwdefaults__["results_max"] = RESULTS_MAX
+    links = (PAGE_BYTES - rows * OUTLET_BYTES) // LINK_BYTES
+    named(ring_intake, np=JobNumpy(rows), TAKEN_MAX=rows, LINKS_MIN=links)
+    named(outlets, OUTLETS_MAX=rows)
 
 
 def named(module: Any, **values: Any) -> None:
@@ -169,14 +179,13 @@ def install(place: str) -> None:
         named(module, np=GuardedNumpy(place))
     named(sync, np=GuardedNumpy(place, slack_bytes=QUEUE_SLACK_BYTES))
     named(admission_tables, np=AdmissionNumpy(place))
-    admission_tables.AdmissionTables.__init__.__kwdefaults__["results_max"] = RESULTS_MAX
     named(answers, ROWS=ANSWERS_MAX)
     named(
         ring_intake, LINKS_MIN=LINKS_MIN,
         bytearray=lambda count: table(count, np.uint8, place=place),
     )  # fmt: skip
-    if place == "holes":
-        with_holes()
+    if place in HOLE_ROWS:
+        with_holes(HOLE_ROWS[place])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

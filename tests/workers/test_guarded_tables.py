@@ -2,13 +2,14 @@
 
 The random scripts run in a process in which every table lies next to a page that may not be touched (see
 `guarded_tables.py`); a failure prints the command that repeats its case. By default a few cases of each;
-`DANUBE_TURN_CASES=1000 DANUBE_TURN_SEED=5000 pytest tests/workers/test_guarded_tables.py` runs all of these tests at
-every kind of place, so many cases of the random ones, from that seed on.
+`DANUBE_TURN_CASES=1000 DANUBE_TURN_SEED=5000 pytest tests/workers/test_guarded_tables.py` runs all that fits a
+kind of place, so many cases of the random ones, from that seed on.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.guarded_tables import PLACES
+from tests.frame.guarded import PAGE_BYTES
+from tests.workers.guarded_tables import HOLE_BYTES, HOLE_ROWS, PLACES
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = int(os.environ.get("DANUBE_TURN_CASES", "0"))
@@ -28,8 +30,11 @@ TURN, INTAKE = "tests/workers/test_ring_turn.py", "tests/workers/test_ring_intak
 GROUPS, CREDIT = "tests/workers/test_ring_turn_groups.py", "tests/workers/test_ring_turn_credit.py"
 LOOKOUT = "tests/client/test_lookout.py"
 RECORDS = f"{LOOKOUT}::test_any_record_is_handed_over_rightly_or_left_alone"
-FEW = {"end": (TURN, INTAKE, RECORDS), "start": (INTAKE, RECORDS), "holes": (TURN, GROUPS)}
+FEW = {"end": (TURN, INTAKE, RECORDS), "start": (INTAKE, RECORDS), "holes": (TURN, GROUPS), "narrow": (TURN,)}  # fmt: skip
+BEGUN = re.compile(r"tests/\S+::")
 ALL = (TURN, INTAKE, GROUPS, CREDIT, LOOKOUT)
+MANY = {"end": ALL, "start": ALL, "holes": (TURN, GROUPS, CREDIT), "narrow": (TURN, CREDIT)}
+"""Where a turn takes one bundle, none comes behind another one, and some tests wait for that in vain."""
 NEEDS_MANY_CASES = f"{TURN}::test_kernels_served_frames_of_each_kind"
 BEHIND = (
     "import sys\n"
@@ -55,6 +60,8 @@ def run(arguments: list[str], **changes: str) -> subprocess.CompletedProcess[str
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("place", PLACES)
 def test_no_kernel_leaves_its_tables(place: str) -> None:
+    if place in HOLE_ROWS and PAGE_BYTES > HOLE_BYTES:
+        pytest.skip("the rows of a job do not fill a page of this machine")
     settings = {
         "DANUBE_TURN_SEED": str(SEED), "DANUBE_INTAKE_SEED": str(SEED), "DANUBE_FUZZ_SEED": str(SEED),
         "DANUBE_TURN_CASES": str(CASES or 1), "DANUBE_INTAKE_CASES": str(CASES or 1),
@@ -65,9 +72,9 @@ def test_no_kernel_leaves_its_tables(place: str) -> None:
         f"--tables={place}",
     ]  # fmt: skip
     result = run(
-        [*command, "--deselect", NEEDS_MANY_CASES, *(ALL if CASES else FEW[place])], **settings
+        [*command, "--deselect", NEEDS_MANY_CASES, *(MANY if CASES else FEW)[place]], **settings
     )
-    begun = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("tests/")]
+    begun = [line.split()[0] for line in result.stdout.splitlines() if BEGUN.match(line)]
     last = begun[-1] if begun else ""
     again = " ".join([*(f"{name}={value}" for name, value in settings.items()), "python", *command, last])  # fmt: skip
     what = "a kernel left its table" if result.returncode == -signal.SIGSEGV else "tests failed"
@@ -77,7 +84,7 @@ def test_no_kernel_leaves_its_tables(place: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("place", "row"), [("end", 1), ("holes", 1), ("start", -1)])
+@pytest.mark.parametrize(("place", "row"), [("end", 1), ("start", -1)])
 def test_a_row_too_far_is_noticed(place: str, row: int) -> None:
     """A kernel that is told a row behind the last one, or before the first one, is killed: otherwise the test above
     proves nothing."""

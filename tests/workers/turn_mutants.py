@@ -1,4 +1,5 @@
-"""Bugs planted on purpose in a worker's turn over rings, in a copy of the tree: each has a test that must go red.
+"""Bugs planted on purpose in a worker's turn over rings, and what a client's leader looks at, in a copy of the tree:
+each has a test that must go red.
 
     python -m tests.workers.turn_mutants                 all, with the seconds until each was found
     python -m tests.workers.turn_mutants --only NAME     one
@@ -23,7 +24,7 @@ SECONDS_MAX = 600
 PUBLISH = "workers/shard/publish"
 SERVE, INTAKE = f"{PUBLISH}/serve_kernel.py", f"{PUBLISH}/ring_intake.py"
 FAULTS, EDGES = "tests/workers/test_ring_turn_faults.py", "tests/workers/test_ring_turn_edges.py"
-CREDIT = "tests/workers/test_ring_turn_credit.py"
+CREDIT, GUARDED = "tests/workers/test_ring_turn_credit.py", "tests/workers/test_guarded_tables.py"
 GROUPS, DISKS = "tests/workers/test_ring_turn_groups.py", "tests/faults/test_ring_faults.py"
 
 
@@ -80,6 +81,31 @@ MUTANTS: dict[str, Mutant] = {
         "self._note_written(group, self.log.written_position, self._now_ns)", GROUPS,
     ),
     "signal_of_a_client_lost": Mutant(INTAKE, "                rings.wake(identity)\n", "                pass\n", EDGES),
+    "bundle_taken_behind_the_limit": Mutant(
+        f"{PUBLISH}/take_kernel.py", "JobWord.TAKEN) >= load_word(job, JobWord.TAKEN_LIMIT)",
+        "JobWord.TAKEN) > load_word(job, JobWord.TAKEN_LIMIT)", GUARDED,
+    ),
+    "link_too_many_looked_at": Mutant(
+        f"{PUBLISH}/take_kernel.py", "range(load_word(job, JobWord.LINKS))",
+        "range(load_word(job, JobWord.LINKS) + 1)", GUARDED,
+    ),
+    "row_too_many_staged": Mutant(
+        SERVE,
+        "LOOKED)):\n        row = job + AT_TAKEN + number * TAKEN_BYTES\n        result = _result_of(job, row)\n        position",
+        "LOOKED) + 1):\n        row = job + AT_TAKEN + number * TAKEN_BYTES\n        result = _result_of(job, row)\n        position",
+        GUARDED,
+    ),
+    "outlet_too_many": Mutant(
+        f"{PUBLISH}/outlets.py", "number < OUTLETS_MAX", "number <= OUTLETS_MAX", GUARDED
+    ),
+    "partition_too_many_looked_up": Mutant(
+        "danube_fast/broker/admission/admission.py", "0 < partition_id < load_word",
+        "0 < partition_id <= load_word", GUARDED,
+    ),
+    "answer_too_many_looked_at": Mutant(
+        "danube_fast/client/link/answers.py", "range(load_relaxed(table))",
+        "range(load_relaxed(table) + 1)", GUARDED,
+    ),
     "outlet_left_behind": Mutant(
         f"{PUBLISH}/outlets.py", "            partitions[slot, _OUTLET] = 0\n", "            pass\n", EDGES
     ),
