@@ -98,10 +98,6 @@ MUTANTS: dict[str, Mutant] = {
     "outlet_too_many": Mutant(
         f"{PUBLISH}/outlets.py", "number < OUTLETS_MAX", "number <= OUTLETS_MAX", GUARDED
     ),
-    "partition_too_many_looked_up": Mutant(
-        "danube_fast/broker/admission/admission.py", "0 < partition_id < load_word",
-        "0 < partition_id <= load_word", GUARDED,
-    ),
     "answer_too_many_looked_at": Mutant(
         "danube_fast/client/link/answers.py", "range(load_relaxed(table))",
         "range(load_relaxed(table) + 1)", GUARDED,
