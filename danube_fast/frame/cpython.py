@@ -34,6 +34,7 @@ __all__ = [
     "POINTER_BYTES",
     "enter_gil",
     "leave_gil",
+    "word_at",
 ]
 
 AT_TYPE = 8
@@ -55,25 +56,26 @@ _DISABLE_VARIABLE = "DANUBE_PLAIN_FRAMES"
 _PROBES = 1000
 
 
-def _word(address: int) -> int:
+def word_at(address: int) -> int:
+    """Read a word without a kernel: modules look at objects while they are imported."""
     return int(ctypes.c_int64.from_address(address).value)
 
 
 def _bytes_look_right(probe: bytes) -> bool:
     address = id(probe)
     return (
-        _word(address + AT_TYPE) == BYTES_TYPE
-        and _word(address + AT_ITEM_COUNT) == len(probe)
+        word_at(address + AT_TYPE) == BYTES_TYPE
+        and word_at(address + AT_ITEM_COUNT) == len(probe)
         and ctypes.string_at(address + AT_BYTES_DATA, len(probe)) == probe
     )
 
 
 def _list_looks_right(probe: list[Any]) -> bool:
     address = id(probe)
-    if _word(address + AT_TYPE) != id(list) or _word(address + AT_ITEM_COUNT) != len(probe):
+    if word_at(address + AT_TYPE) != id(list) or word_at(address + AT_ITEM_COUNT) != len(probe):
         return False
-    items = _word(address + AT_LIST_ITEMS)
-    return all(_word(items + POINTER_BYTES * i) == id(item) for i, item in enumerate(probe))
+    items = word_at(address + AT_LIST_ITEMS)
+    return all(word_at(items + POINTER_BYTES * i) == id(item) for i, item in enumerate(probe))
 
 
 def _objects_readable() -> bool:

@@ -80,6 +80,8 @@ def _bind(entry: int | None) -> Any:
         if entry is not None:
             kernels.image.set_crc_entry(entry)  # else the table is there already
         return None
+    if kernels.BUILDING:
+        return None  # the image has a function of this name
     import llvmlite.binding
     import numba
 

@@ -59,6 +59,7 @@ ADDRESS_OF = "address_of"
 """The built-in function that gives the address of a buffer."""
 CRC_ENTRY = "danube_crc32c_entry"
 """The word of the image that holds the address of the crc32c in use."""
+_MAKERS = ("image_builder.py", "image_compiler.py")
 _MARKS = (b"@kernel(", b"intrinsic(", b"external(")
 _IMPORTS = re.compile(rb"^from danube_fast\.(\S+) import", re.MULTILINE)
 _MAGIC = b"danube-fast kernels 1\n"
@@ -88,10 +89,12 @@ def _kernel_texts(homes: Sequence[str]) -> dict[Path, bytes]:
 
 
 def image_sources(folder: str = "") -> dict[Path, bytes]:
-    """Every file whose text decides what is in the image, and that text: the sources of kernels, and the files of the
-    package that those import constants from; with those of one more `folder`, if it has an image of its own."""
+    """Every file whose text decides what is in the image, and that text: the sources of kernels, the files of the
+    package that those import constants from, and what makes the image; with those of one more `folder`, if it has an
+    image of its own."""
     package = Path(__file__).absolute().parents[1]
     texts = _kernel_texts((*KERNEL_HOMES, folder) if folder else KERNEL_HOMES)
+    texts |= {path: path.read_bytes() for path in (package / "frame" / name for name in _MAKERS)}
     names = {name for text in texts.values() for name in _IMPORTS.findall(text)}
     for name in names:
         path = package.joinpath(*name.decode().split(".")).with_suffix(".py")

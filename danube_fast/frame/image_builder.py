@@ -1,8 +1,9 @@
 """Builds the kernel image: `python -m danube_fast.frame.image_builder PATH`, a short-lived child.
 
-    import every module with kernels   Numba compiles each          DANUBE_KERNELS=build
-    link their LLVM modules into one, with a wrapper for each that takes and gives Python's ints
-    everything but the wrappers becomes internal; optimise; emit one object
+    import every module with kernels: each notes its own        DANUBE_KERNELS=build
+    compile each to LLVM code, a share in each of some processes (`image_compiler.py`)
+    link it into one module, with a wrapper for each kernel that takes and gives Python's ints
+    everything but the wrappers becomes private; optimise; emit one object
 
 A wrapper is a C function as CPython calls built-in functions with METH_FASTCALL. It is written as
 LLVM code here, since Numba's own ones need Numba in the process.
@@ -10,15 +11,17 @@ LLVM code here, since Numba's own ones need Numba in the process.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import fcntl
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +29,19 @@ os.environ["DANUBE_KERNELS"] = "build"  # before anything of ours is imported
 
 import llvmlite.binding as llvm
 
+from danube_fast.children import module_command
 from danube_fast.frame import image
 
 if TYPE_CHECKING:
-    from danube_fast.frame.kernel import Declared
+    from danube_fast.frame.image_compiler import Kernel
 
 __all__ = ["main"]
 
+_MODULE = "danube_fast.frame.image_builder"
+_PROCESSES_MAX = 4
+"""More would import Numba for less and less; the end, a third of the time, is one process anyway."""
+_INLINING_THRESHOLD = 225
+"""What LLVM has at level 2; that of level 3 makes the image larger, and no kernel faster."""
 _PR_SET_PDEATHSIG = 1
 _OLD_SECONDS = 30 * 86400
 _TABLE = "danube_fast.frame.crc._table_extend"
@@ -93,8 +102,9 @@ define i32 @danube_crc32c_table(i32 %crc, i64 %address, i64 %count) {{
 """
 
 
-def _wrapper(entry: Declared, core: str, count: int, *, gives_none: bool) -> str:
-    """The built-in function of one kernel, whose compiled form is `core`: i32 (result, fault, ...)."""
+def _wrapper(entry: Kernel, *, gives_none: bool) -> str:
+    """The built-in function of one kernel."""
+    core, count = entry.symbol, len(entry.arguments)
     lines = [
         f'define ptr @"danube:{entry.name}"(ptr %self, ptr %arguments, i64 %count) {{',
         f"  %right = icmp eq i64 %count, {count}",
@@ -149,37 +159,94 @@ def _wrapper(entry: Declared, core: str, count: int, *, gives_none: bool) -> str
     return "\n".join(lines)
 
 
-def _link(entries: list[Declared]) -> tuple[Any, list[str]]:
+def _declare(folders: Sequence[str]) -> list[Kernel]:
+    """Import every module with kernels; all kernels in the order of their declaration."""
+    importlib.import_module("danube_fast.frame.crc")  # every image has its table
+    package = Path(__file__).absolute().parents[1]
+    for source in image.kernel_sources(folders):
+        if source.stem not in ("kernel", "image"):
+            parts = source.relative_to(package).with_suffix("").parts
+            importlib.import_module(".".join(("danube_fast", *parts)))
+    from danube_fast.frame.kernel import declared
+
+    return declared
+
+
+def _compile(entries: list[Kernel], number: int, count: int) -> bytes:
+    """Compile every `count`-th kernel, from `number` on: one LLVM module, as bitcode. The first share shows how far
+    all are."""
+    from danube_fast.frame.image_compiler import compiled
+
+    module = llvm.parse_assembly("")
+    own = entries[number::count]
+    for done, entry in enumerate(own):
+        if number == 0:
+            print(f"{done}/{len(own)} {entry.name}", flush=True)
+        module.link_in(compiled(entry))
+    if number == 0:
+        print(f"{len(own)}/{len(own)} the rest, and optimise", flush=True)
+    return bytes(module.as_bitcode())
+
+
+@contextlib.contextmanager
+def _helpers(
+    path: Path, folders: Sequence[str], count: int
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Builders that compile all shares but the first and write them to their stdout."""
+    with contextlib.ExitStack() as started:
+        children = []
+        for number in range(1, count):
+            share = ("--share", str(number), str(count))
+            command = module_command(_MODULE, str(path), *folders, *share)
+            child = started.enter_context(
+                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+            )
+            started.callback(child.kill)
+            children.append(child)
+        yield children
+
+
+def _compile_all(path: Path, folders: Sequence[str]) -> tuple[list[Kernel], list[bytes]]:
+    """All kernels and their code, compiled in as many processes as there are processors."""
+    count = min(len(os.sched_getaffinity(0)), _PROCESSES_MAX)
+    with _helpers(path, folders, count) as children:
+        entries = _declare(folders)
+        parts = [_compile(entries, 0, count)]
+        for child in children:
+            parts.append(child.communicate()[0])
+            if child.returncode:
+                raise RuntimeError(f"a process that compiles kernels ended with {child.returncode}")
+    return entries, parts
+
+
+def _link(entries: list[Kernel], parts: Iterable[bytes]) -> tuple[Any, list[str]]:
     """One LLVM module of all kernels and their wrappers; the names of those."""
     from numba import types
 
     module = llvm.parse_assembly("")
-    code, cores, names = [_PREAMBLE], {}, [image.ADDRESS_OF]
+    for part in parts:
+        module.link_in(llvm.parse_bitcode(part))
+    code, names = [_PREAMBLE], [image.ADDRESS_OF]
     for entry in entries:
-        (compiled,) = entry.dispatcher.overloads.values()
-        part = llvm.parse_assembly(compiled.library.get_llvm_str())
-        for function in part.functions:
-            if "cpython" in function.name or "cfunc" in function.name:
-                function.linkage = "internal"  # wrappers that need Numba, and are not called
-        module.link_in(part)
-        signature, core = compiled.signature, compiled.fndesc.llvm_func_name
         if entry.name == _TABLE:
-            code.append(_TABLE_CODE.format(core=core))
-        if any(argument != types.int64 for argument in signature.args):
+            code.append(_TABLE_CODE.format(core=entry.symbol))
+        if any(argument != types.int64 for argument in entry.arguments):
             continue  # called by kernels only
-        if signature.return_type not in (types.int64, types.none):
+        if entry.result not in (types.int64, types.none):
             continue
-        count = len(signature.args)
-        cores[core] = count
         names.append(entry.name)
-        code.append(_wrapper(entry, core, count, gives_none=signature.return_type == types.none))
-    code += [f'declare i32 @"{core}"(ptr, ptr{", i64" * count})' for core, count in cores.items()]
+        words = ", i64" * len(entry.arguments)
+        code.append(f'declare i32 @"{entry.symbol}"(ptr, ptr{words})')
+        code.append(_wrapper(entry, gives_none=entry.result == types.none))
     module.link_in(llvm.parse_assembly("\n".join(code)))
+    missing = [entry.name for entry in entries if module.get_function(entry.symbol).is_declaration]
+    if missing:
+        raise RuntimeError(f"no code of {missing[0]}; were files changed meanwhile?")
     return module, names
 
 
 def _emit(module: Any) -> bytes:
-    """Optimised object code; only wrappers and the crc's word can be seen from outside."""
+    """Optimised object code; only wrappers and the crc's word have names in it."""
     from numba.core.registry import cpu_target
 
     seen = (image.CRC_ENTRY,)
@@ -189,28 +256,17 @@ def _emit(module: Any) -> bytes:
             and not value.name.startswith("danube:")
             and value.name not in seen
         ):
-            value.linkage = "internal"
+            value.linkage = "private"
     machine = cpu_target.target_context.codegen()._tm
     options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.inlining_threshold = _INLINING_THRESHOLD
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     return bytes(machine.emit_object(module))
 
 
 def _build(path: Path, folders: Sequence[str]) -> None:
-    importlib.import_module("danube_fast.frame.crc")  # every image has its table
-    package = Path(__file__).absolute().parents[1]
-    modules = [
-        ".".join(("danube_fast", *source.relative_to(package).with_suffix("").parts))
-        for source in image.kernel_sources(folders)
-        if source.stem not in ("kernel", "image", "image_builder")
-    ]
-    for done, module in enumerate(modules):
-        print(f"{done}/{len(modules)} {module}", flush=True)
-        importlib.import_module(module)
-    from danube_fast.frame.kernel import declared
-
-    linked, names = _link(declared)
+    linked, names = _link(*_compile_all(path, folders))
     data = image.pack_image(names, _emit(linked))
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
@@ -218,7 +274,6 @@ def _build(path: Path, folders: Sequence[str]) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    print(f"{len(modules)}/{len(modules)} done", flush=True)
     for other in path.parent.glob("kernels-*.image"):
         with contextlib.suppress(OSError):
             if other.stat().st_mtime < time.time() - _OLD_SECONDS:
@@ -227,15 +282,21 @@ def _build(path: Path, folders: Sequence[str]) -> None:
 
 def main() -> int:
     """Build the image at the path given unless it is there; one builder at a time."""
-    ctypes.CDLL(None).prctl(
-        _PR_SET_PDEATHSIG, int(signal.SIGKILL)
-    )  # its parent waits for it no more
-    path = Path(sys.argv[1])
+    # if its parent ends, no process waits for it any more
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("path", type=Path)
+    parser.add_argument("folders", nargs="*", default=image.KERNEL_HOMES)
+    parser.add_argument("--share", type=int, nargs=2, help="number and count: write only bitcode")
+    given = parser.parse_args()
     try:
-        with path.with_suffix(".lock").open("w") as lock:
+        if given.share is not None:
+            sys.stdout.buffer.write(_compile(_declare(given.folders), *given.share))
+            return 0
+        with given.path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not image.is_built(path):
-                _build(path, sys.argv[2:] or image.KERNEL_HOMES)
+            if not image.is_built(given.path):
+                _build(given.path, given.folders)
     except Exception as error:  # one line for the operator, not a traceback
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         print(f"{text}; is the installation of danube-fast and Numba whole?", file=sys.stderr)

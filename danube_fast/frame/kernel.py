@@ -3,9 +3,9 @@
     @kernel("int64(int64,int64)")       a function that Numba compiles; all values are int64
     intrinsic, external                 what kernels are made of: LLVM code of our own, C functions
 
-A process takes compiled kernels out of the image (`image.py`) and never imports Numba. The one that
-builds the image, and those started with DANUBE_KERNELS=numba (for kernels that are not part of the
-package), compile them as they are declared.
+A process takes compiled kernels out of the image (`image.py`) and never imports Numba. Those started
+with DANUBE_KERNELS=numba (for kernels that are not part of the package) compile them as they are
+declared. The one that builds the image only notes them (`image_compiler.py`); none can be called there.
 
 `direct(f)` is what Python calls, 40 ns. Pass exactly as many ints as the signature has.
 """
@@ -15,27 +15,32 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["COMPILING", "address_of", "declared", "direct", "external", "intrinsic", "kernel"]
+if TYPE_CHECKING:
+    from danube_fast.frame.image_compiler import Kernel
+
+__all__ = [
+    "BUILDING",
+    "COMPILING",
+    "address_of",
+    "declared",
+    "direct",
+    "external",
+    "intrinsic",
+    "kernel",
+]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _MODE = os.environ.get("DANUBE_KERNELS", "")
-COMPILING = _MODE in ("build", "numba")
-"""Whether kernels are compiled in this process (a constant of the process)."""
+BUILDING = _MODE == "build"
+"""Whether this process builds the image (a constant of the process)."""
+COMPILING = BUILDING or _MODE == "numba"
+"""Whether Numba is in this process (a constant of the process)."""
 
-
-class Declared(NamedTuple):
-    """A kernel that was compiled in this process."""
-
-    name: str
-    nogil: bool
-    dispatcher: Any
-
-
-declared: list[Declared] = []
-"""In the order of their declaration; empty unless COMPILING."""
+declared: list[Kernel] = []
+"""In the order of their declaration; empty unless BUILDING."""
 
 if COMPILING:
     import numba
@@ -49,7 +54,9 @@ if COMPILING:
 
     _numba: Any = numba
 
-    if _MODE == "numba":
+    if BUILDING:
+        from danube_fast.frame.image_compiler import Kernel
+    else:
         # Numba's own cache looks only at the file of a function, not at those of its callees
         _numba.core.config.CACHE_DIR = str(image_path().with_suffix(".numba"))
 
@@ -73,24 +80,23 @@ def kernel(signature: str, *, nogil: bool = False) -> Callable[[_Function], _Fun
     """Compile for exactly one signature. `nogil` releases the GIL while it runs."""
 
     def apply(function: _Function) -> _Function:
-        name = f"{function.__module__}.{function.__qualname__}"
+        if BUILDING:
+            declared.append(Kernel(function, signature, nogil=nogil))
+            return declared[-1]  # type: ignore[return-value]
         if not COMPILING:
+            name = f"{function.__module__}.{function.__qualname__}"
             is_bench = name.startswith(f"danube_fast.{BENCH}.")
             found = _image_of_bench() if is_bench else image
             return found.function(name)  # type: ignore[return-value]
-        decorate: Any = numba.njit(
-            signature, cache=_MODE == "numba", nogil=nogil, error_model="numpy"
-        )
-        dispatcher = decorate(function)
-        declared.append(Declared(name, nogil, dispatcher))
-        return dispatcher  # type: ignore[no-any-return]
+        decorate: Any = numba.njit(signature, cache=True, nogil=nogil, error_model="numpy")
+        return decorate(function)  # type: ignore[no-any-return]
 
     return apply
 
 
 def direct(function: Any) -> Callable[..., Any]:
     """The unchecked entry point of a compiled kernel."""
-    if not COMPILING:
+    if BUILDING or not COMPILING:
         return function  # type: ignore[no-any-return]
     (overload,) = function.overloads.values()
     return overload.entry_point  # type: ignore[no-any-return]

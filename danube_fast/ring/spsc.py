@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from danube_fast.errors import DataLoss, FailedPrecondition, InvalidArgument
-from danube_fast.frame.cpython import AT_ITEM_COUNT, BYTES_TYPE, OBJECTS_READABLE
+from danube_fast.frame.cpython import AT_ITEM_COUNT, BYTES_TYPE, OBJECTS_READABLE, word_at
 from danube_fast.ring import layout, spsc_kernel
 from danube_fast.ring.memory import address_of_memory, words_of, write_ring_header
 from danube_fast.ring.spsc_kernel import DAMAGED, EMPTY, FULL, TOO_LARGE
@@ -50,12 +50,11 @@ _LENGTH_MASK = layout.RECORD_LENGTH_MASK
 def _tuples_look_right() -> bool:
     """Whether a tuple's items lie where `_push_tuple` reads them."""
     probe = (b"first", None, b"third")
-    if not OBJECTS_READABLE or spsc_kernel.word_at(id(probe) + AT_ITEM_COUNT) != len(probe):
+    if not OBJECTS_READABLE or word_at(id(probe) + AT_ITEM_COUNT) != len(probe):
         return False
     items = id(probe) + spsc_kernel.AT_TUPLE_ITEMS
     return all(
-        spsc_kernel.word_at(items + layout.WORD_BYTES * index) == id(item)
-        for index, item in enumerate(probe)
+        word_at(items + layout.WORD_BYTES * index) == id(item) for index, item in enumerate(probe)
     )
 
 

@@ -44,7 +44,6 @@ __all__ = [
     "seal_version",
     "used",
     "version",
-    "word_at",
 ]
 
 FULL = -1
@@ -259,13 +258,6 @@ def _seal_version(base: int, word: int) -> int:
     return word
 
 
-@kernel("int64(int64)")
-def _word_at(address: int) -> int:
-    """The word at `address`; only to prove the layout of CPython's objects."""
-    word: int = load_i64(address)
-    return word
-
-
 reserve = direct(_reserve_one)
 publish = direct(_publish)
 push_tuple = direct(_push_tuple)
@@ -277,4 +269,3 @@ readable = direct(_readable)
 used = direct(_used)
 version = direct(_version)
 seal_version = direct(_seal_version)
-word_at = direct(_word_at)

@@ -377,6 +377,7 @@ def test_constants_of_kernels_decide_of_the_image() -> None:
     for name in (
         "shard/publish/turn_layout.py", "shard/publish/siblings.py", "danube_fast/net/protocol.py",
         "danube_fast/wal/layout.py", "broker/admission/layout.py", "shard/publish/turn_kernel.py",
+        "danube_fast/frame/image_builder.py", "danube_fast/frame/image_compiler.py",
     ):  # fmt: skip
         assert name in named, f"{name} may change, and old kernels are used"
     assert any(path.name == "errors.py" for path in image_sources()), "statuses"
