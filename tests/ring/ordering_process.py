@@ -24,10 +24,10 @@ os.environ["DANUBE_KERNELS"] = "numba"
 import llvmlite.binding as llvm
 import numba
 from numba.core.codegen import CPUCodeLibrary
+from numba.core.dispatcher import Dispatcher
 
 import danube_fast
 from danube_fast.frame.image import kernel_sources
-from danube_fast.frame.kernel import Declared, declared
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 FEATURES = ("", "+lse")
@@ -66,6 +66,16 @@ def modules() -> list[str]:
     return [f"danube_fast.{name}" for name in (*users, *STRAIGHT_WAYS)]
 
 
+def kernels() -> list[Dispatcher]:
+    """The kernels of these modules."""
+    return [
+        each
+        for name in dict.fromkeys(modules())
+        for each in vars(importlib.import_module(name)).values()
+        if isinstance(each, Dispatcher) and each.py_func.__module__ == name
+    ]
+
+
 class Compiled(NamedTuple):
     """A kernel that was compiled once more."""
 
@@ -78,7 +88,7 @@ class Compiled(NamedTuple):
     """It and all that it calls, optimised."""
 
 
-def compiled(function: Any, entry: Declared) -> Compiled:
+def compiled(function: Any, kernel: Dispatcher) -> Compiled:
     """Compile `function` as the kernel it stands for is."""
     generated: list[str] = []
     add = CPUCodeLibrary.add_ir_module
@@ -88,9 +98,9 @@ def compiled(function: Any, entry: Declared) -> Compiled:
         add(self, module)
 
     CPUCodeLibrary.add_ir_module = keep
-    signature = entry.dispatcher.signatures[0]
+    signature, nogil = kernel.signatures[0], kernel.targetoptions["nogil"]
     try:
-        fresh = numba.njit(signature, nogil=entry.nogil, error_model="numpy")(function)
+        fresh = numba.njit(signature, nogil=nogil, error_model="numpy")(function)
     finally:
         CPUCodeLibrary.add_ir_module = add
     (result,) = fresh.overloads.values()
@@ -171,21 +181,16 @@ def machine_code(kernel: Compiled) -> dict[str, list[str]]:
 def main() -> int:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    names = modules()
-    for name in names:
-        importlib.import_module(name)
     found = {}
-    for entry in list(declared):
-        module, _, _ = entry.name.rpartition(".")
-        if module not in names:
-            continue
-        function = entry.dispatcher.py_func
-        kernel = compiled(function, entry)
+    for dispatcher in kernels():
+        function = dispatcher.py_func
+        kernel = compiled(function, dispatcher)
         ordered = [" ".join(filter(None, match)) for match in ORDERED.findall(kernel.own)]
         copy = marked(function)
-        found[entry.name.removeprefix("danube_fast.")] = {
+        name = f"{function.__module__}.{function.__qualname__}"
+        found[name.removeprefix("danube_fast.")] = {
             "ordered": sorted(ordered),
-            "accesses": None if copy is None else accesses(compiled(copy, entry).optimized),
+            "accesses": None if copy is None else accesses(compiled(copy, dispatcher).optimized),
             "code": machine_code(kernel),
         }
     json.dump(found, sys.stdout)
