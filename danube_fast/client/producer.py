@@ -144,20 +144,23 @@ class Producer(ProducerView, Closing):
         The fields are those of `send`. Raises ProducerFenced, TopicDeleted, DeadlineExceeded after the producer's
         timeout (the message may have been stored), and what `send` raises.
         """
+        publisher = self._publisher
+        fields = payload, key, attributes, event_time, deliver_at, deliver_after
         if (
             key is None
             and attributes is None
             and event_time is None
             and deliver_at is None
             and deliver_after is None
-            and (message_id := self._publisher.publish_plain(payload)) is not None
         ):
+            message_id = publisher.publish_plain(payload)
+        elif publisher.pump.on_progress is None:
+            message_id = publisher.publish_columns(publisher.checked(*fields))
+        else:
+            message_id = None
+        if message_id is not None:
             return message_id
-        return self._run(
-            self._publisher.publish_steps(
-                payload, key, attributes, event_time, deliver_at, deliver_after
-            )
-        )
+        return self._run(publisher.publish_steps(*fields))
 
     def flush(self, timeout: float | None = None) -> MessageId | None:
         """Wait until everything sent is acked; id of the last message acked, None if there is none.

@@ -54,6 +54,11 @@ _unpack_items = direct(unpack_items)
 
 _PAYLOADS = int(BufferId.PAYLOAD_OFFSETS)
 _KEYS = int(BufferId.KEY_OFFSETS)
+_ATTRIBUTES = int(BufferId.ATTRIBUTE_OFFSETS)
+_ATTRIBUTE_KEYS, _ATTRIBUTE_VALUES = (
+    int(BufferId.ATTRIBUTE_KEY_OFFSETS), int(BufferId.ATTRIBUTE_VALUE_OFFSETS),
+)  # fmt: skip
+_BOUNDS = struct.Struct("<ii")
 
 _ANCHORS_MAX = 32
 _ANCHOR_EVERY_BYTES = 256 * 1024
@@ -341,6 +346,24 @@ class FrameView:
             part = slice(bounds[index] - low, bounds[index + 1] - low)
             rows.append(dict(zip(keys[part], values[part], strict=True)))
         return rows
+
+    def first_attributes(self) -> dict[str, str] | None:
+        """Attributes of the first message: `attributes(0, 1)[0]`, with less to do."""
+        body = self._body or self.body()
+        place = _find_buffer(body, _ATTRIBUTES) if body else 0
+        if not place or self._body_memory is not None or not OBJECTS_READABLE:
+            rows = self.attributes(0, 1)
+            return None if rows is None else rows[0]
+        low, high = _BOUNDS.unpack_from(self.memory, self.offset + HEADER_BYTES + place)
+        keys: list[bytes | None] = [None] * (high - low)
+        values = keys.copy()
+        for offsets_id, items in ((_ATTRIBUTE_KEYS, keys), (_ATTRIBUTE_VALUES, values)):
+            if _unpack_items(body, offsets_id, low, high, id(items), 0, COUNTED_NONE):
+                return {}
+        return {
+            (key or b"").decode("utf-8", "replace"): (value or b"").decode("utf-8", "replace")
+            for key, value in zip(keys, values, strict=True)
+        }
 
     def _strings(self, offsets_id: int, start: int, stop: int) -> list[str]:
         items = self._items(offsets_id, start, stop) or []

@@ -19,7 +19,7 @@ from danube_fast.client.link.answers import Answers
 from danube_fast.client.link.bundler import Bundler
 from danube_fast.client.link.connection import Connection
 from danube_fast.client.link.pump import Pump
-from danube_fast.client.produce import publisher
+from danube_fast.client.produce import straight
 from danube_fast.client.produce.state import ProducerState
 from danube_fast.errors import (
     DanubeError,
@@ -444,7 +444,8 @@ def test_an_interrupt_at_any_moment_leaves_nothing_half_done(server: Server) -> 
 def strike(server: Server, owner: Any, name: str, *, is_done: bool, **fields: Any) -> None:
     """Interrupt a publish with these fields once, before or behind one of its steps; it must go once, and the next one
     soon."""
-    topic, original, strikes = f"/default/struck-{name}-{is_done}", getattr(owner, name), [1]
+    topic = f"/default/struck-{name}-{is_done}-{len(fields)}"
+    original, strikes = getattr(owner, name), [1]
 
     def struck(*arguments: Any) -> Any:
         result = original(*arguments) if is_done or not strikes else None
@@ -466,6 +467,7 @@ def strike(server: Server, owner: Any, name: str, *, is_done: bool, **fields: An
         assert [*stored(client, topic).values()] == [b"same", b"same", b"after"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"key": "k"}], ids=["plain", "key"])
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize(
     ("owner", "name"),
@@ -473,16 +475,16 @@ def strike(server: Server, owner: Any, name: str, *, is_done: bool, **fields: An
         (ProducerState, "sent"),
         (Connection, "beat_soon"),
         (Pump, "await_answer"),
-        (publisher, "take_ack"),
+        (straight, "take_ack"),
         (Answers, "take"),
         (Bundler, "settle_one"),
     ],
 )
 def test_an_interrupt_between_two_steps_of_a_publish(
-    server: Server, owner: Any, name: str, is_done: bool
+    server: Server, owner: Any, name: str, is_done: bool, fields: dict[str, Any]
 ) -> None:
     """Whatever was done, a frame that is on its way, or was acked, is not waited for in vain."""
-    strike(server, owner, name, is_done=is_done)
+    strike(server, owner, name, is_done=is_done, **fields)
 
 
 # ---------------------------------------------------------------- refusals

@@ -139,6 +139,8 @@ class Delivery:
 
     def attributes_of(self, index: int) -> dict[str, str]:
         """Attributes of a message."""
+        if self.count == 1 and "attributes" not in self._columns:
+            self._columns["attributes"] = [self.view.first_attributes()]
         return self._whole("attributes")[index] or {}
 
     def event_time(self, index: int) -> int | None:

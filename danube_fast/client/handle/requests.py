@@ -177,7 +177,7 @@ class Requests:
         attributes = {**attributes, REPLY_TOPIC: reply_topic, CORRELATION_ID: correlation_id}
         try:
             fields = producer.checked(payload, key, attributes, None, None, None)
-            if not request.is_done:
+            if not request.is_done and not producer.send_columns(fields, ticket):
                 yield from producer.send_steps(fields, ticket)
             yield Wait(lambda: request.is_done or ticket.is_refused)
             if request.error is not None:
@@ -283,7 +283,9 @@ class Requests:
         own[CORRELATION_ID] = correlation_id
         try:
             producer = yield from self._repliers.take_steps(topic)
-            yield from producer.publish_steps(payload, attributes=own)
+            fields = producer.checked(payload, None, own, None, None, None)
+            if producer.publish_columns(fields) is None:
+                yield from producer.publish_steps(payload, attributes=own)
         except (NotFound, TopicDeleted):
             _log.debug("the client that asked for a reply on %s has gone", topic)
             yield from self._repliers.forget_steps(topic)

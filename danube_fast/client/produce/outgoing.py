@@ -32,6 +32,7 @@ from danube_fast.types import Dispatch
 
 __all__ = [
     "Attributes",
+    "Fields",
     "OnDelivery",
     "Outgoing",
     "Packer",
@@ -47,6 +48,8 @@ __all__ = [
 Attributes = Mapping[str, str]
 OnDelivery = Callable[[MessageId | None, DanubeError | None], object]
 """Called with the message's id, or with None and the error that kept it out."""
+Fields = tuple[bytes | None, bytes | None, Attributes | None, int | None, int | None]
+"""Of one message, checked: payload, key, attributes, event time, deliver-at."""
 
 _ATTRIBUTE_OVERHEAD_BYTES = 16
 

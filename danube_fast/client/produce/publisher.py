@@ -20,6 +20,7 @@ from danube_fast.client.link.pump import Steps, Wait, deadline_after
 from danube_fast.client.produce.lane import Lane
 from danube_fast.client.produce.outgoing import (
     Attributes,
+    Fields,
     OnDelivery,
     Outgoing,
     as_key,
@@ -31,8 +32,7 @@ from danube_fast.client.produce.outgoing import (
     due_ns,
     outgoing_list,
 )
-from danube_fast.client.produce.state import ProducerState
-from danube_fast.client.produce.straight import PAYLOAD_BYTES_MAX, send_alone, take_ack
+from danube_fast.client.produce.straight import PAYLOAD_BYTES_MAX, StraightWay
 from danube_fast.client.topics.routes import Partition, Routes, Topic, made_again
 from danube_fast.client.values.limits import (
     BATCH_MESSAGES_MAX,
@@ -51,20 +51,17 @@ from danube_fast.errors import (
 from danube_fast.frame.hash import key_hash
 from danube_fast.frame.layout import FRAME_OVERHEAD_BYTES, Codec
 
-__all__ = ["Fields", "Publisher"]
+__all__ = ["Publisher"]
 
-Fields = tuple[bytes | None, bytes | None, Attributes | None, int | None, int | None]
-"""Payload, key, attributes, event time, deliver-at."""
 _LINGER_CHECK_MASK = 31
 """A busy sender looks at the clock once in so many messages."""
 
 
-class Publisher(ProducerState):
+class Publisher(StraightWay):
     """Lanes and open batches of one producer."""
 
     __slots__ = (
-        "__weakref__", "_alone_bytes_max", "_batch_bytes", "_linger_ns", "_lock", "_next_lane", "_only", "_quick", "joining", "lanes",
-        "topic",
+        "__weakref__", "_batch_bytes", "_linger_ns", "_lock", "_next_lane", "_only", "joining", "lanes", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -81,8 +78,6 @@ class Publisher(ProducerState):
         """Lanes to partitions that are new; messages go there once all of them are open."""
         self.lanes = [self.make_lane(partition) for partition in route.partitions]
         self._only = self.lanes[0] if len(self.lanes) == 1 else None
-        self._quick: Lane | None = None
-        """The lane that `send_plain` may use without looking further; None = it must not."""
         self.changed()
 
     # ------------------------------------------------------------ opening
@@ -180,45 +175,6 @@ class Publisher(ProducerState):
         deadline_ns = self.pump.clock.monotonic_ns() + self.timeout_ns
         while (lane := self.try_send(fields, callback)) is not None:
             yield from self._room(lane, deadline_ns)
-
-    def publish_plain(self, payload: Any) -> MessageId | None:
-        """Publish a payload alone over rings, and wait for its ack; None, and nothing was done, if that takes more than
-        a frame in an idle lane, or if an event loop waits for acks."""
-        if type(payload) is not bytes or len(payload) > self._alone_bytes_max:
-            return None
-        pump, ticket = self.pump, Ticket()
-        # not `acquire`: an interrupt may strike as that returns, and the lock would be kept
-        with pump.lock:
-            lane = self._quick
-            if lane is None or pump.on_progress is not None:
-                return None
-            connection, is_whole = lane.connection, False
-            try:
-                is_sent = send_alone(lane, [payload], ticket)
-                try:
-                    if is_sent:
-                        pump.await_answer(ticket)
-                finally:
-                    if ticket.row:
-                        take_ack(lane, ticket)
-                    is_whole = True
-            finally:
-                # an interrupt: perhaps half of it was sent, or its answer half taken
-                if not is_whole:
-                    if ticket.row:
-                        pump.answers.take(ticket)
-                    connection.reset()
-            if not is_sent:
-                return None
-        if not ticket.done:  # the answer was for a session that is lost since
-            pump.wait(ticket.is_complete)
-        return ticket.result() if ticket.done else self._outcome(ticket)
-
-    def _outcome(self, ticket: Ticket) -> MessageId:
-        """Return the id of a message; raise the error that kept it out, or why the client does not wait any more."""
-        if not ticket.done and self._refusal is not None:
-            raise self._refusal
-        return ticket.result()
 
     def publish_steps(
         self,

@@ -9,10 +9,15 @@ the ticket.
 
 from __future__ import annotations
 
+from typing import Any
+
 from danube_fast.client.link.answers import Ticket
-from danube_fast.client.link.buffers import FRAME_AT, Sending
+from danube_fast.client.link.buffers import FRAME_AT, Buffer, Sending
 from danube_fast.client.produce.lane import Lane, Phase
+from danube_fast.client.produce.outgoing import Fields, Outgoing, Packer
+from danube_fast.client.produce.state import ProducerState
 from danube_fast.client.values.limits import MESSAGE_OVERHEAD_BYTES
+from danube_fast.client.values.message import MessageId
 from danube_fast.frame.cpython import BYTES_TYPE, NONE, OBJECTS_READABLE
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_MAGIC, FRAME_OVERHEAD_BYTES
@@ -24,7 +29,7 @@ from danube_fast.net.protocol import Publish, op_code
 from danube_fast.ring.duplex_kernel import HEAD, push_pair
 from danube_fast.ring.layout import WORD_BYTES
 
-__all__ = ["PAYLOAD_BYTES_MAX", "send_alone"]
+__all__ = ["PAYLOAD_BYTES_MAX", "StraightWay"]
 
 PAYLOAD_BYTES_MAX = 16 * 1024 if OBJECTS_READABLE else -1
 """Larger ones take the way of all other messages, which knows what to do without room."""
@@ -57,20 +62,23 @@ def _push_frame(
 _push, _pack = direct(_push_frame), direct(pack_payloads)
 
 
-def send_alone(lane: Lane, items: list[bytes], ticket: Ticket) -> bool:
-    """Send a list of one payload as a frame over rings, whose ack the ticket's row shall get; False if anything stands
-    before it in the lane, and nothing was done. Under the pump's lock."""
+def send_alone(
+    lane: Lane, message: list[bytes] | Outgoing, ticket: Ticket, *, has_row: bool = True
+) -> bool:
+    """Send one message, a list of its payload or all its columns, as a frame over rings; False if anything stands
+    before it in the lane, and nothing was done. Its ack completes the ticket, or goes to its row. Under the pump's
+    lock. Raises InvalidArgument for columns that cannot be packed."""
     connection, producer = lane.connection, lane.producer
     row = connection.free_row
     if not row or lane.unacked or lane.batch.payloads or lane.phase is not Phase.FLOWING:
         return False
     pump = producer.pump
+    buffer, frame_bytes = _packed(producer.packer, message)
     request = connection.next_request()
-    if not pump.answers.expect(ticket, connection.link_number, request):
+    if has_row and not pump.answers.expect(ticket, connection.link_number, request):
+        producer.packer.pool.give_back(buffer)
         return False
-    buffer = producer.packer.pool.take(len(items[0]) + _OVERHEAD_BYTES)
-    packed: int = _pack(buffer.address, buffer.capacity_bytes, id(items), 0, BYTES_TYPE, NONE)
-    frame_bytes, sequence = packed & _BYTES_MASK, lane.next_sequence
+    sequence = lane.next_sequence
     sending = Sending(lane, buffer, frame_bytes, sequence, 1)
     sending.callbacks = [(0, ticket)]
     sending.request = request
@@ -98,6 +106,16 @@ def send_alone(lane: Lane, items: list[bytes], ticket: Ticket) -> bool:
     return True
 
 
+def _packed(packer: Packer, message: list[bytes] | Outgoing) -> tuple[Buffer, int]:
+    """The message as a frame that is not sealed yet, and its size."""
+    if isinstance(message, Outgoing):
+        buffer, frame_bytes, _ = packer.pack(message, 0)
+        return buffer, frame_bytes
+    buffer = packer.pool.take(len(message[0]) + _OVERHEAD_BYTES)
+    packed: int = _pack(buffer.address, buffer.capacity_bytes, id(message), 0, BYTES_TYPE, NONE)
+    return buffer, packed & _BYTES_MASK
+
+
 def take_ack(lane: Lane, ticket: Ticket) -> None:
     """Take what a leader has read for the ticket's row; look for it elsewhere if there is nothing. Under the pump's
     lock."""
@@ -107,3 +125,99 @@ def take_ack(lane: Lane, ticket: Ticket) -> None:
         bundler.settle_one(*answer)
     elif not ticket.done:
         bundler.look_for_answers()
+
+
+class StraightWay(ProducerState):
+    """A producer whose messages go this way when they can."""
+
+    __slots__ = ("_alone_bytes_max", "_quick")
+
+    _alone_bytes_max: int
+    """Larger messages do not; -1: none does."""
+    _quick: Lane | None
+    """The lane that every message may use without looking further; None = none may."""
+
+    def _lane_for(self, key: bytes | None) -> Lane:
+        """The lane of the next message with that key."""
+        raise NotImplementedError
+
+    def publish_plain(self, payload: Any) -> MessageId | None:
+        """Publish a payload alone over rings, and wait for its ack; None, and nothing was done, if that takes more than
+        a frame in an idle lane, or if an event loop waits for acks."""
+        if type(payload) is not bytes or len(payload) > self._alone_bytes_max:
+            return None
+        return self._publish_alone(None, [payload])
+
+    def publish_columns(self, fields: Fields) -> MessageId | None:
+        """Do the same with a checked message that has more than a payload."""
+        message = self._columns(fields)
+        return None if message is None else self._publish_alone(fields[1], message)
+
+    def send_columns(self, fields: Fields, ticket: Ticket) -> bool:
+        """Send such a message, whose ack shall complete the ticket; False if nothing was done."""
+        message, is_whole = self._columns(fields), False
+        if message is None:
+            return False
+        with self.pump.lock:
+            lane = self._lane_alone(fields[1])
+            if lane is None or self.pump.on_progress is not None:
+                return False
+            try:
+                is_sent = send_alone(lane, message, ticket, has_row=False)
+                is_whole = True
+            finally:
+                if not is_whole:
+                    lane.connection.reset()  # an interrupt: perhaps it was sent
+            return is_sent
+
+    def _columns(self, fields: Fields) -> Outgoing | None:
+        """Columns of one message; None if it is too large."""
+        message = Outgoing()
+        message.append(*fields, None)
+        return message if message.byte_count <= self._alone_bytes_max else None
+
+    def _lane_alone(self, key: bytes | None) -> Lane | None:
+        """Under the lock: the lane of a message with that key, if nothing must be looked at before."""
+        lane = self._quick
+        if lane is not None or key is None or self._errors or self._refusal is not None:
+            return lane
+        lane = self._lane_for(key)
+        return lane if lane.failure is None and self.window_open else None
+
+    def _publish_alone(
+        self, key: bytes | None, message: list[bytes] | Outgoing
+    ) -> MessageId | None:
+        """Publish one message, and wait for its ack."""
+        pump, ticket = self.pump, Ticket()
+        # not `acquire`: an interrupt may strike as that returns, and the lock would be kept
+        with pump.lock:
+            lane = self._quick or self._lane_alone(key)
+            if lane is None or pump.on_progress is not None:
+                return None
+            connection, is_whole = lane.connection, False
+            try:
+                is_sent = send_alone(lane, message, ticket)
+                try:
+                    if is_sent:
+                        pump.await_answer(ticket)
+                finally:
+                    if ticket.row:
+                        take_ack(lane, ticket)
+                    is_whole = True
+            finally:
+                # an interrupt: perhaps half of it was sent, or its answer half taken
+                if not is_whole:
+                    if ticket.row:
+                        pump.answers.take(ticket)
+                    connection.reset()
+            if not is_sent:
+                return None
+        if not ticket.done:  # the answer was for a session that is lost since
+            pump.wait(ticket.is_complete)
+        return ticket.result() if ticket.done else self._outcome(ticket)
+
+    def _outcome(self, ticket: Ticket) -> MessageId:
+        """Return the id of a message; raise the error that kept it out, or why the client does not wait any more."""
+        if not ticket.done and self._refusal is not None:
+            raise self._refusal
+        return ticket.result()
