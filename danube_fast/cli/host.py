@@ -19,6 +19,7 @@ from typing import NamedTuple
 from danube_fast.cli.output import bytes_text
 from danube_fast.clock import SystemClock
 from danube_fast.descriptors import DESCRIPTORS_NEEDED, DESCRIPTORS_WANTED
+from danube_fast.interpreter import is_free_threaded
 
 __all__ = ["Finding", "Verdict", "examine"]
 
@@ -87,10 +88,10 @@ def _python() -> Finding:
         return Finding("python", Verdict.FAILURE, seen, "use Python 3.11 or newer")
     if sys.platform != "linux":
         return Finding("python", Verdict.FAILURE, f"{seen}, {sys.platform}", "use Linux")
-    if (
-        platform.python_implementation() != "CPython"
-        or not getattr(sys, "_is_gil_enabled", lambda: True)()
-    ):
+    if is_free_threaded():
+        advice = "use the ordinary build of the same version: kernels rely on the GIL"
+        return Finding("python", Verdict.FAILURE, f"{seen}, free-threaded", advice)
+    if platform.python_implementation() != "CPython":
         advice = "use ordinary CPython: others pack messages without kernels, much slower"
         return Finding("python", Verdict.WARNING, seen, advice)
     return Finding("python", Verdict.OK, seen)

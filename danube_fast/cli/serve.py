@@ -15,6 +15,7 @@ from danube_fast.cli.options import (
     command,
 )
 from danube_fast.cli.output import note
+from danube_fast.interpreter import check_interpreter
 
 __all__ = ["serve"]
 
@@ -66,6 +67,7 @@ def serve(
 
     When all processes are ready it says where it listens, with --output json in one line.
     """
+    check_interpreter()
     from danube_fast.config import load_settings
 
     flags = {

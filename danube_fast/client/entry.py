@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.client.faces import opens
+from danube_fast.interpreter import check_interpreter
 
 if TYPE_CHECKING:
     from danube_fast.client.async_client import AsyncClient
@@ -44,8 +45,9 @@ def connect(
             client.publish("/default/hello", b"hello, world")
 
     Raises Unavailable when no broker answers in time, InvalidArgument for a malformed url, FailedPrecondition for
-    `token` or `tls`.
+    `token` or `tls`, in a subinterpreter, and in a free-threaded build of Python.
     """
+    check_interpreter()  # before NumPy, which would warn of it in many words
     from danube_fast.client.client import Client
 
     return Client(
@@ -72,6 +74,7 @@ async def connect_async(
 
     Parameters and errors are those of `connect`.
     """
+    check_interpreter()
     from danube_fast.client.async_client import AsyncClient
 
     client = AsyncClient(

@@ -1,7 +1,7 @@
 """Where CPython keeps the items of a list and the bytes of a bytes object.
 
 Packing and unpacking walk a `list[bytes]` inside a kernel, by address. That is right only if
-objects look like this (64-bit, with a GIL):
+objects look like this (64-bit; builds without a GIL are refused before, by `interpreter.py`):
 
     list    0 refcount | 8 type | 16 item count | 24 address of the items -> object addresses
     bytes   0 refcount | 8 type | 16 byte count | 24 hash                 | 32 the bytes
@@ -17,7 +17,6 @@ import os
 import platform
 import struct
 import sys
-import sysconfig
 from typing import Any
 
 from danube_fast.frame.kernel import external
@@ -82,8 +81,6 @@ def _objects_readable() -> bool:
     if os.environ.get(_DISABLE_VARIABLE):
         return False
     if platform.python_implementation() != "CPython" or struct.calcsize("P") != POINTER_BYTES:
-        return False
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return False
     return _bytes_look_right(b"some bytes, more than one word") and _list_looks_right(
         [b"first", None, b"third"]

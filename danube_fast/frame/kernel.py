@@ -7,6 +7,8 @@ A process takes compiled kernels out of the image (`image.py`) and never imports
 with DANUBE_KERNELS=numba (for kernels that are not part of the package) compile them as they are
 declared. The one that builds the image only notes them (`image_compiler.py`); none can be called there.
 
+Where kernels cannot run, importing this module raises FailedPrecondition (`interpreter.py`).
+
 `direct(f)` is what Python calls, 40 ns. Pass exactly as many ints as the signature has.
 """
 
@@ -16,6 +18,8 @@ import functools
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from danube_fast.interpreter import check_interpreter
 
 if TYPE_CHECKING:
     from danube_fast.frame.image_compiler import Kernel
@@ -32,6 +36,8 @@ __all__ = [
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+check_interpreter()
 
 _MODE = os.environ.get("DANUBE_KERNELS", "")
 BUILDING = _MODE == "build"
