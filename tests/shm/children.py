@@ -87,17 +87,22 @@ class Script:
 
     def hear(self, word: str, seconds: float = 60) -> None:
         """Wait for the next line, which must be `word`."""
+        line = self.hear_any(seconds, repr(word))
+        assert line == word, f"{line!r} instead of {word!r}: {self.error_text()}"
+
+    def hear_any(self, seconds: float = 60, wanted: str = "line") -> str:
+        """Wait for the next line."""
         assert self.process.stdout is not None
         fd, deadline = self.process.stdout.fileno(), time.monotonic() + seconds
         while b"\n" not in self._said:
             left = deadline - time.monotonic()
             readable = left > 0 and select.select([fd], [], [], left)[0]
-            assert readable, f"no {word!r} in {seconds} s, only {self._said!r}: {self.error_text()}"
+            assert readable, f"no {wanted} in {seconds} s, only {self._said!r}: {self.error_text()}"
             some = os.read(fd, 65536)
-            assert some, f"no {word!r}, but its end: {self.error_text()}"
+            assert some, f"no {wanted}, but its end: {self.error_text()}"
             self._said += some
         line, _, self._said = self._said.partition(b"\n")
-        assert line.decode() == word, f"{line!r} instead of {word!r}: {self.error_text()}"
+        return line.decode()
 
     def tell(self, word: str) -> None:
         """Say a line."""
