@@ -19,7 +19,7 @@ from danube_fast.client.faces import Run, twin
 from danube_fast.client.handle.redrive import redrive_steps
 from danube_fast.client.link.loop import LoopDriver
 from danube_fast.client.link.operations import admin_steps
-from danube_fast.client.link.pump import Steps
+from danube_fast.client.link.steps import Steps
 from danube_fast.client.produce.producers import Producers
 from danube_fast.client.values.arguments import Start
 from danube_fast.client.values.limits import REQUEST_TIMEOUT_SECONDS

@@ -15,7 +15,7 @@ from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consumer import Consumer, ConsumerView
 from danube_fast.client.faces import AsyncClosing, twin
 from danube_fast.client.link.loop import LoopDriver
-from danube_fast.client.link.pump import deadline_after
+from danube_fast.client.link.steps import deadline_after
 from danube_fast.client.produce.publisher import Publisher
 from danube_fast.client.producer import Producer, ProducerView
 from danube_fast.client.reader import Reader, ReaderView

@@ -17,7 +17,7 @@ from danube_fast.client.core import Core
 from danube_fast.client.faces import AsyncClosing, opening, opens, twin
 from danube_fast.client.handle.handlers import checked_concurrency, prefetch
 from danube_fast.client.link.loop import LoopDriver
-from danube_fast.client.link.pump import Steps, deadline_after, seconds_until
+from danube_fast.client.link.steps import Steps, deadline_after, seconds_until
 from danube_fast.client.producer import Producer
 from danube_fast.client.reader import Reader
 from danube_fast.client.values.arguments import (

@@ -13,7 +13,7 @@ from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
 from danube_fast.client.faces import Closing, Run
 from danube_fast.client.handle.handlers import checked_concurrency, prefetch
-from danube_fast.client.link.pump import Steps, deadline_after, seconds_until
+from danube_fast.client.link.steps import Steps, deadline_after, seconds_until
 from danube_fast.client.produce.outgoing import Attributes
 from danube_fast.client.producer import Producer
 from danube_fast.client.reader import Reader

@@ -11,7 +11,7 @@ from danube_fast.client.consume.batch import Batch
 from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consume.leases import GROUPS
 from danube_fast.client.faces import Closing, Run
-from danube_fast.client.link.pump import deadline_after
+from danube_fast.client.link.steps import deadline_after
 from danube_fast.client.values.arguments import Start
 from danube_fast.client.values.limits import (
     BATCH_MESSAGES_DEFAULT,
@@ -152,6 +152,9 @@ class Consumer(ConsumerView, Closing):
             if what._source is acks.run_source and offset == acks.run_end:
                 acks.run_end = offset + 1
                 return
+        if self._inbox.pump.is_inside():
+            self._inbox.pump.call_later(self.ack, what)
+            return
         with self._lock:
             if type(what) is Received:
                 acks.add_one(what)
@@ -184,6 +187,9 @@ class Consumer(ConsumerView, Closing):
         that fails too often is poison (see the policy). Raises what `ack` raises.
         """
         self._inbox.check_acking()
+        if self._inbox.pump.is_inside():
+            self._inbox.pump.call_later(self.nack, what, delay, reason)
+            return
         with self._lock:
             self._acks.give_back(what, delay_ms(delay), reason)
 

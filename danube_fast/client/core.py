@@ -15,7 +15,8 @@ from danube_fast.client.handle.requests import Requests
 from danube_fast.client.link.connection import Connection, Identity
 from danube_fast.client.link.dialer import Rings
 from danube_fast.client.link.machine import Machine
-from danube_fast.client.link.pump import Pump, Steps, Wait, deadline_after, seconds_until
+from danube_fast.client.link.pump import Pump
+from danube_fast.client.link.steps import Steps, Wait, deadline_after, seconds_until
 from danube_fast.client.link.timers import TimerThread
 from danube_fast.client.link.url import parse_url
 from danube_fast.client.produce.outgoing import as_payload

@@ -20,7 +20,7 @@ from danube_fast.checks import check_seconds
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.faces import Closing
 from danube_fast.client.handle.handlers import CLOSE_SHARE, Handling, reason_of, reply_of
-from danube_fast.client.link.pump import deadline_after
+from danube_fast.client.link.steps import deadline_after
 from danube_fast.client.values.limits import CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.values.message import Message
 from danube_fast.clock import Clock

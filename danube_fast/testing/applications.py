@@ -12,7 +12,7 @@ from typing import Any
 from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.core import Core
-from danube_fast.client.link.pump import Steps, deadline_after
+from danube_fast.client.link.steps import Steps, deadline_after
 from danube_fast.client.produce.publisher import Publisher
 from danube_fast.client.values.message import MessageId
 from danube_fast.client.values.options import ConsumerOptions

@@ -18,7 +18,7 @@ from typing import Any
 
 from danube_fast.client.core import Core
 from danube_fast.client.link.dialer import Rings
-from danube_fast.client.link.pump import Steps, Wait
+from danube_fast.client.link.steps import Steps, Wait
 from danube_fast.client.link.timers import TimerThread
 from danube_fast.client.values.limits import FOREVER_NS
 from danube_fast.clock import MICROSECOND_NS, MILLISECOND_NS

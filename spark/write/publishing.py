@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from danube_fast.client.client import Client
 from danube_fast.client.entry import broker_url
-from danube_fast.client.link.pump import deadline_after
+from danube_fast.client.link.steps import deadline_after
 from danube_fast.client.produce.frames import FramePublisher, open_frames_steps
 from danube_fast.client.values.limits import CONNECT_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS
 from danube_fast.clock import SystemClock

@@ -82,7 +82,7 @@ def test_every_operation_of_the_broker_is_a_method_with_its_arguments() -> None:
 
 def test_a_message_serves_both() -> None:
     """`reply` can be awaited, `processing` entered, in both ways."""
-    from danube_fast.client.link.pump import Finished
+    from danube_fast.client.link.steps import Finished
     from danube_fast.client.values.message import Processing
 
     async def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from danube_fast.client.consume.inbox import Inbox, Reply
-from danube_fast.client.link.pump import Steps, deadline_after
+from danube_fast.client.link.steps import Steps, deadline_after
 from danube_fast.client.topics.routes import Routes, Topic
 from danube_fast.client.topics.watcher import Watcher
 from danube_fast.client.values.limits import REQUEST_TIMEOUT_SECONDS

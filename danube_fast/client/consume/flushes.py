@@ -7,7 +7,8 @@ from danube_fast.client.consume.acks import AckQueue
 from danube_fast.client.link.calls import Call
 from danube_fast.client.link.connection import Connection
 from danube_fast.client.link.operations import admin_steps
-from danube_fast.client.link.pump import Pump, Steps, Wait, deadline_after
+from danube_fast.client.link.pump import Pump
+from danube_fast.client.link.steps import Steps, Wait, deadline_after
 from danube_fast.errors import DanubeError, DeadlineExceeded, Unavailable
 
 __all__ = ["answered_steps", "ask_cursors_steps", "flush_steps"]

@@ -26,7 +26,7 @@ from danube_fast.client.consume.partitions import Partitions
 from danube_fast.client.consume.progress import Progress
 from danube_fast.client.consume.seeks import seek_steps
 from danube_fast.client.link.operations import admin_steps
-from danube_fast.client.link.pump import Steps, Wait, deadline_after, seconds_until
+from danube_fast.client.link.steps import Steps, Wait, deadline_after, seconds_until
 from danube_fast.client.topics.routes import Routes, Topic
 from danube_fast.client.topics.watcher import Watcher
 from danube_fast.client.values.limits import (
@@ -142,7 +142,7 @@ class Inbox:
         """Receive a message that is alone in its frame, and wait for it, in the calling thread; None if that takes more,
         or the time is up."""
         pump, frames = self.pump, self.frames
-        if pump.refusal is not None:
+        if pump.refusal is not None or pump.is_inside() or pump.leads:
             return None
         with self._lock:
             if self._queue:

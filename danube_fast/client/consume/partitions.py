@@ -18,7 +18,7 @@ from typing import Protocol
 from danube_fast.client.consume.attachment import Attachment, Owner
 from danube_fast.client.consume.credit import Credit
 from danube_fast.client.link.connection import Connection
-from danube_fast.client.link.pump import Steps, Wait
+from danube_fast.client.link.steps import Steps, Wait
 from danube_fast.client.topics.members import Members
 from danube_fast.client.topics.routes import Partition, Routes, Topic, TopicUser, made_again
 from danube_fast.client.topics.watcher import Watcher

@@ -9,7 +9,7 @@ from __future__ import annotations
 from danube_fast.checks import check_whole
 from danube_fast.client.consume.consumers import Consumers
 from danube_fast.client.consume.read_range import ReadRange
-from danube_fast.client.link.pump import Steps, deadline_after
+from danube_fast.client.link.steps import Steps, deadline_after
 from danube_fast.client.values.arguments import Start
 from danube_fast.client.values.limits import REQUEST_TIMEOUT_SECONDS
 from danube_fast.client.values.message import Message

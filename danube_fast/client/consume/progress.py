@@ -18,7 +18,8 @@ from danube_fast.client.consume.attachment import Attachment
 from danube_fast.client.consume.delivery import Delivery
 from danube_fast.client.consume.frames import Frames
 from danube_fast.client.link.calls import Call, OnLoss, Report
-from danube_fast.client.link.pump import Pump, Steps, Wait, deadline_after
+from danube_fast.client.link.pump import Pump
+from danube_fast.client.link.steps import Steps, Wait, deadline_after
 from danube_fast.client.values.message import Message
 from danube_fast.client.values.options import READER
 from danube_fast.net.protocol import Ping

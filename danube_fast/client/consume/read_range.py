@@ -14,7 +14,7 @@ from danube_fast.checks import check_whole
 from danube_fast.client.consume.attachment import Attachment
 from danube_fast.client.consume.batch import Batch, Piece
 from danube_fast.client.consume.inbox import Inbox
-from danube_fast.client.link.pump import Steps, deadline_after, seconds_until
+from danube_fast.client.link.steps import Steps, deadline_after, seconds_until
 from danube_fast.client.values.limits import BATCH_MESSAGES_DEFAULT, CLOSE_TIMEOUT_SECONDS
 from danube_fast.errors import InvalidArgument
 

@@ -14,7 +14,7 @@ from danube_fast.client.consume.attachment import Attachment
 from danube_fast.client.consume.flushes import answered_steps
 from danube_fast.client.consume.partitions import Partitions
 from danube_fast.client.link.calls import Call
-from danube_fast.client.link.pump import Steps, Wait, deadline_after
+from danube_fast.client.link.steps import Steps, Wait, deadline_after
 from danube_fast.client.values.options import checked_position
 from danube_fast.errors import DanubeError, DeadlineExceeded, InvalidArgument, NotFound
 

@@ -8,7 +8,7 @@ from typing import Any
 from danube_fast.checks import check_choice, check_names, check_whole
 from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.handle.turns import Turns
-from danube_fast.client.link.pump import Steps
+from danube_fast.client.link.steps import Steps
 from danube_fast.client.values.arguments import ConsumerArguments
 from danube_fast.client.values.limits import PREFETCH_PER_HANDLER
 from danube_fast.client.values.message import Message, Received

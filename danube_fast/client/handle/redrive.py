@@ -7,7 +7,7 @@ from danube_fast.client.consume.batch import Batch
 from danube_fast.client.consume.consumers import Consumers
 from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.link.operations import admin_steps
-from danube_fast.client.link.pump import Steps
+from danube_fast.client.link.steps import Steps
 from danube_fast.client.produce.producers import Producers
 from danube_fast.client.produce.publisher import Publisher
 from danube_fast.client.values.message import Message

@@ -27,7 +27,7 @@ from danube_fast.client.consume.delivery import Delivery
 from danube_fast.client.consume.inbox import Inbox
 from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.operations import admin_steps
-from danube_fast.client.link.pump import Steps, Wait, deadline_after
+from danube_fast.client.link.steps import Steps, Wait, deadline_after
 from danube_fast.client.produce.outgoing import Attributes, as_payload, checked_attributes
 from danube_fast.client.produce.producers import ProducerCache, Producers
 from danube_fast.client.values.limits import (

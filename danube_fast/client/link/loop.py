@@ -19,7 +19,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from danube_fast.client.link.buffers import Sender
-from danube_fast.client.link.pump import Pump, Steps, Wait
+from danube_fast.client.link.pump import Pump
+from danube_fast.client.link.steps import Steps, Wait
 from danube_fast.client.values.limits import FOREVER_NS
 from danube_fast.errors import FailedPrecondition
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from danube_fast.client.link.calls import Call
 from danube_fast.client.link.connection import Connection
-from danube_fast.client.link.pump import Steps, Wait, deadline_after
+from danube_fast.client.link.steps import Steps, Wait, deadline_after
 from danube_fast.client.values.limits import REQUEST_TIMEOUT_SECONDS
 from danube_fast.errors import DeadlineExceeded, InvalidArgument
 from danube_fast.net.protocol import Admin, encode

@@ -16,8 +16,8 @@ So no thread sleeps on it before a look, under the lock, at every socket that wa
 and a thread that sends while a leader sleeps wakes it if something has come in (`after_send`). Rings the kernel
 looks at by itself: it hands acks over to the threads that wait for them (`answers.py`), and wakes for all else.
 
-Operations that wait are written once, as generators of `Wait` (`Steps`). `run` drives them for
-threads; `aio.py` drives the same generators for an event loop.
+Operations that wait are written once, as `Steps` (`steps.py`). `run` drives them for threads; `aio.py` drives the
+same generators for an event loop.
 """
 
 from __future__ import annotations
@@ -29,65 +29,29 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
-from danube_fast.checks import check_seconds
 from danube_fast.client.link.answers import Answers, Ticket
 from danube_fast.client.link.buffers import Sender
 from danube_fast.client.link.lookout import Lookout
 from danube_fast.client.link.parts import Socket, Timed
+from danube_fast.client.link.steps import Finished, Steps
 from danube_fast.client.values.limits import FOREVER_NS, SLICE_NS
 from danube_fast.clock import Clock
-from danube_fast.errors import DanubeError
+from danube_fast.errors import DanubeError, FailedPrecondition
 
-__all__ = [
-    "Finished",
-    "Pump",
-    "Steps",
-    "Wait",
-    "deadline_after",
-    "seconds_until",
-]
+__all__ = ["Pump"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class Wait(NamedTuple):
-    """Suspend until `ready()` is true (asked under the lock) or the deadline is over."""
-
-    ready: Callable[[], bool]
-    deadline_ns: int = FOREVER_NS
-    ticket: Ticket | None = None
-    """That whose outcome is all that `ready` asks for."""
-
-
-Steps = Generator[Wait, bool, T]
-"""An operation that may wait: yields `Wait`, is sent whether it became ready, returns its result."""
-
-
-class Finished(Generic[T]):
-    """The outcome of an operation that has ended; awaiting it takes no time."""
-
-    def __init__(self, outcome: T) -> None:
-        self._outcome = outcome
-
-    def __await__(self) -> Generator[None, None, T]:
-        return self._outcome
-        yield
-
-
-def deadline_after(clock: Clock, seconds: float | None) -> int:
-    """Monotonic deadline that many seconds from now; None means never. Raises InvalidArgument."""
-    if seconds is None:
-        return FOREVER_NS
-    return clock.monotonic_ns() + int(check_seconds(seconds, "timeout") * 1e9)
-
-
-def seconds_until(clock: Clock, deadline_ns: int) -> float:
-    """Seconds until a monotonic deadline; 0 when it is over."""
-    return max(0.0, (deadline_ns - clock.monotonic_ns()) / 1e9)
+_INTERRUPTING = (
+    "a signal handler or a finalizer calls this client in the middle of another call of the same thread, and would "
+    "wait for what only that can bring; raise an exception there, hand it to another thread, or use send(), which "
+    "is queued"
+)
 
 
 def _nothing() -> None:
@@ -102,6 +66,11 @@ class Pump:
         self.lock = threading.RLock()
         self.acquire, self.release = self.lock.acquire, self.lock.release
         """The same two objects for all: a `with` looks them up each time."""
+        self.is_inside: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
+        """Whether the calling thread holds the lock. At the start of a call of the application that tells: a signal
+        handler, or a finalizer, has interrupted another one."""
+        self.calls_later = 0
+        """Calls that wait for the end of the one that they have interrupted."""
         self.callbacks: collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]] = (
             collections.deque()
         )
@@ -127,7 +96,8 @@ class Pump:
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
-        self._leading = False
+        self._leader = 0
+        """Thread that reads the sockets, or sleeps on them."""
         self._asleep = False
         self._caller = 0
         """Thread that calls the application back just now."""
@@ -228,8 +198,17 @@ class Pump:
     def _wake_leader(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
 
+    @property
+    def leads(self) -> bool:
+        """Whether the calling thread reads the sockets, in a call that this one has interrupted."""
+        return self._leader == threading.get_ident()
+
     def run(self, steps: Steps[T]) -> T:
-        """Drive an operation to its end in the calling thread. Raises what makes the client unusable."""
+        """Drive an operation to its end in the calling thread. Raises what makes the client unusable, and
+        FailedPrecondition in the middle of another call of this thread."""
+        if self.is_inside() or self.leads:
+            steps.close()
+            raise FailedPrecondition(_INTERRUPTING)
         if self.refusal is not None:
             steps.close()
             raise self.refusal
@@ -241,6 +220,18 @@ class Pump:
             return stop.value  # type: ignore[no-any-return]
         finally:
             steps.close()
+
+    def call_later(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Do what a call asks for that has interrupted another one, when that is over."""
+        self.calls_later += 1
+        self.callbacks.append((self._call_now, (function, arguments)))
+        self._wake_timers()
+
+    def _call_now(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        try:
+            function(*arguments)
+        finally:
+            self.calls_later -= 1
 
     def end(self, steps: Steps[None]) -> None:
         """Drive a close; a client that cannot be used any more has closed everything."""
@@ -260,7 +251,7 @@ class Pump:
     def wait_inside(self, ready: Callable[[], bool], deadline_ns: int) -> bool:
         """Do the same for a caller that holds the lock, once."""
         while not ready():
-            if self._leading:
+            if self._leader:
                 now = self.clock.monotonic_ns()
                 if now >= deadline_ns:
                     return False
@@ -276,7 +267,7 @@ class Pump:
         once."""
         is_known = ticket.known()
         while not is_known() and not self.closed:
-            if self._leading:
+            if self._leader:
                 self._follow_row(ticket)
             else:
                 self._lead(is_known, FOREVER_NS, ticket.row)
@@ -285,12 +276,12 @@ class Pump:
 
     def _pass_on(self) -> None:
         """Leave the lead to a thread that sleeps on its row: this one was perhaps told to lead, and is ready."""
-        if not self._leading:
+        if not self._leader:
             self.answers.hand_over()
 
     def _lead(self, ready: Callable[[], bool], deadline_ns: int, row: int) -> bool:
         """Be the leader until `ready()`, callbacks were called, or the time is up (then True)."""
-        self._leading = True
+        self._leader = threading.get_ident()
         try:
             while True:
                 # of all others the descriptor would tell: only use of a socket swallows its edge
@@ -307,7 +298,7 @@ class Pump:
                     break
                 self._sleep(row, min(SLICE_NS, left_ns))
         finally:
-            self._leading = False
+            self._leader = 0
             if self._followers:
                 self._condition.notify()
             elif self.answers.sleeping:
@@ -391,7 +382,7 @@ class Pump:
 
     def try_drain(self) -> None:
         """Under the lock: read the sockets unless a leader does so anyway."""
-        if not self._leading:
+        if not self._leader:
             self.drain()
 
     def run_callbacks(self) -> None:
@@ -471,7 +462,8 @@ class Pump:
         self.armed.clear()
         self._wake_timers = _nothing
         self._followers = 0
-        self._asleep = self._leading = False
+        self._asleep = False
+        self._leader = 0
 
     def close(self) -> None:
         """Under the lock: end every wait. The sockets were removed before."""

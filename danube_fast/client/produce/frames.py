@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import ClassVar, cast
 
 from danube_fast.client.link.buffers import FRAME_AT, Buffer, BufferPool, Buffers, Sending
-from danube_fast.client.link.pump import Steps
+from danube_fast.client.link.steps import Steps
 from danube_fast.client.produce.lane import Lane
 from danube_fast.client.produce.outgoing import Outgoing, Packer
 from danube_fast.client.produce.producers import Producers

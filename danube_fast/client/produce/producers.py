@@ -9,7 +9,7 @@ from typing import Any
 
 from danube_fast.checks import check_names, check_text
 from danube_fast.client.link.buffers import Buffers
-from danube_fast.client.link.pump import Steps, Wait
+from danube_fast.client.link.steps import Steps, Wait
 from danube_fast.client.produce.publisher import Publisher
 from danube_fast.client.topics.routes import Routes
 from danube_fast.client.topics.watcher import Watcher

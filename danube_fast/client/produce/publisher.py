@@ -16,7 +16,7 @@ from typing import Any
 from danube_fast.checks import check_callable
 from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.buffers import Buffers
-from danube_fast.client.link.pump import Steps, Wait, deadline_after
+from danube_fast.client.link.steps import Steps, Wait, deadline_after
 from danube_fast.client.produce.lane import Lane
 from danube_fast.client.produce.outgoing import (
     Attributes,
@@ -114,6 +114,8 @@ class Publisher(StraightWay):
     def send_plain(self, payload: Any) -> bool:
         """Send a payload alone, if that needs neither a wait nor a decision; whether it was sent."""
         pump = self.pump
+        if pump.is_inside():
+            return False
         pump.acquire()
         try:
             lane = self._quick
@@ -151,6 +153,9 @@ class Publisher(StraightWay):
         """Add a checked message to its lane's open batch; that lane if it must be waited for."""
         if callback is not None and type(callback) is not Ticket:
             check_callable(callback, "on_delivery")
+        if self.pump.is_inside():
+            self.pump.call_later(self._send_later, fields, callback)
+            return None
         with self._lock:
             self._raise_errors()
             lane = self._lane_for(fields[1])
@@ -169,6 +174,9 @@ class Publisher(StraightWay):
             else:
                 self._appended(lane, len(batch.payloads))
             return None
+
+    def _send_later(self, fields: Fields, callback: OnDelivery | Ticket | None) -> None:
+        self.pump.run(self.send_steps(fields, callback))
 
     def send_steps(self, fields: Fields, callback: OnDelivery | Ticket | None) -> Steps[None]:
         """Send a checked message, which may have to wait for the window."""
@@ -315,6 +323,8 @@ class Publisher(StraightWay):
         """Wait until nothing is unacked; id of the last message acked."""
         seconds = self.timeout_ns / 1e9 if timeout is None else timeout
         deadline_ns = deadline_after(self.pump.clock, seconds)
+        if self.pump.calls_later:
+            yield Wait(lambda: not self.pump.calls_later, deadline_ns)
         with self._lock:
             self._check_usable()
             for lane in self.lanes:

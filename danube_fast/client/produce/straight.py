@@ -189,10 +189,12 @@ class StraightWay(ProducerState):
     ) -> MessageId | None:
         """Publish one message, and wait for its ack."""
         pump, ticket = self.pump, Ticket()
+        if pump.is_inside():
+            return None
         # not `acquire`: an interrupt may strike as that returns, and the lock would be kept
         with pump.lock:
             lane = self._quick or self._lane_alone(key)
-            if lane is None or pump.on_progress is not None:
+            if lane is None or pump.on_progress is not None or pump.leads:
                 return None
             connection, is_whole = lane.connection, False
             try:

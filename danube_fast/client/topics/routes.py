@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from danube_fast.client.link.calls import Call, OnLoss
 from danube_fast.client.link.connection import Connection
-from danube_fast.client.link.pump import Steps, Wait
+from danube_fast.client.link.steps import Steps, Wait
 from danube_fast.client.values.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import (
