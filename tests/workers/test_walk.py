@@ -27,8 +27,8 @@ LEGS = {
     "shm": ("publish, client", "served by kernels, worker", "receive and ack, client", "ack, worker"),
 }  # fmt: skip
 CEILINGS = {
-    "zmq": ((104, 76, 21), (146, 120, 46), (84, 70, 33), (98, 68, 20), (160, 120, 46)),
-    "shm": ((44, 40, 18), (148, 118, 43), (112, 78, 22), (230, 175, 55)),
+    "zmq": ((104, 76, 21), (146, 120, 46), (84, 70, 33), (98, 68, 20), (168, 132, 54)),
+    "shm": ((47, 43, 18), (160, 128, 46), (116, 80, 24), (260, 192, 58)),
 }
 """By lane: calls, stays and files of each leg, some percent above what was counted last. Lower them when the walk
 becomes shorter."""
