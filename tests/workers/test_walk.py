@@ -28,7 +28,7 @@ LEGS = {
 }  # fmt: skip
 CEILINGS = {
     "zmq": ((104, 76, 21), (146, 120, 46), (84, 70, 33), (98, 68, 20), (168, 132, 54)),
-    "shm": ((47, 43, 18), (160, 128, 46), (116, 80, 24), (260, 192, 58)),
+    "shm": ((58, 50, 20), (168, 132, 48), (122, 84, 26), (272, 200, 60)),
 }
 """By lane: calls, stays and files of each leg, some percent above what was counted last. Lower them when the walk
 becomes shorter."""
