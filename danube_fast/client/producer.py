@@ -85,7 +85,9 @@ class Producer(ProducerView, Closing):
             producer.send(b"payload", key="UA", attributes={"a": "1"})
 
         Blocks while the window is full. Raises ResourceExhausted when that lasts for the producer's timeout,
-        InvalidArgument for a message that cannot be sent, and what went wrong with earlier messages.
+        InvalidArgument for a message that cannot be sent, and what went wrong with earlier messages. A signal handler
+        that interrupts another call of the client may send: the message goes out behind that call, and what goes
+        wrong with it then is logged.
         """
         if (
             key is None
@@ -142,7 +144,8 @@ class Producer(ProducerView, Closing):
         """Publish one message at once and wait for its ack; its id. Never lingers.
 
         The fields are those of `send`. Raises ProducerFenced, TopicDeleted, DeadlineExceeded after the producer's
-        timeout (the message may have been stored), and what `send` raises.
+        timeout (the message may have been stored), FailedPrecondition in a signal handler that interrupts another
+        call of the client, and what `send` raises.
         """
         publisher = self._publisher
         fields = payload, key, attributes, event_time, deliver_at, deliver_after

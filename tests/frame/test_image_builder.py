@@ -40,7 +40,7 @@ def test_a_kernel_that_python_calls_while_the_image_is_built_says_so() -> None:
 
 
 def test_shares_make_one_module() -> None:
-    """Kernels of one share call those of another, whoever compiles them."""
+    """Kernels of one share call those of another, which another process compiles."""
     said = build_process(
         "from danube_fast.frame.hash import *\n"
         "parts = [builder._compile(declared, number, 2) for number in range(2)]\n"

@@ -1,8 +1,8 @@
-"""Operations that may wait, written once for threads and event loops.
+"""Operations that may wait, written once: `Pump.run` drives them in the calling thread, `loop.py` in an event loop.
 
-def close_steps(...) -> Steps[None]:            `Pump.run` drives them in the calling thread,
-...                                         `aio.py` in an event loop
-ready = yield Wait(lambda: ..., deadline_ns)
+def open_steps(self, deadline_ns: int) -> Steps[None]:
+if not (yield Wait(self.is_open, deadline_ns)):
+raise DeadlineExceeded(...)
 """
 
 from __future__ import annotations

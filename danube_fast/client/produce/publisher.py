@@ -48,7 +48,6 @@ from danube_fast.errors import (
     InvalidArgument,
     ResourceExhausted,
 )
-from danube_fast.frame.hash import key_hash
 from danube_fast.frame.layout import FRAME_OVERHEAD_BYTES, Codec
 
 __all__ = ["Publisher"]
@@ -61,7 +60,7 @@ class Publisher(StraightWay):
     """Lanes and open batches of one producer."""
 
     __slots__ = (
-        "__weakref__", "_batch_bytes", "_linger_ns", "_lock", "_next_lane", "_only", "joining", "lanes", "topic",
+        "__weakref__", "_batch_bytes", "_linger_ns", "_lock", "joining", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -261,18 +260,6 @@ class Publisher(StraightWay):
             data, as_key(key), None if attributes is None else checked_attributes(attributes),
             as_time_ns(event_time, "event_time"), deliver_at,
         )  # fmt: skip
-
-    def _lane_for(self, key: bytes | None) -> Lane:
-        """By key hash, or round-robin by batch."""
-        if self._only is not None:
-            return self._only
-        if key is not None:
-            return self.lanes[key_hash(key) % len(self.lanes)]
-        lane = self.lanes[self._next_lane]
-        if not lane.batch.payloads:
-            self._next_lane = (self._next_lane + 1) % len(self.lanes)
-            lane = self.lanes[self._next_lane]
-        return lane
 
     def send_many_steps(
         self,

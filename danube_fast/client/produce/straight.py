@@ -19,6 +19,7 @@ from danube_fast.client.produce.state import ProducerState
 from danube_fast.client.values.limits import MESSAGE_OVERHEAD_BYTES
 from danube_fast.client.values.message import MessageId
 from danube_fast.frame.cpython import BYTES_TYPE, NONE, OBJECTS_READABLE
+from danube_fast.frame.hash import key_hash
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_MAGIC, FRAME_OVERHEAD_BYTES
 from danube_fast.frame.memory import store_u8, store_u32
@@ -130,16 +131,30 @@ def take_ack(lane: Lane, ticket: Ticket) -> None:
 class StraightWay(ProducerState):
     """A producer whose messages go this way when they can."""
 
-    __slots__ = ("_alone_bytes_max", "_quick")
+    __slots__ = ("_alone_bytes_max", "_next_lane", "_only", "_quick", "lanes")
 
     _alone_bytes_max: int
     """Larger messages do not; -1: none does."""
     _quick: Lane | None
     """The lane that every message may use without looking further; None = none may."""
 
+    lanes: list[Lane]
+    """One for each partition, in their order."""
+    _only: Lane | None
+    """The lane of a topic with one partition."""
+    _next_lane: int
+
     def _lane_for(self, key: bytes | None) -> Lane:
-        """The lane of the next message with that key."""
-        raise NotImplementedError
+        """By key hash, or round-robin by batch."""
+        if self._only is not None:
+            return self._only
+        if key is not None:
+            return self.lanes[key_hash(key) % len(self.lanes)]
+        lane = self.lanes[self._next_lane]
+        if not lane.batch.payloads:
+            self._next_lane = (self._next_lane + 1) % len(self.lanes)
+            lane = self.lanes[self._next_lane]
+        return lane
 
     def publish_plain(self, payload: Any) -> MessageId | None:
         """Publish a payload alone over rings, and wait for its ack; None, and nothing was done, if that takes more than
