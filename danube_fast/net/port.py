@@ -14,182 +14,50 @@ pyzmq: they are its Frames. Nothing here ever blocks.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import zmq
 from zmq import backend
-from zmq.backend.cython import _zmq
 
-from danube_fast.errors import Internal
-from danube_fast.frame.kernel import address_of, direct, intrinsic, kernel
-from danube_fast.frame.memory import load_i64, memory_copy, store_u64
+from danube_fast.frame.kernel import address_of, direct
+from danube_fast.net.port_kernels import (
+    FUNCTIONS,
+    MESSAGE_BYTES,
+    SIZE_MASK,
+    close_message,
+    get_events,
+    open_message,
+    receive_into,
+    send_copy,
+    send_message,
+    take_content,
+)
 
 __all__ = ["SEND_LAST", "SEND_MORE", "Part", "Port", "send_part"]
 
 SEND_LAST = int(zmq.NOBLOCK)
 SEND_MORE = SEND_LAST | int(zmq.SNDMORE)
 _NOBLOCK = int(zmq.NOBLOCK)
-_EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 _HEAD_BYTES = 16 * 1024
 """Room for a first part; a larger one is received in two steps."""
 _SHARED_BYTES_MAX = 8192
 """Smaller parts lie in the buffer that libzmq has read them into, which has this size and is kept by each of
 them: who keeps a message of 300 bytes would keep 8 KiB."""
-_MESSAGE_BYTES = 64
-"""Size of zmq_msg_t, a part of libzmq's ABI."""
-_MORE_SHIFT = 40
-_SIZE_MASK = (1 << _MORE_SHIFT) - 1
-_EAGAIN, _EINTR = errno.EAGAIN, errno.EINTR
-_TRIES = 100
-"""Signals that a call outlasts. In a forked child libzmq says EINTR for ever."""
+_EAGAIN = errno.EAGAIN
 
 _base: Any = backend.Socket
 send_part: Callable[..., Any] = _base.send
 """send_part(socket, data, flags, copy): pyzmq's own, for Frames."""
 _receive_part: Callable[..., Any] = _base.recv
 
-_NAMES = (
-    "zmq_msg_init", "zmq_msg_recv", "zmq_msg_data", "zmq_msg_more", "zmq_msg_close", "zmq_send",
-    "zmq_getsockopt", "zmq_errno", "zmq_msg_init_size", "zmq_msg_send",
-)  # fmt: skip
-_INIT, _RECV, _DATA, _MORE, _CLOSE, _SEND, _GETSOCKOPT, _ERRNO, _INIT_SIZE, _MSG_SEND = range(
-    0, 8 * len(_NAMES), 8
-)
-
-
-def _addresses() -> Any:
-    """Where libzmq's functions are, int64 each. Raises Internal if pyzmq hides them."""
-    try:
-        # a library's symbols are also looked for in those that it was linked with
-        library = ctypes.CDLL(_zmq.__file__)
-        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _NAMES]
-    except (AttributeError, OSError) as error:
-        raise Internal(
-            f"this build of pyzmq hides libzmq ({error}); install a wheel: "
-            "pip install --force-reinstall --only-binary :all: pyzmq"
-        ) from error
-    return np.array(found, np.int64)
-
-
-_functions = _addresses()
-_table: int = _functions.ctypes.data
-
-
-def _make_call(name: str, bits: int) -> Any:
-    """The intrinsic `name(function, a, b, c, d)`: call C at an address, which returns `bits` bits.
-
-    Arguments that the function does not have stay in registers that it does not read.
-    """
-
-    def call(typing_context: Any, function: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-        from llvmlite import ir
-        from numba import types
-
-        wide = ir.IntType(64)
-
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            kind = ir.FunctionType(ir.IntType(bits), [wide] * 4)
-            called = builder.inttoptr(values[0], kind.as_pointer())
-            result = builder.call(called, values[1:])
-            return result if bits == 64 else builder.sext(result, wide)
-
-        return types.int64(*[types.int64] * 5), generate
-
-    call.__name__ = name
-    return intrinsic(call)
-
-
-call_int: Callable[[int, int, int, int, int], int] = _make_call("call_int", 32)
-call_word: Callable[[int, int, int, int, int], int] = _make_call("call_word", 64)
-
-
-@kernel("int64(int64)")
-def _fault(table: int) -> int:
-    """Minus the errno of the call that has just failed."""
-    return -call_int(load_i64(table + _ERRNO), 0, 0, 0, 0)
-
-
-@kernel("int64(int64,int64,int64,int64)")
-def _take(table: int, message: int, target: int, size: int) -> int:
-    """Copy the content of a zmq_msg_t and give it back."""
-    memory_copy(target, call_word(load_i64(table + _DATA), message, 0, 0, 0), size)
-    call_int(load_i64(table + _CLOSE), message, 0, 0, 0)
-    return size
-
-
-@kernel("int64(int64,int64,int64,int64)")
-def _receive_head(table: int, socket: int, message: int, capacity: int) -> int:
-    """Receive one part behind the zmq_msg_t at `message`: its size and, above that, whether more
-    follows; or minus an errno. A part larger than `capacity` stays in `message` for `_take`."""
-    call_int(load_i64(table + _INIT), message, 0, 0, 0)
-    size = -1
-    for _ in range(_TRIES):
-        size = call_int(load_i64(table + _RECV), message, socket, _NOBLOCK, 0)
-        if size >= 0 or _fault(table) != -_EINTR:
-            break
-    if size < 0:
-        return _fault(table)
-    more = call_int(load_i64(table + _MORE), message, 0, 0, 0)
-    if size <= capacity:
-        _take(table, message, message + _MESSAGE_BYTES, size)
-    return (more << _MORE_SHIFT) | size
-
-
-@kernel("int64(int64,int64,int64,int64,int64)")
-def _send(table: int, socket: int, data: int, size: int, flags: int) -> int:
-    """Send a copy of a part; minus an errno if that failed."""
-    sent = -1
-    for _ in range(_TRIES):
-        sent = call_int(load_i64(table + _SEND), socket, data, size, flags)
-        if sent >= 0 or _fault(table) != -_EINTR:
-            break
-    return sent if sent >= 0 else _fault(table)
-
-
-@kernel("int64(int64,int64,int64)")
-def _open_part(table: int, message: int, size: int) -> int:
-    """Make a zmq_msg_t of that size: where its content goes, or 0 if there is no memory."""
-    if call_int(load_i64(table + _INIT_SIZE), message, size, 0, 0) != 0:
-        return 0
-    return call_word(load_i64(table + _DATA), message, 0, 0, 0)
-
-
-@kernel("int64(int64,int64)")
-def _close_part(table: int, message: int) -> int:
-    return call_int(load_i64(table + _CLOSE), message, 0, 0, 0)
-
-
-@kernel("int64(int64,int64,int64,int64)")
-def _send_part(table: int, socket: int, message: int, flags: int) -> int:
-    """Send a zmq_msg_t, which is empty then; minus an errno if that failed."""
-    sent = -1
-    for _ in range(_TRIES):
-        sent = call_int(load_i64(table + _MSG_SEND), message, socket, flags, 0)
-        if sent >= 0 or _fault(table) != -_EINTR:
-            break
-    return sent if sent >= 0 else _fault(table)
-
-
-@kernel("int64(int64,int64,int64)")
-def _get_events(table: int, socket: int, place: int) -> int:
-    """ZMQ_EVENTS, or minus an errno. `place` has room for two words."""
-    store_u64(place, 0)
-    store_u64(place + 8, 4)
-    if call_int(load_i64(table + _GETSOCKOPT), socket, _EVENTS, place, place + 8) < 0:
-        return _fault(table)
-    return load_i64(place)
-
-
-_head = direct(_receive_head)
-_rest = direct(_take)
-_give = direct(_send)
-_events = direct(_get_events)
-_open, _close, _give_part = direct(_open_part), direct(_close_part), direct(_send_part)
+_head = direct(receive_into)
+_rest = direct(take_content)
+_give = direct(send_copy)
+_events = direct(get_events)
+_open, _close, _give_part = direct(open_message), direct(close_message), direct(send_message)
 
 
 class Part:
@@ -200,9 +68,9 @@ class Part:
     def __init__(self, size: int) -> None:
         """Raises MemoryError."""
         self._size = size
-        self.message = bytearray(_MESSAGE_BYTES)
+        self.message = bytearray(MESSAGE_BYTES)
         """The zmq_msg_t."""
-        self.address: int = _open(_table, address_of(self.message), size)
+        self.address: int = _open(FUNCTIONS, address_of(self.message), size)
         if not self.address:
             raise MemoryError(f"no memory for a part of {size} bytes")
 
@@ -211,7 +79,7 @@ class Part:
 
     def __del__(self) -> None:
         if self.address:
-            _close(_table, address_of(self.message))
+            _close(FUNCTIONS, address_of(self.message))
 
 
 def _error_of(sent: int) -> zmq.ZMQError:
@@ -230,9 +98,9 @@ class Port:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket = socket
         self._handle: int = socket.underlying
-        self._memory = bytearray(_MESSAGE_BYTES + _HEAD_BYTES)
+        self._memory = bytearray(MESSAGE_BYTES + _HEAD_BYTES)
         self._message = address_of(self._memory)
-        self._view = memoryview(self._memory)[_MESSAGE_BYTES:]
+        self._view = memoryview(self._memory)[MESSAGE_BYTES:]
         self.more = False
         """Parts follow the one that `receive_head` gave."""
 
@@ -242,7 +110,7 @@ class Port:
 
     def readable(self) -> bool:
         """Whether a message waits. It also does what ZeroMQ's descriptor was raised for."""
-        events: int = _events(_table, self._own_handle(), self._message)
+        events: int = _events(FUNCTIONS, self._own_handle(), self._message)
         if events < 0:
             raise zmq.ZMQError(-events)
         return events & _POLLIN != 0
@@ -254,17 +122,19 @@ class Port:
 
     def receive_head(self) -> memoryview | None:
         """The next part if there is one; valid until the next call. Raises ZMQError."""
-        found: int = _head(_table, self._handle or self._own_handle(), self._message, _HEAD_BYTES)
+        found: int = _head(
+            FUNCTIONS, self._handle or self._own_handle(), self._message, _HEAD_BYTES
+        )
         if found < 0:
             if found == -_EAGAIN:
                 return None
             raise zmq.ZMQError(-found)
-        self.more = found > _SIZE_MASK
-        size = found & _SIZE_MASK
+        self.more = found > SIZE_MASK
+        size = found & SIZE_MASK
         if size <= _HEAD_BYTES:
             return self._view[:size]
         large = bytearray(size)
-        _rest(_table, self._message, address_of(large), size)
+        _rest(FUNCTIONS, self._message, address_of(large), size)
         return memoryview(large)
 
     def receive_rest(self) -> list[zmq.Frame | bytes]:
@@ -281,14 +151,14 @@ class Port:
     def send(self, data: Any, flags: int = SEND_LAST) -> None:
         """Send a copy of a buffer. Raises ZMQError, `zmq.Again` if the queue is full."""
         handle = self._handle or self._own_handle()
-        sent: int = _give(_table, handle, address_of(data), len(data), flags)
+        sent: int = _give(FUNCTIONS, handle, address_of(data), len(data), flags)
         if sent < 0:
             raise _error_of(sent)
 
     def give(self, part: Part, flags: int = SEND_LAST) -> None:
         """Send a part, whose memory is ZeroMQ's then. Raises as `send`; then it still is the part's."""
         handle = self._handle or self._own_handle()
-        sent: int = _give_part(_table, handle, address_of(part.message), flags)
+        sent: int = _give_part(FUNCTIONS, handle, address_of(part.message), flags)
         if sent < 0:
             raise _error_of(sent)
 
