@@ -257,7 +257,7 @@ def test_no_modules_import_each_other() -> None:
 
 WORKER_LAYERS: tuple[tuple[str, ...], ...] = (
     ("process",),
-    ("shard.job", "shard.catalog", "shard.ring_out", "shard.transports", "shard.publish.journal", "shard.publish.group",
+    ("shard.job", "shard.catalog", "shard.ring_out", "shard.routed_peers", "shard.transports", "shard.publish.journal", "shard.publish.group",
      "shard.publish.runs", "shard.publish.record_queue", "shard.publish.siblings", "shard.keep.pins"),
     ("shard.state",),
     ("shard.publish", "shard.deliver", "shard.read", "shard.keep", "shard.history", "shard.logs",

@@ -35,7 +35,7 @@ from danube_fast.net.port_kernels import (
     take_content,
 )
 
-__all__ = ["SEND_LAST", "SEND_MORE", "Part", "Port", "send_part"]
+__all__ = ["SEND_LAST", "SEND_MORE", "Part", "Port", "send_part", "take_rest"]
 
 SEND_LAST = int(zmq.NOBLOCK)
 SEND_MORE = SEND_LAST | int(zmq.SNDMORE)
@@ -54,7 +54,8 @@ send_part: Callable[..., Any] = _base.send
 _receive_part: Callable[..., Any] = _base.recv
 
 _head = direct(receive_into)
-_rest = direct(take_content)
+take_rest = direct(take_content)
+"""take_rest(table, message, target, size): copy what was too large for `receive_into`."""
 _give = direct(send_copy)
 _events = direct(get_events)
 _open, _close, _give_part = direct(open_message), direct(close_message), direct(send_message)
@@ -134,7 +135,7 @@ class Port:
         if size <= _HEAD_BYTES:
             return self._view[:size]
         large = bytearray(size)
-        _rest(FUNCTIONS, self._message, address_of(large), size)
+        take_rest(FUNCTIONS, self._message, address_of(large), size)
         return memoryview(large)
 
     def receive_rest(self) -> list[zmq.Frame | bytes]:

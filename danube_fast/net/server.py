@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import zmq
 
@@ -60,9 +61,19 @@ class Server:
         self._ipc_endpoint = ""
         self._ipc_is_open = False
         self._port = Port(socket)
-        self.readable = self._port.readable
+        self._held: tuple[bytes, Any, list[Any], bool] | None = None
+        self._rests = False
         self.drained = False
         """The last `receive` took everything that was there."""
+
+    @property
+    def handle(self) -> int:
+        """Address of the socket, for kernels."""
+        return int(self.socket.underlying)
+
+    def readable(self) -> bool:
+        """Whether a message waits. It also does what ZeroMQ's descriptor was raised for."""
+        return self._held is not None or self._port.readable()
 
     def fileno(self) -> int:
         """The descriptor to sleep on, whenever nothing is `readable`."""
@@ -114,6 +125,18 @@ class Server:
         """Up to `limit` waiting messages: identity, command (valid until the next one), parts
         behind it. Never blocks."""
         port = self._port
+        if limit <= 0:
+            return
+        if self._held is not None:
+            identity, command, parts, port.more = self._held
+            self._held, self.drained = None, False
+            parts += port.receive_rest()
+            if identity[:1] == b"\0" and len(parts) < PARTS_MAX:
+                yield identity, command, parts
+            limit -= 1
+        elif self._rests:
+            self._rests = False
+            return
         self.drained = False
         for _ in range(limit):
             head = port.receive_head()
@@ -125,6 +148,20 @@ class Server:
             parts = port.receive_rest() if port.more else []
             if identity[:1] == b"\0" and command is not None and len(parts) < PARTS_MAX:
                 yield identity, command, parts
+
+    @property
+    def holds(self) -> bool:
+        """Whether a message that kernels have received is not handed out yet."""
+        return self._held is not None
+
+    def hold(self, identity: bytes, command: Any, parts: list[Any], *, more: bool) -> None:
+        """Keep the message that kernels have begun to receive for the next `receive`, which goes first; `more` parts
+        of it follow."""
+        self._held = identity, command, parts, more
+
+    def rest(self, *, drained: bool) -> None:
+        """Let the next `receive` find nothing: kernels have just taken what there was, all of it or enough."""
+        self._rests, self.drained = True, drained
 
     @staticmethod
     def room(size: int) -> Part:

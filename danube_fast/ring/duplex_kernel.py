@@ -55,6 +55,7 @@ __all__ = [
     "PAIR_BODY_BYTES",
     "PAIR_HEAD",
     "PAIR_HEAD_BYTES",
+    "PAIR_HEAD_BYTES_MAX",
     "PAIR_WORDS",
     "ROW_WORDS",
     "SESSION",

@@ -25,6 +25,7 @@ from danube_fast.broker.admission import tables as admission_tables
 from danube_fast.client.link import answers, deliveries, lookout
 from danube_fast.ring import duplex, handover, spsc
 from danube_fast.wal import sync
+from danube_fast.workers.shard import routed_peers
 from danube_fast.workers.shard.publish import outlets, ring_intake
 from danube_fast.workers.shard.publish.turn_layout import (
     AT_LINKS,
@@ -175,7 +176,7 @@ def named(module: Any, **values: Any) -> None:
 
 def install(place: str) -> None:
     """Have all tables guarded, those of objects that are made from now on."""
-    for module in (duplex, handover, spsc, lookout, deliveries, answers, ring_intake):
+    for module in (duplex, handover, spsc, lookout, deliveries, answers, ring_intake, routed_peers):
         named(module, np=GuardedNumpy(place))
     named(sync, np=GuardedNumpy(place, slack_bytes=QUEUE_SLACK_BYTES))
     named(admission_tables, np=AdmissionNumpy(place))

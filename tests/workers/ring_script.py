@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ OWNERS = {1: 0, 2: 1, 3: 2, 4: 0, 6: 2}
 """Which client publishes to a partition: offsets tell in which order messages of one client came. All publish to 5."""
 SHARED = 5
 UNKNOWN = (0, 77, 100_000, 0xFFFF_FFFF)
+PING = 2
+WAITING_TURN_NS = 50_000
+"""About what a turn takes: no session may end while ZeroMQ's thread brings a message."""
 Lane = tuple[int, int, str]
 """Client, partition, name of the producer."""
 
@@ -72,9 +76,11 @@ class Side:
     """One of the two rigs, with its clients."""
 
     def __init__(
-        self, directory: Path, *, straight: bool, serves: bool = False, **settings: Any
-    ) -> None:
-        """`straight`: a kernel takes plain publishes. `serves`: and writes, shows and answers those that it can."""
+        self, directory: Path, *, straight: bool, serves: bool = False, routed: Iterable[int] = (),
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        """`straight`: a kernel takes plain publishes. `serves`: and writes, shows and answers those that it can.
+        `routed`: clients that come over ZeroMQ."""
         self.rig = Rig(directory, ipc_endpoint=fresh_endpoint(), **settings)
         self.clock = self.rig.worker.state.clock = self.rig.boot.clock = Frozen(START_NS)
         self.taken = 0
@@ -86,7 +92,12 @@ class Side:
         )
         for partition, options in TOPICS.items():
             self.rig.assign(partition, **options)
-        self.clients = [ring_client(self.rig) for _ in range(CLIENTS)]
+        self.routed = tuple(routed)
+        self.soundings = 1 << 50
+        self.clients: list[Any] = [
+            self.rig.client() if number in self.routed else ring_client(self.rig)
+            for number in range(CLIENTS)
+        ]
         self.opened: dict[Lane, dict[str, int]] = {}
         self.answers: list[list[Any]] = [[] for _ in self.clients]
         self.delivered: dict[tuple[int, int], list[tuple[int, bytes | None]]] = {}
@@ -114,18 +125,64 @@ class Side:
             self.clock.now += TURN_NS
             self.rig.worker.do_work()
             heard = sum(self._hear(number) for number in range(CLIENTS))
-            worker = self.rig.worker
-            sent = all(client.socket.is_sent for client in self.clients)
-            is_busy = heard or not sent or worker.transports.readable() or worker.delivery.waiting
-            log, journal = worker.state.logs[0], worker.state.journals[0]
-            if synced:
-                is_busy = is_busy or journal.busy or log.synced_position < log.written_position
+            is_busy = heard or self.is_busy(synced=synced)
             quiet = 0 if is_busy else quiet + 1
             if quiet == QUIET_TURNS:
-                return
-            if synced and journal.busy:
+                if self.is_sounded(synced=synced):
+                    return
+                quiet = 0
+            if synced and self.rig.worker.state.journals[0].busy:
                 self._wait_for_the_disk()
         raise AssertionError(f"{what} did not come to rest within {TURNS_MAX} turns")
+
+    def is_busy(self, *, synced: bool) -> bool:
+        """Whether the worker has something to do; `synced`: or waits for the disk."""
+        worker = self.rig.worker
+        log, journal = worker.state.logs[0], worker.state.journals[0]
+        is_waiting = journal.busy or log.synced_position < log.written_position
+        return bool(
+            not self.is_sent or worker.transports.readable() or worker.delivery.waiting
+            or (synced and is_waiting)
+        )  # fmt: skip
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether nothing of a client waits for room in its rings."""
+        return all(getattr(client.socket, "is_sent", True) for client in self.clients)
+
+    def is_sounded(self, *, synced: bool) -> bool:
+        """Have each client of the ROUTER ask for an answer, twice: what it sent before has come in then, and what was
+        sent to it before has reached it. Whether nothing has happened meanwhile."""
+        worker = self.rig.worker
+
+        def done() -> list[int]:
+            intake, delivery, log = worker.intake, worker.delivery, worker.state.logs[0]
+            return [
+                intake.frames_in, intake.frames_answered, delivery.messages_out,
+                log.written_position, log.synced_position,
+            ]  # fmt: skip
+
+        before, heard = done(), 0
+        for number in self.routed * 2:
+            self._ask(self.clients[number])
+            heard += self._hear(number)
+        return not heard and done() == before and not self.is_busy(synced=synced)
+
+    def _ask(self, client: Any) -> None:
+        """Have a client send a PING, and turn until it is answered."""
+        self.soundings += 1
+        asked = self.soundings
+        client.send(PING, asked)
+
+        def is_answered() -> bool:
+            self.clock.now += WAITING_TURN_NS
+            client.pump()
+            found = [each for each in client.waiting if each[0] != 68 and each[1] == asked]
+            for each in found:
+                client.waiting.remove(each)
+            return bool(found)
+
+        self.rig.turn(is_answered, "the answer to a PING")
 
     def _wait_for_the_disk(self) -> None:
         """Let the syncs that are queued end."""
@@ -147,11 +204,15 @@ class Side:
                 texts = sorted(command[2].get(code, "") for code in set(statuses[::2]))
                 self.answers[number].append((68, request, statuses, texts))
         self.answers[number] += [("event", *event) for event in client.events]
+        self._keep(number)
         for consumer, view in client.delivered:
             rows = zip(view.offsets().tolist(), view.payloads(), strict=True)
             self.delivered.setdefault((number, consumer), []).extend(rows)
         client.waiting, client.delivered, client.events = [], [], []
         return heard
+
+    def _keep(self, number: int) -> None:
+        """Look at the deliveries that a client has just got."""
 
     # ------------------------------------------------------------ the bytes of an action
 

@@ -97,6 +97,8 @@ class TurnScript(Script):
                 client = self.draw.randrange(len(CLIENTS))
                 kind = self.draw.choice(("exclusive", "shared", "failover"))
                 name = f"{kind}-{self.draw.randrange(2)}"
+                if kind == "exclusive":  # which of two clients comes first is left open
+                    name = f"{kind}-{self.consumer}"
                 actions.append(
                     Action(
                         client,
@@ -117,8 +119,10 @@ CLIENTS = range(3)
 class TurnSide(Side):
     """A rig whose deliveries are kept with the partition they are of; the disk moves unless a round holds it."""
 
-    def __init__(self, directory: Path, *, serves: bool, seed: int, **settings: Any) -> None:
-        super().__init__(directory, straight=serves, serves=serves, **settings)
+    def __init__(
+        self, directory: Path, *, serves: bool, seed: int, routed: tuple[int, ...], **settings: Any
+    ) -> None:
+        super().__init__(directory, straight=serves, serves=serves, routed=routed, **settings)
         self.draw = random.Random(seed)
         self.pace = self.draw.choice((0.1, 0.6, 1.0))
         self.serves = serves
@@ -153,6 +157,19 @@ class TurnSide(Side):
         self.clock.now += TURN_NS
         self.rig.worker.do_work()
 
+    def is_busy(self, *, synced: bool) -> bool:
+        if not synced:
+            return super().is_busy(synced=False)
+        worker = self.rig.worker
+        log, journal = worker.state.logs[0], worker.state.journals[0]
+        rings = worker.transports.rings
+        links = rings._links.values() if rings is not None else ()
+        return bool(
+            any(link.slices for link in links) or worker.state.ready or worker.reader.fetches
+            or worker.transports.readable() or worker.delivery.waiting or journal.busy
+            or not self.is_sent or (log.synced_position < log.written_position and journal.busy)
+        )  # fmt: skip
+
     def _turn_until_quiet(self, what: str, *, synced: bool) -> None:
         if not synced:
             super()._turn_until_quiet(what, synced=synced)
@@ -161,26 +178,18 @@ class TurnSide(Side):
         for _ in range(TURNS_MAX):
             self._turn_once()
             heard = sum(self._hear(number) for number in CLIENTS)
-            worker = self.rig.worker
-            log, journal = worker.state.logs[0], worker.state.journals[0]
-            rings = worker.transports.rings
-            links = rings._links.values() if rings is not None else ()
-            busy = (
-                heard or any(link.slices for link in links)
-                or worker.state.ready or worker.reader.fetches or worker.transports.readable() or worker.delivery.waiting or journal.busy
-                or not all(client.socket.is_sent for client in self.clients)
-                or (log.synced_position < log.written_position and journal.busy)
-            )  # fmt: skip
+            busy = heard or self.is_busy(synced=synced)
             quiet = 0 if busy else quiet + 1
             if quiet == QUIET_TURNS:
-                return
-            if journal.busy:
+                if self.is_sounded(synced=synced):
+                    return
+                quiet = 0
+            if self.rig.worker.state.journals[0].busy:
                 self._wait_for_the_disk()
         raise AssertionError(f"{what} did not come to rest within {TURNS_MAX} turns")
 
-    def _hear(self, number: int) -> int:
+    def _keep(self, number: int) -> None:
         client = self.clients[number]
-        client.pump()
         for consumer, view in client.delivered:
             counts = view.redelivery_counts()
             again = [False] * view.message_count if counts is None else (counts > 0).tolist()
@@ -189,7 +198,6 @@ class TurnSide(Side):
                 (view.partition_id, offset, payload or b"", was_sent)
                 for offset, payload, was_sent in rows
             )
-        return super()._hear(number)
 
     def grant_all(self) -> None:
         """Let every consumer have what is left for it."""
@@ -365,8 +373,9 @@ def test_what_kernels_serve_is_what_the_ordinary_way_makes_of_it(tmp_path: Path,
         "tail_bytes_max": draw.choice((0, 1 << 24)),
     }
     exact = draw.random() < 0.6
-    kernel = TurnSide(tmp_path / "kernel", serves=True, seed=seed, **settings)
-    ordinary = TurnSide(tmp_path / "ordinary", serves=False, seed=seed, **settings)
+    routed = draw.choice(((), (1,), (0, 1, 2)))
+    kernel = TurnSide(tmp_path / "kernel", serves=True, seed=seed, routed=routed, **settings)
+    ordinary = TurnSide(tmp_path / "ordinary", serves=False, seed=seed, routed=routed, **settings)
     sides = kernel, ordinary
     script = TurnScript(draw, bundle_bytes_max(kernel.rig.settings), exact=exact)
     try:

@@ -143,7 +143,7 @@ def test_a_turn_that_took_the_bell_s_signals_rings_it_again(
     publisher = Publisher(rig, 1, "p")
     rig.turn(lambda: not rig.worker.state.journals[0].busy, "rest")
     taking = intake_of(rig)
-    bell, rung = taking._polled[0], list[int]()
+    bell, rung = taking._bell, list[int]()
 
     def take_signal(job: int) -> int:
         os.eventfd_write(bell, 1)

@@ -1,4 +1,5 @@
-"""The two commands that a worker sends most, written straight into the ring of their client: one kernel call each.
+"""The two commands that a worker sends most, written straight into the ring of their client, or given to the ROUTER:
+one kernel call each.
 
     PUBLISHED of one frame     [op, [[request, [status, offset]]], {}]
     DELIVER of one bundle      [op, [consumer id]], bundle
@@ -17,11 +18,21 @@ from danube_fast.net.msgpack_kernel import (
     write_unsigned,
 )
 from danube_fast.net.protocol import Deliver, Published, op_code
-from danube_fast.ring.duplex_kernel import HEAD, HEAD_BYTES_MAX, push_pair, push_part
+from danube_fast.ring.duplex_kernel import (
+    HEAD,
+    HEAD_BYTES_MAX,
+    IN,
+    push_pair,
+    push_part,
+    word_of,
+)
 from danube_fast.ring.layout import WORD_BYTES
+from danube_fast.workers.shard.routed_peers import send_pair, send_part
 
-__all__ = ["deliver_one", "publish_one", "send_delivery", "send_published"]
+__all__ = ["PLAIN_BYTES_MAX", "deliver_one", "publish_one", "send_delivery", "send_published"]
 
+PLAIN_BYTES_MAX = 16 * 1024
+"""A larger bundle is not plain: Python's part of its cost is small."""
 _PUBLISHED, _DELIVER = op_code(Published), op_code(Deliver)
 _PUBLISHED_BYTES_MAX = 6 + 3 * UNSIGNED_BYTES_MAX
 if _PUBLISHED_BYTES_MAX > HEAD_BYTES_MAX:
@@ -40,6 +51,8 @@ def publish_one(row: int, request: int, status: int, offset: int) -> int:
     store_u8(at, FIXED_ARRAY + 2)
     at = write_unsigned(write_unsigned(at + 1, status), offset)
     store_u8(at, EMPTY_MAP)
+    if word_of(row, IN) == 0:
+        return send_part(row, head, at + 1 - head)
     return push_part(row, head, at + 1 - head)
 
 
@@ -51,6 +64,8 @@ def deliver_one(row: int, consumer_id: int, bundle: int, bundle_bytes: int) -> i
     store_u8(head + 1, _DELIVER)
     store_u8(head + 2, FIXED_ARRAY + 1)
     end = write_unsigned(head + 3, consumer_id)
+    if word_of(row, IN) == 0:
+        return send_pair(row, head, end - head, bundle, bundle_bytes)
     return push_pair(row, head, end - head, bundle, bundle_bytes)
 
 

@@ -15,7 +15,8 @@ from danube_fast.net.greeting import message_bytes_max
 from danube_fast.net.server import PART_BYTES_MAX_SLACK, PeerGone, Server, WouldBlock
 from danube_fast.net.session import ROUTED
 from danube_fast.ring.handover import RingServer
-from danube_fast.workers.shard.ring_out import send_delivery, send_published
+from danube_fast.workers.shard.ring_out import PLAIN_BYTES_MAX, send_delivery, send_published
+from danube_fast.workers.shard.routed_peers import RoutedPeers
 
 __all__ = ["Transports"]
 
@@ -34,8 +35,10 @@ class Transports:
         """Whether the last `receive` took all messages."""
         self._rings_first = False
         self.take_plain: Callable[[int], int | None] = lambda _: 0
-        """Takes up to so many messages out of rings by itself, and returns how many; None: all are left there for the
+        """Takes up to so many messages by itself, and returns how many; None: all are left where they are for the
         moment. See `RingIntake`."""
+        self.peers: RoutedPeers | None = None
+        """Peers of the ROUTER, once there are rings too."""
         self.plain_count = 0
         """Messages that it took during the last `receive`."""
 
@@ -50,33 +53,29 @@ class Transports:
                 message_bytes_max=message_bytes_max(settings) + PART_BYTES_MAX_SLACK,
                 huge=settings.shm_huge_pages,
             )
+            self.peers = RoutedPeers(self.server.handle)
 
     def receive(self, limit: int) -> Iterator[tuple[bytes, Any, list[Any]]]:
         """Take up to `limit` waiting messages: identity, command (valid until the next one), parts behind it.
         Never blocks. The transports take turns in going first."""
         self.drained = False
         self.plain_count = 0
-        self._rings_first = not self._rings_first
         rings = self.rings
-        if rings is not None and self._rings_first:
-            yield from self._receive_rings(rings, limit)
-        yield from self.server.receive(limit)
-        if rings is not None and not self._rings_first:
-            yield from self._receive_rings(rings, limit)
-        self.drained = self.server.drained and not (rings is not None and rings.awake)
-
-    def _receive_rings(
-        self, rings: RingServer, limit: int
-    ) -> Iterator[tuple[bytes, Any, list[Any]]]:
+        if rings is None:
+            yield from self.server.receive(limit)
+            self.drained = self.server.drained
+            return
         rings.look()
-        self.plain_count = 0
-        taken = self.take_plain(limit) if rings.awake else 0
+        taken = self.take_plain(limit)
         if taken is None:
             return
         self.plain_count = taken
-        left = max(limit - self.plain_count, limit // ORDINARY_PART)
-        if left:
-            yield from rings.receive(left)
+        left = max(limit - taken, limit // ORDINARY_PART)
+        self._rings_first = not self._rings_first
+        ends = (rings, self.server) if self._rings_first else (self.server, rings)
+        for end in ends:
+            yield from end.receive(left)
+        self.drained = self.server.drained and not rings.awake
 
     def room(self, identity: bytes, size: int) -> tuple[Any, int]:
         """Allocate a part of a message for this client; the part, and the address of its `size` bytes. Raises
@@ -97,12 +96,14 @@ class Transports:
             raise PeerGone if sent is None else WouldBlock
 
     def send_published(self, identity: bytes, request: int, status: int, offset: int) -> bool:
-        """Send the answer to a PUBLISH of one frame straight into the client's ring; False if that cannot be."""
+        """Send the answer to a PUBLISH of one frame by a kernel; False if that cannot be."""
         row = self._free_row(identity) if 0 <= request <= INT64_MAX else 0
         return row != 0 and send_published(row, request, status, offset) >= 0
 
     def send_delivery(self, identity: bytes, consumer_id: int, bundle: Any) -> bool:
-        """Send a bundle of one frame to a consumer straight into the client's ring; False if that cannot be."""
+        """Send a bundle of one frame to a consumer by a kernel; False if that cannot be."""
+        if identity[0] == _ROUTED and len(bundle) > PLAIN_BYTES_MAX:
+            return False  # ZeroMQ takes a large part without a copy
         row = self._free_row(identity) if 0 <= consumer_id <= INT64_MAX else 0
         return row != 0 and send_delivery(row, consumer_id, address_of(bundle), len(bundle)) >= 0
 
@@ -111,10 +112,14 @@ class Transports:
         link = self.rings.link(identity) if self.rings is not None else None
         if link is not None:
             link.session = 0
+        elif self.peers is not None:
+            self.peers.forget(identity)
 
     def _free_row(self, identity: bytes) -> int:
-        """Address of the words of a client's rings, if nothing waits for room there; or 0."""
-        if identity[0] == _ROUTED or self.rings is None:
+        """Address of the words of a client, if a kernel may send it something; or 0."""
+        if identity[0] == _ROUTED:
+            return 0 if self.peers is None else self.peers.row_of(identity)
+        if self.rings is None:
             return 0
         link = self.rings.link(identity)
         return 0 if link is None or link.slices else link.row

@@ -84,6 +84,7 @@ from danube_fast.workers.shard.publish.siblings import SIBLINGS_WAIT_NS
 from danube_fast.workers.shard.publish.sync_faults import repair_failed_sync
 from danube_fast.workers.shard.read.log_reader import LogReader
 from danube_fast.workers.shard.rollback import Restored
+from danube_fast.workers.shard.routed_peers import RoutedPeers
 from danube_fast.workers.shard.session_checks import SessionChecks
 from danube_fast.workers.shard.state import ShardState
 from danube_fast.workers.shard.transports import Transports
@@ -258,8 +259,10 @@ class ShardWorker:
         wait = None
         port = self.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
         self.transports.open_rings(config.ipc_endpoint, self.state.settings)
-        if self.transports.rings is not None and type(self._environment.authorizer) is AllowAll:
-            taking = self._compose_ring_intake(self.transports.rings)
+        rings, peers = self.transports.rings, self.transports.peers
+        is_free = type(self._environment.authorizer) is AllowAll
+        if is_free and rings is not None and peers is not None:
+            taking = self._compose_ring_intake(rings, peers)
             self.transports.take_plain, wait = taking.take, taking.sleep
         self._idle = IdleStrategy(
             self.transports.filenos(),
@@ -272,11 +275,11 @@ class ShardWorker:
         self.assignments.ask()
         self.state.boot.set_state(ProcessState.READY, port)
 
-    def _compose_ring_intake(self, rings: RingServer) -> RingIntake:
+    def _compose_ring_intake(self, rings: RingServer, peers: RoutedPeers) -> RingIntake:
         state = self.state
-        outlets = Outlets(state, rings, self.delivery, self.tails, self.intake)
-        polled = state.boot.mailbox.fileno(), self.server.fileno()
-        return RingIntake(state, rings, self.intake, state.sessions, outlets, polled)
+        outlets = Outlets(state, rings, peers, self.delivery, self.tails, self.intake)
+        bell = state.boot.mailbox.fileno()
+        return RingIntake(state, rings, self.server, peers, self.intake, outlets, bell)
 
     def run(self) -> None:
         """Run the loop until a stop is requested."""

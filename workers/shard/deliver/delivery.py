@@ -131,7 +131,7 @@ class Delivery:
         """Send outcomes of PUBLISH and the texts of refusals, by session."""
         for number, entries in by_session.items():
             session = self._sessions.by_number(number)
-            if session is None or (session.has_rings and self._answer_one(session, entries, texts)):
+            if session is None or self._answer_one(session, entries, texts):
                 continue
             answer = protocol.Published(entries, texts.get(number, {}))
             self.send(session, [protocol.encode(answer)])
@@ -162,7 +162,7 @@ class Delivery:
 
     def _send_pieces(self, session: Session, items: list[Piece]) -> int:
         """Cut a session's pieces into DELIVER messages."""
-        if session.has_rings and len(items) == 1 and self._deliver_one(session, *items[0]):
+        if len(items) == 1 and self._deliver_one(session, *items[0]):
             return 1
         sent = at = 0
         while at < len(items):

@@ -1,4 +1,4 @@
-"""Outlets: to whom the next frame of a partition goes, told to the kernels of a turn over rings.
+"""Outlets: to whom the next frame of a partition goes, told to the kernels of a turn.
 
 A partition has one if all that its next frame needs is what those kernels do: it becomes visible as soon as it is
 taken, written or synced, and its one subscription, if consumers are attached, hands it out whole to one of them.
@@ -25,6 +25,7 @@ from danube_fast.workers.shard.publish.turn_layout import (
     OUTLETS_MAX,
     OutletKind,
 )
+from danube_fast.workers.shard.routed_peers import RoutedPeers
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Outlets"]
@@ -42,9 +43,11 @@ class Outlets:
     """Make outlets of the partitions that are published to. Used by the worker's loop only."""
 
     def __init__(
-        self, state: ShardState, rings: RingServer, delivery: Delivery, tails: Tails, intake: Intake
-    ) -> None:
-        self._state, self._rings, self._delivery, self._tails = state, rings, delivery, tails
+        self, state: ShardState, rings: RingServer, peers: RoutedPeers, delivery: Delivery,
+        tails: Tails, intake: Intake,
+    ) -> None:  # fmt: skip
+        self._state, self._rings, self._peers = state, rings, peers
+        self._delivery, self._tails = delivery, tails
         self._intake = intake
         self._recent: dict[int, Partition] = {}
         """Partitions by slot whose frames kernels have served, the newest last: their outlets are made before the
@@ -160,12 +163,14 @@ class Outlets:
         ]  # fmt: skip
 
     def _side(self, consumer: Consumer | None) -> int:
-        """Address of the rings of a consumer's client; 0 if a kernel may not write there now, or not that number."""
+        """Address of the words of a consumer's client; 0 if a kernel may not send it anything now, or not that number."""
         if consumer is None or not 0 <= consumer.consumer_id <= INT64_MAX:
             return 0
         session = self._state.sessions.by_number(consumer.session)
-        if session is None or not session.has_rings or session.closed or session.outbox:
+        if session is None or session.closed or session.outbox:
             return 0
+        if not session.has_rings:
+            return self._peers.row_of(session.identity)
         link = self._rings.link(session.identity)
         return 0 if link is None or link.slices else link.row
 

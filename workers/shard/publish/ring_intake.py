@@ -1,7 +1,10 @@
-r"""Plain publishes over rings: a turn of kernels takes them from all clients that are awake, and serves what it can.
+r"""Plain publishes: a turn of kernels takes them from all clients that are awake, and serves what it can.
 
-    rings --take, admit--> plain: written, shown, delivered and answered by kernels; entered here afterwards
-                       \-> anything else: the ordinary way, from the result rows on
+    rings, ROUTER --take, admit--> plain: written, shown, delivered and answered by kernels; entered here afterwards
+                               \-> anything else: the ordinary way, from the result rows on
+
+A message that kernels have begun to receive from the ROUTER, and may not take, is given to `Server`, which hands it out
+next.
 
 Rows and words stand in `turn_layout.py`, the steps in `turn_kernel.py`, `take_kernel.py` and `serve_kernel.py`.
 """
@@ -24,7 +27,10 @@ from danube_fast.frame.cpython import COUNTED_NONE, OBJECTS_READABLE
 from danube_fast.frame.kernel import address_of
 from danube_fast.frame.layout import HEADER_BYTES
 from danube_fast.frame.system import EPOLL_EVENT_BYTES
-from danube_fast.net.session import Session, Sessions
+from danube_fast.net.port import take_rest
+from danube_fast.net.port_kernels import FUNCTIONS, SIZE_MASK
+from danube_fast.net.server import Server
+from danube_fast.net.session import Session
 from danube_fast.ring.handover import RingServer
 from danube_fast.ring.layout import WORD_BYTES
 from danube_fast.wal.layout import GROUP_ALIGNMENT
@@ -34,10 +40,15 @@ from danube_fast.workers.shard.publish.journal import Journal
 from danube_fast.workers.shard.publish.outlets import Outlets
 from danube_fast.workers.shard.publish.turn_kernel import pause, step, wait, wait_and_step
 from danube_fast.workers.shard.publish.turn_layout import (
+    AT_COMMAND,
+    AT_COMMAND_MESSAGE,
     AT_LINKS,
+    AT_SENDER,
     AT_TAKEN,
+    COMMAND_ROOM,
     EVENTS_MAX,
     LINK_WORDS,
+    ROUTED_BYTES,
     STAGING_BYTES,
     TAKEN_MAX,
     TAKEN_WORDS,
@@ -48,6 +59,7 @@ from danube_fast.workers.shard.publish.turn_layout import (
     Stage,
     TakenWord,
 )
+from danube_fast.workers.shard.routed_peers import RoutedPeers
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["RingIntake"]
@@ -64,6 +76,8 @@ _UNHELD_TURNS = 64
 """So many turns nothing is held where that was in vain."""
 _SERVING_NS_MAX = 10 * MILLISECOND_NS
 """After so long the ordinary turn does what the clock asks."""
+_WHOLE = 3
+"""Parts in hand: sender, command and body."""
 _POLLED = struct.Struct("=ihh")
 _TAKEN_AT = AT_TAKEN // WORD_BYTES
 _LINKS_AT = AT_LINKS // WORD_BYTES
@@ -88,15 +102,19 @@ class Taken(NamedTuple):
 
 
 class RingIntake:
-    """Take plain publishes of ring clients for one worker. Used by its loop only."""
+    """Take plain publishes of clients for one worker. Used by its loop only."""
 
     def __init__(
-        self, state: ShardState, rings: RingServer, intake: Intake, sessions: Sessions,
-        outlets: Outlets, polled: tuple[int, int],
+        self, state: ShardState, rings: RingServer, server: Server, peers: RoutedPeers,
+        intake: Intake, outlets: Outlets, bell: int,
     ) -> None:  # fmt: skip
-        """`polled`: descriptors that a turn looks at beside the rings': the worker's doorbell, and ZeroMQ's."""
-        self._state, self._rings, self._intake, self._sessions = state, rings, intake, sessions
-        self._outlets, self._polled = outlets, polled
+        """`bell`: descriptor of the worker's doorbell."""
+        self._state, self._intake, self._sessions = state, intake, state.sessions
+        self._rings, self._server, self._peers = rings, server, peers
+        self._outlets, self._bell = outlets, bell
+        self._strangers: dict[bytes, None] = {}
+        """Peers of the ROUTER that kernels did not know: perhaps they have a session by now."""
+        self._received = bytearray(ROUTED_BYTES)
         self._holders: list[bytes | None] = [None] * TAKEN_MAX
         self._staging = bytearray(STAGING_BYTES + GROUP_ALIGNMENT + HEADER_BYTES)
         self._events = bytearray(EVENTS_MAX * EPOLL_EVENT_BYTES)
@@ -119,9 +137,10 @@ class RingIntake:
         words[JobWord.LINKS_MAX] = links
         words[JobWord.STAGING] = address_of(self._staging)
         words[JobWord.EVENTS] = address_of(self._events)
-        bell, routed = self._polled
-        words[JobWord.BELL], words[JobWord.EPOLL] = bell, self._rings.fileno()
-        polled = (bell, self._rings.fileno(), routed)
+        words[JobWord.FUNCTIONS], words[JobWord.PEERS] = FUNCTIONS, self._peers.address
+        words[JobWord.MESSAGE] = address_of(self._received)
+        words[JobWord.BELL], words[JobWord.EPOLL] = self._bell, self._rings.fileno()
+        polled = (self._bell, self._rings.fileno(), self._server.fileno())
         for place, fd in enumerate(polled, JobWord.POLLED):
             words[place] = int.from_bytes(_POLLED.pack(fd, select.POLLIN, 0), "little")
 
@@ -129,17 +148,28 @@ class RingIntake:
 
     def take(self, limit: int) -> int | None:
         """Take and admit up to `limit` messages of the clients that are awake; how many. None: they are to be left
-        in their rings for the moment."""
+        where they are for the moment."""
+        if not self._has_clients:
+            return 0
+        if not self._rings.awake and self._server.holds:
+            return 0
+        if not (self._rings.awake or self._server.readable()):
+            self._server.rest(drained=True)
+            return 0
         if self._holds():
             return None
         if not self._begin(limit):
             return 0
+        words = self._words
         self._list_awake()
-        self._words[JobWord.NOW_NS] = self._state.now_wall_ns
+        words[JobWord.NOW_NS] = self._state.now_wall_ns
+        words[JobWord.ROUTED] = _MORE if words[JobWord.ROUTER] else _ARMED
         self._run(step(self._address))
         taken = self._end()
-        if self._words[JobWord.BELL_RANG]:  # perhaps for another log, or from another process
-            os.eventfd_write(self._polled[0], 1)
+        if words[JobWord.ROUTER] and words[JobWord.ROUTED] != _ORDINARY:
+            self._server.rest(drained=words[JobWord.ROUTED] == _ARMED)
+        if words[JobWord.BELL_RANG]:  # perhaps for another log, or from another process
+            os.eventfd_write(self._bell, 1)
         return taken
 
     def sleep(
@@ -147,9 +177,9 @@ class RingIntake:
     ) -> list[tuple[int, int]]:
         """Sleep as `poll` does until an ordinary turn is wanted, and serve plain publishes meanwhile; the events that
         ended it."""
-        state, bell = self._state, self._polled[0]
+        state, bell = self._state, self._bell
         end_ns = 0
-        if not len(self._rings):
+        if not self._has_clients:
             return poll(timeout_ms)
         while True:
             state.begin_turn()
@@ -161,18 +191,26 @@ class RingIntake:
                 return poll(0 if end_ns else timeout_ms)
             words = self._words
             words[JobWord.LINKS] = words[JobWord.NOW_NS] = 0
+            words[JobWord.ROUTED] = _ARMED
             flags = wait_and_step(self._address, left_ns)
             state.begin_turn()
             self._intake.note_time(state.now_ns)
-            if words[JobWord.LINKS]:
+            if words[JobWord.LINKS] or words[JobWord.ROUTED] != _ARMED:
                 flags = self._run(flags)
             taken = self._end()
             if words[JobWord.BELL_RANG] and not state.boot.mailbox.prepare_sleep():
                 return [(bell, select.POLLIN)]
+            if self._server.holds:
+                return [(self._server.fileno(), select.POLLIN)]
             if flags & _OTHER or not taken or not self._is_quiet():
                 return poll(0)
             state.drained_ns = state.now_ns
             end_ns = end_ns or state.now_ns + _SERVING_NS_MAX
+
+    @property
+    def _has_clients(self) -> bool:
+        """Whether there are clients whose messages kernels may take."""
+        return len(self._rings) > 0 or len(self._sessions) > 0
 
     def _is_quiet(self) -> bool:
         """Whether all that was taken is dealt with."""
@@ -213,9 +251,12 @@ class RingIntake:
         room = min([journal.spare_bytes for journal in state.journals.values()], default=0)
         if room < ROOM_MIN or not OBJECTS_READABLE:
             return False
-        if len(self._rings) > self._capacity:
-            self._grow(2 * len(self._rings))
+        self._know_strangers()
+        clients = len(self._rings) + len(self._peers)
+        if clients > self._capacity:
+            self._grow(2 * clients)
             words = self._words
+        words[JobWord.ROUTER] = 0 if self._server.holds else self._peers.router
         words[JobWord.STATE], words[JobWord.RESULT] = intake.tables.address, intake.result_index
         words[JobWord.TAKEN], words[JobWord.TAKEN_LIMIT] = 0, min(limit, TAKEN_MAX)
         words[JobWord.ROOM] = min(room, state.settings.group_bytes_max, intake.bundle_bytes_max)
@@ -224,11 +265,21 @@ class RingIntake:
             JobWord.LOOKED, JobWord.IS_CLOSING, JobWord.IS_STOPPED, JobWord.GROUP_BYTES,
             JobWord.PENDING, JobWord.HAS_WRITTEN, JobWord.AWAITED, JobWord.IS_TORN,
             JobWord.BELL_RANG, JobWord.CODE, JobWord.BEGAN_NS, JobWord.GROUPS, JobWord.QUEUED_END,
+            JobWord.IN_HAND,
         ):  # fmt: skip
             words[word] = 0
         self._borrow_log()
         self._outlets.begin(words, self._address, self._log_slot)
         return True
+
+    def _know_strangers(self) -> None:
+        """Let kernels know the peers of the ROUTER that have got a session."""
+        if self._strangers:
+            for identity in self._strangers:
+                session = self._sessions.by_identity(identity)
+                if session is not None:
+                    self._peers.add(identity, session.number)
+            self._strangers.clear()
 
     def _borrow_log(self) -> None:
         """Borrow a log for the kernels, if one may be lent: the first of those that the worker has."""
@@ -302,9 +353,13 @@ class RingIntake:
         links: list[bytes] = []
         place = _LINKS_AT
         for _ in range(words[JobWord.LINKS]):
-            identity = rings.identity_of(words[place + LinkWord.SIDE])
+            side = words[place + LinkWord.SIDE]
+            peer = self._peers.identity_of(side)
+            identity = rings.identity_of(side) if peer is None else peer
             links.append(identity)
-            if words[place + LinkWord.STATUS] == _ARMED:
+            if peer is not None:
+                pass
+            elif words[place + LinkWord.STATUS] == _ARMED:
                 rings.armed(identity)
             else:
                 rings.wake(identity)
@@ -315,7 +370,33 @@ class RingIntake:
             self._take_back_log(rows)
             self._hand_on(rows, self._senders(rows, links))
         self._outlets.close()
+        if words[JobWord.IN_HAND]:
+            self._hold(taken)
         return taken
+
+    def _hold(self, place: int) -> None:
+        """Give the message in hand to the server. Its body, if there is one, is the holder at that place."""
+        words, received = self._words, self._received
+        in_hand, found = words[JobWord.IN_HAND], words[JobWord.COMMAND_FOUND]
+        sender_bytes = words[JobWord.SENDER_FOUND] & SIZE_MASK
+        identity = bytes(received[AT_SENDER : AT_SENDER + sender_bytes])
+        size, parts = found & SIZE_MASK, []
+        if found < 0:
+            raise Internal("ZeroMQ gave the first part of a message without the second one")
+        command = received[AT_COMMAND : AT_COMMAND + size]
+        if size > COMMAND_ROOM:
+            command = bytearray(size)
+            message = words[JobWord.MESSAGE] + AT_COMMAND_MESSAGE
+            take_rest(FUNCTIONS, message, address_of(command), size)
+        if in_hand == _WHOLE:
+            found = words[JobWord.BODY_FOUND]
+            body, self._holders[place] = self._holders[place], None
+            if body is None:
+                raise MemoryError(f"no memory for a bundle of {found & SIZE_MASK} bytes")
+            parts = [body]
+        if not self._peers.row_of(identity):
+            self._strangers[identity] = None
+        self._server.hold(identity, memoryview(command), parts, more=found > SIZE_MASK)
 
     def _senders(self, rows: list[Taken], links: list[bytes]) -> dict[int, Session]:
         """The sessions whose messages were taken, by link."""

@@ -58,12 +58,10 @@ from danube_fast.workers.shard.publish.turn_layout import (
     Stage,
     TakenWord,
 )
-from danube_fast.workers.shard.ring_out import deliver_one, publish_one
+from danube_fast.workers.shard.ring_out import PLAIN_BYTES_MAX, deliver_one, publish_one
 
 __all__ = ["end_synced", "is_due", "look", "write_group"]
 
-_PLAIN_BYTES_MAX = 16 * 1024
-"""A larger bundle is not plain: Python's part of its cost is small."""
 _OK = int(Status.OK)
 _DONE, _SHOWN, _DELIVERED = int(Stage.DONE), int(Stage.SHOWN), int(Stage.DELIVERED)
 _RESULT_BYTES, _PARTITION_BYTES = RESULT_WORDS * WORD_BYTES, PARTITION_WORDS * WORD_BYTES
@@ -115,7 +113,7 @@ def _kind_of(job: int, row: int) -> int:
         return 0
     outlet = _outlet_of(job, result)
     size = load_word(row, TakenWord.BUNDLE_BYTES)
-    if outlet < 0 or load_word(result, ResultWord.FLAGS) != 0 or size > _PLAIN_BYTES_MAX:
+    if outlet < 0 or load_word(result, ResultWord.FLAGS) != 0 or size > PLAIN_BYTES_MAX:
         return 0
     if outlet == 0:
         return -1

@@ -1,13 +1,16 @@
-r"""Kernels that take plain PUBLISHes out of rings, and admit them: the first part of a worker's turn.
+r"""Kernels that take plain PUBLISHes out of rings and from the ROUTER, and admit them: the first part of a worker's turn.
 
-    rings -- [PUBLISH, request], bundle --> bytes object --admit--> result row, taken row
-         \- anything else, damage, no room --> stays first in its ring: the ordinary way handles it
+    rings, ROUTER -- [PUBLISH, request], bundle --> bytes object --admit--> result row, taken row
+           \-------- anything else, damage, no room --> the ordinary way handles it
 
-A link is served one message in a round, as all others are. Where a frame is not simply accepted, or a rate is charged
+It stays first in its ring; what comes from the ROUTER was received by then, and is handed over in as many parts as
+were. A link is served one message in a round, as all others are, and the ROUTER as many as there are links. Where a frame is not simply accepted, or a rate is charged
 for it, nothing is admitted behind it before Python has dealt with it.
 """
 
 from __future__ import annotations
+
+import errno
 
 from danube_fast.broker.admission.admission import admit
 from danube_fast.broker.admission.layout import (
@@ -21,16 +24,25 @@ from danube_fast.errors import Status
 from danube_fast.frame.cpython import AT_BYTES_DATA
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, HEADER_BYTES
-from danube_fast.frame.memory import load_i64, load_u8, load_word, store_word
+from danube_fast.frame.memory import load_i64, load_u8, load_word, store_u64, store_word
 from danube_fast.frame.system import wall_ns
 from danube_fast.frame.unpack_kernels import keep_bytes
 from danube_fast.net.msgpack_kernel import FIXED_ARRAY, read_unsigned
+from danube_fast.net.port_kernels import (
+    MORE_SHIFT,
+    SIZE_MASK,
+    close_message,
+    content_of,
+    receive_into,
+)
 from danube_fast.net.protocol import Publish, op_code
 from danube_fast.ring.duplex_kernel import (
     PAIR_BODY,
     PAIR_BODY_BYTES,
     PAIR_HEAD,
     PAIR_HEAD_BYTES,
+    PAIR_HEAD_BYTES_MAX,
+    SESSION,
     WAITS,
     _arm,
     peek_pair,
@@ -40,9 +52,15 @@ from danube_fast.ring.duplex_kernel import (
 from danube_fast.ring.layout import WORD_BYTES
 from danube_fast.ring.spsc_kernel import EMPTY
 from danube_fast.workers.shard.publish.turn_layout import (
+    AT_BODY_MESSAGE,
+    AT_COMMAND,
+    AT_COMMAND_MESSAGE,
     AT_LINKS,
+    AT_SENDER,
     AT_TAKEN,
+    COMMAND_ROOM,
     LINK_BYTES,
+    SENDER_ROOM,
     TAKEN_BYTES,
     JobWord,
     LinkStatus,
@@ -50,24 +68,27 @@ from danube_fast.workers.shard.publish.turn_layout import (
     Stage,
     TakenWord,
 )
+from danube_fast.workers.shard.ring_out import PLAIN_BYTES_MAX
+from danube_fast.workers.shard.routed_peers import IDENTITY_BYTES, LEFT, LINK, find_peer
 
 __all__ = ["take_rounds"]
 
 _FRAME_BYTES_MIN = HEADER_BYTES + BUNDLE_ENTRY_BYTES
 _PUBLISH = op_code(Publish)
+_LEFT_MAX = 32
+"""So many publishes of a peer are left to Python behind a large one, which was copied in vain."""
 _OK = int(Status.OK)
+_NOTHING = -errno.EAGAIN
 _MORE, _ORDINARY = int(LinkStatus.MORE), int(LinkStatus.ORDINARY)
 _RESULT_BYTES, _PARTITION_BYTES = RESULT_WORDS * WORD_BYTES, PARTITION_WORDS * WORD_BYTES
 _AT_PAIR = JobWord.PAIR * WORD_BYTES
 _AT_NUMBER, _AT_SCRATCH = JobWord.NUMBER * WORD_BYTES, JobWord.SCRATCH * WORD_BYTES
 
 
-@kernel("int64(int64)")
-def _read_request(job: int) -> int:
-    """Request of the PUBLISH whose parts are in the job; 0 if it is no such command."""
-    pair = job + _AT_PAIR
-    head = pair + PAIR_HEAD
-    end = head + load_i64(pair + PAIR_HEAD_BYTES)
+@kernel("int64(int64,int64,int64)")
+def _read_request(job: int, head: int, size: int) -> int:
+    """Request of a PUBLISH, which is kept in the job; 0 if it is no such command."""
+    end = head + size
     if end < head + 3 or load_u8(head) != FIXED_ARRAY + 2 or load_u8(head + 1) != _PUBLISH:
         return 0
     number = job + _AT_NUMBER
@@ -110,18 +131,27 @@ def _admit_taken(job: int, link: int, bundle: int, byte_count: int) -> int:
 
 
 @kernel("int64(int64,int64)")
+def _has_room(job: int, size: int) -> int:
+    """1 if a bundle of that size may be taken."""
+    frames = size // _FRAME_BYTES_MIN + 1  # no bundle of that size has more
+    results_max = load_word(load_word(job, JobWord.STATE), StateWord.RESULTS_MAX)
+    if size > load_word(job, JobWord.ROOM) or load_word(job, JobWord.RESULT) + frames > results_max:
+        return 0
+    return 1
+
+
+@kernel("int64(int64,int64)")
 def _take_one(job: int, link: int) -> int:
     """Take the oldest message of a link: MORE or STOP if it was taken, else ARMED or ORDINARY."""
     side, pair = load_word(link, LinkWord.SIDE), job + _AT_PAIR
     found = peek_pair(side, pair)
     if found == EMPTY and word_of(side, WAITS) == 0:
         return LinkStatus.ARMED if _arm(side) != 0 else LinkStatus.MORE
-    if found < 0 or _read_request(job) == 0:
+    head_bytes = load_i64(pair + PAIR_HEAD_BYTES)
+    if found < 0 or _read_request(job, pair + PAIR_HEAD, head_bytes) == 0:
         return LinkStatus.ORDINARY
     size = load_i64(pair + PAIR_BODY_BYTES)
-    frames = size // _FRAME_BYTES_MIN + 1  # no bundle of that size has more
-    results_max = load_word(load_word(job, JobWord.STATE), StateWord.RESULTS_MAX)
-    if size > load_word(job, JobWord.ROOM) or load_word(job, JobWord.RESULT) + frames > results_max:
+    if _has_room(job, size) == 0:
         return LinkStatus.ORDINARY
     place = load_word(job, JobWord.TAKEN)
     holder = keep_bytes(
@@ -132,6 +162,115 @@ def _take_one(job: int, link: int) -> int:
         return LinkStatus.ORDINARY  # which meets it again, and raises MemoryError
     release_pair(side, found)
     return _admit_taken(job, link, holder + AT_BYTES_DATA, size)
+
+
+@kernel("int64(int64)")
+def _receive_command(job: int) -> int:
+    """Receive who sends the next message of the ROUTER, and its command: MORE, and both are in hand; ARMED if there is
+    none, or ORDINARY if ZeroMQ has failed."""
+    functions, router = load_word(job, JobWord.FUNCTIONS), load_word(job, JobWord.ROUTER)
+    message = load_word(job, JobWord.MESSAGE)
+    store_u64(message + AT_SENDER, 0)
+    found = receive_into(functions, router, message, SENDER_ROOM)
+    if found < 0:
+        return LinkStatus.ARMED if found == _NOTHING else LinkStatus.ORDINARY
+    store_word(job, JobWord.SENDER_FOUND, found)
+    store_word(job, JobWord.IN_HAND, 1)
+    found = receive_into(functions, router, message + AT_COMMAND_MESSAGE, COMMAND_ROOM)
+    store_word(job, JobWord.COMMAND_FOUND, found)
+    if found < 0:
+        return LinkStatus.ORDINARY
+    store_word(job, JobWord.IN_HAND, 2)
+    return LinkStatus.MORE
+
+
+@kernel("int64(int64)")
+def _sender_in_hand(job: int) -> int:
+    """The row of the peer whose PUBLISH is in hand; 0 if its body is not to be received here."""
+    message, found = load_word(job, JobWord.MESSAGE), load_word(job, JobWord.COMMAND_FOUND)
+    size = found & SIZE_MASK
+    if found >> MORE_SHIFT == 0 or size > PAIR_HEAD_BYTES_MAX:
+        return 0
+    if _read_request(job, message + AT_COMMAND, size) == 0:
+        return 0
+    if load_word(job, JobWord.SENDER_FOUND) & SIZE_MASK != IDENTITY_BYTES:
+        return 0
+    peer = find_peer(load_word(job, JobWord.PEERS), message + AT_SENDER)
+    if peer == 0:
+        return 0
+    left = word_of(peer, LEFT)
+    if left != 0:
+        store_u64(peer + LEFT * WORD_BYTES, left - 1)
+        return 0
+    return peer if load_word(job, JobWord.LINKS) < load_word(job, JobWord.LINKS_MAX) else 0
+
+
+@kernel("int64(int64)")
+def _receive_body(job: int) -> int:
+    """Receive the bundle in hand as a bytes object: its address, or 0."""
+    functions, router = load_word(job, JobWord.FUNCTIONS), load_word(job, JobWord.ROUTER)
+    message = load_word(job, JobWord.MESSAGE) + AT_BODY_MESSAGE
+    found = receive_into(functions, router, message, -1)
+    if found < 0:
+        return 0
+    store_word(job, JobWord.BODY_FOUND, found)
+    store_word(job, JobWord.IN_HAND, 3)
+    holder = keep_bytes(
+        load_word(job, JobWord.HOLDERS), load_word(job, JobWord.TAKEN),
+        content_of(functions, message), found & SIZE_MASK, load_word(job, JobWord.NONE),
+    )  # fmt: skip
+    close_message(functions, message)
+    return holder
+
+
+@kernel("int64(int64,int64)")
+def _link_of(job: int, peer: int) -> int:
+    """The link of a peer of the ROUTER in this turn."""
+    links, number = load_word(job, JobWord.LINKS), word_of(peer, LINK)
+    link = job + AT_LINKS + number * LINK_BYTES
+    if number < links and load_word(link, LinkWord.SIDE) == peer:
+        return link
+    link = job + AT_LINKS + links * LINK_BYTES
+    store_word(link, LinkWord.SIDE, peer)
+    store_word(link, LinkWord.SESSION, word_of(peer, SESSION))
+    store_word(link, LinkWord.STATUS, LinkStatus.ARMED)  # the ROUTER tells of what comes
+    store_u64(peer + LINK * WORD_BYTES, links)
+    store_word(job, JobWord.LINKS, links + 1)
+    return link
+
+
+@kernel("int64(int64)")
+def _take_routed(job: int) -> int:
+    """Take the next message of the ROUTER: MORE or STOP if it was taken, ARMED if there is none, or ORDINARY if it is
+    in hand, for Python."""
+    code = _receive_command(job)
+    if code != _MORE:
+        return code
+    peer = _sender_in_hand(job)
+    if peer == 0:
+        return _ORDINARY
+    holder = _receive_body(job)
+    found = load_word(job, JobWord.BODY_FOUND)
+    size = found & SIZE_MASK
+    if holder == 0 or found >> MORE_SHIFT != 0 or _has_room(job, size) == 0:
+        return _ORDINARY
+    if size > PLAIN_BYTES_MAX:
+        store_u64(peer + LEFT * WORD_BYTES, _LEFT_MAX)
+    store_word(job, JobWord.IN_HAND, 0)
+    return _admit_taken(job, _link_of(job, peer), holder + AT_BYTES_DATA, size)
+
+
+@kernel("int64(int64)")
+def _take_share(job: int) -> int:
+    """Take as many messages of the ROUTER as there are links, or fewer: what `_take_routed` said of the last one."""
+    code = load_word(job, JobWord.ROUTED)
+    for _ in range(max(load_word(job, JobWord.LINKS), 1)):
+        if code != _MORE or load_word(job, JobWord.TAKEN) >= load_word(job, JobWord.TAKEN_LIMIT):
+            break
+        code = _take_routed(job)
+        if code != LinkStatus.STOP:
+            store_word(job, JobWord.ROUTED, code)
+    return code
 
 
 @kernel("int64(int64)")
@@ -157,4 +296,12 @@ def take_rounds(job: int) -> int:
             is_busy = is_busy or code == LinkStatus.MORE
             if code == LinkStatus.ORDINARY:
                 code_of_all = code
+        code = _take_share(job)
+        if code == LinkStatus.STOP:
+            return code
+        if code == LinkStatus.ORDINARY:
+            code_of_all = code
+        if load_word(job, JobWord.TAKEN) >= load_word(job, JobWord.TAKEN_LIMIT):
+            return code_of_all
+        is_busy = is_busy or code == LinkStatus.MORE
     return code_of_all

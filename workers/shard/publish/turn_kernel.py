@@ -1,4 +1,4 @@
-"""Kernels of a worker's turn over rings: take plain PUBLISHes and serve them, and wait for what comes next.
+"""Kernels of a worker's turn: take plain PUBLISHes and serve them, and wait for what comes next.
 
     step   does all that can be done without waiting
     wait   sleeps, without the GIL, until a client signals, a sync ends, or something else wants the worker
@@ -10,6 +10,8 @@ The parts of a step stand in `take_kernel.py` and `serve_kernel.py`.
 """
 
 from __future__ import annotations
+
+import zmq
 
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.frame.cpython import enter_gil, leave_gil
@@ -23,6 +25,7 @@ from danube_fast.frame.system import (
     ppoll,
     read,
 )
+from danube_fast.net.port_kernels import get_events
 from danube_fast.ring.duplex_kernel import ENDED, SESSION, WAITS, _hear, word_of
 from danube_fast.ring.layout import WORD_BYTES
 from danube_fast.wal.sync import fault_of
@@ -41,6 +44,7 @@ from danube_fast.workers.shard.publish.turn_layout import (
 
 __all__ = ["pause", "step", "wait", "wait_and_step"]
 
+_POLLIN = int(zmq.POLLIN)
 _UNDERWAY, _STOPPED, _FULL, _OTHER, _LATE, _MISSING = map(int, Flag)
 _MORE, _ORDINARY = int(LinkStatus.MORE), int(LinkStatus.ORDINARY)
 _SYNC_NS_MAX = 2 * MILLISECOND_NS
@@ -109,12 +113,27 @@ def _hear_links(job: int) -> int:
     return flags
 
 
+@kernel("int64(int64)")
+def _hear_router(job: int) -> int:
+    """1 if the ROUTER has messages that kernels may take. ZeroMQ's descriptor tells only of what comes from now on."""
+    router = load_word(job, JobWord.ROUTER)
+    if router == 0 or load_word(job, JobWord.ROUTED) == _ORDINARY:
+        return 0
+    events = get_events(load_word(job, JobWord.FUNCTIONS), router, job + _AT_SCRATCH)
+    if events >= 0 and events & _POLLIN == 0:
+        return 0
+    store_word(job, JobWord.ROUTED, _MORE)
+    return 1
+
+
 @kernel("int64(int64,int64)", nogil=True)
 def _wait(job: int, timeout_ns: int) -> int:
     """Sleep until a client signals, a sync ends, or something else wants the worker (OTHER), or the time is up."""
     store_u64(job + _AT_TIMEOUT, timeout_ns // SECOND_NS)
     store_u64(job + _AT_TIMEOUT + WORD_BYTES, timeout_ns % SECOND_NS)
     count = _POLLED_BELL if load_word(job, JobWord.IS_CLOSING) != 0 else _POLLED_ALL
+    if count == _POLLED_ALL and _hear_router(job) != 0:  # what was sent may have swallowed the edge
+        return 0
     polled = job + _AT_POLLED
     found = ppoll(polled, count, job + _AT_TIMEOUT, 0)
     if found <= 0:
@@ -129,8 +148,8 @@ def _wait(job: int, timeout_ns: int) -> int:
     if count == _POLLED_ALL:
         if load_u16(polled + _POLL_BYTES + _AT_REVENTS) != 0:
             flags |= _hear_links(job)
-        if load_u16(polled + 2 * _POLL_BYTES + _AT_REVENTS) != 0:
-            flags |= _OTHER
+        if load_u16(polled + 2 * _POLL_BYTES + _AT_REVENTS) != 0 and _hear_router(job) == 0:
+            flags |= _OTHER if load_word(job, JobWord.ROUTER) == 0 else 0
     return flags
 
 
@@ -159,7 +178,8 @@ def _wait_and_step(job: int, timeout_ns: int) -> int:
     thread = leave_gil()
     flags: int = _wait(job, timeout_ns)
     enter_gil(thread)
-    return flags | _step(job) if load_word(job, JobWord.LINKS) != 0 else flags
+    is_heard = load_word(job, JobWord.LINKS) != 0 or load_word(job, JobWord.ROUTED) == _MORE
+    return flags | _step(job) if is_heard else flags
 
 
 pause, step, wait = direct(_pause), direct(_step), direct(_wait)

@@ -1,7 +1,7 @@
-"""Words of a worker's turn over rings: what its kernels take, write, show and answer in one call.
+"""Words of a worker's turn: what its kernels take, write, show and answer in one call.
 
     job       one block: addresses of all else, and how far the turn is
-    links     a row for each client that was heard: its side of the rings, its session
+    links     a row for each client that was heard: its side of the rings, or its row as a peer of the ROUTER; its session
     taken     a row for each PUBLISH that was taken: who sent it, its result row, how far it is
     outlets   a row for each partition whose next frame needs nothing but what kernels do: who gets it
 
@@ -13,19 +13,27 @@ from __future__ import annotations
 
 import enum
 
+from danube_fast.net.port_kernels import MESSAGE_BYTES
 from danube_fast.ring.duplex_kernel import PAIR_WORDS
 from danube_fast.ring.layout import WORD_BYTES
 
 __all__ = [
+    "AT_BODY_MESSAGE",
+    "AT_COMMAND",
+    "AT_COMMAND_MESSAGE",
     "AT_LINKS",
     "AT_OUTLETS",
+    "AT_SENDER",
     "AT_TAKEN",
+    "COMMAND_ROOM",
     "EVENTS_MAX",
     "LINK_BYTES",
     "LINK_WORDS",
     "OUTLETS_MAX",
     "OUTLET_BYTES",
     "OUTLET_WORDS",
+    "ROUTED_BYTES",
+    "SENDER_ROOM",
     "STAGING_BYTES",
     "TAKEN_BYTES",
     "TAKEN_MAX",
@@ -116,7 +124,7 @@ class JobWord(enum.IntEnum):
     SCRATCH = 35
     """Two words: a clock, or a vector of one buffer."""
     POLLED = 37
-    """Three descriptors for poll: bell, rings, ZeroMQ."""
+    """Three descriptors for poll: bell, rings, the ROUTER."""
     TIMEOUT = 40
     """Two words: how long to wait."""
     BEGAN_NS = 42
@@ -127,7 +135,23 @@ class JobWord(enum.IntEnum):
     """Up to where it has queued a sync; 0: it has not."""
     CODE = 45
     """The `LinkStatus` with which taking ended the last time."""
-    PAIR = 46
+    ROUTER = 46
+    """Address of the ROUTER; 0: kernels take nothing from it."""
+    FUNCTIONS = 47
+    """Address of the table of libzmq's functions."""
+    PEERS = 48
+    """Address of the rows of its peers."""
+    MESSAGE = 49
+    """Room for the parts of one of its messages."""
+    ROUTED = 50
+    """The `LinkStatus` of it."""
+    IN_HAND = 51
+    """Parts of a message that were received, and are for Python."""
+    SENDER_FOUND = 52
+    """Size of each part, and above `MORE_SHIFT` whether another one follows."""
+    COMMAND_FOUND = 53
+    BODY_FOUND = 54
+    PAIR = 55
 
 
 class LinkStatus(enum.IntEnum):
@@ -147,6 +171,7 @@ class LinkWord(enum.IntEnum):
     """Columns of a link."""
 
     SIDE = 0
+    """Its words: `Duplex.row`, or those of `RoutedPeers`."""
     SESSION = 1
     STATUS = 2
 
@@ -197,7 +222,7 @@ class OutletWord(enum.IntEnum):
     SAFE_UNTIL = 1
     """Offsets below may be shown before they are synced."""
     SIDE = 2
-    """Rings of the consumer's client; 0: there is no consumer."""
+    """Words of the consumer's client, as of a link; 0: there is no consumer."""
     CONSUMER_ID = 3
     BYTES = 4
     MESSAGES = 5
@@ -229,6 +254,13 @@ LINK_WORDS = len(LinkWord)
 OUTLET_WORDS = len(OutletWord)
 TAKEN_BYTES, LINK_BYTES = TAKEN_WORDS * WORD_BYTES, LINK_WORDS * WORD_BYTES
 OUTLET_BYTES = OUTLET_WORDS * WORD_BYTES
+SENDER_ROOM, COMMAND_ROOM = 256, 16 * 1024
+AT_SENDER = MESSAGE_BYTES
+AT_COMMAND_MESSAGE = AT_SENDER + SENDER_ROOM
+AT_COMMAND = AT_COMMAND_MESSAGE + MESSAGE_BYTES
+AT_BODY_MESSAGE = AT_COMMAND + COMMAND_ROOM
+ROUTED_BYTES = AT_BODY_MESSAGE + MESSAGE_BYTES
+"""Of the room for a message of the ROUTER: for each part but the body a zmq_msg_t, and what was in it."""
 AT_TAKEN = (JobWord.PAIR + PAIR_WORDS) * WORD_BYTES
 AT_OUTLETS = AT_TAKEN + TAKEN_MAX * TAKEN_BYTES
 AT_LINKS = AT_OUTLETS + OUTLETS_MAX * OUTLET_BYTES
