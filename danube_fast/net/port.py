@@ -2,6 +2,7 @@
 
     receive_head()   the first part of a message, or None   (one call, no exception, no lock given up)
     receive_rest()   the parts behind it, as bytes, large ones as Frames
+    row              for kernels that send or receive whole messages (`port_row.py`)
     send(), send_more()   one part, copied; with send_more another follows
     give()           a `Part`, whose memory ZeroMQ takes
     post()           a whole message
@@ -27,12 +28,27 @@ from danube_fast.net.port_kernels import (
     MESSAGE_BYTES,
     SIZE_MASK,
     close_message,
-    get_events,
     open_message,
-    receive_into,
     send_copy,
     send_message,
     take_content,
+)
+from danube_fast.net.port_row import (
+    BODY_FOUND,
+    CONTENT,
+    HEAD,
+    HEAD_BYTES,
+    HEAD_FOUND,
+    IS_SMALL,
+    NOTHING,
+    ROW_BYTES,
+    SMALL_BYTES_MAX,
+    SOCKET,
+    TABLE,
+    drop_in_hand,
+    find_events,
+    receive_next,
+    take_body,
 )
 
 __all__ = ["SEND_LAST", "SEND_MORE", "Part", "Port", "send_part", "take_rest"]
@@ -41,8 +57,6 @@ SEND_LAST = int(zmq.NOBLOCK)
 SEND_MORE = SEND_LAST | int(zmq.SNDMORE)
 _NOBLOCK = int(zmq.NOBLOCK)
 _POLLIN = int(zmq.POLLIN)
-_HEAD_BYTES = 16 * 1024
-"""Room for a first part; a larger one is received in two steps."""
 _SHARED_BYTES_MAX = 8192
 """Smaller parts lie in the buffer that libzmq has read them into, which has this size and is kept by each of
 them: who keeps a message of 300 bytes would keep 8 KiB."""
@@ -53,11 +67,12 @@ send_part: Callable[..., Any] = _base.send
 """send_part(socket, data, flags, copy): pyzmq's own, for Frames."""
 _receive_part: Callable[..., Any] = _base.recv
 
-_head = direct(receive_into)
+_head, _body = direct(receive_next), direct(take_body)
 take_rest = direct(take_content)
 """take_rest(table, message, target, size): copy what was too large for `receive_into`."""
 _give = direct(send_copy)
-_events = direct(get_events)
+_events, _drop = direct(find_events), direct(drop_in_hand)
+_BODY_WORD, _SMALL_WORD, _SOCKET_WORD = BODY_FOUND // 8, IS_SMALL // 8, SOCKET // 8
 _open, _close, _give_part = direct(open_message), direct(close_message), direct(send_message)
 
 
@@ -94,14 +109,24 @@ class Port:
     has_room = True
     """ZeroMQ queues what it is given; windows and credit bound that."""
 
-    __slots__ = ("_handle", "_memory", "_message", "_view", "more", "socket")
+    __slots__ = ("_handle", "_memory", "_view", "_words", "more", "row", "socket")
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket = socket
         self._handle: int = socket.underlying
-        self._memory = bytearray(MESSAGE_BYTES + _HEAD_BYTES)
-        self._message = address_of(self._memory)
-        self._view = memoryview(self._memory)[MESSAGE_BYTES:]
+        self._memory = bytearray(ROW_BYTES)
+        self.row: int = address_of(self._memory)
+        """Address of what `port_row.py` describes."""
+        self._view = memoryview(self._memory)[CONTENT:]
+        self._words = memoryview(self._memory)[:HEAD].cast("q")
+        for at, value in (
+            (TABLE, FUNCTIONS),
+            (SOCKET, self._handle),
+            (HEAD_FOUND, NOTHING),
+            (BODY_FOUND, NOTHING),
+            (IS_SMALL, 1),
+        ):
+            self._words[at // 8] = value
         self.more = False
         """Parts follow the one that `receive_head` gave."""
 
@@ -111,7 +136,7 @@ class Port:
 
     def readable(self) -> bool:
         """Whether a message waits. It also does what ZeroMQ's descriptor was raised for."""
-        events: int = _events(FUNCTIONS, self._own_handle(), self._message)
+        events: int = _events(self.row)
         if events < 0:
             raise zmq.ZMQError(-events)
         return events & _POLLIN != 0
@@ -123,31 +148,40 @@ class Port:
 
     def receive_head(self) -> memoryview | None:
         """The next part if there is one; valid until the next call. Raises ZMQError."""
-        found: int = _head(
-            FUNCTIONS, self._handle or self._own_handle(), self._message, _HEAD_BYTES
-        )
+        found: int = _head(self.row)
         if found < 0:
             if found == -_EAGAIN:
                 return None
             raise zmq.ZMQError(-found)
         self.more = found > SIZE_MASK
         size = found & SIZE_MASK
-        if size <= _HEAD_BYTES:
+        if size <= HEAD_BYTES:
             return self._view[:size]
         large = bytearray(size)
-        take_rest(FUNCTIONS, self._message, address_of(large), size)
+        take_rest(FUNCTIONS, self.row + HEAD, address_of(large), size)
         return memoryview(large)
 
-    def receive_rest(self) -> list[zmq.Frame | bytes]:
-        """The parts behind the head, large ones not copied."""
-        parts: list[zmq.Frame | bytes] = []
-        more = self.more
+    def receive_rest(self) -> list[Any]:
+        """The parts behind the head, bytes, or Frames of large ones, which are not copied; a large one that was in hand
+        is a memoryview."""
+        parts: list[Any] = []
+        more, words = self.more, self._words
+        if (found := words[_BODY_WORD]) != NOTHING:
+            parts.append(self._take_body(found & SIZE_MASK))
+            more = found > SIZE_MASK
         while more:
             part = _receive_part(self.socket, _NOBLOCK, False)
             parts.append(part if len(part) > _SHARED_BYTES_MAX else part.bytes)
             more = part.more
         self.more = False
+        words[_SMALL_WORD] = len(parts) == 1 and len(parts[0]) <= SMALL_BYTES_MAX
         return parts
+
+    def _take_body(self, size: int) -> bytes | memoryview:
+        """The body that a kernel has left in hand."""
+        body = bytearray(size)
+        _body(self.row, address_of(body), size)
+        return bytes(body) if size <= _SHARED_BYTES_MAX else memoryview(body).toreadonly()
 
     def send(self, data: Any, flags: int = SEND_LAST) -> None:
         """Send a copy of a buffer. Raises ZMQError, `zmq.Again` if the queue is full."""
@@ -175,5 +209,6 @@ class Port:
 
     def close(self, linger_ms: int) -> None:
         """Close the socket, which waits for so long to send what is queued."""
-        self._handle = 0
+        self._handle = self._words[_SOCKET_WORD] = 0
+        _drop(self.row)
         self.socket.close(linger_ms)

@@ -25,7 +25,7 @@ __all__ = [
     "MORE_SHIFT",
     "SIZE_MASK",
     "close_message",
-    "content_of",
+    "data_of",
     "get_events",
     "open_message",
     "receive_into",
@@ -107,7 +107,7 @@ def _fault(table: int) -> int:
 
 
 @kernel("int64(int64,int64)")
-def content_of(table: int, message: int) -> int:
+def data_of(table: int, message: int) -> int:
     """Where the content of a zmq_msg_t lies."""
     return call_word(load_i64(table + _DATA), message, 0, 0, 0)
 
@@ -115,7 +115,7 @@ def content_of(table: int, message: int) -> int:
 @kernel("int64(int64,int64,int64,int64)")
 def take_content(table: int, message: int, target: int, size: int) -> int:
     """Copy the content of a zmq_msg_t and give it back."""
-    memory_copy(target, content_of(table, message), size)
+    memory_copy(target, data_of(table, message), size)
     call_int(load_i64(table + _CLOSE), message, 0, 0, 0)
     return size
 
@@ -154,7 +154,7 @@ def open_message(table: int, message: int, size: int) -> int:
     """Make a zmq_msg_t of that size: where its content goes, or 0 if there is no memory."""
     if call_int(load_i64(table + _INIT_SIZE), message, size, 0, 0) != 0:
         return 0
-    return content_of(table, message)
+    return data_of(table, message)
 
 
 @kernel("int64(int64,int64)")

@@ -145,9 +145,14 @@ class Connection:
 
     @property
     def free_row(self) -> int:
-        """Address of the words of its rings (`duplex_kernel.py`), if the next message may go there at once; or 0."""
+        """Address of the words of its rings (`duplex_kernel.py`) or socket (`port_row.py`), if the next message may go
+        there at once; or 0."""
         port = self._port
-        return port.free_row if self.state is State.OPEN and type(port) is RingPort else 0
+        if self.state is not State.OPEN:
+            return 0
+        if type(port) is Port:
+            return port.row
+        return port.free_row if type(port) is RingPort else 0
 
     @property
     def link(self) -> Link | None:

@@ -1,6 +1,7 @@
-"""A plain publish over rings: packed, sealed, pushed and signalled by one thread in two kernels, its ack awaited in a third.
+r"""A plain publish: packed, sealed and sent by one thread in two kernels, its ack awaited in a third.
 
     publish(payload) -> lane with nothing unacked -> frame -> ring -> worker -> ring -> row of the ticket -> MessageId
+                                                       \---> socket -> ... -> socket ---/
 
 It leaves the lane as every other publish does: a frame that is unacked, under a request that is on its way. So
 whatever is not an ack (a refusal, a lost session, the end of its time) finds it where it looks for frames, and ends
@@ -26,6 +27,7 @@ from danube_fast.frame.memory import store_u8, store_u32
 from danube_fast.frame.pack_kernels import COUNT_SHIFT, pack_payloads
 from danube_fast.frame.stamp import seal
 from danube_fast.net.msgpack_kernel import FIXED_ARRAY, write_unsigned
+from danube_fast.net.port_row import OUT, send_pair
 from danube_fast.net.protocol import Publish, op_code
 from danube_fast.ring.duplex_kernel import HEAD, push_pair
 from danube_fast.ring.layout import WORD_BYTES
@@ -42,32 +44,56 @@ _BUNDLE_WORD_BYTES = 4
 
 
 @kernel("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64)")
-def _push_frame(
-    row: int, request: int, frame: int, frame_bytes: int, partition_id: int,
+def _finish_frame(
+    head: int, request: int, frame: int, frame_bytes: int, partition_id: int,
     producer_id: int, sequence: int, time_ns: int, epoch: int,
 ) -> int:  # fmt: skip
-    """Seal a packed frame, which has room for its bundle before it, and send it as a PUBLISH; less than 0 without room."""
+    """Seal a packed frame, which has room for its bundle before it, and write both its bundle and its PUBLISH; how many
+    bytes that has."""
     seal(frame, producer_id, sequence, time_ns, epoch, 0, 0)
     bundle = frame - FRAME_AT
     store_u32(bundle, BUNDLE_MAGIC)
     store_u32(bundle + _BUNDLE_WORD_BYTES, 1)
     store_u32(frame - BUNDLE_ENTRY_BYTES, partition_id)
     store_u32(frame - BUNDLE_ENTRY_BYTES + _BUNDLE_WORD_BYTES, frame_bytes)
-    head = row + HEAD * WORD_BYTES
     store_u8(head, FIXED_ARRAY + 2)
     store_u8(head + 1, _PUBLISH)
-    head_bytes = write_unsigned(head + 2, request) - head
-    return push_pair(row, head, head_bytes, bundle, FRAME_AT + frame_bytes)
+    return write_unsigned(head + 2, request) - head
 
 
-_push, _pack = direct(_push_frame), direct(pack_payloads)
+@kernel("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64)")
+def _push_frame(
+    row: int, request: int, frame: int, frame_bytes: int, partition_id: int,
+    producer_id: int, sequence: int, time_ns: int, epoch: int,
+) -> int:  # fmt: skip
+    """Send a packed frame over rings: 0, or less without room."""
+    head = row + HEAD * WORD_BYTES
+    head_bytes = _finish_frame(
+        head, request, frame, frame_bytes, partition_id, producer_id, sequence, time_ns, epoch
+    )
+    return min(0, push_pair(row, head, head_bytes, frame - FRAME_AT, FRAME_AT + frame_bytes))
+
+
+@kernel("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64)")
+def _send_frame(
+    port: int, request: int, frame: int, frame_bytes: int, partition_id: int,
+    producer_id: int, sequence: int, time_ns: int, epoch: int,
+) -> int:  # fmt: skip
+    """Send a packed frame over a socket: what `send_pair` says."""
+    head_bytes = _finish_frame(
+        port + OUT, request, frame, frame_bytes, partition_id, producer_id, sequence, time_ns, epoch
+    )
+    return send_pair(port, head_bytes, frame - FRAME_AT, FRAME_AT + frame_bytes)
+
+
+_push, _send, _pack = direct(_push_frame), direct(_send_frame), direct(pack_payloads)
 
 
 def send_alone(
     lane: Lane, message: list[bytes] | Outgoing, ticket: Ticket, *, has_row: bool = True
 ) -> bool:
-    """Send one message, a list of its payload or all its columns, as a frame over rings; False if anything stands
-    before it in the lane, and nothing was done. Its ack completes the ticket, or goes to its row. Under the pump's
+    """Send one message, a list of its payload or all its columns, as a frame; False if anything stands before it in
+    the lane, or there is no way for it now, and nothing was done. Its ack completes the ticket, or goes to its row. Under the pump's
     lock. Raises InvalidArgument for columns that cannot be packed."""
     connection, producer = lane.connection, lane.producer
     row = connection.free_row
@@ -91,13 +117,16 @@ def send_alone(
         lane.on_way += 1
         connection.bundler.on_way[request] = [sending]
         producer.sent(frame_bytes)
-        pushed = _push(
+        push = _push if connection.has_rings else _send
+        pushed = push(
             row, request, buffer.address, frame_bytes, lane.partition_id, lane.producer_id, sequence,
             time_ns, lane.producer_epoch,
         )  # fmt: skip
         if pushed < 0:
             del connection.bundler.on_way[request]
             connection.bundler.send(sending)
+        elif pushed:
+            pump.after_send(connection)
         connection.beat_soon()
         if lane not in pump.armed:
             pump.arm(lane, sending.deadline_ns)
@@ -157,7 +186,7 @@ class StraightWay(ProducerState):
         return lane
 
     def publish_plain(self, payload: Any) -> MessageId | None:
-        """Publish a payload alone over rings, and wait for its ack; None, and nothing was done, if that takes more than
+        """Publish a payload alone, and wait for its ack; None, and nothing was done, if that takes more than
         a frame in an idle lane, or if an event loop waits for acks."""
         if type(payload) is not bytes or len(payload) > self._alone_bytes_max:
             return None

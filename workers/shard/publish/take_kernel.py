@@ -32,7 +32,7 @@ from danube_fast.net.port_kernels import (
     MORE_SHIFT,
     SIZE_MASK,
     close_message,
-    content_of,
+    data_of,
     receive_into,
 )
 from danube_fast.net.protocol import Publish, op_code
@@ -130,6 +130,12 @@ def _admit_taken(job: int, link: int, bundle: int, byte_count: int) -> int:
     return LinkStatus.MORE
 
 
+@kernel("int64(int64)")
+def _is_full(job: int) -> int:
+    """1 if this turn takes nothing more."""
+    return 1 if load_word(job, JobWord.TAKEN) >= load_word(job, JobWord.TAKEN_LIMIT) else 0
+
+
 @kernel("int64(int64,int64)")
 def _has_room(job: int, size: int) -> int:
     """1 if a bundle of that size may be taken."""
@@ -217,7 +223,7 @@ def _receive_body(job: int) -> int:
     store_word(job, JobWord.IN_HAND, 3)
     holder = keep_bytes(
         load_word(job, JobWord.HOLDERS), load_word(job, JobWord.TAKEN),
-        content_of(functions, message), found & SIZE_MASK, load_word(job, JobWord.NONE),
+        data_of(functions, message), found & SIZE_MASK, load_word(job, JobWord.NONE),
     )  # fmt: skip
     close_message(functions, message)
     return holder
@@ -265,7 +271,7 @@ def _take_share(job: int) -> int:
     """Take as many messages of the ROUTER as there are links, or fewer: what `_take_routed` said of the last one."""
     code = load_word(job, JobWord.ROUTED)
     for _ in range(max(load_word(job, JobWord.LINKS), 1)):
-        if code != _MORE or load_word(job, JobWord.TAKEN) >= load_word(job, JobWord.TAKEN_LIMIT):
+        if code != _MORE or _is_full(job) != 0:
             break
         code = _take_routed(job)
         if code != LinkStatus.STOP:
@@ -287,7 +293,7 @@ def take_rounds(job: int) -> int:
                 code_of_all = _ORDINARY
             if status != LinkStatus.MORE:
                 continue
-            if load_word(job, JobWord.TAKEN) >= load_word(job, JobWord.TAKEN_LIMIT):
+            if _is_full(job) != 0:
                 return code_of_all
             code = _take_one(job, link)
             if code == LinkStatus.STOP:
@@ -301,7 +307,7 @@ def take_rounds(job: int) -> int:
             return code
         if code == LinkStatus.ORDINARY:
             code_of_all = code
-        if load_word(job, JobWord.TAKEN) >= load_word(job, JobWord.TAKEN_LIMIT):
+        if _is_full(job) != 0:
             return code_of_all
         is_busy = is_busy or code == LinkStatus.MORE
     return code_of_all
