@@ -26,7 +26,12 @@ from danube_fast.client.link.calls import (
     asks_again,
     unknown_outcome,
 )
-from danube_fast.client.link.deliveries import Deliveries
+from danube_fast.client.link.deliveries import (
+    Deliveries,
+    hand_on,
+    take_from_rings,
+    take_from_socket,
+)
 from danube_fast.client.link.dialer import Dialer
 from danube_fast.client.link.lookout import Link
 from danube_fast.client.link.pump import Pump
@@ -41,7 +46,6 @@ from danube_fast.client.values.limits import (
 )
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError, Unavailable, error_from_code
-from danube_fast.frame.bundle import bundle_entries
 from danube_fast.net.port import Port
 from danube_fast.net.protocol import (
     PROTOCOL_VERSION,
@@ -102,8 +106,8 @@ class Connection:
         self.producer_names: dict[tuple[int, int], str] = {}
         self.calls: dict[int, Call] = {}
         self.bundler = Bundler(self)
-        self._deliveries = Deliveries()
         self.link_number = pump.next_link_number()
+        self._deliveries = Deliveries(pump.answers.address, self.link_number)
         self._is_linked = False
         self._identity = identity
         self._session, self._token = 0, b""
@@ -369,10 +373,13 @@ class Connection:
         `lazily`: rings are not armed, as a leader does that.
         """
         port = self._port
+        if type(port) is Port:
+            return self._drain_socket(port)
         count = 0
         if type(port) is RingPort:
             port.arms = not lazily
-            count = self._deliveries.take_all(port.duplex, self.receivers)
+            if (duplex := port.duplex) is not None:
+                count = self._deliveries.take_all(take_from_rings, duplex.row, self.receivers)
             if count and lazily and self._deliveries.are_all and port.free_row:
                 self._heard_ns = self.pump.clock.monotonic_ns()
                 return count
@@ -394,12 +401,28 @@ class Connection:
                 self.pump.rings_came()
         return count + (self.has_room and not had_room)  # a call may wait for that
 
+    def _drain_socket(self, port: Port) -> int:
+        """Do the same with a socket. Acks that went to their rows do not count: the threads there are awake already."""
+        count, deliveries = 0, self._deliveries
+        while port is self._port:
+            count += deliveries.take_all(take_from_socket, port.row, self.receivers)
+            if deliveries.are_all:
+                break
+            head = port.receive_head()
+            if head is None:
+                break
+            self._handle(head, port)
+            count += 1
+        if count:
+            self._heard_ns = self.pump.clock.monotonic_ns()
+        return count
+
     def _handle(self, head: memoryview | bytes, port: Port | RingPort) -> None:
         command = decode_server_command(head)
         kind = type(command)
         parts = port.receive_rest() if port.more else []
         if kind is Deliver:
-            self._on_deliver(command.consumer_ids, parts)
+            hand_on(command.consumer_ids, parts, self.receivers)
             return
         if kind is Published:
             self.bundler.settle(command.entries, command.texts)
@@ -441,23 +464,6 @@ class Connection:
             self._finish(call, None, error_from_code(command.code, command.text))
             return
         self.bundler.on_published(command.request, [command.code, 0], {command.code: command.text})
-
-    def _on_deliver(self, consumer_ids: list[int], bundles: list[Any]) -> None:
-        index = 0
-        for bundle in bundles:
-            kind = type(bundle)
-            buffer = (
-                bundle
-                if kind is memoryview
-                else memoryview(bundle)
-                if kind is bytes
-                else bundle.buffer
-            )
-            for _, start, frame_bytes in bundle_entries(buffer):
-                receiver = self.receivers.get(consumer_ids[index])
-                index += 1
-                if receiver is not None:
-                    receiver.on_frame(buffer, start, frame_bytes)
 
     # ------------------------------------------------------------ the end
 

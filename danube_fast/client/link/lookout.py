@@ -15,14 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from danube_fast.client.link.answers import answer, find_row, is_known
+from danube_fast.client.link.answers import is_known
+from danube_fast.client.link.published import hand_over
 from danube_fast.clock import MILLISECOND_NS
-from danube_fast.errors import Status
 from danube_fast.frame.kernel import direct, kernel
-from danube_fast.frame.memory import load_i32, load_i64, load_u8, load_u32, memory_copy, store_u64
+from danube_fast.frame.memory import load_i32, load_i64, load_u32, memory_copy, store_u64
 from danube_fast.frame.system import EPOLL_AT_DATA, EPOLL_EVENT_BYTES, clock_ns, epoll_wait
-from danube_fast.net.msgpack_kernel import EMPTY_MAP, FIXED_ARRAY, read_array, read_unsigned
-from danube_fast.net.protocol import Published, op_code
 from danube_fast.ring.duplex import Duplex
 from danube_fast.ring.duplex_kernel import (
     CAPACITY,
@@ -58,8 +56,6 @@ _EVENTS_WORDS = _EVENTS_MAX * EPOLL_EVENT_BYTES // WORD_BYTES + 1
 _LEAD_BYTES = 8
 INTERRUPTED = -1
 """A signal came, which Python may have a handler for."""
-_PUBLISHED = op_code(Published)
-_DUPLICATE = int(Status.DUPLICATE)
 
 
 @kernel("int64(int64)")
@@ -81,44 +77,6 @@ def _find(lookout: int, fd: int) -> int:
     return count + 1
 
 
-@kernel("int64(int64,int64,int64,int64,int64)")
-def _read_entry(lookout: int, link: int, at: int, end: int, applies: int) -> int:
-    """Read one entry of PUBLISHED, [request, [status, offset]], and hand it over if `applies`: where it ends, or 0 if
-    it is for Python."""
-    number = lookout + NUMBER
-    if at + 1 >= end or load_u8(at) != FIXED_ARRAY + 2:
-        return 0
-    at = read_unsigned(at + 1, end, number)
-    if at == 0 or at >= end or load_u8(at) != FIXED_ARRAY + 2:
-        return 0
-    row = find_row(load_i64(lookout + ANSWERS), link, load_i64(number))
-    at = read_unsigned(at + 1, end, number)
-    if row == 0 or at == 0:
-        return 0
-    status = load_i64(number)
-    at = read_unsigned(at, end, number)
-    if at == 0 or status > _DUPLICATE:
-        return 0
-    if applies != 0:
-        answer(row, status, load_i64(number))
-    return at
-
-
-@kernel("int64(int64,int64,int64,int64,int64)")
-def _read_published(lookout: int, link: int, at: int, end: int, applies: int) -> int:
-    """Read a command; 1 if it is a PUBLISHED that threads wait for, without texts."""
-    if at + 2 > end or load_u8(at) != FIXED_ARRAY + 3 or load_u8(at + 1) != _PUBLISHED:
-        return 0
-    at = read_array(at + 2, end, lookout + NUMBER)
-    if at == 0:
-        return 0
-    for _ in range(load_i64(lookout + NUMBER)):
-        at = _read_entry(lookout, link, at, end, applies)
-        if at == 0:
-            return 0
-    return 1 if at + 1 == end and load_u8(at) == EMPTY_MAP else 0
-
-
 @kernel("int64(int64,int64)")
 def _take_answers(lookout: int, link: int) -> int:
     """Hand over the acks that lie first in a ring; 1 if what follows is for Python."""
@@ -137,10 +95,8 @@ def _take_answers(lookout: int, link: int) -> int:
         if load_u32(copy) != 1 or load_u32(copy + 4) != size - _LEAD_BYTES:
             return 1
         at, number = copy + _LEAD_BYTES, load_i64(link + _AT_NUMBER)
-        if _read_published(lookout, number, at, copy + size, 0) == 0:
-            return 1
-        # a thread may take its row back meanwhile: Python reads that ack, which must be there still
-        if _read_published(lookout, number, at, copy + size, 1) == 0:
+        answers = load_i64(lookout + ANSWERS)
+        if hand_over(answers, number, at, copy + size, lookout + NUMBER) == 0:
             return 1
         _release(ring, capacity, found)
         _answer_room(row)
