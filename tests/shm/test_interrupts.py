@@ -12,9 +12,9 @@ from danube_fast.client.produce.lane import Lane
 from danube_fast.client.produce.state import ProducerState
 from danube_fast.client.produce.straight import StraightWay
 from tests.crash.rig import Server
-from tests.shm.test_straight import server, strike
+from tests.shm.test_straight import server, strike, transport
 
-__all__ = ["server"]
+__all__ = ["server", "transport"]
 
 
 @pytest.mark.parametrize("is_done", [False, True])
@@ -22,15 +22,20 @@ __all__ = ["server"]
     ("owner", "name"), [(Lane, "pack"), (ProducerState, "sent"), (Lane, "_transmit")]
 )
 def test_an_interrupt_while_the_open_batch_is_packed(
-    server: Server, owner: type, name: str, is_done: bool, monkeypatch: pytest.MonkeyPatch
+    server: Server,
+    transport: Any,
+    owner: type,
+    name: str,
+    is_done: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A message that takes the way of all others, as one beside others does, goes once too."""
     monkeypatch.setattr(StraightWay, "publish_columns", lambda *_: None)
-    strike(server, owner, name, is_done=is_done, key="k")
+    strike(server, transport, owner, name, is_done=is_done, key="k")
 
 
 def test_an_interrupt_behind_a_callback_leaves_the_lock_as_it_was(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, strikes, told = Pump._own_again, [1], list[Any]()
     main = threading.get_ident()
@@ -42,8 +47,8 @@ def test_an_interrupt_behind_a_callback_leaves_the_lock_as_it_was(
             raise KeyboardInterrupt
         original(pump)
 
-    with server.client(transport="shm") as client:
-        producer = client.producer("/default/called-back")
+    with server.client(transport=transport) as client:
+        producer = client.producer(f"/default/called-back-{transport}")
         monkeypatch.setattr(Pump, "_own_again", struck)
 
         def tell_all() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from danube_fast.client.link.pump import Pump
 from danube_fast.errors import FailedPrecondition
 from tests.crash.rig import Server
 from tests.shm.children import script
-from tests.shm.test_straight import SECONDS, server
+from tests.shm.test_straight import SECONDS, server, transport
 
-__all__ = ["server"]
+__all__ = ["server", "transport"]
 
 STRUCK = """
 import collections, signal, sys, threading, time, danube_fast
@@ -74,7 +76,6 @@ client.close(timeout=60)
 """
 
 
-@pytest.mark.parametrize("transport", ["shm", "zmq"])
 def test_what_a_signal_handler_sends_is_sent_once(server: Server, transport: str) -> None:
     """A timer strikes anywhere inside publish(), send() and receive(), and sends, publishes and acks itself."""
     with script(STRUCK, server.url, f"/default/reentry-{transport}", transport) as struck:
@@ -83,13 +84,14 @@ def test_what_a_signal_handler_sends_is_sent_once(server: Server, transport: str
 
 
 def test_a_call_that_would_wait_for_itself_is_refused(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a call reads the sockets, or holds the lock, others of its thread end at once."""
     original, refused = Pump._sleep, list[str]()
+    topic = f"/default/refused-inside-{transport}"
 
-    with server.client(transport="shm") as client:
-        producer = client.producer("/default/refused-inside")
+    with server.client(transport=transport) as client:
+        producer = client.producer(topic)
         assert producer.publish(b"0").offset == 0
 
         def struck(pump: Pump, row: int, limit_ns: int) -> None:
@@ -109,6 +111,6 @@ def test_a_call_that_would_wait_for_itself_is_refused(
         assert producer.publish(b"1").offset == 1
         assert len(refused) == 2 and all("in the middle of another call" in r for r in refused)
         producer.flush(timeout=SECONDS)
-        with client.reader("/default/refused-inside", start="earliest", stop="latest") as reader:
+        with client.reader(topic, start="earliest", stop="latest") as reader:
             payloads = [message.payload for batch in reader.batches() for message in batch]
         assert payloads == [b"0", b"1", b"2"]

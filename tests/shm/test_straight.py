@@ -1,4 +1,4 @@
-"""Single publishes over rings: many threads, workers that end or stand still, interrupts, forks, and every end."""
+"""Single publishes over rings and sockets: many threads, workers that end or stand still, interrupts, forks, and every end."""
 
 from __future__ import annotations
 
@@ -44,6 +44,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         data_dir, workers=1, session_timeout_ms=300_000, heartbeat_timeout_ms=300_000,
     ) as made:  # fmt: skip
         yield made
+
+
+@pytest.fixture(params=["shm", "zmq"])
+def transport(request: pytest.FixtureRequest) -> Any:
+    """Each way in which messages go straight."""
+    return request.param
 
 
 @contextlib.contextmanager
@@ -117,11 +123,11 @@ class Team:
 @pytest.mark.parametrize("shares_a_producer", [True, False])
 @pytest.mark.parametrize("durability", ["memory", "fsync"])
 def test_each_thread_gets_the_ids_of_its_own_messages(
-    server: Server, durability: Any, shares_a_producer: bool
+    server: Server, transport: Any, durability: Any, shares_a_producer: bool
 ) -> None:
-    name = f"/default/ids-{durability}-{shares_a_producer}"
+    name = f"/default/ids-{transport}-{durability}-{shares_a_producer}"
     count = 150
-    with server.client(transport="shm") as client:
+    with server.client(transport=transport) as client:
         topics = [name if shares_a_producer else f"{name}-{i % 5}" for i in range(THREADS)]
         if shares_a_producer:
             producers = [client.producer(name, durability=durability)] * THREADS
@@ -142,13 +148,15 @@ def test_each_thread_gets_the_ids_of_its_own_messages(
     assert len(counts) == THREADS * count and set(counts.values()) == {1}
 
 
-def test_a_killed_worker_loses_and_doubles_nothing_of_waiting_threads(tmp_path: Path) -> None:
+def test_a_killed_worker_loses_and_doubles_nothing_of_waiting_threads(
+    tmp_path: Path, transport: Any
+) -> None:
     """Killed while it stands still, with every thread inside, and while it works."""
     topic, count = "/default/killed", 8
     ended = threading.Event()
     with (
         Server(tmp_path / "data", workers=1) as server,
-        server.client(transport="shm") as client,
+        server.client(transport=transport) as client,
     ):
         producers = [client.producer(topic) for _ in range(count)]
         acked: list[dict[int, bytes]] = [{} for _ in range(count)]
@@ -190,8 +198,10 @@ def reached(acked: list[dict[int, bytes]], marks: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("receives", [False, True])
-def test_a_busy_thread_beside_holds_nothing_up_for_long(server: Server, receives: bool) -> None:
-    topic, count = f"/default/busy-{receives}", 200
+def test_a_busy_thread_beside_holds_nothing_up_for_long(
+    server: Server, transport: Any, receives: bool
+) -> None:
+    topic, count = f"/default/busy-{transport}-{receives}", 200
     ended = threading.Event()
 
     def spin(_: int) -> int:
@@ -200,7 +210,7 @@ def test_a_busy_thread_beside_holds_nothing_up_for_long(server: Server, receives
             turns += 1
         return turns
 
-    with server.client(transport="shm") as client:
+    with server.client(transport=transport) as client:
         producer = client.producer(topic, durability="memory")
         consumer = client.consumer(topic, subscription="s") if receives else None
         busy = Team(1, spin)
@@ -222,9 +232,9 @@ def test_a_busy_thread_beside_holds_nothing_up_for_long(server: Server, receives
 # ---------------------------------------------------------------- a worker that stands still
 
 
-def test_a_producers_timeout_ends_a_publish(server: Server) -> None:
-    topic, timeout = "/default/late", 2.0
-    with server.client(transport="shm") as client:
+def test_a_producers_timeout_ends_a_publish(server: Server, transport: Any) -> None:
+    topic, timeout = f"/default/late-{transport}", 2.0
+    with server.client(transport=transport) as client:
         producer = client.producer(topic, timeout=timeout)
         producer.publish(b"before")
         with stopped(server):
@@ -247,9 +257,11 @@ def is_published(producer: danube_fast.Producer, payload: bytes) -> bool:
     return True
 
 
-def test_a_client_that_is_closed_ends_the_calls_of_its_threads(server: Server) -> None:
-    name = "/default/closed"
-    with server.client(transport="shm") as client:
+def test_a_client_that_is_closed_ends_the_calls_of_its_threads(
+    server: Server, transport: Any
+) -> None:
+    name = f"/default/closed-{transport}"
+    with server.client(transport=transport) as client:
         producers = [client.producer(f"{name}-{number}") for number in range(4)]
         for producer in producers:
             producer.publish(b"x")
@@ -272,8 +284,8 @@ def test_a_client_that_is_closed_ends_the_calls_of_its_threads(server: Server) -
 
 HEAD = """
 import os, sys, threading, time, danube_fast
-url, topic, receives = sys.argv[1], sys.argv[2], sys.argv[3] == "receive"
-client = danube_fast.connect(url, transport="shm", timeout=60)
+url, topic, receives, transport = *sys.argv[1:3], sys.argv[3] == "receive", sys.argv[4]
+client = danube_fast.connect(url, transport=transport, timeout=60)
 producer = client.producer(topic)
 consumer = client.consumer(topic, subscription="s", initial_position="earliest")
 producer.publish(b"before")
@@ -317,9 +329,11 @@ say("end")
 
 
 @pytest.mark.parametrize("call", ["publish", "receive"])
-def test_an_interrupt_ends_a_wait_and_the_client_goes_on(server: Server, call: str) -> None:
-    topic = f"/default/interrupted-{call}"
-    with script(HEAD + INTERRUPTED, server.url, topic, call) as inside:
+def test_an_interrupt_ends_a_wait_and_the_client_goes_on(
+    server: Server, transport: Any, call: str
+) -> None:
+    topic = f"/default/interrupted-{transport}-{call}"
+    with script(HEAD + INTERRUPTED, server.url, topic, call, transport) as inside:
         inside.hear("ready")
         with stopped(server):
             inside.tell("stopped")
@@ -345,8 +359,9 @@ tell_when_inside()
 
 
 @pytest.mark.parametrize("call", ["publish", "receive"])
-def test_an_interpreter_ends_with_threads_inside(server: Server, call: str) -> None:
-    with script(HEAD + EXITS, server.url, f"/default/exits-{call}", call) as leaving:
+def test_an_interpreter_ends_with_threads_inside(server: Server, transport: Any, call: str) -> None:
+    topic = f"/default/exits-{transport}-{call}"
+    with script(HEAD + EXITS, server.url, topic, call, transport) as leaving:
         leaving.hear("ready")
         with stopped(server):
             leaving.tell("stopped")
@@ -367,7 +382,7 @@ if pid == 0:
         producer.publish(b"child")
     except danube_fast.FailedPrecondition:
         pass
-    with danube_fast.connect(url, transport="shm", timeout=60) as client:
+    with danube_fast.connect(url, transport=transport, timeout=60) as client:
         client.producer(topic, timeout=60).publish(b"child anew")
     sys.exit(0)
 say("forked")
@@ -378,9 +393,9 @@ client.close(timeout=60)
 """
 
 
-def test_a_fork_while_a_thread_waits(server: Server) -> None:
-    topic = "/default/forks"
-    with script(HEAD + FORKS, server.url, topic, "publish") as parent:
+def test_a_fork_while_a_thread_waits(server: Server, transport: Any) -> None:
+    topic = f"/default/forks-{transport}"
+    with script(HEAD + FORKS, server.url, topic, "publish", transport) as parent:
         parent.hear("ready")
         with stopped(server):
             parent.tell("stopped")
@@ -433,18 +448,23 @@ client.close(timeout=60)
 """
 
 
-def test_an_interrupt_at_any_moment_leaves_nothing_half_done(server: Server) -> None:
+def test_an_interrupt_at_any_moment_leaves_nothing_half_done(
+    server: Server, transport: Any
+) -> None:
     """Timers strike anywhere inside publish(): a message that was half sent, or half acked, is sent again at once."""
-    with script(HEAD + STRUCK, server.url, "/default/struck", "publish") as struck:
+    topic = f"/default/struck-{transport}"
+    with script(HEAD + STRUCK, server.url, topic, "publish", transport) as struck:
         for word in ("in time", "free", "few rows", "lost [], twice []"):
             struck.hear(word, 2 * SECONDS)
         struck.ends_quietly()
 
 
-def strike(server: Server, owner: Any, name: str, *, is_done: bool, **fields: Any) -> None:
+def strike(
+    server: Server, transport: Any, owner: Any, name: str, *, is_done: bool, **fields: Any
+) -> None:
     """Interrupt a publish with these fields once, before or behind one of its steps; it must go once, and the next one
     soon."""
-    topic = f"/default/struck-{name}-{is_done}-{len(fields)}"
+    topic = f"/default/struck-{transport}-{name}-{is_done}-{len(fields)}"
     original, strikes = getattr(owner, name), [1]
 
     def struck(*arguments: Any) -> Any:
@@ -454,7 +474,7 @@ def strike(server: Server, owner: Any, name: str, *, is_done: bool, **fields: An
             raise KeyboardInterrupt
         return result
 
-    with server.client(transport="shm") as client:
+    with server.client(transport=transport) as client:
         producer = client.producer(topic)
         assert producer.publish(b"same").offset == 0
         with pytest.MonkeyPatch.context() as patched:
@@ -481,10 +501,10 @@ def strike(server: Server, owner: Any, name: str, *, is_done: bool, **fields: An
     ],
 )
 def test_an_interrupt_between_two_steps_of_a_publish(
-    server: Server, owner: Any, name: str, is_done: bool, fields: dict[str, Any]
+    server: Server, transport: Any, owner: Any, name: str, is_done: bool, fields: dict[str, Any]
 ) -> None:
     """Whatever was done, a frame that is on its way, or was acked, is not waited for in vain."""
-    strike(server, owner, name, is_done=is_done, **fields)
+    strike(server, transport, owner, name, is_done=is_done, **fields)
 
 
 # ---------------------------------------------------------------- refusals

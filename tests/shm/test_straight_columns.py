@@ -1,4 +1,4 @@
-"""Messages with keys, attributes and times go over rings like plain ones: straight, and with all they have."""
+"""Messages with keys, attributes and times go like plain ones: straight, and with all they have."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from danube_fast.client.produce import straight
 from danube_fast.client.produce.outgoing import Outgoing
 from danube_fast.errors import InvalidArgument, TopicDeleted
 from tests.crash.rig import Server
-from tests.shm.test_straight import server
+from tests.shm.test_straight import server, transport
 
-__all__ = ["server"]
+__all__ = ["server", "transport"]
 
 SECONDS = 60.0
 HOUR_NS = 3600 * 10**9
@@ -61,14 +61,14 @@ def shown(client: danube_fast.Client, topic: str, count: int) -> list[dict[str, 
 
 def test_they_arrive_as_over_sockets(server: Server, went: Straight) -> None:
     topics, counts = {"shm": "/default/columns-shm", "zmq": "/default/columns-zmq"}, {}
-    for transport, topic in topics.items():
-        with server.client(transport=transport) as client:
+    for name, topic in topics.items():
+        with server.client(transport=name) as client:
             producer = client.producer(topic)
             for number, fields in enumerate(FIELDS):
                 assert producer.publish(b"%d" % number, **fields).offset == 2 * number
                 assert producer.publish(b"plain").offset == 2 * number + 1
             assert producer.publish(None, key="gone").offset == 2 * len(FIELDS)
-            counts[transport] = went.count
+            counts[name] = went.count
     assert counts == {"shm": len(FIELDS) + 1, "zmq": 2 * (len(FIELDS) + 1)}
     with server.client(transport="shm") as client:
         seen = [shown(client, topic, 2 * len(FIELDS) + 1) for topic in topics.values()]
@@ -82,9 +82,9 @@ def test_they_arrive_as_over_sockets(server: Server, went: Straight) -> None:
         assert message["event_time"] == fields.get("event_time")
 
 
-def test_a_key_leads_to_its_partition(server: Server, went: Straight) -> None:
-    topic, keys = "/default/columns-parted", [f"key {number}" for number in range(40)]
-    with server.client(transport="shm") as client:
+def test_a_key_leads_to_its_partition(server: Server, went: Straight, transport: Any) -> None:
+    topic, keys = f"/default/columns-parted-{transport}", [f"key {number}" for number in range(40)]
+    with server.client(transport=transport) as client:
         client.admin.create_topic(topic, partitions=4)
         with client.producer(topic) as producer:
             alone = {key: producer.publish(b"1", key=key).topic for key in keys}
@@ -99,9 +99,9 @@ def test_a_key_leads_to_its_partition(server: Server, went: Straight) -> None:
                 assert message.topic == alone[message.key.decode()]
 
 
-def test_what_is_refused_costs_no_number(server: Server, went: Straight) -> None:
-    topic = "/default/columns-refused"
-    with server.client(transport="shm") as client:
+def test_what_is_refused_costs_no_number(server: Server, went: Straight, transport: Any) -> None:
+    topic = f"/default/columns-refused-{transport}"
+    with server.client(transport=transport) as client:
         producer = client.producer(topic)
         for wrong in ({"attributes": {"a": 1}}, {"key": 1.5}, {"event_time": "soon"}):
             with pytest.raises(InvalidArgument):
@@ -113,9 +113,9 @@ def test_what_is_refused_costs_no_number(server: Server, went: Straight) -> None
     assert went.count == 2
 
 
-def test_larger_ones_go_with_all_others(server: Server, went: Straight) -> None:
-    topic, payload = "/default/columns-large", bytes(straight.PAYLOAD_BYTES_MAX)
-    with server.client(transport="shm") as client:
+def test_larger_ones_go_with_all_others(server: Server, went: Straight, transport: Any) -> None:
+    topic, payload = f"/default/columns-large-{transport}", bytes(straight.PAYLOAD_BYTES_MAX)
+    with server.client(transport=transport) as client:
         producer = client.producer(topic)
         assert producer.publish(payload, key="large").offset == 0
         assert producer.publish(b"", key="k" * len(payload)).offset == 1
@@ -124,11 +124,11 @@ def test_larger_ones_go_with_all_others(server: Server, went: Straight) -> None:
         assert went.count == 1
 
 
-def test_requests_and_replies_go_straight(server: Server, went: Straight) -> None:
-    topic = "/default/columns-asked"
+def test_requests_and_replies_go_straight(server: Server, went: Straight, transport: Any) -> None:
+    topic = f"/default/columns-asked-{transport}"
     with (
-        server.client(transport="shm") as asking,
-        server.client(transport="shm") as answering,
+        server.client(transport=transport) as asking,
+        server.client(transport=transport) as answering,
     ):
         asking.admin.create_topic(topic)
         with answering.subscribe(topic, "s", lambda message: message.payload + b"!"):

@@ -1,10 +1,11 @@
-"""Single publishes over rings that the broker refuses: each ends with the error that says why."""
+"""Single publishes that the broker refuses: each ends with the error that says why."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,15 +18,19 @@ from danube_fast.errors import (
     TopicDeleted,
 )
 from tests.crash.rig import Server
-from tests.shm.test_straight import SECONDS, SOON_SECONDS, Team, stopped, stored, waiting
+from tests.shm.test_straight import SECONDS, SOON_SECONDS, Team, stopped, stored, transport, waiting
 from tests.workers.broker import wait_until
 
+__all__ = ["transport"]
 
-def test_a_deleted_topic_a_fenced_producer_and_a_throttled_topic(tmp_path: Path) -> None:
+
+def test_a_deleted_topic_a_fenced_producer_and_a_throttled_topic(
+    tmp_path: Path, transport: Any
+) -> None:
     with (
         Server(tmp_path / "data", workers=1) as server,
-        server.client(transport="shm") as client,
-        server.client(transport="shm") as other,
+        server.client(transport=transport) as client,
+        server.client(transport=transport) as other,
     ):
         gone = client.producer("/default/gone", timeout=SECONDS)
         gone.publish(b"x")
@@ -49,12 +54,12 @@ def test_a_deleted_topic_a_fenced_producer_and_a_throttled_topic(tmp_path: Path)
         assert max(Counter(stored(client, "/default/paced").values()).values()) == 1
 
 
-def test_a_producer_that_is_closed_ends_the_calls_that_wait(tmp_path: Path) -> None:
+def test_a_producer_that_is_closed_ends_the_calls_that_wait(tmp_path: Path, transport: Any) -> None:
     """The worker stands still: one thread waits for its ack, as the leader, and one on its row."""
     settings = {"session_timeout_ms": 300_000, "heartbeat_timeout_ms": 300_000}
     with (
         Server(tmp_path / "data", workers=1, **settings) as server,
-        server.client(transport="shm") as client,
+        server.client(transport=transport) as client,
     ):
         producers = [client.producer(f"/default/closed-{number}") for number in range(2)]
         with stopped(server):
