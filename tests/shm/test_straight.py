@@ -15,12 +15,6 @@ from typing import Any
 import pytest
 
 import danube_fast
-from danube_fast.client.link.answers import Answers
-from danube_fast.client.link.bundler import Bundler
-from danube_fast.client.link.connection import Connection
-from danube_fast.client.link.pump import Pump
-from danube_fast.client.produce import straight
-from danube_fast.client.produce.state import ProducerState
 from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,
@@ -457,54 +451,3 @@ def test_an_interrupt_at_any_moment_leaves_nothing_half_done(
         for word in ("in time", "free", "few rows", "lost [], twice []"):
             struck.hear(word, 2 * SECONDS)
         struck.ends_quietly()
-
-
-def strike(
-    server: Server, transport: Any, owner: Any, name: str, *, is_done: bool, **fields: Any
-) -> None:
-    """Interrupt a publish with these fields once, before or behind one of its steps; it must go once, and the next one
-    soon."""
-    topic = f"/default/struck-{transport}-{name}-{is_done}-{len(fields)}"
-    original, strikes = getattr(owner, name), [1]
-
-    def struck(*arguments: Any) -> Any:
-        result = original(*arguments) if is_done or not strikes else None
-        if strikes:
-            strikes.pop()
-            raise KeyboardInterrupt
-        return result
-
-    with server.client(transport=transport) as client:
-        producer = client.producer(topic)
-        assert producer.publish(b"same").offset == 0
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(owner, name, struck)
-            with pytest.raises(KeyboardInterrupt):
-                producer.publish(b"same", **fields)
-        began = time.monotonic()
-        assert producer.publish(b"after").offset == 2
-        assert time.monotonic() - began < SOON_SECONDS
-        assert [*stored(client, topic).values()] == [b"same", b"same", b"after"]
-
-
-@pytest.mark.parametrize("fields", [{}, {"key": "k"}], ids=["plain", "key"])
-@pytest.mark.parametrize("is_done", [False, True])
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (ProducerState, "sent"),
-        (Connection, "beat_soon"),
-        (Pump, "await_answer"),
-        (straight, "take_ack"),
-        (Answers, "take"),
-        (Bundler, "settle_one"),
-    ],
-)
-def test_an_interrupt_between_two_steps_of_a_publish(
-    server: Server, transport: Any, owner: Any, name: str, is_done: bool, fields: dict[str, Any]
-) -> None:
-    """Whatever was done, a frame that is on its way, or was acked, is not waited for in vain."""
-    strike(server, transport, owner, name, is_done=is_done, **fields)
-
-
-# ---------------------------------------------------------------- refusals
