@@ -179,6 +179,9 @@ def get_events(table: int, socket: int, place: int) -> int:
     """ZMQ_EVENTS, or minus an errno. `place` has room for two words."""
     store_u64(place, 0)
     store_u64(place + 8, 4)
-    if call_int(load_i64(table + _GETSOCKOPT), socket, _EVENTS, place, place + 8) < 0:
-        return _fault(table)
-    return load_i64(place)
+    for _ in range(_TRIES):
+        if call_int(load_i64(table + _GETSOCKOPT), socket, _EVENTS, place, place + 8) >= 0:
+            return load_i64(place)
+        if _fault(table) != -_EINTR:
+            break
+    return _fault(table)

@@ -145,4 +145,5 @@ def send_pair(row: int, head_bytes: int, body: int, body_bytes: int) -> int:
         sent = send_copy(table, socket, body, body_bytes, _SEND_LAST)
     if sent < 0:
         return sent
-    return READABLE if find_events(row) & _POLLIN != 0 else 0
+    events = find_events(row)
+    return 0 if events >= 0 and events & _POLLIN == 0 else READABLE

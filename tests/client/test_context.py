@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 import danube_fast
 from danube_fast.client.link import connection
 from danube_fast.client.link import context as shared
+from danube_fast.client.link.answers import ANSWERED
+from danube_fast.client.link.deliveries import Deliveries
 
 TOPIC = "/default/shared"
 MANY = """
@@ -86,34 +89,66 @@ def test_an_interrupt_while_reading_leaves_nothing_unread(broker: Any) -> None:
         assert producer.publish(b"y").offset == 1
 
 
+class Strikes:
+    """Raises KeyboardInterrupt once, in the main thread, when a message is taken from a socket and not handled yet: by
+    a kernel, or by Python, where the kernel leaves everything."""
+
+    def __init__(self, kind: str, monkeypatch: pytest.MonkeyPatch, *, by_kernel: bool) -> None:
+        self.left = 1
+        decode, take = connection.decode_server_command, connection.take_from_socket
+
+        def strike_decoder(head: memoryview) -> Any:
+            command = decode(head)
+            self._strike(type(command).__name__ == kind)
+            return command
+
+        def strike_kernel(*words: int) -> int:
+            consumer_id = take(*words)
+            is_answered = self._answers[1] == ANSWERED
+            self._strike(consumer_id > 0 if kind == "Deliver" else is_answered)
+            return consumer_id
+
+        def leave_all(deliveries: Deliveries, *_: Any) -> int:
+            deliveries.are_all = False
+            return 0
+
+        if by_kernel:
+            monkeypatch.setattr(connection, "take_from_socket", strike_kernel)
+        else:
+            monkeypatch.setattr(Deliveries, "take_all", leave_all)
+            monkeypatch.setattr(connection, "decode_server_command", strike_decoder)
+
+    def watch(self, client: danube_fast.Client) -> None:
+        """Look at the rows of that client, whose first is the state of the one thread that publishes."""
+        self._answers = client._core.pump.answers._words
+
+    def _strike(self, is_due: bool) -> None:
+        if is_due and self.left and threading.current_thread() is threading.main_thread():
+            self.left = 0
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize("kind", ["Published", "Deliver"])
 def test_what_an_interrupt_tore_comes_again(
-    broker: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+    broker: Any, monkeypatch: pytest.MonkeyPatch, kind: str, by_kernel: bool
 ) -> None:
     """An interrupt strikes when a message is taken from the socket and not handled yet, and parts of
     it may be left there: an ack is heard and a message received all the same."""
-    decode = connection.decode_server_command
-    strikes = iter([True])
-
-    def strike(head: memoryview) -> Any:
-        command = decode(head)
-        if type(command).__name__ == kind and next(strikes, False):
-            raise KeyboardInterrupt
-        return command
-
     with (
         danube_fast.connect(broker.url) as client,
         client.producer(TOPIC) as producer,
         client.consumer(TOPIC, subscription="torn", initial_position="earliest") as consumer,
     ):
-        monkeypatch.setattr(connection, "decode_server_command", strike)
+        strikes = Strikes(kind, monkeypatch, by_kernel=by_kernel)
+        strikes.watch(client)
         calls = {
             "Published": lambda: producer.publish(b"x"),
             "Deliver": lambda: [producer.publish(b"x"), consumer.receive(timeout=60)],
         }
         with pytest.raises(KeyboardInterrupt):
             calls[kind]()
-        assert next(strikes, None) is None, "nothing was interrupted"
+        assert not strikes.left, "nothing was interrupted"
         last = producer.publish(b"y")
         got = [consumer.receive(timeout=60) for _ in range(last.offset + 1)]
         assert [message.payload for message in got if message][-2:] == [b"x", b"y"]

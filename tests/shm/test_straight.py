@@ -146,7 +146,7 @@ def test_a_killed_worker_loses_and_doubles_nothing_of_waiting_threads(
     tmp_path: Path, transport: Any
 ) -> None:
     """Killed while it stands still, with every thread inside, and while it works."""
-    topic, count = "/default/killed", 8
+    topic, count = "/default/killed", THREADS
     ended = threading.Event()
     with (
         Server(tmp_path / "data", workers=1) as server,

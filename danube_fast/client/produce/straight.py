@@ -125,7 +125,7 @@ def send_alone(
         if pushed < 0:
             del connection.bundler.on_way[request]
             connection.bundler.send(sending)
-        elif pushed:
+        elif pushed:  # something came in meanwhile, whose edge may be gone
             pump.after_send(connection)
         connection.beat_soon()
         if lane not in pump.armed:
