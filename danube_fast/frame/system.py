@@ -23,8 +23,6 @@ __all__ = [
     "ppoll",
     "pwritev",
     "read",
-    "receive",
-    "send",
     "wall_ns",
     "write",
 ]
@@ -35,8 +33,6 @@ EPOLL_EVENT_BYTES = 12 if _IS_PACKED else 16
 """sizeof(struct epoll_event), which only x86-64 packs."""
 EPOLL_AT_DATA = 4 if _IS_PACKED else 8
 
-send = external("send", "int64(int32,int64,int64,int32)")
-receive = external("recv", "int64(int32,int64,int64,int32)")
 epoll_wait = external("epoll_wait", "int32(int32,int64,int32,int32)")
 ppoll = external("ppoll", "int32(int64,int64,int64,int64)")
 read = external("read", "int64(int64,int64,int64)")

@@ -1,18 +1,23 @@
-"""Duplex: messages of several parts between two processes of one host, over two rings and a socket.
+"""Duplex: messages of several parts between two processes of one host, over two rings and two bells.
 
     client                      one sealed memfd                       worker
       send(parts)  -->  | ring up    lead, part, part ... |  -->  receive(): copies
       receive()    <--  | ring down  lead, part, part ... |  <--  send(parts)
 
-      socket: a byte wakes the other side when it sleeps; the end of it is the end of that side
+      eventfd up:  the client writes it; the worker's epoll tells of each write, and the worker never reads it
+      pipe down:   the worker writes it, the client reads it; its end is the end of the worker
+      socket:      carries nothing any more; its end is the end of the client
 
 A message is one record: u32 count, count x u32 size, then the parts back to back. One that is too
 large for a record goes as several, each behind a lead of MORE, the last behind END; they are what
 its one record would have been, in slices.
 
 Neither side trusts the other. Everything is copied before it is looked at and each length is read
-once, so a peer that scribbles gets DataLoss on its own rings. The signals go through the socket: of
-an eventfd both would have the same open file, and one could make the other's writes block.
+once, so a peer that scribbles gets DataLoss on its own rings. Both sides of an eventfd have the same
+open file: a client may make calls on it block, fill it, or take its signals away. The worker makes no
+call on it, so such a client is merely not heard. What the worker writes is a pipe, of which each end is
+an open file of its own: it does not block, and it is full only while the client has signals to read.
+(Why not the socket: decision 41.)
 
 Who finds no room says so in the ring with a new number; the reader answers each number with one
 signal, as soon as half the ring is free.
@@ -21,6 +26,7 @@ signal, as soon as half the ring is free.
 from __future__ import annotations
 
 import mmap
+import os
 import socket
 import struct
 from collections.abc import Sequence
@@ -31,13 +37,15 @@ import numpy as np
 from danube_fast.errors import DataLoss
 from danube_fast.ring import duplex_kernel, layout
 from danube_fast.ring.duplex_kernel import (
+    BELL_IN,
+    BELL_OUT,
     CAPACITY,
     ENDED,
     IN,
     OUT,
     ROW_WORDS,
     SESSION,
-    SOCKET,
+    SIGNAL,
     WAITS,
 )
 from danube_fast.ring.spsc import SpscRing
@@ -89,13 +97,14 @@ class Duplex:
     )  # fmt: skip
 
     def __init__(
-        self, memory: mmap.mmap, sock: socket.socket, capacity_bytes: int, *,
-        serves: bool, message_bytes_max: int,
+        self, memory: mmap.mmap, sock: socket.socket, bells: tuple[int, int], capacity_bytes: int,
+        *, serves: bool, message_bytes_max: int,
     ) -> None:  # fmt: skip
-        """Over `memory` of `duplex_bytes(capacity_bytes)` whose two rings exist.
+        """Over `memory` of `duplex_bytes(capacity_bytes)` whose two rings exist, and `bells`: the descriptor that
+        wakes the peer, and the one by which the peer wakes this side. `close` closes them, and the socket.
 
         The side that `serves` reads the first ring and writes the second. Raises DataLoss or
-        FailedPrecondition if the rings are not there.
+        FailedPrecondition if the rings are not there; then all descriptors are left to the caller.
         """
         half = _half_bytes(capacity_bytes)
         view = memoryview(memory)
@@ -107,7 +116,8 @@ class Duplex:
         self.row: int = self._memory.ctypes.data
         """Address of its words, for kernels (`duplex_kernel.py`); it must outlive their use."""
         self._words[IN], self._words[OUT] = self._in.address, self._out.address
-        self._words[CAPACITY], self._words[SOCKET] = capacity_bytes, sock.fileno()
+        self._words[CAPACITY], self._words[SIGNAL] = capacity_bytes, 1
+        self._words[BELL_OUT], self._words[BELL_IN] = bells
         self._record_bytes_max = self._out.record_bytes_max
         self._message_bytes_max = message_bytes_max
         self._whole = bytearray()
@@ -126,12 +136,22 @@ class Duplex:
         self._words[SESSION] = number
 
     def fileno(self) -> int:
-        """The socket: readable when the peer signals or ends, if `arm` was called before."""
+        """The bell to sleep on, behind `arm`. Of the side that serves it is an eventfd, which shows each signal as an
+        edge; the client's pipe is readable when there are signals, or the worker has ended."""
+        return self._words[BELL_IN]
+
+    @property
+    def end_fileno(self) -> int:
+        """The socket: readable when the peer has ended. A client may leave it alone, as its pipe ends too."""
         return self._socket.fileno()
 
     def close(self) -> None:
         """End it. The memory goes with the last reference."""
-        self._words[SOCKET] = -1
+        bells = self._words[BELL_OUT], self._words[BELL_IN]
+        self._words[BELL_OUT] = self._words[BELL_IN] = -1
+        for bell in bells:
+            if bell >= 0:
+                os.close(bell)
         self._socket.close()
 
     # ------------------------------------------------------------ out
@@ -236,8 +256,8 @@ class Duplex:
         return bool(_arm(self.row))
 
     def hear(self) -> bool:
-        """Take the signals that came. False: the peer is gone, and nothing will come any more
-        behind what the ring holds."""
+        """For the client: take the signals that came. False: the worker is gone, and nothing will
+        come any more behind what the ring holds."""
         return bool(_hear(self.row) != ENDED)
 
 

@@ -1,12 +1,13 @@
 """Kernels of one side of a `Duplex`: its words, its signals, room, and a message of two parts in one call.
 
     IN, OUT      addresses of the ring that it reads and of the one that it writes; CAPACITY of each
-    SOCKET       -1 once the side is closed: the number of a closed descriptor may soon be another's
+    BELL_OUT     descriptor that wakes the peer when it is written; BELL_IN: the one by which the peer wakes this side.
+                 -1 once the side is closed: the number of a closed descriptor may soon be another's
     ROOM_TOLD    the newest complaint of the peer that was answered
     ROOM_ASKED   number of the newest complaint of its own
     WAITS        1 from a complaint on until Python has sent all that waited: signals are for Python
     SESSION      number of the client's session, at the worker's side; 0: none
-    SIGNAL       the byte that goes out; SIGNALS: room for those that come
+    SIGNAL       the word that goes out; SIGNALS: room for those that come
     HEAD         room for the first part of a message, for who sends it
 
 The row of these words lies in memory of the side's own process, and one thread at a time works on it. What is
@@ -16,11 +17,10 @@ in the rings is copied before it is looked at: the peer may scribble over them.
 from __future__ import annotations
 
 import errno
-import socket
 
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.memory import load_i64, load_u32, memory_copy, store_u32, store_u64
-from danube_fast.frame.system import errno_now, receive, send
+from danube_fast.frame.system import errno_now, read, write
 from danube_fast.ring.atomics import fence, load_relaxed, store_relaxed, store_seq_cst
 from danube_fast.ring.doorbell import _cancel_sleep, _clear, _prepare_sleep, _sleep_to_end
 from danube_fast.ring.layout import (
@@ -44,6 +44,8 @@ from danube_fast.ring.spsc_kernel import (
 )
 
 __all__ = [
+    "BELL_IN",
+    "BELL_OUT",
     "CAPACITY",
     "ENDED",
     "HEAD",
@@ -59,7 +61,7 @@ __all__ = [
     "PAIR_WORDS",
     "ROW_WORDS",
     "SESSION",
-    "SOCKET",
+    "SIGNAL",
     "WAITS",
     "answer_room",
     "arm",
@@ -74,14 +76,14 @@ __all__ = [
     "word_of",
 ]
 
-IN, OUT, CAPACITY, SOCKET, ROOM_TOLD, ROOM_ASKED, WAITS, SESSION, SIGNAL, HEAD = range(10)
+IN, OUT, CAPACITY, BELL_OUT, BELL_IN, ROOM_TOLD, ROOM_ASKED, WAITS, SESSION, SIGNAL, HEAD = range(
+    11
+)
 HEAD_BYTES_MAX = 5 * WORD_BYTES
 SIGNALS = HEAD + HEAD_BYTES_MAX // WORD_BYTES
 _SIGNALS_MAX = 1024
 ROW_WORDS = SIGNALS + _SIGNALS_MAX // WORD_BYTES
 _AT_SIGNAL, _AT_SIGNALS = SIGNAL * WORD_BYTES, SIGNALS * WORD_BYTES
-_SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-_HEAR_FLAGS = int(socket.MSG_DONTWAIT)
 _EAGAIN, _EINTR = errno.EAGAIN, errno.EINTR
 _LENGTH_BYTES = 4
 PAIR_HEAD_BYTES, PAIR_BODY, PAIR_BODY_BYTES, PAIR_HEAD = range(0, 4 * WORD_BYTES, WORD_BYTES)
@@ -102,8 +104,8 @@ def word_of(row: int, number: int) -> int:
 
 @kernel("int64(int64)")
 def _signal_peer(row: int) -> int:
-    """Wake the peer whatever it says of itself. A full socket has woken it already; of a closed one `hear` tells."""
-    send(word_of(row, SOCKET), row + _AT_SIGNAL, 1, _SEND_FLAGS)
+    """Wake the peer whatever it says of itself. A full bell has woken it already; the end of the peer shows elsewhere."""
+    write(word_of(row, BELL_OUT), row + _AT_SIGNAL, WORD_BYTES)
     return 1
 
 
@@ -161,8 +163,8 @@ def _disarm(row: int) -> int:
 
 @kernel("int64(int64)")
 def _hear(row: int) -> int:
-    """Take the signals that came: how many bytes, or ENDED if the peer has closed its side."""
-    count: int = receive(word_of(row, SOCKET), row + _AT_SIGNALS, _SIGNALS_MAX, _HEAR_FLAGS)
+    """Take the signals that came through a pipe: how many bytes, or ENDED if the peer has closed its side."""
+    count: int = read(word_of(row, BELL_IN), row + _AT_SIGNALS, _SIGNALS_MAX)
     if count > 0:
         return count
     if count == 0:

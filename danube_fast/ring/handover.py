@@ -2,12 +2,17 @@
 
     client                                  worker
       dial(): connect        ------------>  RingServer: SO_PEERCRED: the broker's own user?
-      take(): rings mapped   <------------    OFFER, capacity and the memfd (SCM_RIGHTS)
-                                            (OFFER_HUGE: it is to have huge pages)
+      take(): rings mapped   <------------    OFFER, capacity and (SCM_RIGHTS) the memfd, the eventfd
+                                            by which the client signals, the pipe by which it is
+                                            signalled (OFFER_HUGE: it is to have huge pages)
               or why not     <------------    REFUSAL, a text
 
+Behind that nothing goes through the socket: whatever can be read there is the end of that client.
+
 The memfd's size is sealed, so neither side can be made to fault by the other. Nothing has a name
-in a file system: the address is abstract, and memory and socket go with the processes.
+in a file system: the address is abstract, and memory, bells and socket go with the processes. The
+address names the version, as a worker offers before it has heard anything: a client of another one
+finds no listener, and uses ZeroMQ.
 """
 
 from __future__ import annotations
@@ -26,14 +31,26 @@ import numpy as np
 
 from danube_fast.errors import DanubeError, DataLoss, Unavailable
 from danube_fast.ring.duplex import Duplex, duplex_bytes
-from danube_fast.ring.memory import HUGE_PAGE_BYTES, create_memfd, map_fd
+from danube_fast.ring.memory import (
+    HUGE_PAGE_BYTES,
+    create_eventfd,
+    create_memfd,
+    create_pipe,
+    map_fd,
+)
 from danube_fast.ring.spsc import SpscRing
 
 __all__ = ["Refused", "RingServer", "dial", "take"]
 
 _HEAD = struct.Struct("<4sIQ")
 _OFFER, _OFFER_HUGE, _REFUSAL = b"DFsm", b"DFhu", b"DFno"
-_VERSION = 1
+_VERSION = 2
+_SUFFIX = f".shm{_VERSION}".encode()
+_GIVEN = 3
+"""Descriptors of an offer: memory, bell of the client, pipe to the client."""
+_TAKE_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+_NO_DESCRIPTORS = errno.EMFILE, errno.ENFILE
+_NO_DESCRIPTORS_TEXT = "the worker has no file descriptors left; raise `ulimit -n`"
 _TEXT_BYTES_MAX = 1024
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 1024
@@ -52,7 +69,7 @@ def address_beside(ipc_endpoint: str) -> bytes:
     """Address of the socket that belongs to an ipc endpoint; empty if it can have none."""
     for prefix in _PREFIXES:
         if ipc_endpoint.startswith(prefix):
-            return b"\0" + ipc_endpoint.removeprefix(prefix).encode() + b".shm"
+            return b"\0" + ipc_endpoint.removeprefix(prefix).encode() + _SUFFIX
     return b""
 
 
@@ -79,7 +96,7 @@ def take(sock: socket.socket, message_bytes_max: int) -> Duplex | None:
     Raises Refused, DataLoss for an answer that makes no sense, and Unavailable if the worker ended.
     """
     try:
-        answer, fds, _, _ = socket.recv_fds(sock, _HEAD.size, 1, socket.MSG_DONTWAIT)
+        answer, fds, flags, _ = socket.recv_fds(sock, _HEAD.size, _GIVEN, _TAKE_FLAGS)
     except BlockingIOError:
         return None
     except OSError as error:
@@ -93,15 +110,26 @@ def take(sock: socket.socket, message_bytes_max: int) -> Duplex | None:
             with contextlib.suppress(OSError):
                 text = sock.recv(min(capacity, _TEXT_BYTES_MAX), socket.MSG_DONTWAIT)
             raise Refused(text.decode(errors="replace"))
-        if kind not in (_OFFER, _OFFER_HUGE) or version != _VERSION or len(fds) != 1:
-            raise DataLoss(f"{answer!r} offers no rings of version {_VERSION}; use transport='zmq'")
+        if version != _VERSION:
+            raise Refused(f"the worker offers rings of version {version}, not {_VERSION}")
+        if len(fds) < _GIVEN and flags & socket.MSG_CTRUNC:
+            raise Refused("this process has no file descriptors left for rings; raise `ulimit -n`")
+        if kind not in (_OFFER, _OFFER_HUGE) or len(fds) != _GIVEN:
+            raise DataLoss(f"{answer!r} with {len(fds)} descriptors offers no rings")
         memory = map_fd(fds[0], huge=kind == _OFFER_HUGE)
+        if len(memory) != duplex_bytes(capacity):
+            raise DataLoss(f"{len(memory)} bytes of memory are no two rings of {capacity}")
+        for bell in fds[1:]:
+            os.set_blocking(bell, False)
+        duplex = Duplex(
+            memory, sock, (fds[1], fds[2]), capacity,
+            serves=False, message_bytes_max=message_bytes_max,
+        )  # fmt: skip
+        del fds[1:]
+        return duplex
     finally:
         for fd in fds:
             os.close(fd)
-    if len(memory) != duplex_bytes(capacity):
-        raise DataLoss(f"{len(memory)} bytes of memory are no two rings of {capacity}")
-    return Duplex(memory, sock, capacity, serves=False, message_bytes_max=message_bytes_max)
 
 
 # ---------------------------------------------------------------- worker
@@ -127,6 +155,7 @@ class RingServer:
         self._links: dict[bytes, Duplex] = {}
         self._process_ids: dict[bytes, int] = {}
         self._by_fd: dict[int, bytes] = {}
+        """By bell, and by socket."""
         self._by_side: dict[int, bytes] = {}
         self._grow_sides(_SIDES_MIN)
         self._awake: dict[bytes, None] = {}
@@ -169,13 +198,13 @@ class RingServer:
         return [(identity, links[identity]) for identity in self._awake]
 
     def _grow_sides(self, count: int) -> None:
-        """Make room for sides of the descriptors below `count`."""
+        """Make room for sides whose bells are below `count`."""
         sides = np.zeros(count, np.int64)
-        for fd, identity in self._by_fd.items():
-            sides[fd] = self._links[identity].row
+        for link in self._links.values():
+            sides[link.fileno()] = link.row
         self._sides = sides
         self.sides = int(sides.ctypes.data), count
-        """Address of the table of `Duplex.row` by descriptor, 0 where there is none; how many rows it has."""
+        """Address of the table of `Duplex.row` by bell, 0 for every other descriptor; how many rows it has."""
 
     def identity_of(self, side: int) -> bytes:
         """Find the client whose `Duplex.row` that is."""
@@ -205,14 +234,14 @@ class RingServer:
     # ------------------------------------------------------------ links
 
     def look(self) -> None:
-        """Take new clients, signals and ends."""
+        """Take new clients, signals and ends. Epoll tells of a signal once, so each wakes its link."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept_all()
                 continue
             identity = self._by_fd[fd]
             self._awake[identity] = None
-            if not self._links[identity].hear():
+            if fd != self._links[identity].fileno():
                 self._ended.add(identity)
                 self._epoll.unregister(fd)
 
@@ -223,7 +252,7 @@ class RingServer:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                if error.errno not in _NO_DESCRIPTORS:
                     return
                 self._refuse_without_descriptor()
                 return
@@ -235,7 +264,7 @@ class RingServer:
             os.close(self._reserve)
         with contextlib.suppress(OSError):
             sock, _ = self._listener.accept()
-            _refuse(sock, "the worker has no file descriptors left; raise `ulimit -n`")
+            _refuse(sock, _NO_DESCRIPTORS_TEXT)
         try:
             self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # another thread took it; who knocks waits until one is free
@@ -257,18 +286,23 @@ class RingServer:
         try:
             link = self._offer(sock)
         except (OSError, DanubeError) as error:
-            _refuse(sock, f"no memory for rings ({error}); lower shm_ring_bytes")
+            none_left = isinstance(error, OSError) and error.errno in _NO_DESCRIPTORS
+            text = f"no memory for rings ({error}); lower shm_ring_bytes"
+            _refuse(sock, _NO_DESCRIPTORS_TEXT if none_left else text)
             return
         self._number += 1
         identity = _IDENTITY.pack(_IDENTITY_KIND, self._number)
+        bell, end = link.fileno(), link.end_fileno
         self._links[identity] = link
         self._process_ids[identity] = process_id
-        self._by_fd[sock.fileno()] = identity
+        self._by_fd[bell] = self._by_fd[end] = identity
         self._by_side[link.row] = identity
-        if sock.fileno() >= len(self._sides):
-            self._grow_sides(2 * sock.fileno())
-        self._sides[sock.fileno()] = link.row
-        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        if bell >= len(self._sides):
+            self._grow_sides(2 * bell)
+        self._sides[bell] = link.row
+        # without edges the bell would have to be read, and the client may make that block
+        self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
+        self._epoll.register(end, select.EPOLLIN)
         self._awake[identity] = None
         self._silent[identity] = False
 
@@ -281,30 +315,37 @@ class RingServer:
                 self._silent[identity] = True
 
     def _offer(self, sock: socket.socket) -> Duplex:
-        """Make the rings and pass them on."""
+        """Make rings and bells, and pass them on."""
         capacity = self._ring_bytes
-        fd = create_memfd("danube-rings", duplex_bytes(capacity))
-        try:
+        with contextlib.ExitStack() as given, contextlib.ExitStack() as kept:
+            fd = create_memfd("danube-rings", duplex_bytes(capacity))
+            given.callback(os.close, fd)
+            bell = create_eventfd()
+            kept.callback(os.close, bell)
+            reader, writer = create_pipe()
+            given.callback(os.close, reader)
+            kept.callback(os.close, writer)
             memory = map_fd(fd, huge=self._huge)
             half = len(memory) // 2
             for view in (memoryview(memory)[:half], memoryview(memory)[half:]):
                 SpscRing.create(view, capacity)
             link = Duplex(
-                memory, sock, capacity, serves=True, message_bytes_max=self._message_bytes_max
-            )
+                memory, sock, (writer, bell), capacity,
+                serves=True, message_bytes_max=self._message_bytes_max,
+            )  # fmt: skip
             kind = _OFFER_HUGE if self._huge else _OFFER
-            socket.send_fds(sock, [_HEAD.pack(kind, _VERSION, capacity)], [fd])
+            socket.send_fds(sock, [_HEAD.pack(kind, _VERSION, capacity)], [fd, bell, reader])
+            kept.pop_all()
             return link
-        finally:
-            os.close(fd)
 
     def _close(self, identity: bytes) -> None:
         link = self._links.pop(identity)
-        fd = link.fileno()
-        del self._by_fd[fd], self._by_side[link.row]
-        self._sides[fd] = 0
+        bell, end = link.fileno(), link.end_fileno
+        del self._by_fd[bell], self._by_fd[end], self._by_side[link.row]
+        self._sides[bell] = 0
+        self._epoll.unregister(bell)  # to close it is not enough: the client has it open too
         if identity not in self._ended:
-            self._epoll.unregister(fd)
+            self._epoll.unregister(end)
         self._ended.discard(identity)
         self._awake.pop(identity, None)
         self._silent.pop(identity, None)

@@ -1,4 +1,4 @@
-"""Memory that several processes share: anonymous files (memfd) whose size is sealed, and eventfds.
+"""Memory that several processes share: anonymous files (memfd) whose size is sealed; eventfds and pipes for signals.
 
 Nothing here needs a kernel, so the supervisor can make every region without importing numba, and
 hand the descriptors to its children with `pass_fds`. A sealed memfd can neither shrink nor grow:
@@ -25,6 +25,7 @@ __all__ = [
     "address_of_memory",
     "create_eventfd",
     "create_memfd",
+    "create_pipe",
     "format_ring",
     "map_fd",
     "signal_eventfd",
@@ -119,6 +120,16 @@ def format_ring(memory: Buffer, capacity_bytes: int) -> None:
 def create_eventfd() -> int:
     """A new eventfd: non-blocking, closed on exec; name it in `pass_fds`. The caller closes it."""
     return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+
+def create_pipe() -> tuple[int, int]:
+    """A new pipe of one page, for signals: its end to read and its end to write, non-blocking and closed on exec.
+    The caller closes both."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    # a user has few pages for pipes; one that stays larger does as well
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, mmap.PAGESIZE)
+    return reader, writer
 
 
 def signal_eventfd(fd: int) -> None:

@@ -207,6 +207,8 @@ def boot(arguments: list[str] | None = None) -> Boot:
     logs.configure(name, config.settings.log_format)
     keep_reserve()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # a client may close its end of a pipe at any time
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     die_with_parent(config.supervisor_pid)
     _watch_liveness(config.liveness_fd)
     booted = Boot(config)

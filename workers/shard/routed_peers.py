@@ -1,6 +1,6 @@
 r"""Peers of the ROUTER as kernels know them: each has a row like that of rings, and is told apart by IN, which is 0.
 
-    IN 0    OUT identity    CAPACITY libzmq's functions    SOCKET the ROUTER    WAITS 0    SESSION    HEAD
+    IN 0    OUT identity    CAPACITY libzmq's functions    BELL_OUT the ROUTER    WAITS 0    SESSION    HEAD
 
 ZeroMQ numbers its peers one after the other, so the low bits of that number are the place of a row. Where another
 peer with a session stands already, a peer has none, and its messages go the ordinary way.
@@ -16,12 +16,12 @@ from danube_fast.net.port import SEND_LAST, SEND_MORE
 from danube_fast.net.port_kernels import FUNCTIONS, send_copy
 from danube_fast.net.session import ROUTED
 from danube_fast.ring.duplex_kernel import (
+    BELL_OUT,
     CAPACITY,
     HEAD,
     HEAD_BYTES_MAX,
     OUT,
     SESSION,
-    SOCKET,
     word_of,
 )
 from danube_fast.ring.layout import WORD_BYTES
@@ -65,7 +65,7 @@ def find_peer(table: int, identity: int) -> int:
 def _address(row: int) -> int:
     """Begin a message for a peer; less than 0 if it is gone, or its queue is full."""
     return send_copy(
-        word_of(row, CAPACITY), word_of(row, SOCKET), row + _AT_IDENTITY, IDENTITY_BYTES, SEND_MORE
+        word_of(row, CAPACITY), word_of(row, BELL_OUT), row + _AT_IDENTITY, IDENTITY_BYTES, SEND_MORE
     )
 
 
@@ -74,7 +74,7 @@ def send_part(row: int, part: int, part_bytes: int) -> int:
     """Send a message of one part; less than 0 if nothing was sent."""
     if _address(row) < 0:
         return -1
-    return send_copy(word_of(row, CAPACITY), word_of(row, SOCKET), part, part_bytes, SEND_LAST)
+    return send_copy(word_of(row, CAPACITY), word_of(row, BELL_OUT), part, part_bytes, SEND_LAST)
 
 
 @kernel("int64(int64,int64,int64,int64,int64)")
@@ -82,7 +82,7 @@ def send_pair(row: int, head: int, head_bytes: int, body: int, body_bytes: int) 
     """Send a message of two parts; less than 0 if nothing was sent."""
     if _address(row) < 0:
         return -1
-    functions, router = word_of(row, CAPACITY), word_of(row, SOCKET)
+    functions, router = word_of(row, CAPACITY), word_of(row, BELL_OUT)
     send_copy(functions, router, head, head_bytes, SEND_MORE)
     return send_copy(functions, router, body, body_bytes, SEND_LAST)
 
@@ -111,7 +111,7 @@ class RoutedPeers:
             return
         row = self._rows[place]
         row[OUT] = int.from_bytes(identity, "little")
-        row[CAPACITY], row[SOCKET] = FUNCTIONS, self.router
+        row[CAPACITY], row[BELL_OUT] = FUNCTIONS, self.router
         row[SESSION] = session
 
     def row_of(self, identity: bytes) -> int:

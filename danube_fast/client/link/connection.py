@@ -398,7 +398,9 @@ class Connection:
                 count += 1
             elif not self._is_linked and port.duplex is not None:
                 self._is_linked = True
-                self.pump.rings_came()
+                self.pump.remove(self)
+                self._fd = port.fileno()
+                self.pump.add(self)
         return count + (self.has_room and not had_room)  # a call may wait for that
 
     def _drain_socket(self, port: Port) -> int:

@@ -143,10 +143,6 @@ class Pump:
         """Return a number that no connection of this client has had."""
         return next(self._order)
 
-    def rings_came(self) -> None:
-        """Under the lock: look at the rings that a connection has got."""
-        self._lookout = None
-
     def dispose(self, close: Callable[[], None]) -> None:
         """Under the lock: close a descriptor, or memory, when no leader looks at it any more."""
         if not self._asleep:

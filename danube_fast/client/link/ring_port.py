@@ -3,7 +3,7 @@
     dial --> waits for its rings --> open --> lost (the worker ended, or refused)
 
 What is sent before the rings are there, or while they are full, waits in a queue: windows and credit
-bound it. The socket is readable only for a reader that has found the ring empty, so a `receive_head` that
+bound it. The descriptor is readable only for a reader that has found the ring empty, so a `receive_head` that
 finds nothing arms it, or the leader does before it sleeps.
 """
 
@@ -47,8 +47,9 @@ class RingPort:
         return None if sock is None else cls(sock)
 
     def fileno(self) -> int:
-        """Return the descriptor to sleep on, once `receive_head` has found nothing."""
-        return self._socket.fileno()
+        """Return the descriptor to sleep on, once `receive_head` has found nothing: another one as soon as the rings
+        are there."""
+        return self._socket.fileno() if self._duplex is None else self._duplex.fileno()
 
     @property
     def refused(self) -> bool:

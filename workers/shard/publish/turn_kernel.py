@@ -26,7 +26,7 @@ from danube_fast.frame.system import (
     read,
 )
 from danube_fast.net.port_kernels import get_events
-from danube_fast.ring.duplex_kernel import ENDED, SESSION, WAITS, _hear, word_of
+from danube_fast.ring.duplex_kernel import SESSION, WAITS, word_of
 from danube_fast.ring.layout import WORD_BYTES
 from danube_fast.wal.sync import fault_of
 from danube_fast.workers.shard.publish.serve_kernel import end_synced, is_due, look, write_group
@@ -88,9 +88,13 @@ def _step(job: int) -> int:
 
 @kernel("int64(int64)")
 def _hear_links(job: int) -> int:
-    """Take the signals of clients, and list them; OTHER if one of them, or a new connection, is for Python."""
+    """Take the signals of clients, and list them; OTHER if a client has come or ended, of which epoll tells again. It
+    tells of a signal once, so none is taken without room in the list."""
     events, flags = load_word(job, JobWord.EVENTS), 0
-    count = epoll_wait(load_word(job, JobWord.EPOLL), events, EVENTS_MAX, 0)
+    room = load_word(job, JobWord.LINKS_MAX) - load_word(job, JobWord.LINKS)
+    if room <= 0:
+        return _OTHER
+    count = epoll_wait(load_word(job, JobWord.EPOLL), events, min(room, EVENTS_MAX), 0)
     for index in range(count):
         fd = load_i32(events + index * EPOLL_EVENT_BYTES + EPOLL_AT_DATA)
         side = 0
@@ -101,7 +105,7 @@ def _hear_links(job: int) -> int:
         while place < links and load_word(link, LinkWord.SIDE) != side:
             link += LINK_BYTES
             place += 1
-        if side == 0 or place >= load_word(job, JobWord.LINKS_MAX) or _hear(side) == ENDED:
+        if side == 0:
             flags = _OTHER
             continue
         store_word(link, LinkWord.SIDE, side)

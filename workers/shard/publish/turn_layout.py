@@ -115,9 +115,9 @@ class JobWord(enum.IntEnum):
     BELL_RANG = 30
     """1: signals of the bell were taken."""
     EPOLL = 31
-    """Of the rings' sockets."""
+    """Of the rings' bells, and of the sockets that tell of ends."""
     SIDES = 32
-    """Address of the table of sides by descriptor, and how many it has."""
+    """Address of the table of sides by bell, and how many it has."""
     SIDES_COUNT = 33
     EVENTS = 34
     """Room for `EVENTS_MAX` events of epoll."""
