@@ -18,6 +18,7 @@ from pathlib import Path
 
 __all__ = [
     "DESCRIPTORS_NEEDED",
+    "DESCRIPTORS_PER_RINGS",
     "DESCRIPTORS_WANTED",
     "IPC_DESCRIPTORS_MIN",
     "clients_allowed",
@@ -37,6 +38,8 @@ ipc connection, and this many cannot be taken between two looks of `Server.mind_
 OWN_DESCRIPTORS = 64
 OWN_DESCRIPTORS_PER_PROCESS = 8
 """Doorbells and mailboxes, segments, index, kernel and log of a process."""
+DESCRIPTORS_PER_RINGS = 4
+"""Of a worker for one client of shared memory: the map of the rings, a socket, a bell each way."""
 CLIENTS_MIN = 16
 DESCRIPTORS_RESERVED = 32
 """Held back by `keep_reserve` (of a small limit, an eighth); among a process's own above."""

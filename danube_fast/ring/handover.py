@@ -17,6 +17,7 @@ finds no listener, and uses ZeroMQ.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
 import os
@@ -48,6 +49,7 @@ _VERSION = 2
 _SUFFIX = f".shm{_VERSION}".encode()
 _GIVEN = 3
 """Descriptors of an offer: memory, bell of the client, pipe to the client."""
+_GIVEN_BYTES = socket.CMSG_LEN(_GIVEN * array.array("i").itemsize)
 _TAKE_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 _NO_DESCRIPTORS = errno.EMFILE, errno.ENFILE
 _NO_DESCRIPTORS_TEXT = "the worker has no file descriptors left; raise `ulimit -n`"
@@ -96,11 +98,13 @@ def take(sock: socket.socket, message_bytes_max: int) -> Duplex | None:
     Raises Refused, DataLoss for an answer that makes no sense, and Unavailable if the worker ended.
     """
     try:
-        answer, fds, flags, _ = socket.recv_fds(sock, _HEAD.size, _GIVEN, _TAKE_FLAGS)
+        # recv_fds of Python 3.11 forgets its flags
+        answer, given, flags, _ = sock.recvmsg(_HEAD.size, _GIVEN_BYTES, _TAKE_FLAGS)
     except BlockingIOError:
         return None
     except OSError as error:
         raise Unavailable(f"the worker ended before it gave its rings ({error})") from error
+    fds = array.array("i", b"".join(data for _, _, data in given)).tolist()
     try:
         if len(answer) != _HEAD.size:
             raise Unavailable("the worker ended before it gave its rings")
@@ -116,9 +120,13 @@ def take(sock: socket.socket, message_bytes_max: int) -> Duplex | None:
             raise Refused("this process has no file descriptors left for rings; raise `ulimit -n`")
         if kind not in (_OFFER, _OFFER_HUGE) or len(fds) != _GIVEN:
             raise DataLoss(f"{answer!r} with {len(fds)} descriptors offers no rings")
-        memory = map_fd(fds[0], huge=kind == _OFFER_HUGE)
+        try:
+            memory = map_fd(fds[0], huge=kind == _OFFER_HUGE)
+        except OSError as error:
+            raise Refused(f"rings cannot be mapped ({error}); raise `ulimit -n`") from error
         if len(memory) != duplex_bytes(capacity):
             raise DataLoss(f"{len(memory)} bytes of memory are no two rings of {capacity}")
+        # behind this neither side's call on them blocks, unless the other one is hostile
         for bell in fds[1:]:
             os.set_blocking(bell, False)
         duplex = Duplex(

@@ -25,7 +25,7 @@ from danube_fast.descriptors import (
     open_file,
 )
 from danube_fast.net import server
-from danube_fast.ring.handover import RingServer, dial
+from danube_fast.ring.handover import RingServer, address_beside, dial
 from tests.workers.broker import ROOT, Broker, Client, wait_until
 
 DESCRIPTORS = 256
@@ -86,7 +86,7 @@ def test_silent_connections_keep_nobody_out_and_end_no_process(broker: Broker, d
     elif door != "tcp":
         name = ipc.removeprefix("ipc://@") or "nothing-listens-here"
         family = socket.AF_UNIX
-        address = f"\0{name}" + (".shm" if door == "shm" else "")
+        address = address_beside(f"ipc://@{name}") if door == "shm" else f"\0{name}".encode()
     with connect_all(family, address):
         check_serves(broker)
     check_serves(broker)

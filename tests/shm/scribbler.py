@@ -3,8 +3,8 @@
     python -m tests.shm.scribbler IPC_ENDPOINT SEED
 
 It changes positions, lengths and contents while the worker reads and writes, asks for wake-ups that
-it does not need, floods the socket, tries to change the size of the memory, and closes descriptors
-in the middle. Each time the worker has had enough of it, it comes again.
+it does not need, floods the socket, fills its bell, leaves its pipe unread or has it block, loses its
+bells, and closes descriptors in the middle. Each time the worker has had enough of it, it comes again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from danube_fast.errors import DanubeError
 from danube_fast.net import protocol as p
 from danube_fast.ring.duplex import Duplex
-from danube_fast.ring.duplex_kernel import signal_peer
+from danube_fast.ring.duplex_kernel import BELL_OUT, signal_peer, word_of
 from danube_fast.ring.handover import dial, take
 
 WAIT_SECONDS = 60.0
@@ -49,7 +49,7 @@ def spoil(duplex: Duplex, draw: random.Random) -> None:
     half = len(words) // 2
     sock = duplex._socket
     for _ in range(draw.randrange(1, 400)):
-        kind = draw.randrange(8)
+        kind = draw.randrange(9)
         if kind < 3:
             place = draw.choice((0, 1, 16, 17, 18, 32, 33, 48, 49, 64, draw.randrange(half)))
             words[place + draw.choice((0, half))] = draw.choice(
@@ -79,13 +79,36 @@ def spoil(duplex: Duplex, draw: random.Random) -> None:
             with contextlib.suppress(DanubeError):
                 duplex.receive()
         elif kind == 6:
-            with contextlib.suppress(OSError):
-                sock.send(bytes(draw.randrange(1, 3000)), socket.MSG_DONTWAIT)
+            if draw.random() < 0.02:  # which is the end of the visit
+                with contextlib.suppress(OSError):
+                    sock.send(bytes(draw.randrange(1, 3000)), socket.MSG_DONTWAIT)
+        elif kind == 7:
+            spoil_bells(duplex, draw)
         else:
             signal_peer(duplex.row)
     if draw.random() < 0.3:
         sock.shutdown(draw.choice((socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR)))
         time.sleep(0.01)
+
+
+def spoil_bells(duplex: Duplex, draw: random.Random) -> None:
+    """Do one thing to the bells that is not to be done; what would make this process wait is left out."""
+    bell, pipe = word_of(duplex.row, BELL_OUT), duplex.fileno()
+    kind = draw.randrange(5)
+    with contextlib.suppress(OSError):
+        if kind == 0:
+            os.eventfd_write(bell, (1 << 64) - 2)
+        elif kind == 1:
+            os.eventfd_read(bell)
+        elif kind == 2:
+            duplex.hear()
+        elif kind == 3:
+            os.set_blocking(bell, True)
+            time.sleep(0.001)
+            os.set_blocking(bell, False)
+        elif draw.random() < 0.05:
+            with open(os.devnull, "r+b", buffering=0) as null:
+                os.dup2(null.fileno(), draw.choice((bell, pipe)), inheritable=False)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from danube_fast.clock import MILLISECOND_NS, Clock, SystemClock
 from danube_fast.config import Settings
 from danube_fast.descriptors import (
     DESCRIPTORS_NEEDED,
+    DESCRIPTORS_PER_RINGS,
     DESCRIPTORS_WANTED,
     IPC_DESCRIPTORS_MIN,
     clients_allowed,
@@ -358,7 +359,7 @@ def _within_descriptors(settings: Settings, lines: _Output) -> Settings:
     return msgspec.structs.replace(
         settings,
         sessions_max=min(settings.sessions_max, allowed),
-        shm_clients_max=min(settings.shm_clients_max, allowed),
+        shm_clients_max=min(settings.shm_clients_max, allowed // DESCRIPTORS_PER_RINGS),
     )
 
 
