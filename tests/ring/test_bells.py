@@ -66,6 +66,7 @@ def test_each_of_many_signals_wakes_a_worker_that_sleeps(house: House) -> None:
         assert client.send([b"%d" % number])
         assert worker_wakes(house), f"signal {number} was lost"
         assert [parts for _, parts in house.hear()] == [[b"%d" % number]]
+        assert not select.select([house.server.fileno()], [], [], 0)[0], "it is told again"
 
 
 def test_signals_that_come_while_the_worker_falls_asleep_are_heard(house: House) -> None:

@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 
 import danube_fast
+from danube_fast.client.values.limits import SLICE_NS
 from danube_fast.errors import InvalidArgument, Unavailable
 from tests.crash.rig import Server
 from tests.shm.children import Held, child, heard, held
 from tests.workers.broker import is_running, wait_until
 
 RING_BYTES = 64 * 1024
+SIGNALLED = 200
+SLICE_SECONDS = SLICE_NS / 1e9
 LARGE = [0, 1, 1000, RING_BYTES // 2, RING_BYTES, 3 * RING_BYTES, 400_000]
 
 
@@ -310,6 +313,17 @@ def test_rings_go_with_their_clients(server: Server) -> None:
         with server.client(transport="shm") as client:
             client.producer("/default/warm").publish(b"%d" % number)
     wait_until(f"{before} again, not {all_held()}", lambda: all_held() <= before)
+
+
+def test_each_answer_wakes_its_client_at_once(server: Server) -> None:
+    """A client that is not signalled looks into its rings every 100 ms all the same."""
+    with server.client(transport="shm") as client:
+        producer = client.producer("/default/woken", durability="memory")
+        producer.publish(b"x")
+        began = time.monotonic()
+        for _ in range(SIGNALLED):
+            producer.publish(b"x")
+        assert time.monotonic() - began < SIGNALLED * SLICE_SECONDS / 2
 
 
 def settled(look: Any) -> Any:
