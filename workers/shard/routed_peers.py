@@ -65,7 +65,11 @@ def find_peer(table: int, identity: int) -> int:
 def _address(row: int) -> int:
     """Begin a message for a peer; less than 0 if it is gone, or its queue is full."""
     return send_copy(
-        word_of(row, CAPACITY), word_of(row, BELL_OUT), row + _AT_IDENTITY, IDENTITY_BYTES, SEND_MORE
+        word_of(row, CAPACITY),
+        word_of(row, BELL_OUT),
+        row + _AT_IDENTITY,
+        IDENTITY_BYTES,
+        SEND_MORE,
     )
 
 
