@@ -7,7 +7,7 @@ from typing import Any
 
 from danube_fast.client.faces import Closing, Run
 from danube_fast.client.produce.outgoing import Attributes, OnDelivery
-from danube_fast.client.produce.publisher import Publisher
+from danube_fast.client.produce.publisher import QUICK_BYTES_MAX, UNCHECKED_MASK, Publisher
 from danube_fast.client.values.arguments import Moment
 from danube_fast.client.values.limits import CLOSE_TIMEOUT_SECONDS
 from danube_fast.client.values.message import MessageId
@@ -96,9 +96,21 @@ class Producer(ProducerView, Closing):
             and event_time is None
             and deliver_at is None
             and deliver_after is None
-            and self._publisher.send_plain(payload)
         ):
-            return None
+            publisher = self._publisher
+            lane = publisher.quick
+            if (
+                lane is not None
+                and type(payload) is bytes
+                and len(plain := lane.plain) & UNCHECKED_MASK
+                and len(payload) <= QUICK_BYTES_MAX
+            ):
+                plain.append(payload)
+                if not lane.is_minded:
+                    publisher.look_after(lane)
+                return None
+            if publisher.send_plain(payload):
+                return None
         publisher = self._publisher
         fields = publisher.checked(payload, key, attributes, event_time, deliver_at, deliver_after)
         if publisher.try_send(fields, on_delivery) is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from danube_fast.client.link.buffers import FRAME_AT
 from danube_fast.client.link.bundler import Bundler
 from danube_fast.client.values.limits import BUNDLE_BYTES_MAX
 from danube_fast.frame.bundle import bundle_bytes
@@ -43,8 +44,8 @@ def sending() -> Any:
     lane = SimpleNamespace(partition_id=7, ack_class="fsync")
     buffer = SimpleNamespace(bundle=lambda _, size: memoryview(bytes(bundle_bytes([size]))))
     return Sending(
-        lane=lane, frame_bytes=FRAME_BYTES, request=0, frame=lambda: frame, buffer=buffer
-    )
+        lane=lane, frame_bytes=FRAME_BYTES, request=0, frame=lambda: frame, buffer=buffer, frame_at=FRAME_AT
+    )  # fmt: skip
 
 
 def sizes(limits: dict[str, int], frames: int) -> list[int]:

@@ -5,7 +5,8 @@
     | bundle | entry          | frame                     | unused
     +--------+----------------+---------------------------+---------
 
-A bundle of one frame therefore goes out as one slice, and may go out again. Buffers are reused
+A bundle of one frame therefore goes out as one slice, and may go out again. One of many lanes (`joint.py`) fills a
+buffer from its beginning, and each of its frames may go out again by itself. Buffers are reused
 last in, first out, so that producers whose acks keep pace stay in the processor's cache. There are
 two sizes: a thousand producers with a few messages each must not touch the pages of as many large
 ones.
@@ -14,6 +15,7 @@ ones.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,9 +35,9 @@ _KEPT_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Buffer:
-    """One bundle of one frame."""
+    """One bundle."""
 
-    __slots__ = ("address", "capacity_bytes", "memory", "view")
+    __slots__ = ("address", "capacity_bytes", "frames_left", "memory", "view")
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -43,7 +45,9 @@ class Buffer:
         self.memory = np.empty(FRAME_AT + capacity_bytes, dtype=np.uint8)
         self.view = self.memory.data
         self.address = address_of(self.memory) + FRAME_AT
-        """Where the frame begins."""
+        """Where the frame begins, if there is one."""
+        self.frames_left = 1
+        """Frames in it that are neither acked nor given up."""
 
     def bundle(self, partition_id: int, frame_bytes: int) -> memoryview:
         """Write the bundle's directory; the bytes to send."""
@@ -70,7 +74,11 @@ class BufferPool:
         return Buffer(byte_count)
 
     def give_back(self, buffer: Buffer) -> None:
-        """Take back a buffer that is not read any more."""
+        """Take back a buffer, when the last of its frames is not read any more."""
+        buffer.frames_left -= 1
+        if buffer.frames_left:
+            return
+        buffer.frames_left = 1
         size = buffer.capacity_bytes
         free = self._free.get(size)
         if free is not None and size * len(free) < _KEPT_BYTES_MAX:
@@ -102,8 +110,29 @@ class Sender(Protocol):
     def ack_class(self) -> str:
         """Frames with the same are acked at the same moment."""
 
+    @property
+    def next_sequence(self) -> int:
+        """The sequence of the next message that is packed."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether what is open may be packed together with that of other lanes."""
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether the window has room for one more frame."""
+
+    def row(self) -> Sequence[int]:
+        """Return what a kernel must know to pack what is open (`joint.py`)."""
+
+    def take_buffer(self, byte_count: int) -> Buffer:
+        """Return a buffer for a bundle of that many bytes, or more."""
+
+    def packed(self, sending: Sending, now_ns: int) -> None:
+        """Take a frame with the first of what is open as unacked, and on its way."""
+
     def push(self) -> bool:
-        """Send the open batch, if there is one, as far as the window allows."""
+        """Send what is open, if anything is, as far as the window allows."""
 
     def answered(self, sending: Sending, status: int, offset: int, text: str) -> None:
         """Take the broker's answer to one frame."""
@@ -113,7 +142,7 @@ class Sending:
     """A packed frame until it is acked or given up."""
 
     __slots__ = (
-        "base_sequence", "buffer", "callbacks", "deadline_ns", "done", "error",
+        "base_sequence", "buffer", "callbacks", "deadline_ns", "done", "error", "frame_at",
         "frame_bytes", "lane", "message_count", "offset", "publish_time_ns", "refusal", "request",
     )  # fmt: skip
 
@@ -122,6 +151,8 @@ class Sending:
     ) -> None:
         self.lane = lane
         self.buffer = buffer
+        self.frame_at = FRAME_AT
+        """Where in the buffer the frame begins."""
         self.frame_bytes = frame_bytes
         self.base_sequence = base_sequence
         self.message_count = message_count
@@ -136,9 +167,21 @@ class Sending:
         self.error: DanubeError | None = None
         self.callbacks: list[tuple[int, Any]] | None = None
 
+    @property
+    def address(self) -> int:
+        """Where the frame begins."""
+        return self.buffer.address + self.frame_at - FRAME_AT
+
     def frame(self) -> memoryview:
         """Return the packed frame."""
-        return self.buffer.view[FRAME_AT : FRAME_AT + self.frame_bytes]
+        return self.buffer.view[self.frame_at : self.frame_at + self.frame_bytes]
+
+    def stand_alone(self, pool: BufferPool) -> None:
+        """Move the frame into a buffer of its own: it may stay for long, and those of others shall not stay with it."""
+        shared, own = self.buffer, pool.take(self.frame_bytes)
+        own.view[FRAME_AT : FRAME_AT + self.frame_bytes] = self.frame()
+        self.buffer, self.frame_at = own, FRAME_AT
+        pool.give_back(shared)
 
     def on_published(self, request: int, status: int, offset: int, text: str) -> None:
         """Hand the broker's answer to the lane, unless it is for an earlier request."""

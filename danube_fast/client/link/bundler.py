@@ -1,6 +1,6 @@
 """Bundles: frames of many lanes that go out together over one connection.
 
-    lanes with an open batch --linger over, or an answer came--> frames --> one PUBLISH, one bundle
+    lanes with something open --linger over, or an answer came--> frames --> one PUBLISH, one bundle
 
 A batch that lingers while the connection has many bundles unanswered waits for the next answer: the
 more there is to do, the more goes into one bundle, and no application has to choose a linger. A thread
@@ -11,9 +11,11 @@ All methods are called under the pump's lock.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
-from danube_fast.client.link.buffers import Sender, Sending
+from danube_fast.client.link.buffers import FRAME_AT, Sender, Sending
+from danube_fast.client.link.joint import join
 from danube_fast.client.link.pump import Pump
 from danube_fast.client.values.limits import (
     ACK_TICK_NS,
@@ -47,6 +49,9 @@ class Channel(Protocol):
     def limit(self, name: str, default: int) -> int:
         """Return a limit of WELCOME."""
 
+    def reset(self) -> None:
+        """Begin anew after an interrupt: every lane sends then what it has."""
+
     def send_bundle(self, command: bytes, bundle: memoryview) -> None:
         """Send an encoded PUBLISH and its bundle."""
 
@@ -58,6 +63,8 @@ class Bundler:
         self._connection = connection
         self._pump = connection.pump
         self._waiting: dict[Sender, None] = {}
+        self._acked: dict[Sender, None] = {}
+        """Lanes whose acks let go what is open, once all answers are read."""
         self._due_ns = FOREVER_NS
         self._overdue = False
         """The linger was over while the connection was busy."""
@@ -108,21 +115,60 @@ class Bundler:
             self._send_waiting()
 
     def _send_waiting(self) -> None:
-        """Send every open batch that waits."""
+        """Send everything that waits."""
         waiting, self._waiting = self._waiting, {}
         self._due_ns, self._overdue = FOREVER_NS, False
-        gathers = self.gather()
+        self._send_all(waiting)
+
+    def _send_all(self, lanes: Iterable[Sender]) -> None:
+        """Send what is open in these lanes, in as few bundles as may be."""
+        joint: dict[str, list[Sender]] = {}
         try:
-            for lane in waiting:
-                lane.push()
-        finally:
-            if gathers:
-                self.release()
+            gathers = self.gather()
+            try:
+                for lane in lanes:
+                    if lane.joins:
+                        joint.setdefault(lane.ack_class, []).append(lane)
+                    else:
+                        lane.push()
+            finally:
+                if gathers:
+                    self.release()
+            for some in joint.values():
+                self._send_joint(some)
+        except BaseException:
+            self._connection.reset()
+            raise
+
+    def _send_joint(self, lanes: list[Sender]) -> None:
+        clock = self._pump.clock
+        while lanes := [lane for lane in lanes if lane.can_pack]:
+            sendings = join(lanes, self._bundle_bytes_max, clock.wall_ns())
+            if not sendings:
+                lanes.pop(0).push()
+                continue
+            now_ns = clock.monotonic_ns()
+            for sending in sendings:
+                sending.lane.packed(sending, now_ns)
+            end = sendings[-1].frame_at + sendings[-1].frame_bytes
+            self._publish(sendings, sendings[0].buffer.view[:end])
+            del lanes[: len(sendings)]
+
+    def push_acked(self, lane: Sender) -> None:
+        """Send what is open in a lane, now or with those of the other lanes whose answers are being read."""
+        if self._gathered is None:
+            lane.push()
+        else:
+            self._acked[lane] = None
 
     def answered(self) -> None:
         """Send what waited for the answers that were just read."""
+        acked, self._acked = self._acked, {}
         if self._waiting and (self._overdue or not self.on_way) and not self.is_busy:
+            self._waiting.update(acked)
             self._send_waiting()
+        elif acked:
+            self._send_all(acked)
 
     def on_time(self, now_ns: int) -> None:
         """Send batches whose linger is over, or that waited for an answer of a session that was lost. The
@@ -157,28 +203,40 @@ class Bundler:
             self._publish_all(group)
 
     def _publish_all(self, sendings: list[Sending]) -> None:
-        most = min(BUNDLE_BYTES_MAX, self._connection.limit("bundle_bytes_max", BUNDLE_BYTES_MAX))
+        most = self._bundle_bytes_max
         some: list[Sending] = []
         size = BUNDLE_HEADER_BYTES
         for sending in sendings:
             byte_count = BUNDLE_ENTRY_BYTES + sending.frame_bytes
             if some and size + byte_count > most:
-                self._publish(some)
+                self._publish(some, self._bundle(some))
                 some, size = [], BUNDLE_HEADER_BYTES
             some.append(sending)
             size += byte_count
         if some:
-            self._publish(some)
+            self._publish(some, self._bundle(some))
 
     def send(self, sending: Sending) -> None:
         """Send a frame, now or with the others that are gathered."""
         if self._gathered is None:
-            self._publish([sending])
+            self._publish([sending], self._bundle([sending]))
         else:
             sending.request = _GATHERED
             self._gathered[sending] = None
 
-    def _publish(self, sendings: list[Sending]) -> None:
+    @property
+    def _bundle_bytes_max(self) -> int:
+        return min(BUNDLE_BYTES_MAX, self._connection.limit("bundle_bytes_max", BUNDLE_BYTES_MAX))
+
+    def _bundle(self, sendings: list[Sending]) -> memoryview:
+        """Return the bundle of some frames, wherever these lie."""
+        if len(sendings) == 1 and sendings[0].frame_at == FRAME_AT:
+            (sending,) = sendings
+            return sending.buffer.bundle(sending.lane.partition_id, sending.frame_bytes)
+        frames = [(each.lane.partition_id, each.frame()) for each in sendings]
+        return memoryview(sealed_bundle(frames))
+
+    def _publish(self, sendings: list[Sending], bundle: memoryview) -> None:
         connection = self._connection
         request = connection.next_request()
         connection.beat_soon()
@@ -187,12 +245,6 @@ class Bundler:
         self.on_way[request] = sendings
         for sending in sendings:
             sending.request = request
-        if len(sendings) == 1:
-            (sending,) = sendings
-            bundle = sending.buffer.bundle(sending.lane.partition_id, sending.frame_bytes)
-        else:
-            frames = [(each.lane.partition_id, each.frame()) for each in sendings]
-            bundle = memoryview(sealed_bundle(frames))
         connection.send_bundle(encode(Publish(request)), bundle)
 
     def look_for_answers(self) -> None:
@@ -205,10 +257,10 @@ class Bundler:
         try:
             for request, outcome in entries:
                 self.on_published(request, outcome, texts)
-            self.answered()
         finally:
             if gathers:
                 self.release()
+        self.answered()
 
     def settle_one(self, request: int, status: int, offset: int) -> None:
         """Hand the frame of a PUBLISH with one its answer."""

@@ -1,7 +1,7 @@
 """A lane: one producer on one partition. It numbers, packs, sends, and sends again.
 
-    open batch          unacked, in order of sequence                       acked
-    payloads ... ] --> [ sending | sending | ... (at most the window) ] --> released
+    open                 unacked, in order of sequence                       acked
+    plain, batch ... --> [ sending | sending | ... (at most the window) ] --> released
        linger             OPEN_PRODUCER decides where the numbering starts
 
 Sequences are dense, and the broker accepts only the next one. So after any refusal the lane stops
@@ -18,12 +18,12 @@ All methods are called under the pump's lock.
 
 from __future__ import annotations
 
-import collections
-import enum
+from collections.abc import Callable
 
 from danube_fast.client.link.buffers import Sending
 from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss, asks_again
 from danube_fast.client.link.connection import Connection
+from danube_fast.client.produce.lane_state import Change, LaneState, Phase, at_once
 from danube_fast.client.produce.outgoing import Outgoing
 from danube_fast.client.produce.state import ProducerState
 from danube_fast.client.topics.routes import Partition
@@ -31,7 +31,6 @@ from danube_fast.client.values.limits import (
     BACKOFF_MAX_NS,
     BACKOFF_MIN_NS,
     FOREVER_NS,
-    FRAMES_IN_FLIGHT_MAX,
     THROTTLE_MAX_NS,
 )
 from danube_fast.clock import MILLISECOND_NS
@@ -57,51 +56,25 @@ _seal = direct(seal)
 _RETRYABLE = (*RETRYABLE, DeadlineExceeded)
 
 
-class Phase(enum.Enum):
-    """The phases of a lane, which say what it may do."""
-
-    OPENING = 1
-    """Waits for the broker's next sequence; nothing can be packed the first time."""
-    FLOWING = 2
-    PAUSED = 3
-    """A frame was refused: no sends until all on their way are answered and the backoff is over."""
-    FAILED = 4
-    """Fenced or deleted: nothing goes any more."""
-
-
-class Lane:
+class Lane(LaneState):
     """Sequence numbers, window and open batch of one producer on one partition."""
 
     __slots__ = (
         "_backoff_ns", "_has_moved", "_opening", "_refused_since_ns", "_retry_due_ns", "_wait_ns", "_was_fenced",
-        "ack_class", "batch", "connection", "failure", "is_joining", "next_sequence", "on_way", "opened",
-        "partition_id", "phase", "producer", "producer_epoch", "producer_id", "refusal", "topic", "unacked",
+        "is_joining", "on_way", "refusal",
     )  # fmt: skip
 
     def __init__(
         self, producer: ProducerState, partition: Partition, *, is_joining: bool = False
     ) -> None:
-        self.producer = producer
-        self.ack_class = producer.ack_class
-        connection = partition.connection
-        self.connection = connection
-        self.topic = partition.topic
-        self.partition_id = partition.partition_id
+        super().__init__(producer, partition)
         self.is_joining = is_joining
         """The partition is new: messages go there once all new ones are open."""
-        self.phase = Phase.OPENING
-        self.opened = False
-        self.failure: DanubeError | None = None
-        self.batch = Outgoing()
-        self.unacked: collections.deque[Sending] = collections.deque()
         self.on_way = 0
         """Frames sent and not answered."""
         self.refusal: DanubeError | None = None
         """The last refusal, if the broker has taken nothing since: frames behind a refused one are
         refused for their sequence, which explains nothing."""
-        self.next_sequence = 0
-        self.producer_id = 0
-        self.producer_epoch = 0
         self._retry_due_ns = FOREVER_NS
         self._wait_ns = 0
         """The time that the broker said to wait before sending again."""
@@ -111,8 +84,8 @@ class Lane:
         self._has_moved = self._was_fenced = False
         """The partition went elsewhere since this was fenced the last time. An OPEN_PRODUCER of our own that was
         passed on from there may have come late and fenced us: then it is asked again, once."""
-        connection.users[self] = None
-        if connection.is_open:
+        self.connection.users[self] = None
+        if self.connection.is_open:
             self._open()
 
     # ------------------------------------------------------------ opening
@@ -180,82 +153,74 @@ class Lane:
     def seal(self, sending: Sending) -> None:
         """Write the client's half of a frame's header, and its crc."""
         _seal(
-            sending.buffer.address, self.producer_id, sending.base_sequence, sending.publish_time_ns,
+            sending.address, self.producer_id, sending.base_sequence, sending.publish_time_ns,
             self.producer_epoch, 0, 0,
         )  # fmt: skip
 
     # ------------------------------------------------------------ sending
 
-    @property
-    def can_pack(self) -> bool:
-        """Whether the window has room for one more frame."""
-        is_usable = self.opened and self.failure is None and self.producer.window_open
-        return is_usable and len(self.unacked) < FRAMES_IN_FLIGHT_MAX
-
-    @property
-    def can_pour(self) -> bool:
-        """Whether one more frame of many can go on its way at once. What finds the rings full is copied
-        once more, to wait for room, so a call that has much to send waits instead."""
-        return self.can_pack and self.connection.has_room
-
-    def pack(self, outgoing: Outgoing, start: int) -> int:
-        """Pack and send one frame from `outgoing` at `start`; index of the first message left."""
+    def pack(
+        self, outgoing: Outgoing, start: int, cut: Callable[[int], Change] | None = None
+    ) -> int:
+        """Pack and send one frame from `outgoing` at `start`; index of the first message left. `cut` returns what takes
+        so many messages out of where they came from."""
         producer = self.producer
         buffer, frame_bytes, count = producer.packer.pack(outgoing, start)
         sending = Sending(self, buffer, frame_bytes, self.next_sequence, count)
-        self.next_sequence += count
         clock = producer.pump.clock
         sending.publish_time_ns = clock.wall_ns()
-        now = clock.monotonic_ns()
-        sending.deadline_ns = now + producer.timeout_ns
         self.seal(sending)
         if outgoing.callbacks is not None:
             stop = start + count
             found = [(i - start, call) for i, call in outgoing.callbacks if start <= i < stop]
             sending.callbacks = found or None
-        self.unacked.append(sending)
-        producer.sent(frame_bytes)
+        self._take(sending, clock.monotonic_ns(), *(() if cut is None else (cut(count),)))
         if self.phase is Phase.FLOWING:
             self._transmit(sending)
-        if self not in producer.pump.armed:
-            producer.pump.arm(self, sending.deadline_ns)
         return start + count
 
+    def _take(self, sending: Sending, now_ns: int, *cut: Change) -> None:
+        """Count a sealed frame as unacked, and its messages as open no more."""
+        producer = self.producer
+        sending.deadline_ns = now_ns + producer.timeout_ns
+        behind = sending.base_sequence + sending.message_count
+        at_once((self.unacked.append, sending), (setattr, self, "next_sequence", behind), *cut)
+        producer.sent(sending.frame_bytes)
+        if self not in producer.pump.armed:
+            producer.pump.arm(self, sending.deadline_ns)
+
     def push(self) -> bool:
-        """Send the open batch as far as the window allows; True if nothing of it is left."""
-        batch = self.batch
-        while batch.payloads:
-            if not self.can_pack:
-                return False
-            sequence = self.next_sequence
+        """Send what is open as far as the window allows; True if nothing of it is left."""
+        while not self.is_empty and self.can_pack:
+            self.is_minded = False
             try:
-                try:
-                    packed = self.pack(batch, 0)
-                except InvalidArgument as error:
-                    # too large with its key and attributes: it must not block those behind it
-                    one = batch.part(0, 1)
-                    self.producer.batch_dropped(self.topic, self.next_sequence, one, error)
-                    packed = 1
-                self.batch = self._rest(batch, packed)
+                self._pack_open()
             except BaseException:
-                self._stopped_short(batch, sequence)
+                self.connection.reset()  # an interrupt: what was packed is perhaps not sent
                 raise
-            batch = self.batch
-        return True
+        is_left = self.is_minded = not self.is_empty
+        return not is_left
 
-    @staticmethod
-    def _rest(batch: Outgoing, packed: int) -> Outgoing:
-        return Outgoing() if packed == len(batch.payloads) else batch.part(packed)
+    def _pack_open(self) -> None:
+        """Pack and send one frame of what is open."""
+        outgoing, cut = self.first_open()
+        try:
+            self.pack(outgoing, 0, cut)
+        except InvalidArgument as error:
+            # too large with its key and attributes: it must not block those behind it
+            one = outgoing.part(0, 1)
+            self.producer.batch_dropped(self.topic, self.next_sequence, one, error)
+            at_once(cut(1))
+        if outgoing is not self.batch and outgoing.payloads is not self.plain:
+            self.producer.changed()
 
-    def _stopped_short(self, batch: Outgoing, sequence: int) -> None:
-        """After an interrupt: a frame with that number that is unacked is in the batch no more, and the connection
-        starts over, and sends it; without one the number is free again."""
-        newest = self.unacked[-1] if self.unacked else None
-        if newest is None or newest.base_sequence != sequence:
-            self.next_sequence = sequence
-        elif self.batch is batch:
-            self.batch = self._rest(batch, newest.message_count)
-        self.connection.reset()
+    # ------------------------------------------------------------ sending with other lanes
+
+    def packed(self, sending: Sending, now_ns: int) -> None:
+        """Take a frame with the first of what is open as unacked, and on its way."""
+        self._take(sending, now_ns, self.cut_plain(sending.message_count))
+        self.on_way += 1
+        self.is_minded = bool(self.plain)
 
     def _transmit(self, sending: Sending) -> None:
         self.on_way += 1
@@ -269,8 +234,7 @@ class Lane:
         for sending in self.unacked:
             sending.refusal = None
             self._transmit(sending)
-        if self.batch.payloads:
-            self.push()
+        self.push()
 
     # ------------------------------------------------------------ answers
 
@@ -295,6 +259,8 @@ class Lane:
         if status == Status.THROTTLED:
             code, text = ResourceExhausted.code, f"the publish rate of {self.topic} is used up"
             self._wait_ns = min(offset * MILLISECOND_NS, THROTTLE_MAX_NS)
+        if sending.buffer.frames_left > 1:
+            sending.stand_alone(self.producer.packer.pool)
         if status != Status.OUT_OF_SEQUENCE:
             sending.refusal = error_from_code(code, text or f"{self.topic} refused a publish")
             self.refusal = sending.refusal
@@ -315,8 +281,8 @@ class Lane:
             self.producer.completed(self.topic, acked)
         if self.on_way == 0 and self.phase is Phase.PAUSED:
             self._recover()
-        elif self.batch.payloads and (not unacked or self.batch.urgent):
-            self.push()
+        elif not self.is_empty and (not unacked or self.batch.urgent):
+            self.connection.bundler.push_acked(self)
 
     def _recover(self) -> None:
         """Go on after a refusal, when everything that was sent has been answered."""
@@ -365,10 +331,14 @@ class Lane:
             sending.request = 0
             self._give_up(sending, error)
         self.unacked.clear()
-        dropped, self.batch = self.batch, Outgoing()
-        self.producer.batch_dropped(self.topic, self.next_sequence, dropped, error)
+        self.drop_open(error)
         self.producer.pump.disarm(self)
         self.producer.pump.notify()
+
+    def drop_open(self, error: DanubeError) -> None:
+        """Give up what is open."""
+        for some in self.take_open():
+            self.producer.batch_dropped(self.topic, self.next_sequence, some, error)
 
     # ------------------------------------------------------------ sessions
 

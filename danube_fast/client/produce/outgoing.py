@@ -14,6 +14,7 @@ import numpy as np
 from danube_fast.checks import check_callable, check_seconds, check_time_ns
 from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.buffers import FRAME_AT, Buffer, BufferPool
+from danube_fast.client.link.joint import CAN_JOIN
 from danube_fast.client.topics.routes import Topic
 from danube_fast.client.values.limits import (
     BATCH_BYTES_MAX,
@@ -242,6 +243,8 @@ class Packer:
 
     def __init__(self, pool: BufferPool, codec: Codec) -> None:
         self.pool = pool
+        self.joins = CAN_JOIN and codec == Codec.NONE
+        """Whether payloads may be packed together with those of other lanes."""
         self.message_bytes_max = MESSAGE_BYTES_MAX_DEFAULT
         self.batch_bytes = pool.capacity_bytes
         """Frames of several messages are never larger."""

@@ -50,10 +50,16 @@ from danube_fast.errors import (
 )
 from danube_fast.frame.layout import FRAME_OVERHEAD_BYTES, Codec
 
-__all__ = ["Publisher"]
+__all__ = ["QUICK_BYTES_MAX", "UNCHECKED_MASK", "Publisher"]
 
-_LINGER_CHECK_MASK = 31
-"""A busy sender looks at the clock once in so many messages."""
+UNCHECKED_MASK = 31
+"""A busy sender looks at the clock, and at the size of what is open, once in so many messages."""
+QUICK_BYTES_MAX = 2048
+"""Larger payloads are looked at one by one."""
+_ALONE = (None,) * 4
+"""Fields of a payload without any other."""
+_QUICK_BATCH_BYTES_MIN = 2 * (UNCHECKED_MASK + 1) * (QUICK_BYTES_MAX + MESSAGE_OVERHEAD_BYTES)
+"""Batches take at least twice what is appended without a look."""
 
 
 class Publisher(StraightWay):
@@ -107,46 +113,55 @@ class Publisher(StraightWay):
                 self.packer.message_bytes_max,
                 self._batch_bytes - MESSAGE_OVERHEAD_BYTES,
             )
+            self.changed()
 
     # ------------------------------------------------------------ sending
 
     def send_plain(self, payload: Any) -> bool:
         """Send a payload alone, if that needs neither a wait nor a decision; whether it was sent."""
-        pump = self.pump
-        if pump.is_inside():
+        if type(payload) is not bytes or self.pump.is_inside():
             return False
-        pump.acquire()
-        try:
-            lane = self._quick
-            if lane is None or type(payload) is not bytes:
+        with self._lock:
+            lane = self.quick
+            if lane is None:
                 return False
-            batch = lane.batch
-            size = batch.byte_count + len(payload) + MESSAGE_OVERHEAD_BYTES
-            if size > self._batch_bytes or not batch.plain:
+            more = len(payload) + MESSAGE_OVERHEAD_BYTES
+            if len(payload) <= QUICK_BYTES_MAX:
+                more *= UNCHECKED_MASK + 1  # as much may follow before the next look
+            if lane.measure() + more > self._batch_bytes or len(lane.plain) >= BATCH_MESSAGES_MAX:
                 return False
-            batch.byte_count = size
-            payloads = batch.payloads
-            payloads.append(payload)
-            count = len(payloads)
-            # a batch of several is open only while something is unacked: its ack sends the batch
-            if count == 1 or count & _LINGER_CHECK_MASK == 0:
-                self._appended(lane, count)
+            lane.plain.append(payload)
+            self._appended(lane)
             return True
-        finally:
-            pump.release()
 
-    def _appended(self, lane: Lane, count: int) -> None:
-        """Send the open batch of `lane`, which got one message more, now or later."""
-        bundler = lane.connection.bundler
-        if count == 1:
-            if not lane.unacked and not bundler.is_busy:
-                lane.push()
+    def look_after(self, lane: Lane) -> None:
+        """See that what was appended to `plain` is sent: there was nothing that would, or perhaps not any more."""
+        if self.pump.is_inside():
+            self.pump.call_later(self.look_after, lane)
+            return
+        with self._lock:
+            if lane.is_minded or lane.is_empty:
                 return
-            now_ns = self.pump.clock.monotonic_ns()
+            if lane.failure is not None:
+                lane.drop_open(lane.failure)
+            elif self._refusal is not None:
+                lane.plain.clear()
+                raise self._refusal
+            else:
+                self._appended(lane)
+
+    def _appended(self, lane: Lane) -> None:
+        """Send what is open in `lane`, which is more now, at once or later."""
+        bundler = lane.connection.bundler
+        if not lane.is_minded and not lane.unacked and not bundler.is_busy:
+            lane.push()
+            return
+        # what is open while something is unacked goes with its ack
+        now_ns = self.pump.clock.monotonic_ns()
+        if not lane.is_minded:
+            lane.is_minded = True
             bundler.linger(lane, now_ns, self._linger_ns)
-            bundler.keep_time(now_ns)
-        elif count & _LINGER_CHECK_MASK == 0:
-            bundler.keep_time(self.pump.clock.monotonic_ns())
+        bundler.keep_time(now_ns)
 
     def try_send(self, fields: Fields, callback: OnDelivery | Ticket | None) -> Lane | None:
         """Add a checked message to its lane's open batch; that lane if it must be waited for."""
@@ -163,15 +178,24 @@ class Publisher(StraightWay):
             if not self._has_room(lane, len(fields[0] or b"")):
                 return lane
             batch = lane.batch
-            batch.append(*fields, callback)
+            if (
+                lane is self.quick
+                and callback is None
+                and fields[0] is not None
+                and fields[1:] == _ALONE
+            ):
+                lane.plain.append(fields[0])
+            else:
+                batch.append(*fields, callback)
+                self.quick = None
             if type(callback) is Ticket:
                 batch.urgent = True
                 if self.pump.push_later is None:
                     lane.push()
                 else:
                     self.pump.push_later(lane)
-            else:
-                self._appended(lane, len(batch.payloads))
+            elif not lane.is_minded or not lane.open_messages & UNCHECKED_MASK:
+                self._appended(lane)
             return None
 
     def _send_later(self, fields: Fields, callback: OnDelivery | Ticket | None) -> None:
@@ -200,13 +224,12 @@ class Publisher(StraightWay):
         return self._outcome(ticket)
 
     def _has_room(self, lane: Lane, payload_bytes: int) -> bool:
-        """Whether the open batch takes one more message, if need be after it was sent."""
-        batch = lane.batch
+        """Whether one more message may be open, if need be after the others were sent."""
         return (
-            not batch.payloads
+            lane.is_empty
             or (
-                batch.byte_count + payload_bytes + MESSAGE_OVERHEAD_BYTES <= self._batch_bytes
-                and len(batch.payloads) < BATCH_MESSAGES_MAX
+                lane.measure() + payload_bytes + MESSAGE_OVERHEAD_BYTES <= self._batch_bytes
+                and lane.open_messages < BATCH_MESSAGES_MAX
             )
             or lane.push()
         )
@@ -331,16 +354,16 @@ class Publisher(StraightWay):
         if self._errors or self._refusal is not None:
             return True
         for lane in self.lanes:
-            if lane.batch.payloads and lane.failure is None:
+            if lane.failure is None:
                 lane.push()
-        return all(not lane.unacked and not lane.batch.payloads for lane in self.lanes)
+        return all(not lane.unacked and lane.is_empty for lane in self.lanes)
 
     def _unacked_text(self) -> str:
         count, first, last = 0, "", ""
         for lane in self.lanes:
-            if lane.unacked or lane.batch.payloads:
+            if lane.unacked or not lane.is_empty:
                 begin = lane.unacked[0].base_sequence if lane.unacked else lane.next_sequence
-                end = lane.next_sequence + len(lane.batch.payloads)
+                end = lane.next_sequence + lane.open_messages
                 count += end - begin
                 first = first or f"{lane.topic} sequence {begin}"
                 last = f"{lane.topic} sequence {end - 1}"
@@ -364,6 +387,10 @@ class Publisher(StraightWay):
         lane = self._only
         usable = lane is not None and lane.failure is None
         self._quick = lane if usable and not self._errors and self._refusal is None else None
+        is_quick = lane is not None and not lane.batch.payloads
+        self.quick = (
+            self._quick if is_quick and self._batch_bytes >= _QUICK_BATCH_BYTES_MIN else None
+        )
 
     def moved(self) -> None:
         """Routes: follow partitions to their workers, open lanes to new ones. What is on its way keeps its

@@ -14,7 +14,8 @@ from typing import Any
 
 from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.buffers import FRAME_AT, Buffer, Sending
-from danube_fast.client.produce.lane import Lane, Phase
+from danube_fast.client.produce.lane import Lane
+from danube_fast.client.produce.lane_state import Phase
 from danube_fast.client.produce.outgoing import Fields, Outgoing, Packer
 from danube_fast.client.produce.state import ProducerState
 from danube_fast.client.values.limits import MESSAGE_OVERHEAD_BYTES
@@ -97,7 +98,7 @@ def send_alone(
     lock. Raises InvalidArgument for columns that cannot be packed."""
     connection, producer = lane.connection, lane.producer
     row = connection.free_row
-    if not row or lane.unacked or lane.batch.payloads or lane.phase is not Phase.FLOWING:
+    if not row or lane.unacked or not lane.is_empty or lane.phase is not Phase.FLOWING:
         return False
     pump = producer.pump
     buffer, frame_bytes = _packed(producer.packer, message)
@@ -160,12 +161,14 @@ def take_ack(lane: Lane, ticket: Ticket) -> None:
 class StraightWay(ProducerState):
     """A producer whose messages go this way when they can."""
 
-    __slots__ = ("_alone_bytes_max", "_next_lane", "_only", "_quick", "lanes")
+    __slots__ = ("_alone_bytes_max", "_next_lane", "_only", "_quick", "lanes", "quick")
 
     _alone_bytes_max: int
     """Larger messages do not; -1: none does."""
     _quick: Lane | None
     """The lane that every message may use without looking further; None = none may."""
+    quick: Lane | None
+    """The same, if small payloads may be appended to its `plain` without the lock."""
 
     lanes: list[Lane]
     """One for each partition, in their order."""
@@ -180,7 +183,7 @@ class StraightWay(ProducerState):
         if key is not None:
             return self.lanes[key_hash(key) % len(self.lanes)]
         lane = self.lanes[self._next_lane]
-        if not lane.batch.payloads:
+        if lane.is_empty:
             self._next_lane = (self._next_lane + 1) % len(self.lanes)
             lane = self.lanes[self._next_lane]
         return lane
