@@ -135,5 +135,5 @@ def test_requests_and_replies_go_straight(server: Server, went: Straight, transp
             for number in range(20):
                 reply = asking.request(topic, b"%d" % number, timeout=SECONDS)
                 assert reply.payload == b"%d!" % number
-    # the first of each may wait for its producer
-    assert went.count >= 2 * 19
+    # the first of each may wait for its producer; a reply may overtake the ack of its request, which holds the next one up
+    assert went.count >= 20
