@@ -153,9 +153,10 @@ class Appender:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes of frames that one group in the newest segment can surely still hold."""
+        """Bytes of frames that one group in the newest segment can surely still hold; 0 if `reserve` has to look, behind
+        a failed write or sync too."""
         newest = self._chain.segments[-1]
-        if newest.is_reserve:
+        if newest.is_reserve or self._barrier_due:
             return 0
         worst_pad = GROUP_ALIGNMENT + HEADER_BYTES
         return max(0, newest.end_position - self.written_position - worst_pad)

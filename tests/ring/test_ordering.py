@@ -74,7 +74,7 @@ THROUGH_OTHERS = {
     "ring.duplex_kernel.release_pair": RINGS_READ,
     "ring.duplex_kernel.push_pair": RINGS_WRITTEN,
     "client.link.answers.answer": {"cmpxchg seq_cst acquire"},
-    "client.link.deliveries._take_delivery": RINGS_READ,
+    "client.link.deliveries._take_from_rings": RINGS_READ,
     "client.link.lookout._take_answers": RINGS_READ | {"cmpxchg seq_cst acquire"},
     "client.link.lookout._watch": RINGS_WRITTEN,
     "client.produce.straight._push_frame": RINGS_WRITTEN,

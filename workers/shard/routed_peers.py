@@ -28,8 +28,8 @@ from danube_fast.ring.layout import WORD_BYTES
 
 __all__ = [
     "IDENTITY_BYTES",
+    "LAST_LINK",
     "LEFT",
-    "LINK",
     "RoutedPeers",
     "find_peer",
     "send_pair",
@@ -40,9 +40,9 @@ IDENTITY_BYTES = 5
 """Of the identities that ROUTER makes: a zero, and a number."""
 LEFT = HEAD + HEAD_BYTES_MAX // WORD_BYTES
 """Publishes of it that kernels leave to Python, as the last one was large."""
-LINK = LEFT + 1
+LAST_LINK = LEFT + 1
 """Its link in the job that took a message of it last."""
-_ROW_WORDS = LINK + 1
+_ROW_WORDS = LAST_LINK + 1
 _ROW_BYTES = _ROW_WORDS * WORD_BYTES
 PEERS_MAX = 4096
 _AT_IDENTITY = OUT * WORD_BYTES

@@ -72,8 +72,8 @@ _HOLD_NS_MAX = 20 * MILLISECOND_NS
 """Publishes are left in their rings for so long at most."""
 _BELL_NS_MAX = 2 * MILLISECOND_NS
 """So long one turn waits for the end of a sync that publishes are held for."""
-_UNHELD_TURNS = 64
-"""So many turns nothing is held where that was in vain."""
+_UNHELD_TURNS, _UNHELD_TURNS_MAX = 64, 64 * 1024
+"""So many turns nothing is held where that was in vain; twice as many each time, as ZeroMQ receives on meanwhile."""
 _SERVING_NS_MAX = 10 * MILLISECOND_NS
 """After so long the ordinary turn does what the clock asks."""
 _WHOLE = 3
@@ -123,6 +123,7 @@ class RingIntake:
         self._log_slot = -1
         self._held: list[tuple[Journal, Group]] = []
         self._held_since_ns = self._unheld_turns = 0
+        self._unheld_next = _UNHELD_TURNS
         self._grow(LINKS_MIN)
 
     def _grow(self, links: int) -> None:
@@ -224,7 +225,7 @@ class RingIntake:
         journals = self._state.journals.values()
         busy = [journal for journal in journals if journal.has_frames_under_way]
         if not busy or not self._outlets.are_strict:
-            self._held, self._held_since_ns = [], 0
+            self._held, self._held_since_ns, self._unheld_next = [], 0, _UNHELD_TURNS
             return False
         if self._unheld_turns:
             self._unheld_turns -= 1
@@ -236,7 +237,8 @@ class RingIntake:
         elif not any(journal.has(group) for journal, group in self._held):
             now_ns = INT64_MAX  # others keep the log busy
         if now_ns - self._held_since_ns > _HOLD_NS_MAX:
-            self._held, self._held_since_ns, self._unheld_turns = [], 0, _UNHELD_TURNS
+            self._held, self._held_since_ns, self._unheld_turns = [], 0, self._unheld_next
+            self._unheld_next = min(2 * self._unheld_next, _UNHELD_TURNS_MAX)
             return False
         for journal in busy:
             journal.siblings.forget()

@@ -69,7 +69,7 @@ from danube_fast.workers.shard.publish.turn_layout import (
     TakenWord,
 )
 from danube_fast.workers.shard.ring_out import PLAIN_BYTES_MAX
-from danube_fast.workers.shard.routed_peers import IDENTITY_BYTES, LEFT, LINK, find_peer
+from danube_fast.workers.shard.routed_peers import IDENTITY_BYTES, LAST_LINK, LEFT, find_peer
 
 __all__ = ["take_rounds"]
 
@@ -232,7 +232,7 @@ def _receive_body(job: int) -> int:
 @kernel("int64(int64,int64)")
 def _link_of(job: int, peer: int) -> int:
     """The link of a peer of the ROUTER in this turn."""
-    links, number = load_word(job, JobWord.LINKS), word_of(peer, LINK)
+    links, number = load_word(job, JobWord.LINKS), word_of(peer, LAST_LINK)
     link = job + AT_LINKS + number * LINK_BYTES
     if number < links and load_word(link, LinkWord.SIDE) == peer:
         return link
@@ -240,7 +240,7 @@ def _link_of(job: int, peer: int) -> int:
     store_word(link, LinkWord.SIDE, peer)
     store_word(link, LinkWord.SESSION, word_of(peer, SESSION))
     store_word(link, LinkWord.STATUS, LinkStatus.ARMED)  # the ROUTER tells of what comes
-    store_u64(peer + LINK * WORD_BYTES, links)
+    store_u64(peer + LAST_LINK * WORD_BYTES, links)
     store_word(job, JobWord.LINKS, links + 1)
     return link
 
