@@ -45,6 +45,7 @@ from danube_fast.net.port_row import (
     SMALL_BYTES_MAX,
     SOCKET,
     TABLE,
+    WORD_BYTES,
     drop_in_hand,
     find_events,
     receive_next,
@@ -72,7 +73,11 @@ take_rest = direct(take_content)
 """take_rest(table, message, target, size): copy what was too large for `receive_into`."""
 _give = direct(send_copy)
 _events, _drop = direct(find_events), direct(drop_in_hand)
-_BODY_WORD, _SMALL_WORD, _SOCKET_WORD = BODY_FOUND // 8, IS_SMALL // 8, SOCKET // 8
+_BODY_WORD, _SMALL_WORD, _SOCKET_WORD = (
+    BODY_FOUND // WORD_BYTES,
+    IS_SMALL // WORD_BYTES,
+    SOCKET // WORD_BYTES,
+)
 _open, _close, _give_part = direct(open_message), direct(close_message), direct(send_message)
 
 
@@ -126,7 +131,7 @@ class Port:
             (BODY_FOUND, NOTHING),
             (IS_SMALL, 1),
         ):
-            self._words[at // 8] = value
+            self._words[at // WORD_BYTES] = value
         self.more = False
         """Parts follow the one that `receive_head` gave."""
 

@@ -38,6 +38,7 @@ __all__ = [
     "SMALL_BYTES_MAX",
     "SOCKET",
     "TABLE",
+    "WORD_BYTES",
     "drop_body",
     "drop_in_hand",
     "find_body",
@@ -49,10 +50,11 @@ __all__ = [
     "take_body",
 ]
 
-TABLE, SOCKET, HEAD_FOUND, BODY_FOUND, IS_SMALL, _EVENTS = range(0, 6 * 8, 8)
-OUT = _EVENTS + 2 * 8
+WORD_BYTES = 8
+TABLE, SOCKET, HEAD_FOUND, BODY_FOUND, IS_SMALL, _EVENTS = range(0, 6 * WORD_BYTES, WORD_BYTES)
+OUT = _EVENTS + 2 * WORD_BYTES
 """Scratch for a command that is sent."""
-_OUT_BYTES = 2 * 8
+_OUT_BYTES = 2 * WORD_BYTES
 _BODY = OUT + _OUT_BYTES
 HEAD = _BODY + MESSAGE_BYTES
 CONTENT = HEAD + MESSAGE_BYTES

@@ -210,7 +210,7 @@ def test_a_consumer_that_does_not_read_gets_all_later_and_once(rig: Rig) -> None
 
 
 def test_what_a_kernel_holds_goes_first(rig: Rig) -> None:
-    """Commands and publishes of one client are handled in their order, whoever takes them."""
+    """Commands and publishes of one client are handled in their order, be it by kernels or by Python."""
     rig.assign(1, durability="memory")
     publisher = publisher_of(rig)
     client = publisher.client

@@ -22,7 +22,7 @@ __all__ = ["Transports"]
 
 _ROUTED = ROUTED[0]
 ORDINARY_PART = 16
-"""However many plain publishes wait, one part in so many of the limit is for all other commands of ring clients."""
+"""However many plain publishes wait, one part in so many of the limit is for all other commands."""
 
 
 class Transports:

@@ -42,6 +42,7 @@ from danube_fast.frame.pack_kernels import (
 )
 from danube_fast.frame.stamp import seal
 from danube_fast.ring.duplex_kernel import word_of
+from danube_fast.ring.layout import WORD_BYTES
 
 __all__ = ["CAN_JOIN", "join"]
 
@@ -49,7 +50,7 @@ CAN_JOIN = OBJECTS_READABLE
 """Whether kernels may walk lists of payloads in this process."""
 LIST, PARTITION, PRODUCER, EPOCH, SEQUENCE, ROOM, COUNT, DATA_BYTES, FRAME_BYTES, AT = range(10)
 _ROW_WORDS = 10
-_ROW_BYTES = _ROW_WORDS * 8
+_ROW_BYTES = _ROW_WORDS * WORD_BYTES
 _FOUND = (0,) * (_ROW_WORDS - COUNT)
 _BYTES_MASK = (1 << COUNT_SHIFT) - 1
 
@@ -70,9 +71,9 @@ def measure_rows(rows: int, row_count: int, room: int, bytes_type: int, none: in
         if count == 0 or frame_bytes <= 0 or nulls or size + more > room:
             return size | (number << COUNT_SHIFT)
         size += more
-        store_u64(row + COUNT * 8, count)
-        store_u64(row + DATA_BYTES * 8, data_bytes)
-        store_u64(row + FRAME_BYTES * 8, frame_bytes)
+        store_u64(row + COUNT * WORD_BYTES, count)
+        store_u64(row + DATA_BYTES * WORD_BYTES, data_bytes)
+        store_u64(row + FRAME_BYTES * WORD_BYTES, frame_bytes)
     return size | (row_count << COUNT_SHIFT)
 
 
@@ -100,7 +101,7 @@ def pack_rows(rows: int, row_count: int, bundle: int, time_ns: int, none: int) -
         frame_bytes = word_of(row, FRAME_BYTES)
         store_u32(entry, word_of(row, PARTITION))
         store_u32(entry + AT_BUNDLE_ENTRY_FRAME_BYTES, frame_bytes)
-        store_u64(row + AT * 8, frame - bundle)
+        store_u64(row + AT * WORD_BYTES, frame - bundle)
         _pack_row(row, frame, time_ns, none)
         entry += BUNDLE_ENTRY_BYTES
         frame += frame_bytes

@@ -356,12 +356,10 @@ class RingIntake:
         place = _LINKS_AT
         for _ in range(words[JobWord.LINKS]):
             side = words[place + LinkWord.SIDE]
-            peer = self._peers.identity_of(side)
-            identity = rings.identity_of(side) if peer is None else peer
+            # the ROUTER tells of what comes, so links of its peers count as armed, of which the rings know nothing
+            identity = self._peers.identity_of(side) or rings.identity_of(side)
             links.append(identity)
-            if peer is not None:
-                pass
-            elif words[place + LinkWord.STATUS] == _ARMED:
+            if words[place + LinkWord.STATUS] == _ARMED:
                 rings.armed(identity)
             else:
                 rings.wake(identity)
