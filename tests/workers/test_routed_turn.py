@@ -29,6 +29,8 @@ from tests.workers.shard_rig import RawClient, Rig
 
 HELLO, PING, ACK, PUBLISH, NO_SESSION, ERROR, RESULT, PUBLISHED = 1, 2, 22, 11, 65, 66, 67, 68
 LARGE_BYTES = 100_000
+ROOM_BYTES = 64 * 1024
+"""Of a group: less than a large bundle."""
 FLOOD, FLOOD_BYTES = 4000, 8000
 EDGES = [
     test_ring_turn_edges.test_a_standby_takes_over_and_hands_back,
@@ -99,6 +101,27 @@ def test_large_bundles_between_small_ones(rig: Rig) -> None:
     assert publisher.outcomes == [[0, offset] for offset in range(2 + len(sizes))]
     rows = [(at, payload(at, size)) for at, size in enumerate(sizes, 2)]
     assert consumer.receive(len(sizes)) == rows
+
+
+def test_bundles_for_which_there_is_no_room_are_not_copied_each_time(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What kernels receive and cannot take is copied: the next ones stay in the memory that ZeroMQ has read them into."""
+    rig = rigs(ipc_endpoint=fresh_endpoint(), group_bytes_max=ROOM_BYTES)
+    rig.assign(1, durability="os")
+    publisher = publisher_of(rig)
+    server, copied = rig.worker.server, []
+
+    def hold(*message: Any, **more: Any) -> None:
+        copied.extend(message[2])
+        keep(*message, **more)
+
+    keep = server.hold
+    monkeypatch.setattr(server, "hold", hold)
+    publisher.post(2 * _LEFT_MAX, size=LARGE_BYTES)
+    publisher.finish()
+    assert publisher.outcomes == [[0, offset] for offset in range(2 + 2 * _LEFT_MAX)]
+    assert 1 <= len(copied) <= 3
 
 
 @pytest.mark.parametrize("parts", [0, 2, 3, 70])

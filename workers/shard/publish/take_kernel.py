@@ -258,10 +258,10 @@ def _take_routed(job: int) -> int:
     holder = _receive_body(job)
     found = load_word(job, JobWord.BODY_FOUND)
     size = found & SIZE_MASK
-    if holder == 0 or found >> MORE_SHIFT != 0 or _has_room(job, size) == 0:
-        return _ORDINARY
     if size > PLAIN_BYTES_MAX:
         store_u64(peer + LEFT * WORD_BYTES, _LEFT_MAX)
+    if holder == 0 or found >> MORE_SHIFT != 0 or _has_room(job, size) == 0:
+        return _ORDINARY
     store_word(job, JobWord.IN_HAND, 0)
     return _admit_taken(job, _link_of(job, peer), holder + AT_BYTES_DATA, size)
 
